@@ -1,0 +1,78 @@
+# Everything runs from .venv, which the first target that needs it makes (.ci/setup).
+# PYTHON=/path/to/python3 chooses the interpreter of a new .venv; ARGS="tests/test_layout.py -x" goes to pytest.
+
+PY := .venv/bin/python
+READY := .venv/.ready
+
+.PHONY: help run test prove bench check format lint imports types dead wheel fmt lock lowest clean
+
+help:
+	@echo "make run      set everything up and run the demo: a scripted agent mends a real repository"
+	@echo "make test     every test, in a few minutes"
+	@echo "make check    formatting, lint, import directions, types, dead code, and the wheel installed alone"
+	@echo "make prove    every test in its long form, unbounded in time"
+	@echo "make bench    the benchmarks beside their baselines, as one table"
+	@echo "make fmt      rewrite the formatting; make lock: renew requirements.lock"
+	@echo "make lowest   the tests with the oldest dependencies that pyproject.toml allows"
+	@echo "make clean    remove .venv and everything built"
+
+$(READY): pyproject.toml requirements.lock
+	@PYTHON="$(PYTHON)" sh .ci/setup
+
+run: $(READY)
+	@.venv/bin/ringfence demo
+
+test: $(READY)
+	@$(PY) -m pytest -n 2 --dist worksteal $(ARGS)
+
+prove: $(READY)
+	@RINGFENCE_PROVE=1 $(PY) -m pytest -n 2 --dist worksteal $(ARGS)
+
+bench: $(READY)
+	@$(PY) benchmarks/table.py
+
+check: format lint imports types dead wheel
+
+format: $(READY)
+	@$(PY) -m ruff format --check . || { echo "make fmt mends it"; exit 1; }
+
+lint: $(READY)
+	@$(PY) -m ruff check .
+
+imports: $(READY)
+	@.venv/bin/lint-imports
+
+types: $(READY)
+	@.venv/bin/basedpyright
+
+dead: $(READY)
+	@found=$$($(PY) -m vulture); code=$$?; \
+	if [ $$code -ne 0 ] && [ $$code -ne 3 ]; then printf '%s\n' "$$found"; exit $$code; fi; \
+	! printf '%s\n' "$$found" | grep -v -E '^(tests|benchmarks)/|^$$'
+
+# Built through the sdist, installed with its dependencies alone, and imported far from the checkout.
+wheel: $(READY)
+	@dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && \
+	$(PY) -m build --no-isolation --outdir "$$dir" . >"$$dir/log" 2>&1 || { cat "$$dir/log"; exit 1; }; \
+	sed -e '/--hash=/d' -e 's/ \\$$//' requirements.lock >"$$dir/constraints.txt" && \
+	$(PY) -m venv "$$dir/venv" && \
+	"$$dir/venv/bin/python" -m pip install -qq -c "$$dir/constraints.txt" "$$dir"/*.whl && \
+	root="$(CURDIR)" && cd "$$dir" && venv/bin/python -I "$$root/tests/smoke_wheel.py" "$$root"
+
+fmt: $(READY)
+	@$(PY) -m ruff format .
+	@$(PY) -m ruff check --fix .
+
+lock: $(READY)
+	@.venv/bin/uv pip compile pyproject.toml --group dev --universal --python-version 3.11 --generate-hashes \
+	    --no-emit-index-url --no-config --upgrade --custom-compile-command "make lock" --quiet -o requirements.lock
+
+lowest: $(READY)
+	@dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && \
+	.venv/bin/uv venv --quiet --no-config --python $(PY) "$$dir/venv" && \
+	.venv/bin/uv pip install --quiet --no-config --python "$$dir/venv" --resolution lowest-direct -e . --group dev && \
+	"$$dir/venv/bin/python" -m pytest -n 2 --dist worksteal $(ARGS)
+
+clean:
+	rm -rf .venv dist build .benchmarks .hypothesis .import_linter_cache .pytest_cache .ruff_cache
+	find . -name .git -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,54 @@
+"""What a model sees: sections with tools, and how files get into their workspaces."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ringfence_tools.files import VfsToolsSection
+    from ringfence_tools.fsspec_view import WorkspaceFileSystem
+    from ringfence_tools.mounts import HostMount, HostMountPreview
+    from ringfence_tools.planning import (
+        AddStep,
+        Plan,
+        PlanningStrategy,
+        PlanningToolsSection,
+        PlanStep,
+        ReadPlan,
+        SetupPlan,
+        UpdateStep,
+    )
+
+__all__ = [
+    "AddStep",
+    "HostMount",
+    "HostMountPreview",
+    "Plan",
+    "PlanStep",
+    "PlanningStrategy",
+    "PlanningToolsSection",
+    "ReadPlan",
+    "SetupPlan",
+    "UpdateStep",
+    "VfsToolsSection",
+    "WorkspaceFileSystem",
+]
+
+# Imported when asked for: whoever wants a plan does not pay for fsspec.
+_MODULES = {
+    "HostMount": "mounts",
+    "HostMountPreview": "mounts",
+    "VfsToolsSection": "files",
+    "WorkspaceFileSystem": "fsspec_view",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_MODULES.get(name, 'planning')}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

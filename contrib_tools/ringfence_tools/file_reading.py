@@ -1,0 +1,67 @@
+"""How a file's lines are shown to a model, and what is said of a file that has none."""
+
+from __future__ import annotations
+
+import hashlib
+import mimetypes
+from collections.abc import Iterable
+
+from ringfence.filesystem.patches import split_lines
+from ringfence.filesystem.paths import shown
+from ringfence.filesystem.protocol import DEFAULT_READ_LIMIT, Filesystem
+from ringfence.prompt.tool_result import ToolResult
+from ringfence_tools.file_params import ReadFile
+from ringfence_tools.file_results import MAX_LINE_CHARACTERS, FileText, count, fitting
+
+BYTE_ORDER_MARK = "\ufeff"
+
+
+def numbered(path: str, text: str, offset: int, total: int, notes: Iterable[str] = ()) -> ToolResult[FileText]:
+    """The answer to reading lines: ``text`` from the line after ``offset``, of ``total``."""
+    said = list(notes)
+    if offset == 0 and text.startswith(BYTE_ORDER_MARK):
+        text = text.removeprefix(BYTE_ORDER_MARK)
+        said.append("the file begins with a byte order mark, which is not shown")
+    raw = text.split("\n")
+    ended = raw[-1] == ""
+    if ended:
+        raw.pop()
+    returns = sum(line.endswith("\r") for line in (raw if ended else raw[:-1]))
+    if returns:
+        said.append(
+            "lines end with CRLF" if returns == len(raw) - (not ended) else "some lines end with CRLF, some with LF"
+        )
+    bare = [line.removesuffix("\r") if ended or at < len(raw) - 1 else line for at, line in enumerate(raw)]
+    width = len(str(offset + len(raw)))
+    lines = [f"{number:>{width}} | {_cut(line)}" for number, line in enumerate(bare, offset + 1)]
+    kept = fitting(lines)
+    last = offset + kept
+    if not kept:
+        where = "it is empty" if total == 0 else f"no lines from offset {offset}: it has {count(total, 'line')}"
+        return ToolResult.ok(FileText(shown(path), "", offset, 0, total), f"{shown(path)}: {where}")
+    if last < total:
+        said.append(f"{count(total - last, 'line')} left: read on with offset={last}")
+    elif not ended:
+        said.append("no newline at the end of the file")
+    value = FileText(shown(path), "\n".join(lines[:kept]), offset, kept, total, tuple(said))
+    return ToolResult.ok(value, f"{shown(path)}: lines {offset + 1} to {last} of {total:,}")
+
+
+def _cut(line: str) -> str:
+    if len(line) <= MAX_LINE_CHARACTERS:
+        return line
+    return f"{line[:MAX_LINE_CHARACTERS]} [... {len(line) - MAX_LINE_CHARACTERS:,} more characters in this line]"
+
+
+def unusual_file(filesystem: Filesystem, path: str, params: ReadFile) -> ToolResult[FileText]:
+    """The answer to reading what is not UTF-8. It reads all of the file, and tells the model its hash."""
+    content = filesystem.read_bytes(path).content
+    digest = hashlib.sha256(content).hexdigest()
+    if b"\0" not in content:
+        lines = split_lines(content)
+        window = b"".join(lines[params.offset : params.offset + min(params.limit, DEFAULT_READ_LIMIT)])
+        note = "the file is not UTF-8: other bytes are shown as \\xNN, and stay as they are when other text is edited"
+        return numbered(path, window.decode(errors="backslashreplace"), params.offset, len(lines), [note])
+    kind = mimetypes.guess_type(path)[0] or "binary"
+    value = FileText(shown(path), "", 0, 0, 0, kind=kind, size_bytes=len(content), sha256=digest)
+    return ToolResult.ok(value, f"{shown(path)} is not text")

@@ -1,0 +1,260 @@
+"""A workspace as an fsspec filesystem, so that pandas, pyarrow and whatever else knows fsspec can open its files."""
+
+# fsspec has no types. What comes out of it is checked here where it is used; its own methods are called as they are.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUntypedBaseClass=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from fsspec import AbstractFileSystem
+from fsspec.spec import AbstractBufferedFile
+from fsspec.utils import stringify_path, tokenize
+
+from ringfence.filesystem.protocol import FileEntry, Filesystem, WriteMode
+
+WRITE_MODES: Mapping[str, WriteMode] = {"wb": "overwrite", "ab": "append", "xb": "create"}
+Info = dict[str, object]
+
+
+class WorkspaceFileSystem(AbstractFileSystem):
+    """``fsspec.filesystem("ringfence", filesystem=...)``, and paths such as ``ringfence://data/a.csv`` with
+    ``storage_options={"filesystem": ...}``.
+
+    Everything goes through the `Filesystem` it is given. With a tool call's own (``context.filesystem``), what is
+    written here is part of the call. A file that is being written appears, or changes, when it is closed, as a whole.
+    Names have no leading "/". `ls` calls a link to a directory a "link", so that nothing that walks goes round in
+    circles; `info` answers for what a link leads to. A link that leads nowhere is of the type "other".
+    """
+
+    protocol = "ringfence"
+    root_marker = ""
+    cachable = False  # two workspaces may look alike to fsspec's instance cache
+
+    def __init__(self, filesystem: Filesystem | None = None, **options: Any) -> None:
+        if filesystem is None:
+            raise TypeError('say which workspace: fsspec.filesystem("ringfence", filesystem=...)')
+        super().__init__(**options)
+        self._filesystem = filesystem
+
+    @property
+    def _fs_token(self) -> Any:
+        # Equal are views of one filesystem; fsspec's own token is made from reprs, which do not tell them apart.
+        return tokenize(type(self).__qualname__, id(self._filesystem))
+
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> Any:
+        if isinstance(path, list):
+            return [cls._strip_protocol(one) for one in path]
+        text = stringify_path(path)
+        for start in ("ringfence://", "ringfence::"):
+            text = text.removeprefix(start)
+        return "/".join(name for name in text.split("/") if name not in ("", "."))
+
+    # -- looking
+
+    def ls(self, path: str, detail: bool = True, **kwargs: Any) -> list[Any]:
+        path = self._strip_protocol(path)
+        if self._filesystem.stat(path).is_directory:
+            found = [_of_entry(entry) for entry in self._filesystem.list(path)]
+        else:
+            found = [self.info(path)]
+        return found if detail else [info["name"] for info in found]
+
+    def info(self, path: str, **kwargs: Any) -> Info:
+        path = self._strip_protocol(path)
+        stat = self._filesystem.stat(path)
+        return {
+            "name": path,
+            "size": stat.size_bytes,
+            "type": "directory" if stat.is_directory else "file" if stat.is_file else "other",
+            "created": stat.created_at,
+            "mtime": stat.modified_at,
+            "mode": stat.mode,
+            "islink": stat.is_symlink,
+        }
+
+    def lexists(self, path: str, **kwargs: Any) -> bool:
+        return self._filesystem.exists(self._strip_protocol(path))
+
+    def created(self, path: str) -> datetime:
+        return self._filesystem.stat(self._strip_protocol(path)).created_at
+
+    def modified(self, path: str) -> datetime:
+        return self._filesystem.stat(self._strip_protocol(path)).modified_at
+
+    # -- reading
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any) -> bytes:
+        path = self._strip_protocol(path)
+        if (start or 0) < 0 or (end or 0) < 0:
+            start, end, _ = slice(start, end).indices(self._filesystem.stat(path).size_bytes)
+        offset = start or 0
+        limit = None if end is None else max(0, end - offset)
+        return self._filesystem.read_bytes(path, offset=offset, limit=limit).content
+
+    def _open(
+        self,
+        path: str,
+        mode: str = "rb",
+        block_size: int | None = None,
+        autocommit: bool = True,
+        cache_options: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        if mode == "rb":
+            info = self.info(path)
+            if info["type"] == "directory":
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+            return ReadFile(self, path, block_size=block_size, cache_options=cache_options, size=info["size"], **kwargs)
+        if mode not in WRITE_MODES:
+            raise ValueError(f"mode {mode!r}: a workspace's files are opened with rb, {', '.join(WRITE_MODES)}")
+        self._check_writable(path, mode)
+        return WrittenFile(self._filesystem, path, WRITE_MODES[mode], autocommit=autocommit)
+
+    # -- writing
+
+    def _check_writable(self, path: str, mode: str) -> None:
+        """What `write_bytes` would say when the file is closed, said when it is opened."""
+        if self._filesystem.read_only:
+            raise PermissionError(errno.EROFS, "the workspace is read-only", path)
+        if not self._filesystem.exists(path):
+            return
+        if mode == "xb":
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+        if self._filesystem.stat(path).is_directory:
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **kwargs: Any) -> None:
+        path = self._strip_protocol(path)
+        self._filesystem.write_bytes(path, bytes(value), mode="create" if mode == "create" else "overwrite")
+
+    def touch(self, path: str, truncate: bool = True, **kwargs: Any) -> None:
+        path = self._strip_protocol(path)
+        self._filesystem.write_bytes(path, b"", mode="overwrite" if truncate else "append")
+
+    def cp_file(self, path1: str, path2: str, **kwargs: Any) -> None:
+        path1, path2 = self._strip_protocol(path1), self._strip_protocol(path2)
+        if self._filesystem.stat(path1).is_directory:
+            self._filesystem.mkdir(path2)
+        else:
+            self._filesystem.write_bytes(path2, self._filesystem.read_bytes(path1).content)
+
+    def mv(self, path1: Any, path2: Any, recursive: bool = False, maxdepth: int | None = None, **kwargs: Any) -> None:
+        """As the shell's: into `path2` where that is a directory. A directory or file moves as one, links as links."""
+        if not isinstance(path1, str) or not self.lexists(path1):
+            super().mv(path1, path2, recursive=recursive, maxdepth=maxdepth, **kwargs)  # a list, or a glob
+            return
+        source, target = self._strip_protocol(path1), self._strip_protocol(path2)
+        if self.isdir(target) and source != target:
+            target = f"{target}/{source.rpartition('/')[2]}".lstrip("/")
+        if source != target:
+            self._filesystem.move(source, target, overwrite=True)
+
+    def mkdir(self, path: str, create_parents: bool = True, **kwargs: Any) -> None:
+        self._filesystem.mkdir(self._strip_protocol(path), parents=create_parents, exist_ok=False)
+
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:
+        self._filesystem.mkdir(self._strip_protocol(path), exist_ok=exist_ok)
+
+    def rmdir(self, path: str) -> None:
+        path = self._strip_protocol(path)
+        if not self._is_own_directory(path):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+        if self._filesystem.list(path):
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
+        self._filesystem.delete(path)
+
+    def rm_file(self, path: str) -> None:
+        path = self._strip_protocol(path)
+        if self._is_own_directory(path):
+            raise IsADirectoryError(errno.EISDIR, "is a directory: use recursive=True", path)
+        self._filesystem.delete(path)
+
+    def _rm(self, path: str) -> None:
+        self.rm_file(path)
+
+    def rm(self, path: str | Sequence[str], recursive: bool = False, maxdepth: int | None = None) -> None:
+        if maxdepth is None or not recursive:
+            for found in self.expand_path(path):
+                if recursive and self._is_own_directory(found):
+                    self._filesystem.delete(found, recursive=True)
+                else:
+                    self.rm_file(found)
+        else:
+            for found in reversed(self.expand_path(path, recursive=True, maxdepth=maxdepth)):
+                (self.rmdir if self._is_own_directory(found) else self.rm_file)(found)
+
+    def _is_own_directory(self, path: str) -> bool:
+        """Whether it is a directory and no link to one. FileNotFoundError if there is nothing."""
+        if not self._filesystem.exists(path):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        try:
+            stat = self._filesystem.stat(path)
+        except OSError:
+            return False  # a link that leads nowhere
+        return stat.is_directory and not stat.is_symlink
+
+
+def _of_entry(entry: FileEntry) -> Info:
+    kind = "file" if entry.is_file else "other"
+    if entry.is_directory:
+        kind = "link" if entry.is_symlink else "directory"
+    return {"name": entry.path, "size": entry.size_bytes, "type": kind, "islink": entry.is_symlink}
+
+
+class ReadFile(AbstractBufferedFile):
+    """A file opened for reading, range by range as it is needed."""
+
+    def __init__(self, fs: WorkspaceFileSystem, path: str, **options: Any) -> None:
+        self._modified_at = fs.modified(path)
+        super().__init__(fs, path, "rb", **options)
+
+    def _fetch_range(self, start: int, end: int) -> bytes:
+        if self.fs.modified(self.path) != self._modified_at:
+            raise OSError(errno.ESTALE, "changed while it was being read: open it again", self.path)
+        return self.fs.cat_file(self.path, start, end)
+
+
+class WrittenFile(io.BytesIO):
+    """A file opened for writing: kept here, and written as a whole when it is closed, or by `commit` of fsspec's
+    transactions."""
+
+    def __init__(self, filesystem: Filesystem, path: str, mode: WriteMode, *, autocommit: bool) -> None:
+        super().__init__()
+        self._filesystem = filesystem
+        self.path = path
+        self._mode: WriteMode = mode
+        self._autocommit = autocommit
+        self._before = 0
+        if mode == "append" and filesystem.exists(path):
+            self._before = filesystem.stat(path).size_bytes
+        self._content: bytes | None = None
+
+    def tell(self) -> int:
+        return self._before + super().tell()
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        content = self.getvalue()
+        super().close()
+        if self._autocommit:
+            self._filesystem.write_bytes(self.path, content, mode=self._mode)
+        else:
+            self._content = content
+
+    def commit(self) -> None:
+        self.close()
+        if self._content is not None:
+            self._filesystem.write_bytes(self.path, self._content, mode=self._mode)
+
+    def discard(self) -> None:
+        self._autocommit = False
+        self.close()

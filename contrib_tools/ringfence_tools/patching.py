@@ -1,0 +1,177 @@
+"""A patch over many files of a filesystem: worked out in full first, then carried out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ringfence.errors import ToolValidationError
+from ringfence.filesystem.patch_format import EXECUTABLE, SYMLINK, FilePatch
+from ringfence.filesystem.patches import apply_patch
+from ringfence.filesystem.paths import shown
+from ringfence.filesystem.protocol import Filesystem
+from ringfence_tools.file_results import Action, PatchedFile, PatchedFiles
+
+MAX_PROBLEMS = 20
+
+
+def patch_files(
+    filesystem: Filesystem,
+    patches: Sequence[FilePatch],
+    *,
+    find: Callable[[str], str],
+    missing: Callable[[str], str],
+) -> PatchedFiles:
+    """Apply all of the patches, in their order. ``find`` turns a patch's path into one of the filesystem, ``missing``
+    says in words that there is no such file.
+
+    Raises:
+        ToolValidationError: anything does not fit; nothing was changed then, and all that does not fit is listed.
+    """
+    plan = _Plan(filesystem, find, missing)
+    for patch in patches:
+        plan.add(patch)
+    if plan.problems:
+        more = [f"... and {len(plan.problems) - MAX_PROBLEMS} more"] if len(plan.problems) > MAX_PROBLEMS else []
+        listed = "\n".join(f"- {problem}" for problem in (*plan.problems[:MAX_PROBLEMS], *more))
+        raise ToolValidationError(f"the patch does not apply, and nothing was changed:\n{listed}")
+    if not plan.changes:
+        raise ToolValidationError("the patch changes nothing: every file is already as it says")
+    for change in plan.changes:
+        change()
+    return PatchedFiles(tuple(plan.files))
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """A file or a symlink as it will be at some point of the plan."""
+
+    content: bytes
+    executable: bool = False
+    is_link: bool = False
+
+
+class _Plan:
+    def __init__(self, filesystem: Filesystem, find: Callable[[str], str], missing: Callable[[str], str]) -> None:
+        self.problems: list[str] = []
+        self.files: list[PatchedFile] = []
+        self.changes: list[Callable[[], object]] = []
+        self._filesystem = filesystem
+        self._find = find
+        self._missing = missing
+        self._known: dict[str, _Node | None] = {}
+        """Files as the patches so far leave them; None for no file."""
+
+    def add(self, patch: FilePatch) -> None:
+        try:
+            source, target = (self._path(name, patch) for name in (patch.source, patch.target))
+            self._add(patch, source, target)
+        except (OSError, ValueError) as error:
+            words = getattr(error, "strerror", None) or str(error)
+            self.problems.append(f"{shown(patch.paths[0])}: {words}")
+
+    def _add(self, patch: FilePatch, source: str | None, target: str | None) -> None:
+        path = source if source is not None else target
+        assert path is not None  # a patch names at least one file
+        before = self._node(path)
+        if before is None and patch.source is not None and (not patch.hunks or any(hunk.old for hunk in patch.hunks)):
+            self.problems.append(self._missing(path))
+            return
+        patched = apply_patch(patch, before.content if before is not None else None)
+        problems = list(patched.problems)
+        renamed = source is not None and target is not None and source != target
+        if renamed and target is not None and self._node(target) is not None:
+            problems.append(f"it cannot become {shown(target)}, which exists already")
+        if before is not None and before.is_link != (patch.old_mode == SYMLINK):
+            problems.append("it is not a symlink")
+        if problems:
+            self.problems += [f"{shown(path)}: {problem}" for problem in problems]
+            return
+        changes = len(self.changes)
+        if target is None:
+            self._do(path, None, lambda: self._filesystem.delete(path))
+        else:
+            if renamed and not patch.copy:
+                self._do(target, before, lambda: self._filesystem.move(path, target))
+                self._known[path] = None
+            present, after = self._node(target), _after(patch, before, patched.content)
+            if present != after:
+                self._do(target, after, lambda: self._put(target, present, after))
+        if len(self.changes) > changes:
+            origin = shown(path) if renamed else None
+            self.files.append(
+                PatchedFile(
+                    path=shown(target if target is not None else path),
+                    action=_action(patch, before, target, renamed),
+                    added=patch.count("+"),
+                    removed=patch.count("-"),
+                    source=origin,
+                    shifts=patched.shifts,
+                )
+            )
+
+    def _do(self, path: str, after: _Node | None, change: Callable[[], object]) -> None:
+        self._known[path] = after
+        self.changes.append(change)
+
+    def _path(self, name: str | None, patch: FilePatch) -> str | None:
+        """The filesystem's path for a name in the patch. A patch for a regular file goes through a link to what it
+        leads to, as reading and writing do."""
+        if name is None:
+            return None
+        path = self._find(name)
+        if path in self._known or SYMLINK in (patch.old_mode, patch.new_mode) or not self._filesystem.exists(path):
+            return path
+        resolved = self._filesystem.resolve(path)
+        if patch.source != patch.target and self._filesystem.stat(path).is_symlink:
+            raise ValueError("it is a symlink: remove or move it with rm or move")
+        return resolved
+
+    def _node(self, path: str) -> _Node | None:
+        if path not in self._known:
+            self._known[path] = self._read(path)
+        return self._known[path]
+
+    def _read(self, path: str) -> _Node | None:
+        if not self._filesystem.exists(path):
+            return None
+        try:
+            stat = self._filesystem.stat(path)
+        except (FileNotFoundError, PermissionError):  # a link that leads nowhere, or out
+            return _Node(_target(self._filesystem, path), is_link=True)
+        if stat.is_symlink:
+            return _Node(_target(self._filesystem, path), is_link=True)
+        return _Node(self._filesystem.read_bytes(path).content, bool(stat.mode & 0o100))
+
+    def _put(self, path: str, before: _Node | None, after: _Node) -> None:
+        filesystem = self._filesystem
+        if after.is_link:
+            if before is not None:
+                filesystem.delete(path)
+            filesystem.symlink(path, after.content.decode("utf-8", "surrogateescape"))
+            return
+        if before is None or before.content != after.content:
+            filesystem.write_bytes(path, after.content)
+        mode = filesystem.stat(path).mode
+        if bool(mode & 0o100) != after.executable:
+            # Whoever may read it may run it, as git has it.
+            filesystem.chmod(path, mode | (mode & 0o444) >> 2 if after.executable else mode & ~0o111)
+
+
+def _target(filesystem: Filesystem, path: str) -> bytes:
+    return filesystem.readlink(path).encode("utf-8", "surrogateescape")
+
+
+def _after(patch: FilePatch, before: _Node | None, content: bytes) -> _Node:
+    executable = before is not None and before.executable
+    if patch.new_mode is not None and patch.new_mode != patch.old_mode:
+        executable = patch.new_mode == EXECUTABLE
+    return _Node(content, executable, is_link=patch.new_mode == SYMLINK)
+
+
+def _action(patch: FilePatch, before: _Node | None, target: str | None, renamed: bool) -> Action:
+    if target is None:
+        return "deleted"
+    if before is None:
+        return "created"
+    return "modified" if not renamed else "copied" if patch.copy else "renamed"

@@ -1,0 +1,76 @@
+"""A platform on which coding agents change a repository safely: every tool call is a transaction."""
+
+from ringfence.adapters import PromptResponse, ProviderAdapter, ScriptedAdapter, ToolExecutor
+from ringfence.errors import (
+    DeadlineExceededError,
+    PromptEvaluationError,
+    PromptValidationError,
+    RestoreFailedError,
+    RingfenceError,
+    ToolValidationError,
+)
+from ringfence.filesystem import Filesystem, InMemoryFilesystem
+from ringfence.prompt import (
+    MarkdownSection,
+    PolicyDecision,
+    Prompt,
+    PromptTemplate,
+    ReadBeforeWritePolicy,
+    Section,
+    SequentialDependencyPolicy,
+    Tool,
+    ToolContext,
+    ToolExample,
+    ToolPolicy,
+    ToolResult,
+)
+from ringfence.resources import Binding, ResourceRegistry, Scope, Snapshotable
+from ringfence.runtime import (
+    Budget,
+    BudgetTracker,
+    Deadline,
+    Receipt,
+    Session,
+    ToolInvoked,
+    reducer,
+    tool_transaction,
+)
+
+__all__ = [
+    "Binding",
+    "Budget",
+    "BudgetTracker",
+    "Deadline",
+    "DeadlineExceededError",
+    "Filesystem",
+    "InMemoryFilesystem",
+    "MarkdownSection",
+    "PolicyDecision",
+    "Prompt",
+    "PromptEvaluationError",
+    "PromptResponse",
+    "PromptTemplate",
+    "PromptValidationError",
+    "ProviderAdapter",
+    "ReadBeforeWritePolicy",
+    "Receipt",
+    "ResourceRegistry",
+    "RestoreFailedError",
+    "RingfenceError",
+    "Scope",
+    "ScriptedAdapter",
+    "Section",
+    "SequentialDependencyPolicy",
+    "Session",
+    "Snapshotable",
+    "Tool",
+    "ToolContext",
+    "ToolExample",
+    "ToolExecutor",
+    "ToolInvoked",
+    "ToolPolicy",
+    "ToolResult",
+    "ToolValidationError",
+    "reducer",
+    "tool_transaction",
+]

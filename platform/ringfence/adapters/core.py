@@ -1,0 +1,108 @@
+"""What a model provider is to the loop, and what an evaluation answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeVar
+
+from ringfence.runtime.events import RunContext, ToolSchema
+from ringfence.runtime.limits import Budget, BudgetTracker, Deadline, Heartbeat, TokenUsage
+from ringfence.runtime.session import Session
+
+if TYPE_CHECKING:
+    from ringfence.prompt.prompt import Prompt
+
+OutputT = TypeVar("OutputT")
+OutputCo = TypeVar("OutputCo", covariant=True)
+
+
+@dataclass(frozen=True)
+class PromptResponse(Generic[OutputCo]):
+    """The end of an evaluation: ``output`` where the prompt declares an output type, else ``text``."""
+
+    prompt_name: str
+    text: str | None = None
+    output: OutputCo | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A model's request to run a tool; ``arguments`` is JSON text as it came, or a mapping."""
+
+    call_id: str
+    name: str
+    arguments: str | Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One answer of a model: text, tool calls, or both. Without tool calls it is the last one."""
+
+    text: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    usage: TokenUsage | None = None
+    parsed: object = None
+    """The structured output, where the provider has parsed it itself."""
+    raw: object = None
+    """What the provider wants to see again, as it came."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One entry of a conversation. An assistant's carries the `Turn`, a tool's the id of the call it answers."""
+
+    role: Literal["system", "assistant", "tool"]
+    text: str
+    turn: Turn | None = None
+    call_id: str = ""
+    failed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a model is asked: the conversation so far, the tools on offer, and the schema of a structured output."""
+
+    prompt_name: str
+    messages: Sequence[Message]
+    tools: Sequence[ToolSchema] = ()
+    output_schema: Mapping[str, object] | None = None
+    deadline: Deadline | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTurn:
+    """An event for observers: the model has answered, its tool calls run next. ``number`` counts from 1."""
+
+    prompt_name: str
+    number: int
+    turn: Turn
+
+
+class Model(Protocol):
+    """One request, one answer. Raises PromptEvaluationError when the provider fails."""
+
+    def respond(self, request: Request) -> Turn: ...
+
+
+class ProviderAdapter(Protocol):
+    """Evaluates prompts with some provider's model."""
+
+    def evaluate(
+        self,
+        prompt: Prompt[OutputT],
+        *,
+        session: Session,
+        deadline: Deadline | None = None,
+        budget: Budget | None = None,
+        budget_tracker: BudgetTracker | None = None,
+        heartbeat: Heartbeat | None = None,
+        run_context: RunContext | None = None,
+    ) -> PromptResponse[OutputT]:
+        """Ask the model, run the tools it calls, until it gives its final answer.
+
+        Raises:
+            PromptEvaluationError: with the phase in which the evaluation could not go on.
+            VisibilityExpansionRequired: the model asked for sections in full.
+        """
+        ...

@@ -1,0 +1,34 @@
+"""Exceptions in words for a model: the one table."""
+
+from __future__ import annotations
+
+from ringfence.filesystem.paths import shown
+
+SAID: tuple[tuple[type[BaseException], str], ...] = (
+    (FileNotFoundError, "there is no such file or directory"),
+    (FileExistsError, "it exists already"),
+    (IsADirectoryError, "that is a directory"),
+    (NotADirectoryError, "that is not a directory"),
+    (PermissionError, "that is not permitted"),
+    (TimeoutError, "it took too long"),
+    (RecursionError, "it went too deep"),
+    (MemoryError, "there was not enough memory"),
+)
+"""For errors whose own text may be no more than a path; the most specific comes first."""
+
+
+def said_of(error: BaseException) -> str:
+    """What went wrong, for somebody who cannot see the code: never empty, never a bare path."""
+    text = shown(" ".join(str(part) for part in _parts(error)))
+    for kind, words in SAID:
+        if isinstance(error, kind):
+            return words if not text else text if " " in text.strip() else f"{words}: {text}"
+    if isinstance(error, (ValueError, RuntimeError, OSError)) and text:
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _parts(error: BaseException) -> tuple[object, ...]:
+    if isinstance(error, OSError) and error.strerror is not None:
+        return tuple(part for part in (error.strerror, error.filename) if part is not None)
+    return (str(error),)

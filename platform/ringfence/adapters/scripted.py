@@ -1,0 +1,172 @@
+"""A model that is written down: for tests, demonstrations and replays, without a network."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from ringfence.adapters.core import Message, PromptResponse, Request, ToolCall, Turn
+from ringfence.adapters.loop import MAX_TURNS, evaluate_with
+from ringfence.errors import PromptEvaluationError
+from ringfence.runtime.events import RunContext
+from ringfence.runtime.limits import Budget, BudgetTracker, Deadline, Heartbeat, TokenUsage
+from ringfence.runtime.session import Session
+
+if TYPE_CHECKING:
+    from ringfence.prompt.prompt import Prompt
+
+OutputT = TypeVar("OutputT")
+
+ScriptedTurn = Mapping[str, Any]
+"""``{"text": ..., "tool_calls": [{"name": ..., "arguments": {...} or raw text}], "usage": {...}}``, all optional."""
+
+Conversation = Sequence[Mapping[str, Any]]
+"""Messages in the style of a chat: ``{"role": ..., "content": ...}``, with ``tool_calls`` or ``tool_call_id``."""
+
+TURN_KEYS = frozenset({"text", "tool_calls", "usage"})
+CALL_KEYS = frozenset({"name", "arguments", "id"})
+
+
+class ScriptedAdapter:
+    """Plays turns in the order in which they are asked for, nested evaluations included.
+
+    ``requests`` keeps what the model would have been sent, one mapping a request with ``messages``, ``tools`` and,
+    for a structured output, ``response_format``.
+    """
+
+    def __init__(
+        self,
+        turns: Sequence[ScriptedTurn] | str | os.PathLike[str] | Callable[[Conversation], ScriptedTurn],
+        *,
+        max_turns: int = MAX_TURNS,
+    ) -> None:
+        """``turns`` is a list, the path of a JSON Lines file, or a function of the conversation so far.
+
+        Raises:
+            ValueError: a turn that is not of the right shape, with its number.
+            OSError: the file cannot be read.
+        """
+        self.requests: list[Mapping[str, Any]] = []
+        self.max_turns = max_turns
+        self._numbers = count(1)
+        self._function: Callable[[Conversation], ScriptedTurn] | None = None
+        self._turns: Iterator[Turn] = iter(())
+        if callable(turns):
+            self._function = turns
+        elif isinstance(turns, (str, os.PathLike)):
+            self._turns = iter([self._turn(turn, where) for turn, where in _lines(Path(turns))])
+        else:
+            self._turns = iter([self._turn(turn, f"turn {n}") for n, turn in enumerate(turns, 1)])
+
+    def evaluate(
+        self,
+        prompt: Prompt[OutputT],
+        *,
+        session: Session,
+        deadline: Deadline | None = None,
+        budget: Budget | None = None,
+        budget_tracker: BudgetTracker | None = None,
+        heartbeat: Heartbeat | None = None,
+        run_context: RunContext | None = None,
+    ) -> PromptResponse[OutputT]:
+        return evaluate_with(
+            self,
+            self,
+            prompt,
+            session=session,
+            deadline=deadline,
+            budget=budget,
+            budget_tracker=budget_tracker,
+            heartbeat=heartbeat,
+            run_context=run_context,
+            max_turns=self.max_turns,
+        )
+
+    def respond(self, request: Request) -> Turn:
+        messages = [_as_chat(message) for message in request.messages]
+        sent: dict[str, Any] = {"messages": messages, "tools": [_tool(tool) for tool in request.tools]}
+        if request.output_schema is not None:
+            sent["response_format"] = {"type": "json_schema", "json_schema": {"schema": request.output_schema}}
+        self.requests.append(sent)
+        if self._function is not None:
+            try:
+                return self._turn(self._function(messages), f"turn {len(self.requests)}")
+            except ValueError as error:
+                raise PromptEvaluationError(str(error), prompt_name=request.prompt_name, phase="response") from error
+        turn = next(self._turns, None)
+        if turn is None:
+            raise PromptEvaluationError(
+                f"the script has no turn left, but {request.prompt_name} asks for one more (request "
+                f"{len(self.requests)})",
+                prompt_name=request.prompt_name,
+                phase="response",
+            )
+        return turn
+
+    def _turn(self, turn: object, where: str) -> Turn:
+        written = _mapping(turn, where, TURN_KEYS)
+        text = "" if written.get("text") is None else written["text"]
+        calls = () if written.get("tool_calls") is None else written["tool_calls"]
+        if not isinstance(text, str) or not isinstance(calls, (list, tuple)):
+            raise ValueError(f'{where}: "text" is a string and "tool_calls" a list')
+        asked = tuple(self._call(call, where) for call in cast("Sequence[object]", calls))
+        usage = _mapping(written.get("usage") or {}, f"{where}, usage", frozenset(TokenUsage.__dataclass_fields__))
+        return Turn(text, asked, TokenUsage(**usage) if usage else None)
+
+    def _call(self, call: object, where: str) -> ToolCall:
+        written = _mapping(call, f"{where}, tool call", CALL_KEYS)
+        name, arguments = written.get("name"), written.get("arguments")
+        if not isinstance(name, str):
+            raise ValueError(f'{where}: a tool call needs a "name"')
+        if arguments is not None and not isinstance(arguments, (str, dict)):
+            raise ValueError(f'{where}: "arguments" of {name} is an object, or raw text')
+        call_id = str(written.get("id") or f"call_{next(self._numbers)}")
+        return ToolCall(call_id, name, cast("str | Mapping[str, object]", arguments or {}))
+
+
+def _mapping(value: object, where: str, keys: frozenset[str]) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{where}: expected an object with {', '.join(sorted(keys))}, got {value!r}")
+    written = cast("Mapping[str, Any]", value)
+    if extra := set(written) - keys:
+        raise ValueError(f"{where}: unknown {', '.join(map(repr, sorted(extra)))}; there are {', '.join(sorted(keys))}")
+    return written
+
+
+def _lines(path: Path) -> Iterator[tuple[object, str]]:
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if line.strip():
+            try:
+                yield json.loads(line), f"{path}, line {number}"
+            except ValueError as error:
+                raise ValueError(f"{path}, line {number}: not JSON: {error}") from None
+
+
+def _tool(tool: Any) -> Mapping[str, Any]:
+    return {
+        "type": "function",
+        "function": {"name": tool.name, "description": tool.description, "parameters": tool.parameters},
+    }
+
+
+def _as_chat(message: Message) -> Mapping[str, Any]:
+    if message.turn is not None and message.turn.tool_calls:
+        calls = [
+            {
+                "id": call.call_id,
+                "type": "function",
+                "function": {
+                    "name": call.name,
+                    "arguments": call.arguments if isinstance(call.arguments, str) else json.dumps(call.arguments),
+                },
+            }
+            for call in message.turn.tool_calls
+        ]
+        return {"role": message.role, "content": message.text, "tool_calls": calls}
+    if message.role == "tool":
+        return {"role": "tool", "tool_call_id": message.call_id, "content": message.text}
+    return {"role": message.role, "content": message.text}

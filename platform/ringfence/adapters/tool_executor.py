@@ -1,0 +1,361 @@
+"""The way of a tool call, from a model's request to its answer, top to bottom."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from collections.abc import Mapping
+from contextvars import Token
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from ringfence.adapters.failures import said_of
+from ringfence.errors import (
+    DeadlineExceededError,
+    PromptEvaluationError,
+    RestoreFailedError,
+    ToolValidationError,
+    TransactionError,
+    VisibilityExpansionRequired,
+)
+from ringfence.participants import CURRENT_CALL, CallInfo
+from ringfence.prompt.tool import Tool, ToolContext
+from ringfence.prompt.tool_result import ToolResult, answer_text
+from ringfence.runtime.events import RejectedToolParams, RunContext, ToolInvoked
+from ringfence.runtime.limits import BudgetTracker, Deadline, Heartbeat
+from ringfence.runtime.receipts import Outcome, PolicyVerdict, Receipt
+from ringfence.runtime.session import Session
+from ringfence.runtime.transaction import Interrupts, Transaction, new_id
+
+if TYPE_CHECKING:
+    from ringfence.adapters.core import ProviderAdapter
+    from ringfence.prompt.policy import ToolPolicy
+    from ringfence.prompt.prompt import Prompt
+    from ringfence.prompt.rendering import RenderedPrompt
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """How a tool call ended: the result, what the model reads, and the receipt."""
+
+    result: ToolResult[Any]
+    text: str
+    receipt: Receipt
+
+
+UNFINISHED = ToolResult.error("the call did not come to an end")
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    tool: Tool[Any, Any]
+    policies: tuple[ToolPolicy, ...]
+
+
+@dataclass(slots=True)
+class _Ending:
+    """What is known of a call while it goes on, and in the end how it ended."""
+
+    name: str
+    call_id: str
+    params: object
+    started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
+    clock: float = field(default_factory=perf_counter)
+    outcome: Outcome = "failed"
+    result: ToolResult[Any] = UNFINISHED
+    rendered: str = ""
+    verdicts: list[PolicyVerdict] = field(default_factory=list[PolicyVerdict])
+    raises: BaseException | None = None
+    """What leaves `call` when everything is in order again."""
+    invoked: ToolInvoked | None = None
+    receipt: Receipt | None = None
+
+
+class ToolExecutor:
+    """Runs tool calls of one prompt and session, each a transaction.
+
+    To be used inside ``with prompt.resources:``. What a call raises is only what ends an evaluation:
+    VisibilityExpansionRequired, PromptEvaluationError (a passed deadline and a rollback that could not be completed
+    included) and what is no `Exception`, such as KeyboardInterrupt; all of it after the rollback.
+    """
+
+    def __init__(
+        self,
+        *,
+        prompt: Prompt[Any],
+        session: Session,
+        adapter: ProviderAdapter | None = None,
+        deadline: Deadline | None = None,
+        budget_tracker: BudgetTracker | None = None,
+        heartbeat: Heartbeat | None = None,
+        rendered_prompt: RenderedPrompt[Any] | None = None,
+        run_context: RunContext | None = None,
+    ) -> None:
+        """``rendered_prompt`` is the rendering whose tools are on offer; it is made here where it is not given."""
+        self.prompt = prompt
+        self.session = session
+        self.adapter = adapter
+        self.deadline = deadline
+        self.budget_tracker = budget_tracker
+        self.heartbeat = heartbeat
+        self.run_context = run_context
+        self.rendered_prompt = rendered_prompt if rendered_prompt is not None else prompt.render(session=session)
+        self.prompt_name = prompt.name or f"{prompt.ns}:{prompt.key}"
+        self._adapter_name = type(adapter).__name__ if adapter is not None else ""
+        self._offers = {
+            tool.name: _Offer(tool, prompt.policies_for_tool(tool.name)) for tool in self.rendered_prompt.tools
+        }
+
+    def call(
+        self, name: str, arguments: Mapping[str, object] | str | None, *, call_id: str | None = None
+    ) -> ToolResult[Any]:
+        """Run one tool call; ``arguments`` is a mapping or JSON text."""
+        return self.execute(name, arguments, call_id=call_id).result
+
+    def execute(self, name: str, arguments: Mapping[str, object] | str | None, *, call_id: str | None = None) -> Answer:
+        """`call`, with the text for the model and the receipt."""
+        if self.heartbeat is not None:
+            self.heartbeat.beat()
+        ending = _Ending(name, call_id or new_id(), arguments)
+        call = Transaction(ending.call_id, name, CURRENT_CALL.get())
+        offer = self._resolved(ending)
+        if offer is None or not self._parsed(ending, offer.tool, arguments):
+            self._record(ending, call)
+            self._tell(ending)
+            return self._answered(ending)
+        context = self._context(call)
+        interrupts = Interrupts()
+        entered: Token[CallInfo | None] | None = None
+        try:
+            try:
+                interrupts.allow()
+                call.lock((self.session, *self.prompt.resources.context.participants))
+                if self._permitted(ending, offer, context):
+                    interrupts.hold()
+                    entered = CURRENT_CALL.set(call)
+                    call.begin()
+                    interrupts.allow()
+                    self._run(ending, offer.tool, context, call)
+                    self._settle(ending, offer, context, call)
+                interrupts.hold()
+                if ending.outcome == "committed":
+                    self._commit(ending, call)
+            except BaseException as error:
+                interrupts.hold()
+                _failed(ending, error)
+        except BaseException as error:  # an interrupt in the one line before the one that holds them back
+            _failed(ending, error)
+        try:  # No interrupt comes through in here: one that did before is on its way out in `ending.raises`.
+            self._roll_back(ending, context, call)
+            self._record(ending, call)
+        finally:
+            if entered is not None:
+                CURRENT_CALL.reset(entered)
+            call.release()
+            try:
+                interrupts.remove()
+            finally:
+                self._tell(ending)
+        return self._answered(ending)
+
+    def _resolved(self, ending: _Ending) -> _Offer | None:
+        offer = self._offers.get(ending.name)
+        if offer is None or offer.tool.handler is None:
+            ending.outcome = "rejected"
+            near = difflib.get_close_matches(ending.name, self._offers, n=3)
+            hint = f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(self._offers) or 'none'}"
+            what = "there is no tool" if offer is None else "nothing runs the tool"
+            ending.result = ToolResult.error(f"{what} {ending.name!r}; {hint}")
+            return None
+        return offer
+
+    def _parsed(self, ending: _Ending, tool: Tool[Any, Any], arguments: Mapping[str, object] | str | None) -> bool:
+        try:
+            ending.params = tool.decode(arguments if arguments not in (None, "") else {})
+        except (ValueError, TypeError) as error:
+            ending.outcome = "rejected"
+            ending.params = RejectedToolParams(raw_arguments=arguments, error=str(error))
+            ending.result = ToolResult.error(f"the arguments of {tool.name} do not fit: {error}")
+            return False
+        return True
+
+    def _context(self, call: Transaction) -> ToolContext:
+        return ToolContext(
+            prompt=self.prompt,
+            rendered_prompt=self.rendered_prompt,
+            adapter=self.adapter,
+            session=self.session,
+            deadline=self.deadline,
+            heartbeat=self.heartbeat,
+            run_context=self.run_context,
+            budget=self.budget_tracker,
+            call=call,
+            scope=self.prompt.resources.context.for_call(call),
+        )
+
+    def _permitted(self, ending: _Ending, offer: _Offer, context: ToolContext) -> bool:
+        """Policies, of the section and then of the prompt, until one denies; then the deadline."""
+        for policy in offer.policies:
+            try:
+                decision = policy.check(offer.tool, ending.params, context=context)
+                allowed, reason = decision.allowed, decision.reason
+            except Exception as error:
+                logger.warning("policy %s raised on %s", policy.name, ending.name, exc_info=True)
+                allowed, reason = False, f"the policy could not decide: {said_of(error)}"
+            ending.verdicts.append(PolicyVerdict(policy.name, allowed, reason))
+            if not allowed:
+                ending.outcome = "denied"
+                ending.result = ToolResult.error(f"denied by the policy {policy.name}: {reason or 'no reason given'}")
+                return False
+        if self.deadline is not None and self.deadline.remaining().total_seconds() <= 0:
+            ending.outcome = "denied"
+            raise DeadlineExceededError(f"the deadline had passed before {ending.name} could run")
+        return True
+
+    def _run(self, ending: _Ending, tool: Tool[Any, Any], context: ToolContext, call: Transaction) -> None:
+        """The handler, in its resource scope; from its end on, nothing changes through this call."""
+        assert tool.handler is not None
+        assert context.scope is not None
+        result = tool.handler(ending.params, context=context)
+        context.scope.close()
+        if not isinstance(result, ToolResult):  # pyright: ignore[reportUnnecessaryIsInstance]  # handlers may not type
+            raise TypeError(f"its handler returned {type(result).__name__}, not a ToolResult")
+        ending.result = result
+        call.seal()
+
+    def _settle(self, ending: _Ending, offer: _Offer, context: ToolContext, call: Transaction) -> None:
+        """Everything that may still turn a successful call into a failed one."""
+        result = ending.result
+        ending.rendered = result.render() if result.value is not None else ""
+        if not result.success:
+            return
+        if offer.tool.read_only and call.changed(self.session):
+            raise TransactionError(f"{ending.name} is declared read-only, but it changed something")
+        for policy in offer.policies:
+            policy.on_result(offer.tool, ending.params, result, context=context)
+        ending.invoked = self._event(ending)
+        self.session.apply(ending.invoked, to="state")
+        if call.problems:
+            raise TransactionError(f"a reducer failed: {said_of(call.problems[0])}") from call.problems[0]
+        ending.outcome = "committed"
+
+    def _commit(self, ending: _Ending, call: Transaction) -> None:
+        """The commit point. What fails here rolls back like anything else."""
+        ending.receipt = self._receipt(ending, call)
+        try:
+            step = call.commit(ending.receipt)
+        except BaseException:
+            ending.receipt = None
+            raise
+        if step is not None:
+            ending.receipt = replace(ending.receipt, commit=step.commit)
+
+    def _roll_back(self, ending: _Ending, context: ToolContext, call: Transaction) -> None:
+        """Everything back, unless it was committed; then the call's own resources, if its handler left them open."""
+        if ending.receipt is not None:
+            return
+        try:
+            report = call.rollback()
+            if report.conflicts or report.notes:
+                kept = [f"{path} was changed by somebody else and kept" for path in report.conflicts]
+                said = "; ".join((ending.result.message, *kept, *report.notes))
+                ending.result = replace(ending.result, message=said)
+        except RestoreFailedError as error:
+            ending.outcome = "doubtful"
+            ending.result = ToolResult.error(str(error))
+            raised = PromptEvaluationError(f"{ending.name}: {error}", prompt_name=self.prompt_name, phase="tool")
+            raised.__cause__ = error
+            if ending.raises is None or isinstance(ending.raises, Exception):
+                ending.raises = raised
+        try:
+            if context.scope is not None:
+                context.scope.close()
+        except Exception:
+            logger.warning("a resource of the failed call %s could not be closed", ending.name, exc_info=True)
+
+    def _record(self, ending: _Ending, call: Transaction) -> None:
+        """The receipt and the event, into the session's logs."""
+        if isinstance(ending.raises, DeadlineExceededError):
+            deadline = ending.raises
+            ending.raises = PromptEvaluationError(str(deadline), prompt_name=self.prompt_name, phase="tool")
+            ending.raises.__cause__ = deadline
+        if ending.receipt is None:
+            ending.receipt = self._receipt(ending, call)
+            ending.invoked = self._event(ending)
+        assert ending.invoked is not None
+        self.session.apply(ending.invoked, to="log")
+        self.session.apply(ending.receipt, to="log")
+
+    def _tell(self, ending: _Ending) -> None:
+        """Observers hear of the call. What they do about it cannot undo it."""
+        for event in (ending.invoked, ending.receipt):
+            for failure in self.session.notify(event).errors if event is not None else ():
+                logger.warning("an observer of %s failed", type(event).__name__, exc_info=failure.error)
+
+    def _answered(self, ending: _Ending) -> Answer:
+        if self.heartbeat is not None:
+            self.heartbeat.beat()
+        if ending.raises is not None:
+            raise ending.raises
+        assert ending.receipt is not None
+        return Answer(ending.result, answer_text(ending.result, ending.rendered), ending.receipt)
+
+    def _event(self, ending: _Ending) -> ToolInvoked:
+        return ToolInvoked(
+            prompt_name=self.prompt_name,
+            adapter=self._adapter_name,
+            name=ending.name,
+            params=ending.params,
+            result=ending.result,
+            session_id=self.session.session_id,
+            created_at=datetime.now(UTC),
+            rendered_output=ending.rendered,
+            call_id=ending.call_id,
+            run_context=self.run_context,
+        )
+
+    def _receipt(self, ending: _Ending, call: Transaction) -> Receipt:
+        return Receipt(
+            receipt_id=new_id(),
+            call_id=ending.call_id,
+            tool=ending.name,
+            params=ending.params,
+            outcome=ending.outcome,
+            message=ending.result.message,
+            started_at=ending.started_at,
+            duration_seconds=perf_counter() - ending.clock,
+            session_id=str(self.session.session_id),
+            prompt_name=self.prompt_name,
+            policies=ending.verdicts,
+            read={path: content_hash for reads in call.reads.values() for path, content_hash in reads.items()},
+            changes=call.changes,
+            inner=call.inner,
+        )
+
+
+def _failed(ending: _Ending, error: BaseException) -> None:
+    """What an exception makes of a call: words for the model, or something that leaves the loop as well."""
+    ending.rendered = ""
+    if ending.outcome == "committed":
+        ending.outcome = "failed"
+    if isinstance(error, (VisibilityExpansionRequired, PromptEvaluationError, DeadlineExceededError)):
+        ending.raises = error
+        said = str(error)
+    elif isinstance(error, RestoreFailedError):
+        ending.raises = PromptEvaluationError(str(error), phase="tool")
+        ending.raises.__cause__ = error
+        said = str(error)
+    elif isinstance(error, ToolValidationError):
+        said = str(error)
+    elif isinstance(error, Exception):
+        logger.warning("%s failed", ending.name, exc_info=error)
+        said = f"{ending.name} failed: {said_of(error)}"
+    else:
+        ending.outcome = "interrupted"
+        ending.raises = error
+        said = f"{ending.name} was interrupted by {type(error).__name__}"
+    ending.result = ToolResult.error(said)

@@ -1,0 +1,214 @@
+"""Every exception of the project, in one tree.
+
+RingfenceError
+├── PromptError                     where in a prompt: section_path, dataclass_type, placeholder
+│   ├── PromptValidationError       the author's mistake, found when a tool, section or prompt is constructed
+│   ├── PromptRenderError           the prompt cannot be turned into text
+│   └── VisibilityExpansionRequired the model asked to open sections: leaves the loop, which renders again
+├── OutputParseError                the final answer does not fit the declared output type
+├── ToolValidationError (ValueError)            a tool's input is not acceptable: told to the model
+├── DeadlineExceededError (RuntimeError)        a deadline has passed
+├── BudgetExceededError (RuntimeError)          a token budget is used up
+├── PromptEvaluationError (RuntimeError)        the evaluation cannot go on: phase says where
+├── SnapshotError (RuntimeError)
+│   ├── SnapshotRestoreError        a snapshot does not fit what it should be restored to
+│   └── SnapshotSerializationError  a snapshot cannot be written down
+├── TransactionError (RuntimeError)
+│   ├── ParticipantBusyError        another tool call holds a participant: names the holder
+│   ├── CallEndedError              something was changed through the context of a tool call that has ended
+│   └── RestoreFailedError          a rollback could not be completed: state is doubtful
+├── WorkspaceConflictError (RuntimeError)       files changed on disk since they were read
+└── ResourceError (RuntimeError)
+    ├── UnboundResourceError (LookupError)
+    ├── CircularDependencyError     cycle: the protocols in order
+    ├── DuplicateBindingError (ValueError)
+    └── ProviderError               protocol, cause
+
+Filesystems raise the built-in errors (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError,
+PermissionError, ValueError) for what those mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from ringfence.runtime.limits import Budget, TokenUsage
+    from ringfence.runtime.visibility import SectionVisibility
+
+SectionPath = tuple[str, ...]
+
+
+class RingfenceError(Exception):
+    """The root of the tree."""
+
+
+class PromptError(RingfenceError):
+    """Something about a prompt, and where in it.
+
+    ``section_path`` is the keys from the root to the section, empty when unknown; ``placeholder`` names the
+    template placeholder, tool or field at fault.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        section_path: SectionPath = (),
+        dataclass_type: type | None = None,
+        placeholder: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.section_path = tuple(section_path)
+        self.dataclass_type = dataclass_type
+        self.placeholder = placeholder
+
+
+class PromptValidationError(PromptError):
+    """A tool, section or prompt was put together wrongly."""
+
+
+class PromptRenderError(PromptError):
+    """A prompt cannot be rendered with the parameters it has."""
+
+
+class VisibilityExpansionRequired(PromptError):
+    """The model asked for sections in full; whoever runs the loop opens them and renders again."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        requested_overrides: Mapping[SectionPath, SectionVisibility],
+        reason: str,
+        section_keys: Sequence[str],
+    ) -> None:
+        super().__init__(f"{message} (sections: {', '.join(section_keys)}; reason: {reason})")
+        self.requested_overrides = dict(requested_overrides)
+        self.reason = reason
+        self.section_keys = tuple(section_keys)
+
+
+class OutputParseError(RingfenceError):
+    """The model's final answer is not of the output type that the prompt declares."""
+
+    def __init__(self, message: str, *, dataclass_type: type | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.dataclass_type = dataclass_type
+
+
+class ToolValidationError(RingfenceError, ValueError):
+    """A tool's input is not acceptable; the message goes to the model."""
+
+
+class DeadlineExceededError(RingfenceError, RuntimeError):
+    """A deadline has passed."""
+
+
+class BudgetExceededError(RingfenceError, RuntimeError):
+    """A budget is used up; ``exceeded_dimension`` says which limit."""
+
+    def __init__(
+        self,
+        budget: Budget,
+        consumed: TokenUsage,
+        exceeded_dimension: Literal["deadline", "total_tokens", "input_tokens", "output_tokens"],
+    ) -> None:
+        super().__init__(f"budget exceeded: {exceeded_dimension} (consumed {consumed})")
+        self.budget = budget
+        self.consumed = consumed
+        self.exceeded_dimension = exceeded_dimension
+
+
+EvaluationPhase = Literal["request", "response", "tool", "budget"]
+
+
+class PromptEvaluationError(RingfenceError, RuntimeError):
+    """An evaluation cannot go on; ``phase`` says in which part of it."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        prompt_name: str = "",
+        phase: EvaluationPhase = "request",
+        provider_payload: Mapping[str, object] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.prompt_name = prompt_name
+        self.phase: EvaluationPhase = phase
+        self.provider_payload = provider_payload
+
+
+class SnapshotError(RingfenceError, RuntimeError):
+    """Something about a snapshot."""
+
+
+class SnapshotRestoreError(SnapshotError):
+    """A snapshot does not belong to, or does not fit, what it should be restored to. Nothing was changed."""
+
+
+class SnapshotSerializationError(SnapshotError):
+    """A snapshot holds values that cannot be written down."""
+
+
+class TransactionError(RingfenceError, RuntimeError):
+    """Something about a transaction."""
+
+
+class ParticipantBusyError(TransactionError):
+    """Another tool call holds a participant and did not let go of it in time."""
+
+
+class CallEndedError(TransactionError):
+    """A change came through the context of a tool call that has ended."""
+
+
+class RestoreFailedError(TransactionError):
+    """A rollback could not be completed; ``failures`` says which participants are in a doubtful state and why."""
+
+    def __init__(self, failures: Sequence[tuple[str, BaseException]]) -> None:
+        said = "; ".join(f"{name}: {type(error).__name__}: {error}" for name, error in failures)
+        super().__init__(f"the rollback could not be completed, this state is doubtful: {said}")
+        self.failures = tuple(failures)
+
+
+class WorkspaceConflictError(RingfenceError, RuntimeError):
+    """Files changed on disk since they were read, so nothing was written; ``paths`` lists them."""
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        super().__init__(f"changed on disk meanwhile, nothing was written: {', '.join(paths)}")
+        self.paths = tuple(paths)
+
+
+class ResourceError(RingfenceError, RuntimeError):
+    """Something about the resources of a prompt."""
+
+
+class UnboundResourceError(ResourceError, LookupError):
+    """Nothing is bound to the protocol that was asked for."""
+
+
+class CircularDependencyError(ResourceError):
+    """Providers need each other; ``cycle`` lists the protocols in the order they were asked for."""
+
+    def __init__(self, cycle: Sequence[type]) -> None:
+        super().__init__("circular dependency: " + " -> ".join(kind.__name__ for kind in cycle))
+        self.cycle = tuple(cycle)
+
+
+class DuplicateBindingError(ResourceError, ValueError):
+    """Two bindings for one protocol."""
+
+
+class ProviderError(ResourceError):
+    """A resource could not be built or opened."""
+
+    def __init__(self, protocol: type, cause: BaseException) -> None:
+        super().__init__(f"the resource {protocol.__name__} could not be built: {type(cause).__name__}: {cause}")
+        self.protocol = protocol
+        self.cause = cause

@@ -1,0 +1,367 @@
+"""Replacing text in a file's bytes: exact about every byte outside of the match, helpful where nothing matches."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from itertools import islice
+from typing import TypeVar
+
+LineT = TypeVar("LineT", str, bytes)
+
+MAX_LISTED = 20
+"""Line numbers that an error lists."""
+MAX_COUNTED = 10_000
+MAX_HINT_BYTES = 8_000_000
+"""In a larger file nothing is looked for that is merely near."""
+MAX_COMPARED_LINES = 200_000
+MAX_HINTS = 3
+MAX_SHOWN_CHARACTERS = 200
+"""Of one line, in a hint."""
+MAX_SHOWN_LINES = 8
+MAX_ALIGNED_CHARACTERS = 10_000
+MIN_LIKENESS = 0.6
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """A file after a replacement; ``lines`` are the lines (from 1) of `content` at which each of ``count`` begins."""
+
+    content: bytes
+    count: int
+    lines: tuple[int, ...]
+
+
+def replace_exact(content: bytes, old: str, new: str, *, replace_all: bool = False) -> Edit:
+    """Replace the one place (``replace_all``: every place) where `old` stands, and no byte elsewhere.
+
+    Text is matched in UTF-8, byte for byte, except for line ends: a ``\\n`` of `old` matches ``\\r\\n`` too, and the
+    replacement gets the line ends of what it replaces, line by line where those are mixed. Who writes ``\\r`` means
+    it: an `old` with one is looked for as it is first, and a `new` with one is then written as it is. Places that
+    differ only in their line ends look the same to whoever wrote `old`, so they count as several.
+
+    Raises:
+        ValueError: `old` is empty or is `new`, does not occur (the message shows what is near and how it differs) or
+            occurs more than once without ``replace_all`` (the message lists the lines).
+    """
+    if not old:
+        raise ValueError("old_string is empty: quote the text that is to be replaced")
+    if old == new:
+        raise ValueError("old_string and new_string are the same: there is nothing to change")
+    literal = utf8(old, "old_string")
+    verbatim = utf8(new, "new_string")
+    if "\r" in old and literal in content:
+        text, wanted, ends_follow_file = _Ends(content, b""), literal, False
+    else:
+        text, wanted = _Ends(content, b"\r\n"), literal.replace(b"\r\n", b"\n")
+        ends_follow_file = "\r" in old or "\r" not in new
+    # Overlapping places count as well: which of them was meant cannot be told.
+    starts = list(islice(_places(text.plain, wanted, 1), MAX_COUNTED + 1))
+    if not starts:
+        raise ValueError(_not_found(content, old, new))
+    if len(starts) > 1 and not replace_all:
+        raise ValueError(_several(text.plain, starts))
+    parts: list[bytes] = []
+    lines: list[int] = []
+    line, end = 1, 0
+    for start in _places(text.plain, wanted, len(wanted)):
+        first, after = text.original(start), text.original(start + len(wanted))
+        parts += (content[end:first], _with_ends(content, first, after, old, new) if ends_follow_file else verbatim)
+        line += parts[-2].count(b"\n")
+        lines.append(line)
+        line += parts[-1].count(b"\n")
+        end = after
+    edited = b"".join((*parts, content[end:]))
+    if edited == content:
+        raise ValueError(
+            "the replacement is what stands there already (line ends are kept): there is nothing to change"
+        )
+    return Edit(edited, len(lines), tuple(lines))
+
+
+class _Ends:
+    """A file's bytes with each ``\\r\\n`` as ``\\n``, and the way back from positions there to positions in it."""
+
+    def __init__(self, content: bytes, end: bytes) -> None:
+        found = re.finditer(end, content) if end and end in content else ()
+        self._shortened = [match.start() - before for before, match in enumerate(found)]
+        self.plain = content.replace(end, b"\n") if self._shortened else content
+
+    def original(self, position: int) -> int:
+        return position + bisect_left(self._shortened, position)
+
+
+def _places(content: bytes, wanted: bytes, step: int) -> Iterator[int]:
+    # Not by a regular expression: that is quadratic on a file of one repeated letter, `bytes.find` is linear.
+    start = content.find(wanted)
+    while start >= 0:
+        yield start
+        start = content.find(wanted, start + step)
+
+
+def _with_ends(content: bytes, start: int, end: int, old: str, new: str) -> bytes:
+    """`new` with the line ends of what it replaces, from `start` to `end`, or else of the line that it is in."""
+    wanted = [line.encode() for line in new.replace("\r\n", "\n").split("\n")]
+    ends = re.findall(rb"\r?\n", content[start:end])
+    if len(set(ends)) <= 1:
+        return (ends[0] if ends else line_end_at(content, end)).join(wanted)
+    # Mixed ends: the lines that old and new share at the top and at the bottom keep their own, what is between takes
+    # the end that follows the shared top.
+    given = [line.encode() for line in old.replace("\r\n", "\n").split("\n")]
+    top = _shared(given, wanted)
+    bottom = _shared(given[top:][::-1], wanted[top:][::-1])
+    top, breaks = min(top, len(ends)), len(wanted) - 1
+    bottom = min(bottom, len(ends) - top, max(breaks - top, 0))
+    between = ends[min(top, len(ends) - 1)]
+    taken = [*ends[:top], *[between] * (breaks - top - bottom), *ends[len(ends) - bottom :]]
+    return b"".join(line + end for line, end in zip(wanted, [*taken[:breaks], b""], strict=True))
+
+
+def _shared(one: Sequence[bytes], other: Sequence[bytes]) -> int:
+    count = 0
+    for a, b in zip(one, other, strict=False):
+        if a != b:
+            break
+        count += 1
+    return count
+
+
+def line_end_at(content: bytes, position: int) -> bytes:
+    """The line end that the file uses at `position`: the next one, else the one before, else ``\\n``."""
+    found = content.find(b"\n", position)
+    if found < 0:
+        found = content.rfind(b"\n", 0, position)
+    return b"\r\n" if found > 0 and content[found - 1 : found] == b"\r" else b"\n"
+
+
+def utf8(text: str, name: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{name} is not text: character {error.start} is half of a surrogate pair") from None
+
+
+def _several(content: bytes, starts: Sequence[int]) -> str:
+    lines: list[int] = []
+    line, end = 1, 0
+    for start in starts[:MAX_LISTED]:
+        line += content.count(b"\n", end, start)
+        lines.append(line)
+        end = start
+    count = f"more than {MAX_COUNTED:,}" if len(starts) > MAX_COUNTED else str(len(starts))
+    more = ", ..." if len(starts) > MAX_LISTED else ""
+    return (
+        f"old_string occurs {count} times, at lines {', '.join(map(str, lines))}{more}: quote more of the lines around "
+        "the one that is meant, or set replace_all"
+    )
+
+
+# -- what to say where nothing matches
+
+_SPACES = dict.fromkeys([0xA0, 0x1680, *range(0x2000, 0x200B), 0x202F, 0x205F, 0x3000], " ")
+_INVISIBLE = dict.fromkeys([0xAD, 0x200B, 0x200C, 0x200D, 0x2060, 0xFEFF], "")
+_QUOTES = dict.fromkeys([0x2018, 0x2019, 0x201A], "'") | dict.fromkeys([0x201C, 0x201D, 0x201E], '"')
+_DASHES = dict.fromkeys([*range(0x2010, 0x2016), 0x2212], "-")
+_LOOKALIKES = (
+    ("unusual blanks", _SPACES),
+    ("invisible characters", _INVISIBLE),
+    ("typographic against plain quotes", _QUOTES),
+    ("dashes against hyphens", _DASHES),
+)
+_PLAIN = _SPACES | _INVISIBLE | _QUOTES | _DASHES
+_KEYED: dict[int, str | None] = {**_QUOTES, **_DASHES, **dict.fromkeys([*_SPACES, *_INVISIBLE, *map(ord, " \t\r\f\v")])}
+_BLANKS = r"[\s\xad\u200b-\u200d\u2060\ufeff]*"
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+_NUMBERED = re.compile(r"^ *\d+(?: \| ?|\t|\u2192|: )", re.MULTILINE)
+
+
+def difference(one: str, other: str) -> str:
+    """In words, how two texts that look alike differ ("tabs against spaces"); "" for texts that do not."""
+    if _key(one) != _key(other):
+        return ""
+    said: list[str] = []
+    for words, table in _LOOKALIKES:
+        odd_one, odd_other = ([c for c in text if ord(c) in table] for text in (one, other))
+        if odd_one != odd_other:
+            codes = sorted({f"U+{ord(c):04X}" for c in set(odd_one) ^ set(odd_other)})
+            said.append(f"{words} ({', '.join(codes)})" if codes else words)
+        one, other = one.translate(table), other.translate(table)
+    pairs = list(zip(one.split("\n"), other.split("\n"), strict=False))
+    indents = [
+        (a[: -len(a.lstrip()) or None], b[: -len(b.lstrip()) or None]) for a, b in pairs if a.strip() and b.strip()
+    ]
+    unlike = [(a, b) for a, b in indents if a != b]
+    if any("\t" in a + b and a.replace("\t", "") != b.replace("\t", "") for a, b in unlike):
+        said.append("tabs against spaces in the indentation")
+    elif unlike:
+        said.append("the indentation")
+    if any(a[len(a.rstrip()) :] != b[len(b.rstrip()) :] for a, b in pairs):
+        said.append("blanks at the end of a line")
+    inner = [(a.strip(), b.strip()) for a, b in pairs]
+    if any(a.split() != b.split() and "".join(a.split()) == "".join(b.split()) for a, b in inner) or any(
+        a != b and a.split() == b.split() for a, b in inner
+    ):
+        said.append("blanks inside a line")
+    if any(_squeezed(a) != _squeezed(b) and _squeezed(a).casefold() == _squeezed(b).casefold() for a, b in inner):
+        said.append("upper and lower case")
+    return ", ".join(said)
+
+
+def _squeezed(line: str) -> str:
+    return "".join(line.split())
+
+
+def _key(text: str) -> str:
+    """The same for texts that look alike: without blanks, in lower case, with plain quotes and dashes."""
+    return text.translate(_KEYED).casefold()
+
+
+def _not_found(content: bytes, old: str, new: str) -> str:
+    said = "old_string does not occur in the file"
+    old = old.replace("\r\n", "\n")
+    if _NUMBERED.match(old) and _occurs(content, _NUMBERED.sub("", old)):
+        return f"{said}: it would without the line numbers, which are not part of the file"
+    for written, meant in (("\\n", "\n"), ("\\t", "\t"), ('\\"', '"')):
+        if written in old and _occurs(content, old.replace(written, meant)):
+            return f"{said}: it has {written} as two characters where the file has the character itself"
+    hints = list(_hints(content, old))
+    if new.strip() and len(new.strip()) > 3 and _occurs(content, new):
+        hints.insert(0, "new_string is in the file already: was the edit made before?")
+    return ". ".join((said, *(hints or ["Read the file again and quote it exactly"])))
+
+
+def _occurs(content: bytes, text: str) -> bool:
+    encoded = text.encode()
+    return encoded in content or encoded.replace(b"\n", b"\r\n") in content
+
+
+def _hints(content: bytes, old: str) -> Iterator[str]:
+    if len(content) > MAX_HINT_BYTES:
+        yield "The file is too large to look for what is near: find the place with grep and quote it exactly"
+        return
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        if not old.isascii():
+            line = content.count(b"\n", 0, error.start) + 1
+            yield (
+                f"The file is not UTF-8 (the first other byte, 0x{content[error.start]:02x}, is in line {line}): "
+                "only its ASCII text can be quoted"
+            )
+        text = content.decode(errors="replace")
+    text = text.replace("\r\n", "\n")
+    lines, wanted = text.split("\n"), old.split("\n")
+    key, wanted_key = _key(text), _key(old)
+    if not wanted_key.strip():
+        return
+    alike = list(islice(_alike(key, wanted_key), MAX_HINTS))
+    for start in alike:
+        there = "\n".join(lines[start : start + len(wanted)])
+        differs = difference(old, _same_part(there, old)) or "blanks"
+        yield f"{_where(start, len(wanted))} would match but for {differs}:\n{_shown(lines, start, len(wanted))}"
+    if not alike and len(lines) <= MAX_COMPARED_LINES:
+        yield from _similar(lines, key.split("\n"), wanted, wanted_key.split("\n"))
+
+
+def _alike(key: str, wanted: str) -> Iterator[int]:
+    """The lines, from 0, at which the text looks like the wanted one; its first and last may be parts of lines."""
+    line, end = 0, 0
+    start = key.find(wanted)
+    while start >= 0:
+        line += key.count("\n", end, start)
+        yield line
+        end = start
+        start = key.find(wanted, start + 1)
+
+
+def _same_part(there: str, old: str) -> str:
+    """The part of the lines there that looks like `old`: its first and last line may be parts of lines."""
+    if len(old) > MAX_ALIGNED_CHARACTERS or len(there) > MAX_ALIGNED_CHARACTERS:
+        return old
+    # All these tables but the invisible characters' map one character to one, so that positions stay.
+    plain = _SPACES | _QUOTES | _DASHES
+    letters = [re.escape(c) for c in _squeezed(old.translate(_PLAIN))]
+    found = re.search(_BLANKS.join(letters), there.translate(plain), re.IGNORECASE)
+    if found is None:
+        return old
+    start, end = found.span()
+    if old[0].isspace():
+        start = len(there[:start].rstrip(" \t"))
+    if old[-1].isspace():
+        end += len(there[end:]) - len(there[end:].lstrip(" \t"))
+    return there[start:end]
+
+
+def _similar(
+    lines: Sequence[str], keys: Sequence[str], wanted: Sequence[str], wanted_keys: Sequence[str]
+) -> Iterator[str]:
+    """The place where most of the wanted lines stand, or else the lines that are most like the longest of them."""
+    best = best_place(keys, wanted_keys)
+    said = sum(1 for key in wanted_keys if key)
+    if best is not None and said > 1 and best[1] * 2 >= said:
+        start, same = best
+        yield f"{_where(start, len(wanted))} would match best ({same} of {said} lines the same)"
+        for at, line in enumerate(wanted, start):
+            if at >= len(keys) or keys[at] != wanted_keys[at - start]:
+                there = shown_line(lines[at]) if at < len(lines) else "the end of the file"
+                yield f"Line {at + 1} is\n{there}\nwhere old_string has\n{shown_line(line)}"
+                return
+    longest = max(range(len(wanted)), key=lambda i: len(wanted_keys[i]))
+    near = _nearest_lines(keys, wanted_keys[longest])
+    if near:
+        listed = "\n".join(f"{at + 1}: {shown_line(lines[at])}" for at in near)
+        yield f"The nearest lines to {shown_line(wanted[longest])} are\n{listed}"
+
+
+def best_place(lines: Sequence[LineT], wanted: Sequence[LineT], *, near: int = 0) -> tuple[int, int] | None:
+    """Where most of the wanted lines stand in their order and distance, and how many; of several places the nearest.
+
+    Empty lines, and lines that occur very often, say nothing about a place and are not counted: the cost is bounded.
+    """
+    places: dict[LineT, list[int]] = {line: [] for line in wanted if line}
+    for at, line in enumerate(lines):
+        if line in places:
+            places[line].append(at)
+    votes: Counter[int] = Counter()
+    for i, line in enumerate(wanted):
+        if line and len(places[line]) <= MAX_COUNTED:
+            votes.update(at - i for at in places[line] if at >= i)
+    if not votes:
+        return None
+    start = min(votes, key=lambda at: (-votes[at], abs(at - near), at))
+    return start, votes[start]
+
+
+def _nearest_lines(keys: Sequence[str], wanted: str) -> list[int]:
+    """The lines most like one, best first. Substrings find the few that are worth a real comparison."""
+    wanted = wanted[:MAX_SHOWN_CHARACTERS]
+    size = 4 if len(wanted) >= 8 else 2
+    parts = {wanted[i : i + size] for i in range(0, max(1, len(wanted) - size + 1), max(1, len(wanted) // 16))}
+    scored = [(sum(part in key for part in parts), -at) for at, key in enumerate(keys) if key]
+    best = sorted((score for score in scored if score[0]), reverse=True)[:30]
+    matcher = SequenceMatcher(autojunk=False)
+    matcher.set_seq2(wanted)
+    ratios: list[tuple[float, int]] = []
+    for _, negative in best:
+        matcher.set_seq1(keys[-negative][:MAX_SHOWN_CHARACTERS])
+        ratios.append((matcher.ratio(), negative))
+    return [-negative for ratio, negative in sorted(ratios, reverse=True)[:MAX_HINTS] if ratio >= MIN_LIKENESS]
+
+
+def _where(start: int, count: int) -> str:
+    return f"Line {start + 1} of the file" if count == 1 else f"Lines {start + 1} to {start + count} of the file"
+
+
+def _shown(lines: Sequence[str], start: int, count: int) -> str:
+    shown = "\n".join(shown_line(line) for line in lines[start : start + min(count, MAX_SHOWN_LINES)])
+    return shown if count <= MAX_SHOWN_LINES else f"{shown}\n..."
+
+
+def shown_line(line: str) -> str:
+    """A line in quotes, to be copied from: control characters other than tabs escaped, and cut where it is long."""
+    cut = line if len(line) <= MAX_SHOWN_CHARACTERS else line[:MAX_SHOWN_CHARACTERS] + "..."
+    return "'" + _CONTROL.sub(lambda match: repr(match.group())[1:-1], cut) + "'"

@@ -1,0 +1,441 @@
+"""The filesystem in memory."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, get_args
+
+from ringfence.errors import SnapshotRestoreError
+from ringfence.filesystem.lines import line_window
+from ringfence.filesystem.paths import MAX_PATH_BYTES, normalise, os_error
+from ringfence.filesystem.protocol import (
+    MAX_GREP_MATCHES,
+    FileEntry,
+    FileStat,
+    FilesystemSnapshot,
+    GlobMatch,
+    GrepMatch,
+    ReadBytesResult,
+    ReadResult,
+    WriteMode,
+    WriteResult,
+)
+from ringfence.filesystem.search import glob_below, grep_files, path_filter
+from ringfence.filesystem.tree import Directory, File, Link, Node, Tree, differences
+from ringfence.participants import (
+    CLEAN,
+    CURRENT_CALL,
+    LOCK_PATIENCE_SECONDS,
+    CallInfo,
+    CallLock,
+    Change,
+    Mark,
+    RollbackReport,
+    Step,
+    Transactional,
+)
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from ringfence.runtime.receipts import Receipt
+
+_KEPT_TEXT_BYTES = 1 << 18
+"""Up to this size a file keeps what reading it answered; agents read most files more than once."""
+_WRITE_MODES = frozenset(get_args(WriteMode))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemorySnapshot(FilesystemSnapshot):
+    tree: Tree = field(repr=False, compare=False)
+    state: Directory = field(repr=False, compare=False)
+
+
+class InMemoryFilesystem(Transactional):
+    """A workspace in memory: nothing outlives the process, and every state can be kept for the price of a pointer.
+
+    Permission bits are kept and not enforced. ``clock`` gives nanoseconds since 1970 and is what times are taken
+    from. `for_call` gives further objects over the same files, equal to this one.
+    """
+
+    durable = False
+    _snapshots = itertools.count(1)
+
+    def __init__(
+        self,
+        *,
+        read_only: bool = False,
+        patience_seconds: float = LOCK_PATIENCE_SECONDS,
+        clock: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._tree = Tree(clock)
+        self._lock = CallLock("the filesystem in memory", patience_seconds=patience_seconds)
+        self._read_only = read_only
+        self._call: CallInfo | None = None
+
+    def __repr__(self) -> str:
+        return "the filesystem in memory"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, InMemoryFilesystem) and other._tree is self._tree
+
+    def __hash__(self) -> int:
+        return hash(self._tree)
+
+    @property
+    def root(self) -> str:
+        return "/"
+
+    @property
+    def read_only(self) -> bool:
+        return self._read_only
+
+    def for_call(self, call: CallInfo) -> Self:
+        other = object.__new__(type(self))
+        other._tree = self._tree
+        other._lock = self._lock
+        other._read_only = self._read_only
+        other._call = call
+        return other
+
+    def resolve(self, path: str) -> str:
+        return self._tree.find(normalise(path))[0]
+
+    def content_hash(self, path: str) -> str:
+        return self._file(normalise(path))[1].sha256
+
+    def read(self, path: str, *, offset: int = 0, limit: int | None = None, encoding: str = "utf-8") -> ReadResult:
+        normal = normalise(path)
+        place, file = self._file(normal)
+        usual = offset == 0 and limit is None and encoding == "utf-8"
+        if usual and file.text_read is not None and file.text_read.path == normal:
+            result = file.text_read
+        else:
+            text, returned, total = line_window(file.content, offset, limit, encoding, normal)
+            result = ReadResult(text, normal, total, offset, returned, offset + returned < total)
+            if usual and len(file.content) <= _KEPT_TEXT_BYTES:
+                file.text_read = result
+        if result.content or not file.content:
+            self._note_read(place, file)
+        return result
+
+    def read_bytes(self, path: str, *, offset: int = 0, limit: int | None = None) -> ReadBytesResult:
+        if offset < 0 or (limit is not None and limit < 0):
+            raise ValueError(f"offset and limit count bytes, they cannot be negative: {offset}, {limit}")
+        normal = normalise(path)
+        place, file = self._file(normal)
+        whole = offset == 0 and limit is None
+        if whole and file.bytes_read is not None and file.bytes_read.path == normal:
+            result = file.bytes_read
+        else:
+            size = len(file.content)
+            content = file.content if whole else file.content[offset:][:limit]
+            result = ReadBytesResult(content, normal, size, offset, len(content), offset + len(content) < size)
+            if whole:
+                file.bytes_read = result
+        if result.content or not file.content:
+            self._note_read(place, file)
+        return result
+
+    def write(
+        self, path: str, content: str, *, mode: WriteMode = "overwrite", create_parents: bool = True
+    ) -> WriteResult:
+        try:
+            encoded = content.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"the text cannot be written as UTF-8: it has the lone surrogate {content[error.start]!r} at "
+                f"character {error.start}; write_bytes takes any bytes"
+            ) from None
+        return self.write_bytes(path, encoded, mode=mode, create_parents=create_parents)
+
+    def write_bytes(
+        self, path: str, content: bytes, *, mode: WriteMode = "overwrite", create_parents: bool = True
+    ) -> WriteResult:
+        if mode not in _WRITE_MODES:
+            raise ValueError(f"mode is one of {', '.join(sorted(_WRITE_MODES))}, not {mode!r}")
+        normal = _below_root(path)
+        if type(content) is not bytes:
+            content = bytes(memoryview(content))
+        with self._changing():
+            place, node = self._place(normal, follow=mode != "create", parents=create_parents)
+            now = self._tree.clock()
+            if node is None:
+                file = File(content, 0o644, now, now)
+            elif mode == "create":
+                raise os_error(errno.EEXIST, normal)
+            elif isinstance(node, File):
+                whole = node.content + content if mode == "append" else content
+                file = File(whole, node.mode, now, node.birth_ns)
+            else:
+                raise os_error(errno.EISDIR, normal)
+            self._tree.put(place, file)
+        return WriteResult(normal, len(content), mode)
+
+    def delete(self, path: str, *, recursive: bool = False) -> None:
+        normal = normalise(path)
+        if not normal:
+            raise PermissionError(errno.EPERM, "the root cannot be deleted", path)
+        with self._changing():
+            place, node = self._itself(normal)
+            if isinstance(node, Directory) and node.entries and not recursive:
+                raise IsADirectoryError(errno.ENOTEMPTY, "the directory is not empty, it takes recursive=True", normal)
+            self._tree.remove(place)
+
+    def mkdir(self, path: str, *, parents: bool = True, exist_ok: bool = True) -> None:
+        normal = normalise(path)
+        with self._changing():
+            if self._tree.find(normal, follow=False)[1] is not None:
+                if not exist_ok or not isinstance(self._tree.target(normal), Directory):
+                    raise os_error(errno.EEXIST, normal)
+                return
+            place, _ = self._place(normal, follow=False, parents=parents)
+            self._tree.put(place, self._tree.new_directory())
+
+    def move(self, source: str, target: str, *, overwrite: bool = False) -> None:
+        old, new = normalise(source), normalise(target)
+        if not old or not new:
+            raise PermissionError(errno.EPERM, "the root cannot be moved or replaced", "")
+        with self._changing():
+            old, node = self._itself(old)
+            new, there = self._place(new, follow=False)
+            if there is not None and not overwrite:
+                raise os_error(errno.EEXIST, new)
+            if old == new:
+                return
+            if f"{new}/".startswith(f"{old}/"):
+                raise ValueError(f"a directory cannot be moved into itself: {source!r} to {target!r}")
+            if isinstance(there, Directory):
+                raise IsADirectoryError(errno.EISDIR, "is a directory, which a move does not replace", new)
+            if there is not None and isinstance(node, Directory):
+                raise NotADirectoryError(errno.ENOTDIR, "is no directory, so a directory cannot replace it", new)
+            self._tree.put(new, node)
+            self._tree.remove(old)
+
+    def chmod(self, path: str, mode: int) -> None:
+        if not 0 <= mode <= 0o7777:
+            raise ValueError(f"mode has the permission bits, from 0 to 0o7777, it cannot be {mode:#o}")
+        normal = normalise(path)
+        with self._changing():
+            place, node = self._existing(normal)
+            if isinstance(node, File):
+                self._tree.put(place, File(node.content, mode, node.mtime_ns, node.birth_ns))
+            else:
+                self._tree.changeable(place).mode = mode
+
+    def symlink(self, path: str, target: str) -> None:
+        _check_target(target)
+        normal = normalise(path)
+        with self._changing():
+            place, node = self._place(normal, follow=False)
+            if node is not None:
+                raise os_error(errno.EEXIST, normal)
+            now = self._tree.clock()
+            self._tree.put(place, Link(target, now, now))
+
+    def readlink(self, path: str) -> str:
+        node = self._itself(normalise(path))[1]
+        if not isinstance(node, Link):
+            raise ValueError(f"{path!r} is not a symlink")
+        return node.target
+
+    def exists(self, path: str) -> bool:
+        try:
+            return self._tree.find(normalise(path), follow=False)[1] is not None
+        except (OSError, ValueError):
+            return False
+
+    def stat(self, path: str) -> FileStat:
+        normal = normalise(path)
+        node = self._itself(normal)[1]
+        if is_link := isinstance(node, Link):
+            node = self._existing(normal)[1]
+        is_file = isinstance(node, File)
+        return FileStat(
+            normal or "/",
+            is_file,
+            not is_file,
+            len(node.content) if is_file else 0,
+            moment(node.birth_ns),
+            moment(node.mtime_ns),
+            node.mode,
+            is_link,
+        )
+
+    def list(self, path: str = "") -> Sequence[FileEntry]:
+        normal = normalise(path)
+        node = self._existing(normal)[1]
+        if not isinstance(node, Directory):
+            raise os_error(errno.ENOTDIR, normal)
+        return self._tree.list(node, _prefix(normal))
+
+    def glob(self, pattern: str, *, path: str = "") -> Sequence[GlobMatch]:
+        normal = normalise(path)
+        top = self._tree.find(normal)[1]
+        if not isinstance(top, Directory):
+            top = Directory(0, 0, 0, 0)  # so that a bad pattern is an error here too
+        return glob_below(pattern, self._tree, top, _prefix(normal))
+
+    def grep(
+        self,
+        pattern: str,
+        *,
+        path: str = "",
+        glob: str | None = None,
+        max_matches: int = MAX_GREP_MATCHES,
+        literal: bool = False,
+    ) -> Sequence[GrepMatch]:
+        normal = normalise(path)
+        top = self._existing(normal)[1]
+        if isinstance(top, Directory):
+            prefix = _prefix(normal)
+            files = self._tree.contents(top, prefix)
+        else:
+            prefix = _prefix(normal.rpartition("/")[0])
+            files = iter([(normal, top.content)])
+        if glob is not None:
+            wanted, skip = path_filter(glob), len(prefix)
+            files = ((file, content) for file, content in files if wanted(file[skip:]))
+        return grep_files(files, pattern, literal=literal, max_matches=max_matches)
+
+    def snapshot(self, *, tag: str | None = None) -> FilesystemSnapshot:
+        with self._lock.exclusive():
+            state = self._tree.freeze()
+        name = f"memory-{next(self._snapshots)}"
+        return MemorySnapshot(
+            name, moment(self._tree.clock()), name, self.root, None, tag, tree=self._tree, state=state
+        )
+
+    def restore(self, snapshot: FilesystemSnapshot) -> None:
+        state = self._state(snapshot)
+        with self._changing():
+            self._tree.go_back(state)
+
+    def changes(self, since: FilesystemSnapshot | Directory) -> Sequence[Change]:
+        before = since if isinstance(since, Directory) else self._state(since)
+        return differences(before, self._tree.root)
+
+    @property
+    def lock(self) -> CallLock:
+        return self._lock
+
+    def begin(self, call: CallInfo) -> Directory:
+        with self._lock.exclusive():
+            return self._tree.freeze()
+
+    def commit(self, mark: Mark, receipt: Receipt) -> Step | None:
+        return None
+
+    def rollback(self, mark: Directory) -> RollbackReport:
+        # A thread of the call that is in the middle of a change finishes it first, else it would put its root back.
+        with self._lock.exclusive():
+            self._tree.go_back(mark)
+        return CLEAN
+
+    def load(self, path: str, content: bytes, *, mode: int = 0o644, mtime_ns: int | None = None) -> None:
+        """Set a file with its permission bits and time, as mounts do. A read-only filesystem gets its files so."""
+        now = self._tree.clock()
+        with self._changing(loading=True):
+            place, node = self._place(_below_root(path))
+            if isinstance(node, Directory):
+                raise os_error(errno.EISDIR, path)
+            self._tree.put(place, File(content, mode, now if mtime_ns is None else mtime_ns, now))
+
+    def load_directory(self, path: str, *, mode: int = 0o755, mtime_ns: int | None = None) -> None:
+        """Set a directory's permission bits and time. Loading something into it afterwards changes the time again."""
+        with self._changing(loading=True):
+            place, node = self._place(normalise(path))
+            if node is not None and not isinstance(node, Directory):
+                raise os_error(errno.EEXIST, path)
+            directory = self._tree.changeable(place)
+            directory.mode = mode
+            if mtime_ns is not None:
+                directory.mtime_ns = mtime_ns
+
+    def load_symlink(self, path: str, target: str, *, mtime_ns: int | None = None) -> None:
+        """Set a link with its time."""
+        _check_target(target)
+        now = self._tree.clock()
+        with self._changing(loading=True):
+            place, node = self._place(_below_root(path), follow=False)
+            if node is not None and not isinstance(node, Link):
+                raise os_error(errno.EEXIST, path)
+            self._tree.put(place, Link(target, now if mtime_ns is None else mtime_ns, now))
+
+    def _changing(self, *, loading: bool = False) -> CallLock:
+        if self._read_only and not loading:
+            raise PermissionError(errno.EROFS, "the filesystem is read-only")
+        return self._lock.changing(self, self._current_call())
+
+    def _current_call(self) -> CallInfo | None:
+        current = CURRENT_CALL.get()
+        own = self._call
+        return current if own is None or (current is not None and current.within(own)) else own
+
+    def _note_read(self, place: str, file: File) -> None:
+        call = self._current_call()
+        if call is not None and not call.sealed:
+            call.reads.setdefault(self._lock, {})[place] = file.sha256
+
+    def _state(self, snapshot: FilesystemSnapshot) -> Directory:
+        if not isinstance(snapshot, MemorySnapshot) or snapshot.tree is not self._tree:
+            raise SnapshotRestoreError(f"the snapshot {snapshot.snapshot_id!r} is of another filesystem")
+        return snapshot.state
+
+    def _existing(self, normal: str) -> tuple[str, File | Directory]:
+        place, node, obstacle = self._tree.find(normal)
+        if node is None or isinstance(node, Link):  # a followed link is no link
+            raise obstacle or os_error(errno.ENOENT, normal)
+        return place, node
+
+    def _itself(self, normal: str) -> tuple[str, Node]:
+        place, node, obstacle = self._tree.find(normal, follow=False)
+        if node is None:
+            raise obstacle or os_error(errno.ENOENT, normal)
+        return place, node
+
+    def _file(self, normal: str) -> tuple[str, File]:
+        place, node, _ = self._tree.find(normal)
+        if type(node) is File:
+            return place, node
+        self._existing(normal)
+        raise os_error(errno.EISDIR, normal)
+
+    def _place(self, normal: str, *, follow: bool = True, parents: bool = True) -> tuple[str, Node | None]:
+        """Where something is to be made or replaced. Raises what stands against it, before anything is changed."""
+        place, node, obstacle = self._tree.find(normal, follow=follow)
+        if obstacle is not None:
+            raise obstacle
+        if node is None and not parents and self._tree.find(place.rpartition("/")[0])[1] is None:
+            raise FileNotFoundError(errno.ENOENT, "has no parent directory", normal)
+        return place, node
+
+
+def moment(ns: int) -> datetime:
+    """Nanoseconds since 1970 as a time in UTC, at the edge of what a datetime holds where they are beyond it."""
+    try:
+        return datetime.fromtimestamp(ns // 1000 / 1e6, UTC)
+    except (ValueError, OverflowError):
+        return datetime.max.replace(tzinfo=UTC) if ns > 0 else datetime.min.replace(tzinfo=UTC)
+
+
+def _prefix(normal: str) -> str:
+    return f"{normal}/" if normal else ""
+
+
+def _below_root(path: str) -> str:
+    normal = normalise(path)
+    if not normal:
+        raise ValueError(f"{path!r} is the root, which is a directory; name a file below it")
+    return normal
+
+
+def _check_target(target: str) -> None:
+    size = len(target.encode("utf-8", "surrogateescape"))
+    if not target or "\0" in target or size > MAX_PATH_BYTES:
+        raise ValueError(f"a link's target has 1 to {MAX_PATH_BYTES} bytes and no NUL, not {target[:80]!r}")

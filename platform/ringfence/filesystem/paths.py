@@ -1,0 +1,145 @@
+"""How a path is spelled: one spelling inside, one that can be shown, and the way back from what a model wrote."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ringfence.filesystem.protocol import Filesystem
+
+MAX_NAME_BYTES = 255
+MAX_PATH_BYTES = 4096
+
+# A path that is its own normal form, and so short that no limit can matter: the common case in one match.
+_PLAIN = re.compile(r"(?!\.{1,2}(?:/|\Z))[ -.0-~]{1,255}(?:/(?!\.{1,2}(?:/|\Z))[ -.0-~]{1,255})*\Z")
+
+# What a terminal or a JSON reader would choke on, and a backslash that would look like one of our escapes.
+_UNSHOWABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\udc80-\udcff]|\\(?=x[0-9a-fA-F]{2})")
+_ESCAPE = re.compile(rb"\\x([0-9a-fA-F]{2})")
+
+
+@lru_cache(maxsize=1 << 15)
+def normalise(path: str) -> str:
+    """The one spelling of `path`, relative to the root; "" for the root itself.
+
+    Empty and "." components go, and ".." takes the component before it along, whatever that is: ``a/../b`` is
+    ``b`` even where ``a`` is a link, since a path must have one identity without a look at the files.
+
+    Raises:
+        PermissionError: it leaves the root.
+        ValueError: it has a NUL, cannot be encoded, or is longer than an operating system takes.
+    """
+    if len(path) <= MAX_PATH_BYTES and _PLAIN.match(path):
+        return path
+    if "\0" in path:
+        raise ValueError(f"a path cannot have a NUL: {path!r}")
+    names: list[str] = []
+    for name in _one_encoding(path).split("/"):
+        if name == "..":
+            if not names:
+                raise outside(path)
+            names.pop()
+        elif name not in ("", "."):
+            names.append(name)
+    normal = "/".join(names)
+    _check_lengths(normal)
+    return normal
+
+
+def _one_encoding(path: str) -> str:
+    # Surrogate escapes that happen to spell valid UTF-8 are the same bytes, so the same file, as the characters.
+    try:
+        return path if path.isascii() else path.encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape")
+    except UnicodeEncodeError as error:
+        raise ValueError(f"a path cannot have the lone surrogate {path[error.start]!r}: {path!r}") from None
+
+
+def _check_lengths(normal: str) -> None:
+    encoded = normal.encode("utf-8", "surrogateescape")
+    if len(encoded) > MAX_PATH_BYTES:
+        raise ValueError(f"a path has at most {MAX_PATH_BYTES} bytes, this one has {len(encoded)}: {normal[:80]!r}...")
+    for name in encoded.split(b"/"):
+        if len(name) > MAX_NAME_BYTES:
+            said = name[:40].decode("utf-8", "replace")
+            raise ValueError(f"a name in a path has at most {MAX_NAME_BYTES} bytes, {said!r}... has {len(name)}")
+
+
+def outside(path: str) -> PermissionError:
+    """The error for a path that leads out of the root."""
+    return PermissionError(errno.EACCES, "is outside of the workspace root", path)
+
+
+def os_error(code: int, path: str) -> OSError:
+    """The built-in exception for an errno, with the operating system's words."""
+    return OSError(code, os.strerror(code), path)
+
+
+def shown(path: str) -> str:
+    r"""`path` for a model, a terminal or JSON: bytes that are not UTF-8, and control characters, become ``\xNN``.
+
+    A backslash that could be taken for such an escape becomes ``\x5c``, so no two paths are shown alike.
+    """
+    return _UNSHOWABLE.sub(_escaped, path)
+
+
+def _escaped(match: re.Match[str]) -> str:
+    return "".join(f"\\x{byte:02x}" for byte in match[0].encode("utf-8", "surrogateescape"))
+
+
+def unescaped(text: str) -> str:
+    r"""The path that `shown` shows as `text`. An escaped "/" or NUL, which no name can have, stays as it is."""
+    if "\\x" not in text:
+        return text
+    return _ESCAPE.sub(_byte, text.encode("utf-8", "surrogateescape")).decode("utf-8", "surrogateescape")
+
+
+def _byte(match: re.Match[bytes]) -> bytes:
+    byte = bytes.fromhex(match[1].decode())
+    return match[0] if byte in b"\0/" else byte
+
+
+def from_model(filesystem: Filesystem, text: str, *, mount_point: str | None = None) -> str:
+    r"""The normal path that a model means by `text`; tools and policies both ask here, so that they agree.
+
+    ``mount_point`` (such as "/workspace") is where the model sees the root: an absolute path below it loses it.
+    Of the readings, the first that exists is meant: the exact text; with its ``\xNN`` escapes read back; without the
+    blanks around it; both. Where none exists the path is new: blanks around it are dropped, since nobody means
+    them, and in its names that do not exist a backslash stays a backslash.
+
+    Raises:
+        PermissionError: it leaves the root.
+        ValueError: it cannot be a path.
+    """
+    exact = _below_mount(text, mount_point)
+    if filesystem.exists(exact):
+        return exact
+    stripped = _below_mount(text.strip(), mount_point)
+    meant = _existing_names(filesystem, exact)
+    if meant == exact or not filesystem.exists(meant):
+        meant = stripped if filesystem.exists(stripped) else _existing_names(filesystem, stripped)
+    return meant
+
+
+def _below_mount(text: str, mount_point: str | None) -> str:
+    normal = normalise(text)
+    if mount_point is None or not text.startswith("/"):
+        return normal
+    mount = normalise(mount_point)
+    if normal == mount:
+        return ""
+    return normal.removeprefix(f"{mount}/") if mount else normal
+
+
+def _existing_names(filesystem: Filesystem, path: str) -> str:
+    # Name by name, so that a new file can be made in a directory whose name has to be escaped.
+    if "\\x" not in path:
+        return path
+    here = ""
+    for name in path.split("/"):
+        literal, read_back = f"{here}{name}", f"{here}{unescaped(name)}"
+        here = f"{read_back if not filesystem.exists(literal) and filesystem.exists(read_back) else literal}/"
+    return here.rstrip("/")

@@ -1,0 +1,316 @@
+"""Glob and grep over any filesystem: the caller gives the directories and the bytes, in the order of their paths."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from operator import attrgetter
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
+
+from ringfence.filesystem.protocol import MAX_GREP_MATCHES, GlobMatch, GrepMatch
+
+DirectoryT = TypeVar("DirectoryT")
+
+Child: TypeAlias = tuple[str, GlobMatch, DirectoryT | None]
+"""A name in a directory, its match if it matches, and the directory that it is (None for all else, links included)."""
+
+MAX_LINE_CHARACTERS = 500
+"""Of a longer line, a `GrepMatch` has this much around the match."""
+BINARY_PREFIX_BYTES = 8192
+"""A file with a NUL in so many first bytes is binary, as for git and ripgrep."""
+
+
+class Directories(Protocol[DirectoryT]):
+    """What `glob_below` walks through; a prefix is the directory's path with a "/" after it, "" for the root."""
+
+    def children(self, directory: DirectoryT, prefix: str) -> Iterable[Child[DirectoryT]]: ...
+
+    def child(self, directory: DirectoryT, prefix: str, name: str) -> Child[DirectoryT] | None: ...
+
+
+_Test: TypeAlias = Callable[[str], object]
+
+
+class Glob:
+    """A glob pattern, taken apart at its "/".
+
+    A segment is a name as it is, a test for one name, or None for ``**``. Names have no "/" in them, so ``*`` cannot
+    cross one. ``next_steps`` is what the walk has to ask in a directory, known before it starts.
+    """
+
+    __slots__ = ("_tests", "directories_only", "segments")
+
+    def __init__(self, pattern: str) -> None:
+        names = [name for name in pattern.split("/") if name not in ("", ".")]
+        if not names:
+            raise ValueError(f"a glob pattern needs a name to match, {pattern!r} has none")
+        if ".." in names:
+            raise ValueError(f"a glob pattern cannot have '..': {pattern!r}; give the directory as path instead")
+        self.directories_only: Final = pattern.endswith("/")
+        self.segments: Final = tuple(
+            None if name == "**" else _segment(name)
+            for place, name in enumerate(names)
+            if name != "**" or place == 0 or names[place - 1] != "**"
+        )
+
+    def start(self) -> frozenset[int]:
+        return self._open({0})
+
+    def literal(self, at: frozenset[int]) -> str | None:
+        """The one name that can match next, if there is only one."""
+        if len(at) > 1:
+            return None
+        segment = self.segments[min(at)]
+        return segment if isinstance(segment, str) else None
+
+    def accepts(self, at: frozenset[int]) -> _Test | None:
+        """A test for the names that complete a match, or None where no name can."""
+        last = len(self.segments) - 1
+        if last not in at:
+            return None
+        segment = self.segments[last]
+        if segment is None:
+            return _any_name
+        return segment.__eq__ if isinstance(segment, str) else segment
+
+    def below(self, at: frozenset[int], name: str) -> frozenset[int]:
+        """Where a walk stands after it has gone down into `name`; empty if nothing below can match."""
+        reached: set[int] = set()
+        for place in at:
+            segment = self.segments[place]
+            if segment is None:
+                reached.add(place)
+            elif name == segment if isinstance(segment, str) else segment(name):
+                reached.add(place + 1)
+        return self._open(reached)
+
+    def matches(self, path: str) -> bool:
+        """Whether a whole path, relative to where the pattern starts, matches."""
+        *above, name = path.split("/")
+        at = self.start()
+        for directory in above:
+            at = self.below(at, directory)
+        test = self.accepts(at)
+        return test is not None and bool(test(name))
+
+    def _open(self, places: set[int]) -> frozenset[int]:
+        # "**" also stands for no directory at all; a place past the end is a match that can go no further down.
+        here = {place for place in places if place < len(self.segments)}
+        here |= {place + 1 for place in here if self.segments[place] is None and place + 1 < len(self.segments)}
+        return frozenset(here)
+
+
+def _any_name(name: str) -> bool:
+    return True
+
+
+_MAGIC = re.compile(r"[*?\[\\]")
+
+
+def _segment(name: str) -> str | _Test:
+    if not _MAGIC.search(name):
+        return name
+    if name == "*":
+        return _any_name
+    if name[0] == "*" and not _MAGIC.search(name, 1):
+        ending = name[1:]
+        return lambda name: name.endswith(ending)
+    from wcmatch import fnmatch  # here, since it takes longer to import than most programs take to need it
+
+    translated, _ = fnmatch.translate(name, flags=fnmatch.DOTMATCH | fnmatch.CASE | fnmatch.FORCEUNIX)
+    # fullmatch, since "$" also matches before a newline that ends a name.
+    return re.compile(translated[0]).fullmatch
+
+
+@lru_cache(maxsize=256)
+def compiled_glob(pattern: str) -> Glob:
+    """`pattern` ready to use.
+
+    ``*``, ``?`` and ``[...]`` (``[!...]``) match within a name, ``**`` as a whole segment any directories; case
+    counts, a leading dot is a character like any other, braces and parentheses too; a backslash takes the magic
+    from what follows; a "/" at the end asks for directories.
+
+    Raises:
+        ValueError: nothing to match, or "..".
+    """
+    return Glob(pattern)
+
+
+def path_filter(pattern: str) -> Callable[[str], bool]:
+    """`pattern` as a filter of relative paths: without a "/" it is matched against their last names.
+
+    Raises:
+        ValueError: as `compiled_glob`.
+    """
+    compiled = compiled_glob(pattern)
+    if "/" in pattern:
+        return compiled.matches
+    return lambda path: compiled.matches(path.rpartition("/")[2])
+
+
+def glob_below(pattern: str, directories: Directories[DirectoryT], top: DirectoryT, prefix: str) -> list[GlobMatch]:
+    """What matches below `top`, sorted by path; links are matched and not descended into."""
+    glob = compiled_glob(pattern)
+    found: list[GlobMatch] = []
+    waiting = [(top, prefix, glob.start())]
+    while waiting:
+        directory, prefix, at = waiting.pop()
+        name = glob.literal(at)
+        if name is None:
+            children = directories.children(directory, prefix)
+        else:
+            child = directories.child(directory, prefix, name)
+            children = () if child is None else (child,)
+        accepted = glob.accepts(at)
+        for name, match, subdirectory in children:
+            if accepted is not None and accepted(name) and (subdirectory is not None or not glob.directories_only):
+                found.append(match)
+            if subdirectory is not None and (below := glob.below(at, name)):
+                waiting.append((subdirectory, f"{match.path}/", below))
+    found.sort(key=attrgetter("path"))
+    return found
+
+
+class _Match(Protocol):
+    def start(self) -> int: ...
+
+    def end(self) -> int: ...
+
+
+class _Regex(Protocol):
+    def search(self, text: bytes, pos: int, /) -> _Match | None: ...
+
+
+_Find: TypeAlias = Callable[[bytes, int], tuple[int, int] | None]
+_REGEX_MAGIC = re.compile(r"[\\.^$|?*+()\[\]{}]")
+# A line end asked for outside of a character class, where the answer could only be: never.
+_ESCAPED_LINE_END = re.compile(r"(?:[^\\\[]|\\[^n]|\[\^?\]?(?:\[:\w+:\]|\\.|[^\]\\])*\])*?\\n", re.DOTALL)
+
+
+def grep_files(
+    files: Iterable[tuple[str, bytes]], pattern: str, *, literal: bool = False, max_matches: int = MAX_GREP_MATCHES
+) -> list[GrepMatch]:
+    """The first match of every matching line of `files`, which are taken one by one until ``max_matches`` are found.
+
+    As many as ``max_matches`` means that there may be more. Lines come without their ends; where one is longer than
+    MAX_LINE_CHARACTERS, ``line_content`` is the part around the match. Bytes that are not UTF-8 count as U+FFFD.
+
+    Raises:
+        ValueError: the pattern does not parse, is empty or spans lines; ``max_matches`` is negative.
+    """
+    if max_matches < 0:
+        raise ValueError(f"max_matches cannot be negative: {max_matches}")
+    _check_one_line(pattern, literal)
+    needle = _encoded(pattern) if literal or not _REGEX_MAGIC.search(pattern) else None
+    find = _regex_finder(pattern) if needle is None else _literal_finder(needle)
+    found: list[GrepMatch] = []
+    if max_matches == 0:
+        return found
+    for path, content in files:
+        if needle is not None and needle not in content:
+            continue
+        if content.find(0, 0, BINARY_PREFIX_BYTES) != -1:
+            continue
+        _grep_text(path, _as_text(content), find, found, max_matches)
+        if len(found) == max_matches:
+            break
+    return found
+
+
+def _grep_text(path: str, content: bytes, find: _Find, found: list[GrepMatch], max_matches: int) -> None:
+    line_number = 1
+    at = counted = 0
+    while at < len(content) and len(found) < max_matches:
+        span = find(content, at)
+        if span is None or (span[0] == len(content) and content.endswith(b"\n")):
+            return  # the second: an empty match after the last line's end is on no line
+        start = content.rfind(b"\n", counted, span[0]) + 1 or counted
+        end = content.find(b"\n", span[0])
+        end = len(content) if end == -1 else end
+        line_number += content.count(b"\n", counted, start)
+        found.append(_grep_match(path, line_number, content[start:end], span[0] - start, span[1] - start))
+        at = end + 1
+        counted = start
+
+
+def _grep_match(path: str, line_number: int, line: bytes, start: int, end: int) -> GrepMatch:
+    text = line.decode()
+    if len(text) != len(line):
+        # Ignoring what does not decode: a match of no length may stand within a character.
+        start, end = len(line[:start].decode(errors="ignore")), len(line[:end].decode(errors="ignore"))
+    if len(text) > MAX_LINE_CHARACTERS:
+        room = max(0, MAX_LINE_CHARACTERS - (end - start)) // 2
+        cut = min(max(0, start - room), len(text) - MAX_LINE_CHARACTERS)
+        text = text[cut : cut + MAX_LINE_CHARACTERS]
+        start, end = start - cut, min(end - cut, MAX_LINE_CHARACTERS)
+    return GrepMatch(path, line_number, text, start, end)
+
+
+def _as_text(content: bytes) -> bytes:
+    """UTF-8 with lines ending in \\n, which is what patterns are written for: "$" before a \\r\\n, "." as one character."""
+    if b"\r" in content:
+        content = content.replace(b"\r\n", b"\n")
+    if content.isascii():
+        return content
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        return content.decode(errors="replace").encode()
+    return content.removeprefix(b"\xef\xbb\xbf")
+
+
+def _literal_finder(needle: bytes) -> _Find:
+    size = len(needle)
+
+    def find(content: bytes, at: int) -> tuple[int, int] | None:
+        start = content.find(needle, at)
+        return None if start == -1 else (start, start + size)
+
+    return find
+
+
+def _regex_finder(pattern: str) -> _Find:
+    regex = _compiled_regex(_encoded(pattern))
+
+    def find(content: bytes, at: int) -> tuple[int, int] | None:
+        match = regex.search(content, at)
+        return None if match is None else (match.start(), match.end())
+
+    return find
+
+
+def _re2() -> Any:
+    import re2  # pyright: ignore[reportMissingTypeStubs]  # it ships none; imported here, since few programs search
+
+    return re2
+
+
+def _compiled_regex(pattern: bytes) -> _Regex:
+    re2 = _re2()
+    options = re2.Options()
+    options.log_errors = False
+    options.never_capture = True
+    options.never_nl = True  # [^x] and \s must not run on into the next line
+    try:
+        return re2.compile(b"(?m)" + pattern, options)
+    except re2.error as error:
+        reason = error.args[0].decode(errors="replace")
+        raise ValueError(
+            f"not a regular expression of RE2's dialect: {reason} (it has no backreferences and no lookaround, "
+            "and repeats at most 1,000 times; literal=True looks for the text as it is)"
+        ) from None
+
+
+def _check_one_line(pattern: str, literal: bool) -> None:
+    if not pattern:
+        raise ValueError("the pattern is empty")
+    if "\n" in pattern or (not literal and _ESCAPED_LINE_END.match(pattern)):
+        raise ValueError("a match lies within one line, so the pattern cannot have a line end; '$' stands before one")
+
+
+def _encoded(pattern: str) -> bytes:
+    try:
+        return pattern.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"the pattern is not text, it has a lone surrogate: {pattern!r}") from None

@@ -1,0 +1,308 @@
+"""What a tool call is to the things it changes, and what those things offer to its transaction.
+
+Everything that can be rolled back (a session, a filesystem, a resource of the user's) is a *participant*. It has a
+`CallLock`, held by at most one tool call at a time, and it can give a mark, go back to a mark and make a mark's
+changes final. `ringfence.runtime.transaction` is the only user of these.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from datetime import datetime
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar
+
+from ringfence.errors import CallEndedError, ParticipantBusyError
+
+if TYPE_CHECKING:
+    from ringfence.runtime.receipts import Receipt
+
+Mark: TypeAlias = Any
+"""What a participant needs to go back; only that participant looks into it."""
+
+LOCK_PATIENCE_SECONDS = 60.0
+"""How long anything waits for a participant that another tool call holds, unless told otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileVersion:
+    """One path at one moment. ``content_hash`` is the sha256 of a file's bytes in hex; a symlink has a target."""
+
+    kind: Literal["file", "directory", "symlink"]
+    mode: int
+    """Permission bits."""
+    size: int
+    """Bytes; 0 for a directory."""
+    content_hash: str | None = None
+    target: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What became of one path; ``before`` is None for a new path and ``after`` for one that is gone."""
+
+    path: str
+    before: FileVersion | None
+    after: FileVersion | None
+
+    @property
+    def kind(self) -> Literal["created", "modified", "deleted"]:
+        if self.before is None:
+            return "created"
+        return "modified" if self.after is not None else "deleted"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A committed transaction in a workspace's history; ``commit`` is its git object id in hex."""
+
+    number: int
+    tool: str
+    call_id: str
+    session_id: str
+    created_at: datetime
+    paths: tuple[str, ...]
+    commit: str
+
+
+@dataclass(frozen=True, slots=True)
+class RollbackReport:
+    """What a rollback left alone because somebody else had changed it meanwhile, and what it could not bring back."""
+
+    conflicts: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+CLEAN = RollbackReport()
+
+
+class CallInfo:
+    """One running tool call, as participants see it.
+
+    ``parent`` is the call whose handler made this one. ``sealed`` is false only while the handler runs: at any other
+    time no change goes through this call. ``reads`` has, per participant, the paths that the call read and the sha256
+    of what it got. ``changes`` is known when the handler has ended. ``problems`` is what dooms the call although its
+    handler may not know.
+    """
+
+    __slots__ = ("call_id", "changes", "parent", "problems", "reads", "sealed", "tool")
+
+    def __init__(self, call_id: str, tool: str, parent: CallInfo | None = None) -> None:
+        self.call_id = call_id
+        self.tool = tool
+        self.parent = parent
+        self.sealed = False
+        self.reads: dict[CallLock, dict[str, str]] = {}
+        self.changes: Sequence[Change] = ()
+        self.problems: list[BaseException] = []
+
+    def __repr__(self) -> str:
+        return f"tool call {self.call_id!r} ({self.tool})"
+
+    def within(self, other: CallInfo) -> bool:
+        """Whether this call is `other`, or was made by its handler, at any depth."""
+        call: CallInfo | None = self
+        while call is not None and call is not other:
+            call = call.parent
+        return call is not None
+
+    def join(self, participant: Transactional) -> None:
+        """Take in a participant that the call meets only now: at once, or not at all (ParticipantBusyError)."""
+        raise CallEndedError(f"{self!r} has no transaction that {participant!r} could take part in")
+
+
+CURRENT_CALL: ContextVar[CallInfo | None] = ContextVar("ringfence_current_call", default=None)
+"""The innermost tool call of this thread of control. A new thread has none: it gets handles from its `ToolContext`."""
+
+
+class CallLock:
+    """Who may change a participant: its holder while a tool call holds it, else anybody, one at a time.
+
+    ``with lock.changing(participant, call):`` surrounds every change and every step of a transaction; it is
+    re-entrant. ``take`` and ``give_back`` move the holder: a nested call takes over from its parent and gives back
+    to it, so that a second nested call, or the parent's own threads, wait until it has ended.
+    """
+
+    _serials = itertools.count()
+
+    def __init__(self, name: str, *, patience_seconds: float = LOCK_PATIENCE_SECONDS) -> None:
+        self.name = name
+        self.serial = next(self._serials)
+        """Locks are taken in the order of their serials, so that two calls cannot wait for each other."""
+        self.holder: CallInfo | None = None
+        self.unfinished: Callable[[], None] | None = None
+        """Completes a rollback that could not be completed; no call gets the lock before that has succeeded."""
+        self._patience = patience_seconds
+        self._condition = threading.Condition(threading.RLock())
+
+    def take(self, call: CallInfo, patience_seconds: float | None = None) -> None:
+        """Make `call` the holder; waits while another holds it. 0 seconds: at once or not at all.
+
+        Raises:
+            ParticipantBusyError: it was not free in time.
+            RestoreFailedError: an earlier rollback of it is not complete, and cannot be completed now.
+        """
+        with self._condition:
+            if self.holder is not call.parent:
+                self._wait(lambda: self.holder is None or self.holder is call.parent, patience_seconds)
+            if self.unfinished is not None:
+                self.unfinished()
+                self.unfinished = None
+            self.holder = call
+
+    def give_back(self, call: CallInfo, to: CallInfo | None) -> None:
+        """End `call`'s hold, if it has it; ``to`` is the parent that had it before, or None."""
+        with self._condition:
+            if self.holder is call:
+                self.holder = to
+                self._condition.notify_all()
+
+    def changing(self, participant: Transactional, call: CallInfo | None) -> CallLock:
+        """Enter the lock for a change that belongs to `call` (None: to no call).
+
+        A call that has not got this participant yet gets it now. A change from outside waits for the holder.
+
+        Raises:
+            CallEndedError: `call` has ended.
+            ParticipantBusyError: another call held it for too long.
+        """
+        self._condition.acquire()
+        try:
+            if call is not None and call.sealed:
+                raise CallEndedError(f"the handler of {call!r} is not running: nothing changes {self.name} through it")
+            if self.holder is not call:
+                if call is not None and self.holder is call.parent:
+                    call.join(participant)
+                else:
+                    self._wait(lambda: self.holder is None or self.holder is call, None)
+                    if call is not None and self.holder is None:
+                        call.join(participant)
+        except BaseException:
+            self._condition.release()
+            raise
+        return self
+
+    def exclusive(self) -> CallLock:
+        """Enter the lock for a step of the transaction itself: no change can come in between."""
+        self._condition.acquire()
+        return self
+
+    def __enter__(self) -> None:
+        """`changing` and `exclusive` have entered already; this makes them usable in a ``with``."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._condition.release()
+
+    def _wait(self, free: Callable[[], bool], patience_seconds: float | None) -> None:
+        until = time.monotonic() + (self._patience if patience_seconds is None else patience_seconds)
+        while not free():
+            left = until - time.monotonic()
+            if left <= 0 or not self._condition.wait(left):
+                if free():
+                    return
+                raise ParticipantBusyError(f"{self.name} is held by {self.holder!r}; try again when it has ended")
+
+
+class Transactional(Protocol):
+    """A participant. To be one is declared, by inheriting from this protocol.
+
+    `begin` and `commit` of a participant that is not ``durable`` cannot fail for reasons of its own. Marks of nested
+    calls are savepoints: the inner one is ended before the outer one.
+    """
+
+    durable: bool
+    """Whether `commit` writes to what outlives the process. At most one such participant changes in a call."""
+
+    @property
+    def lock(self) -> CallLock: ...
+
+    def begin(self, call: CallInfo) -> Mark:
+        """Remember the state now, in O(1)."""
+        ...
+
+    def changes(self, mark: Mark, /) -> Sequence[Change]:
+        """The paths changed since `mark`, sorted; empty for what holds no files."""
+        ...
+
+    def commit(self, mark: Mark, receipt: Receipt) -> Step | None:
+        """Keep everything since `mark`. For a nested call this only ends the savepoint."""
+        ...
+
+    def rollback(self, mark: Mark) -> RollbackReport:
+        """Bring back the state at `mark`, exactly; may be called again where it raised."""
+        ...
+
+
+SnapshotT = TypeVar("SnapshotT")
+
+
+class Snapshotable(Protocol[SnapshotT]):
+    """A resource whose state a failed tool call takes back. To be one is declared, by inheriting from this protocol."""
+
+    def snapshot(self, *, tag: str | None = None) -> SnapshotT:
+        """The state now, as a value that later changes do not reach."""
+        ...
+
+    def restore(self, snapshot: SnapshotT) -> None:
+        """Bring back that state. May raise SnapshotRestoreError, having changed nothing."""
+        ...
+
+
+class SnapshotParticipant(Transactional):
+    """A user's `Snapshotable` as a participant."""
+
+    durable = False
+
+    def __init__(self, resource: Snapshotable[Any]) -> None:
+        self._resource = resource
+        self._lock = CallLock(type(resource).__name__)
+
+    def __repr__(self) -> str:
+        return f"the resource {type(self._resource).__name__}"
+
+    @property
+    def lock(self) -> CallLock:
+        return self._lock
+
+    def begin(self, call: CallInfo) -> Mark:
+        return self._resource.snapshot(tag=call.call_id)
+
+    def changes(self, mark: Mark) -> Sequence[Change]:
+        return ()
+
+    def commit(self, mark: Mark, receipt: Receipt) -> Step | None:
+        return None
+
+    def rollback(self, mark: Mark) -> RollbackReport:
+        self._resource.restore(mark)
+        return CLEAN
+
+
+_of_resource: weakref.WeakValueDictionary[int, SnapshotParticipant] = weakref.WeakValueDictionary()
+_of_resource_lock = threading.Lock()
+
+
+def participant_of(value: object) -> Transactional | None:
+    """The participant that `value` is or, for a declared `Snapshotable`, has; None for anything else.
+
+    One resource has one participant in the whole process, so that two prompts over it share its lock. (The
+    dictionary may be keyed by id: a participant keeps its resource alive, and is gone before its id is used again.)
+    """
+    kinds = type(value).__mro__
+    if Transactional in kinds:
+        return value  # pyright: ignore[reportReturnType]  # declared by inheritance, which pyright cannot follow here
+    if Snapshotable not in kinds:
+        return None
+    with _of_resource_lock:
+        participant = _of_resource.get(id(value))
+        if participant is None:
+            participant = _of_resource[id(value)] = SnapshotParticipant(value)  # pyright: ignore[reportArgumentType]
+        return participant

@@ -1,0 +1,282 @@
+"""Policies: what must hold before a tool call runs, remembered in the session, rolled back with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from ringfence.errors import PromptValidationError
+from ringfence.filesystem.paths import from_model, shown
+from ringfence.filesystem.protocol import Filesystem
+
+if TYPE_CHECKING:
+    from rpds import HashTrieMap
+
+    from ringfence.prompt.tool import Tool, ToolContext
+    from ringfence.prompt.tool_result import ToolResult
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyDecision:
+    """Whether a call may run; ``reason`` is what the model is told where it may not."""
+
+    allowed: bool
+    reason: str | None = None
+
+    @staticmethod
+    def allow() -> PolicyDecision:
+        return ALLOW
+
+    @staticmethod
+    def deny(reason: str) -> PolicyDecision:
+        return PolicyDecision(allowed=False, reason=reason)
+
+
+ALLOW = PolicyDecision(allowed=True)
+
+
+class ToolPolicy(Protocol):
+    """A constraint on tool calls. A policy that raises denies.
+
+    It keeps what it knows in the session only, since it is not told of rollbacks. A policy may also have
+    ``validate(tool_names: frozenset[str])``, called when a prompt is put together, that raises PromptValidationError.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    def check(self, tool: Tool[Any, Any], params: Any, *, context: ToolContext) -> PolicyDecision:
+        """Before the handler. Must change nothing."""
+        ...
+
+    def on_result(self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext) -> None:
+        """After a handler that succeeded, inside its transaction; raising rolls the call back."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyState:
+    """What one policy knows in one scope (a prompt, and where it matters a filesystem); a STATE slice has one of each.
+
+    ``invoked_keys`` pairs a tool or path with a key: for `ReadBeforeWritePolicy` a resolved path with the sha256 of
+    the bytes that the model knows.
+    """
+
+    policy_name: str
+    invoked_tools: frozenset[str] = frozenset()
+    invoked_keys: Set[tuple[str, str]] = frozenset()
+    scope: str = ""
+
+
+class PathHashes(Set[tuple[str, str]]):
+    """(path, sha256) pairs, one a path. Immutable, and the next version shares all but a few nodes with this one, so
+    that the ten-thousandth file that an agent reads costs what the tenth did."""
+
+    __slots__ = ("_map",)
+
+    def __init__(self, pairs: HashTrieMap[str, str] | Iterable[tuple[str, str]] = ()) -> None:
+        from rpds import HashTrieMap
+
+        given = isinstance(pairs, HashTrieMap)
+        self._map: HashTrieMap[str, str] = cast("HashTrieMap[str, str]", pairs) if given else HashTrieMap(dict(pairs))
+
+    def of(self, path: str) -> str | None:
+        return self._map.get(path)
+
+    def updated(self, known: Mapping[str, str | None]) -> PathHashes:
+        """With these hashes; None forgets the path."""
+        result = self._map
+        for path, content_hash in known.items():
+            result = result.discard(path) if content_hash is None else result.insert(path, content_hash)
+        return PathHashes(result)
+
+    def __contains__(self, pair: object) -> bool:
+        match pair:
+            case (str() as path, str() as content_hash):
+                return self._map.get(path) == content_hash
+            case _:
+                return False
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        return iter(self._map.items())
+
+    def __len__(self) -> int:
+        return len(self._map)
+
+    def __hash__(self) -> int:
+        return self._hash()
+
+    def __repr__(self) -> str:
+        return f"PathHashes({sorted(self)!r})"
+
+
+def policy_state(context: ToolContext, policy_name: str, scope: str) -> PolicyState:
+    """The state of a policy in a scope, empty where it has none yet."""
+    for state in context.session[PolicyState].all():
+        if state.policy_name == policy_name and state.scope == scope:
+            return state
+    return PolicyState(policy_name, scope=scope)
+
+
+def remember(context: ToolContext, state: PolicyState) -> None:
+    """Put `state` in the place of the one with its name and scope."""
+    others = [
+        other
+        for other in context.session[PolicyState].all()
+        if (other.policy_name, other.scope) != (state.policy_name, state.scope)
+    ]
+    context.session[PolicyState].seed([*others, state])
+
+
+def prompt_scope(context: ToolContext) -> str:
+    return f"{context.prompt.ns}:{context.prompt.key}"
+
+
+class SequentialDependencyPolicy:
+    """A tool runs only after every tool that it depends on has succeeded in this session and prompt."""
+
+    name = "sequential_dependency"
+
+    def __init__(self, dependencies: Mapping[str, Iterable[str]]) -> None:
+        """``dependencies`` maps a tool's name to the names of the tools it directly depends on.
+
+        Raises:
+            PromptValidationError: tools that wait for each other.
+        """
+        self.dependencies = {tool: frozenset(needed) for tool, needed in dependencies.items()}
+        self._refuse_cycles()
+
+    def check(self, tool: Tool[Any, Any], params: Any, *, context: ToolContext) -> PolicyDecision:
+        needed = self.dependencies.get(tool.name)
+        if not needed:
+            return ALLOW
+        missing = needed - policy_state(context, self.name, prompt_scope(context)).invoked_tools
+        if not missing:
+            return ALLOW
+        return PolicyDecision.deny(
+            f"{tool.name} needs these tools to have succeeded first: {', '.join(sorted(missing))}"
+        )
+
+    def on_result(self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext) -> None:
+        state = policy_state(context, self.name, prompt_scope(context))
+        if tool.name not in state.invoked_tools:
+            remember(context, replace(state, invoked_tools=state.invoked_tools | {tool.name}))
+
+    def validate(self, tool_names: frozenset[str]) -> None:
+        unknown = {*self.dependencies, *(name for needed in self.dependencies.values() for name in needed)} - tool_names
+        if unknown:
+            raise PromptValidationError(
+                f"the policy {self.name} names tools that this prompt does not have: {', '.join(sorted(unknown))}",
+                placeholder=min(unknown),
+            )
+
+    def _refuse_cycles(self) -> None:
+        done: set[str] = set()
+
+        def visit(tool: str, way: tuple[str, ...]) -> None:
+            if tool in way:
+                raise PromptValidationError(
+                    f"these tools wait for each other: {' -> '.join((*way[way.index(tool) :], tool))}", placeholder=tool
+                )
+            if tool not in done:
+                for needed in sorted(self.dependencies.get(tool, ())):
+                    visit(needed, (*way, tool))
+                done.add(tool)
+
+        for tool in self.dependencies:
+            visit(tool, ())
+
+
+class ReadBeforeWritePolicy:
+    """An existing file is written, moved or removed only with the content that the model has read, or written itself.
+
+    It governs the tools named in ``write_tools`` and every tool that declares `Tool.writes`. What counts is the sha256
+    of the very bytes that the read returned or the call wrote, so an edit by anybody else makes a read stale. A
+    governed call whose targets cannot be told is denied.
+    """
+
+    name = "read_before_write"
+
+    def __init__(
+        self,
+        read_tools: Iterable[str] = ("read_file",),
+        write_tools: Iterable[str] = ("write_file", "edit_file", "apply_patch", "move", "rm"),
+        mount_point: str | None = None,
+    ) -> None:
+        """``mount_point`` is the prefix under which the model sees the workspace, such as ``/workspace``."""
+        self.read_tools = frozenset(read_tools)
+        self.write_tools = frozenset(write_tools)
+        self.mount_point = mount_point
+
+    def check(self, tool: Tool[Any, Any], params: Any, *, context: ToolContext) -> PolicyDecision:
+        if not self._governs(tool):
+            return ALLOW
+        filesystem = context.filesystem
+        if filesystem is None:
+            return PolicyDecision.deny(f"{tool.name} is governed by {self.name}, but no filesystem is bound")
+        targets = _targets(tool, params)
+        if not targets:
+            return PolicyDecision.deny(f"{self.name} cannot tell which files {tool.name} would change")
+        known = self._known(context, filesystem)
+        for target in targets:
+            path = filesystem.resolve(from_model(filesystem, target, mount_point=self.mount_point))
+            for file, content_hash in _files_at(filesystem, path):
+                read = known.of(file)
+                if read is None:
+                    return PolicyDecision.deny(f"{shown(file)} exists and has not been read: read it first")
+                if read != content_hash:
+                    return PolicyDecision.deny(f"{shown(file)} has changed since it was read: read it again")
+        return ALLOW
+
+    def on_result(self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext) -> None:
+        reads, writes = tool.name in self.read_tools, self._governs(tool) and not tool.opaque
+        filesystem = context.filesystem if reads or writes else None
+        if filesystem is None:
+            return
+        known: dict[str, str | None] = {}
+        if reads:
+            known.update(context.reads)
+        if writes:
+            for change in context.changes:
+                after = change.after.content_hash if change.after is not None else None
+                if after is not None or change.before is not None:
+                    known[change.path] = after
+        before = self._known(context, filesystem)
+        news = {path: content_hash for path, content_hash in known.items() if before.of(path) != content_hash}
+        if news:
+            state = policy_state(context, self.name, _files_scope(context, filesystem))
+            remember(context, replace(state, invoked_keys=before.updated(news)))
+
+    def _governs(self, tool: Tool[Any, Any]) -> bool:
+        return tool.writes is not None or tool.name in self.write_tools
+
+    def _known(self, context: ToolContext, filesystem: Filesystem) -> PathHashes:
+        keys = policy_state(context, self.name, _files_scope(context, filesystem)).invoked_keys
+        return keys if isinstance(keys, PathHashes) else PathHashes(keys)
+
+
+def _files_scope(context: ToolContext, filesystem: Filesystem) -> str:
+    """A scope of the prompt and the filesystem: what was read of one workspace says nothing about another."""
+    lock = getattr(filesystem, "lock", None)
+    root = filesystem.root if filesystem.root != "/" or lock is None else f"memory {lock.serial}"
+    return f"{prompt_scope(context)}@{root}"
+
+
+def _targets(tool: Tool[Any, Any], params: Any) -> list[str]:
+    if tool.writes is not None:
+        return list(tool.writes(params))
+    named = [getattr(params, field, None) for field in ("file_path", "path", "source", "target")]
+    return [path for path in named if isinstance(path, str)]
+
+
+def _files_at(filesystem: Filesystem, path: str) -> Iterable[tuple[str, str]]:
+    """The files that a change of `path` reaches, with their hashes: itself, or all below a directory; none where
+    nothing is."""
+    try:
+        return ((path, filesystem.content_hash(path)),)
+    except (FileNotFoundError, NotADirectoryError):
+        return ()
+    except IsADirectoryError:
+        below = filesystem.glob("**", path=path)
+        return ((match.path, filesystem.content_hash(match.path)) for match in below if match.is_file)

@@ -1,0 +1,374 @@
+"""Prompts: a template is the tree of sections, checked once; a prompt is a template with values and resources."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from itertools import chain
+from types import MappingProxyType, TracebackType
+from typing import TYPE_CHECKING, Any, Generic, Self, overload
+
+from typing_extensions import TypeVar
+
+from ringfence.errors import PromptRenderError, PromptValidationError, SectionPath
+from ringfence.filesystem.protocol import Filesystem
+from ringfence.prompt.rendering import (
+    RenderedPrompt,
+    SectionNode,
+    SectionParams,
+    render,
+    shown_sections,
+    tools_of,
+)
+from ringfence.prompt.section import UNDECLARED, Section, TypeArgument, check_policy
+from ringfence.prompt.structured_output import StructuredOutput, is_dataclass_type
+from ringfence.resources.context import ResourceContext
+from ringfence.resources.registry import ResourceRegistry
+
+if TYPE_CHECKING:
+    from ringfence.participants import Transactional
+    from ringfence.prompt.policy import ToolPolicy
+    from ringfence.prompt.tool import Tool
+    from ringfence.runtime.session import Session
+
+OutputT = TypeVar("OutputT", default=None)
+SectionT = TypeVar("SectionT", bound=Section[Any])
+ResourceT = TypeVar("ResourceT")
+
+RESERVED_TOOL_NAMES = frozenset({"open_sections", "read_section"})
+"""The tools with which a model asks for sections that are summarised."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PromptTemplate(TypeArgument, Generic[OutputT]):
+    """A tree of sections, their tools, policies and resources, and the type of the final answer.
+
+    ``PromptTemplate[Answer](...)`` wants an answer of the dataclass Answer, ``PromptTemplate[list[Answer]]`` several;
+    without a type argument the answer is text.
+
+    Raises:
+        PromptValidationError: whatever is wrong with the tree; ``section_path`` and ``placeholder`` say where.
+        TypeError: a section or policy that is none.
+    """
+
+    ns: str
+    key: str
+    name: str | None = None
+    sections: Sequence[Section[Any]] = ()
+    policies: Sequence[ToolPolicy] = ()
+    """Govern the tools of all sections, after the policies of the section itself."""
+    allow_extra_keys: bool = False
+    """Whether a structured answer may have keys that are no fields."""
+    resources: ResourceRegistry = field(default_factory=ResourceRegistry)
+
+    structured_output: StructuredOutput | None = field(init=False)
+    nodes: tuple[SectionNode, ...] = field(init=False, repr=False)
+    """The sections at their places; the top level."""
+
+    def __post_init__(self) -> None:
+        for name in ("ns", "key"):
+            value: object = getattr(self, name)
+            if not isinstance(value, str) or not value.strip():
+                raise PromptValidationError(f"a prompt's {name} is a text that is not blank, not {value!r}")
+            object.__setattr__(self, name, value.strip())
+        declared = self.type_argument
+        output = None
+        if declared not in (UNDECLARED, Any, None, type(None)):
+            output = StructuredOutput.of(declared, allow_extra_keys=self.allow_extra_keys)
+        elif self.allow_extra_keys:
+            raise PromptValidationError("allow_extra_keys is about a structured answer: write PromptTemplate[Answer]")
+        object.__setattr__(self, "structured_output", output)
+        object.__setattr__(self, "sections", tuple(self.sections))
+        object.__setattr__(self, "policies", tuple(self.policies))
+        object.__setattr__(self, "nodes", tuple(_nodes(self.sections, (), "")))
+        self._check_tools()
+
+    def walk(self) -> Iterator[SectionNode]:
+        """All sections at their places, depth first."""
+        return chain.from_iterable(node.walk() for node in self.nodes)
+
+    @property
+    def params_types(self) -> frozenset[type[Any]]:
+        """The dataclasses that `Prompt.bind` takes."""
+        return frozenset(node.section.params_type for node in self.walk() if node.section.params_type is not None)
+
+    @property
+    def placeholders(self) -> Mapping[SectionPath, frozenset[str]]:
+        return MappingProxyType({node.path: node.section.placeholder_names() for node in self.walk()})
+
+    @overload
+    def find_section(self, kind: type[SectionT]) -> SectionT: ...
+    @overload
+    def find_section(self, kind: tuple[type[Section[Any]], ...]) -> Section[Any]: ...
+    def find_section(self, kind: type[Section[Any]] | tuple[type[Section[Any]], ...]) -> Section[Any]:
+        """The first section, depth first, of a type, or of one of several. Raises KeyError where there is none."""
+        if kind == ():
+            raise TypeError("no type of section to look for")
+        for node in self.walk():
+            if isinstance(node.section, kind):
+                return node.section
+        raise KeyError(f"the prompt {self.ns}:{self.key} has no section of type {kind}")
+
+    def _check_tools(self) -> None:
+        owners: dict[str, SectionPath] = {}
+        for node in self.walk():
+            for tool in node.tools:
+                if tool.name in RESERVED_TOOL_NAMES:
+                    _refuse(f"the tool name {tool.name!r} is reserved", node.path, placeholder=tool.name)
+                if tool.name in owners:
+                    both = f"{'.'.join(owners[tool.name])} and {'.'.join(node.path)}"
+                    _refuse(f"two tools are called {tool.name!r}: in {both}", node.path, placeholder=tool.name)
+                owners[tool.name] = node.path
+        names = frozenset(owners)
+        for policy in self.policies:
+            check_policy(policy, f"the prompt {self.ns}:{self.key}")
+        for policy in chain(self.policies, *(node.policies for node in self.walk())):
+            validate: Callable[[frozenset[str]], None] | None = getattr(policy, "validate", None)
+            if validate is not None:
+                validate(names)
+
+
+class PromptResources:
+    """A prompt's resources: a context manager around the work, and inside of it the way to them.
+
+    They are collected when the outermost block is entered: from the template, from the sections, depth first, and
+    from `Prompt.bind`, the later ones winning. Entering again joins the open block.
+    """
+
+    def __init__(self, collect: Callable[[], ResourceRegistry]) -> None:
+        self._collect = collect
+        self._context: ResourceContext | None = None
+        self._entering = threading.RLock()
+
+    def __enter__(self) -> Self:
+        with self._entering:
+            if self._context is None or not self._context.is_open:
+                self._context = ResourceContext(self._collect())
+            self._context.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.context.__exit__(kind, error, trace)
+
+    @property
+    def is_open(self) -> bool:
+        return self._context is not None and self._context.is_open
+
+    @property
+    def context(self) -> ResourceContext:
+        """The live resources. Raises RuntimeError outside of the block."""
+        context = self._context
+        if context is None or not context.is_open:
+            raise RuntimeError("resources live inside their context: use them within `with prompt.resources:`")
+        return context
+
+    @property
+    def participants(self) -> tuple[Transactional, ...]:
+        return self.context.participants
+
+    def get(self, protocol: type[ResourceT]) -> ResourceT:
+        """The resource bound to `protocol`; raises what `ResourceContext.get` raises."""
+        return self.context.get(protocol)
+
+    def get_optional(self, protocol: type[ResourceT]) -> ResourceT | None:
+        """The same, or None where nothing is bound to `protocol`."""
+        return self.context.get_optional(protocol)
+
+
+class Prompt(TypeArgument, Generic[OutputT]):
+    """A template with params and resources bound to it: what an adapter evaluates.
+
+    ``Prompt(template)``, or all at once for a prompt that is used in one place: ``Prompt(ns=..., key=...,
+    sections=[...])``.
+    """
+
+    @overload
+    def __init__(self, template: PromptTemplate[OutputT]) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        ns: str,
+        key: str,
+        name: str | None = None,
+        sections: Sequence[Section[Any]] = (),
+        policies: Sequence[ToolPolicy] = (),
+        allow_extra_keys: bool = False,
+        resources: ResourceRegistry = ...,
+    ) -> None: ...
+    def __init__(self, template: PromptTemplate[OutputT] | None = None, **parts: Any) -> None:
+        """Raises what `PromptTemplate` raises, and TypeError for a template together with parts of one."""
+        declared = self.type_argument
+        if template is None:
+            made: type[PromptTemplate[Any]] = PromptTemplate if declared is UNDECLARED else PromptTemplate[declared]
+            template = made(**parts)
+        elif parts:
+            raise TypeError(f"a template has these already: {', '.join(parts)}")
+        elif declared not in (UNDECLARED, Any, template.type_argument):
+            raise PromptValidationError(f"the template's answer is not of type {declared!r}")
+        self.template = template
+        self.resources = PromptResources(self._collected_resources)
+        self._bound: dict[type[Any], Any] = {}
+        self._bound_resources = ResourceRegistry()
+        self._misbound: PromptValidationError | None = None
+        self._defaults: dict[type[Any], Any] = {}
+        self._policies: dict[str, tuple[ToolPolicy, ...]] = {}
+        for node in template.walk():
+            kind, default = node.section.params_type, node.section.default_params
+            if kind is not None and default is not None:
+                self._defaults.setdefault(kind, default)
+            for tool in node.tools:
+                self._policies[tool.name] = (*node.policies, *template.policies)
+
+    @property
+    def ns(self) -> str:
+        return self.template.ns
+
+    @property
+    def key(self) -> str:
+        return self.template.key
+
+    @property
+    def name(self) -> str | None:
+        return self.template.name
+
+    @property
+    def sections(self) -> Sequence[Section[Any]]:
+        return self.template.sections
+
+    @property
+    def structured_output(self) -> StructuredOutput | None:
+        return self.template.structured_output
+
+    @property
+    def params(self) -> tuple[Any, ...]:
+        """What is bound, in the order it was."""
+        return tuple(self._bound.values())
+
+    @overload
+    def find_section(self, kind: type[SectionT]) -> SectionT: ...
+    @overload
+    def find_section(self, kind: tuple[type[Section[Any]], ...]) -> Section[Any]: ...
+    def find_section(self, kind: Any) -> Section[Any]:
+        """See `PromptTemplate.find_section`."""
+        return self.template.find_section(kind)
+
+    def bind(self, *params: object, resources: Mapping[type[Any], object] | None = None) -> Self:
+        """Give values to the sections whose params are of their types, in the place of earlier ones.
+
+        ``resources`` maps protocols to instances or bindings, and is merged over earlier ones. What of the params is
+        no dataclass, of a type that no section uses, or there twice, is a PromptValidationError when it is rendered.
+
+        Raises:
+            RuntimeError: resources, while the prompt's resources are open: they would come too late.
+        """
+        if resources and self.resources.is_open:
+            raise RuntimeError("bind resources before `with prompt.resources:`, which has collected them already")
+        self._misbound = self._misbound or self._problem_with(params)
+        self._bound.update({type(value): value for value in params})
+        self._bound_resources = self._bound_resources.merge(ResourceRegistry.build(resources or {}), strict=False)
+        return self
+
+    def render(self, *, session: Session | None = None) -> RenderedPrompt[OutputT]:
+        """The text and the tools as they are now; free of side effects.
+
+        Raises:
+            PromptRenderError: params that are missing, a section's own code that raised, a template that does not fit.
+            PromptValidationError: something is bound that no section takes.
+        """
+        return render(shown_sections(self.template.nodes, self._params(), session), self.structured_output, session)
+
+    def tools(self, *, session: Session | None = None) -> tuple[Tool[Any, Any], ...]:
+        """The tools that a rendering would offer, in the order of their declaration; raises what `render` raises."""
+        return tools_of(shown_sections(self.template.nodes, self._params(), session))
+
+    def policies_for_tool(self, name: str) -> tuple[ToolPolicy, ...]:
+        """What governs a tool: the policies of the section that declares it, then the prompt's. Those of sections
+        above that one do not. Raises KeyError for a tool that no section has."""
+        return self._policies[name]
+
+    def filesystem(self) -> Filesystem | None:
+        """The filesystem that the prompt's tools work on, if there is one. Raises RuntimeError outside of the block."""
+        return self.resources.get_optional(Filesystem)
+
+    def _params(self) -> SectionParams:
+        if self._misbound is not None:
+            raise self._misbound
+        return SectionParams(self._bound, self._defaults)
+
+    def _problem_with(self, params: tuple[object, ...]) -> PromptValidationError | None:
+        known = self.template.params_types
+        seen: set[type[Any]] = set()
+        for value in params:
+            kind = type(value)
+            if isinstance(value, type) or not is_dataclass(value):
+                return PromptValidationError(f"{value!r} is bound, which is no dataclass instance", dataclass_type=kind)
+            if kind not in known:
+                names = ", ".join(sorted(one.__name__ for one in known)) or "none"
+                message = f"no section takes {kind.__name__}; the sections' params are: {names}"
+                return PromptValidationError(message, dataclass_type=kind)
+            if kind in seen:
+                return PromptValidationError(f"{kind.__name__} is bound twice at once", dataclass_type=kind)
+            seen.add(kind)
+        return None
+
+    def _collected_resources(self) -> ResourceRegistry:
+        registry = self.template.resources
+        params = self._params()
+        nodes = list(reversed(self.template.nodes))
+        while nodes:
+            node = nodes.pop()
+            if not _surely_disabled(node, params):
+                registry = registry.merge(node.section.resources(), strict=False)
+                nodes.extend(reversed(node.children))
+        return registry.merge(self._bound_resources, strict=False)
+
+
+def _surely_disabled(node: SectionNode, params: SectionParams) -> bool:
+    """Whether a section's resources can be left out: not where only a session, or params to come, could tell."""
+    section = node.section
+    if section.enabled is None or section.enabled.takes_session or type(section).is_enabled is not Section.is_enabled:
+        return False
+    try:
+        values = params.of(node)
+    except PromptRenderError:
+        return False
+    return not section.is_enabled(values, session=None)
+
+
+def _nodes(sections: Sequence[Section[Any]], above: SectionPath, number_above: str) -> Iterator[SectionNode]:
+    seen: set[str] = set()
+    for position, section in enumerate(sections, 1):
+        if not isinstance(section, Section):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not type
+            raise TypeError(f"{section!r} among the sections is no Section")
+        path = (*above, section.key)
+        if section.key in seen:
+            _refuse(f"two sections are called {'.'.join(path)}", path)
+        seen.add(section.key)
+        _check_params(section, path)
+        number = f"{number_above}{position}"
+        children = tuple(_nodes(section.children, path, f"{number}."))
+        yield SectionNode(section, path, number, section.tools(), section.policies(), children)
+
+
+def _check_params(section: Section[Any], path: SectionPath) -> None:
+    kind: type[Any] | None = section.params_type
+    where = ".".join(path)
+    known: set[str] = set()
+    says = "the section has no params"
+    if kind is not None:
+        if not is_dataclass_type(kind):
+            _refuse(f"the params of section {where} must be a dataclass, not {kind!r}", path)
+        if section.default_params is not None and type(section.default_params) is not kind:
+            _refuse(f"default_params of section {where} must be of type {kind.__name__}", path, kind=kind)
+        known = {one.name for one in fields(kind)}
+        says = f"{kind.__name__} has no such field"
+    for name in sorted(section.placeholder_names() - known):
+        _refuse(f"the placeholder ${name} of section {where}: {says}", path, kind=kind, placeholder=name)
+
+
+def _refuse(message: str, path: SectionPath, *, kind: type | None = None, placeholder: str | None = None) -> None:
+    raise PromptValidationError(message, section_path=path, dataclass_type=kind, placeholder=placeholder)

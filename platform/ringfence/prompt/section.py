@@ -1,0 +1,366 @@
+"""Sections: the nodes of a prompt, each with its instructions and the tools that belong to them."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import re
+import unicodedata
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import is_dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeAlias
+
+from typing_extensions import TypeVar
+
+from ringfence.errors import PromptRenderError, PromptValidationError, SectionPath
+from ringfence.prompt.text import expand, placeholders, tool_examples
+from ringfence.prompt.tool import Tool
+from ringfence.resources.registry import ResourceRegistry
+from ringfence.runtime.visibility import SectionVisibility, VisibilityOverrides
+
+if TYPE_CHECKING:
+    from ringfence.prompt.policy import ToolPolicy
+    from ringfence.runtime.session import Session
+
+ParamsT = TypeVar("ParamsT", default=None)
+AskingT = TypeVar("AskingT", contravariant=True)
+AnswerT = TypeVar("AnswerT", covariant=True)
+
+SECTION_KEY = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+UNDECLARED: Any = object()
+
+
+class TypeArgument:
+    """Remembers what a generic class was subscripted with: ``type_argument`` of ``MarkdownSection[Params]`` is Params.
+
+    For the run time the subscripted class is a subclass. typing's own alias would tell an instance its argument only
+    after ``__init__``, where it is needed.
+    """
+
+    type_argument: ClassVar[Any] = UNDECLARED
+
+    if not TYPE_CHECKING:
+
+        def __class_getitem__(cls, item: Any) -> Any:
+            if cls.type_argument is UNDECLARED and not _is_variable(item):
+                return _specialised(cls, item)
+            return super().__class_getitem__(item)
+
+
+def _is_variable(item: Any) -> bool:
+    return not isinstance(item, type) and (hasattr(item, "__bound__") or bool(getattr(item, "__parameters__", ())))
+
+
+@lru_cache(maxsize=1024)
+def _specialised(cls: type, argument: Any) -> type:
+    name = f"{cls.__name__}[{getattr(argument, '__name__', argument)}]"
+    return type(name, (cls,), {"type_argument": argument, "__module__": cls.__module__, "__doc__": cls.__doc__})
+
+
+class OfSession(Protocol[AnswerT]):
+    def __call__(self, *, session: Session | None) -> AnswerT: ...
+
+
+class OfParamsAndSession(Protocol[AskingT, AnswerT]):
+    def __call__(self, params: AskingT, /, *, session: Session | None) -> AnswerT: ...
+
+
+Predicate: TypeAlias = (
+    Callable[[], bool] | Callable[[ParamsT], bool] | OfSession[bool] | OfParamsAndSession[ParamsT, bool]
+)
+Selector: TypeAlias = (
+    Callable[[], SectionVisibility]
+    | Callable[[ParamsT], SectionVisibility]
+    | OfSession[SectionVisibility]
+    | OfParamsAndSession[ParamsT, SectionVisibility]
+)
+
+
+class SectionFunction:
+    """An enabled predicate or a visibility selector, in one of the shapes ``()``, ``(params)``, ``(*, session)`` and
+    ``(params, *, session)``."""
+
+    def __init__(self, function: Callable[..., Any], role: str) -> None:
+        """Raises TypeError for anything that cannot be called in one of these shapes."""
+        if not callable(function):
+            raise TypeError(f"{role} is a function of (params, *, session) or fewer of these, not {function!r}")
+        try:
+            signature = inspect.signature(function)
+            parameters = signature.parameters.values()
+            self.takes_session = any(_takes_session(parameter) for parameter in parameters)
+            self.takes_params = any(_takes_params(parameter) for parameter in parameters)
+            signature.bind(*self._positional(None), **self._keywords(None))
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"{role} is a function of (params, *, session) or fewer of these: {error}") from None
+        self._function = function
+
+    def __call__(self, params: object, session: Session | None) -> Any:
+        return self._function(*self._positional(params), **self._keywords(session))
+
+    def _positional(self, params: object) -> tuple[object, ...]:
+        return (params,) if self.takes_params else ()
+
+    def _keywords(self, session: Session | None) -> dict[str, Any]:
+        return {"session": session} if self.takes_session else {}
+
+
+def _takes_session(parameter: inspect.Parameter) -> bool:
+    if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+        return parameter.name == "session"
+    return parameter.kind is parameter.VAR_KEYWORD
+
+
+def _takes_params(parameter: inspect.Parameter) -> bool:
+    if parameter.kind is parameter.VAR_POSITIONAL:
+        return True
+    if parameter.kind not in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD) or _takes_session(parameter):
+        return False
+    # A default, as in `lambda on=on: on`, is how a loop variable is kept: such a parameter waits for nothing.
+    return parameter.default is parameter.empty or parameter.name == "params"
+
+
+class Section(TypeArgument, ABC, Generic[ParamsT]):
+    """A node of a prompt: a heading, a body made from its params, tools, and children below it.
+
+    ``Section[Params]`` says what dataclass its params are; without a type argument they are what ``default_params``
+    is, or there are none. Instances do not change, so that one section can be part of several prompts.
+    """
+
+    def __init__(
+        self,
+        *,
+        title: str,
+        key: str | None = None,
+        default_params: ParamsT | None = None,
+        children: Sequence[Section[Any]] = (),
+        enabled: Predicate[ParamsT] | None = None,
+        tools: Sequence[Tool[Any, Any]] = (),
+        policies: Sequence[ToolPolicy] = (),
+        accepts_overrides: bool = True,
+        summary: str | None = None,
+        visibility: SectionVisibility | Selector[ParamsT] = SectionVisibility.FULL,
+    ) -> None:
+        """
+        Args:
+            key: lower-case letters, digits, ``.``, ``_`` and ``-``; made from the title where it is left out.
+            enabled: a predicate of ``()``, ``(params)``, ``(*, session)`` or ``(params, *, session)``. Where it says
+                False, the section, its tools and everything below it are not there.
+            policies: govern the tools of this section, not those of its children.
+            accepts_overrides: whether the text may be replaced from outside.
+            summary: a template; the body while the section's visibility is SUMMARY, when its tools and children are
+                hidden.
+            visibility: a value, or a selector with the shapes of ``enabled``.
+
+        Raises:
+            ValueError: a title or key that cannot be one.
+            TypeError: something of the wrong type among the arguments.
+            PromptValidationError: SUMMARY without a summary.
+        """
+        self.title = title.strip()
+        if not self.title or len(self.title.splitlines()) > 1:
+            raise ValueError(f"a section's title is one line of text, not {title!r}")
+        self.key = normalized_key(key) if key is not None else _slug(self.title)
+        self.params_type: type[ParamsT] | None = self._params_type(default_params)
+        self.default_params = default_params
+        self.children = _all_of(Section, children, f"children of section {self.key!r}")
+        self.enabled = SectionFunction(enabled, f"enabled of section {self.key!r}") if enabled is not None else None
+        self.accepts_overrides = accepts_overrides
+        self.summary = summary
+        self.visibility: SectionVisibility | SectionFunction
+        if isinstance(visibility, SectionVisibility):
+            self.visibility = visibility
+        else:
+            self.visibility = SectionFunction(visibility, f"visibility of section {self.key!r}")
+        if visibility is SectionVisibility.SUMMARY and summary is None:
+            raise PromptValidationError(f"section {self.key!r} is to be summarised, but has no summary=")
+        self._tools = _all_of(Tool, tools, f"tools of section {self.key!r}")
+        self._policies = tuple(policies)
+        for policy in self._policies:
+            check_policy(policy, f"section {self.key!r}")
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(key={self.key!r})"
+
+    def _params_type(self, default_params: object) -> Any:
+        declared = self.type_argument if self.type_argument not in (UNDECLARED, Any) else type(default_params)
+        if declared in (None, type(None)):
+            if default_params is not None:
+                raise TypeError(f"section {self.key!r} takes no params, so it has no default_params")
+            return None
+        if self.type_argument in (UNDECLARED, Any) and not is_dataclass(declared):
+            raise TypeError(
+                f"default_params of section {self.key!r} is a {declared.__name__}, not a dataclass instance"
+            )
+        return declared
+
+    # What a subclass may do differently
+
+    @abstractmethod
+    def render_body(
+        self, params: Any, *, visibility: SectionVisibility, path: SectionPath, session: Session | None
+    ) -> str:
+        """The text below the heading, at full visibility. Free of side effects."""
+
+    def is_enabled(self, params: Any, *, session: Session | None) -> bool:
+        return self.enabled is None or bool(self.enabled(params, session))
+
+    def effective_visibility(self, params: Any, *, session: Session | None, path: SectionPath) -> SectionVisibility:
+        """What the session says about this section, else what the section says itself.
+
+        Raises:
+            TypeError: the selector answered something else than a SectionVisibility.
+            PromptRenderError: the selector raised.
+            PromptValidationError: SUMMARY is asked for, and there is no summary.
+        """
+        overrides = session[VisibilityOverrides].latest() if session is not None else None
+        chosen = overrides.get(path) if overrides is not None else None
+        if chosen is None:
+            chosen = self._own_visibility(params, session, path)
+        if chosen is SectionVisibility.SUMMARY and self.summary is None:
+            raise PromptValidationError(f"section {'.'.join(path)} has no summary to show", section_path=path)
+        return chosen
+
+    def _own_visibility(self, params: Any, session: Session | None, path: SectionPath) -> SectionVisibility:
+        if isinstance(self.visibility, SectionVisibility):
+            return self.visibility
+        try:
+            chosen = self.visibility(params, session)
+        except Exception as error:
+            raise PromptRenderError(
+                f"the visibility selector of section {'.'.join(path)} raised {type(error).__name__}: {error}",
+                section_path=path,
+                dataclass_type=self.params_type,
+            ) from error
+        if not isinstance(chosen, SectionVisibility):
+            raise TypeError(f"the visibility selector of section {'.'.join(path)} answered {chosen!r}")
+        return chosen
+
+    def format_heading(self, depth: int, number: str, path: SectionPath = ()) -> str:
+        where = f" ({'.'.join(path)})" if path else ""
+        return f"{'#' * (depth + 2)} {number}. {self.title}{where}"
+
+    def render(
+        self,
+        params: Any,
+        depth: int,
+        number: str,
+        *,
+        path: SectionPath = (),
+        visibility: SectionVisibility = SectionVisibility.FULL,
+        session: Session | None = None,
+    ) -> str:
+        """The section without its children: heading, body, examples of its tools. ``depth`` is 0 at the top."""
+        heading = self.format_heading(depth, number, path)
+        if visibility is SectionVisibility.SUMMARY:
+            return _paragraphs(heading, self.render_summary(params, path=path))
+        body = self.render_body(params, visibility=visibility, path=path, session=session)
+        return _paragraphs(heading, body, self.render_tool_examples())
+
+    def render_summary(self, params: Any, *, path: SectionPath) -> str:
+        return expand(self.summary or "", params, path)
+
+    def render_tool_examples(self) -> str:
+        """The calls that the section's tools give as examples; empty where they give none."""
+        tools = [tool for tool in self.tools() if tool.examples]
+        return "\n".join(["Examples of tool calls:", "", *map(tool_examples, tools)]) if tools else ""
+
+    def placeholder_names(self) -> frozenset[str]:
+        """The fields of the params that the section's texts mention."""
+        return placeholders(self.summary or "")
+
+    def tools(self) -> tuple[Tool[Any, Any], ...]:
+        return self._tools
+
+    def policies(self) -> tuple[ToolPolicy, ...]:
+        return self._policies
+
+    def resources(self) -> ResourceRegistry:
+        """What the section brings along for its tools."""
+        return ResourceRegistry()
+
+    def clone(self, **changes: Any) -> Self:
+        """A copy with copies of its children. ``changes`` (``session=...``) are for those of them that know them."""
+        twin = copy.copy(self)
+        twin.children = tuple(child.clone(**changes) for child in self.children)
+        return twin
+
+
+class ToolsSection(Section[ParamsT]):
+    """Tools under a heading, with a few words about them where needed. It does not list them: a model gets that with
+    the tools themselves."""
+
+    def __init__(
+        self,
+        *,
+        title: str,
+        tools: Sequence[Tool[Any, Any]],
+        description: str | None = None,
+        key: str | None = None,
+        default_params: ParamsT | None = None,
+        children: Sequence[Section[Any]] = (),
+        enabled: Predicate[ParamsT] | None = None,
+        policies: Sequence[ToolPolicy] = (),
+        accepts_overrides: bool = True,
+        summary: str | None = None,
+        visibility: SectionVisibility | Selector[ParamsT] = SectionVisibility.FULL,
+    ) -> None:
+        """``description`` is a template over the params, as in `MarkdownSection`; the rest is as in `Section`."""
+        super().__init__(
+            title=title,
+            key=key,
+            default_params=default_params,
+            children=children,
+            enabled=enabled,
+            tools=tools,
+            policies=policies,
+            accepts_overrides=accepts_overrides,
+            summary=summary,
+            visibility=visibility,
+        )
+        self.description = description or ""
+
+    def render_body(
+        self, params: Any, *, visibility: SectionVisibility, path: SectionPath, session: Session | None
+    ) -> str:
+        return expand(self.description, params, path)
+
+    def placeholder_names(self) -> frozenset[str]:
+        return super().placeholder_names() | placeholders(self.description)
+
+
+def normalized_key(key: str) -> str:
+    """`key` without surrounding blanks, in lower case. Raises ValueError for what cannot be a section's key."""
+    normalized = key.strip().lower()
+    if SECTION_KEY.fullmatch(normalized) is None:
+        raise ValueError(
+            f"section key {key!r}: use 1 to 64 of a-z, 0-9, '.', '_' and '-', beginning with a letter or a digit"
+        )
+    return normalized
+
+
+def _slug(title: str) -> str:
+    plain = unicodedata.normalize("NFKD", title).encode("ascii", "ignore").decode().lower()
+    slug = re.sub(r"[^a-z0-9]+", "-", plain)[:64].strip("-")
+    if not slug:
+        raise ValueError(f"no key can be made from the title {title!r}: give the section a key=")
+    return slug
+
+
+def _all_of(kind: type[Any], values: Sequence[Any], what: str) -> tuple[Any, ...]:
+    for value in values:
+        if not isinstance(value, kind):
+            raise TypeError(f"{what} must be of type {kind.__name__}, not {type(value).__name__}")
+    return tuple(values)
+
+
+def check_policy(policy: object, where: str) -> None:
+    """Raises TypeError where `policy` lacks what a ToolPolicy has."""
+    lacking = [name for name in ("name", "check", "on_result") if not hasattr(policy, name)]
+    if lacking:
+        raise TypeError(f"{policy!r} in {where} is no policy: it has no {', '.join(lacking)}")
+
+
+def _paragraphs(*parts: str) -> str:
+    return "\n\n".join(part for part in parts if part)

@@ -1,0 +1,193 @@
+"""The typed answer of a prompt: from its declared type to a schema, and from a model's last words to a value."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, is_dataclass
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, cast, get_args, get_origin
+
+from ringfence import serde
+from ringfence.errors import OutputParseError, PromptValidationError
+
+if TYPE_CHECKING:
+    from ringfence.prompt.rendering import RenderedPrompt
+
+OutputT = TypeVar("OutputT")
+
+# At the start of a line only: that cannot be inside of a JSON string, which has no line breaks.
+_FENCE = re.compile(r"^[ \t]*`{3,}json\b\s*", re.IGNORECASE | re.MULTILINE)
+_FENCE_END = re.compile(r"\s*(```|$)")
+_OPENING = re.compile(r"[\[{]")
+_MAX_LOOKED_BACK = 16 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class StructuredOutput:
+    """What a final answer has to be: one ``dataclass_type``, or a list of them where ``container`` is "array"."""
+
+    dataclass_type: type[Any]
+    container: Literal["object", "array"]
+    allow_extra_keys: bool = False
+    """Whether an answer may have keys that are no fields; they are dropped."""
+
+    @staticmethod
+    def of(declared: Any, *, allow_extra_keys: bool = False) -> StructuredOutput:
+        """From a dataclass or ``list[Dataclass]``. Raises PromptValidationError for any other type."""
+        arguments = get_args(declared)
+        if get_origin(declared) is list and len(arguments) == 1 and is_dataclass_type(arguments[0]):
+            return StructuredOutput(arguments[0], "array", allow_extra_keys)
+        if is_dataclass_type(declared):
+            return StructuredOutput(declared, "object", allow_extra_keys)
+        raise PromptValidationError(
+            f"the output of a prompt is a dataclass or list[a dataclass], not {declared!r}",
+            dataclass_type=declared if isinstance(declared, type) else None,
+        )
+
+    def schema(self) -> dict[str, object]:
+        """The JSON Schema of the answer, always of an object: an array is its required key ``items``."""
+        item = serde.schema(self.dataclass_type, extra="ignore" if self.allow_extra_keys else "forbid")
+        if self.container == "object":
+            return item
+        definitions = item.pop("$defs", None)  # references are resolved from the root
+        whole: dict[str, object] = {
+            "type": "object",
+            "properties": {"items": {"type": "array", "items": item}},
+            "required": ["items"],
+            "additionalProperties": False,
+        }
+        if definitions is not None:
+            whole["$defs"] = definitions
+        return whole
+
+    def parse(self, text: str) -> Any:
+        """The value of a final answer.
+
+        The JSON is the content of the first fence marked ``json``, else the whole text, else the first object or
+        array in it that fits the container.
+
+        Raises:
+            OutputParseError: no JSON, or JSON that does not fit.
+        """
+        try:
+            return self.parse_value(self._found(text))
+        except RecursionError as error:
+            self._refuse("the answer is nested too deeply", error)
+
+    def parse_value(self, value: object) -> Any:
+        """The same from JSON that is decoded already. Raises OutputParseError."""
+        if self.container == "object":
+            if not isinstance(value, dict):
+                self._refuse(f"the answer must be a JSON object, not {_json_kind(value)}")
+            return self._item(cast("dict[str, object]", value), "the answer")
+        items = _items(value)
+        if items is None:
+            self._refuse(f'the answer must be a JSON array or an object with the key "items", not {_json_kind(value)}')
+        return [self._item(item, f"item {index}") for index, item in enumerate(items)]
+
+    def _item(self, value: object, what: str) -> Any:
+        if not isinstance(value, dict):
+            self._refuse(f"{what} must be a JSON object, not {_json_kind(value)}")
+        try:
+            extra = "ignore" if self.allow_extra_keys else "forbid"
+            return serde.parse(self.dataclass_type, cast("dict[str, object]", value), extra=extra)
+        except (ValueError, TypeError) as error:
+            self._refuse(f"{what} is no {self.dataclass_type.__name__}: {error}", error)
+
+    def _fits(self, value: object) -> bool:
+        return isinstance(value, dict) if self.container == "object" else _items(value) is not None
+
+    def _found(self, text: str) -> object:
+        fence = _FENCE.search(text)
+        try:
+            if fence is not None:
+                return self._fenced(text, fence.end())
+            try:
+                return _DECODER.decode(text)
+            except json.JSONDecodeError:
+                return self._embedded(text)
+        except ValueError as error:  # not of the syntax only: a key twice, NaN, a number too long to read
+            self._refuse(f"the answer is not acceptable JSON: {error}", error)
+
+    def _fenced(self, text: str, start: int) -> object:
+        # Not cut at the next fence first: a JSON string may have backticks in it.
+        value, end = _DECODER.raw_decode(text, start)
+        if _FENCE_END.match(text, end) is None:
+            raise json.JSONDecodeError("Extra data", text, end)
+        return value
+
+    def _embedded(self, text: str) -> object:
+        """The first value in a text that fits, else the first there is, which then says what does not."""
+        others: list[object] = []
+        start = 0
+        while (opening := _OPENING.search(text, start)) is not None:
+            start = opening.start()
+            # Whatever is no JSON costs the lines before it, which JSONDecodeError counts; so they are cut off in time.
+            if start > _MAX_LOOKED_BACK:
+                text, start = text[start:], 0
+            try:
+                value, start = _DECODER.raw_decode(text, start)
+            except json.JSONDecodeError:
+                start += 1
+                continue
+            if self._fits(value):
+                return value
+            if not others:
+                others.append(value)
+        if not others:
+            self._refuse("there is no JSON in the answer")
+        return others[0]
+
+    def _refuse(self, message: str, cause: BaseException | None = None) -> NoReturn:
+        raise OutputParseError(message, dataclass_type=self.dataclass_type) from cause
+
+
+def parse_output(rendered: RenderedPrompt[OutputT], text: str, *, parsed: object = None) -> OutputT:
+    """The value of a model's final answer to `rendered`; ``parsed`` is the JSON value where the provider decoded it.
+
+    Raises:
+        OutputParseError: the answer does not fit, or the prompt declares no output type.
+    """
+    output = rendered.structured_output
+    if output is None:
+        raise OutputParseError("the prompt declares no output type, its answer is text")
+    return output.parse(text) if parsed is None else output.parse_value(parsed)
+
+
+def is_dataclass_type(kind: object) -> bool:
+    return isinstance(kind, type) and is_dataclass(kind)
+
+
+def _items(value: object) -> list[object] | None:
+    """The items of an array answer, if it is one."""
+    if isinstance(value, dict):
+        value = cast("dict[str, object]", value).get("items")
+    return cast("list[object]", value) if isinstance(value, list) else None
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(
+            key for position, (key, _) in enumerate(pairs) if any(key == other for other, _ in pairs[:position])
+        )
+        raise ValueError(f"the key {twice!r} occurs twice")
+    return found
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse_constant)
+
+
+def _json_kind(value: object) -> str:
+    kinds: dict[type, str] = {
+        dict: "an object",
+        list: "an array",
+        str: "a string",
+        bool: "a boolean",
+        type(None): "null",
+    }
+    return kinds.get(type(value), "a number")

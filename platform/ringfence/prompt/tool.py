@@ -1,0 +1,366 @@
+"""Tools: what a model may call, with typed parameters, a typed result and a handler."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import re
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, get_args, get_origin
+
+from ringfence import serde
+from ringfence.errors import PromptValidationError
+from ringfence.filesystem.protocol import Filesystem
+from ringfence.prompt.tool_result import ToolResult
+from ringfence.runtime.limits import BudgetTracker
+
+if TYPE_CHECKING:
+    from ringfence.adapters.core import ProviderAdapter
+    from ringfence.participants import CallInfo, Change
+    from ringfence.prompt.prompt import Prompt
+    from ringfence.prompt.rendering import RenderedPrompt
+    from ringfence.resources.context import CallResources, ResourceContext
+    from ringfence.runtime.events import Dispatcher, RunContext
+    from ringfence.runtime.limits import Deadline, Heartbeat
+    from ringfence.runtime.session import Session
+
+ParamsT = TypeVar("ParamsT")
+ResultT = TypeVar("ResultT")
+ContraParamsT = TypeVar("ContraParamsT", contravariant=True)
+CoResultT = TypeVar("CoResultT", covariant=True)
+
+TOOL_NAME = re.compile(r"[a-z0-9_-]{1,64}")
+MAX_DESCRIPTION_CHARACTERS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class ToolContext:
+    """What surrounds one tool call. Made for the call, and of no use after it.
+
+    The filesystem and the resources it hands out belong to the call in every thread: changes made through them are
+    committed or rolled back with it, and are refused once the handler has ended.
+    """
+
+    prompt: Prompt[Any]
+    rendered_prompt: RenderedPrompt[Any] | None
+    adapter: ProviderAdapter | None
+    session: Session
+    deadline: Deadline | None = None
+    heartbeat: Heartbeat | None = None
+    run_context: RunContext | None = None
+    budget: BudgetTracker | None = None
+    call: CallInfo | None = None
+    scope: CallResources | None = None
+
+    @property
+    def resources(self) -> CallResources | ResourceContext:
+        """The prompt's live resources; instances of ``Scope.TOOL_CALL`` are this call's own."""
+        return self.scope if self.scope is not None else self.prompt.resources.context
+
+    @property
+    def filesystem(self) -> Filesystem | None:
+        return self.resources.get_optional(Filesystem)
+
+    @property
+    def budget_tracker(self) -> BudgetTracker | None:
+        return self.budget if self.budget is not None else self.resources.get_optional(BudgetTracker)
+
+    @property
+    def event_bus(self) -> Dispatcher:
+        return self.session.dispatcher
+
+    @property
+    def changes(self) -> Sequence[Change]:
+        """What this call has changed; known when its handler has ended, and so to policies' `on_result`."""
+        return self.call.changes if self.call is not None else ()
+
+    @property
+    def reads(self) -> Mapping[str, str]:
+        """What this call has read through its filesystem: resolved path to the sha256 of the file's bytes."""
+        filesystem = self.filesystem
+        if self.call is None or filesystem is None:
+            return {}
+        lock = getattr(filesystem, "lock", None)
+        return self.call.reads.get(lock, {}) if lock is not None else {}
+
+    def beat(self) -> None:
+        """Say that the call is alive; for handlers that take long."""
+        if self.heartbeat is not None:
+            self.heartbeat.beat()
+
+
+class ToolHandler(Protocol[ContraParamsT, CoResultT]):
+    """What runs when a tool is called. Synchronous; everything that has effects belongs here."""
+
+    def __call__(self, params: ContraParamsT, /, *, context: ToolContext) -> ToolResult[CoResultT]: ...
+
+
+@dataclass(frozen=True)
+class ToolExample(Generic[ParamsT, ResultT]):
+    """A call worth imitating: instances of the params and of the result."""
+
+    description: str
+    input: ParamsT
+    output: ResultT
+
+
+@dataclass(frozen=True)
+class Tool(Generic[ParamsT, ResultT]):
+    """A callable affordance, checked when it is constructed.
+
+    ``Tool[Params, Result](name=..., description=..., handler=...)``; where the type arguments are left out, the
+    handler's annotations say them. Either may be None for a tool without params or without a value; a result may also
+    be ``list[D]``, ``Sequence[D]`` or ``tuple[D, ...]`` of a dataclass.
+
+    Files must be changed through the filesystem resource. A handler that opens files of the workspace itself makes
+    changes that count as somebody else's, unless the tool is declared ``opaque``.
+
+    Raises:
+        PromptValidationError: a name, description, type, handler or example that does not fit.
+    """
+
+    name: str
+    """Lower-case letters, digits, ``_`` and ``-``, at most 64."""
+    description: str
+    """For the model: ASCII, 1 to 200 characters."""
+    handler: ToolHandler[ParamsT, ResultT] | None
+    """None for a tool that is only documented: calling it fails."""
+    examples: tuple[ToolExample[ParamsT, ResultT], ...] = ()
+    accepts_overrides: bool = True
+    read_only: bool = False
+    """It changes nothing. A read-only tool that changes something anyway fails and is rolled back."""
+    opaque: bool = False
+    """It changes files other than through the filesystem resource."""
+    writes: Callable[[ParamsT], Iterable[str]] | None = None
+    """The paths that a call with these params is about to change: what `ReadBeforeWritePolicy` governs."""
+
+    params_type: type[ParamsT] | None = dataclasses.field(init=False, compare=False)
+    result_type: type[Any] | None = dataclasses.field(init=False, compare=False)
+    """The dataclass; of the items, where the result is an array."""
+    result_container: Literal["object", "array"] = dataclasses.field(init=False, compare=False)
+    decode: Callable[[Mapping[str, object] | str | bytes], ParamsT] = dataclasses.field(
+        init=False, compare=False, repr=False
+    )
+    """From a model's arguments to the params, extra keys forbidden. ValueError or TypeError says what does not fit."""
+
+    type_arguments = None  # (ParamsT, ResultT) in the subclass that Tool[P, R] makes
+
+    if not TYPE_CHECKING:
+
+        def __class_getitem__(cls, item: Any) -> Any:
+            # typing's alias would tell the instance its arguments only after __init__, and swallow what is raised
+            # then. So Tool[P, R] is a subclass that knows them; only a use with type variables is an alias.
+            concrete = isinstance(item, tuple) and not any(isinstance(argument, TypeVar) for argument in item)
+            if cls.type_arguments is None and concrete and len(item) == 2:
+                return _specialised(cls, *item)
+            return super().__class_getitem__(item)
+
+    def __post_init__(self) -> None:
+        _put(self, "description", _description(self.description, self.name))
+        if TOOL_NAME.fullmatch(self.name) is None:
+            raise _invalid(f"tool name {self.name!r}: use 1 to 64 lower-case letters, digits, '_' and '-'", self.name)
+        params, result = self._types()
+        _put(self, "params_type", _params_type(params, self.name))
+        result_type, container = _result_type(result, self.name)
+        _put(self, "result_type", result_type)
+        _put(self, "result_container", container)
+        if self.handler is not None:
+            _check_handler(self.handler, self.name, params, result)
+        _put(self, "examples", tuple(self.examples))
+        for example in self.examples:
+            self._check_example(example)
+        _put(self, "decode", _decoder(self.params_type, self.name))
+
+    def _types(self) -> tuple[Any, Any]:
+        if self.type_arguments is not None:
+            return self.type_arguments
+        params, result = _annotated_types(self.handler)
+        if params is MISSING or result is MISSING:
+            raise _invalid(
+                f"tool {self.name!r}: write Tool[Params, Result](...), or annotate the handler's params and its "
+                "-> ToolResult[Result]",
+                self.name,
+            )
+        return params, result
+
+    def _check_example(self, example: ToolExample[ParamsT, ResultT]) -> None:
+        if not isinstance(example, ToolExample):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not type
+            raise _invalid(f"tool {self.name!r}: {example!r} is not a ToolExample", "examples")
+        _description(example.description, f"{self.name} example")
+        if not _is_exactly(example.input, self.params_type):
+            raise _invalid(
+                f"tool {self.name!r}: an example's input is a {type(example.input).__name__}, not "
+                f"{_name(self.params_type)}",
+                "examples",
+            )
+        output: Any = example.output
+        if self.result_container == "array":
+            fits = (
+                isinstance(output, Sequence)
+                and not isinstance(output, (str, bytes))
+                and all(_is_exactly(item, self.result_type) for item in typing.cast("Sequence[object]", output))
+            )
+        else:
+            fits = _is_exactly(output, self.result_type)
+        if not fits:
+            raise _invalid(
+                f"tool {self.name!r}: an example's output is not of type {_name(self.result_type)}", "examples"
+            )
+
+    @classmethod
+    def wrap(cls, function: Callable[..., ToolResult[Any]]) -> Tool[Any, Any]:
+        """A tool from a function alone: its name, its docstring, its annotations."""
+        name = function.__name__
+        description = inspect.getdoc(function)
+        if not description:
+            raise _invalid(f"tool {name!r}: the function needs a docstring, it becomes the description", "description")
+        extra = [p for p in inspect.signature(function).parameters if p not in ("params", "context")]
+        if extra:
+            raise _invalid(f"tool {name!r}: a handler takes (params, *, context), not {', '.join(extra)}", extra[0])
+        handler: ToolHandler[Any, Any] = function
+        return Tool(name=name, description=description, handler=handler)
+
+
+MISSING: Any = object()
+
+
+@functools.lru_cache(maxsize=1024)
+def _specialised(cls: type[Tool[Any, Any]], params: Any, result: Any) -> type[Tool[Any, Any]]:
+    name = f"{cls.__name__}[{_name(params)}, {_name(result)}]"
+    return type(
+        name, (cls,), {"type_arguments": (params, result), "__module__": cls.__module__, "__doc__": cls.__doc__}
+    )
+
+
+def _put(tool: object, name: str, value: object) -> None:
+    object.__setattr__(tool, name, value)
+
+
+def _invalid(message: str, placeholder: str, kind: type | None = None) -> PromptValidationError:
+    return PromptValidationError(message, placeholder=placeholder, dataclass_type=kind)
+
+
+def _name(kind: object) -> str:
+    return kind.__qualname__ if isinstance(kind, type) and not isinstance(kind, types.GenericAlias) else str(kind)
+
+
+def _description(text: str, name: str) -> str:
+    stripped = text.strip()
+    if not 1 <= len(stripped) <= MAX_DESCRIPTION_CHARACTERS or not stripped.isascii():
+        raise _invalid(
+            f"{name!r}: a description is ASCII text of 1 to {MAX_DESCRIPTION_CHARACTERS} characters, not {text!r}",
+            "description",
+        )
+    return stripped
+
+
+def _is_dataclass_type(kind: object) -> bool:
+    origin = get_origin(kind) or kind
+    return isinstance(origin, type) and dataclasses.is_dataclass(origin)
+
+
+def _is_exactly(value: object, kind: object) -> bool:
+    return value is None if kind is None else type(value) is (get_origin(kind) or kind)
+
+
+def _params_type(kind: Any, name: str) -> Any:
+    if kind is None or kind is type(None):
+        return None
+    if not _is_dataclass_type(kind):
+        raise _invalid(f"tool {name!r}: params must be a dataclass or None, not {_name(kind)}", name)
+    return kind
+
+
+def _result_type(kind: Any, name: str) -> tuple[Any, Literal["object", "array"]]:
+    if kind is None or kind is type(None):
+        return None, "object"
+    if get_origin(kind) in (list, tuple, Sequence):
+        arguments = get_args(kind)
+        if get_origin(kind) is tuple and not (len(arguments) == 2 and arguments[1] is Ellipsis):
+            raise _invalid(f"tool {name!r}: a tuple result is tuple[D, ...] of one dataclass, not {kind}", name)
+        if not _is_dataclass_type(arguments[0]):
+            raise _invalid(f"tool {name!r}: the items of a result must be a dataclass, not {_name(arguments[0])}", name)
+        return arguments[0], "array"
+    if not _is_dataclass_type(kind):
+        raise _invalid(
+            f"tool {name!r}: a result is a dataclass, None, or a list, Sequence or tuple[D, ...] of one, not "
+            f"{_name(kind)}",
+            name,
+        )
+    return kind, "object"
+
+
+def _check_handler(handler: object, name: str, params: Any, result: Any) -> None:
+    if not callable(handler):
+        raise _invalid(f"tool {name!r}: the handler {handler!r} cannot be called", "handler")
+    call = handler if inspect.isroutine(handler) else getattr(handler, "__call__", handler)  # noqa: B004
+    for wrong, said in (
+        (inspect.iscoroutinefunction, "async"),
+        (inspect.isgeneratorfunction, "a generator"),
+        (inspect.isasyncgenfunction, "an async generator"),
+    ):
+        if wrong(call):
+            raise _invalid(f"tool {name!r}: the handler is {said}; handlers are plain functions", "handler")
+    try:
+        signature = inspect.signature(handler)
+    except ValueError:  # some built-ins have none: the call itself will tell
+        return
+    try:
+        signature.bind(object(), context=object())
+    except TypeError as error:
+        raise _invalid(f"tool {name!r}: a handler takes (params, *, context): {error}", "handler") from None
+    said_params, said_result = _annotated_types(handler)
+    for said, declared in ((said_params, params), (said_result, result)):
+        if said is not MISSING and not _agree(said, declared):
+            raise _invalid(
+                f"tool {name!r}: declared with {_name(declared)}, but its handler is annotated with {_name(said)}",
+                "handler",
+            )
+
+
+def _agree(said: Any, declared: Any) -> bool:
+    """Whether an annotation leaves room for the declared type; what cannot be told apart here is let through."""
+    if said is Any or isinstance(said, TypeVar) or said == declared:
+        return True
+    if said in (None, type(None)) or declared in (None, type(None)):
+        return said in (None, type(None)) and declared in (None, type(None))
+    if isinstance(said, type) and isinstance(declared, type) and not get_args(said) and not get_args(declared):
+        return issubclass(declared, said) or issubclass(said, declared)
+    return not _is_dataclass_type(said) or not _is_dataclass_type(declared) or get_origin(said) == get_origin(declared)
+
+
+def _annotated_types(handler: object) -> tuple[Any, Any]:
+    """The params and result types that a handler's annotations name; MISSING for what they do not say."""
+    if handler is None:
+        return MISSING, MISSING
+    call: Any = handler if inspect.isroutine(handler) else getattr(handler, "__call__", handler)  # noqa: B004
+    try:
+        parameters = list(inspect.signature(handler).parameters.values())  # pyright: ignore[reportArgumentType]
+        hints = typing.get_type_hints(call)
+    except (NameError, TypeError, ValueError, AttributeError):
+        return MISSING, MISSING
+    params = hints.get(parameters[0].name, MISSING) if parameters else MISSING
+    returned = hints.get("return", MISSING)
+    if returned is MISSING or get_origin(returned) is not ToolResult:
+        return params, MISSING
+    (result,) = get_args(returned)
+    return params, MISSING if result is typing.Never else result
+
+
+def _decoder(params: Any, name: str) -> Callable[[Mapping[str, object] | str | bytes], Any]:
+    if params is None:
+        return _decode_nothing
+    try:
+        return serde.decoder(params, extra="forbid")
+    except TypeError as error:
+        raise _invalid(f"tool {name!r}: {error}", name, params if isinstance(params, type) else None) from error
+
+
+def _decode_nothing(arguments: Mapping[str, object] | str | bytes) -> None:
+    given = arguments if isinstance(arguments, Mapping) else serde.read_json(arguments)
+    if given:
+        raise ValueError(f"this tool takes no arguments; leave out {', '.join(map(repr, given))}")

@@ -1,0 +1,162 @@
+"""What a tool answers, and how that becomes the text a model reads."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+import logging
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Never, Protocol, TypeVar, cast, runtime_checkable
+
+from ringfence import serde
+
+logger = logging.getLogger(__name__)
+
+MAX_RESULT_CHARACTERS = 100_000
+"""A model gets at most this much text for one tool call."""
+
+ValueT = TypeVar("ValueT", covariant=True)
+OkT = TypeVar("OkT")
+
+
+@runtime_checkable
+class ToolRenderableResult(Protocol):
+    """A result value that says itself what the model reads."""
+
+    def render(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class ToolResult(Generic[ValueT]):
+    """A message, a typed value, and whether the call is to be committed (``success``) or rolled back.
+
+    The model reads the message and, unless ``exclude_value_from_context``, the rendered value; the session gets the
+    value in any case. That flag saves context, it hides nothing.
+    """
+
+    message: str
+    value: ValueT | None = None
+    success: bool = True
+    exclude_value_from_context: bool = False
+
+    @staticmethod
+    def ok(value: OkT, message: str = "OK") -> ToolResult[OkT]:
+        return ToolResult(message=message, value=value)
+
+    @staticmethod
+    def error(message: str) -> ToolResult[Never]:
+        """A failure: it type-checks as the failure of any result type."""
+        return ToolResult(message=message, value=None, success=False)
+
+    def render(self) -> str:
+        """The value as text: its own ``render()``, else JSON. Never raises."""
+        return render_value(self.value)
+
+    def text(self) -> str:
+        """All that the model reads."""
+        return answer_text(self, self.render())
+
+
+def answer_text(result: ToolResult[object], rendered: str) -> str:
+    """The message, a blank line and the rendered value; whatever of it there is."""
+    if not rendered or result.exclude_value_from_context:
+        return bounded(result.message)
+    return bounded(f"{result.message}\n\n{rendered}" if result.message else rendered)
+
+
+def bounded(text: str) -> str:
+    """`text`, cut in the middle where it is longer than a model should get at once."""
+    if len(text) <= MAX_RESULT_CHARACTERS:
+        return text
+    kept = MAX_RESULT_CHARACTERS // 2
+    gone = len(text) - 2 * kept
+    return f"{text[:kept]}\n[... {gone} characters left out: ask for a smaller part ...]\n{text[-kept:]}"
+
+
+def render_value(value: object) -> str:
+    """Text for any value. Rendering never fails a call: what has no text of its own becomes JSON, else its repr."""
+    try:
+        return _render(value)
+    except Exception:
+        logger.warning("a %s could not be rendered; its repr stands in", type(value).__name__, exc_info=True)
+    try:
+        return repr(value)
+    except Exception:
+        return f"<{type(value).__name__}>"
+
+
+def _render(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, (bytes, bytearray)):
+        return value.decode("utf-8", errors="replace")
+    own = getattr(value, "render", None)
+    if callable(own) and not isinstance(value, type):
+        try:
+            return str(own())
+        except Exception:
+            logger.warning("render() of %s raised; JSON stands in", type(value).__name__, exc_info=True)
+            return _json(value)
+    kind = type(value)
+    if dataclasses.is_dataclass(kind):
+        _say_once(kind)
+        return _json(value)
+    if isinstance(value, Mapping):
+        return _json(cast("Mapping[object, object]", value))
+    if isinstance(value, Sequence):
+        return _render_items([render_value(item) for item in cast("Sequence[object]", value)])
+    return str(value)
+
+
+def _render_items(texts: list[str]) -> str:
+    if not texts:
+        return "[]"
+    try:
+        return json.dumps([json.loads(text) for text in texts])
+    except ValueError:
+        return "\n\n".join(text for text in texts if text)
+
+
+def _json(value: object) -> str:
+    try:
+        return json.dumps(serde.dump(value, exclude_none=True), ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError):
+        return json.dumps(_plain(value, set()), ensure_ascii=False)
+
+
+def _plain(value: object, seen: set[int]) -> Any:
+    """JSON for what serde does not take: anything unknown, or met on the way to itself, by its repr."""
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else repr(value)
+    if isinstance(value, (bytes, bytearray)):
+        return base64.b64encode(value).decode("ascii")
+    mark, kind = id(value), type(value)
+    if mark in seen:
+        return f"<{kind.__name__} again>"
+    seen.add(mark)
+    try:
+        if dataclasses.is_dataclass(kind):
+            return {f.name: _plain(getattr(value, f.name), seen) for f in dataclasses.fields(kind)}
+        if isinstance(value, Mapping):
+            return {str(k): _plain(v, seen) for k, v in cast("Mapping[object, object]", value).items()}
+        if isinstance(value, (list, tuple, set, frozenset)):
+            return [_plain(item, seen) for item in cast("Iterable[object]", value)]
+        return repr(value)
+    finally:
+        seen.discard(mark)
+
+
+_said: set[type] = set()
+
+
+def _say_once(kind: type) -> None:
+    if kind not in _said:
+        _said.add(kind)
+        logger.warning("%s has no render(): the model reads it as JSON", kind.__qualname__)

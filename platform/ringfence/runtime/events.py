@@ -1,0 +1,213 @@
+"""What happens in an evaluation, as values, and how observers hear of it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from uuid import UUID, uuid4
+
+from ringfence.runtime.limits import TokenUsage, utc_now
+
+if TYPE_CHECKING:
+    from ringfence.adapters.core import PromptResponse
+    from ringfence.prompt.tool_result import ToolResult
+
+logger = logging.getLogger(__name__)
+
+EventT = TypeVar("EventT")
+
+
+@dataclass(frozen=True, slots=True)
+class RunContext:
+    """Where an evaluation belongs in the caller's world; handed through to events and logs as it is."""
+
+    run_id: UUID = field(default_factory=uuid4)
+    request_id: UUID = field(default_factory=uuid4)
+    session_id: UUID | None = None
+    attempt: int = 1
+    worker_id: str = ""
+    trace_id: str | None = None
+    span_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RejectedToolParams:
+    """Stands for the params of a call whose arguments did not fit, or that named no tool."""
+
+    raw_arguments: object
+    """What the model wrote: a mapping, or text that may not even be JSON."""
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolInvoked:
+    """A tool call has ended, in whatever way.
+
+    ``params`` is the params dataclass, or a `RejectedToolParams`. ``rendered_output`` is what the model was sent apart
+    from the result's message, and "" where the result has no value.
+    """
+
+    prompt_name: str
+    adapter: str
+    name: str
+    params: object
+    result: ToolResult[object]
+    session_id: UUID | None = None
+    created_at: datetime = field(default_factory=utc_now)
+    usage: TokenUsage | None = None
+    rendered_output: str = ""
+    call_id: str | None = None
+    run_context: RunContext | None = None
+    event_id: UUID = field(default_factory=uuid4)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRendered:
+    """A prompt has been rendered; ``rendered_prompt`` is the text that goes to the model."""
+
+    prompt_ns: str
+    prompt_key: str
+    prompt_name: str | None
+    adapter: str
+    session_id: UUID | None
+    render_inputs: Sequence[object]
+    """The params dataclasses that were bound."""
+    rendered_prompt: str
+    created_at: datetime = field(default_factory=utc_now)
+    descriptor: object = None
+    run_context: RunContext | None = None
+    event_id: UUID = field(default_factory=uuid4)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptExecuted:
+    """An evaluation has ended with a response; ``usage`` is the sum over its provider calls."""
+
+    prompt_name: str
+    adapter: str
+    result: PromptResponse[object]
+    session_id: UUID | None = None
+    created_at: datetime = field(default_factory=utc_now)
+    usage: TokenUsage | None = None
+    run_context: RunContext | None = None
+    event_id: UUID = field(default_factory=uuid4)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSchema:
+    """One tool as the model is told of it; ``parameters`` is a JSON Schema."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedTools:
+    """The tools that go to the model with a rendered prompt, whose event has the id ``render_event_id``."""
+
+    prompt_ns: str
+    prompt_key: str
+    tools: Sequence[ToolSchema]
+    render_event_id: UUID
+    session_id: UUID | None = None
+    created_at: datetime = field(default_factory=utc_now)
+    run_context: RunContext | None = None
+    event_id: UUID = field(default_factory=uuid4)
+
+    @property
+    def tool_names(self) -> tuple[str, ...]:
+        return tuple(tool.name for tool in self.tools)
+
+    @property
+    def tool_count(self) -> int:
+        return len(self.tools)
+
+    def get_tool(self, name: str) -> ToolSchema | None:
+        return next((tool for tool in self.tools if tool.name == name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerFailure:
+    """A handler, or a session's reducer, that raised."""
+
+    handler: Callable[..., object]
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchResult:
+    """Who was told of an event, in order, and which of them failed."""
+
+    event: object
+    handlers_invoked: tuple[Callable[..., object], ...] = ()
+    errors: tuple[HandlerFailure, ...] = ()
+
+    @property
+    def handled_count(self) -> int:
+        return len(self.handlers_invoked)
+
+    @property
+    def ok(self) -> bool:
+        return not self.errors
+
+    def raise_if_errors(self) -> None:
+        """Raise an ExceptionGroup of what the handlers raised, if any did."""
+        if self.errors:
+            raise ExceptionGroup(
+                f"{len(self.errors)} handlers of {type(self.event).__name__} failed",
+                [failure.error for failure in self.errors],
+            )
+
+
+class Dispatcher(Protocol):
+    """Tells handlers of events: those of the event's exact type, in the order of their subscription, on the thread
+    that dispatches and before `dispatch` returns."""
+
+    def subscribe(self, event_type: type[EventT], handler: Callable[[EventT], object]) -> None: ...
+
+    def unsubscribe(self, event_type: type[EventT], handler: Callable[[EventT], object]) -> bool:
+        """Take the handler's first subscription away; False where there is none."""
+        ...
+
+    def dispatch(self, event: object) -> DispatchResult:
+        """Never raises what a handler raised, unless that is no `Exception`."""
+        ...
+
+
+class InProcessDispatcher:
+    """A `Dispatcher` for one process; any thread may use it."""
+
+    def __init__(self) -> None:
+        # The tuples are replaced and never changed, so `dispatch` goes through one without a lock, and a handler may
+        # subscribe and unsubscribe: that counts from the next event on.
+        self._handlers: dict[type[Any], tuple[Callable[[Any], object], ...]] = {}
+        self._lock = threading.Lock()
+
+    def subscribe(self, event_type: type[EventT], handler: Callable[[EventT], object]) -> None:
+        with self._lock:
+            self._handlers[event_type] = (*self._handlers.get(event_type, ()), handler)
+
+    def unsubscribe(self, event_type: type[EventT], handler: Callable[[EventT], object]) -> bool:
+        with self._lock:
+            handlers = self._handlers.get(event_type, ())
+            if handler not in handlers:
+                return False
+            at = handlers.index(handler)
+            self._handlers[event_type] = handlers[:at] + handlers[at + 1 :]
+            return True
+
+    def dispatch(self, event: object) -> DispatchResult:
+        handlers = self._handlers.get(type(event), ())
+        failures: list[HandlerFailure] = []
+        for handler in handlers:
+            try:
+                handler(event)
+            except Exception as error:
+                logger.exception("a handler of %s failed: %r", type(event).__name__, handler)
+                failures.append(HandlerFailure(handler, error))
+        return DispatchResult(event, handlers, tuple(failures))

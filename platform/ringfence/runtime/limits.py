@@ -1,0 +1,203 @@
+"""How long and how much an evaluation may take: deadlines, token budgets, and a heartbeat for who watches."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Literal
+
+from ringfence.errors import BudgetExceededError
+
+logger = logging.getLogger(__name__)
+
+SHORTEST_DEADLINE = timedelta(seconds=1)
+
+
+def utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+def require_aware(name: str, moment: datetime) -> datetime:
+    """`moment` in UTC. ValueError for one that has no timezone."""
+    if moment.utcoffset() is None:
+        raise ValueError(f"{name} needs a timezone (datetime.now(UTC), say): {moment!r} has none")
+    return moment.astimezone(UTC)
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Deadline:
+    """When an evaluation has to have ended."""
+
+    expires_at: datetime
+    started_at: datetime
+    clock: Callable[[], datetime] = field(compare=False, repr=False)
+
+    def __init__(
+        self, expires_at: datetime, started_at: datetime | None = None, clock: Callable[[], datetime] = utc_now
+    ) -> None:
+        """A deadline counts from `started_at`, which is now unless an earlier deadline is copied or restored.
+
+        Raises:
+            ValueError: a moment without a timezone, or less than a second between the two. (That is measured from the
+                start and not from now, so that a deadline that has passed can still be copied and restored.)
+        """
+        expires_at = require_aware("expires_at", expires_at)
+        started_at = require_aware("started_at", clock() if started_at is None else started_at)
+        if expires_at - started_at < SHORTEST_DEADLINE:
+            raise ValueError(
+                f"a deadline needs at least one second: {expires_at.isoformat()} is"
+                f" {(expires_at - started_at).total_seconds():g} s after {started_at.isoformat()}"
+            )
+        object.__setattr__(self, "expires_at", expires_at)
+        object.__setattr__(self, "started_at", started_at)
+        object.__setattr__(self, "clock", clock)
+
+    @staticmethod
+    def after(seconds: float, *, clock: Callable[[], datetime] = utc_now) -> Deadline:
+        """The deadline `seconds` from now."""
+        now = clock()
+        return Deadline(now + timedelta(seconds=seconds), now, clock)
+
+    def remaining(self, now: datetime | None = None) -> timedelta:
+        """What is left; negative when it has passed."""
+        return self.expires_at - (self.clock() if now is None else require_aware("now", now))
+
+    def elapsed(self, now: datetime | None = None) -> timedelta:
+        return (self.clock() if now is None else require_aware("now", now)) - self.started_at
+
+    @property
+    def expired(self) -> bool:
+        return self.clock() >= self.expires_at
+
+
+@dataclass(frozen=True, slots=True)
+class TokenUsage:
+    """Tokens of one provider call, or of several added up; None is what the provider did not say."""
+
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    cached_tokens: int | None = None
+    """The part of the input that came from the provider's cache."""
+
+    @property
+    def total_tokens(self) -> int | None:
+        return _sum(self.input_tokens, self.output_tokens)
+
+    def __add__(self, other: TokenUsage) -> TokenUsage:
+        return TokenUsage(
+            _sum(self.input_tokens, other.input_tokens),
+            _sum(self.output_tokens, other.output_tokens),
+            _sum(self.cached_tokens, other.cached_tokens),
+        )
+
+
+def _sum(one: int | None, other: int | None) -> int | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return one + other
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What an evaluation may use. A limit that is reached exactly is kept."""
+
+    deadline: Deadline | None = None
+    max_total_tokens: int | None = None
+    max_input_tokens: int | None = None
+    max_output_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        limits = {
+            "max_total_tokens": self.max_total_tokens,
+            "max_input_tokens": self.max_input_tokens,
+            "max_output_tokens": self.max_output_tokens,
+        }
+        if self.deadline is None and all(limit is None for limit in limits.values()):
+            raise ValueError(f"a budget limits something: give a deadline or one of {', '.join(limits)}")
+        for name, limit in limits.items():
+            if limit is None:
+                continue
+            if type(limit) is not int:
+                raise TypeError(f"{name} is a number of tokens, an int; got {limit!r}")
+            if limit <= 0:
+                raise ValueError(f"{name} has to be positive; got {limit}")
+
+
+class BudgetTracker:
+    """Adds up what evaluations use of one budget; any thread may use it."""
+
+    def __init__(self, budget: Budget) -> None:
+        self.budget = budget
+        self._usage: dict[Hashable, TokenUsage] = {}
+        self._lock = threading.Lock()
+
+    def record_cumulative(self, evaluation_id: Hashable, usage: TokenUsage) -> None:
+        """`usage` is all that this evaluation has used so far: it takes the place of what was recorded for it."""
+        with self._lock:
+            self._usage[evaluation_id] = usage
+
+    @property
+    def consumed(self) -> TokenUsage:
+        """Of all evaluations together."""
+        with self._lock:
+            return sum(self._usage.values(), TokenUsage())
+
+    def check(self) -> None:
+        """Raise BudgetExceededError, for the first of deadline, input, output and total that is over its limit."""
+        budget, consumed = self.budget, self.consumed
+        if budget.deadline is not None and budget.deadline.expired:
+            raise BudgetExceededError(budget, consumed, "deadline")
+        dimensions: tuple[tuple[Literal["input_tokens", "output_tokens", "total_tokens"], int | None, int | None], ...]
+        dimensions = (
+            ("input_tokens", consumed.input_tokens, budget.max_input_tokens),
+            ("output_tokens", consumed.output_tokens, budget.max_output_tokens),
+            ("total_tokens", consumed.total_tokens, budget.max_total_tokens),
+        )
+        for dimension, used, limit in dimensions:
+            if used is not None and limit is not None and used > limit:
+                raise BudgetExceededError(budget, consumed, dimension)
+
+
+class Heartbeat:
+    """A sign of life of a running evaluation; any thread may beat, and any may watch.
+
+    ``clock`` counts seconds from any beginning and never goes back.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._last = clock()
+        # Replaced as a whole and never changed in place, so that `beat` needs no lock.
+        self._callbacks: tuple[Callable[[], object], ...] = ()
+        self._lock = threading.Lock()
+
+    def beat(self) -> None:
+        """A callback that raises is logged, and the others are called all the same."""
+        self._last = self._clock()
+        for callback in self._callbacks:
+            try:
+                callback()
+            except Exception:
+                logger.exception("a heartbeat callback failed: %r", callback)
+
+    def elapsed(self) -> float:
+        """Seconds since the last beat, or since the beginning where there was none."""
+        return self._clock() - self._last
+
+    def add_callback(self, callback: Callable[[], object]) -> None:
+        """Call `callback` at every beat, on the thread that beats."""
+        with self._lock:
+            self._callbacks = (*self._callbacks, callback)
+
+    def remove_callback(self, callback: Callable[[], object]) -> bool:
+        """Take its first registration away; False where there is none."""
+        with self._lock:
+            if callback not in self._callbacks:
+                return False
+            at = self._callbacks.index(callback)
+            self._callbacks = self._callbacks[:at] + self._callbacks[at + 1 :]
+            return True

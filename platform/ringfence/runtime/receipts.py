@@ -1,0 +1,69 @@
+"""The record that every tool call leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from datetime import datetime
+from typing import Literal
+
+from ringfence import serde
+from ringfence.participants import Change
+
+Outcome = Literal["committed", "failed", "denied", "rejected", "interrupted", "doubtful"]
+"""How a call ended: its transaction committed; its handler or its commit failed, and all was rolled back; a policy or
+the deadline denied it before it ran; it named no tool or its arguments did not fit; an interrupt or another
+`BaseException` ended it, and all was rolled back; its rollback could not be completed."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyVerdict:
+    """One policy's decision about one call."""
+
+    policy: str
+    allowed: bool
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What is known of one tool call when it has ended.
+
+    ``read`` has the sha256 in hex of what the call read, by path; ``changes`` what the call changed, or had changed
+    when it was rolled back. ``inner`` lists the call ids of the calls that its handler made.
+    """
+
+    receipt_id: str
+    call_id: str
+    tool: str
+    params: object
+    """The params dataclass, or the raw arguments where they did not fit."""
+    outcome: Outcome
+    message: str
+    started_at: datetime
+    duration_seconds: float
+    session_id: str
+    prompt_name: str
+    policies: Sequence[PolicyVerdict] = ()
+    read: Mapping[str, str] | None = None
+    changes: Sequence[Change] = ()
+    inner: Sequence[str] = ()
+    conflicts: Sequence[str] = ()
+    """Paths that a rollback left alone because somebody else had changed them meanwhile."""
+    commit: str | None = None
+    """The git object id of the step, where the workspace keeps a history."""
+    recovered: bool = False
+
+    @property
+    def diff_bytes(self) -> tuple[int, int]:
+        """The sizes of the changed files before and after, added up."""
+        before = sum(change.before.size for change in self.changes if change.before)
+        after = sum(change.after.size for change in self.changes if change.after)
+        return before, after
+
+    def to_json(self) -> dict[str, object]:
+        """The receipt as one JSON object; a line of a receipts file."""
+        record = {field.name: getattr(self, field.name) for field in fields(self)}
+        record["changes"] = [{"kind": change.kind, **serde.dump(change)} for change in self.changes]
+        record["diff_bytes"] = self.diff_bytes
+        return {name: serde.dump(value) for name, value in record.items()}

@@ -1,0 +1,153 @@
+"""Reducers: what an event does to a slice, as functions or as methods of the slice's own type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, is_dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Generic, Protocol, TypeAlias, TypeVar
+
+if TYPE_CHECKING:
+    from ringfence.runtime.session import SessionView
+    from ringfence.runtime.slices import SliceView
+
+T = TypeVar("T")
+EventT = TypeVar("EventT")
+EventT_contra = TypeVar("EventT_contra", contravariant=True)
+SliceT = TypeVar("SliceT")
+OpT = TypeVar("OpT")
+
+
+@dataclass(frozen=True)
+class Append(Generic[T]):
+    """Add one item at the end."""
+
+    item: T
+
+
+@dataclass(frozen=True)
+class Extend(Generic[T]):
+    """Add items at the end."""
+
+    items: Iterable[T]
+
+
+@dataclass(frozen=True)
+class Replace(Generic[T]):
+    """Hold exactly these items."""
+
+    items: Iterable[T]
+
+
+@dataclass(frozen=True)
+class Clear(Generic[T]):
+    """Drop the items that the predicate is true of, or all."""
+
+    predicate: Callable[[T], bool] | None = None
+
+
+SliceOp: TypeAlias = Append[T] | Extend[T] | Replace[T] | Clear[T]
+"""What a reducer wants done to its slice."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReducerContext:
+    """What a reducer may look at besides its own slice."""
+
+    session: SessionView
+
+
+class Reducer(Protocol[EventT_contra, T]):
+    """Says what an event does to a slice. Pure: it runs under the session's lock, and only its answer has effects."""
+
+    def __call__(self, view: SliceView[T], event: EventT_contra, /, *, context: ReducerContext) -> SliceOp[T]: ...
+
+
+def append_all(view: SliceView[T], event: T, /, *, context: ReducerContext) -> Append[T]:
+    """Keep every event, equal ones too."""
+    return Append(event)
+
+
+def replace_latest(view: SliceView[T], event: T, /, *, context: ReducerContext) -> Replace[T]:
+    """Keep the last event only."""
+    return Replace((event,))
+
+
+@dataclass(frozen=True)
+class KeepOnePerKey(Generic[T]):
+    """A value and not a closure: two reducers with one key function are equal, and so are registered only once."""
+
+    key: Callable[[T], object]
+
+    def __call__(self, view: SliceView[T], event: T, /, *, context: ReducerContext) -> Replace[T]:
+        key = self.key(event)
+        return Replace((*(item for item in view if self.key(item) != key), event))
+
+
+def upsert_by(key: Callable[[T], object]) -> Reducer[T, T]:
+    """Drop what has the event's key, and add the event at the end."""
+    return KeepOnePerKey(key)
+
+
+def replace_latest_by(key: Callable[[T], object]) -> Reducer[T, T]:
+    """Keep the last event of each key, in the order in which they came: the same as `upsert_by`."""
+    return KeepOnePerKey(key)
+
+
+REDUCES = "__ringfence_reduces__"
+"""The attribute of a function that `reducer` has marked: the event type."""
+
+
+def reducer(on: type[EventT]) -> Callable[[Callable[[SliceT, EventT], OpT]], Callable[[SliceT, EventT], OpT]]:
+    """Mark a method `(self, event) -> SliceOp` of a frozen dataclass as what an event does to it.
+
+    ``self`` is the slice's latest value. `Session.install` registers all marked methods of a class.
+    """
+
+    def mark(method: Callable[[SliceT, EventT], OpT]) -> Callable[[SliceT, EventT], OpT]:
+        setattr(method, REDUCES, on)
+        return method
+
+    return mark
+
+
+@dataclass(frozen=True)
+class MethodReducer(Generic[T]):
+    """The reducer that a marked method is."""
+
+    method: str
+    initial: Callable[[], T] | None
+
+    def __call__(self, view: SliceView[T], event: object, /, *, context: ReducerContext) -> SliceOp[T]:
+        current = view.latest()
+        if current is None:
+            if self.initial is None:
+                return Extend(())
+            current = self.initial()
+        return getattr(current, self.method)(event)
+
+
+@lru_cache(maxsize=256)
+def marked_methods(slice_type: type[object]) -> Sequence[tuple[type[object], str]]:
+    """The (event type, method name) pairs of a class whose methods are marked with `reducer`.
+
+    Raises:
+        TypeError: it is no frozen dataclass.
+        ValueError: no method is marked, or two are for one event type.
+    """
+    if not is_dataclass(slice_type):
+        raise TypeError(f"{slice_type!r} has to be a frozen dataclass")
+    if not slice_type.__dataclass_params__.frozen:  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]  # typeshed hides it
+        raise TypeError(f"{slice_type.__qualname__} has to be frozen: declare it with @dataclass(frozen=True)")
+    methods: dict[type[object], str] = {}
+    for name in dir(slice_type):
+        event_type = getattr(getattr(slice_type, name, None), REDUCES, None)
+        if event_type is None:
+            continue
+        if event_type in methods:
+            both = f"{methods[event_type]} and {name}"
+            raise ValueError(f"{slice_type.__qualname__} has two reducers for {event_type.__qualname__}: {both}")
+        methods[event_type] = name
+    if not methods:
+        raise ValueError(f"{slice_type.__qualname__} has no reducer: mark its methods with @reducer(on=...)")
+    return tuple(methods.items())

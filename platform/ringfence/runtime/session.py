@@ -1,0 +1,363 @@
+"""The state of an agent: slices of values, changed by events, snapshotted, and rolled back with a failed tool call."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import datetime
+from threading import get_ident
+from types import MappingProxyType
+from typing import Any, Literal, TypeVar
+from uuid import UUID, uuid4
+
+from ringfence.participants import CLEAN, CallInfo, CallLock, Change, Mark, RollbackReport, Step, Transactional
+from ringfence.runtime.events import (
+    Dispatcher,
+    DispatchResult,
+    HandlerFailure,
+    InProcessDispatcher,
+    PromptExecuted,
+    PromptRendered,
+    RenderedTools,
+    ToolInvoked,
+)
+from ringfence.runtime.limits import require_aware, utc_now
+from ringfence.runtime.receipts import Receipt
+from ringfence.runtime.reducers import ReducerContext
+from ringfence.runtime.slices import (
+    EMPTY,
+    LOG,
+    STATE,
+    Items,
+    SliceAccessor,
+    SlicePolicy,
+    Slices,
+    SliceView,
+    is_slice_value,
+    require_slice_type,
+)
+from ringfence.runtime.visibility import VisibilityOverrides
+
+T = TypeVar("T")
+
+HEARD_BY_SESSIONS: Sequence[type[Any]] = (ToolInvoked, PromptRendered, PromptExecuted, RenderedTools)
+"""The events that a session applies also when somebody else publishes them on its dispatcher."""
+LOGS_BY_DEFAULT = (*HEARD_BY_SESSIONS, Receipt)
+STATE_ONLY = frozenset({STATE})
+
+
+class SnapshotSlices(Mapping[type[Any], tuple[Any, ...]]):
+    """The items of every slice that a snapshot covers; a slice's tuple is made when it is asked for."""
+
+    __slots__ = ("held",)
+
+    def __init__(self, held: Mapping[type[Any], Items[Any]]) -> None:
+        self.held = held
+
+    def __getitem__(self, slice_type: type[T]) -> tuple[T, ...]:
+        return self.held[slice_type].all()
+
+    def __iter__(self) -> Iterator[type[Any]]:
+        return iter(self.held)
+
+    def __len__(self) -> int:
+        return len(self.held)
+
+    def __repr__(self) -> str:
+        return f"{{{', '.join(f'{kind.__qualname__}: {items.length} items' for kind, items in self.held.items())}}}"
+
+    def lengths(self) -> frozenset[tuple[type[Any], int]]:
+        """Of the slices that hold anything: to a restore, an empty slice and none are the same."""
+        return frozenset((kind, items.length) for kind, items in self.held.items() if items.length)
+
+    def equals(self, other: SnapshotSlices) -> bool:
+        return self.lengths() == other.lengths() and all(
+            items.equals(other.held.get(kind, EMPTY)) for kind, items in self.held.items()
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Snapshot:
+    """The slices of a session at one moment, to go back to; taking one copies nothing.
+
+    Two snapshots are equal if they hold the same, whenever they were taken. ``policies`` says which kinds of slices are
+    covered; ``tag`` is a name for people.
+    """
+
+    created_at: datetime
+    parent_id: UUID | None
+    children_ids: tuple[UUID, ...]
+    slices: SnapshotSlices
+    tags: Mapping[str, str]
+    policies: frozenset[SlicePolicy]
+    tag: str | None = None
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Snapshot):
+            return NotImplemented
+        return (
+            (self.parent_id, self.children_ids, self.policies) == (other.parent_id, other.children_ids, other.policies)
+            and self.tags == other.tags
+            and self.slices.equals(other.slices)
+        )
+
+    def __hash__(self) -> int:
+        # Not of the items: those need not be hashable.
+        return hash((self.parent_id, self.children_ids, self.policies, self.slices.lengths()))
+
+
+class SessionView:
+    """A session to look at, for reducers and whoever else must not change it."""
+
+    __slots__ = ("_slices", "created_at", "session_id", "tags")
+
+    def __init__(self, session_id: UUID, created_at: datetime, tags: Mapping[str, str], slices: Slices) -> None:
+        self.session_id = session_id
+        self.created_at = created_at
+        self.tags = tags
+        self._slices = slices
+
+    def __getitem__(self, slice_type: type[T]) -> SliceView[T]:
+        return SliceView(self._slices, require_slice_type(slice_type))
+
+
+class OwnSubscription:
+    """How a session hears of what others publish, without being kept alive by a dispatcher that outlives it."""
+
+    def __init__(self, session: Session, dispatcher: Dispatcher) -> None:
+        self._session = weakref.ref(session)
+        self._dispatcher = dispatcher
+        for event_type in HEARD_BY_SESSIONS:
+            dispatcher.subscribe(event_type, self)
+
+    def __call__(self, event: ToolInvoked | PromptRendered | PromptExecuted | RenderedTools) -> None:
+        session = self._session()
+        if session is None:
+            self._dispatcher.unsubscribe(type(event), self)
+        else:
+            session.hear(event)
+
+
+class Session(Transactional):
+    """Typed state. ``session[Plan].latest()`` reads, ``session.dispatch(AddStep(...))`` changes it through reducers.
+
+    Any thread may use it. Every change to a slice is atomic, and so is what an event does to one slice. Changes made
+    while a tool call runs, from wherever, roll back with the call, except for those of LOG slices.
+    """
+
+    durable = False
+
+    def __init__(
+        self,
+        *,
+        dispatcher: Dispatcher | None = None,
+        parent: Session | None = None,
+        session_id: UUID | None = None,
+        created_at: datetime | None = None,
+        tags: Mapping[str, str] | None = None,
+    ) -> None:
+        """``tags`` are extended by ``session_id`` and, with a parent, by ``parent_session_id``.
+
+        Raises:
+            ValueError: ``created_at`` has no timezone, or the session would be its own parent.
+            TypeError: a tag's name or value is no string.
+        """
+        if parent is self:
+            raise ValueError("a session cannot be its own parent")
+        self.session_id = uuid4() if session_id is None else session_id
+        self.created_at = utc_now() if created_at is None else require_aware("created_at", created_at)
+        self.parent = parent
+        self._given_tags = dict(tags or {})
+        self.tags: Mapping[str, str] = MappingProxyType(self._all_tags())
+        self._lock = CallLock(f"session {self.session_id}")
+        self._slices = Slices(self._lock, LOGS_BY_DEFAULT)
+        self.view = SessionView(self.session_id, self.created_at, self.tags, self._slices)
+        """The session to look at."""
+        self._context = ReducerContext(self.view)
+        self.install(VisibilityOverrides, initial=VisibilityOverrides)
+
+        self._children: list[weakref.ref[Session]] = []
+        if parent is not None:
+            parent._children.append(weakref.ref(self, parent._children.remove))
+        self._publishing: set[tuple[int, int]] = set()
+        """(thread, id of the event) of what this session is telling observers of, and so has applied already."""
+        self.dispatcher: Dispatcher = InProcessDispatcher() if dispatcher is None else dispatcher
+        OwnSubscription(self, self.dispatcher)
+
+    def __repr__(self) -> str:
+        return f"the session {self.session_id}"
+
+    def _all_tags(self) -> dict[str, str]:
+        for name, value in self._given_tags.items():
+            if not isinstance(name, str) or not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers are not all type-checked
+                raise TypeError(f"tags are strings by name: {name!r}: {value!r} is not")
+        tags = {**self._given_tags, "session_id": str(self.session_id)}
+        if self.parent is not None:
+            tags["parent_session_id"] = str(self.parent.session_id)
+        return tags
+
+    @property
+    def children(self) -> tuple[Session, ...]:
+        """In the order in which they were made. A parent does not keep its children alive."""
+        return tuple(child for reference in tuple(self._children) if (child := reference()) is not None)
+
+    def __getitem__(self, slice_type: type[T]) -> SliceAccessor[T]:
+        known = slice_type if self._slices.knows(slice_type) else require_slice_type(slice_type)
+        return SliceAccessor(self._slices, known)
+
+    def locked(self) -> AbstractContextManager[bool]:
+        """While it is entered, no other thread changes a slice or looks into one. Re-entrant."""
+        return self._slices.locked()
+
+    def install(self, slice_type: type[T], *, initial: Callable[[], T] | None = None) -> None:
+        """Register the methods of a frozen dataclass that are marked with `reducer`. A second time does nothing.
+
+        A method is called on the slice's latest value or, while the slice is empty, on what `initial` makes; without
+        `initial`, an event leaves an empty slice empty.
+
+        Raises:
+            TypeError: it is no frozen dataclass.
+            ValueError: no method is marked, or two are for one event type.
+        """
+        self._slices.install(slice_type, initial)
+
+    def dispatch(self, event: object) -> DispatchResult:
+        """Apply an event to the slices, then tell the dispatcher's handlers of it.
+
+        The event goes to the reducers of its exact type; where there are none, it is appended to the slice of its own
+        type. A reducer that raises leaves its slice as it is; the error is in the result, and the tool call that holds
+        this session, if there is one, is going to fail and roll back.
+        """
+        if (get_ident(), id(event)) in self._publishing:
+            return DispatchResult(event)  # it came back by way of our own dispatcher
+        failures = self.apply(event)
+        result = self.notify(event)
+        return DispatchResult(event, result.handlers_invoked, failures + result.errors) if failures else result
+
+    def apply(self, event: object, *, to: Literal["state", "log", "both"] = "both") -> tuple[HandlerFailure, ...]:
+        """`dispatch` without telling anybody, to the slices of one policy or of both; returns the reducers that failed.
+
+        A `ToolInvoked` of a successful call, and a `PromptExecuted`, first apply their value to its own type, the
+        values of a sequence one by one.
+        """
+        kind = type(event)
+        events = (*carried_by(event), event) if kind is ToolInvoked or kind is PromptExecuted else (event,)
+        return self._slices.apply(events, state=to != "log", logs=to != "state", context=self._context)
+
+    def notify(self, event: object) -> DispatchResult:
+        """Tell the dispatcher's handlers of an event that this session has applied: it will not apply it again."""
+        key = (get_ident(), id(event))
+        if key in self._publishing:
+            return self.dispatcher.dispatch(event)
+        self._publishing.add(key)
+        try:
+            return self.dispatcher.dispatch(event)
+        finally:
+            self._publishing.discard(key)
+
+    def hear(self, event: ToolInvoked | PromptRendered | PromptExecuted | RenderedTools) -> None:
+        """Apply what somebody published on the dispatcher, unless it is another session's or was applied already.
+
+        Raises:
+            ExceptionGroup: of what reducers raised.
+        """
+        if (get_ident(), id(event)) in self._publishing:
+            return
+        if event.session_id is None or event.session_id == self.session_id:
+            DispatchResult(event, errors=self.apply(event)).raise_if_errors()
+
+    def snapshot(
+        self, *, tag: str | None = None, policies: Iterable[SlicePolicy] = STATE_ONLY, include_all: bool = False
+    ) -> Snapshot:
+        """What the STATE slices hold now, or those of other policies, or all. Copies and examines no item."""
+        covered = frozenset(SlicePolicy if include_all else policies)
+        return Snapshot(
+            created_at=utc_now(),
+            parent_id=None if self.parent is None else self.parent.session_id,
+            children_ids=tuple(child.session_id for child in self.children) if self._children else (),
+            slices=SnapshotSlices(self._slices.capture(covered)),
+            tags=self.tags,
+            policies=covered,
+            tag=tag,
+        )
+
+    def restore(self, snapshot: Snapshot, *, preserve_logs: bool = True) -> None:
+        """Go back to a snapshot, of this session or of one that knows the same slices: what the snapshot does not have
+        is emptied. Slices of a policy that it does not cover stay, and so do logs unless ``preserve_logs`` is false.
+
+        Raises:
+            SnapshotRestoreError: the snapshot has slices that this session does not know. Nothing has changed.
+        """
+        policies = snapshot.policies - {LOG} if preserve_logs else snapshot.policies
+        self._slices.restore(snapshot.slices.held, policies)
+
+    def reset(self) -> None:
+        """Empty every slice, logs too. Reducers and policies stay."""
+        self._slices.restore({}, SlicePolicy)
+
+    def clone(
+        self,
+        *,
+        dispatcher: Dispatcher | None = None,
+        parent: Session | None = None,
+        session_id: UUID | None = None,
+        created_at: datetime | None = None,
+        tags: Mapping[str, str] | None = None,
+    ) -> Session:
+        """A session of its own with the same values, reducers and policies, and the same identity where nothing else is
+        given. Without a dispatcher it gets a new one: it never publishes on this session's."""
+        clone = Session(
+            dispatcher=dispatcher,
+            parent=self.parent if parent is None else parent,
+            session_id=self.session_id if session_id is None else session_id,
+            created_at=self.created_at if created_at is None else created_at,
+            tags=self._given_tags if tags is None else tags,
+        )
+        self._slices.copy_to(clone._slices)
+        return clone
+
+    @property
+    def lock(self) -> CallLock:
+        return self._lock
+
+    def begin(self, call: CallInfo) -> Mark:
+        return self._slices.mark()
+
+    def changes(self, mark: Mark) -> Sequence[Change]:
+        return ()
+
+    def changed(self, mark: Mark) -> bool:
+        """Whether a STATE slice holds other objects than at `mark`."""
+        return self._slices.changed(mark)
+
+    def commit(self, mark: Mark, receipt: Receipt) -> Step | None:
+        return None
+
+    def rollback(self, mark: Mark) -> RollbackReport:
+        self._slices.roll_back(mark)
+        return CLEAN
+
+
+def carried_by(event: object) -> Sequence[object]:
+    """The dataclass values that an event brings along for the slices of their own types."""
+    value: object = None
+    if isinstance(event, ToolInvoked):
+        value = event.result.value if event.result.success else None
+    elif isinstance(event, PromptExecuted):
+        value = event.result.output
+    if value is None:
+        return ()
+    if is_slice_value(value):
+        return (value,)
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray):
+        return tuple(filter(is_slice_value, value))  # pyright: ignore[reportUnknownArgumentType]  # it may hold anything
+    return ()
+
+
+def iter_sessions_bottom_up(root: Session) -> Iterator[Session]:
+    """`root` and all below it, children before their parents and in their order."""
+    for child in root.children:
+        yield from iter_sessions_bottom_up(child)
+    yield root

@@ -1,0 +1,420 @@
+"""A session's slices: the values of one dataclass type each, how they are held, read, changed and marked."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, is_dataclass
+from enum import Enum
+from typing import Any, Generic, TypeVar
+
+from ringfence.errors import SnapshotRestoreError
+from ringfence.participants import CallLock, Mark
+from ringfence.runtime.events import HandlerFailure
+from ringfence.runtime.reducers import (
+    Append,
+    Clear,
+    Extend,
+    MethodReducer,
+    Reducer,
+    ReducerContext,
+    Replace,
+    SliceOp,
+    marked_methods,
+)
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+V = TypeVar("V")
+EventT = TypeVar("EventT")
+
+
+class SlicePolicy(Enum):
+    STATE = "state"
+    """Rolls back with a failed tool call, and is in snapshots."""
+    LOG = "log"
+    """Is never rolled back, and is in a snapshot only where that is asked for."""
+
+
+STATE, LOG = SlicePolicy.STATE, SlicePolicy.LOG
+
+
+class Items(Generic[T]):
+    """What a slice holds at one moment: the first `length` items of a list that only grows. The value never changes.
+
+    So keeping a value costs nothing, and neither does going back to it. A value that owns its list and ends where the
+    list ends appends in place, behind itself; any other value appends to a copy of its own. All methods want the
+    slices locked, except for reading.
+    """
+
+    __slots__ = ("_items", "_owns_list", "length")
+
+    def __init__(self, items: list[T], length: int, owns_list: bool = True) -> None:
+        self._items = items
+        self.length = length
+        self._owns_list = owns_list
+
+    @staticmethod
+    def of(items: Iterable[V]) -> Items[V]:
+        held = list(items)
+        return Items(held, len(held))
+
+    def all(self) -> tuple[T, ...]:
+        return tuple(self._items[: self.length])
+
+    def latest(self) -> T | None:
+        return self._items[self.length - 1] if self.length else None
+
+    def append(self, item: T) -> Items[T]:
+        items, length = self._items, self.length
+        if len(items) != length or not self._owns_list:
+            items = items[:length]
+        items.append(item)
+        return Items(items, length + 1)
+
+    def extend(self, more: Sequence[T]) -> Items[T]:
+        items, length = self._items, self.length
+        if len(items) != length or not self._owns_list:
+            items = items[:length]
+        items.extend(more)
+        return Items(items, length + len(more))
+
+    def reopened(self, *, cut: bool) -> Items[T]:
+        """The same items, for going on from a mark: the next append is in place again.
+
+        ``cut`` says that nobody can hold more of the list than this value; then what was appended since is cut off.
+        Without that, a call that fails again and again would copy the whole slice every time.
+        """
+        in_place = self._owns_list and (cut or len(self._items) == self.length)
+        if not in_place:
+            return Items(self._items[: self.length], self.length)
+        del self._items[self.length :]
+        return self
+
+    def shared(self) -> Items[T]:
+        """The same items, for somebody who leaves the list as it is."""
+        return Items(self._items, self.length, owns_list=False)
+
+    def equals(self, other: Items[T]) -> bool:
+        if self.length != other.length:
+            return False
+        return self._items is other._items or self.all() == other.all()
+
+    def holds_the_objects_of(self, other: Items[T]) -> bool:
+        """`equals` for values that may not be comparable: by identity."""
+        if self is other or self.length != other.length:
+            return self is other
+        return all(mine is theirs for mine, theirs in zip(self.all(), other.all(), strict=True))
+
+
+EMPTY: Items[Any] = Items([], 0, owns_list=False)
+
+
+def applied(op: SliceOp[T], items: Items[T]) -> Items[T]:
+    """What `items` become. Whatever raises (an iterable, a predicate) does so before anything has changed."""
+    if isinstance(op, Append):
+        return items.append(op.item)
+    if isinstance(op, Extend):
+        return items.extend(tuple(op.items))
+    if isinstance(op, Replace):
+        return Items.of(op.items)
+    if isinstance(op, Clear):  # pyright: ignore[reportUnnecessaryIsInstance]  # reducers are not all type-checked
+        drop = op.predicate
+        return EMPTY if drop is None else Items.of(item for item in items.all() if not drop(item))
+    raise TypeError(f"a reducer returns Append, Extend, Replace or Clear; this one returned {op!r}")
+
+
+class SliceView(Generic[T]):
+    """One slice, to look at. It shows what the slice holds now, also when it is kept for later."""
+
+    __slots__ = ("_slice_type", "_slices")
+
+    def __init__(self, slices: Slices, slice_type: type[T]) -> None:
+        self._slices = slices
+        self._slice_type = slice_type
+
+    def all(self) -> tuple[T, ...]:
+        """Every item, oldest first."""
+        with self._slices.locked():
+            return self._slices.read(self._slice_type).all()
+
+    def latest(self) -> T | None:
+        """The last item, in constant time."""
+        with self._slices.locked():
+            return self._slices.read(self._slice_type).latest()
+
+    def where(self, predicate: Callable[[T], bool]) -> tuple[T, ...]:
+        return tuple(item for item in self.all() if predicate(item))
+
+    @property
+    def is_empty(self) -> bool:
+        return len(self) == 0
+
+    def __len__(self) -> int:
+        with self._slices.locked():
+            return self._slices.read(self._slice_type).length
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self.all())
+
+
+class SliceAccessor(SliceView[T]):
+    """One slice of a session, to look at and to change. These changes pass no reducers."""
+
+    __slots__ = ()
+
+    def seed(self, values: T | Iterable[T]) -> None:
+        """Make the slice hold exactly one value, or the values of an iterable that is no dataclass itself."""
+        self._slices.write(self._slice_type, Replace(_several(values)))
+
+    def clear(self, predicate: Callable[[T], bool] | None = None) -> None:
+        """Drop the items that `predicate` is true of, or all."""
+        self._slices.write(self._slice_type, Clear(predicate))
+
+    def append(self, value: T) -> None:
+        self._slices.write(self._slice_type, Append(_value(value)))
+
+    def register(
+        self, event_type: type[EventT], reducer: Reducer[EventT, T], *, policy: SlicePolicy | None = None
+    ) -> None:
+        """Let `reducer` say what events of exactly this type do to this slice; several run in the order of their
+        registration, and registering the same one again does nothing.
+
+        ``policy`` None leaves the slice's policy as it is, which is STATE unless the type is one of the runtime's own
+        events. RuntimeError when the policy would change in the middle of a tool call.
+        """
+        self._slices.register(self._slice_type, event_type, reducer, policy)
+
+
+def _value(value: T) -> T:
+    if not is_slice_value(value):
+        raise TypeError(f"a slice holds values of dataclasses; {value!r} is none")
+    return value
+
+
+def _several(values: T | Iterable[T]) -> tuple[T, ...]:
+    if is_slice_value(values) or not isinstance(values, Iterable) or isinstance(values, str | bytes):
+        return (_value(values),)  # pyright: ignore[reportReturnType]  # a dataclass that can be iterated is one value
+    return tuple(_value(value) for value in values)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]  # narrowing a type variable
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """`reducer` says what an event does to the slice of `target`."""
+
+    target: type[Any]
+    reducer: Reducer[Any, Any]
+
+
+class Slices:
+    """All slices of one session. Changes made while a tool call holds `lock` roll back with it, except in LOG slices.
+
+    One mutex makes every change atomic; the call's lock plays no part in that, so that whoever dispatches from
+    outside does not wait for the end of a tool call.
+    """
+
+    def __init__(self, lock: CallLock, logs: Iterable[type[Any]] = ()) -> None:
+        self._lock = lock
+        self._mutex = threading.RLock()
+        self._policies: dict[type[Any], SlicePolicy] = dict.fromkeys(logs, LOG)
+        """Every slice type that is known here. Each has an entry in one of the next two."""
+        self._logs: dict[type[Any], Items[Any]] = dict.fromkeys(logs, EMPTY)
+        self._state: dict[type[Any], Items[Any]] = {}
+        self._state_is_kept = False
+        """Whether a mark or a snapshot may have the dictionary: then it is replaced and no longer changed."""
+        self._captures = 0
+        """How often slices were handed out to somebody who may hold on to them: snapshots, clones."""
+        self._reducers: dict[type[Any], tuple[Registration, ...]] = {}
+        self._installed: set[type[Any]] = set()
+
+    def locked(self) -> AbstractContextManager[bool]:
+        """While it is entered, no other thread changes a slice or looks into one. Re-entrant."""
+        return self._mutex
+
+    def read(self, slice_type: type[T]) -> Items[T]:
+        """What a slice holds; only to be used while `locked`."""
+        items = self._state.get(slice_type)
+        return self._logs.get(slice_type, EMPTY) if items is None else items
+
+    def write(self, slice_type: type[T], op: SliceOp[T]) -> None:
+        """Do `op` past the reducers. What its iterable or predicate raises leaves the slice as it is."""
+        with self._mutex:
+            if slice_type not in self._policies:
+                self._admit(slice_type)
+            self._put(slice_type, applied(op, self.read(slice_type)))
+
+    def knows(self, slice_type: type[Any]) -> bool:
+        return slice_type in self._policies
+
+    def _admit(self, slice_type: type[Any], policy: SlicePolicy = STATE) -> None:
+        self._policies[require_slice_type(slice_type)] = policy
+        self._put(slice_type, EMPTY)
+
+    def _put(self, slice_type: type[Any], items: Items[Any]) -> None:
+        if self._policies[slice_type] is LOG:
+            self._logs[slice_type] = items
+            return
+        if self._state_is_kept:
+            self._state = self._state.copy()
+            self._state_is_kept = False
+        self._state[slice_type] = items
+
+    def register(
+        self,
+        slice_type: type[T],
+        event_type: type[EventT],
+        reducer: Reducer[EventT, T],
+        policy: SlicePolicy | None = None,
+    ) -> None:
+        require_slice_type(event_type)
+        if not callable(reducer):
+            raise TypeError(f"a reducer is a function of a view and an event; got {reducer!r}")
+        registration = Registration(slice_type, reducer)
+        with self._mutex:
+            self._set_policy(slice_type, policy)
+            registered = self._reducers.get(event_type, ())
+            if registration not in registered:
+                self._reducers[event_type] = (*registered, registration)
+
+    def _set_policy(self, slice_type: type[Any], policy: SlicePolicy | None) -> None:
+        before = self._policies.get(slice_type)
+        if before is None:
+            self._admit(slice_type, policy or STATE)
+        elif policy is not None and policy is not before:
+            # An open mark holds the STATE slices of its moment. Were a slice to change sides, a rollback could neither
+            # bring back what became a log, nor know what a former log held.
+            if self._lock.holder is not None:
+                raise RuntimeError(
+                    f"the policy of {slice_type.__qualname__} cannot become {policy.name} while {self._lock.holder!r}"
+                    " runs; register its reducers before"
+                )
+            items = self.read(slice_type)
+            self._logs.pop(slice_type, None)
+            self._state = {kind: held for kind, held in self._state.items() if kind is not slice_type}
+            self._state_is_kept = False
+            self._policies[slice_type] = policy
+            self._put(slice_type, items)
+
+    def install(self, slice_type: type[T], initial: Callable[[], T] | None) -> None:
+        methods = marked_methods(slice_type)
+        with self._mutex:
+            if slice_type not in self._installed:
+                self._installed.add(slice_type)
+                for event_type, method in methods:
+                    self.register(slice_type, event_type, MethodReducer(method, initial))
+
+    def apply(
+        self, events: Iterable[object], *, state: bool, logs: bool, context: ReducerContext
+    ) -> tuple[HandlerFailure, ...]:
+        """Run the reducers of STATE slices, of LOG slices or of both; an event without any is appended to its slice.
+
+        A reducer that raises leaves its slice as it is, and dooms the tool call that holds the session.
+        """
+        failures: list[HandlerFailure] = []
+        with self._mutex:
+            for event in events:
+                kind = type(event)
+                registered = self._reducers.get(kind)
+                if registered is None:
+                    policy = self._policies.get(kind)
+                    if policy is None:
+                        self._admit(kind)
+                    if logs if policy is LOG else state:
+                        self._put(kind, self.read(kind).append(event))
+                    continue
+                for one in registered:
+                    if logs if self._policies[one.target] is LOG else state:
+                        self._reduce(one, event, context, failures)
+        return tuple(failures)
+
+    def _reduce(
+        self, registration: Registration, event: object, context: ReducerContext, failures: list[HandlerFailure]
+    ) -> None:
+        target, reducer = registration.target, registration.reducer
+        try:
+            op = reducer(SliceView(self, target), event, context=context)
+            self._put(target, applied(op, self.read(target)))
+        except Exception as error:
+            logger.exception("a reducer of %s failed on a %s: %r", target.__name__, type(event).__name__, reducer)
+            failures.append(HandlerFailure(reducer, error))
+            holder = self._lock.holder
+            if holder is not None:
+                holder.problems.append(error)
+
+    def mark(self) -> Mark:
+        """The STATE slices now, for `roll_back`; in constant time, since it is the dictionary itself."""
+        with self._mutex:
+            self._state_is_kept = True
+            return self._state, self._captures
+
+    def changed(self, mark: Mark) -> bool:
+        """Whether a STATE slice holds other objects than at `mark`."""
+        marked: Mapping[type[Any], Items[Any]] = mark[0]
+        with self._mutex:
+            current = self._state
+            return current is not marked and not all(
+                items.holds_the_objects_of(marked.get(kind, EMPTY)) for kind, items in current.items()
+            )
+
+    def roll_back(self, mark: Mark) -> None:
+        marked: Mapping[type[Any], Items[Any]] = mark[0]
+        with self._mutex:
+            current = self._state
+            if current is marked:
+                return
+            cut = self._captures == mark[1]
+            state: dict[type[Any], Items[Any]] = {}
+            for kind, items in current.items():
+                before = marked.get(kind, EMPTY)
+                state[kind] = items if items is before else before.reopened(cut=cut)
+            self._state, self._state_is_kept = state, False
+
+    def capture(self, policies: Collection[SlicePolicy]) -> Mapping[type[Any], Items[Any]]:
+        """Every slice of these policies, for a snapshot; no item is copied or looked at."""
+        with self._mutex:
+            self._captures += 1
+            if LOG not in policies:
+                self._state_is_kept = self._state_is_kept or STATE in policies
+                return self._state if STATE in policies else {}
+            return {**self._state, **self._logs} if STATE in policies else self._logs.copy()
+
+    def restore(self, captured: Mapping[type[Any], Items[Any]], policies: Collection[SlicePolicy]) -> None:
+        """Set every slice of these policies to what was captured, or to nothing.
+
+        Raises:
+            SnapshotRestoreError: slices that are not known here. Nothing has changed.
+        """
+        with self._mutex:
+            unknown = sorted(kind.__qualname__ for kind in captured if kind not in self._policies)
+            if unknown:
+                raise SnapshotRestoreError(
+                    f"this session does not know the slices {', '.join(unknown)}; register or install them first"
+                )
+            if STATE in policies:
+                self._state = {kind: captured.get(kind, EMPTY).shared() for kind in self._state}
+                self._state_is_kept = False
+            if LOG in policies:
+                self._logs = {kind: captured.get(kind, EMPTY).shared() for kind in self._logs}
+
+    def copy_to(self, other: Slices) -> None:
+        """Make `other`, which nobody uses yet, hold and know what these do."""
+        with self._mutex:
+            self._captures += 1
+            other._policies = self._policies.copy()
+            other._reducers = self._reducers.copy()
+            other._installed = self._installed.copy()
+            other._state = {kind: items.shared() for kind, items in self._state.items()}
+            other._logs = {kind: items.shared() for kind, items in self._logs.items()}
+
+
+def is_slice_value(value: object) -> bool:
+    return is_dataclass(type(value))  # of the value itself it would be true of a class too
+
+
+def require_slice_type(slice_type: type[T]) -> type[T]:
+    if not (isinstance(slice_type, type) and is_dataclass(slice_type)):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers are not all type-checked
+        raise TypeError(f"slices hold, and reducers take, values of dataclass types; {slice_type!r} is none")
+    return slice_type

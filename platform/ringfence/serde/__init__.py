@@ -1,0 +1,34 @@
+"""Dataclasses to JSON and back, and their JSON Schema.
+
+Parsing is pydantic's, over the standard library's dataclasses, made strict where pydantic's default is generous and
+its strict mode too narrow (that one refuses the list which JSON has for a tuple). For what a field declares:
+
+| declared | taken | not taken |
+|---|---|---|
+| `int` | 3, 3.0, "3" | True, 3.9, "3.0", "1_000" |
+| `float` | 1, 1.5, "1.5", "1e3" | True, "nan", what is not finite |
+| `bool` | true, 1, "true" "yes" "on" "1", and their opposites | 2, 1.0, "y" |
+| `str` | a string | a number, bytes |
+| a list, tuple, set or mapping | a list; an object | a string |
+| `Enum` | the value, then the name | True for 1 |
+| `Literal` | what is equal and of its type | "1" for 1, True for 1 |
+| `date`, `datetime`, `time`, `timedelta` | ISO 8601 text | a timestamp |
+| `bytes` | base64 text, also of the URL-safe alphabet | |
+| `Decimal`, `UUID`, `Path`, a dataclass | their text; an object | |
+| `object`, `Any` | anything, as it is | |
+
+With ``coerce=False`` text and numbers are no longer converted to numbers, booleans or names of an enum. In a union, the
+member whose type the value already has comes first, then their order. Instances of the declared types are taken too.
+
+A field's ``metadata`` may have ``description``, ``ge``, ``gt``, ``le``, ``lt``, ``multiple_of``, ``min_length``,
+``max_length``, ``pattern`` (searched for, without look-around) and ``alias``; they count in parsing and in the schema.
+Annotations are resolved in the module of the class, and in the function that defines it while that one runs.
+
+pydantic costs 70 to 130 ms to import, so nothing here does it before a class is first parsed or described.
+"""
+
+from ringfence.serde.dumping import dump
+from ringfence.serde.parsing import clone, decoder, parse, read_json
+from ringfence.serde.schemas import schema
+
+__all__ = ["clone", "decoder", "dump", "parse", "read_json", "schema"]

@@ -1,0 +1,148 @@
+"""From dataclasses to JSON."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import fields, is_dataclass
+from datetime import date, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from functools import lru_cache
+from operator import attrgetter
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any, overload
+from uuid import UUID
+
+from ringfence.serde.adapters import name_of
+from ringfence.serde.problems import encodable, path_text
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+MAX_DEPTH = 200  # pydantic gives up at 255 levels, so that what is dumped can be parsed
+
+
+@overload
+def dump(obj: DataclassInstance, *, exclude_none: bool = False) -> dict[str, object]: ...
+@overload
+def dump(obj: object, *, exclude_none: bool = False) -> object: ...
+def dump(obj: object, *, exclude_none: bool = False) -> object:
+    """``obj`` as what `json.dumps` takes, at every depth; ``parse`` takes it back.
+
+    Dataclasses become dicts by their run-time type (``exclude_none`` leaves out their fields that are None), enums
+    their values, dates ISO 8601, bytes base64, sets sorted lists. JSON has no NaN and no infinities: they become the
+    strings "NaN", "Infinity" and "-Infinity", which no float field takes back. Lone surrogates, which stand for bytes
+    of file names that are not UTF-8, become their escape as six characters (``\\udcff``), so that the text can be
+    encoded. Raises TypeError for what has no JSON form, and ValueError for an object that contains itself or is nested
+    more than 200 levels deep and for keys that would become one; both say where.
+    """
+    try:
+        return _plain(obj, exclude_none, 0)
+    except _NotDumpable as problem:
+        where = path_text(reversed(problem.path))
+        raise problem.kind(f"{where}: {problem.message}" if where else problem.message) from None
+
+
+class _NotDumpable(Exception):
+    """Collects, on its way out, where in the object the problem is."""
+
+    def __init__(self, kind: type[Exception], message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.message = message
+        self.path: list[str | int] = []
+
+
+@lru_cache(maxsize=1024)
+def _attributes(cls: type) -> tuple[tuple[str, str], ...] | None:
+    """The fields of a dataclass and the keys they have in JSON; None for another class."""
+    if not is_dataclass(cls):
+        return None
+    return tuple((field.name, field.metadata.get("alias", field.name)) for field in fields(cls))
+
+
+def _plain(value: Any, exclude_none: bool, depth: int) -> Any:
+    kind = value.__class__
+    if kind is str:
+        return encodable(value)
+    if kind is int or kind is bool or value is None:
+        return value
+    if kind is float:
+        return value if math.isfinite(value) else _NOT_FINITE[str(value)]
+    if depth > MAX_DEPTH:
+        raise _NotDumpable(ValueError, f"a {kind.__name__} that contains itself, or is nested too deeply")
+    if (attributes := _attributes(kind)) is not None:
+        pairs = [(key, getattr(value, name)) for name, key in attributes]
+        return _object([pair for pair in pairs if pair[1] is not None] if exclude_none else pairs, exclude_none, depth)
+    if kind is dict:
+        return _object([(_key_text(key), item) for key, item in value.items()], exclude_none, depth)
+    if kind is list or kind is tuple:
+        return _array(value, exclude_none, depth)
+    for types, simpler in _FORMS:
+        if isinstance(value, types):
+            out = _plain(simpler(value), exclude_none, depth + 1)
+            return _sorted(out) if types is Set else out
+    raise _NotDumpable(TypeError, f"the type {name_of(kind)} has no JSON form")
+
+
+def _duration(value: timedelta) -> str:
+    span = abs(value)
+    return f"{'' if value == span else '-'}P{span.days}DT{span.seconds}.{span.microseconds:06}S"
+
+
+_NOT_FINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
+_FORMS: tuple[tuple[Any, Callable[[Any], object]], ...] = (
+    # What a value is dumped as. The first that fits counts: an enum may be a string too, and a string is a sequence.
+    (Enum, attrgetter("value")),
+    (int, int),
+    (float, float),
+    ((str, UUID, Decimal, PurePath), str),
+    ((bytes, bytearray, memoryview), lambda value: base64.b64encode(value).decode()),
+    ((date, time), lambda value: value.isoformat()),
+    (timedelta, _duration),
+    (Mapping, dict),
+    (Set, list),
+    (Sequence, list),
+)
+
+
+def _object(pairs: Sequence[tuple[str, Any]], exclude_none: bool, depth: int) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    key = ""
+    try:
+        for key, item in pairs:
+            out[key] = _plain(item, exclude_none, depth + 1)
+    except _NotDumpable as problem:
+        problem.path.append(key)
+        raise
+    if len(out) != len(pairs):
+        raise _NotDumpable(ValueError, "two keys become the same text in JSON")
+    return out
+
+
+def _array(items: Iterable[Any], exclude_none: bool, depth: int) -> list[Any]:
+    out: list[Any] = []
+    try:
+        for item in items:
+            out.append(_plain(item, exclude_none, depth + 1))  # noqa: PERF401 (its length is where a problem is)
+    except _NotDumpable as problem:
+        problem.path.append(len(out))
+        raise
+    return out
+
+
+def _sorted(items: list[Any]) -> list[Any]:
+    try:
+        return sorted(items)
+    except TypeError:
+        return sorted(items, key=lambda item: json.dumps(item, sort_keys=True))
+
+
+def _key_text(key: object) -> str:
+    text = _plain(key, False, 0)
+    if type(text) in (list, dict):
+        raise _NotDumpable(TypeError, f"the type {name_of(type(key))} cannot be a key in JSON")
+    return text if isinstance(text, str) else json.dumps(text)

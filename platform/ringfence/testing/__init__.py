@@ -1,0 +1,6 @@
+"""What tests need, of this project and of those who use it. Nothing in here imports pytest."""
+
+from ringfence.testing.calls import HeldCall, held_call
+from ringfence.testing.filesystem_contract import FilesystemContract
+
+__all__ = ["FilesystemContract", "HeldCall", "held_call"]

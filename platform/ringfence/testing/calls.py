@@ -1,0 +1,76 @@
+"""A tool call without a tool: what a participant goes through in one, step by step, in a test's own hands."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+
+from ringfence.participants import CallInfo, Change, Mark, RollbackReport, Step, Transactional, participant_of
+from ringfence.runtime.receipts import Receipt
+
+
+class HeldCall(CallInfo):
+    """A running call with at most one participant, which it takes when it meets it."""
+
+    __slots__ = ("_mark", "_participant")
+
+    def __init__(self, call_id: str = "call-1", parent: CallInfo | None = None) -> None:
+        super().__init__(call_id, "a test", parent)
+        self._participant: Transactional | None = None
+        self._mark: Mark = None
+
+    def join(self, participant: Transactional) -> None:
+        assert self._participant is None, f"{self!r} holds {self._participant!r} already"
+        participant.lock.take(self)
+        self._participant = participant
+        self._mark = participant.begin(self)
+
+    @property
+    def participant(self) -> Transactional:
+        assert self._participant is not None, f"{self!r} has met nothing that takes part"
+        return self._participant
+
+    def changed(self) -> Sequence[Change]:
+        """What the participant says has changed since the call has it."""
+        return self.participant.changes(self._mark)
+
+    def commit(self) -> Step | None:
+        self.sealed = True
+        self.changes = self.changed()
+        receipt = Receipt(
+            receipt_id=f"receipt of {self.call_id}",
+            call_id=self.call_id,
+            tool=self.tool,
+            params={},
+            outcome="committed",
+            message="done",
+            started_at=datetime(2026, 1, 1, tzinfo=UTC),
+            duration_seconds=0.0,
+            session_id="a session",
+            prompt_name="a prompt",
+            changes=self.changes,
+        )
+        return self.participant.commit(self._mark, receipt)
+
+    def rollback(self) -> RollbackReport:
+        self.sealed = True
+        return self.participant.rollback(self._mark)
+
+    def release(self) -> None:
+        self.sealed = True
+        if self._participant is not None:
+            self._participant.lock.give_back(self, self.parent)
+
+
+@contextmanager
+def held_call(resource: object, *, call_id: str = "call-1", parent: CallInfo | None = None) -> Generator[HeldCall]:
+    """A call that holds `resource` and has begun. The test commits it or rolls it back; it is released here."""
+    participant = participant_of(resource)
+    assert participant is not None, f"{resource!r} takes part in no transaction"
+    call = HeldCall(call_id, parent)
+    call.join(participant)
+    try:
+        yield call
+    finally:
+        call.release()

@@ -1,0 +1,176 @@
+"""``ringfence demo``: the main job on a real repository with a real failing test, which passes afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+
+import click
+
+from ringfence.adapters.core import ModelTurn
+from ringfence.adapters.failures import said_of
+from ringfence.adapters.scripted import ScriptedAdapter
+from ringfence.runtime.receipts import Receipt
+from ringfence_cli.printable import outcome_words
+from ringfence_cli.report import summary
+from ringfence_cli.run import watched
+from ringfence_cli.signals import Signals
+from ringfence_cli.task import EXIT_CODES, Task, apply
+from ringfence_cli.terminal import ErrorStream, put_diff
+from ringfence_cli.watch import Tally
+from ringfence_cli.workspace import MemoryWorkspace
+from ringfence_tools.planning import Plan
+
+PAUSE_SECONDS = 0.8
+"""After each turn, at a terminal, so that a person can follow."""
+TESTS_SECONDS = 60.0
+
+
+@dataclass(slots=True)
+class Story:
+    """A watcher that remembers where a call was denied and where one was rolled back."""
+
+    pause: Callable[[], None]
+    turns: int = 0
+    denied: list[str] = field(default_factory=list[str])
+    rolled_back: list[str] = field(default_factory=list[str])
+
+    def turn(self, event: ModelTurn) -> None:
+        self.turns = event.number
+        self.pause()
+
+    def call(self, receipt: Receipt, plan: Plan | None) -> None:
+        told = {"denied": self.denied, "failed": self.rolled_back}.get(receipt.outcome)
+        if told is not None:
+            told.append(f"turn {self.turns}, {receipt.tool}: {outcome_words(receipt)}")
+
+
+@dataclass(frozen=True, slots=True)
+class TestRun:
+    __test__ = False
+
+    passed: bool
+    failing: Sequence[str]
+    """The tests that failed, by name."""
+    said: str
+    """What the test runner said last."""
+
+
+def demonstrate(keep: Path | None, signals: Signals) -> int:
+    """The exit code: 0 only if everything happened that the demonstration is there to show.
+
+    Raises:
+        click.UsageError: `keep` cannot be made.
+    """
+    errors = ErrorStream()
+    with ExitStack() as stack:
+        directory = _place(keep, stack)
+        try:
+            shown = _shown(directory, errors, signals)
+        except KeyboardInterrupt:
+            errors.say("ringfence: interrupted")
+            return EXIT_CODES["interrupted"]
+    for what, happened in shown:
+        errors.say(f"{'yes' if happened else 'NO '}  {what}")
+    return 0 if shown and all(happened for _, happened in shown) else 1
+
+
+def _place(keep: Path | None, stack: ExitStack) -> Path:
+    if keep is None:
+        return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ringfence-demo-")))
+    try:
+        keep.mkdir()
+    except OSError as error:
+        raise click.BadParameter(f"{str(keep)!r} cannot be made: {said_of(error)}", param_hint="'--keep'") from None
+    return keep
+
+
+def _shown(directory: Path, errors: ErrorStream, signals: Signals) -> list[tuple[str, bool]]:
+    """What was to happen, and whether it did."""
+    data = files("ringfence_cli") / "demo"
+    task = (data / "task.txt").read_text(encoding="utf-8").strip()
+    with signals.let_through():
+        copy_tree(data / "repository", directory)
+        errors.say(f"A copy of unidiff, a parser of diffs, is in {directory}. Its own tests, run there:")
+        before = run_tests(directory, data)
+    errors.say(f"  {before.said}\n\nThe task: {task}\n")
+
+    tally = Tally()
+    story = Story(_pause if errors.isatty() else _no_pause)
+    workspace = MemoryWorkspace(directory)
+    turns = [json.loads(line) for line in (data / "script.jsonl").read_text(encoding="utf-8").split("\n") if line]
+    ending = watched(Task(task, workspace, ScriptedAdapter(turns)), signals, tally, [story], errors)
+    if ending.outcome == "interrupted":
+        raise KeyboardInterrupt
+    errors.say("")
+    put_diff(ending.patch)
+    apply(ending, workspace, signals)
+    for line in summary(ending, tally):
+        errors.say(line)
+
+    errors.say(f"\n{'Applied' if ending.applied else 'NOT applied'} to the repository. Its own tests, run again:")
+    with signals.let_through():
+        after = run_tests(directory, data)
+    errors.say(f"  {after.said}\n")
+    for line in (*story.denied, *story.rolled_back):
+        errors.say(f"at {line}")
+    return [
+        (f"a test failed before: {', '.join(before.failing)}", not before.passed and len(before.failing) == 1),
+        ("a write was denied, since the model had not read the file", bool(story.denied)),
+        ("a failed call was rolled back", bool(story.rolled_back)),
+        (f"the task was done and applied{f': {ending.error}' if ending.error else ''}", ending.applied),
+        ("all tests pass now", after.passed),
+    ]
+
+
+def _pause() -> None:
+    time.sleep(PAUSE_SECONDS)
+
+
+def _no_pause() -> None:
+    pass
+
+
+def copy_tree(source: Traversable, target: Path) -> None:
+    """Copy a directory of the package's data, wherever the package is installed, without what Python left in it."""
+    target.mkdir(exist_ok=True)
+    for entry in source.iterdir():
+        if entry.is_dir():
+            if entry.name != "__pycache__":
+                copy_tree(entry, target / entry.name)
+        else:
+            (target / entry.name).write_bytes(entry.read_bytes())
+
+
+def run_tests(directory: Path, data: Traversable) -> TestRun:
+    """The repository's own tests, with this interpreter, in a process of their own."""
+    command = json.loads((data / "test_command.json").read_text(encoding="utf-8"))
+    try:
+        ended = subprocess.run(
+            [sys.executable, *command["argv"]],
+            cwd=directory,
+            env={**os.environ, **command["env"]},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=TESTS_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return TestRun(False, (), f"they did not end within {TESTS_SECONDS:g} s")
+    # unittest's own words: "ERROR: test_name (where)", "Ran 62 tests in ...", "FAILED (errors=1)"
+    failing = tuple(re.findall(r"^(?:ERROR|FAIL): (\w+)", ended.stderr, re.MULTILINE))
+    said = re.findall(r"^(?:Ran \d+ tests?|OK|FAILED).*", ended.stderr, re.MULTILINE)
+    return TestRun(ended.returncode == 0 and bool(said), failing, ": ".join((*said, *failing)) or ended.stderr[-500:])

@@ -1,0 +1,128 @@
+"""What a person sees while a task runs: turns, tool calls and how they ended, the plan, the time."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from ringfence.adapters.core import ModelTurn
+from ringfence.runtime.receipts import Outcome, Receipt
+from ringfence_cli.printable import MAX_REASON_CHARACTERS, one_line, outcome_words, params_summary, printable
+from ringfence_cli.terminal import ErrorStream
+from ringfence_cli.watch import Tally
+from ringfence_tools.planning import Plan, PlanStep
+
+MAX_TEXT_CHARACTERS = 2000
+MAX_TEXT_LINES = 20
+"""Of one turn."""
+MAX_PLAN_STEPS = 12
+"""That the live plan has room for."""
+
+STYLES: dict[Outcome, str] = {
+    "committed": "green",
+    "denied": "yellow",
+    "rejected": "yellow",
+    "failed": "red",
+    "interrupted": "red",
+    "doubtful": "bold red",
+}
+BOXES = {"pending": "[ ]", "in_progress": "[>]", "done": "[x]"}
+
+
+class View:
+    """A watcher that shows what happens on standard error: on a terminal with a live plan below the lines, elsewhere
+    as plain lines. A context manager around the run."""
+
+    def __init__(self, stream: ErrorStream, tally: Tally) -> None:
+        self._tally = tally
+        self._plan: Plan | None = None
+        self._running = False
+        terminal = stream.isatty()
+        self._console = Console(file=stream, markup=False, emoji=False, highlight=False, soft_wrap=True)
+        self._live: Live | None = None
+        if terminal and self._console.is_terminal and not self._console.is_dumb_terminal:
+            # The two streams stay as they are: nothing else writes while this runs.
+            self._live = Live(
+                console=self._console, get_renderable=self._region, redirect_stdout=False, redirect_stderr=False
+            )
+
+    def __enter__(self) -> View:
+        self._running = True
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._running = False
+        if self._live is not None:
+            self._live.stop()
+
+    def turn(self, event: ModelTurn) -> None:
+        text = _bounded(event.turn.text.strip())
+        self._print(Text(f"turn {event.number}", style="bold").append(f"  {text}" if text else "", style="not bold"))
+
+    def call(self, receipt: Receipt, plan: Plan | None) -> None:
+        self._print(call_text(receipt))
+        if plan != self._plan:
+            before, self._plan = self._plan, plan
+            if self._live is None and plan is not None:
+                self._print_plan(before, plan)
+
+    def _print(self, text: Text) -> None:
+        self._console.print(text)
+
+    def _print_plan(self, before: Plan | None, plan: Plan) -> None:
+        """What is new in it: there is no place where it stands all the time."""
+        if before is None or before.objective != plan.objective:
+            self._print(Text(f"  plan: {one_line(plan.objective, MAX_REASON_CHARACTERS)}"))
+            before = None
+        known = frozenset(before.steps) if before is not None else frozenset[PlanStep]()
+        for step in plan.steps:
+            if step not in known:
+                self._print(_step(step))
+
+    def _region(self) -> RenderableType:
+        """The lower part of the terminal; rich asks for it from a thread of its own, several times a second."""
+        tally, parts = self._tally, list[Text]()
+        if (plan := self._plan) is not None:
+            parts.append(Text(f"plan: {one_line(plan.objective, MAX_REASON_CHARACTERS)}", style="bold"))
+            open_at = next((n for n, step in enumerate(plan.steps) if step.status != "done"), len(plan.steps))
+            first = max(0, min(open_at - 3, len(plan.steps) - MAX_PLAN_STEPS))
+            parts += [_step(step) for step in plan.steps[first : first + MAX_PLAN_STEPS]]
+            if len(plan.steps) > MAX_PLAN_STEPS:
+                parts.append(Text(f"  ({len(plan.steps)} steps in all)", style="dim"))
+        if self._running:
+            parts.append(Text(f"{clock(tally.seconds)}  {tally.said}", style="dim"))
+        for part in parts:
+            part.no_wrap, part.overflow = True, "ellipsis"
+        return Group(*parts)
+
+
+def call_text(receipt: Receipt) -> Text:
+    """One tool call and how it ended, on one line."""
+    text = Text(f"  {one_line(receipt.tool, 64)}", style="bold")
+    text.append(f" {params_summary(receipt.params)}", style="not bold")
+    return text.append(" -> ").append(outcome_words(receipt), style=f"not bold {STYLES[receipt.outcome]}")
+
+
+def clock(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes}:{rest:02d}"
+
+
+def _step(step: PlanStep) -> Text:
+    style = {"done": "green", "in_progress": "bold"}.get(step.status, "")
+    return Text(f"  {BOXES[step.status]} {step.step_id}. {one_line(step.title, MAX_REASON_CHARACTERS)}", style=style)
+
+
+def _bounded(text: str) -> str:
+    """A turn's text, for a model may say more than anybody wants to scroll through."""
+    lines = text[:MAX_TEXT_CHARACTERS].split("\n")
+    cut = "\n".join(lines[:MAX_TEXT_LINES])
+    rest = len(text) - len(cut)
+    return printable(cut).replace("\n", "\n  ") + (f" ... ({rest:,} more characters)" if rest > 0 else "")

@@ -1,0 +1,131 @@
+"""The command ``ringfence``. What a command needs is imported when it runs: ``--help`` is quick."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+from pathlib import Path
+
+import click
+
+from ringfence_cli.signals import Signals
+
+INTERRUPTED = 130
+SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+LONGEST_SECONDS = 365 * 24 * 3600.0
+
+
+def _seconds(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
+    """A duration such as ``90s``, ``10m`` or ``1h30m``."""
+    if value is None:
+        return None
+    parts = re.findall(r"(\d{1,9}(?:\.\d{1,9})?)([smh])", value)
+    if not parts or "".join(number + unit for number, unit in parts) != value:
+        raise click.BadParameter(f"{value!r} is not a duration: write 90s, 10m or 1h30m", ctx, param)
+    seconds = sum(float(number) * SECONDS[unit] for number, unit in parts)
+    if not 1 <= seconds <= LONGEST_SECONDS:
+        raise click.BadParameter(f"{value!r} is not between 1s and a year", ctx, param)
+    return seconds
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="ringfence")
+def ringfence() -> None:
+    """Coding agents that change a repository safely: every tool call is a transaction."""
+
+
+@ringfence.command()
+@click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIR")
+@click.option("--task", required=True, metavar="TEXT", help="What to do, or @FILE to read it from.")
+@click.option("--model", required=True, metavar="SPEC", help="script:FILE, a written model: JSON Lines of turns.")
+@click.option(
+    "--workspace",
+    type=click.Choice(["memory"]),
+    default="memory",
+    show_default=True,
+    expose_value=False,  # there is one
+    help="Where the agent works: on a copy of DIR in memory.",
+)
+@click.option(
+    "--apply/--no-apply",
+    help="Write the result back to DIR if the task was done, or only print it.  [default: no-apply]",
+)
+@click.option("--patch", type=click.Path(path_type=Path), metavar="FILE", help="Save the patch, for `git apply`.")
+@click.option(
+    "--receipts", type=click.Path(path_type=Path), metavar="FILE", help="Append a line of JSON for every tool call."
+)
+@click.option("--deadline", callback=_seconds, metavar="TIME", help="Stop after this time: 90s, 10m, 2h.")
+@click.option("--max-tokens", type=click.IntRange(min=1), metavar="N", help="Stop when the model has used more.")
+@click.option("--quiet", is_flag=True, help="Say nothing on standard error but errors.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the diff.")
+@click.pass_obj
+def run(
+    signals: Signals,
+    directory: Path,
+    task: str,
+    model: str,
+    apply: bool,
+    patch: Path | None,
+    receipts: Path | None,
+    deadline: float | None,
+    max_tokens: int | None,
+    quiet: bool,
+    as_json: bool,
+) -> int:
+    """Run an agent's task on the files of DIR; print what it changed.
+
+    The diff, or the JSON object, goes to standard output and everything else to standard error. Exit codes: 0 done,
+    1 the task failed, 2 usage, 3 the model provider failed, 5 deadline or budget, 130 interrupted and rolled back.
+    """
+    from ringfence_cli.run import Options, run_task
+
+    options = Options(directory, task, model, apply, patch, receipts, deadline, max_tokens, quiet, as_json)
+    return run_task(options, signals)
+
+
+@ringfence.command()
+@click.option(
+    "--keep",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Work in DIR, which must not exist yet, and leave it there.",
+)
+@click.pass_obj
+def demo(signals: Signals, keep: Path | None) -> int:
+    """Mend a real repository with a scripted model: no network, no key.
+
+    Its tests fail before and pass after. On the way a write is denied and a failed call is rolled back.
+    """
+    from ringfence_cli.demonstration import demonstrate
+
+    return demonstrate(keep, signals)
+
+
+def main() -> None:
+    """The entry point. Ends the process."""
+    # Entered and not left: from here to the process's end an interrupt comes only where a command lets it through.
+    signals = Signals().__enter__()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    sys.exit(_exit_code(signals))
+
+
+def _exit_code(signals: Signals) -> int:
+    try:
+        return ringfence.main(prog_name="ringfence", obj=signals, standalone_mode=False) or 0
+    except click.exceptions.Abort:
+        return INTERRUPTED
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except BrokenPipeError:
+        return 0
+    except Exception as error:  # a mistake of ours; nobody but us could read a traceback
+        click.echo(f"ringfence: {type(error).__name__}: {error}", err=True)
+        return 1
+
+
+if __name__ == "__main__":
+    main()

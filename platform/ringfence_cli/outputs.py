@@ -1,0 +1,74 @@
+"""The files that a run writes besides the workspace, and its record as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+from ringfence.adapters.core import ModelTurn
+from ringfence.runtime.receipts import Receipt
+from ringfence_tools.planning import Plan
+
+_NOT_ASCII = re.compile("[^\x00-\x7e]")
+
+
+def json_line(value: Mapping[str, object]) -> bytes:
+    r"""One object on one line, in ASCII, with its line end. Half of a surrogate pair, which is how a byte that is not
+    UTF-8 stands in a name, becomes the text ``\xNN``: JSON readers need not take it."""
+    return (_NOT_ASCII.sub(_escaped, json.dumps(value, ensure_ascii=False)) + "\n").encode()
+
+
+def _escaped(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    if 0xD800 <= code <= 0xDFFF:
+        return f"\\\\x{code - 0xDC00:02x}" if 0xDC80 <= code <= 0xDCFF else f"\\\\u{code:04x}"
+    return json.dumps(match[0])[1:-1]
+
+
+class OutputFile:
+    """A file that the user named, opened for writing and not yet changed.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+
+    def __init__(self, path: Path, *, append: bool = False) -> None:
+        self.path = path
+        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_APPEND if append else 0)
+        self._descriptor = os.open(path, flags, 0o666)
+
+    def write(self, data: bytes) -> None:
+        """Write to the end, at once: no buffer, so what is written is whole when the next instruction runs."""
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(self._descriptor, rest) :]
+
+    def replace(self, data: bytes) -> None:
+        """Make `data` all that the file holds."""
+        if stat.S_ISREG(os.fstat(self._descriptor).st_mode):
+            os.ftruncate(self._descriptor, 0)
+        self.write(data)
+
+    def is_same_file(self, other: OutputFile) -> bool:
+        """Whether both are one file in which they would write over each other."""
+        found = os.fstat(self._descriptor)
+        return stat.S_ISREG(found.st_mode) and os.path.samestat(found, os.fstat(other._descriptor))
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+class ReceiptsFile(OutputFile):
+    """A watcher that writes a line for every tool call, at once."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, append=True)
+
+    def turn(self, event: ModelTurn) -> None: ...
+
+    def call(self, receipt: Receipt, plan: Plan | None) -> None:
+        self.write(json_line(receipt.to_json()))

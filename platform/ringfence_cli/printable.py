@@ -1,0 +1,77 @@
+"""Text from a model or a file on its way to a terminal: nothing in it may act on the terminal or hide."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+from ringfence.runtime.events import RejectedToolParams
+from ringfence.runtime.receipts import Receipt
+
+# Control characters but tab and newline; surrogates; line separators; and the invisible ones that reorder or hide what
+# stands around them. The joiners (U+200C, U+200D) stay: scripts and emoji are written with them.
+_ACTIVE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f"
+    "\ud800-\udfff\ufeff\ufff9-\ufffb\U000e0000-\U000e0fff]"
+)
+MAX_VALUE_CHARACTERS = 40
+MAX_PARAMS_CHARACTERS = 120
+MAX_REASON_CHARACTERS = 300
+
+
+def printable(text: str) -> str:
+    """`text` with every character that could act on a terminal, or hide, as an escape. Newlines and tabs stay."""
+    return _ACTIVE.sub(_escape, text)
+
+
+def _escape(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def one_line(text: str, limit: int) -> str:
+    """`text` for one line of at most `limit` characters, which end in "..." where there was more."""
+    flat = " ".join(printable(text[: 4 * limit]).split())
+    return flat if len(flat) <= limit and len(text) <= 4 * limit else flat[: limit - 3] + "..."
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def params_summary(params: object) -> str:
+    """The params of a tool call on one line: what differs from the defaults, long values cut."""
+    if isinstance(params, RejectedToolParams):
+        return one_line(str(params.raw_arguments), MAX_PARAMS_CHARACTERS)
+    if not dataclasses.is_dataclass(params):
+        return ""
+    said: list[str] = []
+    for field in dataclasses.fields(params):
+        value: object = getattr(params, field.name)
+        if value != field.default:
+            said.append(f"{field.name}={_value(value)}")
+    return one_line(" ".join(said), MAX_PARAMS_CHARACTERS)
+
+
+def _value(value: object) -> str:
+    said = one_line(str(value), MAX_VALUE_CHARACTERS)
+    return f"'{said}'" if isinstance(value, str) else said
+
+
+def outcome_words(receipt: Receipt) -> str:
+    """How a call ended and why, on one line."""
+    why = one_line(receipt.message, MAX_REASON_CHARACTERS)
+    denial = next((verdict for verdict in receipt.policies if not verdict.allowed), None)
+    match receipt.outcome:
+        case "committed" | "rejected":
+            return f"{receipt.outcome}: {why}"
+        case "denied" if denial is not None:
+            return f"denied by the policy {denial.policy}: {one_line(denial.reason or why, MAX_REASON_CHARACTERS)}"
+        case "denied":
+            return f"denied: {why}"
+        case "failed":
+            return f"failed and rolled back: {why}"
+        case "interrupted":
+            return "interrupted and rolled back"
+        case "doubtful":
+            return f"rollback not completed: {why}"

@@ -1,0 +1,83 @@
+"""How a task ended, for people and for programs."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from typing import get_args
+
+from ringfence import serde
+from ringfence.filesystem.paths import shown
+from ringfence.participants import Change, FileVersion
+from ringfence.runtime.receipts import Outcome
+from ringfence_cli.printable import one_line, plural
+from ringfence_cli.task import Ending
+from ringfence_cli.watch import Tally
+from ringfence_cli.workspace import MemoryWorkspace, line_counts
+
+MAX_LISTED = 20
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
+
+
+def summary(ending: Ending, tally: Tally) -> Iterator[str]:
+    """Lines for a person, after the diff."""
+    yield f"{ending.outcome.replace('_', ' ')} after {tally.seconds:.1f} s: {tally.said}"
+    if (plan := ending.plan) is not None:
+        done = sum(step.status == "done" for step in plan.steps)
+        yield f"plan: {done} of {plural(len(plan.steps), 'step')} done"
+    files = [change for change in ending.changes if not _is_directory(change)]
+    if not ending.changes:
+        yield "nothing was changed"
+    else:
+        added, removed = line_counts(ending.patch)
+        yield f"{plural(len(files), 'file')} changed, +{added} -{removed} lines"
+
+
+def left_out(workspace: MemoryWorkspace) -> Iterator[str]:
+    """Lines that say what of the directory the agent does not see."""
+    for one in workspace.left_out[:MAX_LISTED]:
+        yield f"left out: {shown(one.path)} ({one_line(one.reason, 200)})"
+    if len(workspace.left_out) > MAX_LISTED:
+        yield f"left out: {len(workspace.left_out) - MAX_LISTED} more; --json lists all"
+
+
+def as_json(ending: Ending, tally: Tally, workspace: MemoryWorkspace) -> dict[str, object]:
+    """The whole record; the shapes of ``changes`` are those of a receipt."""
+    return {
+        "exit_code": ending.exit_code,
+        "outcome": ending.outcome,
+        "error": ending.error,
+        "text": ending.text,
+        "turns": tally.turns,
+        "tool_calls": {"total": tally.calls, **{outcome: tally.outcomes[outcome] for outcome in OUTCOMES}},
+        "plan": serde.dump(ending.plan) if ending.plan is not None else None,
+        "changes": [_change(change) for change in ending.changes],
+        **_patch(ending.patch),
+        "applied": ending.applied,
+        "conflicts": [shown(path) for path in ending.conflicts],
+        "left_out": [{"path": shown(one.path), "reason": one.reason} for one in workspace.left_out],
+        "usage": serde.dump(tally.usage),
+        "duration_seconds": round(tally.seconds, 3),
+    }
+
+
+def _change(change: Change) -> dict[str, object]:
+    versions = {"before": _version(change.before), "after": _version(change.after)}
+    return {"kind": change.kind, "path": shown(change.path), **versions}
+
+
+def _version(version: FileVersion | None) -> object:
+    return None if version is None else serde.dump(version)
+
+
+def _patch(patch: bytes) -> dict[str, object]:
+    """As text, or, since files need not be UTF-8, as bytes."""
+    try:
+        return {"patch": patch.decode(), "patch_base64": None}
+    except UnicodeDecodeError:
+        return {"patch": None, "patch_base64": base64.b64encode(patch).decode()}
+
+
+def _is_directory(change: Change) -> bool:
+    version = change.after or change.before
+    return version is not None and version.kind == "directory"

@@ -1,0 +1,170 @@
+"""``ringfence run``: from the words of the command line to a task, and from its ending to streams and exit code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import click
+
+from ringfence.adapters.core import ProviderAdapter
+from ringfence.adapters.failures import said_of
+from ringfence.adapters.scripted import ScriptedAdapter
+from ringfence.filesystem.paths import shown
+from ringfence_cli.outputs import OutputFile, ReceiptsFile, json_line
+from ringfence_cli.report import as_json, left_out, summary
+from ringfence_cli.signals import Signals
+from ringfence_cli.task import EXIT_CODES, Ending, Task, apply, perform
+from ringfence_cli.terminal import ErrorStream, put, put_diff
+from ringfence_cli.watch import Tally, Watcher
+from ringfence_cli.workspace import MemoryWorkspace
+
+OutputT = TypeVar("OutputT", bound=OutputFile)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What was asked for. ``task`` is a text or @FILE, ``model`` a SPEC; ``deadline`` is in seconds."""
+
+    directory: Path
+    task: str
+    model: str
+    apply: bool = False
+    patch: Path | None = None
+    receipts: Path | None = None
+    deadline: float | None = None
+    max_tokens: int | None = None
+    quiet: bool = False
+    as_json: bool = False
+
+
+def run_task(options: Options, signals: Signals) -> int:
+    """The exit code. Raises click.UsageError for options that nothing can be done with."""
+    errors = ErrorStream()
+    try:
+        with signals.let_through():
+            adapter = model_of(options.model)
+            text = task_of(options.task)
+            workspace = loaded(options.directory)
+    except KeyboardInterrupt:
+        errors.say("ringfence: interrupted: nothing was changed")
+        return EXIT_CODES["interrupted"]
+    with ExitStack() as files:
+        # Opened only now, so that a new file in the directory itself is not taken for one of its own.
+        patch = _opened(OutputFile, options.patch, files)
+        receipts = _opened(ReceiptsFile, options.receipts, files)
+        if patch is not None and receipts is not None and patch.is_same_file(receipts):
+            raise click.UsageError("--patch and --receipts name the same file")
+        tally = Tally()
+        watchers: list[Watcher] = [receipts] if receipts is not None else []
+        task = Task(text, workspace, adapter, options.deadline, options.max_tokens)
+        if not options.quiet:
+            for line in left_out(workspace):
+                errors.say(line)
+        ending = watched(task, signals, tally, watchers, None if options.quiet else errors)
+        _finish(options, ending, tally, workspace, patch, errors, signals)
+    return ending.exit_code
+
+
+def watched(
+    task: Task, signals: Signals, tally: Tally, watchers: Sequence[Watcher], errors: ErrorStream | None
+) -> Ending:
+    """Perform a task, shown live on `errors` where that is given."""
+    if errors is None:
+        return perform(task, signals, tally, watchers)
+    from ringfence_cli.live import View
+
+    with View(errors, tally) as view:
+        return perform(task, signals, tally, [*watchers, view])
+
+
+def _finish(
+    options: Options,
+    ending: Ending,
+    tally: Tally,
+    workspace: MemoryWorkspace,
+    patch: OutputFile | None,
+    errors: ErrorStream,
+    signals: Signals,
+) -> None:
+    """The patch is saved first: whatever happens then, it is there."""
+    if patch is not None:
+        _writing(ending, lambda: patch.replace(ending.patch))
+    if options.apply:
+        apply(ending, workspace, signals)
+    if options.as_json:
+        _writing(ending, lambda: put(json_line(as_json(ending, tally, workspace))))
+    elif ending.outcome != "interrupted":
+        _writing(ending, lambda: put_diff(ending.patch))
+    if not options.quiet:
+        for line in (*summary(ending, tally), *_what_next(options, ending)):
+            errors.say(line)
+    if ending.error is not None:
+        errors.say(f"ringfence: {ending.error}")
+        for path in ending.conflicts:
+            errors.say(f"  {shown(path)}")
+
+
+def _what_next(options: Options, ending: Ending) -> Iterator[str]:
+    if not ending.changes:
+        return
+    if ending.applied:
+        yield f"applied to {options.directory}"
+        return
+    yield f"{options.directory} is as it was"
+    if options.patch is not None:
+        yield f"the patch is in {options.patch}: apply it there with `git apply`"
+    elif ending.outcome == "done":
+        yield "--apply writes the changes there, --patch FILE saves them for `git apply`"
+
+
+def _writing(ending: Ending, write: Callable[[], None]) -> None:
+    try:
+        write()
+    except OSError as error:
+        ending.fail(f"not everything could be written: {said_of(error)}")
+
+
+def model_of(spec: str) -> ProviderAdapter:
+    kind, _, name = spec.partition(":")
+    if kind != "script" or not name:
+        raise click.BadParameter(
+            f"there is no model {spec!r}; there is script:FILE, a written model (JSON Lines of turns)",
+            param_hint="'--model'",
+        )
+    try:
+        return ScriptedAdapter(name)
+    except OSError as error:
+        raise click.BadParameter(f"{name!r} cannot be read: {said_of(error)}", param_hint="'--model'") from None
+    except (ValueError, RecursionError) as error:
+        raise click.BadParameter(str(error), param_hint="'--model'") from None
+
+
+def task_of(text: str) -> str:
+    if text.startswith("@"):
+        try:
+            text = Path(text[1:]).read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise click.BadParameter(f"{text[1:]!r} cannot be read: {said_of(error)}", param_hint="'--task'") from None
+    if not text.strip():
+        raise click.BadParameter("it is empty: say what is to be done", param_hint="'--task'")
+    return text
+
+
+def loaded(directory: Path) -> MemoryWorkspace:
+    try:
+        return MemoryWorkspace(directory)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="'DIR'") from None
+
+
+def _opened(kind: type[OutputT], path: Path | None, files: ExitStack) -> OutputT | None:
+    if path is None:
+        return None
+    try:
+        return files.enter_context(closing(kind(path)))
+    except OSError as error:
+        raise click.UsageError(f"{str(path)!r} cannot be written: {said_of(error)}") from None

@@ -1,0 +1,94 @@
+"""Ctrl-C and its kin: they come as one KeyboardInterrupt, and only where a block lets them through."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from types import FrameType, TracebackType
+from typing import Any
+
+ALIKE = (signal.SIGTERM, signal.SIGHUP)
+"""What ends a process just as Ctrl-C does, and is treated alike."""
+
+
+class Signals:
+    """A context in which SIGINT, SIGTERM and SIGHUP raise KeyboardInterrupt. Main thread only.
+
+    Outside of `let_through` they wait. Letting one through makes the next ones wait again, so whatever it interrupted
+    can put its work in order: there is no moment at which an interrupt leaves nobody to say what became of the work.
+    A signal that was ignored before (``nohup``, a background job of a script) stays ignored.
+    """
+
+    def __init__(self) -> None:
+        self._holding = True
+        self._pending = False
+        self._told_to_end = False
+        self._ignores_interrupts = False
+        self._previous: dict[signal.Signals, Callable[[int, FrameType | None], Any] | int | None] = {}
+
+    def __enter__(self) -> Signals:
+        self._previous[signal.SIGINT] = signal.getsignal(signal.SIGINT)
+        self._ignores_interrupts = self._previous[signal.SIGINT] is signal.SIG_IGN
+        signal.signal(signal.SIGINT, self._arrived)
+        for number in ALIKE:
+            previous = signal.getsignal(number)
+            if previous is not signal.SIG_IGN:
+                self._previous[number] = previous
+                signal.signal(number, self._end)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, previous in self._previous.items():
+            signal.signal(number, previous)
+
+    @property
+    def arrived(self) -> bool:
+        """Whether one waits."""
+        return self._pending
+
+    @contextmanager
+    def let_through(self) -> Generator[None]:
+        """A block in which KeyboardInterrupt may come at any instruction, at most once."""
+        self._release()
+        try:
+            yield
+        finally:
+            self._holding = True
+
+    @contextmanager
+    def held(self) -> Generator[None]:
+        """A part of such a block in which it may not; what came meanwhile comes at the end."""
+        before, self._holding = self._holding, True
+        try:
+            yield
+        finally:
+            if not before:
+                self._release()
+
+    def _release(self) -> None:
+        self._holding = False
+        if self._pending:
+            self._interrupt()
+
+    def _interrupt(self) -> None:
+        self._holding, self._pending = True, False
+        raise KeyboardInterrupt
+
+    def _arrived(self, number: int, frame: FrameType | None) -> None:
+        if self._ignores_interrupts and not self._told_to_end:
+            return
+        if self._holding:
+            self._pending = True
+        else:
+            self._interrupt()
+
+    def _end(self, number: int, frame: FrameType | None) -> None:
+        # By way of SIGINT's handler, since a tool call puts one of its own there, which holds interrupts back over its
+        # commit and its rollback.
+        self._told_to_end = True
+        handler = signal.getsignal(signal.SIGINT)
+        if callable(handler):
+            handler(signal.SIGINT, frame)

@@ -1,0 +1,169 @@
+"""One task: a model, the files it works on, and how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ringfence.adapters.core import ProviderAdapter
+from ringfence.adapters.failures import said_of
+from ringfence.errors import (
+    DeadlineExceededError,
+    PromptEvaluationError,
+    RestoreFailedError,
+    WorkspaceConflictError,
+)
+from ringfence.filesystem.paths import shown
+from ringfence.participants import Change
+from ringfence.prompt.markdown import MarkdownSection
+from ringfence.prompt.prompt import Prompt, PromptTemplate
+from ringfence.runtime.limits import Budget, Deadline
+from ringfence.runtime.session import Session
+from ringfence_cli.signals import Signals
+from ringfence_cli.watch import Tally, Telling, Watcher
+from ringfence_cli.workspace import MemoryWorkspace, is_git_data
+from ringfence_tools.files import VfsToolsSection
+from ringfence_tools.planning import Plan, PlanningStrategy, PlanningToolsSection
+from ringfence_tools.write_back import write_back
+
+Outcome = Literal["done", "failed", "provider_failed", "limit_reached", "interrupted"]
+EXIT_CODES: dict[Outcome, int] = {
+    "done": 0,
+    "failed": 1,
+    "provider_failed": 3,
+    "limit_reached": 5,
+    "interrupted": 130,
+}
+
+INSTRUCTIONS = """\
+$task
+
+Work on the files of the workspace with the tools that you have. When you are done, answer without calling a tool: say
+what you changed and why, and what you could not do or check."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """``seconds`` and ``tokens`` are limits; None is none."""
+
+    text: str
+    workspace: MemoryWorkspace
+    adapter: ProviderAdapter
+    seconds: float | None = None
+    tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TaskParams:
+    task: str
+
+
+@dataclass(slots=True)
+class Ending:
+    """How a task ended. ``text`` is the model's final answer; ``changes`` and ``patch`` are what its committed calls
+    came to, and are there however it ended."""
+
+    outcome: Outcome = "done"
+    error: str | None = None
+    text: str | None = None
+    plan: Plan | None = None
+    changes: Sequence[Change] = ()
+    patch: bytes = b""
+    applied: bool = False
+    conflicts: Sequence[str] = ()
+    """Paths that kept the changes from being applied."""
+
+    @property
+    def exit_code(self) -> int:
+        return EXIT_CODES[self.outcome]
+
+    def fail(self, error: str, outcome: Outcome = "failed") -> None:
+        self.outcome, self.error = outcome, error
+
+
+def perform(task: Task, signals: Signals, tally: Tally, watchers: Sequence[Watcher]) -> Ending:
+    """Let the model work until it is done, or cannot go on, or is interrupted. Nothing on disk is changed."""
+    session = Session()
+    telling = Telling(session, signals, tally, watchers)
+    deadline = Deadline.after(task.seconds) if task.seconds is not None else None
+    ending = Ending()
+    try:
+        with signals.let_through():
+            response = task.adapter.evaluate(
+                _prompt(task, session),
+                session=session,
+                deadline=deadline,
+                budget=Budget(max_total_tokens=task.tokens) if task.tokens is not None else None,
+            )
+        ending.text = response.text
+    except KeyboardInterrupt:
+        _interrupted(ending)
+    except PromptEvaluationError as error:
+        ending.fail(str(error), _outcome_of(error, deadline))
+    except Exception as error:
+        ending.fail(said_of(error))
+    telling.catch_up()
+    if tally.outcomes["doubtful"] and ending.outcome == "interrupted":
+        ending.fail("interrupted, and a rollback could not be completed: the files in the workspace are doubtful")
+    if telling.problems and ending.outcome == "done":
+        ending.fail(f"not everything could be written down: {said_of(telling.problems[0])}")
+    ending.plan = session[Plan].latest()
+    ending.changes = task.workspace.changes()
+    ending.patch = task.workspace.patch(ending.changes)
+    return ending
+
+
+def _prompt(task: Task, session: Session) -> Prompt[None]:
+    template = PromptTemplate(
+        ns="ringfence",
+        key="run",
+        sections=[
+            MarkdownSection(title="Task", key="task", template=INSTRUCTIONS, default_params=TaskParams(task.text)),
+            PlanningToolsSection(session=session, strategy=PlanningStrategy.PLAN_ACT_REFLECT),
+            VfsToolsSection(session=session, filesystem=task.workspace.filesystem),
+        ],
+    )
+    return Prompt(template)
+
+
+def _outcome_of(error: PromptEvaluationError, deadline: Deadline | None) -> Outcome:
+    if isinstance(error.__cause__, RestoreFailedError):
+        return "failed"
+    expired = deadline is not None and deadline.expired
+    if expired or error.phase == "budget" or isinstance(error.__cause__, DeadlineExceededError):
+        return "limit_reached"
+    return "failed" if error.phase == "tool" else "provider_failed"
+
+
+def _interrupted(ending: Ending) -> None:
+    ending.fail("interrupted: the running call was rolled back, and nothing on disk was changed", "interrupted")
+
+
+def apply(ending: Ending, workspace: MemoryWorkspace, signals: Signals) -> None:
+    """Write what was changed back to disk, if the task was done: all of it, or nothing. Cannot be interrupted."""
+    if ending.outcome != "done" or not ending.changes:
+        return
+    if signals.arrived:
+        _interrupted(ending)
+        return
+    if git_data := [change.path for change in ending.changes if is_git_data(change.path)]:
+        ending.conflicts = git_data
+        ending.fail("not applied, since git's own data was changed, which can name programs for git to run")
+        return
+    try:
+        left_over = write_back(workspace.filesystem, workspace.directory, ending.changes).left_over
+        ending.applied = True
+        if left_over:
+            ending.error = f"applied, but files that were replaced could not be removed: {_listed(left_over)}"
+    except WorkspaceConflictError as error:
+        ending.conflicts = error.paths
+        ending.fail("not applied, since files were changed on disk meanwhile")
+    except (OSError, ValueError) as error:
+        ending.fail(f"not applied: {said_of(error)}")
+    except RestoreFailedError as error:
+        ending.fail(f"applying failed, and not everything could be put back: {error}")
+
+
+def _listed(paths: Sequence[str]) -> str:
+    return ", ".join(shown(path) for path in paths)

@@ -1,0 +1,109 @@
+"""Who watches a run, and how they hear of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Protocol
+
+from ringfence.adapters.core import ModelTurn
+from ringfence.runtime.limits import TokenUsage
+from ringfence.runtime.receipts import Outcome, Receipt
+from ringfence.runtime.session import Session
+from ringfence_cli.printable import plural
+from ringfence_cli.signals import Signals
+from ringfence_tools.planning import Plan
+
+
+class Watcher(Protocol):
+    """Told of every turn and every tool call as they happen. OSError: it could not be written down."""
+
+    def turn(self, event: ModelTurn) -> None: ...
+
+    def call(self, receipt: Receipt, plan: Plan | None) -> None: ...
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a run has come to so far."""
+
+    started: float = field(default_factory=monotonic)
+    turns: int = 0
+    outcomes: Counter[Outcome] = field(default_factory=Counter[Outcome])
+    usage: TokenUsage = TokenUsage()
+
+    @property
+    def seconds(self) -> float:
+        return monotonic() - self.started
+
+    @property
+    def calls(self) -> int:
+        return self.outcomes.total()
+
+    @property
+    def rolled_back(self) -> int:
+        return self.outcomes["failed"] + self.outcomes["interrupted"]
+
+    @property
+    def said(self) -> str:
+        """In words, without what there is none of."""
+        counts = (
+            ("committed", self.outcomes["committed"]),
+            ("denied", self.outcomes["denied"]),
+            ("rejected", self.outcomes["rejected"]),
+            ("rolled back", self.rolled_back),
+            ("doubtful", self.outcomes["doubtful"]),
+        )
+        ended = ", ".join(f"{count} {word}" for word, count in counts if count)
+        tokens = self.usage.total_tokens
+        return (
+            f"{plural(self.turns, 'turn')}, {plural(self.calls, 'tool call')}"
+            + (f" ({ended})" if ended else "")
+            + (f", {tokens:,} tokens" if tokens is not None else "")
+        )
+
+
+class Telling:
+    """Tells watchers of the events of a session, each once; nothing interrupts them."""
+
+    def __init__(self, session: Session, signals: Signals, tally: Tally, watchers: Sequence[Watcher]) -> None:
+        self.problems: list[OSError] = []
+        """What kept watchers from writing down what they heard."""
+        self._session = session
+        self._signals = signals
+        self._tally = tally
+        self._watchers = watchers
+        self._told: set[str] = set()
+        session.dispatcher.subscribe(ModelTurn, self._turn)
+        session.dispatcher.subscribe(Receipt, self._call)
+
+    def catch_up(self) -> None:
+        """Tell of the calls that an interrupt kept from being told when they ended."""
+        for receipt in self._session[Receipt].all():
+            self._call(receipt)
+
+    def _turn(self, event: ModelTurn) -> None:
+        with self._signals.held():
+            self._tally.turns += 1
+            if event.turn.usage is not None:
+                self._tally.usage += event.turn.usage
+            for watcher in self._watchers:
+                self._writing(lambda watcher=watcher: watcher.turn(event))
+
+    def _call(self, receipt: Receipt) -> None:
+        with self._signals.held():
+            if receipt.receipt_id in self._told:
+                return
+            self._told.add(receipt.receipt_id)
+            self._tally.outcomes[receipt.outcome] += 1
+            plan = self._session[Plan].latest()
+            for watcher in self._watchers:
+                self._writing(lambda watcher=watcher: watcher.call(receipt, plan))
+
+    def _writing(self, tell: Callable[[], None]) -> None:
+        try:
+            tell()
+        except OSError as error:
+            self.problems.append(error)

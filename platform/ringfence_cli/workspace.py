@@ -1,0 +1,92 @@
+"""The files of a directory, in memory, and what became of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from ringfence.errors import ToolValidationError
+from ringfence.filesystem.diffs import patch_of
+from ringfence.filesystem.memory import InMemoryFilesystem
+from ringfence.participants import Change
+from ringfence_tools.contents import LeftOut
+from ringfence_tools.mounts import HostMount, mount_all
+
+MAX_BYTES = 1 << 30
+GIT = ".git"
+
+
+class MemoryWorkspace:
+    """A copy of a directory's files. What an agent does to it, nothing on disk hears of."""
+
+    def __init__(self, directory: Path) -> None:
+        """Raises ValueError for a directory that cannot be loaded, or is too large."""
+        self.directory = directory
+        self.filesystem = InMemoryFilesystem()
+        # A path, so that no name can be taken for a URL.
+        mount = HostMount(os.path.abspath(directory), exclude_glob=(GIT,), max_bytes=MAX_BYTES)
+        try:
+            (preview,) = mount_all(self.filesystem, [mount])
+        except ToolValidationError as error:
+            if _is_larger(directory, MAX_BYTES):
+                raise ValueError(
+                    f"{directory} holds more than the {MAX_BYTES >> 30} GiB that a workspace in memory takes: name a "
+                    "smaller directory in it"
+                ) from None
+            raise ValueError(str(error)) from None
+        self.left_out: Sequence[LeftOut] = preview.left_out
+        """What of the directory is not here, and why; paths are relative to it."""
+        if os.path.lexists(directory / GIT):
+            self.left_out = (LeftOut(GIT, "git's own data: an agent works on the files"), *preview.left_out)
+        self._loaded = self.filesystem.snapshot()
+
+    def changes(self) -> Sequence[Change]:
+        """What differs from the files as they were loaded."""
+        return self.filesystem.changes(self._loaded)
+
+    def patch(self, changes: Sequence[Change]) -> bytes:
+        """The patch for `changes`, such as ``git apply`` takes it."""
+        now = self.filesystem.snapshot()
+        self.filesystem.restore(self._loaded)
+        try:
+            before = {
+                change.path: self.filesystem.read_bytes(change.path).content
+                for change in changes
+                if change.before is not None and change.before.kind == "file"
+            }
+        finally:
+            self.filesystem.restore(now)
+        return patch_of(changes, before.__getitem__, lambda path: self.filesystem.read_bytes(path).content)
+
+
+def is_git_data(path: str) -> bool:
+    """Whether git would take the path for its own data: hooks and settings, which can name programs to run."""
+    return any(name.casefold() == GIT for name in path.split("/"))
+
+
+def line_counts(patch: bytes) -> tuple[int, int]:
+    """How many lines a patch adds and removes; binary files have none."""
+    added = removed = 0
+    in_hunk = False
+    for line in patch.split(b"\n"):
+        if line.startswith(b"diff --git "):
+            in_hunk = False
+        elif line.startswith(b"@@ "):
+            in_hunk = True
+        elif in_hunk:
+            added += line.startswith(b"+")
+            removed += line.startswith(b"-")
+    return added, removed
+
+
+def _is_larger(directory: Path, size: int) -> bool:
+    for parent, directories, files in os.walk(directory):
+        if parent == str(directory) and GIT in directories:
+            directories.remove(GIT)
+        for name in files:
+            path = os.path.join(parent, name)
+            size -= 0 if os.path.islink(path) or not os.path.exists(path) else os.path.getsize(path)
+            if size < 0:
+                return True
+    return False

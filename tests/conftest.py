@@ -1,0 +1,13 @@
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import settings
+
+pytest.register_assert_rewrite("ringfence.testing")
+
+# No deadline: a busy machine is not a failure. The blob repeats a failure of another machine on this one.
+settings.register_profile("quick", deadline=None, print_blob=True, max_examples=50, stateful_step_count=30)
+settings.register_profile("prove", deadline=None, print_blob=True, max_examples=5000, stateful_step_count=60)
+settings.load_profile("prove" if os.environ.get("RINGFENCE_PROVE") == "1" else "quick")

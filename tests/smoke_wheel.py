@@ -1,0 +1,64 @@
+"""Looks at an installed wheel: `python -I tests/smoke_wheel.py CHECKOUT`, run outside the checkout by `make wheel`.
+
+What is in the checkout's packages must be what is installed, file for file, and every module must import with
+nothing but the wheel's own dependencies beside it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import subprocess
+import sys
+import sysconfig
+from importlib.metadata import distribution
+from pathlib import Path
+
+SOURCES = {
+    "ringfence": "platform",
+    "ringfence_cli": "platform",
+    "ringfence_sandbox": "sandbox",
+    "ringfence_tools": "contrib_tools",
+}
+
+
+def in_checkout(checkout: Path) -> set[str]:
+    return {
+        path.relative_to(checkout / root).as_posix()
+        for package, root in SOURCES.items()
+        for path in (checkout / root / package).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+
+def installed() -> set[str]:
+    files = distribution("ringfence").files or []
+    return {file.as_posix() for file in files if file.parts[0] in SOURCES and "__pycache__" not in file.parts}
+
+
+def import_everything() -> int:
+    count = 0
+    for package in map(importlib.import_module, SOURCES):
+        where = Path(package.__file__ or "")
+        assert where.is_relative_to(sysconfig.get_paths()["purelib"]), f"{package.__name__} came from {where}"
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            importlib.import_module(module.name)
+            count += 1
+    return count
+
+
+def main(checkout: Path) -> None:
+    assert Path.cwd() != checkout, "run this outside the checkout"
+    expected, found = in_checkout(checkout), installed()
+    assert found == expected, f"missing: {sorted(expected - found)}; too many: {sorted(found - expected)}"
+    assert {f"{package}/py.typed" for package in SOURCES} <= found
+    assert any(name.startswith("ringfence_cli/demo/repository/") for name in found)
+    for entry_point in distribution("ringfence").entry_points:
+        entry_point.load()
+    count = import_everything()
+    subprocess.run([Path(sys.executable).with_name("ringfence"), "--help"], check=True, stdout=subprocess.DEVNULL)
+    print(f"the wheel holds {len(found)} files, and its {count} modules import alone")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]).resolve())

@@ -1,0 +1,203 @@
+"""Ctrl-C at any instant of a call: everything before it or everything after it, and the next call works."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pytest
+
+from ringfence.adapters import ToolExecutor
+from ringfence.filesystem import Filesystem, InMemoryFilesystem
+from ringfence.participants import Snapshotable
+from ringfence.prompt import MarkdownSection, Prompt, PromptTemplate, Tool, ToolContext, ToolResult
+from ringfence.runtime import Receipt, Session, ToolInvoked, tool_transaction
+
+
+@dataclass(frozen=True)
+class Count:
+    value: int
+
+    def render(self) -> str:
+        return str(self.value)
+
+
+class World:
+    def __init__(self, *resources: object, fail: bool = False, signal_in_handler: bool = False) -> None:
+        self.session = Session()
+        self.files = InMemoryFilesystem()
+        self.files.write("count", "0")
+        self.fail = fail
+
+        def act(params: None, *, context: ToolContext) -> ToolResult[Count]:
+            files = context.filesystem
+            assert files is not None
+            count = int(files.read("count").content) + 1
+            files.write("count", str(count))
+            if signal_in_handler:
+                signal.raise_signal(signal.SIGINT)
+            return ToolResult("no", success=False) if self.fail else ToolResult.ok(Count(count))
+
+        tool = Tool[None, Count](name="act", description="Count.", handler=act)
+        section = MarkdownSection(title="Work", key="work", template="Count.", tools=[tool])
+        self.prompt = Prompt(PromptTemplate(ns="tests", key="interrupts", sections=[section]))
+        self.prompt.bind(resources={Filesystem: self.files, **{type(one): one for one in resources}})
+
+    def executor(self) -> ToolExecutor:
+        return ToolExecutor(prompt=self.prompt, session=self.session)
+
+    def consistent(self) -> int:
+        """The files and the session tell the same; how many calls committed."""
+        in_files = int(self.files.read("count").content)
+        counts = self.session[Count].all()
+        assert [count.value for count in counts] == list(range(1, in_files + 1))
+        return in_files
+
+
+class Signalling(Snapshotable[int]):
+    """Gets a Ctrl-C while it is marked or restored."""
+
+    def __init__(self, at: str) -> None:
+        self.at = at
+        self.value = 0
+        self.restored = 0
+
+    def snapshot(self, *, tag: str | None = None) -> int:
+        if self.at == "snapshot":
+            signal.raise_signal(signal.SIGINT)
+        return self.value
+
+    def restore(self, snapshot: int) -> None:
+        if self.at == "restore":
+            signal.raise_signal(signal.SIGINT)
+            time.sleep(0)
+        self.value = snapshot
+        self.restored += 1
+
+
+def test_an_interrupt_in_the_handler_rolls_back_and_propagates() -> None:
+    world = World(signal_in_handler=True)
+    with world.prompt.resources:
+        with pytest.raises(KeyboardInterrupt):
+            world.executor().call("act", {})
+        assert world.consistent() == 0
+        receipt = world.session[Receipt].latest()
+        assert receipt is not None
+        assert receipt.outcome == "interrupted"
+
+
+def test_an_interrupt_during_the_rollback_waits_until_it_is_complete() -> None:
+    signalling = Signalling("restore")
+    world = World(signalling, fail=True)
+    with world.prompt.resources:
+        with pytest.raises(KeyboardInterrupt):
+            world.executor().call("act", {})
+        assert signalling.restored == 1
+        assert world.consistent() == 0
+        assert len(world.session[ToolInvoked].all()) == 1
+
+
+def test_an_interrupt_while_the_marks_are_taken_comes_before_the_handler_and_leaves_no_trace() -> None:
+    world = World(Signalling("snapshot"))
+    with world.prompt.resources:
+        with pytest.raises(KeyboardInterrupt):
+            world.executor().call("act", {})
+        assert world.consistent() == 0
+
+
+def test_an_interrupt_after_the_commit_point_propagates_and_the_call_stays() -> None:
+    world = World()
+    world.session.dispatcher.subscribe(ToolInvoked, lambda event: signal.raise_signal(signal.SIGINT))
+    with world.prompt.resources:
+        with pytest.raises(KeyboardInterrupt):
+            world.executor().call("act", {})
+        assert world.consistent() == 1
+
+
+def test_the_signal_handler_of_before_is_back_after_every_call() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    world = World()
+    with world.prompt.resources:
+        world.executor().call("act", {})
+        assert signal.getsignal(signal.SIGINT) is before
+        world.fail = True
+        world.executor().call("act", {})
+        assert signal.getsignal(signal.SIGINT) is before
+
+
+@contextmanager
+def storm(random_source: random.Random, main: int) -> Iterator[threading.Event]:
+    """SIGINTs at random instants while the event is set."""
+    go, stop = threading.Event(), threading.Event()
+
+    def run() -> None:
+        while not stop.is_set():
+            if go.wait(0.01):
+                time.sleep(random_source.random() * 0.0004)
+                if go.is_set():
+                    signal.pthread_kill(main, signal.SIGINT)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield go
+    finally:
+        stop.set()
+        go.clear()
+        thread.join()
+
+
+def test_interrupts_at_random_instants_never_leave_anything_in_between() -> None:
+    rounds = 20_000 if os.environ.get("RINGFENCE_PROVE") else 1_500
+    source = random.Random(7)
+    world = World()
+    interrupted = 0
+    with world.prompt.resources, storm(source, threading.get_ident()) as go:
+        executor = world.executor()
+        for number in range(rounds):
+            world.fail = number % 3 == 0
+            try:
+                try:
+                    go.set()
+                    executor.call("act", {})
+                finally:
+                    go.clear()
+            except KeyboardInterrupt:
+                interrupted += 1
+            while True:  # one may still be on its way
+                try:
+                    time.sleep(0.0002)
+                    world.consistent() if number % 50 == 0 else None
+                    break
+                except KeyboardInterrupt:
+                    continue
+    assert interrupted > rounds // 100
+    committed = world.consistent()
+    world.fail = False
+    with world.prompt.resources:
+        assert world.executor().call("act", {}).success, "no lock was left held"
+    assert world.consistent() == committed + 1
+
+
+def test_tool_transaction_rolls_back_on_whatever_leaves_its_block() -> None:
+    world = World()
+    with world.prompt.resources:
+
+        def interrupted() -> None:
+            with tool_transaction(world.session, world.prompt.resources.context):
+                world.files.write("count", "7")
+                signal.raise_signal(signal.SIGINT)
+
+        with pytest.raises(KeyboardInterrupt):
+            interrupted()
+        assert world.consistent() == 0
+        with tool_transaction(world.session, world.prompt.resources.context):
+            world.files.write("count", "1")
+            world.session.dispatch(Count(1))
+        assert world.consistent() == 1

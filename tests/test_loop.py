@@ -1,0 +1,225 @@
+"""The evaluation loop, driven by a model that is written down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringfence.adapters import ModelTurn, PromptEvaluationError, ScriptedAdapter
+from ringfence.filesystem import Filesystem, InMemoryFilesystem
+from ringfence.prompt import MarkdownSection, Prompt, PromptTemplate, Tool, ToolContext, ToolResult
+from ringfence.runtime import (
+    Budget,
+    BudgetTracker,
+    Deadline,
+    PromptExecuted,
+    PromptRendered,
+    RenderedTools,
+    Session,
+    ToolInvoked,
+)
+
+
+@dataclass(frozen=True)
+class Echo:
+    text: str = "x"
+
+    def render(self) -> str:
+        return f"<{self.text}>"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    good: bool
+    reason: str = ""
+
+
+def echo(params: Echo, *, context: ToolContext) -> ToolResult[Echo]:
+    if context.filesystem is not None:
+        context.filesystem.write("log", params.text, mode="append")
+    return ToolResult.ok(params, message="echoed") if params.text != "fail" else ToolResult.error("no")
+
+
+TOOL = Tool[Echo, Echo](name="echo", description="Echo.", handler=echo)
+
+
+def prompt(output: Any = None, **options: Any) -> Prompt[Any]:
+    section = MarkdownSection(title="Task", key="task", template="Echo things.", tools=[TOOL])
+    template = PromptTemplate[output] if output is not None else PromptTemplate
+    return Prompt(template(ns="tests", key="loop", name="looping", sections=[section], **options))
+
+
+def calls(*texts: Any) -> dict[str, Any]:
+    return {"text": "thinking", "tool_calls": [{"name": "echo", "arguments": {"text": text}} for text in texts]}
+
+
+def test_tools_run_until_the_model_answers() -> None:
+    adapter, session = ScriptedAdapter([calls("a", "b"), calls("c"), {"text": "done"}]), Session()
+    response = adapter.evaluate(prompt(), session=session)
+    assert (response.prompt_name, response.text, response.output) == ("looping", "done", None)
+    assert [i.params for i in session[ToolInvoked].all()] == [Echo("a"), Echo("b"), Echo("c")]
+
+
+def test_the_model_is_sent_the_prompt_its_own_turns_and_every_answer() -> None:
+    adapter = ScriptedAdapter([calls("a", "fail"), {"text": "done"}])
+    adapter.evaluate(prompt(), session=Session())
+    first, second = adapter.requests
+    assert [m["role"] for m in first["messages"]] == ["system"]
+    assert "Echo things." in first["messages"][0]["content"]
+    (tool,) = first["tools"]
+    assert tool["function"]["name"] == "echo"
+    assert tool["function"]["parameters"]["additionalProperties"] is False
+    _, assistant, one, two = second["messages"]
+    assert assistant["content"] == "thinking"
+    ids = [c["id"] for c in assistant["tool_calls"]]
+    assert [(m["role"], m["tool_call_id"], m["content"]) for m in (one, two)] == [
+        ("tool", ids[0], "echoed\n\n<a>"),
+        ("tool", ids[1], "no"),
+    ]
+
+
+def test_each_call_of_a_turn_is_its_own_transaction() -> None:
+    files = InMemoryFilesystem()
+    adapter = ScriptedAdapter([calls("a", "fail", "b"), {"text": "done"}])
+    adapter.evaluate(prompt().bind(resources={Filesystem: files}), session=Session())
+    assert files.read("log").content == "ab"
+
+
+@pytest.mark.parametrize(
+    "call", [{"name": "nothing"}, {"name": "echo", "arguments": "{"}, {"name": "echo", "arguments": {"txt": 1}}]
+)
+def test_a_bad_call_never_ends_the_evaluation(call: dict[str, Any]) -> None:
+    adapter = ScriptedAdapter([{"tool_calls": [call]}, {"text": "I see"}])
+    assert adapter.evaluate(prompt(), session=Session()).text == "I see"
+
+
+def test_a_structured_output_is_parsed() -> None:
+    adapter, session = ScriptedAdapter([{"text": '```json\n{"good": true}\n```'}]), Session()
+    response = adapter.evaluate(prompt(Verdict), session=session)
+    assert (response.output, response.text) == (Verdict(good=True), None)
+    assert session[Verdict].latest() == Verdict(good=True)
+    schema = adapter.requests[0]["response_format"]["json_schema"]["schema"]
+    assert set(schema["properties"]) == {"good", "reason"}
+
+
+def test_a_list_output_is_parsed() -> None:
+    adapter = ScriptedAdapter([{"text": '{"items": [{"good": true}, {"good": false}]}'}])
+    assert adapter.evaluate(prompt(list[Verdict]), session=Session()).output == [Verdict(True), Verdict(False)]
+
+
+@pytest.mark.parametrize("text", ["", "no json", '{"good": "maybe"}', '{"good": true, "more": 1}', "[]"])
+def test_an_output_that_does_not_fit_ends_the_evaluation(text: str) -> None:
+    with pytest.raises(PromptEvaluationError) as caught:
+        ScriptedAdapter([{"text": text}]).evaluate(prompt(Verdict), session=Session())
+    assert caught.value.phase == "response"
+
+
+def test_a_script_that_has_run_out_says_so() -> None:
+    with pytest.raises(PromptEvaluationError, match="no turn left"):
+        ScriptedAdapter([calls("a")]).evaluate(prompt(), session=Session())
+
+
+def test_a_model_that_goes_in_circles_is_stopped() -> None:
+    adapter = ScriptedAdapter(lambda conversation: calls("again"), max_turns=5)
+    with pytest.raises(PromptEvaluationError, match="5 turns"):
+        adapter.evaluate(prompt(), session=Session())
+    assert len(adapter.requests) == 5
+
+
+def test_a_function_sees_the_conversation_so_far() -> None:
+    def model(conversation: Any) -> dict[str, Any]:
+        last = conversation[-1]
+        return calls("a") if last["role"] == "system" else {"text": f"got {last['content']!r}"}
+
+    assert ScriptedAdapter(model).evaluate(prompt(), session=Session()).text == "got 'echoed\\n\\n<a>'"
+
+
+def test_a_script_may_be_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "script.jsonl"
+    path.write_text('{"tool_calls": [{"name": "echo", "arguments": "{}"}]}\n\n{"text": "dõne"}\n', encoding="utf-8")
+    assert ScriptedAdapter(path).evaluate(prompt(), session=Session()).text == "dõne"
+    assert ScriptedAdapter(str(path)).evaluate(prompt(), session=Session()).text == "dõne"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("{", "not JSON"),
+        ("[]", "expected an object"),
+        ('{"txt": "a"}', "txt"),
+        ('{"tool_calls": [{"arguments": {}}]}', "name"),
+        ('{"tool_calls": [{"name": "a", "arguments": 3}]}', "arguments"),
+        ('{"tool_calls": {}}', "tool_calls"),
+        ('{"usage": {"tokens": 1}}', "tokens"),
+        ('{"text": 3}', "text"),
+    ],
+)
+def test_a_malformed_script_is_refused_with_its_line(tmp_path: Path, line: str, said: str) -> None:
+    path = tmp_path / "script.jsonl"
+    path.write_text('{"text": "fine"}\n' + line + "\n")
+    with pytest.raises(ValueError, match="line 2") as caught:
+        ScriptedAdapter(path)
+    assert said in str(caught.value)
+
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def ticking(*seconds: float) -> Callable[[], datetime]:
+    left = list(seconds)
+    return lambda: START + timedelta(seconds=left.pop(0) if len(left) > 1 else left[0])
+
+
+def test_a_passed_deadline_ends_the_evaluation_before_the_model_is_asked() -> None:
+    adapter = ScriptedAdapter([{"text": "done"}])
+    with pytest.raises(PromptEvaluationError) as caught:
+        adapter.evaluate(
+            prompt(), session=Session(), deadline=Deadline(START + timedelta(seconds=5), START, ticking(9))
+        )
+    assert caught.value.phase == "request"
+    assert adapter.requests == []
+
+
+def test_usage_is_added_up_and_a_budget_ends_the_evaluation() -> None:
+    turns = [{**calls("a"), "usage": {"input_tokens": 40, "output_tokens": 2}} for _ in range(5)]
+    session = Session()
+    with pytest.raises(PromptEvaluationError) as caught:
+        ScriptedAdapter(turns).evaluate(prompt(), session=session, budget=Budget(max_total_tokens=100))
+    assert caught.value.phase == "budget"
+    assert len(session[ToolInvoked].all()) == 2, "the turn that broke the budget runs no tool"
+    tracker = BudgetTracker(Budget(max_input_tokens=80))
+    ScriptedAdapter([turns[0], {**turns[0], "tool_calls": []}]).evaluate(
+        prompt(), session=session, budget_tracker=tracker
+    )
+    assert tracker.consumed.input_tokens == 80
+    executed = session[PromptExecuted].latest()
+    assert executed is not None
+    assert executed.usage == tracker.consumed
+
+
+def test_events_say_what_was_rendered_offered_and_answered() -> None:
+    session, heard = Session(), []
+    for kind in (PromptRendered, RenderedTools, ModelTurn, ToolInvoked, PromptExecuted):
+        session.dispatcher.subscribe(kind, heard.append)
+    ScriptedAdapter([calls("a"), {"text": "done"}]).evaluate(prompt(), session=session)
+    assert [type(event).__name__ for event in heard] == [
+        "PromptRendered",
+        "RenderedTools",
+        "ModelTurn",
+        "ToolInvoked",
+        "ModelTurn",
+        "PromptExecuted",
+    ]
+    assert len(session[ToolInvoked].all()) == 1
+
+
+def test_an_observer_that_fails_does_not_end_the_evaluation() -> None:
+    session = Session()
+    for kind in (PromptRendered, RenderedTools, ModelTurn, ToolInvoked, PromptExecuted):
+        session.dispatcher.subscribe(kind, lambda event: 1 / 0)
+    assert ScriptedAdapter([calls("a"), {"text": "done"}]).evaluate(prompt(), session=session).text == "done"

@@ -1,0 +1,337 @@
+"""The two policies that come with the project, through the whole of a tool call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from ringfence.adapters import ToolExecutor
+from ringfence.errors import PromptValidationError
+from ringfence.filesystem import Filesystem, InMemoryFilesystem
+from ringfence.prompt import (
+    MarkdownSection,
+    PolicyState,
+    Prompt,
+    PromptTemplate,
+    ReadBeforeWritePolicy,
+    SequentialDependencyPolicy,
+    Tool,
+    ToolContext,
+    ToolResult,
+)
+from ringfence.prompt.policy import PathHashes
+from ringfence.runtime import Session
+
+
+@dataclass(frozen=True)
+class At:
+    file_path: str
+    content: str = ""
+
+
+@dataclass(frozen=True)
+class Two:
+    source: str
+    target: str
+
+
+@dataclass(frozen=True)
+class Said:
+    text: str
+
+    def render(self) -> str:
+        return self.text
+
+
+def files_of(context: ToolContext) -> Filesystem:
+    assert context.filesystem is not None
+    return context.filesystem
+
+
+def read_file(params: At, *, context: ToolContext) -> ToolResult[Said]:
+    return ToolResult.ok(Said(files_of(context).read(params.file_path.strip()).content))
+
+
+def read_nothing(params: At, *, context: ToolContext) -> ToolResult[Said]:
+    return ToolResult.ok(Said(files_of(context).read(params.file_path, offset=1000).content))
+
+
+def write_file(params: At, *, context: ToolContext) -> ToolResult[Said]:
+    files_of(context).write(params.file_path.strip(), params.content)
+    return ToolResult.ok(Said("written"))
+
+
+def write_and_fail(params: At, *, context: ToolContext) -> ToolResult[Said]:
+    write_file(params, context=context)
+    return ToolResult.error("failed after the write")
+
+
+def rm(params: At, *, context: ToolContext) -> ToolResult[Said]:
+    files_of(context).delete(params.file_path, recursive=True)
+    return ToolResult.ok(Said("gone"))
+
+
+def move(params: Two, *, context: ToolContext) -> ToolResult[Said]:
+    files_of(context).move(params.source, params.target, overwrite=True)
+    return ToolResult.ok(Said("moved"))
+
+
+def touch_all(params: At, *, context: ToolContext) -> ToolResult[Said]:
+    return write_file(At("a.txt", "all"), context=context)
+
+
+TOOLS: list[Tool[Any, Any]] = [
+    Tool[At, Said](name=name, description="A tool.", handler=handler)
+    for name, handler in (
+        ("read_file", read_file),
+        ("write_file", write_file),
+        ("rm", rm),
+        ("edit_file", write_and_fail),
+    )
+]
+TOOLS.append(Tool[Two, Said](name="move", description="A tool.", handler=move))
+TOOLS.append(Tool[At, Said](name="stamp", description="A tool.", handler=touch_all, writes=lambda params: ["a.txt"]))
+TOOLS.append(Tool[At, Said](name="nowhere", description="A tool.", handler=touch_all, writes=lambda params: []))
+
+
+@contextmanager
+def agent(
+    *tools: Tool[Any, Any], files: InMemoryFilesystem | None = None, session: Session | None = None, key: str = "rbw"
+) -> Iterator[Callable[..., ToolResult[Any]]]:
+    section = MarkdownSection(
+        title="Files", key="files", template="Use them.", tools=[*TOOLS, *tools], policies=[ReadBeforeWritePolicy()]
+    )
+    prompt = Prompt(PromptTemplate(ns="tests", key=key, sections=[section]))
+    prompt.bind(resources={Filesystem: files} if files is not None else {})
+    with prompt.resources:
+        executor = ToolExecutor(prompt=prompt, session=session or Session())
+        yield lambda name, *values: executor.call(
+            name,
+            {"source": values[0], "target": values[1]}
+            if name == "move"
+            else dict(zip(("file_path", "content"), values, strict=False)),
+        )
+
+
+@pytest.fixture
+def files() -> InMemoryFilesystem:
+    files = InMemoryFilesystem()
+    files.write("a.txt", "one\n")
+    files.write("dir/b.txt", "two\n")
+    return files
+
+
+def test_a_new_file_may_be_written(files: InMemoryFilesystem) -> None:
+    with agent(files=files) as call:
+        assert call("write_file", "new.txt", "x").success
+
+
+def test_an_existing_file_must_be_read_first(files: InMemoryFilesystem) -> None:
+    with agent(files=files) as call:
+        denied = call("write_file", "a.txt", "x")
+        assert not denied.success
+        assert "read_before_write" in denied.message
+        assert "a.txt" in denied.message
+        assert files.read("a.txt").content == "one\n"
+        call("read_file", "a.txt")
+        assert call("write_file", "a.txt", "x").success
+
+
+def test_own_writes_count_as_known(files: InMemoryFilesystem) -> None:
+    with agent(files=files) as call:
+        call("write_file", "new.txt", "x")
+        assert call("write_file", "new.txt", "y").success
+        assert call("rm", "new.txt").success
+
+
+def test_a_stale_read_is_no_read(files: InMemoryFilesystem) -> None:
+    with agent(files=files) as call:
+        call("read_file", "a.txt")
+        files.write("a.txt", "somebody else\n")
+        denied = call("write_file", "a.txt", "x")
+        assert "has changed since" in denied.message
+        call("read_file", "a.txt")
+        assert call("write_file", "a.txt", "x").success
+
+
+def test_what_was_overwritten_by_the_session_is_not_known_again_when_it_comes_back(files: InMemoryFilesystem) -> None:
+    with agent(files=files) as call:
+        call("read_file", "a.txt")
+        call("write_file", "a.txt", "mine\n")
+        files.write("a.txt", "one\n")
+        assert not call("write_file", "a.txt", "x").success
+
+
+def test_the_same_bytes_again_are_not_stale(files: InMemoryFilesystem) -> None:
+    with agent(files=files) as call:
+        call("read_file", "a.txt")
+        files.write("a.txt", "one\n")
+        assert call("write_file", "a.txt", "x").success
+
+
+@pytest.mark.parametrize(
+    "spelling", ["./a.txt", "//a.txt", "/a.txt", "dir/../a.txt", " a.txt ", "link", "dir/up/a.txt"]
+)
+def test_every_spelling_of_a_path_is_one_path(files: InMemoryFilesystem, spelling: str) -> None:
+    files.symlink("link", "a.txt")
+    files.symlink("dir/up", "..")
+    with agent(files=files) as call:
+        assert not call("write_file", spelling, "x").success
+        call("read_file", "a.txt")
+        assert call("write_file", spelling, "x").success
+        assert files.read("a.txt").content == "x"
+
+
+@pytest.mark.parametrize("target", ["a.txt", "dir", "dir/b.txt", ""])
+def test_rm_is_a_write(files: InMemoryFilesystem, target: str) -> None:
+    with agent(files=files) as call:
+        assert not call("rm", target).success
+        assert files.exists("a.txt")
+        assert files.exists("dir/b.txt")
+
+
+def test_a_directory_may_be_removed_when_all_its_files_are_known(files: InMemoryFilesystem) -> None:
+    with agent(files=files) as call:
+        call("read_file", "dir/b.txt")
+        call("write_file", "dir/own.txt", "x")
+        assert call("rm", "dir").success
+
+
+@pytest.mark.parametrize(("source", "target"), [("a.txt", "new.txt"), ("own.txt", "a.txt"), ("dir", "elsewhere")])
+def test_move_is_a_write_of_its_source_and_of_a_target_that_exists(
+    files: InMemoryFilesystem, source: str, target: str
+) -> None:
+    with agent(files=files) as call:
+        call("write_file", "own.txt", "x")
+        assert not call("move", source, target).success
+        call("read_file", "a.txt")
+        call("read_file", "dir/b.txt")
+        assert call("move", source, target).success
+
+
+def test_a_moved_file_is_known_where_it_is_now(files: InMemoryFilesystem) -> None:
+    with agent(files=files) as call:
+        call("read_file", "a.txt")
+        call("move", "a.txt", "c.txt")
+        assert call("write_file", "c.txt", "x").success
+
+
+def test_any_tool_that_declares_its_writes_is_governed(files: InMemoryFilesystem) -> None:
+    with agent(files=files) as call:
+        assert not call("stamp", "whatever").success
+        call("read_file", "a.txt")
+        assert call("stamp", "whatever").success
+
+
+def test_targets_that_cannot_be_told_are_denied(files: InMemoryFilesystem) -> None:
+    with agent(files=files) as call:
+        assert "cannot tell" in call("nowhere", "a.txt").message
+
+
+def test_no_filesystem_means_no() -> None:
+    with agent() as call:
+        assert "no filesystem" in call("write_file", "a.txt", "x").message
+
+
+def test_a_read_of_no_lines_or_one_that_failed_does_not_count(files: InMemoryFilesystem) -> None:
+    def read_and_fail(params: At, *, context: ToolContext) -> ToolResult[Said]:
+        read_file(params, context=context)
+        raise OSError("lost")
+
+    for handler in (read_nothing, read_and_fail):
+        policy = ReadBeforeWritePolicy(read_tools={"peek"})
+        peek = Tool[At, Said](name="peek", description="Peek.", handler=handler)
+        section = MarkdownSection(title="F", key="f", template="x", tools=[*TOOLS, peek], policies=[policy])
+        prompt = Prompt(PromptTemplate(ns="tests", key="peek", sections=[section])).bind(resources={Filesystem: files})
+        with prompt.resources:
+            executor = ToolExecutor(prompt=prompt, session=Session())
+            executor.call("peek", {"file_path": "a.txt"})
+            assert not executor.call("write_file", {"file_path": "a.txt", "content": "x"}).success
+
+
+def test_a_write_that_was_rolled_back_is_not_known(files: InMemoryFilesystem) -> None:
+    with agent(files=files) as call:
+        assert "failed after" in call("edit_file", "new.txt", "mine").message
+        files.write("new.txt", "mine")
+        assert not call("write_file", "new.txt", "x").success
+
+
+def test_what_is_known_of_one_filesystem_or_prompt_is_not_known_of_another(files: InMemoryFilesystem) -> None:
+    other, session = InMemoryFilesystem(), Session()
+    other.write("a.txt", "one\n")
+    with agent(files=files, session=session) as call:
+        call("read_file", "a.txt")
+    with agent(files=other, session=session) as call:
+        assert not call("write_file", "a.txt", "x").success
+    with agent(files=files, session=session, key="another") as call:
+        assert not call("write_file", "a.txt", "x").success
+    with agent(files=files, session=session) as call:
+        assert call("write_file", "a.txt", "x").success
+
+
+def test_a_reset_forgets_what_was_read(files: InMemoryFilesystem) -> None:
+    session = Session()
+    with agent(files=files, session=session) as call:
+        call("read_file", "a.txt")
+        session.reset()
+        assert not call("write_file", "a.txt", "x").success
+
+
+def test_the_state_is_a_path_with_the_hash_of_its_bytes(files: InMemoryFilesystem) -> None:
+    session = Session()
+    with agent(files=files, session=session) as call:
+        call("read_file", "./a.txt")
+        state = session[PolicyState].latest()
+        assert state is not None
+        assert state.policy_name == "read_before_write"
+        assert ("a.txt", files.content_hash("a.txt")) in state.invoked_keys
+
+
+def test_path_hashes_are_a_set_of_pairs() -> None:
+    hashes = PathHashes([("a", "1")]).updated({"b": "2", "a": "3"})
+    assert hashes == {("a", "3"), ("b", "2")}
+    assert ("a", "1") not in hashes
+    assert hashes.updated({"b": None}) == {("a", "3")}
+    assert hash(hashes) == hash(PathHashes([("b", "2"), ("a", "3")]))
+
+
+def done(params: None, *, context: ToolContext) -> ToolResult[None]:
+    return ToolResult("done")
+
+
+def broken(params: None, *, context: ToolContext) -> ToolResult[None]:
+    return ToolResult.error("broken")
+
+
+def chain(policies: list[Any], **handlers: Any) -> Prompt[Any]:
+    tools = [Tool[None, None](name=name, description="A step.", handler=handler) for name, handler in handlers.items()]
+    section = MarkdownSection(title="Steps", key="steps", template="Do.", tools=tools)
+    return Prompt(PromptTemplate(ns="tests", key="chain", sections=[section], policies=policies))
+
+
+def test_a_tool_waits_for_the_tools_it_depends_on_to_have_succeeded() -> None:
+    policy = SequentialDependencyPolicy({"deploy": {"test", "build"}, "build": frozenset({"lint"})})
+    prompt = chain([policy], lint=done, test=broken, build=done, deploy=done)
+    with prompt.resources:
+        executor = ToolExecutor(prompt=prompt, session=Session())
+        assert "build, test" in executor.call("deploy", {}).message
+        assert "lint" in executor.call("build", {}).message
+        executor.call("lint", {})
+        assert executor.call("build", {}).success
+        executor.call("test", {})
+        assert executor.call("deploy", {}).message.endswith(": test")
+
+
+@pytest.mark.parametrize("dependencies", [{"a": {"a"}}, {"a": {"b"}, "b": {"a"}}, {"a": {"b"}, "b": {"c"}, "c": {"a"}}])
+def test_tools_that_wait_for_each_other_are_refused(dependencies: dict[str, set[str]]) -> None:
+    with pytest.raises(PromptValidationError, match="wait for each other"):
+        SequentialDependencyPolicy(dependencies)
+
+
+def test_a_dependency_that_the_prompt_does_not_have_is_refused() -> None:
+    with pytest.raises(PromptValidationError, match="tset"):
+        chain([SequentialDependencyPolicy({"deploy": {"tset"}})], test=done, deploy=done)
