@@ -208,7 +208,7 @@ def test_every_callback_hears_every_beat_until_it_is_removed() -> None:
 def test_a_callback_that_fails_is_logged_and_stops_no_other(caplog: pytest.LogCaptureFixture) -> None:
     heard: list[int] = []
     heartbeat = Heartbeat()
-    heartbeat.add_callback(lambda: 1 // 0)  # type: ignore[arg-type]
+    heartbeat.add_callback(lambda: 1 // 0)
     heartbeat.add_callback(lambda: heard.append(1))
     heartbeat.beat()
     assert heard == [1]

@@ -335,3 +335,15 @@ def test_tools_that_wait_for_each_other_are_refused(dependencies: dict[str, set[
 def test_a_dependency_that_the_prompt_does_not_have_is_refused() -> None:
     with pytest.raises(PromptValidationError, match="tset"):
         chain([SequentialDependencyPolicy({"deploy": {"tset"}})], test=done, deploy=done)
+
+
+def test_a_link_out_of_the_workspace_may_be_removed_but_not_written_through(files: InMemoryFilesystem) -> None:
+    files.symlink("out", "/etc/passwd")
+    with agent(files=files) as call:
+        assert not call("write_file", "out", "x").success
+        assert call("rm", "out").success
+
+
+def test_a_denial_says_which_file_of_a_directory_is_not_known(files: InMemoryFilesystem) -> None:
+    with agent(files=files) as call:
+        assert "dir is a directory, and dir/b.txt exists" in call("rm", "dir").message

@@ -121,7 +121,7 @@ def test_a_title_that_makes_no_key_asks_for_one() -> None:
         {"enabled": lambda params, other: True},
         {"visibility": lambda *, depth: SUMMARY},
     ],
-    ids=lambda arguments: f"{arguments}"[:40],
+    ids="-".join,
 )
 def test_an_argument_of_the_wrong_type_is_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises(TypeError):

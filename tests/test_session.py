@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import tracemalloc
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -654,8 +655,6 @@ def test_the_policy_of_a_known_slice_does_not_change_while_a_call_runs() -> None
 
 def copies_when(session: Session, repeat: Callable[[], None]) -> bool:
     """Whether `repeat` costs a copy of the slice of `Fact`, which has 200,000 items (1.6 MB) in it."""
-    import tracemalloc
-
     repeat()
     tracemalloc.start()
     try:

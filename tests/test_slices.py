@@ -83,7 +83,9 @@ OPS = [
 ]
 
 
-@pytest.mark.parametrize(("op", "after"), OPS, ids=str)
+@pytest.mark.parametrize(
+    ("op", "after"), OPS, ids=lambda value: value if isinstance(value, str) else type(value).__name__
+)
 def test_an_operation_does_what_its_name_says(op: SliceOp[Fact], after: str) -> None:
     session = seeded("a1 b2")
     session[Fact].register(Noticed, lambda view, event, *, context: op)
@@ -108,7 +110,7 @@ BAD_ANSWERS = [
 ]
 
 
-@pytest.mark.parametrize("answer", BAD_ANSWERS, ids=str)
+@pytest.mark.parametrize("answer", BAD_ANSWERS, ids=lambda answer: type(answer).__name__)
 def test_an_answer_that_cannot_be_applied_leaves_the_slice_and_is_an_error(answer: SliceOp[Fact]) -> None:
     session = seeded("a1 b2")
     session[Fact].register(Noticed, lambda view, event, *, context: answer)
@@ -270,7 +272,9 @@ def test_only_dataclass_types_have_slices(not_a_slice_type: type[object]) -> Non
         session.view[not_a_slice_type]
 
 
-@pytest.mark.parametrize("event", [1, "text", None, object(), Fact, [Fact("a")]], ids=str)
+@pytest.mark.parametrize(
+    "event", [1, "text", None, object(), Fact, [Fact("a")]], ids=lambda event: type(event).__name__
+)
 def test_only_dataclass_values_can_be_dispatched(event: object) -> None:
     with pytest.raises(TypeError, match="dataclass"):
         Session().dispatch(event)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import stat
 import subprocess
 import sys
@@ -45,10 +46,10 @@ class Meddling(InMemoryFilesystem):
 
 
 class Mounted:
-    def __init__(self, host: Path) -> None:
+    def __init__(self, host: Path, exclude_glob: tuple[str, ...] = ()) -> None:
         self.host = host
         self.files = Meddling()
-        mount_all(self.files, [HostMount(host)], None)
+        mount_all(self.files, [HostMount(host, exclude_glob=exclude_glob)], None)
         self.since: FilesystemSnapshot = self.files.snapshot()
 
     def back(self) -> WriteBack:
@@ -201,6 +202,12 @@ def test_changed_permission_bits_are_written_without_the_content(mounted: Mounte
     assert tree(host)["src/b.py"][1:] == before["src/b.py"][1:]
 
 
+def test_the_root_has_permission_bits_too(mounted: Mounted, host: Path) -> None:
+    mounted.files.chmod("", 0o700)
+    mounted.back()
+    assert mode(host) == 0o700
+
+
 def test_content_and_permission_bits_can_change_together(mounted: Mounted, host: Path) -> None:
     mounted.files.write("a.txt", "changed\n")
     mounted.files.chmod("a.txt", 0o500)
@@ -286,7 +293,8 @@ def replaced(path: Path) -> Callable[[Path], None]:
 CONFLICTS: list[tuple[str, Callable[[Path], object], list[str]]] = [
     ("other bytes", lambda host: write(host / "a.txt", "theirs\n"), ["a.txt"]),
     ("gone", lambda host: (host / "a.txt").unlink(), ["a.txt"]),
-    ("appeared", lambda host: write(host / "new/file", "theirs\n"), ["new/file"]),
+    ("appeared", lambda host: write(host / "new/file", "theirs\n"), ["new", "new/file"]),
+    ("a directory where one is to be", lambda host: (host / "new").mkdir(), ["new"]),
     ("a file where a directory is to be", lambda host: write(host / "new", "theirs\n"), ["new"]),
     ("a link where a directory is to be", lambda host: (host / "new").symlink_to("src"), ["new"]),
     ("other target", lambda host: [(host / "link").unlink(), (host / "link").symlink_to("docs")], ["link"]),
@@ -321,11 +329,19 @@ def test_what_changed_on_disk_elsewhere_is_no_conflict(mounted: Mounted, host: P
     edit(mounted)
     write(host / "src/unrelated.py", "theirs\n")
     (host / "a.txt").chmod(0o600)
-    (host / "new").mkdir()
     mounted.back()
     assert (host / "src/unrelated.py").read_text() == "theirs\n"
     assert ((host / "a.txt").read_text(), mode(host / "a.txt")) == ("mine\n", 0o600)
     assert (host / "new/file").read_text() == "mine\n"
+
+
+def test_nothing_is_written_into_what_was_not_mounted(host: Path) -> None:
+    write(host / ".git/config", "mine\n")
+    mounted = Mounted(host, exclude_glob=(".git",))
+    mounted.files.write(".git/hooks/pre-commit", "#!/bin/sh\n")
+    with pytest.raises(WorkspaceConflictError, match=r"\.git$"):
+        mounted.back()
+    assert not (host / ".git/hooks").exists()
 
 
 def test_files_that_were_not_mounted_keep_their_directory(host: Path) -> None:
@@ -399,10 +415,7 @@ def test_an_interrupt_puts_everything_back(mounted: Mounted, host: Path) -> None
     edit(mounted)
     before = tree(host)
 
-    def interrupt() -> None:
-        raise KeyboardInterrupt
-
-    mounted.files.path, mounted.files.meddle = "new/file", interrupt
+    mounted.files.path, mounted.files.meddle = "new/file", lambda: signal.raise_signal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         mounted.back()
     assert tree(host) == before
@@ -462,6 +475,60 @@ def test_whichever_step_fails_everything_is_put_back(host: Path) -> None:
     hidden = [path for path in contents(host) if ".ringfence-" in path]
     assert ["written", *hidden] == said.split()
     assert len(hidden) == 1
+
+
+WITHOUT_LINKS = """
+import sys
+from ringfence.filesystem import InMemoryFilesystem
+from ringfence_tools.mounts import HostMount, mount_all
+from ringfence_tools.write_back import write_back
+files = InMemoryFilesystem()
+mount_all(files, [HostMount(sys.argv[1])], None)
+since = files.snapshot()
+files.write("a.txt", "mine\\n")
+files.write("new/file", "mine\\n")
+def audit(event, arguments):
+    if event == "os.link":
+        raise OSError(1, "Operation not permitted")
+sys.addaudithook(audit)
+print(write_back(files, sys.argv[1], files.changes(since)).paths)
+"""
+
+
+def test_a_filesystem_without_hard_links_will_do(host: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT_LINKS, str(host)], capture_output=True, text=True, check=True)
+    assert done.stdout == "('a.txt', 'new', 'new/file')\n"
+    assert [(host / path).read_text() for path in ("a.txt", "new/file")] == ["mine\n", "mine\n"]
+    assert not any(".ringfence-" in path for path in contents(host))
+
+
+LAST_MOMENT = """
+import os, sys
+from ringfence.errors import WorkspaceConflictError
+from ringfence.filesystem import InMemoryFilesystem
+from ringfence_tools.mounts import HostMount, mount_all
+from ringfence_tools.write_back import write_back
+files = InMemoryFilesystem()
+mount_all(files, [HostMount(sys.argv[1])], None)
+since = files.snapshot()
+files.write("new/file", "mine\\n")
+waiting = [sys.argv[1] + "/new"]
+def audit(event, arguments):
+    if event == "os.mkdir" and waiting:
+        os.mkdir(waiting.pop())
+sys.addaudithook(audit)
+try:
+    write_back(files, sys.argv[1], files.changes(since))
+except WorkspaceConflictError as error:
+    print(error.paths)
+"""
+
+
+def test_a_directory_that_appears_at_the_last_moment_is_a_conflict_and_stays(host: Path) -> None:
+    before = contents(host)
+    done = subprocess.run([sys.executable, "-c", LAST_MOMENT, str(host)], capture_output=True, text=True, check=True)
+    assert done.stdout == "('new',)\n"
+    assert contents(host).keys() - before.keys() == {"new"}
 
 
 NOT_PERMITTED = """

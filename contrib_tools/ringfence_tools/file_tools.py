@@ -137,7 +137,9 @@ class _FileTools:
         except FileNotFoundError:
             raise ToolValidationError(missing(filesystem, path)) from None
         except NotADirectoryError:
-            raise ToolValidationError(f"{_name(path)} is a file: read it with read_file") from None
+            is_file = filesystem.exists(path)
+            said = f"{_name(path)} is a file: read it with read_file" if is_file else missing(filesystem, path)
+            raise ToolValidationError(said) from None
         entries = tuple(_info(filesystem, entry) for entry in found[:MAX_LISTED])
         directories = sum(entry.is_directory for entry in found)
         others = len(found) - directories
@@ -151,7 +153,7 @@ class _FileTools:
                 read = filesystem.read(path, offset=params.offset, limit=min(params.limit, DEFAULT_READ_LIMIT))
             except ValueError:  # not UTF-8, and the path has been looked at before
                 return unusual_file(filesystem, path, params)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise ToolValidationError(missing(filesystem, path)) from None
         except IsADirectoryError:
             raise ToolValidationError(f"{_name(path)} is a directory: list it with ls") from None
@@ -166,6 +168,8 @@ class _FileTools:
             written = filesystem.write(path, params.content)
         except IsADirectoryError:
             raise ToolValidationError(f"{_name(path)} is a directory: name a file in it") from None
+        except NotADirectoryError:
+            raise ToolValidationError(f"{_name(path)} cannot be: a file stands where it has a directory") from None
         action = "created" if created else "replaced"
         value = WrittenFile(_name(path), written.bytes_written, created)
         return ToolResult.ok(value, f"{action} {_name(path)} ({count(written.bytes_written, 'byte')})")
@@ -174,7 +178,7 @@ class _FileTools:
         filesystem, path = self._open(context, params.file_path)
         try:
             content = filesystem.read_bytes(path).content
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise ToolValidationError(missing(filesystem, path)) from None
         except IsADirectoryError:
             raise ToolValidationError(f"{_name(path)} is a directory, only files can be edited") from None
@@ -218,6 +222,8 @@ class _FileTools:
         filesystem, path = self._open(context, params.path)
         if not filesystem.exists(path):
             raise ToolValidationError(missing(filesystem, path))
+        if not _is_directory(filesystem, path):
+            raise ToolValidationError(f"{_name(path)} is not a directory: glob looks below one")
         try:
             wanted = path_filter(params.glob) if params.glob is not None else None
             found = filesystem.glob(params.pattern, path=path)
@@ -238,7 +244,7 @@ class _FileTools:
         try:
             # One more than is shown, so that "there are more" is known and not guessed.
             found = filesystem.grep(params.pattern, path=path, glob=params.glob, max_matches=MAX_GREP_MATCHES + 1)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise ToolValidationError(missing(filesystem, path)) from None
         except ValueError as error:
             raise ToolValidationError(f"the search cannot be made: {error}") from None

@@ -70,7 +70,7 @@ class VfsToolsSection(Section[None]):
         if mounts:
             if not isinstance(self.filesystem, InMemoryFilesystem):
                 raise PromptValidationError(
-                    f"mounts are copied into a filesystem in memory, not into {self.filesystem!r}: leave out one of both"
+                    f"mounts are copied into a filesystem in memory, not into {self.filesystem!r}: leave out one"
                 )
             self.mounts = mount_all(self.filesystem, mounts, allowed_host_roots)
         super().__init__(

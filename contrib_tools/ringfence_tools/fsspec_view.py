@@ -14,6 +14,7 @@ from datetime import datetime
 from typing import Any
 
 from fsspec import AbstractFileSystem
+from fsspec.callbacks import DEFAULT_CALLBACK
 from fsspec.spec import AbstractBufferedFile
 from fsspec.utils import stringify_path, tokenize
 
@@ -145,6 +146,38 @@ class WorkspaceFileSystem(AbstractFileSystem):
             self._filesystem.mkdir(path2)
         else:
             self._filesystem.write_bytes(path2, self._filesystem.read_bytes(path1).content)
+
+    def copy(
+        self,
+        path1: Any,
+        path2: Any,
+        recursive: bool = False,
+        maxdepth: int | None = None,
+        on_error: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        path1, path2 = self._into(path1, path2, recursive and isinstance(path2, str) and self.isdir(path2))
+        super().copy(path1, path2, recursive, maxdepth, on_error, **kwargs)
+
+    def get(
+        self,
+        rpath: Any,
+        lpath: Any,
+        recursive: bool = False,
+        callback: Any = DEFAULT_CALLBACK,
+        maxdepth: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        rpath, lpath = self._into(rpath, lpath, recursive and isinstance(lpath, str) and os.path.isdir(lpath))
+        super().get(rpath, lpath, recursive, callback, maxdepth, **kwargs)
+
+    def _into(self, source: Any, target: Any, into: bool) -> tuple[Any, Any]:
+        """A directory goes into one that exists by its name, which fsspec loses where that has no "/" in it."""
+        if into and isinstance(source, str) and not source.endswith("/"):
+            name = self._strip_protocol(source)
+            if name and "/" not in name and self.isdir(name):
+                return f"{name}/", f"{target.rstrip('/')}/{name}"
+        return source, target
 
     def mv(self, path1: Any, path2: Any, recursive: bool = False, maxdepth: int | None = None, **kwargs: Any) -> None:
         """As the shell's: into `path2` where that is a directory. A directory or file moves as one, links as links."""

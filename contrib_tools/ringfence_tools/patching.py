@@ -73,7 +73,8 @@ class _Plan:
     def _add(self, patch: FilePatch, source: str | None, target: str | None) -> None:
         path = source if source is not None else target
         assert path is not None  # a patch names at least one file
-        before = self._node(path)
+        # What git calls a copy is one of the file as it was before the whole patch.
+        before = self._read(path) if patch.copy else self._node(path)
         if before is None and patch.source is not None and (not patch.hunks or any(hunk.old for hunk in patch.hunks)):
             self.problems.append(self._missing(path))
             return

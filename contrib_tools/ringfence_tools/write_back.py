@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from ringfence.errors import WorkspaceConflictError
 from ringfence.filesystem.protocol import Filesystem
 from ringfence.participants import Change
+from ringfence.runtime.transaction import Interrupts
 from ringfence_tools.host_tree import CHUNK_BYTES, DIRECTORY, READ, directory, split, target_within
 from ringfence_tools.write_out import GONE, RWX, Plan, WriteOut, above, changes_mode
 
@@ -29,7 +30,7 @@ def write_back(filesystem: Filesystem, root: str | os.PathLike[str], changes: Se
 
     `changes` is ``filesystem.changes(since)``, where ``since`` is the state in which `root` was mounted. Every path is
     looked at first: its kind, bytes or link target must be what they were then (its permission bits only where they
-    change). A new directory may be there already; a directory that goes must hold nothing that the workspace did not
+    change), and nothing where there was nothing; a directory that goes must hold nothing that the workspace did not
     have. A file is replaced by a new one under its name, so another name of the old one (a hard link) keeps the old
     bytes; owner, extended attributes and, unless they changed, permission bits are kept. What is new has the
     permission bits of the workspace less the umask.
@@ -49,19 +50,30 @@ def write_back(filesystem: Filesystem, root: str | os.PathLike[str], changes: Se
         look = _Look(top, os.path.realpath(root), plan)
         if conflicts := look.conflicts():
             raise WorkspaceConflictError(conflicts)
-        writing = WriteOut(top, filesystem, plan)
+        return WriteBack(tuple(plan.changes), tuple(_write(WriteOut(top, filesystem, plan), look)))
+    finally:
+        os.close(top)
+
+
+def _write(writing: WriteOut, look: _Look) -> list[str]:
+    """All or nothing; Ctrl-C counts until all is in place, and then when everything is tidied up."""
+    interrupts = Interrupts()
+    try:
         try:
+            interrupts.allow()
             writing.run()
             if conflicts := look.conflicts_among_displaced(writing.where):
                 raise WorkspaceConflictError(conflicts)
+            interrupts.hold()
         except BaseException as error:
+            interrupts.hold()
             writing.undo(error)
             if isinstance(error, OSError) and error.errno is not None:
                 raise OSError(error.errno, f"{error.strerror} (all is as it was before)", error.filename) from error
             raise
-        return WriteBack(tuple(plan.changes), tuple(writing.drop()))
+        return writing.drop()
     finally:
-        os.close(top)
+        interrupts.remove()
 
 
 class _Look:
@@ -120,21 +132,26 @@ class _Look:
         return before.target in (target, target_within(self._root, change.path, target))
 
     def _is_free(self, path: str) -> bool:
+        """Whether nothing is there, and every directory on the way is, or will be made. (What the mount left out is
+        not free: a new ``.git/hooks/x`` must not get into a ``.git`` that the workspace has never seen.)"""
         parent, name = split(path)
-        try:
-            with directory(self._top, parent) as at:
-                found = os.lstat(name, dir_fd=at)
-        except (FileNotFoundError, NotADirectoryError):
-            return self._way_is_free(path)
-        return stat.S_ISDIR(found.st_mode) and self._plan.makes_directory(path)
-
-    def _way_is_free(self, path: str) -> bool:
-        """Whether the lowest directory on the way to `path` that will not be made is there."""
         kept = next((up for up in above(path) if not self._plan.makes_directory(up)), "")
         try:
-            with directory(self._top, kept):
+            with directory(self._top, parent) as at:
+                os.lstat(name, dir_fd=at)
+        except OSError as error:
+            if error.errno not in GONE:
+                raise
+            return self._is_directory(kept)
+        return False
+
+    def _is_directory(self, path: str) -> bool:
+        try:
+            with directory(self._top, path):
                 return True
-        except (FileNotFoundError, NotADirectoryError):
+        except OSError as error:
+            if error.errno not in GONE:
+                raise
             return False
 
 

@@ -18,7 +18,6 @@ from ringfence_tools.host_tree import READ, directory, split
 
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 NO_HARD_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
-
 GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 RWX = stat.S_IRWXU | stat.S_IRWXG | stat.S_IRWXO
 """No set-user-id, set-group-id or sticky bit is ever set here, and only a new content takes them off."""
@@ -135,10 +134,14 @@ class WriteOut:
 
     def drop(self) -> list[str]:
         """Remove the displaced originals; the paths of those that would not go."""
-        left = [aside for path, aside in self._aside.items() if not self._removed(path)]
+        displaced: dict[str, list[str]] = {path: [path] for path in self._aside}
+        for path in sorted(self._plan.gone - displaced.keys()):
+            displaced[next(up for up in above(path) if up in displaced)].append(path)
+        left = [self._aside[path] for path, inside in displaced.items() if not self._removed(inside)]
         for path, mode in self._final_modes():
             if mode & self._needed(path) != self._needed(path):
-                self._set_mode(path, mode)
+                with suppress(OSError, WorkspaceConflictError):  # only if somebody took it away meanwhile
+                    self._set_mode(path, mode)
         return left
 
     def undo(self, cause: BaseException) -> None:
@@ -194,10 +197,12 @@ class WriteOut:
 
     def _make_directory(self, path: str) -> None:
         with self._at(path) as (at, name):
-            if _exists(at, name):
-                return  # somebody else made it too, and it stays theirs
             self._later(path, lambda: self._unmake_directory(path))
-            os.mkdir(name, self._after(path).mode & RWX | stat.S_IRWXU, dir_fd=at)
+            try:
+                os.mkdir(name, self._after(path).mode & RWX | stat.S_IRWXU, dir_fd=at)
+            except FileExistsError:
+                self._ways_back.pop()  # it is somebody else's
+                raise WorkspaceConflictError([path]) from None
             self._made[path] = os.lstat(name, dir_fd=at).st_mode & RWX
 
     def _unmake_directory(self, path: str) -> None:
@@ -289,24 +294,25 @@ class WriteOut:
             else:
                 raise FileExistsError(errno.EEXIST, f"changed meanwhile; the original is {self._aside[path]}", path)
 
-    def _removed(self, path: str) -> bool:
-        """Remove a displaced original; of a directory only what the workspace knew to be in it."""
-        inside = sorted(known for known in self._plan.gone if known.startswith(f"{path}/"))
-        known_directories = [known for known in (path, *inside) if self._was_directory(known)]
+    def _removed(self, paths: Sequence[str]) -> bool:
+        """Remove a displaced original, the first of `paths`, with what the workspace knew to be in it, the rest."""
+        directories = {path for path in paths if self._was_directory(path)}
         try:
-            for known in known_directories:
-                with directory(self._top, self.where(known)) as at:
-                    os.fchmod(at, stat.S_IRWXU)
-            for known in (*reversed(inside), path):
-                with self._at(self.where(known)) as (at, name):
-                    (os.rmdir if known in known_directories else os.unlink)(name, dir_fd=at)
+            for path in paths:
+                if path in directories:
+                    with directory(self._top, self.where(path)) as at:
+                        os.fchmod(at, stat.S_IRWXU)
+            for path in reversed(paths):
+                with self._at(self.where(path)) as (at, name):
+                    (os.rmdir if path in directories else os.unlink)(name, dir_fd=at)
         except (OSError, WorkspaceConflictError):
             return False
         return True
 
     def _was_directory(self, path: str) -> bool:
+        """Whether it was a directory, and is none any more."""
         before = self._plan.changes[path].before
-        return before is not None and before.kind == "directory"
+        return path in self._plan.gone and before is not None and before.kind == "directory"
 
     # -- permission bits
 

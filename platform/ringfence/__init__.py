@@ -1,40 +1,44 @@
 """A platform on which coding agents change a repository safely: every tool call is a transaction."""
 
-from ringfence.adapters import PromptResponse, ProviderAdapter, ScriptedAdapter, ToolExecutor
-from ringfence.errors import (
-    DeadlineExceededError,
-    PromptEvaluationError,
-    PromptValidationError,
-    RestoreFailedError,
-    RingfenceError,
-    ToolValidationError,
-)
-from ringfence.filesystem import Filesystem, InMemoryFilesystem
-from ringfence.prompt import (
-    MarkdownSection,
-    PolicyDecision,
-    Prompt,
-    PromptTemplate,
-    ReadBeforeWritePolicy,
-    Section,
-    SequentialDependencyPolicy,
-    Tool,
-    ToolContext,
-    ToolExample,
-    ToolPolicy,
-    ToolResult,
-)
-from ringfence.resources import Binding, ResourceRegistry, Scope, Snapshotable
-from ringfence.runtime import (
-    Budget,
-    BudgetTracker,
-    Deadline,
-    Receipt,
-    Session,
-    ToolInvoked,
-    reducer,
-    tool_transaction,
-)
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ringfence.adapters import PromptResponse, ProviderAdapter, ScriptedAdapter, ToolExecutor
+    from ringfence.errors import (
+        DeadlineExceededError,
+        PromptEvaluationError,
+        PromptValidationError,
+        RestoreFailedError,
+        RingfenceError,
+        ToolValidationError,
+    )
+    from ringfence.filesystem import Filesystem, InMemoryFilesystem
+    from ringfence.prompt import (
+        MarkdownSection,
+        PolicyDecision,
+        Prompt,
+        PromptTemplate,
+        ReadBeforeWritePolicy,
+        Section,
+        SequentialDependencyPolicy,
+        Tool,
+        ToolContext,
+        ToolExample,
+        ToolPolicy,
+        ToolResult,
+    )
+    from ringfence.resources import Binding, ResourceRegistry, Scope, Snapshotable
+    from ringfence.runtime import (
+        Budget,
+        BudgetTracker,
+        Deadline,
+        Receipt,
+        Session,
+        ToolInvoked,
+        reducer,
+        tool_transaction,
+    )
 
 __all__ = [
     "Binding",
@@ -74,3 +78,14 @@ __all__ = [
     "reducer",
     "tool_transaction",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Imported when asked for: `import ringfence` is instant, and a program loads the layers that it uses."""
+    if name in __all__:
+        for layer in ("errors", "filesystem", "resources", "runtime", "prompt", "adapters"):
+            module = import_module(f"{__name__}.{layer}")
+            if hasattr(module, name):
+                globals()[name] = getattr(module, name)
+                return globals()[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

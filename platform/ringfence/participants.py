@@ -139,7 +139,8 @@ class CallLock:
         self.unfinished: Callable[[], None] | None = None
         """Completes a rollback that could not be completed; no call gets the lock before that has succeeded."""
         self._patience = patience_seconds
-        self._condition = threading.Condition(threading.RLock())
+        self._mutex = threading.RLock()
+        self._condition = threading.Condition(self._mutex)
 
     def take(self, call: CallInfo, patience_seconds: float | None = None) -> None:
         """Make `call` the holder; waits while another holds it. 0 seconds: at once or not at all.
@@ -148,7 +149,7 @@ class CallLock:
             ParticipantBusyError: it was not free in time.
             RestoreFailedError: an earlier rollback of it is not complete, and cannot be completed now.
         """
-        with self._condition:
+        with self._mutex:
             if self.holder is not call.parent:
                 self._wait(lambda: self.holder is None or self.holder is call.parent, patience_seconds)
             if self.unfinished is not None:
@@ -158,7 +159,7 @@ class CallLock:
 
     def give_back(self, call: CallInfo, to: CallInfo | None) -> None:
         """End `call`'s hold, if it has it; ``to`` is the parent that had it before, or None."""
-        with self._condition:
+        with self._mutex:
             if self.holder is call:
                 self.holder = to
                 self._condition.notify_all()
@@ -172,7 +173,7 @@ class CallLock:
             CallEndedError: `call` has ended.
             ParticipantBusyError: another call held it for too long.
         """
-        self._condition.acquire()
+        self._mutex.acquire()
         try:
             if call is not None and call.sealed:
                 raise CallEndedError(f"the handler of {call!r} is not running: nothing changes {self.name} through it")
@@ -184,13 +185,13 @@ class CallLock:
                     if call is not None and self.holder is None:
                         call.join(participant)
         except BaseException:
-            self._condition.release()
+            self._mutex.release()
             raise
         return self
 
     def exclusive(self) -> CallLock:
         """Enter the lock for a step of the transaction itself: no change can come in between."""
-        self._condition.acquire()
+        self._mutex.acquire()
         return self
 
     def __enter__(self) -> None:
@@ -199,7 +200,7 @@ class CallLock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._condition.release()
+        self._mutex.release()
 
     def _wait(self, free: Callable[[], bool], patience_seconds: float | None) -> None:
         until = time.monotonic() + (self._patience if patience_seconds is None else patience_seconds)

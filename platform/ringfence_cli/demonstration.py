@@ -67,8 +67,10 @@ class TestRun:
     """What the test runner said last."""
 
 
-def demonstrate(keep: Path | None, signals: Signals) -> int:
+def demonstrate(keep: Path | None, signals: Signals, data: Traversable | None = None) -> int:
     """The exit code: 0 only if everything happened that the demonstration is there to show.
+
+    `data` is a directory with what the package has in ``demo``.
 
     Raises:
         click.UsageError: `keep` cannot be made.
@@ -77,7 +79,7 @@ def demonstrate(keep: Path | None, signals: Signals) -> int:
     with ExitStack() as stack:
         directory = _place(keep, stack)
         try:
-            shown = _shown(directory, errors, signals)
+            shown = _shown(directory, files("ringfence_cli") / "demo" if data is None else data, errors, signals)
         except KeyboardInterrupt:
             errors.say("ringfence: interrupted")
             return EXIT_CODES["interrupted"]
@@ -96,9 +98,8 @@ def _place(keep: Path | None, stack: ExitStack) -> Path:
     return keep
 
 
-def _shown(directory: Path, errors: ErrorStream, signals: Signals) -> list[tuple[str, bool]]:
+def _shown(directory: Path, data: Traversable, errors: ErrorStream, signals: Signals) -> list[tuple[str, bool]]:
     """What was to happen, and whether it did."""
-    data = files("ringfence_cli") / "demo"
     task = (data / "task.txt").read_text(encoding="utf-8").strip()
     with signals.let_through():
         copy_tree(data / "repository", directory)

@@ -15,9 +15,10 @@ from ringfence_cli.terminal import ErrorStream
 from ringfence_cli.watch import Tally
 from ringfence_tools.planning import Plan, PlanStep
 
-MAX_TEXT_CHARACTERS = 2000
-MAX_TEXT_LINES = 20
-"""Of one turn."""
+MAX_LINES, MAX_CHARACTERS = 20, 2_000
+"""Of one turn's text."""
+MAX_ANSWER_LINES, MAX_ANSWER_CHARACTERS = 200, 20_000
+"""Of the final one's."""
 MAX_PLAN_STEPS = 12
 """That the live plan has room for."""
 
@@ -63,7 +64,7 @@ class View:
             self._live.stop()
 
     def turn(self, event: ModelTurn) -> None:
-        text = _bounded(event.turn.text.strip())
+        text = _bounded(event.turn.text.strip(), final=not event.turn.tool_calls)
         self._print(Text(f"turn {event.number}", style="bold").append(f"  {text}" if text else "", style="not bold"))
 
     def call(self, receipt: Receipt, plan: Plan | None) -> None:
@@ -106,7 +107,7 @@ class View:
 def call_text(receipt: Receipt) -> Text:
     """One tool call and how it ended, on one line."""
     text = Text(f"  {one_line(receipt.tool, 64)}", style="bold")
-    text.append(f" {params_summary(receipt.params)}", style="not bold")
+    text.append(f" {params}" if (params := params_summary(receipt.params)) else "", style="not bold")
     return text.append(" -> ").append(outcome_words(receipt), style=f"not bold {STYLES[receipt.outcome]}")
 
 
@@ -120,9 +121,9 @@ def _step(step: PlanStep) -> Text:
     return Text(f"  {BOXES[step.status]} {step.step_id}. {one_line(step.title, MAX_REASON_CHARACTERS)}", style=style)
 
 
-def _bounded(text: str) -> str:
+def _bounded(text: str, *, final: bool) -> str:
     """A turn's text, for a model may say more than anybody wants to scroll through."""
-    lines = text[:MAX_TEXT_CHARACTERS].split("\n")
-    cut = "\n".join(lines[:MAX_TEXT_LINES])
+    lines, characters = (MAX_ANSWER_LINES, MAX_ANSWER_CHARACTERS) if final else (MAX_LINES, MAX_CHARACTERS)
+    cut = "\n".join(text[:characters].split("\n")[:lines])
     rest = len(text) - len(cut)
     return printable(cut).replace("\n", "\n  ") + (f" ... ({rest:,} more characters)" if rest > 0 else "")

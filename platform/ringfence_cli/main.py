@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import re
 import sys
 from pathlib import Path
@@ -109,6 +110,8 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    # What the library logs about a failed call, traceback and all, is in the call's receipt in words.
+    logging.getLogger().addHandler(logging.NullHandler())
     sys.exit(_exit_code(signals))
 
 

@@ -78,7 +78,7 @@ def watched(
     from ringfence_cli.live import View
 
     with View(errors, tally) as view:
-        return perform(task, signals, tally, [*watchers, view])
+        return perform(task, signals, tally, [view, *watchers])
 
 
 def _finish(

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
 
 ALIKE = (signal.SIGTERM, signal.SIGHUP)
 """What ends a process just as Ctrl-C does, and is treated alike."""
@@ -25,6 +29,7 @@ class Signals:
         self._pending = False
         self._told_to_end = False
         self._ignores_interrupts = False
+        self._unraisable = sys.unraisablehook
         self._previous: dict[signal.Signals, Callable[[int, FrameType | None], Any] | int | None] = {}
 
     def __enter__(self) -> Signals:
@@ -36,11 +41,13 @@ class Signals:
             if previous is not signal.SIG_IGN:
                 self._previous[number] = previous
                 signal.signal(number, self._end)
+        self._unraisable, sys.unraisablehook = sys.unraisablehook, self._lost
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        sys.unraisablehook = self._unraisable
         for number, previous in self._previous.items():
             signal.signal(number, previous)
 
@@ -84,6 +91,13 @@ class Signals:
             self._pending = True
         else:
             self._interrupt()
+
+    def _lost(self, unraisable: UnraisableHookArgs) -> None:
+        """An interrupt that came in a finalizer, from where nothing can be raised: it comes at the next `held`."""
+        if unraisable.exc_type is KeyboardInterrupt:
+            self._holding, self._pending = False, True
+        else:
+            self._unraisable(unraisable)
 
     def _end(self, number: int, frame: FrameType | None) -> None:
         # By way of SIGINT's handler, since a tool call puts one of its own there, which holds interrupts back over its

@@ -80,8 +80,9 @@ def put_diff(patch: bytes) -> None:
     shown = Text()
     for line in printable(patch.decode("utf-8", "surrogateescape")).splitlines(keepends=True):
         shown.append(line, _style(line))
-    with suppress(BrokenPipeError):
+    with console.capture() as captured:
         console.print(shown, end="")
+    put(captured.get().encode(sys.stdout.encoding, "backslashreplace"))
 
 
 def _style(line: str) -> str:

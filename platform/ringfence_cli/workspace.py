@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from ringfence.errors import ToolValidationError
 from ringfence.filesystem.diffs import patch_of
 from ringfence.filesystem.memory import InMemoryFilesystem
+from ringfence.filesystem.paths import shown
 from ringfence.participants import Change
 from ringfence_tools.contents import LeftOut
 from ringfence_tools.mounts import HostMount, mount_all
@@ -24,16 +27,17 @@ class MemoryWorkspace:
         """Raises ValueError for a directory that cannot be loaded, or is too large."""
         self.directory = directory
         self.filesystem = InMemoryFilesystem()
+        # Looked at first, before gigabytes are read that there is no room for.
+        if _size(directory) > MAX_BYTES:
+            raise ValueError(
+                f"{shown(str(directory))} holds more than the {MAX_BYTES >> 30} GiB that a workspace in memory takes: "
+                "name a smaller directory in it"
+            )
         # A path, so that no name can be taken for a URL.
         mount = HostMount(os.path.abspath(directory), exclude_glob=(GIT,), max_bytes=MAX_BYTES)
         try:
             (preview,) = mount_all(self.filesystem, [mount])
         except ToolValidationError as error:
-            if _is_larger(directory, MAX_BYTES):
-                raise ValueError(
-                    f"{directory} holds more than the {MAX_BYTES >> 30} GiB that a workspace in memory takes: name a "
-                    "smaller directory in it"
-                ) from None
             raise ValueError(str(error)) from None
         self.left_out: Sequence[LeftOut] = preview.left_out
         """What of the directory is not here, and why; paths are relative to it."""
@@ -80,13 +84,14 @@ def line_counts(patch: bytes) -> tuple[int, int]:
     return added, removed
 
 
-def _is_larger(directory: Path, size: int) -> bool:
+def _size(directory: Path) -> int:
+    """The bytes of the regular files that would be loaded."""
+    size = 0
     for parent, directories, files in os.walk(directory):
         if parent == str(directory) and GIT in directories:
             directories.remove(GIT)
         for name in files:
-            path = os.path.join(parent, name)
-            size -= 0 if os.path.islink(path) or not os.path.exists(path) else os.path.getsize(path)
-            if size < 0:
-                return True
-    return False
+            with suppress(OSError):  # gone meanwhile
+                found = os.lstat(os.path.join(parent, name))
+                size += found.st_size if stat.S_ISREG(found.st_mode) else 0
+    return size

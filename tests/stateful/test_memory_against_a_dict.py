@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import posixpath
 from collections.abc import Callable
 from datetime import datetime
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from ringfence.filesystem import Filesystem, FilesystemSnapshot, InMemoryFilesystem
+from ringfence.filesystem.protocol import WriteMode
 from ringfence.participants import Change, FileVersion
 from ringfence.testing import HeldCall
 
@@ -37,13 +39,13 @@ def place_of(tree: Tree, path: str, follow: bool) -> str:
     here, pending, hops = "", [(name, False) for name in path.split("/")], 0
     while pending:
         name, linked = pending.pop(0)
+        if here in tree and tree[here].kind != "directory":
+            raise Refused
         if name == "..":
             if here == "":
                 raise Refused
             here = posixpath.dirname(here)
             continue
-        if here in tree and tree[here].kind != "directory":
-            raise Refused
         there = posixpath.join(here, name)
         node = tree.get(there)
         if node is None and linked:
@@ -72,13 +74,12 @@ def below(tree: Tree, place: str) -> list[str]:
     return [path for path in tree if path == place or path.startswith(f"{place}/")]
 
 
-def write(tree: Tree, path: str, content: bytes, mode: str) -> str:
+def write(tree: Tree, path: str, content: bytes, mode: str) -> None:
     place = place_of(tree, path, follow=mode != "create")
     old = tree.get(place, Node("file", 0o644))
     if old.kind != "file" or (mode == "create" and place in tree):
         raise Refused
     put(tree, place, old._replace(content=old.content + content if mode == "append" else content))
-    return place
 
 
 def delete(tree: Tree, path: str, recursive: bool) -> None:
@@ -133,7 +134,7 @@ def version(node: Node | None) -> FileVersion | None:
     if node.kind == "file":
         return FileVersion("file", node.mode, len(node.content), hashlib.sha256(node.content).hexdigest())
     if node.kind == "symlink":
-        return FileVersion("symlink", node.mode, len(node.target.encode()), None, node.target)
+        return FileVersion("symlink", node.mode, len(os.fsencode(node.target)), None, node.target)
     return FileVersion("directory", node.mode, 0)
 
 
@@ -193,16 +194,14 @@ class MemoryAgainstADict(RuleBasedStateMachine):
             assert tree is not None, "only the dict refuses"
             self.tree = tree
 
-    @rule(path=paths, content=contents, mode=st.sampled_from(["create", "overwrite", "append"]))
-    def write(self, path: str, content: bytes, mode: str) -> None:
-        def change_dict(tree: Tree) -> None:
-            self.written = write(tree, path, content, mode)
-
+    @rule(path=paths, content=contents, mode=st.sampled_from(get_args(WriteMode)))
+    def write(self, path: str, content: bytes, mode: WriteMode) -> None:
         before = self.tree
-        self.both(lambda fs: fs.write_bytes(path, content, mode=mode), change_dict)
+        self.both(lambda fs: fs.write_bytes(path, content, mode=mode), lambda tree: write(tree, path, content, mode))
         if self.tree is not before:
-            now = self.filesystem.stat(self.written).modified_at
-            self.tree[self.written] = self.tree[self.written]._replace(modified_at=now)
+            place = self.filesystem.resolve(path)
+            now = self.filesystem.stat(place).modified_at
+            self.tree[place] = self.tree[place]._replace(modified_at=now)
 
     @rule(path=paths, recursive=st.booleans())
     def delete(self, path: str, recursive: bool) -> None:

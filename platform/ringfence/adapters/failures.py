@@ -19,7 +19,7 @@ SAID: tuple[tuple[type[BaseException], str], ...] = (
 
 def said_of(error: BaseException) -> str:
     """What went wrong, for somebody who cannot see the code: never empty, never a bare path."""
-    text = shown(" ".join(str(part) for part in _parts(error)))
+    text = shown(_text(error))
     for kind, words in SAID:
         if isinstance(error, kind):
             return words if not text else text if " " in text.strip() else f"{words}: {text}"
@@ -28,7 +28,7 @@ def said_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def _parts(error: BaseException) -> tuple[object, ...]:
+def _text(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror is not None:
-        return tuple(part for part in (error.strerror, error.filename) if part is not None)
-    return (str(error),)
+        return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
+    return str(error)

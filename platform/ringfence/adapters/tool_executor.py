@@ -293,8 +293,8 @@ class ToolExecutor:
     def _tell(self, ending: _Ending) -> None:
         """Observers hear of the call. What they do about it cannot undo it."""
         for event in (ending.invoked, ending.receipt):
-            for failure in self.session.notify(event).errors if event is not None else ():
-                logger.warning("an observer of %s failed", type(event).__name__, exc_info=failure.error)
+            if event is not None:
+                self.session.notify(event)
 
     def _answered(self, ending: _Ending) -> Answer:
         if self.heartbeat is not None:

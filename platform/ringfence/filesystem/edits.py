@@ -261,8 +261,8 @@ def _hints(content: bytes, old: str) -> Iterator[str]:
     alike = list(islice(_alike(key, wanted_key), MAX_HINTS))
     for start in alike:
         there = "\n".join(lines[start : start + len(wanted)])
-        differs = difference(old, _same_part(there, old)) or "blanks"
-        yield f"{_where(start, len(wanted))} would match but for {differs}:\n{_shown(lines, start, len(wanted))}"
+        where, shown = _where(start, len(wanted)), _shown(lines, start, len(wanted))
+        yield f"{where} would match but for {_differs(old, there)}:\n{shown}"
     if not alike and len(lines) <= MAX_COMPARED_LINES:
         yield from _similar(lines, key.split("\n"), wanted, wanted_key.split("\n"))
 
@@ -278,22 +278,24 @@ def _alike(key: str, wanted: str) -> Iterator[int]:
         start = key.find(wanted, start + 1)
 
 
-def _same_part(there: str, old: str) -> str:
-    """The part of the lines there that looks like `old`: its first and last line may be parts of lines."""
+def _differs(old: str, there: str) -> str:
+    """In words, how `old` differs from the text in the lines there that looks like it. Its first and last line may be
+    parts of lines, so blanks around it count only where it has some itself."""
     if len(old) > MAX_ALIGNED_CHARACTERS or len(there) > MAX_ALIGNED_CHARACTERS:
-        return old
-    # All these tables but the invisible characters' map one character to one, so that positions stay.
-    plain = _SPACES | _QUOTES | _DASHES
-    letters = [re.escape(c) for c in _squeezed(old.translate(_PLAIN))]
-    found = re.search(_BLANKS.join(letters), there.translate(plain), re.IGNORECASE)
+        return "blanks"
+    core = old.strip()
+    before, _, after = old.partition(core)
+    # Each of these tables maps one character to one, so that positions stay.
+    plain = there.translate(_SPACES | _QUOTES | _DASHES)
+    letters = [re.escape(c) for c in _squeezed(core.translate(_PLAIN))]
+    found = re.search(_BLANKS.join(letters), plain, re.IGNORECASE)
     if found is None:
-        return old
-    start, end = found.span()
-    if old[0].isspace():
-        start = len(there[:start].rstrip(" \t"))
-    if old[-1].isspace():
-        end += len(there[end:]) - len(there[end:].lstrip(" \t"))
-    return there[start:end]
+        return "blanks"
+    head, tail = there[: found.start()], there[found.end() :]
+    lead = head[len(head.rstrip(" \t")) :] if before else ""
+    trail = tail[: len(tail) - len(tail.lstrip(" \t"))] if after else ""
+    mine = before.rpartition("\n")[2] + core + after.partition("\n")[0]
+    return difference(mine, lead + there[found.start() : found.end()] + trail) or "blanks"
 
 
 def _similar(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, get_args
 
 from ringfence.errors import SnapshotRestoreError
 from ringfence.filesystem.lines import line_window
-from ringfence.filesystem.paths import MAX_PATH_BYTES, normalise, os_error
+from ringfence.filesystem.paths import check_link_target, normalise, os_error
 from ringfence.filesystem.protocol import (
     MAX_GREP_MATCHES,
     FileEntry,
@@ -163,19 +163,22 @@ class InMemoryFilesystem(Transactional):
         if type(content) is not bytes:
             content = bytes(memoryview(content))
         with self._changing():
-            place, node = self._place(normal, follow=mode != "create", parents=create_parents)
-            now = self._tree.clock()
-            if node is None:
-                file = File(content, 0o644, now, now)
-            elif mode == "create":
-                raise os_error(errno.EEXIST, normal)
-            elif isinstance(node, File):
-                whole = node.content + content if mode == "append" else content
-                file = File(whole, node.mode, now, node.birth_ns)
-            else:
-                raise os_error(errno.EISDIR, normal)
-            self._tree.put(place, file)
+            if mode != "overwrite" or not self._tree.overwrite(normal, content):
+                self._write(normal, content, mode, create_parents)
         return WriteResult(normal, len(content), mode)
+
+    def _write(self, normal: str, content: bytes, mode: WriteMode, create_parents: bool) -> None:
+        place, node = self._place(normal, follow=mode != "create", parents=create_parents)
+        now = self._tree.clock()
+        if node is None:
+            file = File(content, 0o644, now, now)
+        elif mode == "create":
+            raise os_error(errno.EEXIST, normal)
+        elif isinstance(node, File):
+            file = File(node.content + content if mode == "append" else content, node.mode, now, node.birth_ns)
+        else:
+            raise os_error(errno.EISDIR, normal)
+        self._tree.put(place, file)
 
     def delete(self, path: str, *, recursive: bool = False) -> None:
         normal = normalise(path)
@@ -229,7 +232,7 @@ class InMemoryFilesystem(Transactional):
                 self._tree.changeable(place).mode = mode
 
     def symlink(self, path: str, target: str) -> None:
-        _check_target(target)
+        check_link_target(target)
         normal = normalise(path)
         with self._changing():
             place, node = self._place(normal, follow=False)
@@ -359,7 +362,7 @@ class InMemoryFilesystem(Transactional):
 
     def load_symlink(self, path: str, target: str, *, mtime_ns: int | None = None) -> None:
         """Set a link with its time."""
-        _check_target(target)
+        check_link_target(target)
         now = self._tree.clock()
         with self._changing(loading=True):
             place, node = self._place(_below_root(path), follow=False)
@@ -433,9 +436,3 @@ def _below_root(path: str) -> str:
     if not normal:
         raise ValueError(f"{path!r} is the root, which is a directory; name a file below it")
     return normal
-
-
-def _check_target(target: str) -> None:
-    size = len(target.encode("utf-8", "surrogateescape"))
-    if not target or "\0" in target or size > MAX_PATH_BYTES:
-        raise ValueError(f"a link's target has 1 to {MAX_PATH_BYTES} bytes and no NUL, not {target[:80]!r}")

@@ -87,14 +87,24 @@ def parse_patch(patch: str | bytes) -> tuple[FilePatch, ...]:
     header = next((line for at, line in enumerate(lines) if _begins_file(lines, at)), b"")
     if header.endswith(b"\r"):
         lines = [line.removesuffix(b"\r") for line in lines]
+    lines = [b" \r" if line == b"\r" else line for line in lines]  # an empty line that stays, of a file with CRLF
     files: list[FilePatch] = []
+    after_hunk = False
     at = 0
     while at < len(lines):
         line = lines[at]
         if _begins_file(lines, at):
             file, at = _file(lines, at)
             files.append(file)
+            after_hunk = True
             continue
+        if line.startswith((b"```", b"From ")) or line.rstrip() == b"--":
+            after_hunk = False
+        if after_hunk and line.startswith((b"+", b"-")):
+            # Were it passed over, a part of the change would be lost without a word.
+            raise _bad(
+                at, "this line is in no hunk: begin each line of a hunk with ' ', '-' or '+', and check its counts"
+            )
         if line.startswith(b"@@"):
             raise _bad(at, "this hunk belongs to no file: put '--- a/PATH' and '+++ b/PATH' before it")
         if line.startswith(b"*** Begin Patch"):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from ringfence.filesystem.edits import best_place, difference, line_end_at, shown_line
@@ -43,8 +44,12 @@ def apply_hunks(content: bytes, hunks: Sequence[Hunk]) -> Patched:
     """All of the hunks, or none and the problems.
 
     Every old line must be there, in its place or shifted as little as possible. Nothing is matched loosely but line
-    ends: where a hunk fits apart from ``\\r\\n`` against ``\\n``, the file's own stay, and new lines get them.
+    ends: where a hunk fits apart from ``\\r\\n`` against ``\\n``, the file's own stay, and new lines get them. A byte
+    order mark stays too, unless the hunks have one.
     """
+    if content.startswith(BOM_UTF8) and not any(BOM_UTF8 in line for hunk in hunks for _, line in hunk.lines):
+        patched = apply_hunks(content.removeprefix(BOM_UTF8), hunks)
+        return replace(patched, content=BOM_UTF8 + patched.content if patched.content or patched.problems else b"")
     file = _File(content)
     parts: list[bytes] = []
     shifts: list[int] = []

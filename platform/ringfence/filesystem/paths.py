@@ -68,6 +68,16 @@ def _check_lengths(normal: str) -> None:
             raise ValueError(f"a name in a path has at most {MAX_NAME_BYTES} bytes, {said!r}... has {len(name)}")
 
 
+def check_link_target(target: str) -> None:
+    """ValueError for what no link can lead to."""
+    try:
+        size = len(target.encode("utf-8", "surrogateescape"))
+    except UnicodeEncodeError:
+        raise ValueError(f"a link's target cannot have a lone surrogate: {target[:80]!r}") from None
+    if not target or "\0" in target or size > MAX_PATH_BYTES:
+        raise ValueError(f"a link's target has 1 to {MAX_PATH_BYTES} bytes and no NUL, not {target[:80]!r}")
+
+
 def outside(path: str) -> PermissionError:
     """The error for a path that leads out of the root."""
     return PermissionError(errno.EACCES, "is outside of the workspace root", path)
@@ -117,11 +127,13 @@ def from_model(filesystem: Filesystem, text: str, *, mount_point: str | None = N
     exact = _below_mount(text, mount_point)
     if filesystem.exists(exact):
         return exact
-    stripped = _below_mount(text.strip(), mount_point)
     meant = _existing_names(filesystem, exact)
-    if meant == exact or not filesystem.exists(meant):
-        meant = stripped if filesystem.exists(stripped) else _existing_names(filesystem, stripped)
-    return meant
+    if meant != exact and filesystem.exists(meant):
+        return meant
+    top, slash, _ = exact.partition("/")
+    # Blanks in front belong to a directory that has them in its name, even if the rest of the path is new.
+    stripped = _below_mount(text.rstrip() if slash and filesystem.exists(top) else text.strip(), mount_point)
+    return stripped if filesystem.exists(stripped) else _existing_names(filesystem, stripped)
 
 
 def _below_mount(text: str, mount_point: str | None) -> str:

@@ -139,7 +139,8 @@ class Filesystem(Protocol):
     def resolve(self, path: str) -> str:
         """The one spelling of `path`: normalised, links followed as far as it exists; "" for the root.
 
-        Equal results are one file. Never raises for a path that does not exist. PermissionError if it leaves the root.
+        Equal results are one file. Never raises for a path that does not exist. PermissionError if it leaves the root,
+        OSError (ELOOP) for links in a circle.
         """
         ...
 
@@ -168,7 +169,10 @@ class Filesystem(Protocol):
     def write_bytes(
         self, path: str, content: bytes, *, mode: WriteMode = "overwrite", create_parents: bool = True
     ) -> WriteResult:
-        """The file replaced or appended to as a whole; its permission bits stay. Checks come before any effect."""
+        """The file replaced or appended to as a whole; its permission bits stay. Checks come before any effect.
+
+        "create" is for a path where nothing is yet, not even a link (FileExistsError). ValueError for the root.
+        """
         ...
 
     def delete(self, path: str, *, recursive: bool = False) -> None:
@@ -176,26 +180,37 @@ class Filesystem(Protocol):
         (IsADirectoryError). The root is a PermissionError."""
         ...
 
-    def mkdir(self, path: str, *, parents: bool = True, exist_ok: bool = True) -> None: ...
+    def mkdir(self, path: str, *, parents: bool = True, exist_ok: bool = True) -> None:
+        """Make a directory. ``exist_ok`` is about a directory, or a link to one; anything else there is a
+        FileExistsError."""
+        ...
 
     def move(self, source: str, target: str, *, overwrite: bool = False) -> None:
         """Rename a file, link or directory; links are not followed. ``target`` is the new path itself, its parents
-        are made. FileExistsError for an existing target unless ``overwrite``, which replaces files and links only."""
+        are made. FileExistsError for an existing target unless ``overwrite``, which replaces files and links only
+        (IsADirectoryError), and not by a directory (NotADirectoryError). ValueError for a directory into itself."""
         ...
 
-    def chmod(self, path: str, mode: int) -> None: ...
+    def chmod(self, path: str, mode: int) -> None:
+        """Set the permission bits, 0 to 0o7777, of what `path` leads to."""
+        ...
 
     def symlink(self, path: str, target: str) -> None:
-        """Make a link at ``path`` that leads to ``target``, taken as it is (relative to the link's directory)."""
+        """Make a link at ``path`` that leads to ``target``, taken as it is (relative to the link's directory). Its
+        parents are made. FileExistsError where something is."""
         ...
 
-    def readlink(self, path: str) -> str: ...
+    def readlink(self, path: str) -> str:
+        """The target of a link as it was given; ValueError for what is no link."""
+        ...
 
     def exists(self, path: str) -> bool:
         """False outside of the root too; true for a link, wherever it leads."""
         ...
 
-    def stat(self, path: str) -> FileStat: ...
+    def stat(self, path: str) -> FileStat:
+        """What `path` leads to; the ``path`` of the answer is the normal one, "/" for the root."""
+        ...
 
     def list(self, path: str = "") -> Sequence[FileEntry]:
         """The names of a directory, sorted by code point."""
@@ -203,7 +218,8 @@ class Filesystem(Protocol):
 
     def glob(self, pattern: str, *, path: str = "") -> Sequence[GlobMatch]:
         """Paths below ``path`` that match, sorted: ``*`` does not cross "/", ``**`` does, a leading dot is a character
-        like any other. Links to directories are not descended into. A missing ``path`` has no matches."""
+        like any other. Links to directories are not descended into. A missing ``path`` has no matches. A pattern that
+        ends with "/" matches directories only; ".." in one is a ValueError."""
         ...
 
     def grep(
@@ -217,6 +233,9 @@ class Filesystem(Protocol):
     ) -> Sequence[GrepMatch]:
         """The first match of every matching line, in order of path and line; binary files and links are passed over.
 
+        As many as ``max_matches`` means that there may be more. ``path`` is a directory or a file that exists. Of a
+        line beyond 500 characters, ``line_content`` is the part around the match.
+
         The dialect is RE2's, which takes linear time; ``literal`` looks for the text itself. ``glob`` without a "/"
         is matched against names, else against the path below ``path``. ValueError for a pattern that does not parse.
         """
@@ -229,5 +248,5 @@ class Filesystem(Protocol):
         ...
 
     def changes(self, since: FilesystemSnapshot) -> Sequence[Change]:
-        """What differs between ``since`` and now, sorted by path; a directory's own entry comes before what is in it."""
+        """What differs between ``since`` and now, by path: a directory's own entry comes before what is in it."""
         ...

@@ -185,7 +185,7 @@ class _Regex(Protocol):
 _Find: TypeAlias = Callable[[bytes, int], tuple[int, int] | None]
 _REGEX_MAGIC = re.compile(r"[\\.^$|?*+()\[\]{}]")
 # A line end asked for outside of a character class, where the answer could only be: never.
-_ESCAPED_LINE_END = re.compile(r"(?:[^\\\[]|\\[^n]|\[\^?\]?(?:\[:\w+:\]|\\.|[^\]\\])*\])*?\\n", re.DOTALL)
+_ESCAPED_LINE_END = re.compile(r"(?:[^\\\[]|\\[^n]|\[\^?+\]?+(?:\[:\w+:\]|\\.|[^\]\\])*+\])*+\\n", re.DOTALL)
 
 
 def grep_files(
@@ -248,7 +248,7 @@ def _grep_match(path: str, line_number: int, line: bytes, start: int, end: int) 
 
 
 def _as_text(content: bytes) -> bytes:
-    """UTF-8 with lines ending in \\n, which is what patterns are written for: "$" before a \\r\\n, "." as one character."""
+    """UTF-8 with lines ending in \\n, as patterns expect: "$" stands before a \\r\\n, and "." is one character."""
     if b"\r" in content:
         content = content.replace(b"\r\n", b"\n")
     if content.isascii():

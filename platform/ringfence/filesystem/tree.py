@@ -74,8 +74,10 @@ class Directory:
     )
     _serials = itertools.count()
 
-    def __init__(self, generation: int, mode: int, mtime_ns: int, birth_ns: int) -> None:
-        self.entries: dict[str, Node] = {}
+    def __init__(
+        self, generation: int, mode: int, mtime_ns: int, birth_ns: int, entries: dict[str, Node] | None = None
+    ) -> None:
+        self.entries: dict[str, Node] = {} if entries is None else entries
         self.mode = mode
         self.mtime_ns = mtime_ns
         self.birth_ns: Final = birth_ns
@@ -92,8 +94,7 @@ class Directory:
         self.listing: tuple[int, str, tuple[FileEntry, ...]] | None = None
 
     def copy(self, generation: int) -> Directory:
-        twin = Directory(generation, self.mode, self.mtime_ns, self.birth_ns)
-        twin.entries = self.entries.copy()
+        twin = Directory(generation, self.mode, self.mtime_ns, self.birth_ns, self.entries.copy())
         twin.copied_from = self.serial
         twin.touched = set()
         return twin
@@ -161,6 +162,28 @@ class Tree:
             directory.mtime_ns = self.clock()
         directory.put(name, node)
 
+    def overwrite(self, path: str, content: bytes) -> bool:
+        """Give the file at a normal path other bytes. False, and nothing is changed, where that is not all it takes.
+
+        The commonest change, so it goes down once, copying on its way, where other changes look first and go then.
+        """
+        directory = self._changeable_root()
+        generation = self._generation
+        *above, name = path.split("/")
+        for step in above:
+            child = directory.entries.get(step)
+            if type(child) is not Directory:
+                return False
+            if child.generation != generation:
+                child = child.copy(generation)
+                directory.put(step, child)
+            directory = child
+        old = directory.entries.get(name)
+        if type(old) is not File:
+            return False
+        directory.put(name, File(content, old.mode, self.clock(), old.birth_ns))
+        return True
+
     def remove(self, path: str) -> None:
         parent, _, name = path.rpartition("/")
         directory = self.changeable(parent)
@@ -170,9 +193,7 @@ class Tree:
     def changeable(self, path: str) -> Directory:
         """The directory at a resolved path, of this generation: made if it is missing, copied if it is older."""
         generation = self._generation
-        directory = self.root
-        if directory.generation != generation:
-            directory = self.root = directory.copy(generation)
+        directory = self._changeable_root()
         for name in path.split("/") if path else ():
             child = directory.entries.get(name)
             if child is None:
@@ -186,6 +207,11 @@ class Tree:
                 directory.put(name, child)
             directory = child
         return directory
+
+    def _changeable_root(self) -> Directory:
+        if self.root.generation != self._generation:
+            self.root = self.root.copy(self._generation)
+        return self.root
 
     def new_directory(self) -> Directory:
         now = self.clock()
@@ -315,12 +341,14 @@ def _as_far_as_it_goes(path: str, names: list[str], rest: list[str]) -> str:
     return "/".join(names)
 
 
+_NOTHING = Directory(0, 0, 0, 0)
+
+
 def differences(before: Directory, after: Directory) -> list[Change]:
     """What differs between two states, sorted by path; it looks only where their nodes differ.
 
     Bytes, kinds, permission bits and link targets count, times do not.
     """
-    nothing = Directory(0, 0, 0, 0)
     changes: list[Change] = []
     if before.mode != after.mode:
         changes.append(Change("", _version(before), _version(after)))
@@ -334,8 +362,8 @@ def differences(before: Directory, after: Directory) -> list[Change]:
             path = prefix + name
             if not _alike(was, now):
                 changes.append(Change(path, was and _version(was), now and _version(now)))
-            below_was = was if type(was) is Directory else nothing
-            below_now = now if type(now) is Directory else nothing
+            below_was = was if type(was) is Directory else _NOTHING
+            below_now = now if type(now) is Directory else _NOTHING
             if below_was is not below_now:
                 waiting.append((f"{path}/", below_was, below_now))
     changes.sort(key=attrgetter("path"))

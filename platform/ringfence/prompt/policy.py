@@ -220,13 +220,15 @@ class ReadBeforeWritePolicy:
             return PolicyDecision.deny(f"{self.name} cannot tell which files {tool.name} would change")
         known = self._known(context, filesystem)
         for target in targets:
-            path = filesystem.resolve(from_model(filesystem, target, mount_point=self.mount_point))
-            for file, content_hash in _files_at(filesystem, path):
+            meant = from_model(filesystem, target, mount_point=self.mount_point)
+            for file, content_hash in _files_at(filesystem, meant):
                 read = known.of(file)
+                if read == content_hash:
+                    continue
+                below = f"{shown(meant)} is a directory, and " if file.startswith(f"{meant}/") else ""
                 if read is None:
-                    return PolicyDecision.deny(f"{shown(file)} exists and has not been read: read it first")
-                if read != content_hash:
-                    return PolicyDecision.deny(f"{shown(file)} has changed since it was read: read it again")
+                    return PolicyDecision.deny(f"{below}{shown(file)} exists and has not been read: read it first")
+                return PolicyDecision.deny(f"{below}{shown(file)} has changed since it was read: read it again")
         return ALLOW
 
     def on_result(self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext) -> None:
@@ -272,7 +274,11 @@ def _targets(tool: Tool[Any, Any], params: Any) -> list[str]:
 
 def _files_at(filesystem: Filesystem, path: str) -> Iterable[tuple[str, str]]:
     """The files that a change of `path` reaches, with their hashes: itself, or all below a directory; none where
-    nothing is."""
+    nothing is. What a link out of the workspace leads to is nobody's to change, and the filesystem sees to that."""
+    try:
+        path = filesystem.resolve(path)
+    except PermissionError:
+        return ()
     try:
         return ((path, filesystem.content_hash(path)),)
     except (FileNotFoundError, NotADirectoryError):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, cast, get_arg
 
 from ringfence import serde
 from ringfence.errors import OutputParseError, PromptValidationError
+from ringfence.serde import STRICT_JSON
 
 if TYPE_CHECKING:
     from ringfence.prompt.rendering import RenderedPrompt
@@ -103,15 +104,15 @@ class StructuredOutput:
             if fence is not None:
                 return self._fenced(text, fence.end())
             try:
-                return _DECODER.decode(text)
+                return STRICT_JSON.decode(text)
             except json.JSONDecodeError:
                 return self._embedded(text)
         except ValueError as error:  # not of the syntax only: a key twice, NaN, a number too long to read
             self._refuse(f"the answer is not acceptable JSON: {error}", error)
 
     def _fenced(self, text: str, start: int) -> object:
-        # Not cut at the next fence first: a JSON string may have backticks in it.
-        value, end = _DECODER.raw_decode(text, start)
+        # Not cut at the next fence: a JSON string may have backticks in it.
+        value, end = STRICT_JSON.raw_decode(text, start)
         if _FENCE_END.match(text, end) is None:
             raise json.JSONDecodeError("Extra data", text, end)
         return value
@@ -126,7 +127,7 @@ class StructuredOutput:
             if start > _MAX_LOOKED_BACK:
                 text, start = text[start:], 0
             try:
-                value, start = _DECODER.raw_decode(text, start)
+                value, start = STRICT_JSON.raw_decode(text, start)
             except json.JSONDecodeError:
                 start += 1
                 continue
@@ -163,23 +164,6 @@ def _items(value: object) -> list[object] | None:
     if isinstance(value, dict):
         value = cast("dict[str, object]", value).get("items")
     return cast("list[object]", value) if isinstance(value, list) else None
-
-
-def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        twice = next(
-            key for position, (key, _) in enumerate(pairs) if any(key == other for other, _ in pairs[:position])
-        )
-        raise ValueError(f"the key {twice!r} occurs twice")
-    return found
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
-
-
-_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse_constant)
 
 
 def _json_kind(value: object) -> str:

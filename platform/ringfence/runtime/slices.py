@@ -46,8 +46,8 @@ class Items(Generic[T]):
     """What a slice holds at one moment: the first `length` items of a list that only grows. The value never changes.
 
     So keeping a value costs nothing, and neither does going back to it. A value that owns its list and ends where the
-    list ends appends in place, behind itself; any other value appends to a copy of its own. All methods want the
-    slices locked, except for reading.
+    list ends appends in place, behind itself; any other value appends to a copy of its own. To be used while the slices
+    are locked, except for reading what `Slices.capture` gave out: only that is never cut off by a rollback.
     """
 
     __slots__ = ("_items", "_owns_list", "length")

@@ -28,7 +28,7 @@ pydantic costs 70 to 130 ms to import, so nothing here does it before a class is
 """
 
 from ringfence.serde.dumping import dump
-from ringfence.serde.parsing import clone, decoder, parse, read_json
+from ringfence.serde.parsing import STRICT_JSON, clone, decoder, parse, read_json
 from ringfence.serde.schemas import schema
 
-__all__ = ["clone", "decoder", "dump", "parse", "read_json", "schema"]
+__all__ = ["STRICT_JSON", "clone", "decoder", "dump", "parse", "read_json", "schema"]

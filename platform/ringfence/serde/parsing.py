@@ -41,7 +41,7 @@ def read_json(text: str | bytes) -> dict[str, object]:
     Raises ValueError for anything else, for a key that occurs twice, and for NaN and Infinity.
     """
     try:
-        value: object = _JSON.decode(text if isinstance(text, str) else text.decode())
+        value: object = STRICT_JSON.decode(text if isinstance(text, str) else text.decode())
     except UnicodeDecodeError as error:
         raise ValueError(f"not UTF-8: {error}") from None
     except json.JSONDecodeError as error:
@@ -111,4 +111,5 @@ def _refuse_constant(name: str) -> object:
     raise ValueError(f"not valid JSON: {name}")
 
 
-_JSON = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse_constant)
+STRICT_JSON = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse_constant)
+"""Refuses a key that occurs twice, NaN and Infinity, all of them with ValueError."""

@@ -1,0 +1,558 @@
+"""Unified diffs: how they are read, how they fit a file, and the tool that applies them to many files or to none."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringfence.adapters.tool_executor import ToolExecutor
+from ringfence.filesystem import InMemoryFilesystem
+from ringfence.filesystem.patch_format import EXECUTABLE, FilePatch, parse_patch
+from ringfence.filesystem.patches import Patched, apply_hunks, apply_patch
+from ringfence.prompt import Prompt, PromptTemplate, ToolResult
+from ringfence.runtime import Session
+from ringfence_tools import VfsToolsSection
+
+NUMBERS = "".join(f"{n}\n" for n in range(1, 21))
+
+
+def applied(patch: str | bytes, content: str | bytes | None) -> Patched:
+    (file,) = parse_patch(patch)
+    return apply_patch(file, content.encode() if isinstance(content, str) else content)
+
+
+def result(patch: str | bytes, content: str | bytes | None) -> bytes:
+    patched = applied(patch, content)
+    assert patched.problems == ()
+    return patched.content
+
+
+def problem(patch: str | bytes, content: str | bytes | None) -> str:
+    (said,) = applied(patch, content).problems
+    return said
+
+
+def hunk(text: str) -> str:
+    return f"--- a/f\n+++ b/f\n{text}"
+
+
+# Reading
+
+
+@pytest.mark.parametrize(
+    ("header", "source", "target"),
+    [
+        ("--- a/x\n+++ b/x\n", "x", "x"),
+        ("--- x\n+++ x\n", "x", "x"),
+        ("--- a/x\n+++ a/x\n", "a/x", "a/x"),
+        ("--- b/x\n+++ b/x\n", "b/x", "b/x"),
+        ("--- a/d/x y\t\n+++ b/d/x y\t\n", "d/x y", "d/x y"),
+        ("--- a/x\t2026-01-01 10:00:00.0 +0100\n+++ b/x\t2026-01-02 10:00:00.0 +0100\n", "x", "x"),
+        ("--- a/x\t2026-01-01 10:00:00.0 +0100\n+++ /dev/null\t1970-01-01 01:00:00.0 +0100\n", "x", None),
+        ("--- /dev/null\n+++ b/x\n", None, "x"),
+        ('--- "a/\\303\\244\\t\\"x"\n+++ "b/\\303\\244\\t\\"x"\n', 'ä\t"x', 'ä\t"x'),
+        ('--- "a/caf\\351"\n+++ "b/caf\\351"\n', "caf\udce9", "caf\udce9"),
+        ("diff --git a/x b/x\nindex 1234567..89abcde 100644\n--- a/x\n+++ b/x\n", "x", "x"),
+        ("diff --git x x\n--- x\n+++ x\n", "x", "x"),
+        ("diff --git a/x a/x\n--- a/x\n+++ a/x\n", "a/x", "a/x"),
+        ("diff --git b/x b/x\nnew file mode 100644\n--- /dev/null\n+++ b/x\n", None, "b/x"),
+        ("diff --git i/x w/x\n--- i/x\n+++ w/x\n", "x", "x"),
+        ("diff --git a/x y b/x y\n--- a/x y\t\n+++ b/x y\t\n", "x y", "x y"),
+        ("diff --git a/o b/n\nsimilarity index 90%\nrename from o\nrename to n\n--- a/o\n+++ b/n\n", "o", "n"),
+        ("From: somebody\n\n---\n f | 2 +-\n\ndiff --git a/x b/x\n--- a/x\n+++ b/x\n", "x", "x"),
+        ("Index: x\n=====\n--- x\t(revision 1)\n+++ x\t(working copy)\n", "x", "x"),
+        ("```diff\n--- a/x\n+++ b/x\n", "x", "x"),
+    ],
+)
+def test_the_names_of_a_header(header: str, source: str | None, target: str | None) -> None:
+    (file,) = parse_patch(f"{header}@@ -1 +1 @@\n-a\n+b\n")
+    assert (file.source, file.target) == (source, target)
+    assert len(file.hunks) == 1
+
+
+@pytest.mark.parametrize(
+    ("header", "expected"),
+    [
+        ("new file mode 100755\nindex 0000000..e69de29\n", FilePatch(None, "x", new_mode=EXECUTABLE)),
+        ("deleted file mode 100755\nindex e69de29..0000000\n", FilePatch("x", None, old_mode=EXECUTABLE)),
+        ("old mode 100755\nnew mode 100644\n", FilePatch("x", "x", (), EXECUTABLE, 0o100644)),
+        ("rename from x\nrename to d/y\n", FilePatch("x", "d/y")),
+        ("copy from x\ncopy to y\n", FilePatch("x", "y", copy=True)),
+    ],
+)
+def test_a_header_of_git_that_says_it_all(header: str, expected: FilePatch) -> None:
+    assert parse_patch(f"diff --git a/x b/x\n{header}") == (expected,)
+
+
+@pytest.mark.parametrize("after", ["", "\n", "\n\n", "-- \n2.39.5\n\n", "```\n", "\nSome text.\n", "   \n"])
+def test_what_follows_a_counted_hunk_is_passed_over(after: str) -> None:
+    assert result(hunk(f"@@ -1,2 +1,2 @@\n a\n-b\n+c\n{after}"), "a\nb\n") == b"a\nc\n"
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "@@ -1,3 +1,3 @@",
+        "@@ -1,9 +1,9 @@",
+        "@@ -1,1 +1,1 @@",
+        "@@ -1 +1 @@",
+        "@@ -1,3 +1,3 @@ def f():",
+        "@@",
+        "@@ def f():",
+        "@@ ... @@",
+    ],
+)
+@pytest.mark.parametrize("after", ["", "\n", "```\n", "\n--- a/g\n+++ b/g\n@@ -1 +1 @@\n-x\n+y\n"])
+def test_counts_that_are_wrong_or_missing_are_counted_anew(header: str, after: str) -> None:
+    first = parse_patch(hunk(f"{header}\n a\n-b\n+x\n c\n{after}"))[0]
+    assert apply_patch(first, b"a\nb\nc\n").content == b"a\nx\nc\n"
+
+
+def test_lines_that_look_like_headers_are_lines_where_they_are_counted() -> None:
+    patch = hunk("@@ -1,3 +1,3 @@\n \n--- a/g\n+++ b/g\n \n@@ -7 +7 @@\n-7\n+8\n")
+    assert result(patch, "\n-- a/g\n\n4\n5\n6\n7\n") == b"\n++ b/g\n\n4\n5\n6\n8\n"
+
+
+def test_an_empty_line_is_a_line_that_stays() -> None:
+    assert result(hunk("@@ -1,3 +1,3 @@\n a\n\n-b\n+c\n"), "a\n\nb\n") == b"a\n\nc\n"
+    assert result(hunk("@@ -1,3 +1,3 @@\n a\r\n\r\n-b\r\n+c\r\n"), "a\r\n\r\nb\r\n") == b"a\r\n\r\nc\r\n"
+
+
+@pytest.mark.parametrize(
+    ("patch", "said"),
+    [
+        ("", "names no file"),
+        ("just text", "names no file"),
+        ("@@ -1 +1 @@\n-a\n+b\n", "line 1 of the patch: this hunk belongs to no file"),
+        ("*** Begin Patch\n*** Update File: x\n@@\n-a\n+b\n*** End Patch\n", "not a unified diff"),
+        ("--- a/x\n+++ b/y\n@@ -1 +1 @@\n-a\n+b\n", "two different files"),
+        ("diff --git a/x b/x\n--- a/y\n+++ b/y\n@@ -1 +1 @@\n-a\n+b\n", "different files"),
+        ("--- /dev/null\n+++ /dev/null\n@@ -1 +1 @@\n-a\n+b\n", "cannot be told which file"),
+        ("--- a/x\n+++ b/x\n", "nothing is said about what to change in x"),
+        ("diff --git a/x b/x\nindex 1..2 100644\n", "nothing is said"),
+        (hunk("@@ -1,3 +1,3 @@\n a\nb\n-c\n+d\n"), "line 5 of the patch: each line of a hunk begins with"),
+        (hunk("@@ -1,2 +1,2 @@\n a\n-b\n+c\nd\n-e\n+f\n"), "line 8 of the patch: this line is in no hunk"),
+        (hunk("@@ -1 +1 @@\n"), "no lines"),
+        (hunk("@@@ -1 -1 +1 @@@\n  a\n"), "merge"),
+        ("diff --cc x\n--- a/x\n+++ b/x\n", "merge"),
+        ("diff --git a/x b/x\nindex 1..2 100644\nGIT binary patch\nliteral 1\nIc${kh\n\n", "binary"),
+        ("diff --git a/x b/x\nindex 1..2\nBinary files a/x and b/x differ\n", "binary"),
+        ("Binary files a/x and b/x differ\n", "binary"),
+        ("diff --git a/m b/m\nindex 1..2 160000\n--- a/m\n+++ b/m\n@@ -1 +1 @@\n-S\n+T\n", "submodule"),
+        ("diff --git a/m b/m\nold mode x\nnew mode y\n", "not a file mode"),
+        (hunk("@@ -1 +1 @@\n-a\n+\ud800\n"), "surrogate"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_with_its_line(patch: str, said: str) -> None:
+    with pytest.raises(ValueError, match="(?s).*" + said):
+        parse_patch(patch)
+
+
+@given(st.text(alphabet=" -+@\\\nab/,1", max_size=120))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    try:
+        files = parse_patch(f"--- a/f\n+++ b/f\n@@ -1,2 +1,2 @@\n{text}")
+    except ValueError:
+        return
+    for file in files:
+        apply_patch(file, b"a\nb\n")
+
+
+# Fitting
+
+
+@pytest.mark.parametrize(
+    ("patch", "before", "after"),
+    [
+        ("@@ -1,2 +1,2 @@\n a\n-b\n+c\n", "a\nb\n", "a\nc\n"),
+        ("@@ -0,0 +1,2 @@\n+a\n+b\n", "", "a\nb\n"),
+        ("@@ -0,0 +1,2 @@\n+a\n+b\n", None, "a\nb\n"),
+        ("@@ -1 +0,0 @@\n-a\n", "a\n", ""),
+        ("@@ -1 +1 @@\n-a\n\\ No newline at end of file\n+a\n", "a", "a\n"),
+        ("@@ -1 +1 @@\n-a\n+a\n\\ No newline at end of file\n", "a\n", "a"),
+        ("@@ -1,2 +1,2 @@\n-a\n+x\n b\n\\ No newline at end of file\n", "a\nb", "x\nb"),
+        (
+            "@@ -1,2 +1,3 @@\n a\n-b\n\\ No newline at end of file\n+b\n+c\n\\ No newline at end of file\n",
+            "a\nb",
+            "a\nb\nc",
+        ),
+        # The model's lines end with \n; the file's own ends stay, and new lines get them.
+        ("@@ -1,2 +1,3 @@\n a\n-b\n+c\n+d\n", "a\r\nb\r\n", "a\r\nc\r\nd\r\n"),
+        ("@@ -1,2 +1,3 @@\n+x\n a\n b\n", "a\r\nb\n", "x\r\na\r\nb\n"),
+        ("@@ -1 +1,2 @@\n-a\n\\ No newline at end of file\n+b\n+c\n\\ No newline at end of file\n", "a", "b\nc"),
+        (
+            "@@ -2 +2,2 @@\n-b\n\\ No newline at end of file\n+b\n+c\n\\ No newline at end of file\n",
+            "a\r\nb",
+            "a\r\nb\nc",
+        ),
+        ("@@ -1,2 +1,2 @@\n a\r\n-b\r\n+c\r\n", "a\nb\n", "a\nc\n"),
+        ("@@ -1,2 +1,2 @@\n a\r\n-b\r\n+b\n", "a\r\nb\r\n", "a\r\nb\n"),
+        ("@@ -1,2 +1,2 @@\n a\rx\n-b\n+c\n", "a\rx\nb\n", "a\rx\nc\n"),
+    ],
+)
+def test_a_hunk_that_fits(patch: str, before: str | None, after: str) -> None:
+    assert result(hunk(patch), before) == after.encode()
+
+
+@pytest.mark.parametrize(
+    ("patch", "after"),
+    [
+        ("@@ -1,2 +1,2 @@\n-a\n+x\n b\n", b"\xef\xbb\xbfx\nb\n"),
+        ("@@ -1,2 +1,2 @@\n-\ufeffa\n+a\n b\n", b"a\nb\n"),
+        ("@@ -1,2 +0,0 @@\n-a\n-b\n", b""),
+    ],
+)
+def test_a_byte_order_mark_stays_unless_the_patch_has_it(patch: str, after: bytes) -> None:
+    assert result(hunk(patch), "\ufeffa\nb\n") == after
+
+
+def test_a_patch_that_came_with_other_line_ends_fits_all_the_same() -> None:
+    patch = hunk("@@ -1,2 +1,2 @@\n a\n-b\n+c\n").replace("\n", "\r\n")
+    assert result(patch, "a\nb\n") == b"a\nc\n"
+    assert result(patch, "a\r\nb\r\n") == b"a\r\nc\r\n"
+
+
+@pytest.mark.parametrize(("stated", "shift"), [(9, 0), (1, 8), (15, -6)])
+def test_a_hunk_is_found_where_its_lines_are(stated: int, shift: int) -> None:
+    patched = applied(hunk(f"@@ -{stated},3 +{stated},3 @@\n 9\n-10\n+ten\n 11\n"), NUMBERS)
+    assert patched.content == NUMBERS.replace("10", "ten").encode()
+    assert patched.shifts == (shift,)
+
+
+@pytest.mark.parametrize(("stated", "expected"), [(1, "x----a"), (2, "x----a"), (5, "a----x")])
+def test_the_nearest_of_several_places_is_taken(stated: int, expected: str) -> None:
+    content = result(hunk(f"@@ -{stated} +{stated} @@\n-a\n+x\n"), "a\n-\n-\n-\n-\na\n")
+    assert content.decode().split() == list(expected)
+
+
+def test_places_that_are_equally_near_are_refused() -> None:
+    assert "lines 1, 3, both equally near" in problem(hunk("@@ -2 +2 @@\n-a\n+x\n"), "a\nb\na\n")
+
+
+def test_a_hunk_without_a_place_must_fit_in_one_place() -> None:
+    assert "fits at lines 1, 3" in problem(hunk("@@\n-a\n+x\n"), "a\nb\na\n")
+
+
+def test_hunks_after_a_shifted_one_are_expected_as_far_away() -> None:
+    before = "new\n" * 3 + "a\nb\nx\na\nb\n"
+    patch = hunk("@@ -1,3 +1,3 @@\n-a\n+A\n b\n x\n@@ -4,2 +4,2 @@\n a\n-b\n+B\n")
+    assert result(patch, before) == b"new\nnew\nnew\nA\nb\nx\na\nB\n"
+
+
+def test_hunks_do_not_overlap() -> None:
+    said = problem(hunk("@@ -1,2 +1,2 @@\n a\n-b\n+c\n@@ -1,2 +1,2 @@\n-a\n+x\n b\n"), "a\nb\n")
+    assert "hunk 2" in said
+    assert "above the hunk before it" in said
+
+
+def test_every_hunk_that_does_not_fit_is_named_and_nothing_is_applied() -> None:
+    patch = hunk("@@ -1 +1 @@\n-1\n+one\n@@ -9,3 +9,3 @@\n 9\n-1O\n+ten\n 11\n@@ -15 +15 @@\n-fifteen\n+15\n")
+    patched = applied(patch, NUMBERS)
+    assert patched.content == NUMBERS.encode()
+    first, second = patched.problems
+    assert first.startswith(
+        "hunk 2 (@@ -9,3 +9,3 @@) does not fit, expected at line 9: the nearest place is line 9 (2 of 3"
+    )
+    assert "line 10 is\n'10'\nand the patch has\n'1O'" in first
+    assert "hunk 3" in second
+    assert "none of its old lines is in the file" in second
+
+
+@pytest.mark.parametrize(
+    ("patch", "content", "said"),
+    [
+        ("@@ -1,2 +1,2 @@\n a\n-  b\n+  c\n", "a\n\tb\n", "tabs against spaces"),
+        ("@@ -1 +1 @@\n-a\n+b\n", "a", "has no newline: the patch needs"),
+        ("@@ -1 +1 @@\n-a\n\\ No newline at end of file\n+b\n", "a\n", "ends with a newline"),
+        ("@@ -1,2 +1,2 @@\n a\n-b\n+c\n", "a\n", "the end of the file"),
+        ("@@ -2,0 +3 @@\n+new\n", "a\nb\n", "only adds lines"),
+        ("@@ -1 +1 @@\n-a\n+b\n", None, "no such file"),
+    ],
+)
+def test_what_does_not_fit_is_said(patch: str, content: str | None, said: str) -> None:
+    assert said in problem(hunk(patch), content)
+
+
+@pytest.mark.parametrize(
+    ("patch", "content", "said"),
+    [
+        ("--- /dev/null\n+++ b/f\n@@ -0,0 +1 @@\n+a\n", "", "exists already"),
+        ("--- a/f\n+++ /dev/null\n@@ -1 +0,0 @@\n-a\n", "a\nb\n", "1 lines more"),
+    ],
+)
+def test_creating_and_deleting_take_the_right_file(patch: str, content: str, said: str) -> None:
+    assert said in problem(patch, content)
+
+
+FILES = st.lists(st.sampled_from(["a", "b", "", "-- x", "++ y", "long line"]), max_size=15).flatmap(
+    lambda lines: st.sampled_from(["\n", "\r\n"]).map(lambda end: "".join(line + end for line in lines))
+)
+
+
+@given(old=FILES, new=FILES, context=st.integers(1, 4))
+def test_what_difflib_writes_applies(old: str, new: str, context: int) -> None:
+    lines = [text.splitlines(keepends=True) for text in (old, new)]
+    patch = "".join(difflib.unified_diff(*lines, "a/f", "b/f", n=context))
+    # difflib ends every header with \n, so that is no sign of how the patch came here.
+    if patch:
+        assert result(patch, old) == new.encode()
+
+
+@given(old=FILES, new=FILES)
+def test_a_shifted_file_is_patched_in_the_right_place(old: str, new: str) -> None:
+    head, tail = "".join(f"top {n}\n" for n in range(9)), "".join(f"end {n}\n" for n in range(9))
+    lines = [(head + text + tail).splitlines(keepends=True) for text in (old, new)]
+    patch = "".join(difflib.unified_diff(*lines, "a/f", "b/f", n=40))
+    if patch:
+        assert result(patch, "first\n" * 5 + head + old + tail) == ("first\n" * 5 + head + new + tail).encode()
+
+
+OLD = {
+    "f.py": NUMBERS.encode(),
+    "crlf": b"a\r\nb\r\n",
+    "gone": b"x\n",
+    "latin": b"caf\xe9\n",
+    "no end": b"a\nb",
+    "d/ä": b"1\n",
+    "moved from": NUMBERS.encode(),
+    "emptied": b"x\n",
+}
+NEW = {
+    "f.py": NUMBERS.replace("3\n", "").replace("18", "x").encode(),
+    "crlf": b"a\r\nc\r\n",
+    "latin": b"caf\xe9s\n",
+    "no end": b"a\nb\n",
+    "d/ä": b"1\n2",
+    "new": b"n\n",
+    "moved/to": NUMBERS.replace("7", "seven").encode(),
+    "emptied": b"",
+    "new and empty": b"",
+}
+
+
+def put(root: Path, tree: dict[str, bytes]) -> None:
+    for path, content in tree.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_bytes(content)
+
+
+def output_of(directory: Path, *command: str) -> bytes:
+    environment = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
+    return subprocess.run(command, cwd=directory, capture_output=True, check=False, env=environment).stdout
+
+
+def made_of(old: dict[str, bytes], patch: bytes, *, strip: int = 0) -> dict[str, bytes]:
+    made = dict(old)
+    for file in parse_patch(patch):
+        source, target = (path and path.split("/", strip)[-1] for path in (file.source, file.target))
+        patched = apply_patch(file, old.get(source or target or ""))
+        assert patched.problems == ()
+        if source is not None:
+            made.pop(source, None)
+        if target is not None:
+            made[target] = patched.content
+    return made
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+@pytest.mark.parametrize(
+    "options", [[], ["-M"], ["--no-prefix"], ["--function-context"], ["--unified=1"], ["--patience"]]
+)
+def test_what_git_writes_applies(tmp_path: Path, options: list[str]) -> None:
+    put(tmp_path, OLD)
+    output_of(tmp_path, "git", "init", "--quiet")
+    output_of(tmp_path, "git", "add", "--all")
+    before = output_of(tmp_path, "git", "write-tree").decode().strip()
+    for path in OLD:
+        (tmp_path / path).unlink()
+    put(tmp_path, NEW)
+    output_of(tmp_path, "git", "add", "--all")
+    patch = output_of(tmp_path, "git", "diff", *options, "--cached", before)
+    assert made_of(OLD, patch) == NEW
+
+
+@pytest.mark.skipif(shutil.which("diff") is None, reason="diff is not installed")
+@pytest.mark.parametrize("options", ["-ruN", "-ruNp", "-rNU1"])
+def test_what_diff_writes_applies(tmp_path: Path, options: str) -> None:
+    put(tmp_path / "a", OLD)
+    put(tmp_path / "b", NEW)
+    patch = output_of(tmp_path, "diff", options, "a", "b")
+    # It cannot say that an empty file is new.
+    assert made_of(OLD, patch) == {path: content for path, content in NEW.items() if path != "new and empty"}
+
+
+def test_hunks_apply_to_nothing_as_well() -> None:
+    assert apply_hunks(b"a", ()) == Patched(b"a")
+
+
+# The tool
+
+
+@pytest.fixture
+def files() -> InMemoryFilesystem:
+    filesystem = InMemoryFilesystem()
+    filesystem.write("a.txt", "one\ntwo\nthree\n")
+    filesystem.write("b/b.txt", "1\r\n2\r\n3\r\n")
+    return filesystem
+
+
+@pytest.fixture
+def executor(files: InMemoryFilesystem) -> Iterator[ToolExecutor]:
+    session = Session()
+    section = VfsToolsSection(session=session, filesystem=files)
+    prompt = Prompt(PromptTemplate(ns="tests", key="patches", sections=[section]))
+    with prompt.resources:
+        executor = ToolExecutor(prompt=prompt, session=session)
+        for path in ("a.txt", "b/b.txt"):
+            executor.call("read_file", {"file_path": path})
+        yield executor
+
+
+def patch_with(executor: ToolExecutor, patch: str) -> ToolResult[object]:
+    return executor.call("apply_patch", {"patch": patch})
+
+
+CHANGE_A = "--- a/a.txt\n+++ b/a.txt\n@@ -1,3 +1,3 @@\n one\n-two\n+zwei\n three\n"
+CHANGE_B = "--- a/b/b.txt\n+++ b/b/b.txt\n@@ -1,3 +1,3 @@\n 1\n-2\n+two\n 3\n"
+CREATE_C = "--- /dev/null\n+++ b/new/c.txt\n@@ -0,0 +1,2 @@\n+c\n+d\n\\ No newline at end of file\n"
+
+
+def text_of(files: InMemoryFilesystem, path: str) -> bytes:
+    return files.read_bytes(path).content
+
+
+def test_a_patch_changes_creates_and_deletes_in_one_call(executor: ToolExecutor, files: InMemoryFilesystem) -> None:
+    delete = "--- a/a.txt\n+++ /dev/null\n@@ -1,3 +0,0 @@\n-one\n-two\n-three\n"
+    done = patch_with(executor, CHANGE_B + CREATE_C + delete)
+    assert done.success
+    assert text_of(files, "b/b.txt") == b"1\r\ntwo\r\n3\r\n"
+    assert text_of(files, "new/c.txt") == b"c\nd"
+    assert not files.exists("a.txt")
+    assert done.render() == "modified b/b.txt (+1 -1)\ncreated new/c.txt (+2 -0)\ndeleted a.txt (+0 -3)"
+
+
+@pytest.mark.parametrize(
+    ("second", "said"),
+    [
+        (CHANGE_B.replace("-2", "-zwei"), "b/b.txt: hunk 1"),
+        (CHANGE_B.replace("b.txt", "c.txt"), "there is no b/c.txt"),
+        ("--- /dev/null\n+++ b/a.txt\n@@ -0,0 +1 @@\n+x\n", "exists already"),
+        ("diff --git a/b/b.txt b/a.txt\nrename from b/b.txt\nrename to a.txt\n", "exists already"),
+        ("--- a/b\n+++ b/b\n@@ -1 +1 @@\n-x\n+y\n", "irectory"),
+        ("--- a/../x\n+++ b/../x\n@@ -1 +1 @@\n-x\n+y\n", "outside"),
+    ],
+)
+def test_all_of_a_patch_or_nothing(executor: ToolExecutor, files: InMemoryFilesystem, second: str, said: str) -> None:
+    before = files.snapshot()
+    done = patch_with(executor, CHANGE_A + CREATE_C + second)
+    assert not done.success
+    assert said in done.message
+    assert files.changes(before) == []
+
+
+def test_everything_that_does_not_fit_is_told_at_once(executor: ToolExecutor) -> None:
+    done = patch_with(executor, CHANGE_A.replace("-two", "-2") + CHANGE_B.replace("-2", "-zwei"))
+    assert done.message.startswith("the patch does not apply, and nothing was changed:\n- a.txt: hunk 1")
+    assert "\n- b/b.txt: hunk 1" in done.message
+
+
+def test_a_malformed_patch_is_refused_before_anything_is_looked_at(executor: ToolExecutor) -> None:
+    answer = executor.execute("apply_patch", {"patch": "not a patch"})
+    assert answer.receipt.outcome == "rejected"
+    assert "names no file" in answer.text
+
+
+def test_a_patch_of_a_file_that_was_not_read_is_denied(executor: ToolExecutor, files: InMemoryFilesystem) -> None:
+    files.write("secret.txt", "x\n")
+    done = patch_with(executor, CHANGE_A + "--- a/secret.txt\n+++ b/secret.txt\n@@ -1 +1 @@\n-x\n+y\n")
+    assert "secret.txt exists and has not been read" in done.message
+    assert text_of(files, "a.txt") == b"one\ntwo\nthree\n"
+
+
+def test_what_a_patch_wrote_need_not_be_read(executor: ToolExecutor, files: InMemoryFilesystem) -> None:
+    assert patch_with(executor, CHANGE_A).success
+    assert patch_with(executor, CHANGE_A.replace("-two", "-zwei").replace("+zwei", "+deux")).success
+    assert text_of(files, "a.txt") == b"one\ndeux\nthree\n"
+
+
+def test_a_file_is_renamed_and_changed(executor: ToolExecutor, files: InMemoryFilesystem) -> None:
+    files.chmod("a.txt", 0o755)
+    rename = "diff --git a/a.txt b/d/e.txt\nrename from a.txt\nrename to d/e.txt\n"
+    done = patch_with(executor, rename + CHANGE_A.replace("a/a.txt", "a/a.txt").replace("b/a.txt", "b/d/e.txt"))
+    assert done.success
+    assert text_of(files, "d/e.txt") == b"one\nzwei\nthree\n"
+    assert not files.exists("a.txt")
+    assert files.stat("d/e.txt").mode == 0o755
+    assert done.render() == "renamed d/e.txt from a.txt (+1 -1)"
+
+
+def test_a_file_is_copied(executor: ToolExecutor, files: InMemoryFilesystem) -> None:
+    done = patch_with(executor, "diff --git a/a.txt b/c.txt\ncopy from a.txt\ncopy to c.txt\n")
+    assert done.render() == "copied c.txt from a.txt (+0 -0)"
+    assert text_of(files, "c.txt") == text_of(files, "a.txt") == b"one\ntwo\nthree\n"
+
+
+def test_a_copy_is_one_of_the_file_before_the_patch(executor: ToolExecutor, files: InMemoryFilesystem) -> None:
+    assert patch_with(executor, CHANGE_A + "diff --git a/a.txt b/c.txt\ncopy from a.txt\ncopy to c.txt\n").success
+    assert text_of(files, "a.txt") == b"one\nzwei\nthree\n"
+    assert text_of(files, "c.txt") == b"one\ntwo\nthree\n"
+
+
+def test_the_executable_bit_comes_and_goes(executor: ToolExecutor, files: InMemoryFilesystem) -> None:
+    files.chmod("a.txt", 0o640)
+    assert patch_with(executor, "diff --git a/a.txt b/a.txt\nold mode 100644\nnew mode 100755\n").success
+    assert files.stat("a.txt").mode == 0o750
+    assert patch_with(executor, "diff --git a/a.txt b/a.txt\nold mode 100755\nnew mode 100644\n").success
+    assert files.stat("a.txt").mode == 0o640
+    created = "diff --git a/run b/run\nnew file mode 100755\n--- /dev/null\n+++ b/run\n@@ -0,0 +1 @@\n+#!\n"
+    assert patch_with(executor, created).success
+    assert files.stat("run").mode == 0o755
+
+
+def test_symlinks_come_change_and_go(executor: ToolExecutor, files: InMemoryFilesystem) -> None:
+    end = "\\ No newline at end of file\n"
+    created = f"diff --git a/l b/l\nnew file mode 120000\n--- /dev/null\n+++ b/l\n@@ -0,0 +1 @@\n+a.txt\n{end}"
+    assert patch_with(executor, created).success
+    assert files.readlink("l") == "a.txt"
+    change = f"diff --git a/l b/l\nindex 1..2 120000\n--- a/l\n+++ b/l\n@@ -1 +1 @@\n-a.txt\n{end}+b/b.txt\n{end}"
+    assert patch_with(executor, change).success
+    assert files.readlink("l") == "b/b.txt"
+    deleted = f"diff --git a/l b/l\ndeleted file mode 120000\n--- a/l\n+++ /dev/null\n@@ -1 +0,0 @@\n-b/b.txt\n{end}"
+    assert patch_with(executor, deleted).success
+    assert not files.exists("l")
+    assert files.exists("b/b.txt")
+
+
+def test_a_patch_goes_through_a_link_and_does_not_remove_one(executor: ToolExecutor, files: InMemoryFilesystem) -> None:
+    files.symlink("link.txt", "a.txt")
+    assert patch_with(executor, CHANGE_A.replace("a.txt", "link.txt")).success
+    assert text_of(files, "a.txt") == b"one\nzwei\nthree\n"
+    delete = "--- a/link.txt\n+++ /dev/null\n@@ -1,3 +0,0 @@\n-one\n-zwei\n-three\n"
+    assert "symlink" in patch_with(executor, delete).message
+    assert files.exists("a.txt")
+
+
+def test_a_file_may_be_patched_twice_in_one_patch(executor: ToolExecutor, files: InMemoryFilesystem) -> None:
+    assert patch_with(executor, CHANGE_A + CHANGE_A.replace("-two", "-zwei").replace("+zwei", "+deux")).success
+    assert text_of(files, "a.txt") == b"one\ndeux\nthree\n"
+
+
+def test_a_patch_that_changes_nothing_is_refused(executor: ToolExecutor) -> None:
+    assert "changes nothing" in patch_with(executor, CHANGE_A.replace("+zwei", "+two")).message
+
+
+def test_where_a_shifted_hunk_was_applied_is_told(executor: ToolExecutor, files: InMemoryFilesystem) -> None:
+    done = patch_with(executor, CHANGE_A.replace("@@ -1,3 +1,3 @@", "@@ -9,3 +9,3 @@"))
+    assert done.render() == "modified a.txt (+1 -1; found hunk 1 8 lines above the line in its header)"
+
+
+def test_a_patch_is_bounded(executor: ToolExecutor) -> None:
+    assert "48,000" in patch_with(executor, CHANGE_A + "+x\n" * 20_000).message

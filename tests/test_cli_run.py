@@ -1,0 +1,480 @@
+"""`ringfence run` as a user meets it: streams, files, exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from ringfence.adapters import PromptEvaluationError, ScriptedAdapter
+from ringfence.errors import RestoreFailedError
+from ringfence_cli import main
+from ringfence_cli.run import task_of
+from ringfence_cli.signals import Signals
+from ringfence_cli.task import Task, apply, perform
+from ringfence_cli.watch import Tally
+from ringfence_cli.workspace import MemoryWorkspace
+
+Turn = Mapping[str, Any]
+DONE: Turn = {"text": "Done."}
+
+
+def call(name: str, **arguments: object) -> dict[str, object]:
+    return {"name": name, "arguments": arguments}
+
+
+def calls(*tool_calls: Mapping[str, object], text: str = "", **usage: int) -> Turn:
+    return {"text": text, "tool_calls": list(tool_calls), **({"usage": usage} if usage else {})}
+
+
+EDIT = calls(
+    call("read_file", file_path="a.txt"),
+    call("edit_file", file_path="a.txt", old_string="two", new_string="2"),
+    call("write_file", file_path="new/b.txt", content="new\n"),
+)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    (tmp_path / "tree" / "sub").mkdir(parents=True)
+    (tmp_path / "tree" / "a.txt").write_bytes(b"one\r\ntwo\nthree")
+    (tmp_path / "tree" / "sub" / "keep.txt").write_text("keep\n")
+    return tmp_path / "tree"
+
+
+def script(directory: Path, *turns: Turn) -> str:
+    path = directory / "script.jsonl"
+    path.write_text("".join(json.dumps(turn) + "\n" for turn in turns))
+    return f"script:{path}"
+
+
+def ringfence(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-m", "ringfence_cli", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, check=False, timeout=60, **options)
+
+
+def run(tree: Path, *arguments: str | Path, turns: Sequence[Turn] = (EDIT, DONE)) -> subprocess.CompletedProcess[bytes]:
+    return ringfence("run", tree, "--task", "Do it.", "--model", script(tree.parent, *turns), *arguments)
+
+
+def contents(tree: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(tree)): path.read_bytes() for path in tree.rglob("*") if path.is_file()}
+
+
+def applied_by_git(tree: Path, patch: bytes) -> dict[str, bytes]:
+    if shutil.which("git") is None:
+        pytest.skip("git is not installed")
+    subprocess.run(["git", "apply", "-"], cwd=tree, input=patch, check=True, capture_output=True)
+    return contents(tree)
+
+
+EDITED = {"a.txt": b"one\r\n2\nthree", "new/b.txt": b"new\n", "sub/keep.txt": b"keep\n"}
+
+
+def test_help_loads_neither_rich_nor_pydantic_nor_the_adapters() -> None:
+    program = (
+        "import sys\nfrom click.testing import CliRunner\nfrom ringfence_cli.main import ringfence\n"
+        "for command in ([], ['run'], ['demo']):\n"
+        "    assert CliRunner().invoke(ringfence, [*command, '--help']).exit_code == 0\n"
+        "print(sorted(name for name in sys.modules if name.startswith(('rich', 'pydantic', 'ringfence.', 'fsspec'))))"
+    )
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert answer.stdout == "[]\n"
+
+
+def test_the_diff_goes_to_standard_output_and_the_directory_stays_as_it_is(tree: Path) -> None:
+    before = contents(tree)
+    ended = run(tree)
+    assert ended.returncode == 0
+    assert contents(tree) == before
+    assert ended.stdout.startswith(b"diff --git a/a.txt b/a.txt\n")
+    assert applied_by_git(tree, ended.stdout) == EDITED
+    said = ended.stderr.decode()
+    assert "--apply" in said
+    assert "edit_file" in said
+    assert "2 files changed, +2 -1 lines" in said
+
+
+def test_apply_writes_what_changed_and_nothing_else(tree: Path) -> None:
+    kept = (tree / "sub" / "keep.txt").stat()
+    ended = run(tree, "--apply")
+    assert ended.returncode == 0
+    assert contents(tree) == EDITED
+    after = (tree / "sub" / "keep.txt").stat()
+    assert (after.st_ino, after.st_mtime_ns, after.st_ctime_ns) == (kept.st_ino, kept.st_mtime_ns, kept.st_ctime_ns)
+
+
+def test_the_patch_file_reproduces_the_result_with_git_apply(tree: Path, tmp_path: Path) -> None:
+    (tree / "data.bin").write_bytes(bytes(range(256)))
+    (tree / "latin-1.txt").write_bytes(b"caf\xe9\n")
+    (tree / os.fsdecode(b"caf\xe9")).write_bytes(b"name\n")
+    patch = tmp_path / "out.patch"
+    patch.write_text("an old one, longer than nothing\n" * 1000)
+    changes = calls(
+        call("read_file", file_path="latin-1.txt"),
+        call("edit_file", file_path="latin-1.txt", old_string="caf", new_string="CAF"),
+        call("read_file", file_path="data.bin"),
+        call("rm", path="data.bin"),
+        call("read_file", file_path="caf\\xe9"),
+        call("edit_file", file_path="caf\\xe9", old_string="name", new_string="other"),
+        call("read_file", file_path="sub/keep.txt"),
+        call("move", source="sub/keep.txt", target="kept.txt"),
+    )
+    expected = {
+        "a.txt": b"one\r\ntwo\nthree",
+        "latin-1.txt": b"CAF\xe9\n",
+        os.fsdecode(b"caf\xe9"): b"other\n",
+        "kept.txt": b"keep\n",
+    }
+    ended = run(tree, "--patch", patch, turns=[changes, DONE])
+    assert (ended.returncode, ended.stdout) == (0, patch.read_bytes())
+    assert applied_by_git(tree, patch.read_bytes()) == expected
+
+
+def test_every_call_leaves_a_line_in_the_receipts_file_after_those_that_are_there(tree: Path, tmp_path: Path) -> None:
+    receipts = tmp_path / "receipts.jsonl"
+    receipts.write_text('{"an": "older line"}\n')
+    denied = call("write_file", file_path="sub/keep.txt", content="x")
+    unknown = {"name": "fly", "arguments": "{not json"}
+    failed = call("edit_file", file_path="a.txt", old_string="nowhere", new_string="x")
+    assert run(tree, "--receipts", receipts, turns=[EDIT, calls(denied, unknown, failed), DONE]).returncode == 0
+    lines = [json.loads(line) for line in receipts.read_text().splitlines()]
+    assert [line.get("outcome") for line in lines] == [None, *["committed"] * 3, "denied", "rejected", "failed"]
+
+
+def test_json_is_one_object_that_tells_all(tree: Path) -> None:
+    (tree / ".git").mkdir()
+    plan = call("planning_setup_plan", objective="Mend it", initial_steps=["Look"])
+    turns = [calls(plan, input_tokens=10, output_tokens=2), EDIT, {**DONE, "usage": {"input_tokens": 5}}]
+    ended = run(tree, "--json", "--quiet", turns=turns)
+    assert ended.stderr == b""
+    record = json.loads(ended.stdout)
+    assert record["exit_code"] == ended.returncode == 0
+    assert (record["outcome"], record["error"], record["text"]) == ("done", None, "Done.")
+    assert (record["turns"], record["tool_calls"]["total"], record["tool_calls"]["committed"]) == (3, 4, 4)
+    assert record["plan"]["steps"] == [{"step_id": 1, "title": "Look", "status": "pending"}]
+    assert record["usage"] == {"input_tokens": 15, "output_tokens": 2, "cached_tokens": None}
+    assert {change["path"]: change["kind"] for change in record["changes"]} == {
+        "a.txt": "modified",
+        "new": "created",
+        "new/b.txt": "created",
+    }
+    assert [one["path"] for one in record["left_out"]] == [".git"]
+    assert applied_by_git(tree, record["patch"].encode()) == EDITED
+
+
+def test_json_has_a_patch_that_is_no_text_as_base64(tree: Path) -> None:
+    (tree / "a.txt").write_bytes(b"\xe9 two\n")
+    record = json.loads(run(tree, "--json").stdout)
+    assert record["patch"] is None
+    assert len(record["patch_base64"]) > 100
+
+
+@pytest.mark.parametrize("flag", [[], ["--apply"], ["--json"]])
+def test_a_task_that_changes_nothing_is_done(tree: Path, flag: list[str]) -> None:
+    ended = run(tree, *flag, turns=[calls(call("ls")), DONE])
+    assert ended.returncode == 0
+    assert b"nothing was changed" in ended.stderr
+    assert ended.stdout == b"" or json.loads(ended.stdout)["changes"] == []
+
+
+def test_the_task_can_come_from_a_file(tree: Path, tmp_path: Path) -> None:
+    (tmp_path / "task.txt").write_text("From a file: $not ${a} template.\n")
+    seen: list[str] = []
+
+    def model(conversation: Sequence[Mapping[str, Any]]) -> Turn:
+        seen.append(conversation[0]["content"])
+        return DONE
+
+    assert perform_with(model, tree, text=task_of(f"@{tmp_path / 'task.txt'}")) == (0, None)
+    assert "From a file: $not ${a} template." in seen[0]
+
+
+def usage_error(tree: Path, *arguments: str) -> str:
+    with Signals() as signals:
+        ended = CliRunner().invoke(main.ringfence, ["run", *arguments], obj=signals)
+    assert ended.exit_code == 2
+    assert contents(tree) == {"a.txt": b"one\r\ntwo\nthree", "sub/keep.txt": b"keep\n"}
+    return ended.output
+
+
+def test_wrong_usage_is_said_on_standard_error(tree: Path) -> None:
+    ended = ringfence("run", tree, "--task", "x", "--model", "gpt")
+    assert (ended.returncode, ended.stdout) == (2, b"")
+    assert b"Traceback" not in ended.stderr
+    assert b"script:FILE" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["TREE/missing", "--task", "x", "--model", "GOOD"], "does not exist"),
+        (["TREE/a.txt", "--task", "x", "--model", "GOOD"], "is a file"),
+        (["TREE", "--model", "GOOD"], "--task"),
+        (["TREE", "--task", "  ", "--model", "GOOD"], "empty"),
+        (["TREE", "--task", "@TREE/missing", "--model", "GOOD"], "cannot be read"),
+        (["TREE", "--task", "x", "--model", "gpt"], "script:FILE"),
+        (["TREE", "--task", "x", "--model", "openai:gpt"], "script:FILE"),
+        (["TREE", "--task", "x", "--model", "script:"], "script:FILE"),
+        (["TREE", "--task", "x", "--model", "script:TREE/missing"], "cannot be read"),
+        (["TREE", "--task", "x", "--model", "script:TREE"], "cannot be read"),
+        (["TREE", "--task", "x", "--model", "GOOD", "--workspace", "disk"], "memory"),
+        (["TREE", "--task", "x", "--model", "GOOD", "--deadline", "10"], "90s, 10m"),
+        (["TREE", "--task", "x", "--model", "GOOD", "--deadline", "0.5s"], "between 1s"),
+        (["TREE", "--task", "x", "--model", "GOOD", "--deadline", "999999999h"], "between 1s"),
+        (["TREE", "--task", "x", "--model", "GOOD", "--max-tokens", "0"], "--max-tokens"),
+        (["TREE", "--task", "x", "--model", "GOOD", "--patch", "TREE/missing/x"], "cannot be written"),
+        (["TREE", "--task", "x", "--model", "GOOD", "--receipts", "TREE"], "cannot be written"),
+        (["TREE", "--task", "x", "--model", "GOOD", "--patch", "OUT", "--receipts", "OUT"], "the same file"),
+    ],
+)
+def test_wrong_usage_is_exit_code_2_before_anything_happens(tree: Path, arguments: list[str], said: str) -> None:
+    names = {"TREE": str(tree), "GOOD": script(tree.parent, EDIT, DONE), "OUT": str(tree.parent / "out")}
+    for name, value in names.items():
+        arguments = [argument.replace(name, value) for argument in arguments]
+    assert said in usage_error(tree, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("{not json", "line 2: not JSON"),
+        ("[]", "line 2"),
+        ('{"texts": ""}', "line 2"),
+        ('{"tool_calls": [{"arguments": {}}]}', "line 2"),
+    ],
+)
+def test_a_malformed_script_is_named_with_its_line(tree: Path, line: str, said: str) -> None:
+    (tree.parent / "bad.jsonl").write_text(f'{{"text": ""}}\n{line}\n')
+    assert said in usage_error(tree, str(tree), "--task", "x", "--model", f"script:{tree.parent / 'bad.jsonl'}")
+
+
+def test_a_directory_larger_than_the_bound_is_refused(tree: Path) -> None:
+    with (tree / "huge").open("wb") as file:
+        file.truncate((1 << 30) + 1)
+    ended = run(tree)
+    assert ended.returncode == 2
+    assert b"more than the 1 GiB" in ended.stderr
+
+
+def test_what_is_not_loaded_is_reported(tree: Path) -> None:
+    (tree / ".git").mkdir()
+    (tree / "out").symlink_to("/etc")
+    os.mkfifo(tree / "pipe")
+    said = run(tree, turns=[calls(call("ls")), DONE]).stderr.decode()
+    assert [line.split()[2] for line in said.splitlines() if line.startswith("left out: ")] == [".git", "out", "pipe"]
+
+
+def test_a_script_that_is_used_up_is_the_provider_s_failure(tree: Path) -> None:
+    before = contents(tree)
+    ended = run(tree, "--apply", turns=[EDIT])
+    assert ended.returncode == 3
+    assert b"no turn left" in ended.stderr
+    assert contents(tree) == before
+    assert applied_by_git(tree, ended.stdout) == EDITED
+
+
+def test_a_token_budget_that_is_used_up_is_exit_code_5(tree: Path) -> None:
+    turns = [calls(call("ls"), input_tokens=9, output_tokens=2), DONE]
+    ended = run(tree, "--max-tokens", "10", turns=turns)
+    assert ended.returncode == 5
+    assert b"budget" in ended.stderr
+    assert run(tree, "--max-tokens", "11", turns=turns).returncode == 0
+
+
+def perform_with(
+    model: Callable[[Sequence[Mapping[str, Any]]], Turn], tree: Path, *, text: str = "x", seconds: float | None = None
+) -> tuple[int, str | None]:
+    with Signals() as signals:
+        workspace = MemoryWorkspace(tree)
+        ending = perform(Task(text, workspace, ScriptedAdapter(model), seconds=seconds), signals, Tally(), [])
+        apply(ending, workspace, signals)
+    return ending.exit_code, ending.error
+
+
+def test_a_deadline_that_passes_is_exit_code_5(tree: Path) -> None:
+    def slow(conversation: Sequence[Mapping[str, Any]]) -> Turn:
+        time.sleep(1.1)
+        return EDIT
+
+    before = contents(tree)
+    code, error = perform_with(slow, tree, seconds=1)
+    assert (code, error is not None and "deadline" in error) == (5, True)
+    assert contents(tree) == before
+
+
+def test_a_file_changed_on_disk_meanwhile_is_a_conflict_and_nothing_is_applied(tree: Path) -> None:
+    turns = iter([EDIT, DONE])
+
+    def model(conversation: Sequence[Mapping[str, Any]]) -> Turn:
+        (tree / "a.txt").write_text("somebody else was here\n")
+        return next(turns)
+
+    code, error = perform_with(model, tree)
+    assert (code, error) == (1, "not applied, since files were changed on disk meanwhile")
+    assert contents(tree) == {"a.txt": b"somebody else was here\n", "sub/keep.txt": b"keep\n"}
+
+
+def test_after_a_conflict_the_patch_is_saved_and_printed_and_the_paths_are_named(tree: Path, tmp_path: Path) -> None:
+    # The receipts go into a file of the tree, which so changes while the agent works.
+    ended = run(tree, "--apply", "--patch", tmp_path / "out.patch", "--receipts", tree / "a.txt")
+    assert ended.returncode == 1
+    assert ended.stderr.endswith(b"changed on disk meanwhile\n  a.txt\n")
+    assert not (tree / "new").exists()
+    assert ended.stdout == (tmp_path / "out.patch").read_bytes()
+    (tree / "a.txt").write_bytes(b"one\r\ntwo\nthree")
+    assert applied_by_git(tree, ended.stdout) == EDITED
+
+
+def test_changes_to_git_s_own_data_are_not_applied(tree: Path) -> None:
+    hook = call("write_file", file_path="sub/.GIT/hooks/post-checkout", content="#!/bin/sh\n")
+    ended = run(tree, "--apply", turns=[calls(hook), DONE])
+    assert ended.returncode == 1
+    assert b"sub/.GIT/hooks/post-checkout" in ended.stderr
+    assert not (tree / "sub" / ".GIT").exists()
+
+
+class Failing:
+    """An adapter that cannot go on."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def evaluate(self, prompt: object, **options: object) -> Any:
+        raise self.error
+
+
+def caused(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (PromptEvaluationError("down", phase="request"), 3),
+        (PromptEvaluationError("garbled", phase="response"), 3),
+        (PromptEvaluationError("stuck", phase="tool"), 1),
+        (PromptEvaluationError("dear", phase="budget"), 5),
+        (caused(PromptEvaluationError("bad", phase="tool"), RestoreFailedError([("files", OSError())])), 1),
+        (ZeroDivisionError("a mistake of ours"), 1),
+    ],
+)
+def test_what_ends_an_evaluation_has_its_exit_code(tree: Path, error: Exception, code: int) -> None:
+    with Signals() as signals:
+        ending = perform(Task("x", MemoryWorkspace(tree), Failing(error)), signals, Tally(), [])
+    assert ending.exit_code == code
+    assert ending.error
+
+
+HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m[red]not markup[/red] :smile: \u202e \ud800\r"
+
+
+def test_nothing_a_model_says_acts_on_the_terminal(tree: Path) -> None:
+    (tree / f"odd{HOSTILE[:5]}").write_text("x")
+    turn = calls(
+        call("planning_setup_plan", objective=HOSTILE, initial_steps=[HOSTILE]),
+        call("write_file", file_path="x.txt", content=HOSTILE.replace("\ud800", "")),
+        {"name": HOSTILE, "arguments": HOSTILE},
+        text=HOSTILE,
+    )
+    command = [sys.executable, "-m", "ringfence_cli", "run", str(tree), "--task", "x", "--model"]
+    shown = at_a_terminal([*command, script(tree.parent, turn, {"text": HOSTILE})])
+    plain = run(tree, turns=[turn, {"text": HOSTILE}]).stderr
+    for said in (shown, plain):
+        assert b"[red]not markup[/red] :smile:" in said
+        for sent in (b"\x1b]0;", b"\x1b[2J", b"\x9b", "\u202e".encode(), b"\x07"):
+            assert sent not in said.replace(b"\xc2\x9b", b"\x9b")
+    assert b"\x1b" not in plain
+
+
+def at_a_terminal(command: Sequence[str]) -> bytes:
+    """What a command writes to a terminal that is all three of its streams."""
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"}
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment):
+        os.close(theirs)
+        shown = b""
+        while True:
+            try:
+                shown += os.read(ours, 65536)
+            except OSError:  # how Linux says that nobody has the other end any more
+                break
+    os.close(ours)
+    return shown
+
+
+def test_a_terminal_gets_colours_and_a_live_plan(tree: Path) -> None:
+    plan = call("planning_setup_plan", objective="Mend it", initial_steps=["Look around"])
+    model = script(tree.parent, calls(plan), EDIT, DONE)
+    shown = at_a_terminal([sys.executable, "-m", "ringfence_cli", "run", str(tree), "--task", "x", "--model", model])
+    assert b"[ ] 1. Look around" in shown
+    assert b"\x1b[32m+2" in shown
+    assert b"\x1b[31m-two" in shown
+
+
+def test_quiet_says_nothing_but_errors(tree: Path) -> None:
+    assert run(tree, "--quiet").stderr == b""
+    ended = run(tree, "--quiet", turns=[EDIT])
+    assert ended.stderr.startswith(b"ringfence: the script has no turn left")
+    assert ended.stderr.count(b"\n") == 1
+
+
+def test_a_failing_tool_shows_no_traceback(tree: Path) -> None:
+    turn = calls(call("read_file", file_path="missing"), call("grep", pattern="("), call("read_file", file_path="../x"))
+    ended = run(tree, turns=[turn, DONE])
+    assert ended.returncode == 0
+    assert b"Traceback" not in ended.stderr
+    assert ended.stderr.count(b"failed and rolled back: ") == 3
+
+
+@pytest.mark.parametrize("arguments", [[], ["--json"]])
+def test_a_reader_of_standard_output_who_leaves_is_no_error(tree: Path, arguments: list[str]) -> None:
+    (tree / "big.txt").write_text("two\n" * 100_000)
+    turn = calls(
+        call("read_file", file_path="big.txt"),
+        call("edit_file", file_path="big.txt", old_string="two", new_string="2", replace_all=True),
+    )
+    command = [sys.executable, "-m", "ringfence_cli", "run", str(tree), "--task", "x", "--apply", *arguments]
+    reading, writing = os.pipe()
+    process = subprocess.Popen(
+        [*command, "--model", script(tree.parent, turn, DONE)], stdout=writing, stderr=subprocess.PIPE
+    )
+    os.close(writing)
+    os.close(reading)
+    said = process.communicate(timeout=60)[1]
+    assert process.returncode == 0
+    assert b"Error" not in said
+    assert (tree / "big.txt").read_text() == "2\n" * 100_000
+
+
+def test_standard_output_that_is_full_fails(tree: Path) -> None:
+    if not os.path.exists("/dev/full"):
+        pytest.skip("no /dev/full here")
+    with open("/dev/full", "wb") as full:
+        command = [sys.executable, "-m", "ringfence_cli", "run", tree, "--task", "x"]
+        ended = subprocess.run(
+            [*command, "--model", script(tree.parent, EDIT, DONE)], stdout=full, stderr=subprocess.PIPE, check=False
+        )
+    assert ended.returncode == 1
+    assert b"No space left" in ended.stderr
+
+
+def test_receipts_that_cannot_be_written_fail_the_task(tree: Path) -> None:
+    if not os.path.exists("/dev/full"):
+        pytest.skip("no /dev/full here")
+    before = contents(tree)
+    ended = run(tree, "--receipts", "/dev/full", "--apply")
+    assert ended.returncode == 1
+    assert b"No space left" in ended.stderr
+    assert contents(tree) == before

@@ -1,0 +1,237 @@
+"""Patches that are written: what `git apply` makes of them is exactly the other state."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ringfence.filesystem.diffs import FileState, patch_of, unified_diff
+from ringfence.filesystem.memory import InMemoryFilesystem
+from ringfence.filesystem.patch_format import EXECUTABLE, SYMLINK, parse_patch
+from ringfence.filesystem.patches import apply_patch
+
+Tree = dict[str, FileState]
+
+LINES = [b"a", b"b", b"", b" ", b"\\ x", b"-- a", b"++ b", b"@@ -1 +1 @@", b"caf\xe9", "ü".encode()]
+TEXTS = st.lists(
+    st.tuples(st.sampled_from(LINES), st.sampled_from([b"\n", b"\n", b"\n", b"\r\n", b"\r", b"\r\r\n", b""])),
+    max_size=12,
+).map(lambda lines: b"".join(line + end for line, end in lines))
+STATES = st.none() | st.builds(FileState, TEXTS)
+
+
+def put(root: Path, tree: Tree) -> None:
+    for name, state in tree.items():
+        path = os.fsencode(root) + b"/" + os.fsencode(name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        if state.mode == SYMLINK:
+            os.symlink(state.content, path)
+            continue
+        with open(path, "wb") as file:
+            file.write(state.content)
+        os.chmod(path, 0o755 if state.mode == EXECUTABLE else 0o644)
+
+
+def found(root: Path) -> Tree:
+    tree: Tree = {}
+    for directory, _, names in os.walk(os.fsencode(root)):
+        for name in names:
+            path = os.path.join(directory, name)
+            shown = os.fsdecode(os.path.relpath(path, os.fsencode(root)))
+            if os.path.islink(path):
+                tree[shown] = FileState(os.readlink(path), SYMLINK)
+                continue
+            with open(path, "rb") as file:
+                executable = os.stat(path).st_mode & 0o100
+                tree[shown] = FileState(file.read(), EXECUTABLE) if executable else FileState(file.read())
+    return tree
+
+
+def git_apply(root: Path, patch: bytes, *options: str) -> None:
+    environment = {
+        **os.environ,
+        "GIT_CONFIG_GLOBAL": os.devnull,
+        "GIT_CONFIG_SYSTEM": os.devnull,
+        "GIT_DIR": str(root / "none"),
+    }
+    command = ["git", "apply", "--whitespace=nowarn", *options]
+    done = subprocess.run(command, check=False, cwd=root, input=patch, capture_output=True, env=environment)
+    assert done.returncode == 0, (done.stderr.decode(), patch)
+
+
+def patch_between(before: Tree, after: Tree) -> bytes:
+    return b"".join(
+        unified_diff(name, before.get(name), after.get(name))
+        for wanted in (False, True)
+        for name in sorted({*before, *after})
+        if (name in after) is wanted
+    )
+
+
+needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+
+
+@given(before=STATES, after=STATES)
+def test_a_diff_applied_gives_the_other_state(before: FileState | None, after: FileState | None) -> None:
+    patch = unified_diff("file", before, after)
+    if before == after:
+        assert patch == b""
+        return
+    (file,) = parse_patch(patch)
+    assert (file.source, file.target) == ("file" if before else None, "file" if after else None)
+    patched = apply_patch(file, before.content if before else None)
+    assert patched.problems == ()
+    assert patched.content == (after.content if after else b"")
+    assert set(patched.shifts) <= {0}
+
+
+@needs_git
+@settings(deadline=None, max_examples=25)
+@given(before=STATES, after=STATES)
+def test_git_applies_a_diff_forwards_and_backwards(
+    tmp_path_factory: pytest.TempPathFactory, before: FileState | None, after: FileState | None
+) -> None:
+    root = tmp_path_factory.mktemp("tree")
+    old, new = ({} if state is None else {"file": state} for state in (before, after))
+    put(root, old)
+    if patch := patch_between(old, new):
+        git_apply(root, patch)
+        assert found(root) == new
+        git_apply(root, patch, "--reverse")
+        assert found(root) == old
+
+
+EXAMPLES: list[tuple[str, Tree, Tree]] = [
+    ("no final newline", {"a": FileState(b"x\ny")}, {"a": FileState(b"x\nz")}),
+    ("a final newline comes", {"a": FileState(b"x\ny")}, {"a": FileState(b"x\ny\n")}),
+    ("crlf", {"a": FileState(b"x\r\ny\r\n")}, {"a": FileState(b"x\r\nz\r\n")}),
+    ("crlf goes", {"a": FileState(b"x\r\ny\r\n")}, {"a": FileState(b"x\ny\n")}),
+    ("binary", {"a": FileState(bytes(range(256)) * 9)}, {"a": FileState(bytes(range(255, -1, -1)) * 7)}),
+    ("binary comes", {}, {"a/b.png": FileState(b"\x00\x01")}),
+    ("binary goes", {"a": FileState(b"\0")}, {}),
+    ("binary becomes text", {"a": FileState(b"\0")}, {"a": FileState(b"text\n")}),
+    ("empty comes", {}, {"a": FileState(b"")}),
+    ("empty goes", {"a": FileState(b"")}, {}),
+    ("emptied", {"a": FileState(b"x\n")}, {"a": FileState(b"")}),
+    ("executable", {"a": FileState(b"x\n")}, {"a": FileState(b"x\n", EXECUTABLE)}),
+    ("executable and changed", {"a": FileState(b"x\n", EXECUTABLE)}, {"a": FileState(b"y\n")}),
+    ("executable comes", {}, {"bin/a": FileState(b"#!\n", EXECUTABLE)}),
+    ("symlink", {"a": FileState(b"x", SYMLINK)}, {"a": FileState(b"y/z", SYMLINK)}),
+    ("symlink comes", {}, {"l": FileState(b"../else where", SYMLINK)}),
+    ("file becomes symlink", {"a": FileState(b"x\n")}, {"a": FileState(b"b", SYMLINK)}),
+    ("symlink becomes file", {"a": FileState(b"b", SYMLINK)}, {"a": FileState(b"x\n", EXECUTABLE)}),
+    ("file becomes directory", {"a": FileState(b"x\n")}, {"a/b": FileState(b"y\n")}),
+    ("directory becomes file", {"a/b": FileState(b"x\n")}, {"a": FileState(b"y\n")}),
+    ("not utf-8", {"a": FileState(b"caf\xe9\nx\n")}, {"a": FileState(b"caf\xe9\ny\xff\n")}),
+    *[
+        (f"name {name!r}", {name: FileState(b"x\n")}, {name: FileState(b"y\n"), f"new {name}": FileState(b"n")})
+        for name in (
+            "a b",
+            "ä/ö.txt",
+            'quo"te',
+            "back\\slash",
+            "tab\tand\nline",
+            "caf\udce9",
+            "b/a",
+            " lead",
+            "a/a",
+            "x\x7f",
+        )
+    ],
+]
+
+
+@needs_git
+@pytest.mark.parametrize(("before", "after"), [case[1:] for case in EXAMPLES], ids=[case[0] for case in EXAMPLES])
+def test_git_makes_the_tree_of_the_patch(tmp_path: Path, before: Tree, after: Tree) -> None:
+    put(tmp_path, before)
+    git_apply(tmp_path, patch_between(before, after))
+    assert found(tmp_path) == after
+
+
+def test_a_name_that_git_writes_is_read_again() -> None:
+    for name in ("a b", "ä", 'q"', "\\", "\t\n", "caf\udce9", "a/b/a", "x y b/x y"):
+        for before, after in ((None, FileState(b"")), (FileState(b"x\n"), FileState(b"y\n")), (FileState(b"x"), None)):
+            (file,) = parse_patch(unified_diff(name, before, after))
+            assert set(file.paths) == {name}
+
+
+@needs_git
+def test_the_patch_of_a_change_set_makes_the_same_tree(tmp_path: Path) -> None:
+    filesystem = InMemoryFilesystem()
+    filesystem.write("src/a.py", "one\ntwo\n")
+    filesystem.write("gone.txt", "bye\n")
+    filesystem.write_bytes("logo.png", b"\x89PNG\0")
+    filesystem.write("run.sh", "#!/bin/sh\n")
+    filesystem.symlink("link", "src/a.py")
+    filesystem.write("same.txt", "same\n")
+    filesystem.mkdir("only/empty")
+    before = filesystem.snapshot()
+    old = {
+        path: filesystem.read_bytes(path).content for path in ("src/a.py", "gone.txt", "logo.png", "run.sh", "same.txt")
+    }
+    put(
+        tmp_path,
+        {**{path: FileState(content) for path, content in old.items()}, "link": FileState(b"src/a.py", SYMLINK)},
+    )
+    filesystem.write("src/a.py", "one\n2\n")
+    filesystem.delete("gone.txt")
+    filesystem.write_bytes("logo.png", b"\x89PNG\0\1")
+    filesystem.chmod("run.sh", 0o755)
+    filesystem.chmod("same.txt", 0o600)
+    filesystem.delete("link")
+    filesystem.symlink("link", "run.sh")
+    filesystem.mkdir("new/empty")
+
+    patch = patch_of(filesystem.changes(before), old.__getitem__, lambda path: filesystem.read_bytes(path).content)
+
+    git_apply(tmp_path, patch)
+    expected = {match.path for match in filesystem.glob("**") if match.is_file}
+    tree = found(tmp_path)
+    assert set(tree) == expected
+    assert tree["run.sh"].mode == EXECUTABLE
+    assert tree["link"] == FileState(b"run.sh", SYMLINK)
+    assert tree["logo.png"].content == b"\x89PNG\0\1"
+    assert b"same.txt" not in patch
+
+
+def test_equal_states_have_no_diff() -> None:
+    assert unified_diff("a", FileState(b"x"), FileState(b"x")) == b""
+    assert unified_diff("a", None, None) == b""
+
+
+def test_a_hunk_has_three_lines_around_a_change_and_no_more() -> None:
+    old = b"".join(b"%d\n" % n for n in range(20))
+    text = unified_diff("n", FileState(old), FileState(old.replace(b"9\n", b"nine\n", 1))).decode()
+    assert text.splitlines()[4:] == ["@@ -7,7 +7,7 @@", " 6", " 7", " 8", "-9", "+nine", " 10", " 11", " 12"]
+
+
+def test_changes_that_are_near_share_a_hunk_and_others_do_not() -> None:
+    lines = [b"%d\n" % n for n in range(40)]
+    changed = lines.copy()
+    changed[5], changed[12], changed[30] = b"x\n", b"y\n", b"z\n"
+    patch = unified_diff("n", FileState(b"".join(lines)), FileState(b"".join(changed)))
+    assert patch.count(b"\n@@ ") == 2
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ([b"%d\n" % n for n in range(50_000)], [b"x%d\n" % n if n % 2 else b"%d\n" % n for n in range(50_000)]),
+        ([b"a\n", b"b\n"] * 5_000, [b"b\n", b"a\n"] * 4_999),
+        ([b"%d\n" % (n % 7) for n in range(30_000)], [b"%d\n" % (n % 5) for n in range(30_000)]),
+    ],
+    ids=["every second line", "two lines", "few lines, often"],
+)
+def test_a_large_file_is_compared_soon(old: list[bytes], new: list[bytes]) -> None:
+    began = time.perf_counter()
+    patch = unified_diff("n", FileState(b"".join(old)), FileState(b"".join(new)))
+    assert time.perf_counter() - began < 10  # 0.01 to 0.3 s; difflib alone takes minutes for some
+    assert apply_patch(parse_patch(patch)[0], b"".join(old)).content == b"".join(new)

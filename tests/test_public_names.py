@@ -1,0 +1,62 @@
+"""What can be imported from where."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+
+import ringfence
+
+PROMISED = {
+    "ringfence.prompt": "Prompt PromptTemplate RenderedPrompt Section MarkdownSection ToolsSection Tool ToolContext "
+    "ToolHandler ToolResult ToolExample ToolRenderableResult ToolPolicy PolicyDecision PolicyState "
+    "SequentialDependencyPolicy ReadBeforeWritePolicy SectionVisibility VisibilityExpansionRequired "
+    "PromptValidationError PromptRenderError OutputParseError ToolValidationError",
+    "ringfence.resources": "Binding ResourceRegistry Scope Snapshotable Closeable PostConstruct ResourceError "
+    "UnboundResourceError CircularDependencyError DuplicateBindingError ProviderError",
+    "ringfence.runtime": "Session InProcessDispatcher reducer Append Extend Replace Clear append_all replace_latest "
+    "replace_latest_by upsert_by SlicePolicy ToolInvoked PromptRendered PromptExecuted Deadline "
+    "DeadlineExceededError Budget BudgetTracker BudgetExceededError Heartbeat tool_transaction",
+    "ringfence.adapters": "ProviderAdapter PromptResponse PromptEvaluationError ToolExecutor ScriptedAdapter",
+    "ringfence.filesystem": "Filesystem FilesystemSnapshot FileStat FileEntry GlobMatch GrepMatch ReadResult "
+    "ReadBytesResult WriteResult InMemoryFilesystem",
+    "ringfence_tools": "VfsToolsSection HostMount PlanningToolsSection PlanningStrategy Plan PlanStep SetupPlan "
+    "AddStep UpdateStep ReadPlan",
+    "ringfence": "serde",
+}
+
+
+@pytest.mark.parametrize(("module", "name"), [(m, n) for m, names in PROMISED.items() for n in names.split()])
+def test_a_promised_name_is_there(module: str, name: str) -> None:
+    home = import_module(module)
+    if module == "ringfence":
+        import_module(f"{module}.{name}")
+    assert getattr(home, name) is not None
+
+
+@pytest.mark.parametrize("module", [*PROMISED])
+def test_all_is_complete_sorted_by_kind_and_true(module: str) -> None:
+    home = import_module(module)
+    assert len(set(home.__all__)) == len(home.__all__)
+    assert all(getattr(home, name) is not None for name in home.__all__)
+
+
+def test_the_package_itself_offers_few_names_each_from_its_layer() -> None:
+    assert len(ringfence.__all__) <= 40
+    assert ringfence.__all__ == sorted(ringfence.__all__)
+    with pytest.raises(AttributeError, match="Sesion"):
+        ringfence.Sesion  # noqa: B018
+
+
+def test_importing_everything_of_the_core_loads_nothing_heavy() -> None:
+    heavy = ("pydantic", "rich", "click", "fsspec", "podman", "dulwich", "openai", "anthropic", "mcp", "re2", "rpds")
+    code = (
+        "import sys, ringfence\n"
+        "for name in ringfence.__all__: getattr(ringfence, name)\n"
+        f"print([name for name in {heavy!r} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
