@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from ringfence.adapters import PromptEvaluationError, ScriptedAdapter
-from ringfence.errors import RestoreFailedError
+from ringfence.errors import DeadlineExceededError, RestoreFailedError
 from ringfence_cli import main
 from ringfence_cli.run import task_of
 from ringfence_cli.signals import Signals
@@ -150,6 +150,28 @@ def test_every_call_leaves_a_line_in_the_receipts_file_after_those_that_are_ther
     assert run(tree, "--receipts", receipts, turns=[EDIT, calls(denied, unknown, failed), DONE]).returncode == 0
     lines = [json.loads(line) for line in receipts.read_text().splitlines()]
     assert [line.get("outcome") for line in lines] == [None, *["committed"] * 3, "denied", "rejected", "failed"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        '{"path": NaN}',
+        '{"path": -Infinity}',
+        '{"path": %s}' % ("[" * 900 + "]" * 900),
+        '"{not json"',
+        '{"path": "\\ud800"}',
+    ],
+)
+def test_whatever_a_model_sends_the_receipt_is_strict_json(tree: Path, tmp_path: Path, arguments: str) -> None:
+    (tmp_path / "script.jsonl").write_text(
+        f'{{"tool_calls": [{{"name": "ls", "arguments": {arguments}}}]}}\n{json.dumps(DONE)}\n'
+    )
+    model, receipts = f"script:{tmp_path / 'script.jsonl'}", tmp_path / "receipts.jsonl"
+    assert ringfence("run", tree, "--task", "x", "--model", model, "--receipts", receipts).returncode == 0
+    (line,) = receipts.read_text().splitlines()
+    record = json.loads(line, parse_constant=pytest.fail)
+    assert record["tool"] == "ls"
+    json.dumps(record, ensure_ascii=False).encode()  # no half of a surrogate pair
 
 
 def test_json_is_one_object_that_tells_all(tree: Path) -> None:
@@ -367,6 +389,7 @@ def caused(error: Exception, cause: Exception) -> Exception:
         (PromptEvaluationError("stuck", phase="tool"), 1),
         (PromptEvaluationError("dear", phase="budget"), 5),
         (caused(PromptEvaluationError("bad", phase="tool"), RestoreFailedError([("files", OSError())])), 1),
+        (caused(PromptEvaluationError("late", phase="tool"), DeadlineExceededError("late")), 5),
         (ZeroDivisionError("a mistake of ours"), 1),
     ],
 )
@@ -468,6 +491,15 @@ def test_standard_output_that_is_full_fails(tree: Path) -> None:
         )
     assert ended.returncode == 1
     assert b"No space left" in ended.stderr
+
+
+def test_with_closed_streams_nothing_is_said_into_other_files(tree: Path, tmp_path: Path) -> None:
+    receipts = tmp_path / "receipts.jsonl"
+    command = [sys.executable, "-m", "ringfence_cli", "run", tree, "--task", "x", "--receipts", receipts]
+    command += ["--model", script(tree.parent, EDIT, DONE)]
+    ended = subprocess.run(["/bin/sh", "-c", 'exec "$@" >&- 2>&-', "sh", *command], check=False)
+    assert ended.returncode == 0
+    assert [json.loads(line)["outcome"] for line in receipts.read_text().splitlines()] == ["committed"] * 3
 
 
 def test_receipts_that_cannot_be_written_fail_the_task(tree: Path) -> None:

@@ -173,8 +173,12 @@ def test_loading_replaces_its_own_kind_only() -> None:
     assert filesystem.read("a").content == "y"
 
 
-def test_what_a_call_loads_is_rolled_back() -> None:
+def test_what_a_call_loads_is_kept_or_rolled_back_with_it() -> None:
     filesystem = InMemoryFilesystem()
+    with held_call(filesystem) as call:
+        filesystem.for_call(call).load("b.txt", b"x")
+        assert call.commit() is None  # no history, no step
+    assert filesystem.exists("b.txt")
     with held_call(filesystem) as call:
         filesystem.for_call(call).load("a.txt", b"x")
         call.rollback()
@@ -205,6 +209,28 @@ def test_what_is_not_changed_is_neither_copied_nor_looked_at() -> None:
     tree.go_back(before)
     tree.put("busy/d/e", File(b"y", 0o644, 0, 0))
     assert [change.path for change in differences(before, tree.root)] == ["busy/d", "busy/d/e"]
+
+
+class Counted(dict[str, Node]):
+    copies = 0
+
+    def copy(self) -> dict[str, Node]:
+        Counted.copies += 1
+        return super().copy()
+
+
+def test_comparing_with_the_state_before_a_change_looks_at_the_changed_names_only() -> None:
+    tree = Tree(time.time_ns)
+    for number in range(100):
+        tree.put(f"d/{number}", File(b"x", 0o644, 0, 0))
+    tree.changeable("d").entries = Counted(tree.changeable("d").entries)
+    before = tree.freeze()
+    tree.put("d/77", File(b"y", 0o644, 0, 0))
+    after = tree.freeze()
+    assert Counted.copies == 1  # by the change
+    assert [change.path for change in differences(before, after)] == ["d/77"]
+    assert [change.path for change in differences(after, before)] == ["d/77"]
+    assert Counted.copies == 1
 
 
 def test_a_change_after_a_mark_copies_the_directories_on_its_way() -> None:

@@ -70,6 +70,10 @@ def test_the_limits_themselves_are_allowed() -> None:
     assert normalise("n" * 255) == "n" * 255
     assert len(normalise("n/" * 2048)) == 4095
     assert normalise("/" * 9000 + "a") == "a"
+    longest = "é" + "/n" * 2047
+    assert len(normalise(longest).encode()) == 4096
+    with pytest.raises(ValueError, match="4096 bytes"):
+        normalise(f"{longest}n")
 
 
 @given(paths)

@@ -817,3 +817,33 @@ def test_policies_of_the_section_come_before_those_of_the_prompt() -> None:
 def test_dataclasses_replace_keeps_a_tool_what_it_is() -> None:
     tool = Tool[Params, Note](name="act", description="Act.", handler=None)
     assert replace(tool, description="Other.").params_type is Params
+
+
+@dataclass(frozen=True)
+class Explosive:
+    fuse: str = "short"
+
+    def __post_init__(self) -> None:
+        raise LookupError(f"no fuse {self.fuse}")
+
+
+def test_params_that_raise_on_their_own_are_an_answer() -> None:
+    def act(params: Explosive, *, context: ToolContext) -> ToolResult[Note]:
+        return ToolResult.ok(Note("x"))
+
+    tool = Tool[Explosive, Note](name="explode", description="Explode.", handler=act)
+    prompt = Prompt(ns="tests", key="x", sections=[MarkdownSection(title="T", template="x", tools=[tool])])
+    with prompt.resources:
+        result = ToolExecutor(prompt=prompt, session=Session()).call("explode", {"fuse": "long"})
+    assert "no fuse long" in result.message
+
+
+def test_a_policy_that_writes_past_its_context_is_refused_at_once() -> None:
+    class Meddling(Refusing):
+        def check(self, tool: Any, params: Any, *, context: ToolContext) -> PolicyDecision:
+            world.files.write("kept.txt", "meddled")
+            return PolicyDecision.allow()
+
+    with World(lambda params, *, context: ToolResult.ok(Note("x")), policies=(Meddling(),)) as world:
+        assert "not running" in world.call().message
+        assert world.left() == UNTOUCHED

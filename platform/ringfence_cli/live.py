@@ -89,7 +89,7 @@ class View:
 
     def _region(self) -> RenderableType:
         """The lower part of the terminal; rich asks for it from a thread of its own, several times a second."""
-        tally, parts = self._tally, list[Text]()
+        parts: list[Text] = []
         if (plan := self._plan) is not None:
             parts.append(Text(f"plan: {one_line(plan.objective, MAX_REASON_CHARACTERS)}", style="bold"))
             open_at = next((n for n, step in enumerate(plan.steps) if step.status != "done"), len(plan.steps))
@@ -98,7 +98,7 @@ class View:
             if len(plan.steps) > MAX_PLAN_STEPS:
                 parts.append(Text(f"  ({len(plan.steps)} steps in all)", style="dim"))
         if self._running:
-            parts.append(Text(f"{clock(tally.seconds)}  {tally.said}", style="dim"))
+            parts.append(Text(f"{clock(self._tally.seconds)}  {self._tally.said}", style="dim"))
         for part in parts:
             part.no_wrap, part.overflow = True, "ellipsis"
         return Group(*parts)

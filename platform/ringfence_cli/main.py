@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 import re
 import sys
 from pathlib import Path
@@ -107,8 +108,11 @@ def main() -> None:
     """The entry point. Ends the process."""
     # Entered and not left: from here to the process's end an interrupt comes only where a command lets it through.
     signals = Signals().__enter__()
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
+    for name in ("stdout", "stderr"):
+        stream: object = getattr(sys, name)
+        if stream is None:  # Closed. The next file to be opened would take its place and get what is said.
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     # What the library logs about a failed call, traceback and all, is in the call's receipt in words.
     logging.getLogger().addHandler(logging.NullHandler())
@@ -126,7 +130,7 @@ def _exit_code(signals: Signals) -> int:
     except BrokenPipeError:
         return 0
     except Exception as error:  # a mistake of ours; nobody but us could read a traceback
-        click.echo(f"ringfence: {type(error).__name__}: {error}", err=True)
+        click.echo(f"ringfence: {type(error).__name__}: {str(error)!r}", err=True)
         return 1
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import reprlib
 import stat
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from ringfence.adapters.core import ModelTurn
@@ -71,4 +73,9 @@ class ReceiptsFile(OutputFile):
     def turn(self, event: ModelTurn) -> None: ...
 
     def call(self, receipt: Receipt, plan: Plan | None) -> None:
-        self.write(json_line(receipt.to_json()))
+        try:
+            record = receipt.to_json()
+        except (ValueError, TypeError, RecursionError):
+            # A model's arguments that no JSON can hold (nested too deeply) must not cost the call its receipt.
+            record = replace(receipt, params=reprlib.repr(receipt.params)).to_json()
+        self.write(json_line(record))

@@ -44,26 +44,26 @@ class Options:
 def run_task(options: Options, signals: Signals) -> int:
     """The exit code. Raises click.UsageError for options that nothing can be done with."""
     errors = ErrorStream()
-    try:
-        with signals.let_through():
-            adapter = model_of(options.model)
-            text = task_of(options.task)
-            workspace = loaded(options.directory)
-    except KeyboardInterrupt:
-        errors.say("ringfence: interrupted: nothing was changed")
-        return EXIT_CODES["interrupted"]
     with ExitStack() as files:
-        # Opened only now, so that a new file in the directory itself is not taken for one of its own.
-        patch = _opened(OutputFile, options.patch, files)
-        receipts = _opened(ReceiptsFile, options.receipts, files)
+        try:
+            with signals.let_through():
+                adapter = model_of(options.model)
+                text = task_of(options.task)
+                workspace = loaded(options.directory)
+                # Opened only now, so that a new file in the directory itself is not taken for one of its own.
+                patch = _opened(OutputFile, options.patch, files)
+                receipts = _opened(ReceiptsFile, options.receipts, files)
+        except KeyboardInterrupt:
+            errors.say("ringfence: interrupted: nothing was changed")
+            return EXIT_CODES["interrupted"]
         if patch is not None and receipts is not None and patch.is_same_file(receipts):
             raise click.UsageError("--patch and --receipts name the same file")
-        tally = Tally()
-        watchers: list[Watcher] = [receipts] if receipts is not None else []
-        task = Task(text, workspace, adapter, options.deadline, options.max_tokens)
         if not options.quiet:
             for line in left_out(workspace):
                 errors.say(line)
+        tally = Tally()
+        task = Task(text, workspace, adapter, options.deadline, options.max_tokens)
+        watchers: list[Watcher] = [receipts] if receipts is not None else []
         ending = watched(task, signals, tally, watchers, None if options.quiet else errors)
         _finish(options, ending, tally, workspace, patch, errors, signals)
     return ending.exit_code
@@ -117,6 +117,8 @@ def _what_next(options: Options, ending: Ending) -> Iterator[str]:
     yield f"{options.directory} is as it was"
     if options.patch is not None:
         yield f"the patch is in {options.patch}: apply it there with `git apply`"
+    elif ending.outcome == "interrupted":
+        yield "what was committed before is not kept; --patch FILE keeps it"
     elif ending.outcome == "done":
         yield "--apply writes the changes there, --patch FILE saves them for `git apply`"
 

@@ -20,6 +20,7 @@ from ringfence.prompt.markdown import MarkdownSection
 from ringfence.prompt.prompt import Prompt, PromptTemplate
 from ringfence.runtime.limits import Budget, Deadline
 from ringfence.runtime.session import Session
+from ringfence_cli.printable import one_line
 from ringfence_cli.signals import Signals
 from ringfence_cli.watch import Tally, Telling, Watcher
 from ringfence_cli.workspace import MemoryWorkspace, is_git_data
@@ -107,7 +108,7 @@ def perform(task: Task, signals: Signals, tally: Tally, watchers: Sequence[Watch
     if tally.outcomes["doubtful"] and ending.outcome == "interrupted":
         ending.fail("interrupted, and a rollback could not be completed: the files in the workspace are doubtful")
     if telling.problems and ending.outcome == "done":
-        ending.fail(f"not everything could be written down: {said_of(telling.problems[0])}")
+        ending.fail(f"not everything could be written down: {one_line(said_of(telling.problems[0]), 300)}")
     ending.plan = session[Plan].latest()
     ending.changes = task.workspace.changes()
     ending.patch = task.workspace.patch(ending.changes)

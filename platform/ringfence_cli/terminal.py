@@ -6,48 +6,33 @@ import io
 import os
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 from ringfence_cli.printable import printable
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
+STANDARD_ERROR = 2
+
 
 class ErrorStream(io.TextIOWrapper):
     """Standard error, which never fails: who does not read it misses something, and that is all."""
 
     def __init__(self) -> None:
-        super().__init__(_Forgiving(sys.stderr), sys.stderr.encoding, errors="backslashreplace", write_through=True)
+        raw = _Forgiving(STANDARD_ERROR, "wb", closefd=False)
+        super().__init__(io.BufferedWriter(raw), sys.stderr.encoding, errors="backslashreplace", line_buffering=True)
 
     def say(self, text: str) -> None:
         """Print `text`, which may come from anywhere."""
         self.write(f"{printable(text)}\n")
 
 
-class _Forgiving(io.BufferedIOBase):
-    def __init__(self, stream: TextIO) -> None:
-        super().__init__()
-        self._stream = stream
-
-    @property
-    def name(self) -> str:
-        return self._stream.name
-
-    def writable(self) -> bool:
-        return True
-
+class _Forgiving(io.FileIO):
     def write(self, data: ReadableBuffer, /) -> int:
-        with suppress(OSError, ValueError):
-            self._stream.buffer.write(data)
-            self._stream.buffer.flush()
+        with suppress(OSError):
+            return super().write(data)
         return memoryview(data).nbytes
-
-    def isatty(self) -> bool:
-        return self._stream.isatty()
-
-    def fileno(self) -> int:
-        return self._stream.fileno()
 
 
 def put(data: bytes) -> None:

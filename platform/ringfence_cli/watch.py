@@ -18,7 +18,7 @@ from ringfence_tools.planning import Plan
 
 
 class Watcher(Protocol):
-    """Told of every turn and every tool call as they happen. OSError: it could not be written down."""
+    """Told of every turn and every tool call as they happen. What it raises fails the task, when that has ended."""
 
     def turn(self, event: ModelTurn) -> None: ...
 
@@ -69,7 +69,7 @@ class Telling:
     """Tells watchers of the events of a session, each once; nothing interrupts them."""
 
     def __init__(self, session: Session, signals: Signals, tally: Tally, watchers: Sequence[Watcher]) -> None:
-        self.problems: list[OSError] = []
+        self.problems: list[Exception] = []
         """What kept watchers from writing down what they heard."""
         self._session = session
         self._signals = signals
@@ -105,5 +105,5 @@ class Telling:
     def _writing(self, tell: Callable[[], None]) -> None:
         try:
             tell()
-        except OSError as error:
+        except Exception as error:  # whatever it is, the other watchers are told
             self.problems.append(error)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import logging
 from collections.abc import Mapping
-from contextvars import Token
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from time import perf_counter
@@ -20,7 +19,7 @@ from ringfence.errors import (
     TransactionError,
     VisibilityExpansionRequired,
 )
-from ringfence.participants import CURRENT_CALL, CallInfo
+from ringfence.participants import CURRENT_CALL
 from ringfence.prompt.tool import Tool, ToolContext
 from ringfence.prompt.tool_result import ToolResult, answer_text
 from ringfence.runtime.events import RejectedToolParams, RunContext, ToolInvoked
@@ -129,14 +128,13 @@ class ToolExecutor:
             return self._answered(ending)
         context = self._context(call)
         interrupts = Interrupts()
-        entered: Token[CallInfo | None] | None = None
+        entered = CURRENT_CALL.set(call)
         try:
             try:
                 interrupts.allow()
                 call.lock((self.session, *self.prompt.resources.context.participants))
                 if self._permitted(ending, offer, context):
                     interrupts.hold()
-                    entered = CURRENT_CALL.set(call)
                     call.begin()
                     interrupts.allow()
                     self._run(ending, offer.tool, context, call)
@@ -153,8 +151,7 @@ class ToolExecutor:
             self._roll_back(ending, context, call)
             self._record(ending, call)
         finally:
-            if entered is not None:
-                CURRENT_CALL.reset(entered)
+            CURRENT_CALL.reset(entered)
             call.release()
             try:
                 interrupts.remove()
@@ -176,10 +173,10 @@ class ToolExecutor:
     def _parsed(self, ending: _Ending, tool: Tool[Any, Any], arguments: Mapping[str, object] | str | None) -> bool:
         try:
             ending.params = tool.decode(arguments if arguments not in (None, "") else {})
-        except (ValueError, TypeError) as error:
+        except Exception as error:  # what a params class raises by itself, too
             ending.outcome = "rejected"
             ending.params = RejectedToolParams(raw_arguments=arguments, error=str(error))
-            ending.result = ToolResult.error(f"the arguments of {tool.name} do not fit: {error}")
+            ending.result = ToolResult.error(f"the arguments of {tool.name} do not fit: {said_of(error)}")
             return False
         return True
 

@@ -178,10 +178,7 @@ class _Match(Protocol):
     def end(self) -> int: ...
 
 
-class _Regex(Protocol):
-    def search(self, text: bytes, pos: int, /) -> _Match | None: ...
-
-
+_Search: TypeAlias = Callable[[bytes, int], _Match | None]
 _Find: TypeAlias = Callable[[bytes, int], tuple[int, int] | None]
 _REGEX_MAGIC = re.compile(r"[\\.^$|?*+()\[\]{}]")
 # A line end asked for outside of a character class, where the answer could only be: never.
@@ -271,10 +268,10 @@ def _literal_finder(needle: bytes) -> _Find:
 
 
 def _regex_finder(pattern: str) -> _Find:
-    regex = _compiled_regex(_encoded(pattern))
+    search = _compiled_search(_encoded(pattern))
 
     def find(content: bytes, at: int) -> tuple[int, int] | None:
-        match = regex.search(content, at)
+        match = search(content, at)
         return None if match is None else (match.start(), match.end())
 
     return find
@@ -286,14 +283,14 @@ def _re2() -> Any:
     return re2
 
 
-def _compiled_regex(pattern: bytes) -> _Regex:
+def _compiled_search(pattern: bytes) -> _Search:
     re2 = _re2()
     options = re2.Options()
     options.log_errors = False
     options.never_capture = True
     options.never_nl = True  # [^x] and \s must not run on into the next line
     try:
-        return re2.compile(b"(?m)" + pattern, options)
+        return re2.compile(b"(?m)" + pattern, options).search
     except re2.error as error:
         reason = error.args[0].decode(errors="replace")
         raise ValueError(

@@ -258,14 +258,13 @@ def tool_transaction(
     started, clock = datetime.now(UTC), perf_counter()
     transaction = Transaction(new_id(), tag, CURRENT_CALL.get())
     interrupts = Interrupts()
-    token = None
+    entered = CURRENT_CALL.set(transaction)
     try:
         try:
             interrupts.allow()
             transaction.lock((session, *(resources.participants if resources is not None else ())))
             interrupts.hold()
             transaction.begin()
-            token = CURRENT_CALL.set(transaction)
             interrupts.allow()
             yield transaction
             interrupts.hold()
@@ -296,7 +295,6 @@ def tool_transaction(
         transaction.rollback()
         raise
     finally:
-        if token is not None:
-            CURRENT_CALL.reset(token)
+        CURRENT_CALL.reset(entered)
         transaction.release()
         interrupts.remove()

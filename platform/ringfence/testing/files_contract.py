@@ -59,6 +59,16 @@ class FilesContract(FilesystemAbilities):
         assert fs.read("a.txt", offset=2000).content == "x\n"
         assert fs.read("a.txt", limit=-1).content == "x\n" * 2001
 
+    def test_a_window_does_not_stand_for_the_whole_nor_one_encoding_for_another(self, fs: Filesystem) -> None:
+        fs.write_bytes("a.txt", "é\nü\n".encode())
+        for _ in range(2):
+            assert fs.read("a.txt", limit=1).content == "é\n"
+            assert fs.read("a.txt", encoding="latin-1").content == "Ã©\nÃ¼\n"
+            assert fs.read("a.txt", offset=1).content == "ü\n"
+            assert fs.read("a.txt").content == "é\nü\n"
+            assert fs.read_bytes("a.txt", offset=1, limit=2).content == b"\xa9\n"
+            assert fs.read_bytes("a.txt").content == "é\nü\n".encode()
+
     def test_a_window_that_cannot_be_is_a_value_error(self, fs: Filesystem) -> None:
         fs.write("a.txt", "x")
         for offset, limit in ((-1, None), (0, -2), (-5, 3)):

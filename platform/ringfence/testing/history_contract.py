@@ -142,6 +142,19 @@ class HistoryContract(FilesystemAbilities):
         fs.move("e", "d")
         assert len(fs.changes(before)) == 0
 
+    def test_changes_reach_over_many_snapshots_and_back(self, fs: Filesystem) -> None:
+        snapshots = [fs.snapshot()]
+        for number in range(4):
+            fs.write(f"d/{number}", "x")
+            snapshots.append(fs.snapshot())
+        for old, snapshot in enumerate(snapshots):
+            for new, other in enumerate(snapshots):
+                fs.restore(other)
+                found = [change for change in fs.changes(snapshot) if change.path != "d"]
+                expected = [("created", f"d/{number}") for number in range(old, new)]
+                expected += [("deleted", f"d/{number}") for number in range(new, old)]
+                assert kinds(found) == expected, (old, new)
+
     def test_permission_bits_are_changes(self, fs: Filesystem) -> None:
         self.need(self.permission_bits, "permission bits")
         fs.write("d/a.txt", "one")

@@ -100,20 +100,23 @@ class LinksContract(FilesystemAbilities):
 
     def test_a_dangling_link_is_a_file_not_found_error_and_writes_make_nothing(self, fs: Filesystem) -> None:
         self.need(self.symlinks, "symlinks")
-        fs.symlink("link", "d/missing")
-        before = tree_of(fs)
-        for name, use in THROUGH.items():
-            for path in ("link", "link/below"):
-                with refused(FileNotFoundError):
-                    raise AssertionError(f"{name} of {path} gave {use(fs, path)!r}")
-        with refused(FileNotFoundError):
-            fs.mkdir("link/below")
-        for exclusive in (lambda: fs.write("link", "x", mode="create"), lambda: fs.mkdir("link")):
+        for number, target in enumerate(("d/missing", "missing")):
+            link = f"link{number}"
+            fs.symlink(link, target)
+            before = tree_of(fs)
+            for name, use in THROUGH.items():
+                for path in (link, f"{link}/below"):
+                    with refused(FileNotFoundError):
+                        raise AssertionError(f"{name} of {path} gave {use(fs, path)!r}")
+            with refused(FileNotFoundError):
+                fs.mkdir(f"{link}/below")
             with refused(FileExistsError):
-                exclusive()
-        assert fs.exists("link")
-        assert fs.resolve("link") == "d/missing"
-        assert tree_of(fs) == before
+                fs.write(link, "x", mode="create")
+            with refused(FileExistsError):
+                fs.mkdir(link)
+            assert fs.exists(link)
+            assert fs.resolve(link) == target
+            assert tree_of(fs) == before
 
     def test_links_in_a_circle_are_an_error_and_not_a_hang(self, fs: Filesystem) -> None:
         self.need(self.symlinks, "symlinks")
