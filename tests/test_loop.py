@@ -156,6 +156,7 @@ def test_a_script_may_be_a_file(tmp_path: Path) -> None:
         ('{"tool_calls": [{"name": "a", "arguments": 3}]}', "arguments"),
         ('{"tool_calls": {}}', "tool_calls"),
         ('{"usage": {"tokens": 1}}', "tokens"),
+        ('{"usage": {"input_tokens": "1"}}', "whole numbers"),
         ('{"text": 3}', "text"),
     ],
 )

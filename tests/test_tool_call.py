@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -847,3 +848,13 @@ def test_a_policy_that_writes_past_its_context_is_refused_at_once() -> None:
     with World(lambda params, *, context: ToolResult.ok(Note("x")), policies=(Meddling(),)) as world:
         assert "not running" in world.call().message
         assert world.left() == UNTOUCHED
+
+
+def test_a_receipt_is_json_whatever_the_arguments_were() -> None:
+    deep: Any = []
+    for _ in range(900):
+        deep = [deep]
+    with World(lambda params, *, context: ToolResult.ok(Note("x"))) as world:
+        for arguments in ({"text": deep}, {"text": Unrenderable()}, {"text": "\udcff"}, {1: {2: b"\xff"}}):
+            world.call("act", arguments)
+            json.dumps(world.receipt().to_json(), allow_nan=False).encode()

@@ -40,7 +40,7 @@ def split(path: str) -> tuple[str, str]:
 def read_regular(directory: int, name: str, most: int | None = None) -> tuple[bytes, os.stat_result] | None:
     """All bytes of a regular file and its stat, taken when it was opened; None if it is anything else.
 
-    A file that changes while it is read gives what was read; of one with more than `most` bytes, it is some more.
+    A file that changes while it is read gives what was read; of one with more than `most` bytes, it is a few more.
     """
     descriptor = os.open(name, READ, dir_fd=directory)
     try:
@@ -51,9 +51,10 @@ def read_regular(directory: int, name: str, most: int | None = None) -> tuple[by
         content = os.read(descriptor, first + 1)
         if len(content) == found.st_size or (most is not None and len(content) > most):
             return content, found
-        chunks = [content]
-        while content and (content := os.read(descriptor, CHUNK_BYTES)):
+        chunks, total = [content], len(content)
+        while content and (most is None or total <= most) and (content := os.read(descriptor, CHUNK_BYTES)):
             chunks.append(content)
+            total += len(content)
         return b"".join(chunks), found
     finally:
         os.close(descriptor)

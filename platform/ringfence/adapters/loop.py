@@ -8,7 +8,13 @@ from uuid import uuid4
 from ringfence import serde
 from ringfence.adapters.core import Message, Model, ModelTurn, PromptResponse, ProviderAdapter, Request, ToolCall, Turn
 from ringfence.adapters.tool_executor import ToolExecutor
-from ringfence.errors import BudgetExceededError, EvaluationPhase, OutputParseError, PromptEvaluationError
+from ringfence.errors import (
+    BudgetExceededError,
+    DeadlineExceededError,
+    EvaluationPhase,
+    OutputParseError,
+    PromptEvaluationError,
+)
 from ringfence.prompt.structured_output import parse_output
 from ringfence.prompt.tool import Tool
 from ringfence.runtime.events import PromptExecuted, PromptRendered, RenderedTools, RunContext, ToolSchema
@@ -186,7 +192,7 @@ class _Evaluation(Generic[OutputT]):
 
     def _check_deadline(self, phase: EvaluationPhase) -> None:
         if self.deadline is not None and self.deadline.expired:
-            raise self._stopped("the deadline has passed", phase)
+            raise self._stopped("the deadline has passed", phase) from DeadlineExceededError("the deadline has passed")
 
     def _check_budget(self) -> None:
         if self.tracker is not None:

@@ -115,6 +115,8 @@ class ScriptedAdapter:
             raise ValueError(f'{where}: "text" is a string and "tool_calls" a list')
         asked = tuple(self._call(call, where) for call in cast("Sequence[object]", calls))
         usage = _mapping(written.get("usage") or {}, f"{where}, usage", frozenset(TokenUsage.__dataclass_fields__))
+        if not all(type(tokens) is int and tokens >= 0 for tokens in usage.values()):
+            raise ValueError(f"{where}, usage: tokens are whole numbers from 0, not {usage!r}")
         return Turn(text, asked, TokenUsage(**usage) if usage else None)
 
     def _call(self, call: object, where: str) -> ToolCall:
@@ -138,7 +140,7 @@ def _mapping(value: object, where: str, keys: frozenset[str]) -> Mapping[str, An
 
 
 def _lines(path: Path) -> Iterator[tuple[object, str]]:
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
         if line.strip():
             try:
                 yield json.loads(line), f"{path}, line {number}"

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import json
 import logging
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Never, Protocol, TypeVar, cast, runtime_checkable
+from typing import Generic, Never, Protocol, TypeVar, cast, runtime_checkable
 
 from ringfence import serde
 
@@ -123,34 +121,7 @@ def _render_items(texts: list[str]) -> str:
 
 
 def _json(value: object) -> str:
-    try:
-        return json.dumps(serde.dump(value, exclude_none=True), ensure_ascii=False)
-    except (TypeError, ValueError, RecursionError):
-        return json.dumps(_plain(value, set()), ensure_ascii=False)
-
-
-def _plain(value: object, seen: set[int]) -> Any:
-    """JSON for what serde does not take: anything unknown, or met on the way to itself, by its repr."""
-    if value is None or isinstance(value, (bool, int, str)):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else repr(value)
-    if isinstance(value, (bytes, bytearray)):
-        return base64.b64encode(value).decode("ascii")
-    mark, kind = id(value), type(value)
-    if mark in seen:
-        return f"<{kind.__name__} again>"
-    seen.add(mark)
-    try:
-        if dataclasses.is_dataclass(kind):
-            return {f.name: _plain(getattr(value, f.name), seen) for f in dataclasses.fields(kind)}
-        if isinstance(value, Mapping):
-            return {str(k): _plain(v, seen) for k, v in cast("Mapping[object, object]", value).items()}
-        if isinstance(value, (list, tuple, set, frozenset)):
-            return [_plain(item, seen) for item in cast("Iterable[object]", value)]
-        return repr(value)
-    finally:
-        seen.discard(mark)
+    return json.dumps(serde.dump_any(value, exclude_none=True), ensure_ascii=False)
 
 
 _said: set[type] = set()

@@ -66,4 +66,4 @@ class Receipt:
         record = {field.name: getattr(self, field.name) for field in fields(self)}
         record["changes"] = [{"kind": change.kind, **serde.dump(change)} for change in self.changes]
         record["diff_bytes"] = self.diff_bytes
-        return {name: serde.dump(value) for name, value in record.items()}
+        return {name: serde.dump_any(value) for name, value in record.items()}

@@ -27,8 +27,8 @@ Annotations are resolved in the module of the class, and in the function that de
 pydantic costs 70 to 130 ms to import, so nothing here does it before a class is first parsed or described.
 """
 
-from ringfence.serde.dumping import dump
+from ringfence.serde.dumping import dump, dump_any
 from ringfence.serde.parsing import STRICT_JSON, clone, decoder, parse, read_json
 from ringfence.serde.schemas import schema
 
-__all__ = ["STRICT_JSON", "clone", "decoder", "dump", "parse", "read_json", "schema"]
+__all__ = ["STRICT_JSON", "clone", "decoder", "dump", "dump_any", "parse", "read_json", "schema"]

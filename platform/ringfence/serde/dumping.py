@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import fields, is_dataclass
 from datetime import date, time, timedelta
@@ -44,6 +45,39 @@ def dump(obj: object, *, exclude_none: bool = False) -> object:
     except _NotDumpable as problem:
         where = path_text(reversed(problem.path))
         raise problem.kind(f"{where}: {problem.message}" if where else problem.message) from None
+
+
+def dump_any(obj: object, *, exclude_none: bool = False) -> object:
+    """``dump`` for what must not fail: where it would, what has no JSON form becomes its repr, cut to a bounded length,
+    and so does what contains itself or is nested too deeply."""
+    try:
+        return dump(obj, exclude_none=exclude_none)
+    except Exception:
+        return _lenient(obj, frozenset())
+
+
+def _lenient(value: Any, around: frozenset[int]) -> Any:
+    try:
+        if id(value) in around or len(around) > MAX_DEPTH:
+            return f"<{type(value).__name__} again>" if id(value) in around else _short_repr(value)
+        inside = around | {id(value)}
+        kind = type(value)
+        if (attributes := _attributes(kind)) is not None:
+            return {key: _lenient(getattr(value, name), inside) for name, key in attributes}
+        if issubclass(kind, Mapping):
+            return {str(key): _lenient(item, inside) for key, item in dict(value).items()}
+        if issubclass(kind, (list, tuple, set, frozenset)):
+            return [_lenient(item, inside) for item in [*value]]
+        return dump(value)
+    except Exception:  # whatever its own methods do
+        return _short_repr(value)
+
+
+def _short_repr(value: object) -> str:
+    try:
+        return encodable(reprlib.repr(value))
+    except Exception:
+        return f"<{type(value).__name__}>"
 
 
 class _NotDumpable(Exception):
