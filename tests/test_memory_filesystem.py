@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from ringfence.errors import ParticipantBusyError
 from ringfence.filesystem import Filesystem, InMemoryFilesystem
 from ringfence.filesystem.lines import line_window
+from ringfence.filesystem.search import glob_below
 from ringfence.filesystem.tree import Directory, File, Node, Tree, differences
 from ringfence.participants import CURRENT_CALL, CallInfo, participant_of
 from ringfence.testing import HeldCall, held_call
@@ -75,6 +76,16 @@ def test_what_has_no_bytes_is_refused(content: object) -> None:
     with pytest.raises(TypeError):
         filesystem.write_bytes("a", content)
     assert not filesystem.exists("a")
+
+
+def test_all_permission_bits_can_be_set_of_the_root_too() -> None:
+    filesystem = InMemoryFilesystem()
+    before = filesystem.snapshot()
+    for mode in (0, 0o7777):
+        filesystem.chmod("/", mode)
+        assert filesystem.stat("").mode == mode
+    [change] = filesystem.changes(before)
+    assert (change.path, change.kind, change.after and change.after.mode) == ("", "modified", 0o7777)
 
 
 # Times
@@ -211,6 +222,12 @@ def test_what_is_not_changed_is_neither_copied_nor_looked_at() -> None:
     assert [change.path for change in differences(before, tree.root)] == ["busy/d", "busy/d/e"]
 
 
+class Unlistable(dict[str, Node]):
+    """Entries that may be asked for one by one only."""
+
+    keys = items = values = copy = __iter__ = Untouchable.refuse
+
+
 class Counted(dict[str, Node]):
     copies = 0
 
@@ -278,6 +295,20 @@ def test_the_listing_of_an_unchanged_directory_is_made_once() -> None:
     before = filesystem.list("d")
     filesystem.write("e/a.txt", "x")
     assert filesystem.list("d") is before
+
+
+def test_what_a_glob_found_in_an_unchanged_directory_is_found_again() -> None:
+    filesystem = InMemoryFilesystem()
+    filesystem.write("d/a.txt", "x")
+    assert filesystem.glob("d/*")[0] is filesystem.glob("**/*.txt")[0]
+
+
+def test_a_glob_goes_straight_to_a_name_without_magic() -> None:
+    tree = Tree(time.time_ns)
+    tree.put("d/a", File(b"x", 0o644, 0, 0))
+    top = tree.freeze()
+    top.entries = Unlistable(top.entries)
+    assert [match.path for match in glob_below("d/*", tree, top, "")] == ["d/a"]
 
 
 def test_what_was_answered_before_is_not_answered_after_a_change() -> None:

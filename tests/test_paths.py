@@ -95,6 +95,7 @@ def test_what_is_shown_is_plain_text(path: str) -> None:
         ("caf\udce9.txt", r"caf\xe9.txt"),
         ("café.txt", "café.txt"),
         (r"caf\xe9.txt", r"caf\x5cxe9.txt"),
+        (r"a\x0ab", r"a\x5cx0ab"),
         (r"dir\file", r"dir\file"),
         ("two\nlines", r"two\x0alines"),
         ("\x1b[31mred", r"\x1b[31mred"),

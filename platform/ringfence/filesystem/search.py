@@ -59,9 +59,7 @@ class Glob:
 
     def literal(self, at: frozenset[int]) -> str | None:
         """The one name that can match next, if there is only one."""
-        if len(at) > 1:
-            return None
-        segment = self.segments[min(at)]
+        segment = self.segments[min(at)]  # with several places the first is a "**", which it cannot leave behind
         return segment if isinstance(segment, str) else None
 
     def accepts(self, at: frozenset[int]) -> _Test | None:

@@ -61,7 +61,7 @@ def _lenient(value: Any, around: frozenset[int]) -> Any:
         if id(value) in around or len(around) > MAX_DEPTH:
             return f"<{type(value).__name__} again>" if id(value) in around else _short_repr(value)
         inside = around | {id(value)}
-        kind = type(value)
+        kind: type[Any] = value.__class__
         if (attributes := _attributes(kind)) is not None:
             return {key: _lenient(getattr(value, name), inside) for name, key in attributes}
         if issubclass(kind, Mapping):

@@ -170,7 +170,8 @@ class LinksContract(FilesystemAbilities):
         fs.write("a", "a")
         fs.mkdir("d")
         fs.symlink("link", "a")
-        for path in ("a", "d", "link", ""):
+        fs.symlink("dangling", "nowhere")
+        for path in ("a", "d", "link", "dangling", ""):
             with refused(FileExistsError):
                 fs.symlink(path, "elsewhere")
         fs.symlink("new/place/link", "../../a")
@@ -229,6 +230,8 @@ class LinksContract(FilesystemAbilities):
         fs.symlink("link", "a")
         before = fs.snapshot()
         fs.write("link", "y")
+        fs.delete("link")
+        fs.symlink("link", "a")
         assert kinds(fs.changes(before)) == [("modified", "a")]
         fs.delete("link")
         fs.symlink("link", "b")

@@ -29,6 +29,8 @@ GLOBS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("a.py", "", ("a.py",)),
     ("/d/./a.py", "", ("d/a.py",)),
     ("A.PY", "", ()),
+    ("*[t]", "", ("b.txt",)),
+    ("d*?/c.py", "", ("d-x/c.py",)),
     ("{a,d}.py", "", ()),
     ("d/a.py/*", "", ()),
     ("*", "missing", ()),
@@ -157,6 +159,7 @@ class SearchContract(FilesystemAbilities):
 
     def test_binary_files_are_passed_over(self, fs: Filesystem) -> None:
         fs.write_bytes("a.bin", b"needle\0")
+        fs.write_bytes("b.bin", b"\0needle")
         fs.write_bytes("b.txt", b"needle")
         assert paths(fs.grep("needle")) == ["b.txt"]
 
