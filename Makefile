@@ -3,6 +3,8 @@
 
 PY := .venv/bin/python
 READY := .venv/.ready
+# A test that hangs ends after five minutes with the stack it hangs in.
+BOUNDED := -o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true
 
 .PHONY: help run test prove bench check format lint imports types dead wheel fmt lock lowest clean
 
@@ -23,7 +25,7 @@ run: $(READY)
 	@.venv/bin/ringfence demo
 
 test: $(READY)
-	@$(PY) -m pytest -n 2 --dist worksteal $(ARGS)
+	@$(PY) -m pytest -n 2 --dist worksteal $(BOUNDED) $(ARGS)
 
 prove: $(READY)
 	@RINGFENCE_PROVE=1 $(PY) -m pytest -n 2 --dist worksteal $(ARGS)
@@ -71,7 +73,7 @@ lowest: $(READY)
 	@dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && \
 	.venv/bin/uv venv --quiet --no-config --python $(PY) "$$dir/venv" && \
 	.venv/bin/uv pip install --quiet --no-config --python "$$dir/venv" --resolution lowest-direct -e . --group dev && \
-	"$$dir/venv/bin/python" -m pytest -n 2 --dist worksteal $(ARGS)
+	"$$dir/venv/bin/python" -m pytest -n 2 --dist worksteal $(BOUNDED) $(ARGS)
 
 clean:
 	rm -rf .venv dist build .benchmarks .hypothesis .import_linter_cache .pytest_cache .ruff_cache

@@ -21,13 +21,14 @@ NAMES = ("python3.13", "python3.12", "python3")
 def with_the_peer() -> Path | str:
     """The interpreter, its virtual environment made now where there is none; or why there can be none."""
     python = VENV / "bin" / "python"
-    wanted = f"{peer.NAME}=={peer.VERSION}\n{(ROOT / 'requirements.lock').read_text()}"
+    named = os.environ.get("BENCH_PYTHON")
+    wanted = "\n".join([named or "", f"{peer.NAME}=={peer.VERSION}", (ROOT / "requirements.lock").read_text()])
     made_for = VENV / "made-for"
     if made_for.exists() and made_for.read_text() == wanted:
         return python
-    chosen = next((candidate for candidate in candidates() if new_enough(candidate)), None)
+    chosen = next(filter(new_enough, [named] if named else candidates()), None)
     if chosen is None:
-        return "it needs Python 3.12 or 3.13, and there is none on PATH or in pyenv; BENCH_PYTHON=/path/to/python"
+        return "it needs Python 3.12 or 3.13; name one: BENCH_PYTHON=/path/to/python3.13 make bench"
     print(f"Making {VENV} with {chosen} and {peer.NAME} {peer.VERSION}", file=sys.stderr)
     try:
         make(chosen, python)
@@ -38,11 +39,10 @@ def with_the_peer() -> Path | str:
 
 
 def candidates() -> list[str]:
-    named = os.environ.get("BENCH_PYTHON")
     on_path = [found for name in NAMES if (found := shutil.which(name))]
     pyenv = os.environ.get("PYENV_ROOT", os.path.expanduser("~/.pyenv"))
     versions = sorted(glob.glob(f"{pyenv}/versions/3.1[23]*/bin/python"), reverse=True)
-    return [named] if named else [sys.executable, *on_path, *versions]
+    return [sys.executable, *on_path, *versions]
 
 
 def new_enough(python: str) -> bool:

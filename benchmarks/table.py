@@ -24,7 +24,7 @@ HEADINGS = ("ratio", "target", "met", "area", "what", "ringfence", "baseline", "
 
 NOTES = f"""\
 The ratio says how many times less ringfence takes than the baseline beside it; where the target says "more", and in
-the rows about memory, how many times more than before. Medians of processor time, (fastest to slowest round).
+the rows about memory and starting, how many times more. Medians of processor time, (fastest to slowest round).
 {peer.NAME} {peer.VERSION} ships no filesystem in memory: here its tool calls work on a bare dictionary, and the rest
 is beside fsspec's and beside a dictionary, copied to go back to, that checks, locks and reports nothing."""
 

@@ -121,6 +121,12 @@ class _Plan:
         if name is None:
             return None
         path = self._find(name)
+        above = path
+        while above := above.rpartition("/")[0]:
+            node = self._known.get(above)
+            if node is not None and node.is_link:
+                # Where it leads is known only when the link is there, and then nobody has looked at what is behind it.
+                raise ValueError(f"it is below {shown(above)}, a symlink that the same patch makes: use two patches")
         if path in self._known or SYMLINK in (patch.old_mode, patch.new_mode) or not self._filesystem.exists(path):
             return path
         resolved = self._filesystem.resolve(path)

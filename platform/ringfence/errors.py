@@ -40,6 +40,14 @@ if TYPE_CHECKING:
 SectionPath = tuple[str, ...]
 
 
+def described(error: BaseException) -> str:
+    """The kind and the text of an error, whatever its ``__str__`` does."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return type(error).__name__
+
+
 class RingfenceError(Exception):
     """The root of the tree."""
 
@@ -172,7 +180,7 @@ class RestoreFailedError(TransactionError):
     """A rollback could not be completed; ``failures`` says which participants are in a doubtful state and why."""
 
     def __init__(self, failures: Sequence[tuple[str, BaseException]]) -> None:
-        said = "; ".join(f"{name}: {type(error).__name__}: {error}" for name, error in failures)
+        said = "; ".join(f"{name}: {described(error)}" for name, error in failures)
         super().__init__(f"the rollback could not be completed, this state is doubtful: {said}")
         self.failures = tuple(failures)
 
@@ -209,6 +217,6 @@ class ProviderError(ResourceError):
     """A resource could not be built or opened."""
 
     def __init__(self, protocol: type, cause: BaseException) -> None:
-        super().__init__(f"the resource {protocol.__name__} could not be built: {type(cause).__name__}: {cause}")
+        super().__init__(f"the resource {protocol.__name__} could not be built: {described(cause)}")
         self.protocol = protocol
         self.cause = cause

@@ -15,8 +15,7 @@ from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar
 
 from ringfence.errors import CallEndedError, ParticipantBusyError
 
@@ -87,8 +86,8 @@ class CallInfo:
 
     ``parent`` is the call whose handler made this one. ``sealed`` is false only while the handler runs: at any other
     time no change goes through this call. ``reads`` has, per participant, the paths that the call read and the sha256
-    of what it got. ``changes`` is known when the handler has ended. ``problems`` is what dooms the call although its
-    handler may not know.
+    of what it got. ``changes``, per participant too, is known when the handler has ended. ``problems`` is what dooms
+    the call although its handler may not know.
     """
 
     __slots__ = ("call_id", "changes", "parent", "problems", "reads", "sealed", "tool")
@@ -99,7 +98,7 @@ class CallInfo:
         self.parent = parent
         self.sealed = False
         self.reads: dict[CallLock, dict[str, str]] = {}
-        self.changes: Sequence[Change] = ()
+        self.changes: dict[CallLock, Sequence[Change]] = {}
         self.problems: list[BaseException] = []
 
     def __repr__(self) -> str:
@@ -109,6 +108,14 @@ class CallInfo:
         """Whether this call is `other`, or was made by its handler, at any depth."""
         call: CallInfo | None = self
         while call is not None and call is not other:
+            call = call.parent
+        return call is not None
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing changes through this call now: its own handler is not running, or one around it is not."""
+        call: CallInfo | None = self
+        while call is not None and not call.sealed:
             call = call.parent
         return call is not None
 
@@ -124,23 +131,24 @@ CURRENT_CALL: ContextVar[CallInfo | None] = ContextVar("ringfence_current_call",
 class CallLock:
     """Who may change a participant: its holder while a tool call holds it, else anybody, one at a time.
 
-    ``with lock.changing(participant, call):`` surrounds every change and every step of a transaction; it is
-    re-entrant. ``take`` and ``give_back`` move the holder: a nested call takes over from its parent and gives back
-    to it, so that a second nested call, or the parent's own threads, wait until it has ended.
+    Every change and every step of a transaction runs ``with lock.mutex:``, and a change asks `admit` first. (The mutex
+    is entered in C and left in C: an interrupt cannot come between having it and being sure to let go of it, as it
+    could in an ``__enter__`` of our own.) `take` and `give_back` move the holder: a nested call takes over from its
+    parent and gives back to it, so that a second nested call, or the parent's own threads, wait until it has ended.
     """
 
     _serials = itertools.count()
+    _doubtful: ClassVar[set[CallLock]] = set()  # what may be all that keeps a participant in a doubtful state alive
 
     def __init__(self, name: str, *, patience_seconds: float = LOCK_PATIENCE_SECONDS) -> None:
         self.name = name
         self.serial = next(self._serials)
         """Locks are taken in the order of their serials, so that two calls cannot wait for each other."""
+        self.mutex = threading.RLock()
         self.holder: CallInfo | None = None
-        self.unfinished: Callable[[], None] | None = None
-        """Completes a rollback that could not be completed; no call gets the lock before that has succeeded."""
+        self._unfinished: Callable[[], None] | None = None
         self._patience = patience_seconds
-        self._mutex = threading.RLock()
-        self._condition = threading.Condition(self._mutex)
+        self._condition = threading.Condition(self.mutex)
 
     def take(self, call: CallInfo, patience_seconds: float | None = None) -> None:
         """Make `call` the holder; waits while another holds it. 0 seconds: at once or not at all.
@@ -149,23 +157,28 @@ class CallLock:
             ParticipantBusyError: it was not free in time.
             RestoreFailedError: an earlier rollback of it is not complete, and cannot be completed now.
         """
-        with self._mutex:
+        with self.mutex:
             if self.holder is not call.parent:
                 self._wait(lambda: self.holder is None or self.holder is call.parent, patience_seconds)
-            if self.unfinished is not None:
-                self.unfinished()
-                self.unfinished = None
+            if self._unfinished is not None:
+                self._unfinished()
+                self.leave(None)
             self.holder = call
 
     def give_back(self, call: CallInfo, to: CallInfo | None) -> None:
-        """End `call`'s hold, if it has it; ``to`` is the parent that had it before, or None."""
-        with self._mutex:
-            if self.holder is call:
+        """End the hold of `call`, or of a call that its handler made and that outlives it; ``to`` had it before."""
+        with self.mutex:
+            if self.holder is not None and self.holder.within(call):
                 self.holder = to
                 self._condition.notify_all()
 
-    def changing(self, participant: Transactional, call: CallInfo | None) -> CallLock:
-        """Enter the lock for a change that belongs to `call` (None: to no call).
+    def leave(self, unfinished: Callable[[], None] | None) -> None:
+        """Remember what completes a rollback that failed: no call gets the lock before that has succeeded."""
+        self._unfinished = unfinished
+        (self._doubtful.discard if unfinished is None else self._doubtful.add)(self)
+
+    def admit(self, participant: Transactional, call: CallInfo | None) -> None:
+        """Let a change through that belongs to `call` (None: to no call). To be called with the mutex held.
 
         A call that has not got this participant yet gets it now. A change from outside waits for the holder.
 
@@ -173,34 +186,14 @@ class CallLock:
             CallEndedError: `call` has ended.
             ParticipantBusyError: another call held it for too long.
         """
-        self._mutex.acquire()
-        try:
-            if call is not None and call.sealed:
-                raise CallEndedError(f"the handler of {call!r} is not running: nothing changes {self.name} through it")
-            if self.holder is not call:
-                if call is not None and self.holder is call.parent:
-                    call.join(participant)
-                else:
-                    self._wait(lambda: self.holder is None or self.holder is call, None)
-                    if call is not None and self.holder is None:
-                        call.join(participant)
-        except BaseException:
-            self._mutex.release()
-            raise
-        return self
-
-    def exclusive(self) -> CallLock:
-        """Enter the lock for a step of the transaction itself: no change can come in between."""
-        self._mutex.acquire()
-        return self
-
-    def __enter__(self) -> None:
-        """`changing` and `exclusive` have entered already; this makes them usable in a ``with``."""
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._mutex.release()
+        if call is not None and call.closed:
+            raise CallEndedError(f"the handler of {call!r} is not running: nothing changes {self.name} through it")
+        if self.holder is call:
+            return
+        if call is None or self.holder is None or not call.within(self.holder):
+            self._wait(lambda: self.holder is None or self.holder is call, None)
+        if call is not None and self.holder is not call:
+            call.join(participant)
 
     def _wait(self, free: Callable[[], bool], patience_seconds: float | None) -> None:
         until = time.monotonic() + (self._patience if patience_seconds is None else patience_seconds)

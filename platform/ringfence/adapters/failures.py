@@ -29,6 +29,9 @@ def said_of(error: BaseException) -> str:
 
 
 def _text(error: BaseException) -> str:
-    if isinstance(error, OSError) and error.strerror is not None:
-        return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
-    return str(error)
+    try:
+        if isinstance(error, OSError) and error.strerror is not None:
+            return str(error.strerror) if error.filename is None else f"{error.filename}: {error.strerror}"
+        return str(error)
+    except Exception:  # a class of somebody's own may do anything there
+        return ""

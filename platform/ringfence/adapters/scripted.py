@@ -9,6 +9,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from ringfence import serde
 from ringfence.adapters.core import Message, PromptResponse, Request, ToolCall, Turn
 from ringfence.adapters.loop import MAX_TURNS, evaluate_with
 from ringfence.errors import PromptEvaluationError
@@ -163,7 +164,9 @@ def _as_chat(message: Message) -> Mapping[str, Any]:
                 "type": "function",
                 "function": {
                     "name": call.name,
-                    "arguments": call.arguments if isinstance(call.arguments, str) else json.dumps(call.arguments),
+                    "arguments": call.arguments
+                    if isinstance(call.arguments, str)
+                    else json.dumps(serde.dump_any(call.arguments)),
                 },
             }
             for call in message.turn.tool_calls

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import logging
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from time import perf_counter
@@ -26,7 +27,7 @@ from ringfence.runtime.events import RejectedToolParams, RunContext, ToolInvoked
 from ringfence.runtime.limits import BudgetTracker, Deadline, Heartbeat
 from ringfence.runtime.receipts import Outcome, PolicyVerdict, Receipt
 from ringfence.runtime.session import Session
-from ringfence.runtime.transaction import Interrupts, Transaction, new_id
+from ringfence.runtime.transaction import Interrupts, Transaction, leave, new_id
 
 if TYPE_CHECKING:
     from ringfence.adapters.core import ProviderAdapter
@@ -68,6 +69,8 @@ class _Ending:
     result: ToolResult[Any] = UNFINISHED
     rendered: str = ""
     verdicts: list[PolicyVerdict] = field(default_factory=list[PolicyVerdict])
+    recorded: object = None
+    """The params as they came: a copy, where a handler could change them."""
     raises: BaseException | None = None
     """What leaves `call` when everything is in order again."""
     invoked: ToolInvoked | None = None
@@ -151,10 +154,9 @@ class ToolExecutor:
             self._roll_back(ending, context, call)
             self._record(ending, call)
         finally:
-            CURRENT_CALL.reset(entered)
             call.release()
             try:
-                interrupts.remove()
+                leave(entered, [interrupts])
             finally:
                 self._tell(ending)
         return self._answered(ending)
@@ -163,7 +165,7 @@ class ToolExecutor:
         offer = self._offers.get(ending.name)
         if offer is None or offer.tool.handler is None:
             ending.outcome = "rejected"
-            near = difflib.get_close_matches(ending.name, self._offers, n=3)
+            near = difflib.get_close_matches(str(ending.name), self._offers, n=3)
             hint = f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(self._offers) or 'none'}"
             what = "there is no tool" if offer is None else "nothing runs the tool"
             ending.result = ToolResult.error(f"{what} {ending.name!r}; {hint}")
@@ -178,6 +180,8 @@ class ToolExecutor:
             ending.params = RejectedToolParams(raw_arguments=arguments, error=str(error))
             ending.result = ToolResult.error(f"the arguments of {tool.name} do not fit: {said_of(error)}")
             return False
+        finally:
+            ending.recorded = copy(ending.params) if _changeable(ending.params) else ending.params
         return True
 
     def _context(self, call: Transaction) -> ToolContext:
@@ -199,6 +203,8 @@ class ToolExecutor:
         for policy in offer.policies:
             try:
                 decision = policy.check(offer.tool, ending.params, context=context)
+                if type(decision.allowed) is not bool:
+                    raise TypeError(f"its decision is {decision.allowed!r}, neither yes nor no")
                 allowed, reason = decision.allowed, decision.reason
             except Exception as error:
                 logger.warning("policy %s raised on %s", policy.name, ending.name, exc_info=True)
@@ -219,8 +225,9 @@ class ToolExecutor:
         assert context.scope is not None
         result = tool.handler(ending.params, context=context)
         context.scope.close()
-        if not isinstance(result, ToolResult):  # pyright: ignore[reportUnnecessaryIsInstance]  # handlers may not type
-            raise TypeError(f"its handler returned {type(result).__name__}, not a ToolResult")
+        # By the real type: `isinstance` believes a `__class__` that lies.
+        if not issubclass(type(result), ToolResult) or not isinstance(result.message, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"its handler returned {type(result).__name__}, not a ToolResult with a text for a message")
         ending.result = result
         call.seal()
 
@@ -237,7 +244,7 @@ class ToolExecutor:
         ending.invoked = self._event(ending)
         self.session.apply(ending.invoked, to="state")
         if call.problems:
-            raise TransactionError(f"a reducer failed: {said_of(call.problems[0])}") from call.problems[0]
+            raise TransactionError(f"it cannot be kept: {said_of(call.problems[0])}") from call.problems[0]
         ending.outcome = "committed"
 
     def _commit(self, ending: _Ending, call: Transaction) -> None:
@@ -252,9 +259,18 @@ class ToolExecutor:
             ending.receipt = replace(ending.receipt, commit=step.commit)
 
     def _roll_back(self, ending: _Ending, context: ToolContext, call: Transaction) -> None:
-        """Everything back, unless it was committed; then the call's own resources, if its handler left them open."""
+        """The call's own resources closed, if its handler left them open; then everything back, unless committed."""
         if ending.receipt is not None:
             return
+        try:
+            if context.scope is not None:
+                context.scope.close()
+            if not call.sealed:
+                call.seal()
+        except BaseException as error:
+            logger.warning("the failed call %s did not end well", ending.name, exc_info=True)
+            if not isinstance(error, Exception) and ending.raises is None:
+                ending.raises = error
         try:
             report = call.rollback()
             if report.conflicts or report.notes:
@@ -268,11 +284,6 @@ class ToolExecutor:
             raised.__cause__ = error
             if ending.raises is None or isinstance(ending.raises, Exception):
                 ending.raises = raised
-        try:
-            if context.scope is not None:
-                context.scope.close()
-        except Exception:
-            logger.warning("a resource of the failed call %s could not be closed", ending.name, exc_info=True)
 
     def _record(self, ending: _Ending, call: Transaction) -> None:
         """The receipt and the event, into the session's logs."""
@@ -320,7 +331,7 @@ class ToolExecutor:
             receipt_id=new_id(),
             call_id=ending.call_id,
             tool=ending.name,
-            params=ending.params,
+            params=ending.recorded,
             outcome=ending.outcome,
             message=ending.result.message,
             started_at=ending.started_at,
@@ -328,10 +339,15 @@ class ToolExecutor:
             session_id=str(self.session.session_id),
             prompt_name=self.prompt_name,
             policies=ending.verdicts,
-            read={path: content_hash for reads in call.reads.values() for path, content_hash in reads.items()},
-            changes=call.changes,
+            read=call.reads_by_path(),
+            changes=call.all_changes(),
             inner=call.inner,
         )
+
+
+def _changeable(params: object) -> bool:
+    shape = getattr(type(params), "__dataclass_params__", None)
+    return shape is not None and not shape.frozen
 
 
 def _failed(ending: _Ending, error: BaseException) -> None:

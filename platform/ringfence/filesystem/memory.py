@@ -162,7 +162,8 @@ class InMemoryFilesystem(Transactional):
         normal = _below_root(path)
         if type(content) is not bytes:
             content = bytes(memoryview(content))
-        with self._changing():
+        with self._lock.mutex:
+            self._admit()
             if mode != "overwrite" or not self._tree.overwrite(normal, content):
                 self._write(normal, content, mode, create_parents)
         return WriteResult(normal, len(content), mode)
@@ -184,7 +185,8 @@ class InMemoryFilesystem(Transactional):
         normal = normalise(path)
         if not normal:
             raise PermissionError(errno.EPERM, "the root cannot be deleted", path)
-        with self._changing():
+        with self._lock.mutex:
+            self._admit()
             place, node = self._itself(normal)
             if isinstance(node, Directory) and node.entries and not recursive:
                 raise IsADirectoryError(errno.ENOTEMPTY, "the directory is not empty, it takes recursive=True", normal)
@@ -192,7 +194,8 @@ class InMemoryFilesystem(Transactional):
 
     def mkdir(self, path: str, *, parents: bool = True, exist_ok: bool = True) -> None:
         normal = normalise(path)
-        with self._changing():
+        with self._lock.mutex:
+            self._admit()
             if self._tree.find(normal, follow=False)[1] is not None:
                 if not exist_ok or not isinstance(self._tree.target(normal), Directory):
                     raise os_error(errno.EEXIST, normal)
@@ -204,7 +207,8 @@ class InMemoryFilesystem(Transactional):
         old, new = normalise(source), normalise(target)
         if not old or not new:
             raise PermissionError(errno.EPERM, "the root cannot be moved or replaced", "")
-        with self._changing():
+        with self._lock.mutex:
+            self._admit()
             old, node = self._itself(old)
             new, there = self._place(new, follow=False)
             if there is not None and not overwrite:
@@ -224,7 +228,8 @@ class InMemoryFilesystem(Transactional):
         if not 0 <= mode <= 0o7777:
             raise ValueError(f"mode has the permission bits, from 0 to 0o7777, it cannot be {mode:#o}")
         normal = normalise(path)
-        with self._changing():
+        with self._lock.mutex:
+            self._admit()
             place, node = self._existing(normal)
             if isinstance(node, File):
                 self._tree.put(place, File(node.content, mode, node.mtime_ns, node.birth_ns))
@@ -234,7 +239,8 @@ class InMemoryFilesystem(Transactional):
     def symlink(self, path: str, target: str) -> None:
         check_link_target(target)
         normal = normalise(path)
-        with self._changing():
+        with self._lock.mutex:
+            self._admit()
             place, node = self._place(normal, follow=False)
             if node is not None:
                 raise os_error(errno.EEXIST, normal)
@@ -307,7 +313,7 @@ class InMemoryFilesystem(Transactional):
         return grep_files(files, pattern, literal=literal, max_matches=max_matches)
 
     def snapshot(self, *, tag: str | None = None) -> FilesystemSnapshot:
-        with self._lock.exclusive():
+        with self._lock.mutex:
             state = self._tree.freeze()
         name = f"memory-{next(self._snapshots)}"
         return MemorySnapshot(
@@ -316,7 +322,8 @@ class InMemoryFilesystem(Transactional):
 
     def restore(self, snapshot: FilesystemSnapshot) -> None:
         state = self._state(snapshot)
-        with self._changing():
+        with self._lock.mutex:
+            self._admit()
             self._tree.go_back(state)
 
     def changes(self, since: FilesystemSnapshot | Directory) -> Sequence[Change]:
@@ -328,7 +335,7 @@ class InMemoryFilesystem(Transactional):
         return self._lock
 
     def begin(self, call: CallInfo) -> Directory:
-        with self._lock.exclusive():
+        with self._lock.mutex:
             return self._tree.freeze()
 
     def commit(self, mark: Mark, receipt: Receipt) -> Step | None:
@@ -336,14 +343,15 @@ class InMemoryFilesystem(Transactional):
 
     def rollback(self, mark: Directory) -> RollbackReport:
         # A thread of the call that is in the middle of a change finishes it first, else it would put its root back.
-        with self._lock.exclusive():
+        with self._lock.mutex:
             self._tree.go_back(mark)
         return CLEAN
 
     def load(self, path: str, content: bytes, *, mode: int = 0o644, mtime_ns: int | None = None) -> None:
         """Set a file with its permission bits and time, as mounts do. A read-only filesystem gets its files so."""
         now = self._tree.clock()
-        with self._changing(loading=True):
+        with self._lock.mutex:
+            self._admit(loading=True)
             place, node = self._place(_below_root(path))
             if isinstance(node, Directory):
                 raise os_error(errno.EISDIR, path)
@@ -351,7 +359,8 @@ class InMemoryFilesystem(Transactional):
 
     def load_directory(self, path: str, *, mode: int = 0o755, mtime_ns: int | None = None) -> None:
         """Set a directory's permission bits and time. Loading something into it afterwards changes the time again."""
-        with self._changing(loading=True):
+        with self._lock.mutex:
+            self._admit(loading=True)
             place, node = self._place(normalise(path))
             if node is not None and not isinstance(node, Directory):
                 raise os_error(errno.EEXIST, path)
@@ -364,16 +373,17 @@ class InMemoryFilesystem(Transactional):
         """Set a link with its time."""
         check_link_target(target)
         now = self._tree.clock()
-        with self._changing(loading=True):
+        with self._lock.mutex:
+            self._admit(loading=True)
             place, node = self._place(_below_root(path), follow=False)
             if node is not None and not isinstance(node, Link):
                 raise os_error(errno.EEXIST, path)
             self._tree.put(place, Link(target, now if mtime_ns is None else mtime_ns, now))
 
-    def _changing(self, *, loading: bool = False) -> CallLock:
+    def _admit(self, *, loading: bool = False) -> None:
         if self._read_only and not loading:
             raise PermissionError(errno.EROFS, "the filesystem is read-only")
-        return self._lock.changing(self, self._current_call())
+        self._lock.admit(self, self._current_call())
 
     def _current_call(self) -> CallInfo | None:
         current = CURRENT_CALL.get()

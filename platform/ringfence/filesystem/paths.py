@@ -22,7 +22,6 @@ _UNSHOWABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\udc80-\udcff]|\\(?=x[
 _ESCAPE = re.compile(rb"\\x([0-9a-fA-F]{2})")
 
 
-@lru_cache(maxsize=1 << 15)
 def normalise(path: str) -> str:
     """The one spelling of `path`, relative to the root; "" for the root itself.
 
@@ -33,6 +32,12 @@ def normalise(path: str) -> str:
         PermissionError: it leaves the root.
         ValueError: it has a NUL, cannot be encoded, or is longer than an operating system takes.
     """
+    if len(path) <= MAX_NAME_BYTES:
+        return _short(path)
+    return _normal(path)
+
+
+def _normal(path: str) -> str:
     if len(path) <= MAX_PATH_BYTES and _PLAIN.match(path):
         return path
     if "\0" in path:
@@ -48,6 +53,10 @@ def normalise(path: str) -> str:
     normal = "/".join(names)
     _check_lengths(normal)
     return normal
+
+
+# Only short spellings are kept: a model may write paths of any length.
+_short = lru_cache(maxsize=1 << 15)(_normal)
 
 
 def _one_encoding(path: str) -> str:

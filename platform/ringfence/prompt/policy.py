@@ -267,7 +267,11 @@ def _files_scope(context: ToolContext, filesystem: Filesystem) -> str:
 
 def _targets(tool: Tool[Any, Any], params: Any) -> list[str]:
     if tool.writes is not None:
-        return list(tool.writes(params))
+        declared = tool.writes(params)
+        paths: list[Any] = [declared] if isinstance(declared, str) else list(declared)
+        if not all(isinstance(path, str) for path in paths):
+            raise TypeError(f"the paths that {tool.name} says it writes are no strings: {paths!r}")
+        return paths
     named = [getattr(params, field, None) for field in ("file_path", "path", "source", "target")]
     return [path for path in named if isinstance(path, str)]
 
@@ -284,5 +288,6 @@ def _files_at(filesystem: Filesystem, path: str) -> Iterable[tuple[str, str]]:
     except (FileNotFoundError, NotADirectoryError):
         return ()
     except IsADirectoryError:
-        below = filesystem.glob("**", path=path)
-        return ((match.path, filesystem.content_hash(match.path)) for match in below if match.is_file)
+        below = [match.path for match in filesystem.glob("**", path=path) if match.is_file]
+        # A link in it is removed or moved itself, whatever it leads to.
+        return ((file, filesystem.content_hash(file)) for file in below if filesystem.resolve(file) == file)

@@ -75,17 +75,17 @@ class ToolContext:
 
     @property
     def changes(self) -> Sequence[Change]:
-        """What this call has changed; known when its handler has ended, and so to policies' `on_result`."""
-        return self.call.changes if self.call is not None else ()
+        """What this call has changed in its filesystem; known when its handler has ended, so to `on_result`."""
+        return () if self.call is None else self.call.changes.get(self._files_lock, ())
 
     @property
     def reads(self) -> Mapping[str, str]:
         """What this call has read through its filesystem: resolved path to the sha256 of the file's bytes."""
-        filesystem = self.filesystem
-        if self.call is None or filesystem is None:
-            return {}
-        lock = getattr(filesystem, "lock", None)
-        return self.call.reads.get(lock, {}) if lock is not None else {}
+        return {} if self.call is None else self.call.reads.get(self._files_lock, {})
+
+    @property
+    def _files_lock(self) -> Any:
+        return getattr(self.filesystem, "lock", None)
 
     def beat(self) -> None:
         """Say that the call is alive; for handlers that take long."""

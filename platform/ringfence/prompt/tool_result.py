@@ -66,12 +66,13 @@ def answer_text(result: ToolResult[object], rendered: str) -> str:
 
 
 def bounded(text: str) -> str:
-    """`text`, cut in the middle where it is longer than a model should get at once."""
-    if len(text) <= MAX_RESULT_CHARACTERS:
-        return text
-    kept = MAX_RESULT_CHARACTERS // 2
-    gone = len(text) - 2 * kept
-    return f"{text[:kept]}\n[... {gone} characters left out: ask for a smaller part ...]\n{text[-kept:]}"
+    """`text` as it can be sent, cut in the middle where it is longer than a model should get at once."""
+    if len(text) > MAX_RESULT_CHARACTERS:
+        kept = MAX_RESULT_CHARACTERS // 2
+        gone = len(text) - 2 * kept
+        text = f"{text[:kept]}\n[... {gone} characters left out: ask for a smaller part ...]\n{text[-kept:]}"
+    # A lone surrogate (of a file name that is not UTF-8, or from a model's own JSON) could not be sent.
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 def render_value(value: object) -> str:

@@ -6,15 +6,27 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from contextlib import contextmanager
+from contextvars import Token
+from dataclasses import replace
 from datetime import UTC, datetime
-from time import perf_counter
+from time import monotonic, perf_counter
 from types import FrameType
 from typing import Any, Protocol
 
 from ringfence.errors import CallEndedError, RestoreFailedError, TransactionError
-from ringfence.participants import CURRENT_CALL, CallInfo, CallLock, Mark, RollbackReport, Step, Transactional
+from ringfence.participants import (
+    CLEAN,
+    CURRENT_CALL,
+    CallInfo,
+    CallLock,
+    Change,
+    Mark,
+    RollbackReport,
+    Step,
+    Transactional,
+)
 from ringfence.runtime.receipts import Receipt
 from ringfence.runtime.session import Session
 
@@ -35,7 +47,7 @@ class Transaction(CallInfo):
     outer rollback takes along.
     """
 
-    __slots__ = ("_begun", "_held", "_joining", "_marks", "_over", "inner")
+    __slots__ = ("_begun", "_children", "_guard", "_held", "_marks", "_over", "_superseded", "inner")
 
     def __init__(self, call_id: str, tool: str, parent: CallInfo | None) -> None:
         super().__init__(call_id, tool, parent)
@@ -43,9 +55,12 @@ class Transaction(CallInfo):
         self.inner: list[str] = []
         self._held: dict[CallLock, Transactional] = {}
         self._marks: dict[CallLock, Mark] = {}
-        self._joining = threading.RLock()
+        self._children: set[Transaction] = set()
+        # Of the fields here. Taken within participants' mutexes and never the other way round.
+        self._guard = threading.Lock()
         self._begun = False
         self._over = False
+        self._superseded = False
 
     def lock(self, participants: Iterable[Transactional]) -> None:
         """Take every participant, in the one order that all calls keep to.
@@ -53,40 +68,59 @@ class Transaction(CallInfo):
         Raises:
             ParticipantBusyError: another call holds one of them.
             RestoreFailedError: one of them is in a doubtful state.
+            CallEndedError: the handler that makes this call has ended.
         """
-        parent = self.parent if isinstance(self.parent, Transaction) else None
         everybody = {participant.lock: participant for participant in participants}
-        if parent is not None:
-            if parent.sealed:
-                raise CallEndedError(f"the handler of {parent!r} has ended: it can make no more calls")
-            everybody.update(parent._held)
+        if isinstance(self.parent, Transaction):
+            everybody.update(self.parent._adopt(self))
         for lock, participant in sorted(everybody.items(), key=_serial):
-            if parent is not None and lock not in parent._held:
-                parent.join(participant)
+            if isinstance(self.parent, Transaction):
+                self.parent.join(participant)
             self._held[lock] = participant
             lock.take(self)
+
+    def _adopt(self, child: Transaction) -> dict[CallLock, Transactional]:
+        with self._guard:
+            if self.sealed:
+                raise CallEndedError(f"the handler of {self!r} is not running: it makes no calls")
+            self._children.add(child)
+            return dict(self._held)
 
     def begin(self) -> None:
         """Mark every participant; from here on changes go through."""
         for lock, participant in self._held.items():
             self._marks[lock] = participant.begin(self)
         self.reads.clear()
-        self._begun = True
-        self.sealed = False
+        with self._guard:
+            if self._superseded:
+                raise CallEndedError(f"the call that made {self!r} has ended")
+            self._begun = True
+            self.sealed = False
 
     def join(self, participant: Transactional) -> None:
-        with self._joining:
-            lock = participant.lock
-            if lock in self._held:
-                return
-            if self._over:
-                raise CallEndedError(f"{self!r} has ended: {participant!r} can no longer take part in it")
+        lock = participant.lock
+        with lock.mutex:
+            with self._guard:
+                if lock in self._held:
+                    return
             if self.parent is not None:
                 self.parent.join(participant)
+            self._refuse_late(participant)
             lock.take(self, patience_seconds=0)
-            self._held[lock] = participant
-            if self._begun:
-                self._marks[lock] = participant.begin(self)
+            try:
+                mark = participant.begin(self) if self._begun else None
+                with self._guard:
+                    self._refuse_late(participant)
+                    self._held[lock] = participant
+                    if self._begun:
+                        self._marks[lock] = mark
+            except BaseException:
+                lock.give_back(self, self.parent)
+                raise
+
+    def _refuse_late(self, participant: Transactional) -> None:
+        if self._over or self._superseded:
+            raise CallEndedError(f"{self!r} has ended: {participant.lock.name} can no longer take part in it")
 
     def changed(self, session: Session) -> bool:
         """Whether the handler changed a file, or a STATE slice of `session`."""
@@ -94,71 +128,123 @@ class Transaction(CallInfo):
 
     def seal(self) -> None:
         """The handler has ended: no more changes through this call, and what it changed is known."""
-        self.sealed = True
-        self.changes = [
-            change for lock, participant in self._held.items() for change in participant.changes(self._marks[lock])
+        with self._guard:
+            self.sealed = True
+            marks, running = list(self._marks.items()), list(self._children)
+        for child in running:
+            # Its changes are half of something, so they cannot be kept; they go back with this call's.
+            child.supersede()
+            self.problems.append(TransactionError(f"{child!r} was still running when the handler that made it ended"))
+        self.changes = {lock: changes for lock, mark in marks if (changes := self._held[lock].changes(mark))}
+        if self._superseded:
+            raise CallEndedError(f"the call that made {self!r} has ended, and took it back")
+
+    def reads_by_path(self) -> dict[str, str]:
+        """The sha256 of what was read; where it was of several filesystems, their names stand before the paths."""
+        return {
+            _named(lock, path, self.reads): sha for lock, reads in self.reads.items() for path, sha in reads.items()
+        }
+
+    def all_changes(self) -> Sequence[Change]:
+        """Of all filesystems; where there are several, their names stand before the paths."""
+        if len(self.changes) == 1:
+            return next(iter(self.changes.values()))
+        return [
+            replace(change, path=_named(lock, change.path, self.changes))
+            for lock, changes in self.changes.items()
+            for change in changes
         ]
+
+    def supersede(self) -> None:
+        """A call around this one has ended, and takes this one's changes back along with its own."""
+        with self._guard:
+            self.sealed = self._superseded = True
+            children = list(self._children)
+        for child in children:
+            child.supersede()
 
     def commit(self, receipt: Receipt) -> Step | None:
         """Keep everything. The durable participant goes first: it can fail, and then the caller rolls back.
 
         Raises:
-            TransactionError: two participants that outlive the process were changed.
+            TransactionError: two participants that outlive the process were changed, or a call around has ended.
         """
-        everybody = list(self._held.items())
-        durable = [(lock, one) for lock, one in everybody if one.durable and one.changes(self._marks[lock])]
+        with self._guard:
+            if self._superseded:
+                raise CallEndedError(f"the call that made {self!r} has ended, and took it back")
+            marks = [(self._held[lock], mark) for lock, mark in self._marks.items()]
+        durable = [one.lock.name for one, _ in marks if one.durable and one.lock in self.changes]
         if len(durable) > 1:
-            named = ", ".join(lock.name for lock, _ in durable)
-            raise TransactionError(f"one call can change one workspace on disk, not several: {named}")
+            raise TransactionError(f"one call can change one workspace on disk, not several: {', '.join(durable)}")
         step = None
-        for lock, participant in sorted(everybody, key=_durable_first):
-            step = participant.commit(self._marks[lock], receipt) or step
-        self._marks = {}
-        self._over = True
+        for participant, mark in sorted(marks, key=_durable_first):
+            step = participant.commit(mark, receipt) or step
+        with self._guard:
+            self._marks = {}
+            self._over = True
         return step
 
     def rollback(self) -> RollbackReport:
         """Bring every participant back to its mark; nothing happens where nothing was begun or all was committed.
 
-        One that cannot go back does not stop the others. It stays as it is, and is tried again before the next call
-        gets it.
+        One that cannot go back does not stop the others. It stays as it is, dooms the calls around this one, and is
+        tried again before the next call gets it.
 
         Raises:
             RestoreFailedError: naming each participant that could not go back.
         """
-        self.sealed = self._over = True
+        with self._guard:
+            self.sealed = self._over = True
+            marks, self._marks = list(self._marks.items()), {}
+            running = list(self._children)
+        for child in running:
+            child.supersede()
+        if self._superseded:
+            return CLEAN
         failures: list[tuple[str, BaseException]] = []
         conflicts: list[str] = []
         notes: list[str] = []
-        for lock, mark in reversed(self._marks.items()):
+        for lock, mark in reversed(marks):
             try:
                 report = self._held[lock].rollback(mark)
-            except BaseException as error:  # whatever it is, the others must still go back
-                failures.append((lock.name, error))
-                lock.unfinished = _again(self._held[lock], mark)
-            else:
-                lock.unfinished = None
                 conflicts += report.conflicts
                 notes += report.notes
-        self._marks = {}
-        if failures:
-            raise RestoreFailedError(failures)
-        return RollbackReport(tuple(conflicts), tuple(notes))
+                lock.leave(None)
+            except BaseException as error:  # whatever it is, the others must still go back
+                failures.append((lock.name, error))
+                lock.leave(_again(self._held[lock], mark))
+        if not failures:
+            return RollbackReport(tuple(conflicts), tuple(notes)) if conflicts or notes else CLEAN
+        failed = RestoreFailedError(failures)
+        around = self.parent
+        while around is not None:
+            around.problems.append(failed)
+            around = around.parent
+        raise failed
 
     def release(self) -> None:
         """Let go of everything; the parent, if there is one, has it again."""
-        for lock in self._held:
+        with self._guard:
+            self._over = True
+            held = list(self._held)
+        for lock in held:
             lock.give_back(self, self.parent)
         if isinstance(self.parent, Transaction):
-            self.parent.inner.append(self.call_id)
+            with self.parent._guard:
+                self.parent._children.discard(self)
+                self.parent.inner.append(self.call_id)
+
+
+def _named(lock: CallLock, path: str, among: Collection[CallLock]) -> str:
+    return path if len(among) == 1 else f"{lock.name} {lock.serial}:{path}"
 
 
 def _serial(item: tuple[CallLock, Transactional]) -> int:
     return item[0].serial
 
 
-def _durable_first(item: tuple[CallLock, Transactional]) -> bool:
-    return not item[1].durable
+def _durable_first(item: tuple[Transactional, Mark]) -> bool:
+    return not item[0].durable
 
 
 def _again(participant: Transactional, mark: Mark) -> Callable[[], None]:
@@ -176,17 +262,19 @@ class Interrupts:
 
     The handler of SIGINT is swapped for the length of a call, since a signal mask does not hold where other threads
     run. `allow` lets one interrupt through; being let through holds the next ones back again, so that whatever it
-    interrupted (an ``except`` clause that has not come to its first line, even) can undo its work undisturbed.
-    `remove` puts the old handler back, and then delivers what was held.
+    interrupted (an ``except`` clause that has not come to its first line, even) can undo its work undisturbed. (For a
+    second only: a handler that swallowed the interrupt and goes on is not protected from the next.) `remove` puts the
+    old handler back, and then delivers what was held.
     """
 
     _installed: Interrupts | None = None
 
-    __slots__ = ("_holding", "_outer", "_pending", "_previous")
+    __slots__ = ("_delivered", "_holding", "_outer", "_pending", "_previous")
 
     def __init__(self) -> None:
         self._holding = True
         self._pending = False
+        self._delivered = 0.0  # when one was let through that may still be on its way; 0: none
         self._previous: Callable[[int, FrameType | None], Any] | None = None
         self._outer: Interrupts | None = None
         if threading.get_ident() != threading.main_thread().ident:
@@ -210,7 +298,9 @@ class Interrupts:
             chief._deliver()
 
     def hold(self) -> None:
-        (self._outer or self)._holding = True
+        chief = self._outer or self
+        chief._holding = True
+        chief._delivered = 0.0
 
     def remove(self) -> None:
         """End the holding back; a nested call leaves the handler in place for its outer call."""
@@ -218,22 +308,36 @@ class Interrupts:
             self.allow()
         elif self._previous is not None:
             Interrupts._installed = None
-            _in_c.signal(signal.SIGINT, self._previous)
+            if _in_c.getsignal(signal.SIGINT) == self._arrived:  # else the handler of the tool has set one of its own
+                _in_c.signal(signal.SIGINT, self._previous)
             if self._pending:
                 self._pending = False
                 self._previous(signal.SIGINT, None)
 
     def _arrived(self, number: int, frame: FrameType | None) -> None:
-        if self._holding:
+        unheeded = self._delivered and monotonic() - self._delivered > 1.0
+        if self._holding and not unheeded:
             self._pending = True
         else:
             self._deliver(frame)
 
     def _deliver(self, frame: FrameType | None = None) -> None:
         if self._previous is not None:
-            self._holding = True
+            self._holding, self._delivered = True, monotonic()
             self._previous(signal.SIGINT, frame)
-            self._holding = False  # a handler of somebody's own that does not raise
+            self._holding, self._delivered = False, 0.0  # a handler of somebody's own that does not raise
+
+
+def leave(entered: Token[CallInfo | None], interrupts: Sequence[Interrupts]) -> None:
+    """The end of a call: the context variable as it was before, and Ctrl-C free again."""
+    try:
+        CURRENT_CALL.reset(entered)
+    except ValueError:
+        # A generator or a task that was abandoned ends in another context; the one of its call is gone with it.
+        pass
+    finally:
+        for held in reversed(interrupts):
+            held.remove()
 
 
 class HasParticipants(Protocol):
@@ -257,20 +361,21 @@ def tool_transaction(
     """
     started, clock = datetime.now(UTC), perf_counter()
     transaction = Transaction(new_id(), tag, CURRENT_CALL.get())
-    interrupts = Interrupts()
     entered = CURRENT_CALL.set(transaction)
+    # Not over the block: who knows which loop runs it, or when. What slips through between two lines here meets the
+    # outer clause.
+    held: list[Interrupts] = []
     try:
         try:
-            interrupts.allow()
             transaction.lock((session, *(resources.participants if resources is not None else ())))
-            interrupts.hold()
+            held.append(Interrupts())
             transaction.begin()
-            interrupts.allow()
+            held.pop().remove()
             yield transaction
-            interrupts.hold()
+            held.append(Interrupts())
             transaction.seal()
             if transaction.problems:
-                raise TransactionError(f"a reducer failed: {transaction.problems[0]}") from transaction.problems[0]
+                raise TransactionError(f"it cannot be kept: {transaction.problems[0]}") from transaction.problems[0]
             transaction.commit(
                 Receipt(
                     receipt_id=new_id(),
@@ -283,18 +388,20 @@ def tool_transaction(
                     duration_seconds=perf_counter() - clock,
                     session_id=str(session.session_id),
                     prompt_name="",
-                    changes=transaction.changes,
+                    changes=transaction.all_changes(),
                     inner=transaction.inner,
                 )
             )
         except BaseException:
-            interrupts.hold()
+            held.append(Interrupts())
             transaction.rollback()
             raise
-    except BaseException:  # an interrupt in the line before the one that holds them back
+    except BaseException:
+        held.append(Interrupts())
         transaction.rollback()
         raise
     finally:
-        CURRENT_CALL.reset(entered)
-        transaction.release()
-        interrupts.remove()
+        try:
+            transaction.release()
+        finally:
+            leave(entered, held)

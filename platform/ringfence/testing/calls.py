@@ -37,7 +37,8 @@ class HeldCall(CallInfo):
 
     def commit(self) -> Step | None:
         self.sealed = True
-        self.changes = self.changed()
+        changes = self.changed()
+        self.changes = {self.participant.lock: changes}
         receipt = Receipt(
             receipt_id=f"receipt of {self.call_id}",
             call_id=self.call_id,
@@ -49,7 +50,7 @@ class HeldCall(CallInfo):
             duration_seconds=0.0,
             session_id="a session",
             prompt_name="a prompt",
-            changes=self.changes,
+            changes=changes,
         )
         return self.participant.commit(self._mark, receipt)
 
