@@ -1,11 +1,15 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 from hypothesis import settings
 
 pytest.register_assert_rewrite("ringfence.testing")
+
+# A shell starts its background jobs with Ctrl-C ignored, and they would hand that on to the processes of the tests.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No deadline: a busy machine is not a failure. The blob repeats a failure of another machine on this one.
 settings.register_profile("quick", deadline=None, print_blob=True, max_examples=50, stateful_step_count=30)

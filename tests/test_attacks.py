@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -448,3 +448,56 @@ def test_a_log_slice_is_told_of_the_call_whatever_its_reducer_does() -> None:
     with world.open() as executor:
         assert executor.call("act", {}).success
         world.is_free()
+
+
+def test_a_failing_call_cannot_take_anything_out_of_the_logs() -> None:
+    def act(context: ToolContext) -> ToolResult[Note]:
+        for emptying in (context.session.reset, context.session[Receipt].clear):
+            with pytest.raises(RuntimeError, match="only added to"):
+                emptying()
+        return ToolResult.error("no")
+
+    world = World(act=act, first=ok)
+    with world.open() as executor:
+        executor.call("first", {})
+        executor.call("act", {})
+        assert len(world.session[Receipt].all()) == 2
+
+
+@pytest.mark.parametrize("allow", [True, False])
+def test_a_policy_that_changes_the_session_while_it_decides_denies_and_leaves_no_trace(allow: bool) -> None:
+    class Meddling(Policy):
+        def check(self, tool: Any, params: Any, *, context: ToolContext) -> Any:
+            context.session.dispatch(Note("meddled"))
+            return PolicyDecision(allow)
+
+    world = World(act=ok, policies=(Meddling(),))
+    with world.open() as executor:
+        assert "could not decide" in executor.call("act", {}).message
+        world.is_untouched()
+
+
+@pytest.mark.parametrize("end", [ValueError("no"), KeyboardInterrupt()])
+def test_the_receipt_of_a_call_that_raised_says_what_it_had_changed(end: BaseException) -> None:
+    def act(context: ToolContext) -> ToolResult[Note]:
+        change(context)
+        raise end
+
+    world = World(act=act)
+    with world.open() as executor:
+        with suppress(KeyboardInterrupt):
+            executor.call("act", {})
+        receipt = world.session[Receipt].latest()
+        assert receipt is not None
+        assert [one.path for one in receipt.changes] == ["kept.txt"]
+        world.is_untouched()
+
+
+def test_a_value_of_another_type_than_declared_fails_the_call() -> None:
+    @dataclass(frozen=True)
+    class Other:
+        value: int = 1
+
+    world = World(act=lambda context: ToolResult.ok(Other()))
+    with world.open() as executor:
+        assert "another type" in executor.call("act", {}).message

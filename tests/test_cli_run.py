@@ -358,12 +358,31 @@ def test_after_a_conflict_the_patch_is_saved_and_printed_and_the_paths_are_named
     assert applied_by_git(tree, ended.stdout) == EDITED
 
 
-def test_changes_to_git_s_own_data_are_not_applied(tree: Path) -> None:
-    hook = call("write_file", file_path="sub/.GIT/hooks/post-checkout", content="#!/bin/sh\n")
-    ended = run(tree, "--apply", turns=[calls(hook), DONE])
-    assert ended.returncode == 1
-    assert b"sub/.GIT/hooks/post-checkout" in ended.stderr
+@pytest.mark.parametrize("way", ["write_file", "move", "apply_patch"])
+def test_git_s_own_data_is_not_written(tree: Path, way: str) -> None:
+    hook = "sub/.GIT/hooks/post-checkout"
+    patch = f"--- /dev/null\n+++ b/{hook}\n@@ -0,0 +1 @@\n+#!/bin/sh\n"
+    attempts = {
+        "write_file": [call("write_file", file_path=hook, content="#!/bin/sh\n")],
+        "move": [call("write_file", file_path="hook", content="x"), call("move", source="hook", target=hook)],
+        "apply_patch": [call("apply_patch", patch=patch)],
+    }
+    ended = run(tree, "--apply", turns=[calls(*attempts[way]), DONE])
+    assert b"git's own data" in ended.stderr
     assert not (tree / "sub" / ".GIT").exists()
+
+
+def test_nothing_is_written_where_something_was_left_out(tree: Path) -> None:
+    (tree / "up").symlink_to("..")
+    ended = run(tree, "--apply", turns=[calls(call("write_file", file_path="up/escape.txt", content="x")), DONE])
+    assert ended.returncode == 0
+    assert b"up is not part of the workspace" in ended.stderr
+    assert not (tree.parent / "escape.txt").exists()
+
+
+def test_an_absolute_path_below_the_directory_is_that_file(tree: Path) -> None:
+    run(tree, "--apply", turns=[calls(call("write_file", file_path=f"{tree}/new.txt", content="x")), DONE])
+    assert (tree / "new.txt").read_text() == "x"
 
 
 class Failing:

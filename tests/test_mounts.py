@@ -478,11 +478,11 @@ def test_a_mount_outside_of_the_allowed_roots_is_refused(
 
 
 @pytest.mark.parametrize(
-    "url", ["memory://other", "memory://work/../other", "memory://workers", "simplecache::memory://work"]
+    "url", ["memory://other", "memory://area/../other", "memory://areaers", "simplecache::memory://area"]
 )
 def test_a_url_outside_of_the_allowed_roots_is_refused(filesystem: InMemoryFilesystem, url: str) -> None:
     with pytest.raises(ToolValidationError, match="not below an allowed host root"):
-        mount_all(filesystem, [HostMount(url)], allowed_host_roots=["/tmp", "memory://work"])
+        mount_all(filesystem, [HostMount(url)], allowed_host_roots=["/tmp", "memory://area"])
 
 
 def test_no_allowed_roots_allow_nothing(host: Path, filesystem: InMemoryFilesystem) -> None:
@@ -501,10 +501,10 @@ def test_an_allowed_root_that_is_missing_is_refused(host: Path, filesystem: InMe
 @pytest.fixture
 def stored() -> Iterator[str]:
     storage = fsspec.filesystem("memory")
-    storage.pipe({"/work/data/a.csv": b"x,y\n1,2\n", "/work/data/deep/b.bin": b"\x00\xff", "/work/c.txt": b"c\n"})
-    storage.mkdir("/work/empty")
-    yield "memory://work"
-    storage.rm("/work", recursive=True)
+    storage.pipe({"/area/data/a.csv": b"x,y\n1,2\n", "/area/data/deep/b.bin": b"\x00\xff", "/area/c.txt": b"c\n"})
+    storage.mkdir("/area/empty")
+    yield "memory://area"
+    storage.rm("/area", recursive=True)
 
 
 def zipped(directory: Path) -> str:
@@ -530,7 +530,7 @@ def test_a_url_of_one_file_is_mounted(stored: str, filesystem: InMemoryFilesyste
 
 
 def test_an_allowed_url_is_mounted(stored: str, filesystem: InMemoryFilesystem) -> None:
-    mount_all(filesystem, [HostMount(f"{stored}/data")], allowed_host_roots=["memory://work/"])
+    mount_all(filesystem, [HostMount(f"{stored}/data")], allowed_host_roots=["memory://area/"])
     assert files(filesystem) == ["a.csv", "deep/b.bin"]
 
 

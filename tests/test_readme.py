@@ -2,41 +2,56 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
 
 import fsspec
 import pytest
 
-from ringfence_tools import WorkspaceFileSystem
+from ringfence.runtime import Session
+from ringfence_tools import PlanningToolsSection, VfsToolsSection, WorkspaceFileSystem
 
-README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+README_PATH = Path(__file__).parent.parent / "README.md"
+README = README_PATH.read_text(encoding="utf-8")
 
 
 @pytest.fixture(autouse=True)
 def project() -> None:
-    """What the mounted URL of the examples holds."""
+    """The entry point of an installed package, where the tests run without one."""
     fsspec.register_implementation("ringfence", WorkspaceFileSystem, clobber=True)
-    memory = fsspec.filesystem("memory")
-    memory.pipe("/project/hello.txt", b"hello\n")
+
+
+EXAMPLES = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
 
 
 def test_the_python_examples_run_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    examples = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
-    assert len(examples) == 3
+    assert len(EXAMPLES) == 3
     module = ModuleType("readme")  # a real one: dataclasses look their module up
     monkeypatch.setitem(sys.modules, "readme", module)
-    for example in examples:
+    for example in EXAMPLES:
         exec(compile(example, "README.md", "exec"), vars(module))
 
 
-def test_the_file_tools_that_the_readme_names_are_those_that_there_are() -> None:
-    from ringfence.runtime import Session
-    from ringfence_tools import VfsToolsSection
+def test_the_python_examples_pass_the_strict_type_checker(tmp_path: Path) -> None:
+    roots = [str(README_PATH.parent / root) for root in ("platform", "sandbox", "contrib_tools")]
+    # What fsspec leaves untyped is not the README's, and every example imports what it uses.
+    allowed = "# pyright: reportUnknownMemberType=false, reportDuplicateImport=false\n"
+    (tmp_path / "readme.py").write_text(allowed + "\n".join(EXAMPLES))
+    config = {"typeCheckingMode": "strict", "extraPaths": roots, "reportMissingTypeStubs": False}
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps(config))
+    command = [sys.executable, "-m", "basedpyright", "-p", str(tmp_path), "--pythonpath", sys.executable]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
 
-    said = re.search(r"are there: (.*?) over any", README, re.DOTALL)
-    assert said is not None
-    offered = {tool.name for tool in VfsToolsSection(session=Session()).tools()}
-    assert offered == set(re.findall(r"`(\w+)`", said[1]))
+
+def test_the_tools_that_the_readme_names_are_those_that_there_are_with_their_arguments() -> None:
+    rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| (.*) \|$", README, re.MULTILINE)
+    said = {name: set(re.findall(r"`(\w+)`", what)) for names, what in rows for name in re.findall(r"`(\w+)`", names)}
+    session = Session()
+    tools = [*VfsToolsSection(session=session).tools(), *PlanningToolsSection(session=session).tools()]
+    assert said == {tool.name: {one.name for one in fields(tool.params_type)} for tool in tools if tool.params_type}

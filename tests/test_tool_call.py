@@ -58,13 +58,14 @@ class World:
     tool_options: dict[str, Any] = field(default_factory=dict)
     deadline: Deadline | None = None
     adapter: Any = None
+    result: Any = Note
 
     def __post_init__(self) -> None:
         self.session = Session()
         self.session[Logged].register(Logged, lambda view, event, *, context: Append(event), policy=SlicePolicy.LOG)
         self.files = InMemoryFilesystem()
         self.files.write("kept.txt", "before\n")
-        tool = Tool[Params, Note](name="act", description="Act.", handler=self.handler, **self.tool_options)
+        tool = Tool[Params, self.result](name="act", description="Act.", handler=self.handler, **self.tool_options)
         section = MarkdownSection(title="Work", key="work", template="Do it.", tools=[tool], policies=self.policies)
         self.prompt = Prompt(PromptTemplate(ns="tests", key="call", sections=[section]))
         self.prompt.bind(resources={Filesystem: self.files, **self.resources})
@@ -245,7 +246,7 @@ def test_a_value_that_cannot_be_rendered_fails_nothing(value: object) -> None:
     def act(params: Params, *, context: ToolContext) -> ToolResult[Any]:
         return ToolResult.ok(value, message="made")
 
-    with World(act) as world:
+    with World(act, result=Odd) as world:
         answer = world.executor.execute("act", {})
         assert answer.result.success
         assert answer.text.startswith("made\n\n")

@@ -51,12 +51,14 @@ class VfsToolsSection(Section[None]):
         filesystem: Filesystem | None = None,
         allowed_host_roots: Iterable[str | PathLike[str]] | None = None,
         policies: Sequence[ToolPolicy] | None = None,
+        mount_point: str | None = None,
         accepts_overrides: bool = False,
     ) -> None:
         """
         Args:
             allowed_host_roots: the directories (and URLs) below which mounts have to be; None allows what they name.
             policies: what governs the tools; left out, `ReadBeforeWritePolicy`.
+            mount_point: a prefix such as "/workspace" under which a model may name the root, besides relative paths.
             accepts_overrides: whether the texts of the section and its tools may be replaced from outside.
 
         Raises:
@@ -76,8 +78,8 @@ class VfsToolsSection(Section[None]):
         super().__init__(
             title="Virtual filesystem",
             key="vfs.tools",
-            tools=file_tools(accepts_overrides=accepts_overrides),
-            policies=(ReadBeforeWritePolicy(),) if policies is None else policies,
+            tools=file_tools(mount_point=mount_point, accepts_overrides=accepts_overrides),
+            policies=(ReadBeforeWritePolicy(mount_point=mount_point),) if policies is None else policies,
             accepts_overrides=accepts_overrides,
         )
 

@@ -11,13 +11,13 @@ RingfenceError
 ├── BudgetExceededError (RuntimeError)          a token budget is used up
 ├── PromptEvaluationError (RuntimeError)        the evaluation cannot go on: phase says where
 ├── SnapshotError (RuntimeError)
-│   ├── SnapshotRestoreError        a snapshot does not fit what it should be restored to
-│   └── SnapshotSerializationError  a snapshot cannot be written down
+│   └── SnapshotRestoreError        a snapshot does not fit what it should be restored to
 ├── TransactionError (RuntimeError)
 │   ├── ParticipantBusyError        another tool call holds a participant: names the holder
 │   ├── CallEndedError              something was changed through the context of a tool call that has ended
 │   └── RestoreFailedError          a rollback could not be completed: state is doubtful
 ├── WorkspaceConflictError (RuntimeError)       files changed on disk since they were read
+├── WorkspaceLockedError (RuntimeError)         another opener has the workspace: path, holder
 └── ResourceError (RuntimeError)
     ├── UnboundResourceError (LookupError)
     ├── CircularDependencyError     cycle: the protocols in order
@@ -160,10 +160,6 @@ class SnapshotRestoreError(SnapshotError):
     """A snapshot does not belong to, or does not fit, what it should be restored to. Nothing was changed."""
 
 
-class SnapshotSerializationError(SnapshotError):
-    """A snapshot holds values that cannot be written down."""
-
-
 class TransactionError(RingfenceError, RuntimeError):
     """Something about a transaction."""
 
@@ -191,6 +187,17 @@ class WorkspaceConflictError(RingfenceError, RuntimeError):
     def __init__(self, paths: Sequence[str]) -> None:
         super().__init__(f"changed on disk meanwhile, nothing was written: {', '.join(paths)}")
         self.paths = tuple(paths)
+
+
+class WorkspaceLockedError(RingfenceError, RuntimeError):
+    """A workspace, or one around or inside of it, is open already; ``holder`` says by whom and since when."""
+
+    def __init__(self, path: str, holder: str) -> None:
+        super().__init__(
+            f"{path} is open in {holder}: a workspace has one opener at a time, try again when it has ended"
+        )
+        self.path = path
+        self.holder = holder
 
 
 class ResourceError(RingfenceError, RuntimeError):

@@ -149,6 +149,7 @@ class CallLock:
         self._unfinished: Callable[[], None] | None = None
         self._patience = patience_seconds
         self._condition = threading.Condition(self.mutex)
+        self._waiting = 0
 
     def take(self, call: CallInfo, patience_seconds: float | None = None) -> None:
         """Make `call` the holder; waits while another holds it. 0 seconds: at once or not at all.
@@ -170,7 +171,8 @@ class CallLock:
         with self.mutex:
             if self.holder is not None and self.holder.within(call):
                 self.holder = to
-                self._condition.notify_all()
+                if self._waiting:
+                    self._condition.notify_all()
 
     def leave(self, unfinished: Callable[[], None] | None) -> None:
         """Remember what completes a rollback that failed: no call gets the lock before that has succeeded."""
@@ -186,6 +188,8 @@ class CallLock:
             CallEndedError: `call` has ended.
             ParticipantBusyError: another call held it for too long.
         """
+        if call is None and self.holder is None:
+            return
         if call is not None and call.closed:
             raise CallEndedError(f"the handler of {call!r} is not running: nothing changes {self.name} through it")
         if self.holder is call:
@@ -197,12 +201,16 @@ class CallLock:
 
     def _wait(self, free: Callable[[], bool], patience_seconds: float | None) -> None:
         until = time.monotonic() + (self._patience if patience_seconds is None else patience_seconds)
-        while not free():
-            left = until - time.monotonic()
-            if left <= 0 or not self._condition.wait(left):
-                if free():
-                    return
-                raise ParticipantBusyError(f"{self.name} is held by {self.holder!r}; try again when it has ended")
+        self._waiting += 1
+        try:
+            while not free():
+                left = until - time.monotonic()
+                if left <= 0 or not self._condition.wait(left):
+                    if free():
+                        return
+                    raise ParticipantBusyError(f"{self.name} is held by {self.holder!r}; try again when it has ended")
+        finally:
+            self._waiting -= 1
 
 
 class Transactional(Protocol):

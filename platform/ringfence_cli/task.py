@@ -23,7 +23,7 @@ from ringfence.runtime.session import Session
 from ringfence_cli.printable import one_line
 from ringfence_cli.signals import Signals
 from ringfence_cli.watch import Tally, Telling, Watcher
-from ringfence_cli.workspace import MemoryWorkspace, is_git_data
+from ringfence_cli.workspace import LeftOutPolicy, MemoryWorkspace
 from ringfence_tools.files import VfsToolsSection
 from ringfence_tools.planning import Plan, PlanningStrategy, PlanningToolsSection
 from ringfence_tools.write_back import write_back
@@ -122,8 +122,13 @@ def _prompt(task: Task, session: Session) -> Prompt[None]:
         sections=[
             MarkdownSection(title="Task", key="task", template=INSTRUCTIONS, default_params=TaskParams(task.text)),
             PlanningToolsSection(session=session, strategy=PlanningStrategy.PLAN_ACT_REFLECT),
-            VfsToolsSection(session=session, filesystem=task.workspace.filesystem),
+            VfsToolsSection(
+                session=session,
+                filesystem=task.workspace.filesystem,
+                mount_point=task.workspace.mount_point,
+            ),
         ],
+        policies=[LeftOutPolicy(task.workspace)],
     )
     return Prompt(template)
 
@@ -147,10 +152,6 @@ def apply(ending: Ending, workspace: MemoryWorkspace, signals: Signals) -> None:
         return
     if signals.arrived:
         _interrupted(ending)
-        return
-    if git_data := [change.path for change in ending.changes if is_git_data(change.path)]:
-        ending.conflicts = git_data
-        ending.fail("not applied, since git's own data was changed, which can name programs for git to run")
         return
     try:
         left_over = write_back(workspace.filesystem, workspace.directory, ending.changes).left_over

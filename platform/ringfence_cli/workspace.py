@@ -7,12 +7,16 @@ import stat
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from ringfence.errors import ToolValidationError
 from ringfence.filesystem.diffs import patch_of
 from ringfence.filesystem.memory import InMemoryFilesystem
-from ringfence.filesystem.paths import shown
+from ringfence.filesystem.paths import from_model, shown
 from ringfence.participants import Change
+from ringfence.prompt.policy import PolicyDecision
+from ringfence.prompt.tool import Tool, ToolContext
+from ringfence.prompt.tool_result import ToolResult
 from ringfence_tools.contents import LeftOut
 from ringfence_tools.mounts import HostMount, mount_all
 
@@ -43,6 +47,8 @@ class MemoryWorkspace:
         """What of the directory is not here, and why; paths are relative to it."""
         if os.path.lexists(directory / GIT):
             self.left_out = (LeftOut(GIT, "git's own data: an agent works on the files"), *preview.left_out)
+        self.mount_point = os.path.abspath(directory)
+        """What absolute paths of a model may begin with."""
         self._loaded = self.filesystem.snapshot()
 
     def changes(self) -> Sequence[Change]:
@@ -62,6 +68,39 @@ class MemoryWorkspace:
         finally:
             self.filesystem.restore(now)
         return patch_of(changes, before.__getitem__, lambda path: self.filesystem.read_bytes(path).content)
+
+
+class LeftOutPolicy:
+    """Nothing is written where something was left out: it could not be written back, and the agent would not know."""
+
+    name = "left_out"
+
+    def __init__(self, workspace: MemoryWorkspace) -> None:
+        self._workspace = workspace
+        self._left_out = {left.path: left.reason for left in workspace.left_out}
+
+    def check(self, tool: Tool[Any, Any], params: Any, *, context: ToolContext) -> PolicyDecision:
+        if tool.writes is None:
+            return PolicyDecision.allow()
+        filesystem, mount_point = self._workspace.filesystem, self._workspace.mount_point
+        for written in tool.writes(params):
+            try:
+                path = from_model(filesystem, written, mount_point=mount_point)
+            except (PermissionError, ValueError):
+                continue  # the tool says so itself
+            if is_git_data(path):
+                return PolicyDecision.deny(f"{shown(path)} is git's own data, which only people change")
+            names = path.split("/")
+            for above in ("/".join(names[: depth + 1]) for depth in range(len(names))):
+                if above in self._left_out:
+                    reason = self._left_out[above]
+                    return PolicyDecision.deny(
+                        f"{shown(above)} is not part of the workspace ({reason}): write elsewhere"
+                    )
+        return PolicyDecision.allow()
+
+    def on_result(self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext) -> None:
+        """It remembers nothing."""
 
 
 def is_git_data(path: str) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from ringfence import serde
 from ringfence.adapters.core import Message, PromptResponse, Request, ToolCall, Turn
 from ringfence.adapters.loop import MAX_TURNS, evaluate_with
-from ringfence.errors import PromptEvaluationError
+from ringfence.errors import PromptEvaluationError, described
 from ringfence.runtime.events import RunContext
 from ringfence.runtime.limits import Budget, BudgetTracker, Deadline, Heartbeat, TokenUsage
 from ringfence.runtime.session import Session
@@ -59,7 +59,10 @@ class ScriptedAdapter:
         if callable(turns):
             self._function = turns
         elif isinstance(turns, (str, os.PathLike)):
-            self._turns = iter([self._turn(turn, where) for turn, where in _lines(Path(turns))])
+            written = [self._turn(turn, where) for turn, where in _lines(Path(turns))]
+            if not written:
+                raise ValueError(f"{os.fspath(turns)} has no turns")
+            self._turns = iter(written)
         else:
             self._turns = iter([self._turn(turn, f"turn {n}") for n, turn in enumerate(turns, 1)])
 
@@ -96,13 +99,14 @@ class ScriptedAdapter:
         if self._function is not None:
             try:
                 return self._turn(self._function(messages), f"turn {len(self.requests)}")
-            except ValueError as error:
-                raise PromptEvaluationError(str(error), prompt_name=request.prompt_name, phase="response") from error
+            except Exception as error:
+                said = str(error) if isinstance(error, ValueError) else described(error)
+                raise PromptEvaluationError(said, prompt_name=request.prompt_name, phase="response") from error
         turn = next(self._turns, None)
         if turn is None:
             raise PromptEvaluationError(
                 f"the script has no turn left, but {request.prompt_name} asks for one more (request "
-                f"{len(self.requests)})",
+                f"{len(self.requests)}): a script ends with a turn without tool calls",
                 prompt_name=request.prompt_name,
                 phase="response",
             )
@@ -141,7 +145,11 @@ def _mapping(value: object, where: str, keys: frozenset[str]) -> Mapping[str, An
 
 
 def _lines(path: Path) -> Iterator[tuple[object, str]]:
-    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text: {error}") from None
+    for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             try:
                 yield json.loads(line), f"{path}, line {number}"

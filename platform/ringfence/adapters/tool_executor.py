@@ -21,6 +21,7 @@ from ringfence.errors import (
     VisibilityExpansionRequired,
 )
 from ringfence.participants import CURRENT_CALL
+from ringfence.prompt.policy import PolicyDecision
 from ringfence.prompt.tool import Tool, ToolContext
 from ringfence.prompt.tool_result import ToolResult, answer_text
 from ringfence.runtime.events import RejectedToolParams, RunContext, ToolInvoked
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from ringfence.prompt.policy import ToolPolicy
     from ringfence.prompt.prompt import Prompt
     from ringfence.prompt.rendering import RenderedPrompt
+    from ringfence.resources.context import ResourceContext
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +56,7 @@ UNFINISHED = ToolResult.error("the call did not come to an end")
 class _Offer:
     tool: Tool[Any, Any]
     policies: tuple[ToolPolicy, ...]
+    allowed: Mapping[str, PolicyVerdict]
 
 
 @dataclass(slots=True)
@@ -107,10 +110,9 @@ class ToolExecutor:
         self.run_context = run_context
         self.rendered_prompt = rendered_prompt if rendered_prompt is not None else prompt.render(session=session)
         self.prompt_name = prompt.name or f"{prompt.ns}:{prompt.key}"
+        self._session_id = str(session.session_id)
         self._adapter_name = type(adapter).__name__ if adapter is not None else ""
-        self._offers = {
-            tool.name: _Offer(tool, prompt.policies_for_tool(tool.name)) for tool in self.rendered_prompt.tools
-        }
+        self._offers = {tool.name: _offer(tool, prompt) for tool in self.rendered_prompt.tools}
 
     def call(
         self, name: str, arguments: Mapping[str, object] | str | None, *, call_id: str | None = None
@@ -129,14 +131,15 @@ class ToolExecutor:
             self._record(ending, call)
             self._tell(ending)
             return self._answered(ending)
-        context = self._context(call)
+        resources = self.prompt.resources.context
+        context = self._context(call, resources)
         interrupts = Interrupts()
         entered = CURRENT_CALL.set(call)
         try:
             try:
                 interrupts.allow()
-                call.lock((self.session, *self.prompt.resources.context.participants))
-                if self._permitted(ending, offer, context):
+                call.lock((self.session, *resources.participants))
+                if self._permitted(ending, offer, context, call):
                     interrupts.hold()
                     call.begin()
                     interrupts.allow()
@@ -184,7 +187,7 @@ class ToolExecutor:
             ending.recorded = copy(ending.params) if _changeable(ending.params) else ending.params
         return True
 
-    def _context(self, call: Transaction) -> ToolContext:
+    def _context(self, call: Transaction, resources: ResourceContext) -> ToolContext:
         return ToolContext(
             prompt=self.prompt,
             rendered_prompt=self.rendered_prompt,
@@ -195,24 +198,34 @@ class ToolExecutor:
             run_context=self.run_context,
             budget=self.budget_tracker,
             call=call,
-            scope=self.prompt.resources.context.for_call(call),
+            scope=resources.for_call(call),
         )
 
-    def _permitted(self, ending: _Ending, offer: _Offer, context: ToolContext) -> bool:
+    def _permitted(self, ending: _Ending, offer: _Offer, context: ToolContext, call: Transaction) -> bool:
         """Policies, of the section and then of the prompt, until one denies; then the deadline."""
+        before = self.session.begin(call)
         for policy in offer.policies:
             try:
                 decision = policy.check(offer.tool, ending.params, context=context)
-                if type(decision.allowed) is not bool:
-                    raise TypeError(f"its decision is {decision.allowed!r}, neither yes nor no")
-                allowed, reason = decision.allowed, decision.reason
+                if not isinstance(decision, PolicyDecision) or type(decision.allowed) is not bool:  # pyright: ignore[reportUnnecessaryIsInstance]
+                    raise TypeError(f"it answered {decision!r}, which is no PolicyDecision that says yes or no")
+                if self.session.changed(before):
+                    self.session.rollback(before)
+                    raise TypeError("it changed the session while it decided")
+                verdict = (
+                    offer.allowed[policy.name]
+                    if decision.allowed
+                    else PolicyVerdict(policy.name, False, decision.reason)
+                )
             except Exception as error:
-                logger.warning("policy %s raised on %s", policy.name, ending.name, exc_info=True)
-                allowed, reason = False, f"the policy could not decide: {said_of(error)}"
-            ending.verdicts.append(PolicyVerdict(policy.name, allowed, reason))
-            if not allowed:
+                self.session.rollback(before)
+                logger.warning("the policy %s could not decide on %s", policy.name, ending.name, exc_info=True)
+                verdict = PolicyVerdict(policy.name, False, f"the policy could not decide: {said_of(error)}")
+            ending.verdicts.append(verdict)
+            if not verdict.allowed:
                 ending.outcome = "denied"
-                ending.result = ToolResult.error(f"denied by the policy {policy.name}: {reason or 'no reason given'}")
+                reason = verdict.reason or "no reason given"
+                ending.result = ToolResult.error(f"denied by the policy {policy.name}: {reason}")
                 return False
         if self.deadline is not None and self.deadline.remaining().total_seconds() <= 0:
             ending.outcome = "denied"
@@ -228,6 +241,10 @@ class ToolExecutor:
         # By the real type: `isinstance` believes a `__class__` that lies.
         if not issubclass(type(result), ToolResult) or not isinstance(result.message, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"its handler returned {type(result).__name__}, not a ToolResult with a text for a message")
+        if result.success and not tool.fits(result.value):
+            raise TypeError(
+                f"its handler returned a value of another type than it declares: {type(result.value).__name__}"
+            )
         ending.result = result
         call.seal()
 
@@ -295,8 +312,7 @@ class ToolExecutor:
             ending.receipt = self._receipt(ending, call)
             ending.invoked = self._event(ending)
         assert ending.invoked is not None
-        self.session.apply(ending.invoked, to="log")
-        self.session.apply(ending.receipt, to="log")
+        self.session.log(ending.invoked, ending.receipt)
 
     def _tell(self, ending: _Ending) -> None:
         """Observers hear of the call. What they do about it cannot undo it."""
@@ -336,13 +352,18 @@ class ToolExecutor:
             message=ending.result.message,
             started_at=ending.started_at,
             duration_seconds=perf_counter() - ending.clock,
-            session_id=str(self.session.session_id),
+            session_id=self._session_id,
             prompt_name=self.prompt_name,
             policies=ending.verdicts,
             read=call.reads_by_path(),
             changes=call.all_changes(),
             inner=call.inner,
         )
+
+
+def _offer(tool: Tool[Any, Any], prompt: Prompt[Any]) -> _Offer:
+    policies = prompt.policies_for_tool(tool.name)
+    return _Offer(tool, policies, {policy.name: PolicyVerdict(policy.name, True) for policy in policies})
 
 
 def _changeable(params: object) -> bool:

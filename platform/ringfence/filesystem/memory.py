@@ -120,7 +120,7 @@ class InMemoryFilesystem(Transactional):
             result = ReadResult(text, normal, total, offset, returned, offset + returned < total)
             if usual and len(file.content) <= _KEPT_TEXT_BYTES:
                 file.text_read = result
-        if result.content or not file.content:
+        if (CURRENT_CALL.get() or self._call) and (result.content or not file.content):
             self._note_read(place, file)
         return result
 
@@ -138,7 +138,7 @@ class InMemoryFilesystem(Transactional):
             result = ReadBytesResult(content, normal, size, offset, len(content), offset + len(content) < size)
             if whole:
                 file.bytes_read = result
-        if result.content or not file.content:
+        if (CURRENT_CALL.get() or self._call) and (result.content or not file.content):
             self._note_read(place, file)
         return result
 
@@ -159,7 +159,7 @@ class InMemoryFilesystem(Transactional):
     ) -> WriteResult:
         if mode not in _WRITE_MODES:
             raise ValueError(f"mode is one of {', '.join(sorted(_WRITE_MODES))}, not {mode!r}")
-        normal = _below_root(path)
+        normal = normalise(path) or _below_root(path)
         if type(content) is not bytes:
             content = bytes(memoryview(content))
         with self._lock.mutex:
@@ -335,8 +335,8 @@ class InMemoryFilesystem(Transactional):
         return self._lock
 
     def begin(self, call: CallInfo) -> Directory:
-        with self._lock.mutex:
-            return self._tree.freeze()
+        # Without the mutex: whoever was in the middle of a change finished it before `call` got the lock.
+        return self._tree.freeze()
 
     def commit(self, mark: Mark, receipt: Receipt) -> Step | None:
         return None
@@ -413,6 +413,14 @@ class InMemoryFilesystem(Transactional):
         return place, node
 
     def _file(self, normal: str) -> tuple[str, File]:
+        node: Node | None = self._tree.root
+        for name in normal.split("/"):  # the common case, without links, in one loop
+            if type(node) is not Directory:
+                break
+            node = node.entries.get(name)
+        else:
+            if type(node) is File:
+                return normal, node
         place, node, _ = self._tree.find(normal)
         if type(node) is File:
             return place, node

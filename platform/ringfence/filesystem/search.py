@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from functools import lru_cache
-from operator import attrgetter
+from itertools import takewhile
+from operator import attrgetter, methodcaller
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 from ringfence.filesystem.protocol import MAX_GREP_MATCHES, GlobMatch, GrepMatch
@@ -36,10 +37,10 @@ class Glob:
     """A glob pattern, taken apart at its "/".
 
     A segment is a name as it is, a test for one name, or None for ``**``. Names have no "/" in them, so ``*`` cannot
-    cross one. ``next_steps`` is what the walk has to ask in a directory, known before it starts.
+    cross one.
     """
 
-    __slots__ = ("_tests", "directories_only", "segments")
+    __slots__ = ("after_fixed", "directories_only", "fixed", "segments")
 
     def __init__(self, pattern: str) -> None:
         names = [name for name in pattern.split("/") if name not in ("", ".")]
@@ -53,6 +54,11 @@ class Glob:
             for place, name in enumerate(names)
             if name != "**" or place == 0 or names[place - 1] != "**"
         )
+        last = len(self.segments) - 1
+        literal = takewhile(lambda name: isinstance(name, str), self.segments[:last])
+        self.fixed: Final = tuple(str(name) for name in literal)
+        """The names that every match begins with, without the last name of a match."""
+        self.after_fixed: Final = self._open({len(self.fixed)})
 
     def start(self) -> frozenset[int]:
         return self._open({0})
@@ -71,6 +77,9 @@ class Glob:
         if segment is None:
             return _any_name
         return segment.__eq__ if isinstance(segment, str) else segment
+
+    def ends_at(self, at: frozenset[int]) -> bool:
+        return len(at) == 1 and len(self.segments) - 1 in at and self.segments[-1] is not None
 
     def below(self, at: frozenset[int], name: str) -> frozenset[int]:
         """Where a walk stands after it has gone down into `name`; empty if nothing below can match."""
@@ -113,7 +122,7 @@ def _segment(name: str) -> str | _Test:
         return _any_name
     if name[0] == "*" and not _MAGIC.search(name, 1):
         ending = name[1:]
-        return lambda name: name.endswith(ending)
+        return methodcaller("endswith", ending)  # in C, where a function of our own takes twice as long
     from wcmatch import fnmatch  # here, since it takes longer to import than most programs take to need it
 
     translated, _ = fnmatch.translate(name, flags=fnmatch.DOTMATCH | fnmatch.CASE | fnmatch.FORCEUNIX)
@@ -151,7 +160,12 @@ def glob_below(pattern: str, directories: Directories[DirectoryT], top: Director
     """What matches below `top`, sorted by path; links are matched and not descended into."""
     glob = compiled_glob(pattern)
     found: list[GlobMatch] = []
-    waiting = [(top, prefix, glob.start())]
+    for name in glob.fixed:
+        child = directories.child(top, prefix, name)
+        if child is None or child[2] is None:
+            return found
+        top, prefix = child[2], f"{prefix}{name}/"
+    waiting = [(top, prefix, glob.after_fixed)]
     while waiting:
         directory, prefix, at = waiting.pop()
         name = glob.literal(at)
@@ -161,9 +175,14 @@ def glob_below(pattern: str, directories: Directories[DirectoryT], top: Director
             child = directories.child(directory, prefix, name)
             children = () if child is None else (child,)
         accepted = glob.accepts(at)
+        if accepted is not None:
+            if glob.directories_only:
+                found += [match for name, match, sub in children if sub is not None and accepted(name)]
+            else:
+                found += [match for name, match, _ in children if accepted(name)]
+        if glob.ends_at(at):
+            continue
         for name, match, subdirectory in children:
-            if accepted is not None and accepted(name) and (subdirectory is not None or not glob.directories_only):
-                found.append(match)
             if subdirectory is not None and (below := glob.below(at, name)):
                 waiting.append((subdirectory, f"{match.path}/", below))
     found.sort(key=attrgetter("path"))
@@ -203,7 +222,7 @@ def grep_files(
     if max_matches == 0:
         return found
     for path, content in files:
-        if needle is not None and needle not in content:
+        if needle is not None and content.find(needle) == -1:  # `in` takes twice as long
             continue
         if content.find(0, 0, BINARY_PREFIX_BYTES) != -1:
             continue

@@ -167,8 +167,10 @@ class Tree:
 
         The commonest change, so it goes down once, copying on its way, where other changes look first and go then.
         """
-        directory = self._changeable_root()
         generation = self._generation
+        directory = self.root
+        if directory.generation != generation:
+            directory = self._changeable_root()
         *above, name = path.split("/")
         for step in above:
             child = directory.entries.get(step)
@@ -181,7 +183,10 @@ class Tree:
         old = directory.entries.get(name)
         if type(old) is not File:
             return False
-        directory.put(name, File(content, old.mode, self.clock(), old.birth_ns))
+        directory.entries[name] = File(content, old.mode, self.clock(), old.birth_ns)
+        if directory.touched is not None:
+            directory.touched.add(name)
+        directory.version += 1
         return True
 
     def remove(self, path: str) -> None:
@@ -272,12 +277,13 @@ class Tree:
         waiting = [iter(self.children(directory, prefix))]
         above = [directory]
         while waiting:
+            entries = above[-1].entries
             for name, match, subdirectory in waiting[-1]:
                 if subdirectory is not None:
                     waiting.append(iter(self.children(subdirectory, f"{match.path}/")))
                     above.append(subdirectory)
                     break
-                node = above[-1].entries.get(name)
+                node = entries.get(name)
                 if type(node) is File:
                     yield match.path, node.content
             else:

@@ -121,16 +121,9 @@ def policy_state(context: ToolContext, policy_name: str, scope: str) -> PolicySt
 
 def remember(context: ToolContext, state: PolicyState) -> None:
     """Put `state` in the place of the one with its name and scope."""
-    others = [
-        other
-        for other in context.session[PolicyState].all()
-        if (other.policy_name, other.scope) != (state.policy_name, state.scope)
-    ]
-    context.session[PolicyState].seed([*others, state])
-
-
-def prompt_scope(context: ToolContext) -> str:
-    return f"{context.prompt.ns}:{context.prompt.key}"
+    states = context.session[PolicyState]
+    others = [one for one in states.all() if one.policy_name != state.policy_name or one.scope != state.scope]
+    states.seed([*others, state])
 
 
 class SequentialDependencyPolicy:
@@ -145,13 +138,14 @@ class SequentialDependencyPolicy:
             PromptValidationError: tools that wait for each other.
         """
         self.dependencies = {tool: frozenset(needed) for tool, needed in dependencies.items()}
+        self._awaited = frozenset[str]().union(*self.dependencies.values())
         self._refuse_cycles()
 
     def check(self, tool: Tool[Any, Any], params: Any, *, context: ToolContext) -> PolicyDecision:
         needed = self.dependencies.get(tool.name)
         if not needed:
             return ALLOW
-        missing = needed - policy_state(context, self.name, prompt_scope(context)).invoked_tools
+        missing = needed - policy_state(context, self.name, context.prompt.scope).invoked_tools
         if not missing:
             return ALLOW
         return PolicyDecision.deny(
@@ -159,7 +153,9 @@ class SequentialDependencyPolicy:
         )
 
     def on_result(self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext) -> None:
-        state = policy_state(context, self.name, prompt_scope(context))
+        if tool.name not in self._awaited:
+            return
+        state = policy_state(context, self.name, context.prompt.scope)
         if tool.name not in state.invoked_tools:
             remember(context, replace(state, invoked_tools=state.invoked_tools | {tool.name}))
 
@@ -218,9 +214,12 @@ class ReadBeforeWritePolicy:
         targets = _targets(tool, params)
         if not targets:
             return PolicyDecision.deny(f"{self.name} cannot tell which files {tool.name} would change")
-        known = self._known(context, filesystem)
+        known = _hashes(policy_state(context, self.name, _files_scope(context, filesystem)))
         for target in targets:
-            meant = from_model(filesystem, target, mount_point=self.mount_point)
+            try:
+                meant = from_model(filesystem, target, mount_point=self.mount_point)
+            except (PermissionError, ValueError) as error:
+                return PolicyDecision.deny(getattr(error, "strerror", None) or str(error))
             for file, content_hash in _files_at(filesystem, meant):
                 read = known.of(file)
                 if read == content_hash:
@@ -236,33 +235,34 @@ class ReadBeforeWritePolicy:
         filesystem = context.filesystem if reads or writes else None
         if filesystem is None:
             return
-        known: dict[str, str | None] = {}
-        if reads:
-            known.update(context.reads)
+        known: dict[str, str | None] = dict(context.reads) if reads else {}
         if writes:
             for change in context.changes:
                 after = change.after.content_hash if change.after is not None else None
                 if after is not None or change.before is not None:
                     known[change.path] = after
-        before = self._known(context, filesystem)
+        if not known:
+            return
+        state = policy_state(context, self.name, _files_scope(context, filesystem))
+        before = _hashes(state)
         news = {path: content_hash for path, content_hash in known.items() if before.of(path) != content_hash}
         if news:
-            state = policy_state(context, self.name, _files_scope(context, filesystem))
             remember(context, replace(state, invoked_keys=before.updated(news)))
 
     def _governs(self, tool: Tool[Any, Any]) -> bool:
         return tool.writes is not None or tool.name in self.write_tools
 
-    def _known(self, context: ToolContext, filesystem: Filesystem) -> PathHashes:
-        keys = policy_state(context, self.name, _files_scope(context, filesystem)).invoked_keys
-        return keys if isinstance(keys, PathHashes) else PathHashes(keys)
+
+def _hashes(state: PolicyState) -> PathHashes:
+    keys = state.invoked_keys
+    return keys if isinstance(keys, PathHashes) else PathHashes(keys)
 
 
 def _files_scope(context: ToolContext, filesystem: Filesystem) -> str:
     """A scope of the prompt and the filesystem: what was read of one workspace says nothing about another."""
     lock = getattr(filesystem, "lock", None)
     root = filesystem.root if filesystem.root != "/" or lock is None else f"memory {lock.serial}"
-    return f"{prompt_scope(context)}@{root}"
+    return f"{context.prompt.scope}@{root}"
 
 
 def _targets(tool: Tool[Any, Any], params: Any) -> list[str]:

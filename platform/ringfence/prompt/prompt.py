@@ -210,6 +210,8 @@ class Prompt(TypeArgument, Generic[OutputT]):
         elif declared not in (UNDECLARED, Any, template.type_argument):
             raise PromptValidationError(f"the template's answer is not of type {declared!r}")
         self.template = template
+        self.scope = f"{template.ns}:{template.key}"
+        """What policies keep their state under."""
         self.resources = PromptResources(self._collected_resources)
         self._bound: dict[type[Any], Any] = {}
         self._bound_resources = ResourceRegistry()

@@ -63,7 +63,7 @@ class ToolContext:
 
     @property
     def filesystem(self) -> Filesystem | None:
-        return self.resources.get_optional(Filesystem)
+        return (self.scope or self.resources).get_optional(Filesystem)
 
     @property
     def budget_tracker(self) -> BudgetTracker | None:
@@ -210,6 +210,16 @@ class Tool(Generic[ParamsT, ResultT]):
             raise _invalid(
                 f"tool {self.name!r}: an example's output is not of type {_name(self.result_type)}", "examples"
             )
+
+    def fits(self, value: object) -> bool:
+        """Whether a result's value is of the declared type; what is no dataclass (None, text, a mapping) fits any."""
+        if self.result_container == "object" or not isinstance(value, Sequence):
+            return not dataclasses.is_dataclass(value) or self.result_type is None or self._is_result(value)
+        items = typing.cast("Sequence[object]", value)
+        return all(self._is_result(item) or not dataclasses.is_dataclass(item) for item in items)
+
+    def _is_result(self, value: object) -> bool:
+        return isinstance(value, get_origin(self.result_type) or self.result_type or object)
 
     @classmethod
     def wrap(cls, function: Callable[..., ToolResult[Any]]) -> Tool[Any, Any]:

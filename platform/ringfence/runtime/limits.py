@@ -23,6 +23,8 @@ def utc_now() -> datetime:
 
 def require_aware(name: str, moment: datetime) -> datetime:
     """`moment` in UTC. ValueError for one that has no timezone."""
+    if not isinstance(moment, datetime):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not type
+        raise TypeError(f"{name} is a datetime (Deadline.after(seconds) makes one): got {moment!r}")
     if moment.utcoffset() is None:
         raise ValueError(f"{name} needs a timezone (datetime.now(UTC), say): {moment!r} has none")
     return moment.astimezone(UTC)

@@ -175,6 +175,7 @@ class Session(Transactional):
         self._slices = Slices(self._lock, LOGS_BY_DEFAULT)
         self.view = SessionView(self.session_id, self.created_at, self.tags, self._slices)
         """The session to look at."""
+        self._accessors: dict[type[Any], SliceAccessor[Any]] = {}
         self._context = ReducerContext(self.view)
         self.install(VisibilityOverrides, initial=VisibilityOverrides)
 
@@ -204,8 +205,10 @@ class Session(Transactional):
         return tuple(child for reference in tuple(self._children) if (child := reference()) is not None)
 
     def __getitem__(self, slice_type: type[T]) -> SliceAccessor[T]:
-        known = slice_type if self._slices.knows(slice_type) else require_slice_type(slice_type)
-        return SliceAccessor(self._slices, known)
+        accessor = self._accessors.get(slice_type)
+        if accessor is None:
+            accessor = self._accessors[slice_type] = SliceAccessor(self._slices, require_slice_type(slice_type))
+        return accessor
 
     def locked(self) -> AbstractContextManager[bool]:
         """While it is entered, no other thread changes a slice or looks into one. Re-entrant."""
@@ -245,6 +248,11 @@ class Session(Transactional):
         kind = type(event)
         events = (*carried_by(event), event) if kind is ToolInvoked or kind is PromptExecuted else (event,)
         return self._slices.apply(events, state=to != "log", logs=to != "state", context=self._context)
+
+    def log(self, invoked: ToolInvoked, receipt: Receipt) -> None:
+        """What `apply` does to the LOG slices, for both."""
+        events = (*carried_by(invoked), invoked, receipt)
+        self._slices.apply(events, state=False, logs=True, context=self._context)
 
     def notify(self, event: object) -> DispatchResult:
         """Tell the dispatcher's handlers of an event that this session has applied: it will not apply it again."""
@@ -294,7 +302,8 @@ class Session(Transactional):
         self._slices.restore(snapshot.slices.held, policies)
 
     def reset(self) -> None:
-        """Empty every slice, logs too. Reducers and policies stay."""
+        """Empty every slice, logs too. Reducers and policies stay. RuntimeError while a tool call runs."""
+        self._slices.refuse_in_a_call()
         self._slices.restore({}, SlicePolicy)
 
     def clone(

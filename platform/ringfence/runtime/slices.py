@@ -138,8 +138,7 @@ class SliceView(Generic[T]):
 
     def all(self) -> tuple[T, ...]:
         """Every item, oldest first."""
-        with self._slices.locked():
-            return self._slices.read(self._slice_type).all()
+        return self._slices.all(self._slice_type)
 
     def latest(self) -> T | None:
         """The last item, in constant time."""
@@ -239,15 +238,24 @@ class Slices:
         items = self._state.get(slice_type)
         return self._logs.get(slice_type, EMPTY) if items is None else items
 
+    def all(self, slice_type: type[T]) -> tuple[T, ...]:
+        with self._mutex:
+            items = self._state.get(slice_type)
+            return (self._logs.get(slice_type, EMPTY) if items is None else items).all()
+
     def write(self, slice_type: type[T], op: SliceOp[T]) -> None:
         """Do `op` past the reducers. What its iterable or predicate raises leaves the slice as it is."""
         with self._mutex:
             if slice_type not in self._policies:
                 self._admit(slice_type)
+            if isinstance(op, (Replace, Clear)) and self._policies[slice_type] is LOG:
+                self.refuse_in_a_call()
             self._put(slice_type, applied(op, self.read(slice_type)))
 
-    def knows(self, slice_type: type[Any]) -> bool:
-        return slice_type in self._policies
+    def refuse_in_a_call(self) -> None:
+        """Logs are never rolled back, so what a call that fails took out of them would be lost."""
+        if self._lock.holder is not None:
+            raise RuntimeError(f"while {self._lock.holder!r} runs, logs are only added to; empty them before or after")
 
     def _admit(self, slice_type: type[Any], policy: SlicePolicy = STATE) -> None:
         self._policies[require_slice_type(slice_type)] = policy
@@ -322,7 +330,10 @@ class Slices:
                     policy = self._policies.get(kind)
                     if policy is None:
                         self._admit(kind)
-                    if logs if policy is LOG else state:
+                    if policy is LOG:
+                        if logs:
+                            self._logs[kind] = self._logs[kind].append(event)
+                    elif state:
                         self._put(kind, self.read(kind).append(event))
                     continue
                 for one in registered:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import sys
@@ -11,6 +12,7 @@ from contextlib import contextmanager
 from contextvars import Token
 from dataclasses import replace
 from datetime import UTC, datetime
+from operator import attrgetter
 from time import monotonic, perf_counter
 from types import FrameType
 from typing import Any, Protocol
@@ -34,9 +36,30 @@ from ringfence.runtime.session import Session
 _in_c: Any = sys.modules.get("_signal", signal)
 
 
+# Drawn once a process, and anew in a forked child; the counter tells its ids apart.
+_process = os.urandom(12).hex()
+_numbers = itertools.count(1)
+
+
+def _forked() -> None:
+    global _process  # noqa: PLW0603
+    _process = os.urandom(12).hex()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+_serial = attrgetter("serial")
+
+
 def new_id() -> str:
-    """An id for a call or a receipt: 128 random bits in hex."""
-    return os.urandom(16).hex()
+    """An id for a call or a receipt, that no other process has."""
+    return f"{_process}{next(_numbers):08x}"
+
+
+# Of the fields of all transactions, for the few lines that look at several of them. Taken within participants' mutexes
+# and never the other way round; nothing is called with it held.
+_guard = threading.Lock()
 
 
 class Transaction(CallInfo):
@@ -47,7 +70,7 @@ class Transaction(CallInfo):
     outer rollback takes along.
     """
 
-    __slots__ = ("_begun", "_children", "_guard", "_held", "_marks", "_over", "_superseded", "inner")
+    __slots__ = ("_begun", "_children", "_held", "_marks", "_over", "_superseded", "inner")
 
     def __init__(self, call_id: str, tool: str, parent: CallInfo | None) -> None:
         super().__init__(call_id, tool, parent)
@@ -56,8 +79,6 @@ class Transaction(CallInfo):
         self._held: dict[CallLock, Transactional] = {}
         self._marks: dict[CallLock, Mark] = {}
         self._children: set[Transaction] = set()
-        # Of the fields here. Taken within participants' mutexes and never the other way round.
-        self._guard = threading.Lock()
         self._begun = False
         self._over = False
         self._superseded = False
@@ -73,14 +94,14 @@ class Transaction(CallInfo):
         everybody = {participant.lock: participant for participant in participants}
         if isinstance(self.parent, Transaction):
             everybody.update(self.parent._adopt(self))
-        for lock, participant in sorted(everybody.items(), key=_serial):
+        for lock in sorted(everybody, key=_serial):
             if isinstance(self.parent, Transaction):
-                self.parent.join(participant)
-            self._held[lock] = participant
+                self.parent.join(everybody[lock])
+            self._held[lock] = everybody[lock]
             lock.take(self)
 
     def _adopt(self, child: Transaction) -> dict[CallLock, Transactional]:
-        with self._guard:
+        with _guard:
             if self.sealed:
                 raise CallEndedError(f"the handler of {self!r} is not running: it makes no calls")
             self._children.add(child)
@@ -91,7 +112,7 @@ class Transaction(CallInfo):
         for lock, participant in self._held.items():
             self._marks[lock] = participant.begin(self)
         self.reads.clear()
-        with self._guard:
+        with _guard:
             if self._superseded:
                 raise CallEndedError(f"the call that made {self!r} has ended")
             self._begun = True
@@ -100,7 +121,7 @@ class Transaction(CallInfo):
     def join(self, participant: Transactional) -> None:
         lock = participant.lock
         with lock.mutex:
-            with self._guard:
+            with _guard:
                 if lock in self._held:
                     return
             if self.parent is not None:
@@ -109,7 +130,7 @@ class Transaction(CallInfo):
             lock.take(self, patience_seconds=0)
             try:
                 mark = participant.begin(self) if self._begun else None
-                with self._guard:
+                with _guard:
                     self._refuse_late(participant)
                     self._held[lock] = participant
                     if self._begun:
@@ -128,7 +149,7 @@ class Transaction(CallInfo):
 
     def seal(self) -> None:
         """The handler has ended: no more changes through this call, and what it changed is known."""
-        with self._guard:
+        with _guard:
             self.sealed = True
             marks, running = list(self._marks.items()), list(self._children)
         for child in running:
@@ -147,6 +168,8 @@ class Transaction(CallInfo):
 
     def all_changes(self) -> Sequence[Change]:
         """Of all filesystems; where there are several, their names stand before the paths."""
+        if not self.changes:
+            return ()
         if len(self.changes) == 1:
             return next(iter(self.changes.values()))
         return [
@@ -157,7 +180,7 @@ class Transaction(CallInfo):
 
     def supersede(self) -> None:
         """A call around this one has ended, and takes this one's changes back along with its own."""
-        with self._guard:
+        with _guard:
             self.sealed = self._superseded = True
             children = list(self._children)
         for child in children:
@@ -169,17 +192,19 @@ class Transaction(CallInfo):
         Raises:
             TransactionError: two participants that outlive the process were changed, or a call around has ended.
         """
-        with self._guard:
+        with _guard:
             if self._superseded:
                 raise CallEndedError(f"the call that made {self!r} has ended, and took it back")
-            marks = [(self._held[lock], mark) for lock, mark in self._marks.items()]
-        durable = [one.lock.name for one, _ in marks if one.durable and one.lock in self.changes]
-        if len(durable) > 1:
-            raise TransactionError(f"one call can change one workspace on disk, not several: {', '.join(durable)}")
+            marks = dict(self._marks)
+        durable = [lock for lock in marks if self._held[lock].durable]
+        if len(durable) > 1 and len(changed := [lock.name for lock in durable if lock in self.changes]) > 1:
+            raise TransactionError(f"one call can change one workspace on disk, not several: {', '.join(changed)}")
         step = None
-        for participant, mark in sorted(marks, key=_durable_first):
-            step = participant.commit(mark, receipt) or step
-        with self._guard:
+        for lock in durable:
+            step = self._held[lock].commit(marks.pop(lock), receipt) or step
+        for lock, mark in marks.items():
+            self._held[lock].commit(mark, receipt)
+        with _guard:
             self._marks = {}
             self._over = True
         return step
@@ -193,7 +218,7 @@ class Transaction(CallInfo):
         Raises:
             RestoreFailedError: naming each participant that could not go back.
         """
-        with self._guard:
+        with _guard:
             self.sealed = self._over = True
             marks, self._marks = list(self._marks.items()), {}
             running = list(self._children)
@@ -224,27 +249,19 @@ class Transaction(CallInfo):
 
     def release(self) -> None:
         """Let go of everything; the parent, if there is one, has it again."""
-        with self._guard:
+        with _guard:
             self._over = True
             held = list(self._held)
         for lock in held:
             lock.give_back(self, self.parent)
         if isinstance(self.parent, Transaction):
-            with self.parent._guard:
+            with _guard:
                 self.parent._children.discard(self)
                 self.parent.inner.append(self.call_id)
 
 
 def _named(lock: CallLock, path: str, among: Collection[CallLock]) -> str:
     return path if len(among) == 1 else f"{lock.name} {lock.serial}:{path}"
-
-
-def _serial(item: tuple[CallLock, Transactional]) -> int:
-    return item[0].serial
-
-
-def _durable_first(item: tuple[Transactional, Mark]) -> bool:
-    return not item[0].durable
 
 
 def _again(participant: Transactional, mark: Mark) -> Callable[[], None]:
