@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
@@ -15,3 +16,11 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile("quick", deadline=None, print_blob=True, max_examples=50, stateful_step_count=30)
 settings.register_profile("prove", deadline=None, print_blob=True, max_examples=5000, stateful_step_count=60)
 settings.load_profile("prove" if os.environ.get("RINGFENCE_PROVE") == "1" else "quick")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def state_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Stores of workspaces on disk go elsewhere than to the user's own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RINGFENCE_STATE_DIR", str(tmp_path_factory.mktemp("state")))
+        yield

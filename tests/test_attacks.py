@@ -501,3 +501,112 @@ def test_a_value_of_another_type_than_declared_fails_the_call() -> None:
     world = World(act=lambda context: ToolResult.ok(Other()))
     with world.open() as executor:
         assert "another type" in executor.call("act", {}).message
+
+
+def in_copied_context(act: Callable[[], Any]) -> threading.Thread:
+    thread = threading.Thread(target=contextvars.copy_context().run, args=(act,))
+    thread.start()
+    return thread
+
+
+def test_a_second_nested_call_that_was_waiting_when_its_handler_ended_gets_nothing() -> None:
+    inside, go_on, threads = threading.Event(), threading.Event(), list[threading.Thread]()
+
+    def slow(context: ToolContext) -> ToolResult[Note]:
+        inside.set()
+        go_on.wait(10)
+        return ToolResult.ok(Note())
+
+    def act(context: ToolContext) -> ToolResult[Note]:
+        threads.append(in_copied_context(lambda: executor.call("slow", {})))
+        inside.wait(10)
+        threads.append(in_copied_context(lambda: executor.call("quick", {})))
+        time.sleep(0.05)  # for `quick` to wait for what `slow` holds
+        return ToolResult.ok(Note())
+
+    world = World(act=act, slow=slow, quick=ok)
+    with world.open() as executor:
+        assert not executor.call("act", {}).success
+        go_on.set()
+        for thread in threads:
+            thread.join(10)
+        world.is_untouched()
+        assert executor.call("quick", {}).success
+
+
+def test_a_write_that_waited_for_a_nested_call_does_not_come_after_the_end() -> None:
+    inside, go_on, threads, written = threading.Event(), threading.Event(), list[threading.Thread](), list[str]()
+
+    def slow(context: ToolContext) -> ToolResult[Note]:
+        inside.set()
+        go_on.wait(10)
+        return ToolResult.ok(Note())
+
+    def late(files: Filesystem) -> None:
+        try:
+            files.write("kept.txt", "late")
+            written.append("late")
+        except RuntimeError:
+            written.append("refused")
+
+    def act(context: ToolContext) -> ToolResult[Note]:
+        files = context.filesystem
+        assert files is not None
+        threads.append(in_copied_context(lambda: executor.call("slow", {})))
+        inside.wait(10)
+        threads.append(in_copied_context(lambda: late(files)))
+        time.sleep(0.05)
+        return ToolResult.error("no")
+
+    world = World(act=act, slow=slow)
+    with world.open() as executor:
+        executor.call("act", {})
+        go_on.set()
+        for thread in threads:
+            thread.join(10)
+        assert written == ["refused"]
+        world.is_untouched()
+
+
+def test_every_write_that_is_kept_is_in_the_receipt() -> None:
+    def act(context: ToolContext) -> ToolResult[Note]:
+        files = context.filesystem
+        assert files is not None
+
+        def write() -> None:
+            for number in range(100):
+                try:
+                    files.write(f"n{number}", "x")
+                except RuntimeError:
+                    return
+
+        threads.append(threading.Thread(target=write))
+        threads[-1].start()
+        return ToolResult.ok(Note())
+
+    threads: list[threading.Thread] = []
+    for _ in range(60):
+        world = World(act=act)
+        with world.open() as executor:
+            receipt = executor.execute("act", {}).receipt
+            threads[-1].join()
+            kept = {entry.name for entry in world.files.list() if entry.name != "kept.txt"}
+            assert kept == {change.path for change in receipt.changes}
+
+
+def test_a_dispatch_from_outside_is_not_taken_for_the_doing_of_a_call_that_only_reads() -> None:
+    stop = threading.Event()
+
+    def outside() -> None:
+        while not stop.is_set():
+            world.session.dispatch(Note("outside"))
+
+    world = World(act=lambda context: ToolResult("read"), policies=(Policy(),))
+    thread = threading.Thread(target=outside)
+    with world.open() as executor:
+        thread.start()
+        try:
+            assert all(executor.call("act", {}).success for _ in range(200))
+        finally:
+            stop.set()
+            thread.join()

@@ -50,7 +50,8 @@ class Running:
     def __init__(self, directory: Path, turns: list[Mapping[str, Any]], *options: str, **popen: Any) -> None:
         self.tree, self.patch, self.receipts = directory / "tree", directory / "patch", directory / "receipts.jsonl"
         (directory / "script.jsonl").write_text("".join(json.dumps(turn) + "\n" for turn in turns))
-        command = [sys.executable, "-m", "ringfence_cli", "run", str(self.tree), "--task", "x", "--apply"]
+        command = [sys.executable, "-m", "ringfence_cli", "run", str(self.tree), "--task", "x"]
+        command += ["--workspace", "memory", "--apply"]
         outputs = ["--patch", str(self.patch), "--receipts", str(self.receipts)]
         self.process = subprocess.Popen(
             [*command, "--model", f"script:{directory / 'script.jsonl'}", *outputs, *options],

@@ -64,7 +64,8 @@ def ringfence(*arguments: str | Path, **options: Any) -> subprocess.CompletedPro
 
 
 def run(tree: Path, *arguments: str | Path, turns: Sequence[Turn] = (EDIT, DONE)) -> subprocess.CompletedProcess[bytes]:
-    return ringfence("run", tree, "--task", "Do it.", "--model", script(tree.parent, *turns), *arguments)
+    memory = ("--workspace", "memory")
+    return ringfence("run", tree, *memory, "--task", "Do it.", "--model", script(tree.parent, *turns), *arguments)
 
 
 def contents(tree: Path) -> dict[str, bytes]:
@@ -167,7 +168,12 @@ def test_whatever_a_model_sends_the_receipt_is_strict_json(tree: Path, tmp_path:
         f'{{"tool_calls": [{{"name": "ls", "arguments": {arguments}}}]}}\n{json.dumps(DONE)}\n'
     )
     model, receipts = f"script:{tmp_path / 'script.jsonl'}", tmp_path / "receipts.jsonl"
-    assert ringfence("run", tree, "--task", "x", "--model", model, "--receipts", receipts).returncode == 0
+    assert (
+        ringfence(
+            "run", tree, "--workspace", "memory", "--task", "x", "--model", model, "--receipts", receipts
+        ).returncode
+        == 0
+    )
     (line,) = receipts.read_text().splitlines()
     record = json.loads(line, parse_constant=pytest.fail)
     assert record["tool"] == "ls"
@@ -231,7 +237,7 @@ def usage_error(tree: Path, *arguments: str) -> str:
 
 
 def test_wrong_usage_is_said_on_standard_error(tree: Path) -> None:
-    ended = ringfence("run", tree, "--task", "x", "--model", "gpt")
+    ended = ringfence("run", tree, "--workspace", "memory", "--task", "x", "--model", "gpt")
     assert (ended.returncode, ended.stdout) == (2, b"")
     assert b"Traceback" not in ended.stderr
     assert b"script:FILE" in ended.stderr
@@ -250,7 +256,9 @@ def test_wrong_usage_is_said_on_standard_error(tree: Path) -> None:
         (["TREE", "--task", "x", "--model", "script:"], "script:FILE"),
         (["TREE", "--task", "x", "--model", "script:TREE/missing"], "cannot be read"),
         (["TREE", "--task", "x", "--model", "script:TREE"], "cannot be read"),
-        (["TREE", "--task", "x", "--model", "GOOD", "--workspace", "disk"], "memory"),
+        (["TREE", "--task", "x", "--model", "GOOD", "--workspace", "cloud"], "memory"),
+        (["TREE", "--task", "x", "--model", "GOOD", "--apply"], "are for --workspace memory"),
+        (["TREE", "--task", "x", "--model", "GOOD", "--no-apply", "--workspace", "disk"], "ringfence undo"),
         (["TREE", "--task", "x", "--model", "GOOD", "--deadline", "10"], "90s, 10m"),
         (["TREE", "--task", "x", "--model", "GOOD", "--deadline", "0.5s"], "between 1s"),
         (["TREE", "--task", "x", "--model", "GOOD", "--deadline", "999999999h"], "between 1s"),
@@ -430,7 +438,18 @@ def test_nothing_a_model_says_acts_on_the_terminal(tree: Path) -> None:
         {"name": HOSTILE, "arguments": HOSTILE},
         text=HOSTILE,
     )
-    command = [sys.executable, "-m", "ringfence_cli", "run", str(tree), "--task", "x", "--model"]
+    command = [
+        sys.executable,
+        "-m",
+        "ringfence_cli",
+        "run",
+        str(tree),
+        "--workspace",
+        "memory",
+        "--task",
+        "x",
+        "--model",
+    ]
     shown = at_a_terminal([*command, script(tree.parent, turn, {"text": HOSTILE})])
     plain = run(tree, turns=[turn, {"text": HOSTILE}]).stderr
     for said in (shown, plain):
@@ -459,7 +478,21 @@ def at_a_terminal(command: Sequence[str]) -> bytes:
 def test_a_terminal_gets_colours_and_a_live_plan(tree: Path) -> None:
     plan = call("planning_setup_plan", objective="Mend it", initial_steps=["Look around"])
     model = script(tree.parent, calls(plan), EDIT, DONE)
-    shown = at_a_terminal([sys.executable, "-m", "ringfence_cli", "run", str(tree), "--task", "x", "--model", model])
+    shown = at_a_terminal(
+        [
+            sys.executable,
+            "-m",
+            "ringfence_cli",
+            "run",
+            str(tree),
+            "--workspace",
+            "memory",
+            "--task",
+            "x",
+            "--model",
+            model,
+        ]
+    )
     assert b"[ ] 1. Look around" in shown
     assert b"\x1b[32m+2" in shown
     assert b"\x1b[31m-two" in shown
@@ -487,7 +520,19 @@ def test_a_reader_of_standard_output_who_leaves_is_no_error(tree: Path, argument
         call("read_file", file_path="big.txt"),
         call("edit_file", file_path="big.txt", old_string="two", new_string="2", replace_all=True),
     )
-    command = [sys.executable, "-m", "ringfence_cli", "run", str(tree), "--task", "x", "--apply", *arguments]
+    command = [
+        sys.executable,
+        "-m",
+        "ringfence_cli",
+        "run",
+        str(tree),
+        "--workspace",
+        "memory",
+        "--task",
+        "x",
+        "--apply",
+        *arguments,
+    ]
     reading, writing = os.pipe()
     process = subprocess.Popen(
         [*command, "--model", script(tree.parent, turn, DONE)], stdout=writing, stderr=subprocess.PIPE
@@ -504,7 +549,7 @@ def test_standard_output_that_is_full_fails(tree: Path) -> None:
     if not os.path.exists("/dev/full"):
         pytest.skip("no /dev/full here")
     with open("/dev/full", "wb") as full:
-        command = [sys.executable, "-m", "ringfence_cli", "run", tree, "--task", "x"]
+        command = [sys.executable, "-m", "ringfence_cli", "run", tree, "--workspace", "memory", "--task", "x"]
         ended = subprocess.run(
             [*command, "--model", script(tree.parent, EDIT, DONE)], stdout=full, stderr=subprocess.PIPE, check=False
         )
@@ -514,7 +559,19 @@ def test_standard_output_that_is_full_fails(tree: Path) -> None:
 
 def test_with_closed_streams_nothing_is_said_into_other_files(tree: Path, tmp_path: Path) -> None:
     receipts = tmp_path / "receipts.jsonl"
-    command = [sys.executable, "-m", "ringfence_cli", "run", tree, "--task", "x", "--receipts", receipts]
+    command = [
+        sys.executable,
+        "-m",
+        "ringfence_cli",
+        "run",
+        tree,
+        "--workspace",
+        "memory",
+        "--task",
+        "x",
+        "--receipts",
+        receipts,
+    ]
     command += ["--model", script(tree.parent, EDIT, DONE)]
     ended = subprocess.run(["/bin/sh", "-c", 'exec "$@" >&- 2>&-', "sh", *command], check=False)
     assert ended.returncode == 0
@@ -529,3 +586,12 @@ def test_receipts_that_cannot_be_written_fail_the_task(tree: Path) -> None:
     assert ended.returncode == 1
     assert b"No space left" in ended.stderr
     assert contents(tree) == before
+
+
+def test_git_s_own_data_is_not_written_through_a_link_either(tree: Path) -> None:
+    link = "--- /dev/null\n+++ b/g\nnew file mode 120000\n@@ -0,0 +1 @@\n+sub/.git\n\\ No newline at end of file\n"
+    patch = f"diff --git a/g b/g\nnew file mode 120000\n{link.replace('new file mode 120000' + chr(10), '')}"
+    hook = call("write_file", file_path="g/hooks/post-checkout", content="#!/bin/sh\n")
+    ended = run(tree, "--apply", turns=[calls(call("apply_patch", patch=patch)), calls(hook), DONE])
+    assert b"git's own data" in ended.stderr
+    assert not (tree / "sub" / ".git").exists()

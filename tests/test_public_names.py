@@ -25,6 +25,7 @@ PROMISED = {
     "ReadBytesResult WriteResult InMemoryFilesystem",
     "ringfence_tools": "VfsToolsSection HostMount PlanningToolsSection PlanningStrategy Plan PlanStep SetupPlan "
     "AddStep UpdateStep ReadPlan",
+    "ringfence_sandbox": "HostFilesystem Workspace",
     "ringfence": "serde",
 }
 

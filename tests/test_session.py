@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import gc
 import threading
 import tracemalloc
@@ -16,7 +17,7 @@ import pytest
 
 from ringfence.adapters import PromptResponse
 from ringfence.errors import SnapshotRestoreError
-from ringfence.participants import CLEAN, CallInfo, participant_of
+from ringfence.participants import CLEAN, CURRENT_CALL, CallInfo, participant_of
 from ringfence.prompt import ToolResult
 from ringfence.runtime import (
     Append,
@@ -602,10 +603,18 @@ def test_a_failed_call_after_a_foreign_snapshot_was_restored_leaves_the_foreign_
     assert (names(session), names(theirs)) == ("a", "a b")
 
 
-def test_changed_tells_whether_state_differs_from_a_mark() -> None:
+def test_changed_tells_whether_a_call_made_state_differ_from_a_mark() -> None:
+    contextvars.copy_context().run(a_call_that_changes_state)
+
+
+def a_call_that_changes_state() -> None:
     session = logging()
     session.dispatch(Fact("a"))
     mark = session.begin(call())
+    session.dispatch(Fact("from outside"))
+    assert not session.changed(mark)
+    session.rollback(mark)
+    CURRENT_CALL.set(call())
     session.dispatch(Line("x"))
     session[Heap].register(Asked, failing)
     assert not session.changed(mark)

@@ -649,7 +649,7 @@ def test_a_nested_evaluation_commits_with_its_outer_call() -> None:
         assert files == {"kept.txt": b"before\n", "outer.txt": b"before the inner call", "inner.txt": b"z"}
         assert notes == (Note("inner"), Note("inner value"), Note("child done"))
         inner, outer = world.session[Receipt].all()
-        assert outer.inner == [inner.call_id]
+        assert outer.inner == (inner.call_id,)
 
 
 def test_an_outer_failure_takes_the_inner_commit_along() -> None:

@@ -18,6 +18,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar
 
 from ringfence.errors import CallEndedError, ParticipantBusyError
+from ringfence.values import quickly_made
 
 if TYPE_CHECKING:
     from ringfence.runtime.receipts import Receipt
@@ -29,6 +30,7 @@ LOCK_PATIENCE_SECONDS = 60.0
 """How long anything waits for a participant that another tool call holds, unless told otherwise."""
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class FileVersion:
     """One path at one moment. ``content_hash`` is the sha256 of a file's bytes in hex; a symlink has a target."""
@@ -42,6 +44,7 @@ class FileVersion:
     target: str | None = None
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class Change:
     """What became of one path; ``before`` is None for a new path and ``after`` for one that is gone."""
@@ -85,18 +88,20 @@ class CallInfo:
     """One running tool call, as participants see it.
 
     ``parent`` is the call whose handler made this one. ``sealed`` is false only while the handler runs: at any other
-    time no change goes through this call. ``reads`` has, per participant, the paths that the call read and the sha256
-    of what it got. ``changes``, per participant too, is known when the handler has ended. ``problems`` is what dooms
-    the call although its handler may not know.
+    time no change goes through this call. ``ended`` turns true when nothing of it can be kept or taken back any more,
+    by itself or because a call around it has ended. ``reads`` has, per participant, the paths that the call read and
+    the sha256 of what it got. ``changes``, per participant too, is known when the handler has ended. ``problems`` is
+    what dooms the call although its handler may not know.
     """
 
-    __slots__ = ("call_id", "changes", "parent", "problems", "reads", "sealed", "tool")
+    __slots__ = ("call_id", "changes", "ended", "parent", "problems", "reads", "sealed", "tool")
 
     def __init__(self, call_id: str, tool: str, parent: CallInfo | None = None) -> None:
         self.call_id = call_id
         self.tool = tool
         self.parent = parent
         self.sealed = False
+        self.ended = False
         self.reads: dict[CallLock, dict[str, str]] = {}
         self.changes: dict[CallLock, Sequence[Change]] = {}
         self.problems: list[BaseException] = []
@@ -161,6 +166,8 @@ class CallLock:
         with self.mutex:
             if self.holder is not call.parent:
                 self._wait(lambda: self.holder is None or self.holder is call.parent, patience_seconds)
+            if call.parent is not None and (call.ended or call.parent.closed):
+                raise CallEndedError(f"the handler that made {call!r} has ended")
             if self._unfinished is not None:
                 self._unfinished()
                 self.leave(None)
@@ -169,7 +176,9 @@ class CallLock:
     def give_back(self, call: CallInfo, to: CallInfo | None) -> None:
         """End the hold of `call`, or of a call that its handler made and that outlives it; ``to`` had it before."""
         with self.mutex:
-            if self.holder is not None and self.holder.within(call):
+            if self.holder is call or (self.holder is not None and self.holder.within(call)):
+                while to is not None and to.ended:
+                    to = to.parent
                 self.holder = to
                 if self._waiting:
                     self._condition.notify_all()
@@ -190,12 +199,14 @@ class CallLock:
         """
         if call is None and self.holder is None:
             return
-        if call is not None and call.closed:
+        if call is not None and (call.closed if call.parent is not None else call.sealed):
             raise CallEndedError(f"the handler of {call!r} is not running: nothing changes {self.name} through it")
         if self.holder is call:
             return
         if call is None or self.holder is None or not call.within(self.holder):
             self._wait(lambda: self.holder is None or self.holder is call, None)
+            if call is not None and call.closed:
+                raise CallEndedError(f"{call!r} has ended: nothing changes {self.name} through it")
         if call is not None and self.holder is not call:
             call.join(participant)
 

@@ -8,10 +8,15 @@ import os
 import re
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+from ringfence_cli.history_commands import COMMANDS
 from ringfence_cli.signals import Signals
+
+if TYPE_CHECKING:
+    from ringfence_cli.run import WorkspaceKind
 
 INTERRUPTED = 130
 SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
@@ -43,15 +48,15 @@ def ringfence() -> None:
 @click.option("--model", required=True, metavar="SPEC", help="script:FILE, a written model: JSON Lines of turns.")
 @click.option(
     "--workspace",
-    type=click.Choice(["memory"]),
-    default="memory",
+    type=click.Choice(["memory", "disk"]),
+    default="disk",
     show_default=True,
-    expose_value=False,  # there is one
-    help="Where the agent works: on a copy of DIR in memory.",
+    help="Where the agent works: on the files of DIR as they are, every step undoable, or on a copy in memory.",
 )
 @click.option(
     "--apply/--no-apply",
-    help="Write the result back to DIR if the task was done, or only print it.  [default: no-apply]",
+    default=None,
+    help="With memory: write the result back to DIR if the task was done, or only print it.  [default: no-apply]",
 )
 @click.option("--patch", type=click.Path(path_type=Path), metavar="FILE", help="Save the patch, for `git apply`.")
 @click.option(
@@ -67,7 +72,8 @@ def run(
     directory: Path,
     task: str,
     model: str,
-    apply: bool,
+    workspace: WorkspaceKind,
+    apply: bool | None,
     patch: Path | None,
     receipts: Path | None,
     deadline: float | None,
@@ -82,7 +88,14 @@ def run(
     """
     from ringfence_cli.run import Options, run_task
 
-    options = Options(directory, task, model, apply, patch, receipts, deadline, max_tokens, quiet, as_json)
+    if workspace == "disk" and apply is not None:
+        raise click.UsageError(
+            "--apply and --no-apply are for --workspace memory: on disk the files change as the agent works, and "
+            "`ringfence undo` takes that back"
+        )
+    options = Options(
+        directory, task, model, bool(apply), patch, receipts, deadline, max_tokens, quiet, as_json, workspace
+    )
     return run_task(options, signals)
 
 
@@ -102,6 +115,10 @@ def demo(signals: Signals, keep: Path | None) -> int:
     from ringfence_cli.demonstration import demonstrate
 
     return demonstrate(keep, signals)
+
+
+for command in COMMANDS:
+    ringfence.add_command(command)
 
 
 def main() -> None:

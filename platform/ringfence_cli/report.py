@@ -13,7 +13,7 @@ from ringfence.runtime.receipts import Outcome
 from ringfence_cli.printable import one_line, plural
 from ringfence_cli.task import Ending
 from ringfence_cli.watch import Tally
-from ringfence_cli.workspace import MemoryWorkspace, line_counts
+from ringfence_cli.workspace import RunWorkspace, line_counts
 
 MAX_LISTED = 20
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
@@ -33,7 +33,7 @@ def summary(ending: Ending, tally: Tally) -> Iterator[str]:
         yield f"{plural(len(files), 'file')} changed, +{added} -{removed} lines"
 
 
-def left_out(workspace: MemoryWorkspace) -> Iterator[str]:
+def left_out(workspace: RunWorkspace) -> Iterator[str]:
     """Lines that say what of the directory the agent does not see."""
     for one in workspace.left_out[:MAX_LISTED]:
         yield f"left out: {shown(one.path)} ({one_line(one.reason, 200)})"
@@ -41,7 +41,7 @@ def left_out(workspace: MemoryWorkspace) -> Iterator[str]:
         yield f"left out: {len(workspace.left_out) - MAX_LISTED} more; --json lists all"
 
 
-def as_json(ending: Ending, tally: Tally, workspace: MemoryWorkspace) -> dict[str, object]:
+def as_json(ending: Ending, tally: Tally, workspace: RunWorkspace) -> dict[str, object]:
     """The whole record; the shapes of ``changes`` are those of a receipt."""
     return {
         "exit_code": ending.exit_code,
@@ -54,6 +54,7 @@ def as_json(ending: Ending, tally: Tally, workspace: MemoryWorkspace) -> dict[st
         "changes": [_change(change) for change in ending.changes],
         **_patch(ending.patch),
         "applied": ending.applied,
+        "steps": workspace.steps(),
         "conflicts": [shown(path) for path in ending.conflicts],
         "left_out": [{"path": shown(one.path), "reason": one.reason} for one in workspace.left_out],
         "usage": serde.dump(tally.usage),

@@ -6,22 +6,27 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import click
 
 from ringfence.adapters.core import ProviderAdapter
 from ringfence.adapters.failures import said_of
 from ringfence.adapters.scripted import ScriptedAdapter
+from ringfence.errors import RestoreFailedError, WorkspaceLockedError
 from ringfence.filesystem.paths import shown
+from ringfence_cli.disk import DiskWorkspace
+from ringfence_cli.history import recovery
 from ringfence_cli.outputs import OutputFile, ReceiptsFile, json_line
+from ringfence_cli.printable import plural
 from ringfence_cli.report import as_json, left_out, summary
 from ringfence_cli.signals import Signals
 from ringfence_cli.task import EXIT_CODES, Ending, Task, apply, perform
 from ringfence_cli.terminal import ErrorStream, put, put_diff
 from ringfence_cli.watch import Tally, Watcher
-from ringfence_cli.workspace import MemoryWorkspace
+from ringfence_cli.workspace import MemoryWorkspace, RunWorkspace
 
+WorkspaceKind = Literal["memory", "disk"]
 OutputT = TypeVar("OutputT", bound=OutputFile)
 
 
@@ -39,6 +44,7 @@ class Options:
     max_tokens: int | None = None
     quiet: bool = False
     as_json: bool = False
+    workspace: WorkspaceKind = "memory"
 
 
 def run_task(options: Options, signals: Signals) -> int:
@@ -49,7 +55,9 @@ def run_task(options: Options, signals: Signals) -> int:
             with signals.let_through():
                 adapter = model_of(options.model)
                 text = task_of(options.task)
-                workspace = loaded(options.directory)
+                workspace = loaded(options.directory) if options.workspace == "memory" else on_disk(options.directory)
+                if isinstance(workspace, DiskWorkspace):
+                    files.callback(workspace.close)
                 # Opened only now, so that a new file in the directory itself is not taken for one of its own.
                 patch = _opened(OutputFile, options.patch, files)
                 receipts = _opened(ReceiptsFile, options.receipts, files)
@@ -58,6 +66,8 @@ def run_task(options: Options, signals: Signals) -> int:
             return EXIT_CODES["interrupted"]
         if patch is not None and receipts is not None and patch.is_same_file(receipts):
             raise click.UsageError("--patch and --receipts name the same file")
+        if isinstance(workspace, DiskWorkspace) and (recovered := workspace.opened.recovered) is not None:
+            errors.say(recovery(recovered))
         if not options.quiet:
             for line in left_out(workspace):
                 errors.say(line)
@@ -85,7 +95,7 @@ def _finish(
     options: Options,
     ending: Ending,
     tally: Tally,
-    workspace: MemoryWorkspace,
+    workspace: RunWorkspace,
     patch: OutputFile | None,
     errors: ErrorStream,
     signals: Signals,
@@ -93,14 +103,16 @@ def _finish(
     """The patch is saved first: whatever happens then, it is there."""
     if patch is not None:
         _writing(ending, lambda: patch.replace(ending.patch))
-    if options.apply:
+    if isinstance(workspace, DiskWorkspace):
+        ending.applied = bool(ending.changes)
+    elif options.apply and isinstance(workspace, MemoryWorkspace):
         apply(ending, workspace, signals)
     if options.as_json:
         _writing(ending, lambda: put(json_line(as_json(ending, tally, workspace))))
     elif ending.outcome != "interrupted":
         _writing(ending, lambda: put_diff(ending.patch))
     if not options.quiet:
-        for line in (*summary(ending, tally), *_what_next(options, ending)):
+        for line in (*summary(ending, tally), *_what_next(options, ending, workspace.steps())):
             errors.say(line)
     if ending.error is not None:
         errors.say(f"ringfence: {ending.error}")
@@ -108,7 +120,11 @@ def _finish(
             errors.say(f"  {shown(path)}")
 
 
-def _what_next(options: Options, ending: Ending) -> Iterator[str]:
+def _what_next(options: Options, ending: Ending, steps: int) -> Iterator[str]:
+    if steps:
+        undo = f"`ringfence undo {options.directory} {steps}`"
+        yield f"{plural(steps, 'step')} in {options.directory}: {undo} takes them back"
+        return
     if not ending.changes:
         return
     if ending.applied:
@@ -161,6 +177,15 @@ def loaded(directory: Path) -> MemoryWorkspace:
         return MemoryWorkspace(directory)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="'DIR'") from None
+
+
+def on_disk(directory: Path) -> DiskWorkspace:
+    try:
+        return DiskWorkspace(directory)
+    except (WorkspaceLockedError, RestoreFailedError) as error:
+        raise click.ClickException(str(error)) from None
+    except (OSError, ValueError) as error:
+        raise click.BadParameter(said_of(error), param_hint="'DIR'") from None
 
 
 def _opened(kind: type[OutputT], path: Path | None, files: ExitStack) -> OutputT | None:

@@ -20,10 +20,10 @@ from ringfence.prompt.markdown import MarkdownSection
 from ringfence.prompt.prompt import Prompt, PromptTemplate
 from ringfence.runtime.limits import Budget, Deadline
 from ringfence.runtime.session import Session
-from ringfence_cli.printable import one_line
+from ringfence_cli.printable import one_line, plural
 from ringfence_cli.signals import Signals
 from ringfence_cli.watch import Tally, Telling, Watcher
-from ringfence_cli.workspace import LeftOutPolicy, MemoryWorkspace
+from ringfence_cli.workspace import LeftOutPolicy, MemoryWorkspace, RunWorkspace
 from ringfence_tools.files import VfsToolsSection
 from ringfence_tools.planning import Plan, PlanningStrategy, PlanningToolsSection
 from ringfence_tools.write_back import write_back
@@ -49,7 +49,7 @@ class Task:
     """``seconds`` and ``tokens`` are limits; None is none."""
 
     text: str
-    workspace: MemoryWorkspace
+    workspace: RunWorkspace
     adapter: ProviderAdapter
     seconds: float | None = None
     tokens: int | None = None
@@ -84,7 +84,7 @@ class Ending:
 
 
 def perform(task: Task, signals: Signals, tally: Tally, watchers: Sequence[Watcher]) -> Ending:
-    """Let the model work until it is done, or cannot go on, or is interrupted. Nothing on disk is changed."""
+    """Let the model work until it is done, or cannot go on, or is interrupted. It is not applied here."""
     session = Session()
     telling = Telling(session, signals, tally, watchers)
     deadline = Deadline.after(task.seconds) if task.seconds is not None else None
@@ -99,7 +99,7 @@ def perform(task: Task, signals: Signals, tally: Tally, watchers: Sequence[Watch
             )
         ending.text = response.text
     except KeyboardInterrupt:
-        _interrupted(ending)
+        _interrupted(ending, task.workspace.steps())
     except PromptEvaluationError as error:
         ending.fail(str(error), _outcome_of(error, deadline))
     except Exception as error:
@@ -142,8 +142,9 @@ def _outcome_of(error: PromptEvaluationError, deadline: Deadline | None) -> Outc
     return "failed" if error.phase == "tool" else "provider_failed"
 
 
-def _interrupted(ending: Ending) -> None:
-    ending.fail("interrupted: the running call was rolled back, and nothing on disk was changed", "interrupted")
+def _interrupted(ending: Ending, steps: int) -> None:
+    stays = f"{plural(steps, 'step')} committed before stay" if steps else "nothing on disk was changed"
+    ending.fail(f"interrupted: the running call was rolled back, and {stays}", "interrupted")
 
 
 def apply(ending: Ending, workspace: MemoryWorkspace, signals: Signals) -> None:
@@ -151,7 +152,7 @@ def apply(ending: Ending, workspace: MemoryWorkspace, signals: Signals) -> None:
     if ending.outcome != "done" or not ending.changes:
         return
     if signals.arrived:
-        _interrupted(ending)
+        _interrupted(ending, 0)
         return
     try:
         left_over = write_back(workspace.filesystem, workspace.directory, ending.changes).left_over

@@ -1,18 +1,19 @@
-"""The files of a directory, in memory, and what became of them."""
+"""Where a task works: on the files of a directory, in memory or as they are, and what became of them."""
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ringfence.errors import ToolValidationError
 from ringfence.filesystem.diffs import patch_of
 from ringfence.filesystem.memory import InMemoryFilesystem
 from ringfence.filesystem.paths import from_model, shown
+from ringfence.filesystem.protocol import Filesystem
 from ringfence.participants import Change
 from ringfence.prompt.policy import PolicyDecision
 from ringfence.prompt.tool import Tool, ToolContext
@@ -22,6 +23,33 @@ from ringfence_tools.mounts import HostMount, mount_all
 
 MAX_BYTES = 1 << 30
 GIT = ".git"
+
+
+class RunWorkspace(Protocol):
+    """Where a task works, and what became of it."""
+
+    directory: Path
+    mount_point: str
+    """What absolute paths of a model may begin with."""
+    left_out: Sequence[LeftOut]
+    """What of the directory is not covered, and why; paths are relative to it."""
+    refused: Mapping[str, str]
+    """Paths that an agent is not to write, nor below, and why."""
+
+    @property
+    def filesystem(self) -> Filesystem: ...
+
+    def changes(self) -> Sequence[Change]:
+        """What differs from the files as they were at the start."""
+        ...
+
+    def patch(self, changes: Sequence[Change]) -> bytes:
+        """The patch for `changes`, such as ``git apply`` takes it."""
+        ...
+
+    def steps(self) -> int:
+        """How many steps on disk the task has made."""
+        ...
 
 
 class MemoryWorkspace:
@@ -47,8 +75,8 @@ class MemoryWorkspace:
         """What of the directory is not here, and why; paths are relative to it."""
         if os.path.lexists(directory / GIT):
             self.left_out = (LeftOut(GIT, "git's own data: an agent works on the files"), *preview.left_out)
+        self.refused: Mapping[str, str] = {left.path: left.reason for left in self.left_out}
         self.mount_point = os.path.abspath(directory)
-        """What absolute paths of a model may begin with."""
         self._loaded = self.filesystem.snapshot()
 
     def changes(self) -> Sequence[Change]:
@@ -69,15 +97,17 @@ class MemoryWorkspace:
             self.filesystem.restore(now)
         return patch_of(changes, before.__getitem__, lambda path: self.filesystem.read_bytes(path).content)
 
+    def steps(self) -> int:
+        return 0
+
 
 class LeftOutPolicy:
     """Nothing is written where something was left out: it could not be written back, and the agent would not know."""
 
     name = "left_out"
 
-    def __init__(self, workspace: MemoryWorkspace) -> None:
+    def __init__(self, workspace: RunWorkspace) -> None:
         self._workspace = workspace
-        self._left_out = {left.path: left.reason for left in workspace.left_out}
 
     def check(self, tool: Tool[Any, Any], params: Any, *, context: ToolContext) -> PolicyDecision:
         if tool.writes is None:
@@ -88,16 +118,21 @@ class LeftOutPolicy:
                 path = from_model(filesystem, written, mount_point=mount_point)
             except (PermissionError, ValueError):
                 continue  # the tool says so itself
-            if is_git_data(path):
-                return PolicyDecision.deny(f"{shown(path)} is git's own data, which only people change")
-            names = path.split("/")
-            for above in ("/".join(names[: depth + 1]) for depth in range(len(names))):
-                if above in self._left_out:
-                    reason = self._left_out[above]
-                    return PolicyDecision.deny(
-                        f"{shown(above)} is not part of the workspace ({reason}): write elsewhere"
-                    )
+            with suppress(PermissionError):  # a link that leads out: the tool says so itself
+                if reason := self._refusal(path) or self._refusal(filesystem.resolve(path)):
+                    return PolicyDecision.deny(reason)
         return PolicyDecision.allow()
+
+    def _refusal(self, path: str) -> str | None:
+        if is_git_data(path):
+            return f"{shown(path)} is git's own data, which only people change"
+        names = path.split("/")
+        for above in ("/".join(names[: depth + 1]) for depth in range(len(names))):
+            if above in self._workspace.refused:
+                return (
+                    f"{shown(above)} is not part of the workspace ({self._workspace.refused[above]}): write elsewhere"
+                )
+        return None
 
     def on_result(self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext) -> None:
         """It remembers nothing."""

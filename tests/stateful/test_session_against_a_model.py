@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
 
 from ringfence.errors import SnapshotRestoreError
-from ringfence.participants import CallInfo
+from ringfence.participants import CURRENT_CALL, CallInfo
 from ringfence.runtime import Append, Clear, Extend, Receipt, Replace, Session, SlicePolicy, append_all, upsert_by
 from ringfence.runtime.session import Snapshot
 
@@ -103,6 +103,7 @@ class OneSessionIsLists(RuleBasedStateMachine):
     snapshots = Bundle("snapshots")
 
     def __init__(self) -> None:
+        self.around = CURRENT_CALL.set(CallInfo("0", "all that is done here"))
         super().__init__()
         self.all: list[World] = []
         self.taken: list[Taken] = []
@@ -142,6 +143,9 @@ class OneSessionIsLists(RuleBasedStateMachine):
         else:
             world.session[kind].clear(even)
             world.holds[kind] = [item for item in world.holds[kind] if not even(item)]
+
+    def teardown(self) -> None:
+        CURRENT_CALL.reset(self.around)
 
     @rule(world=worlds)
     def begin(self, world: World) -> None:

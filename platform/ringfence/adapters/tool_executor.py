@@ -11,8 +11,10 @@ from datetime import UTC, datetime
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from ringfence import serde
 from ringfence.adapters.failures import said_of
 from ringfence.errors import (
+    CallEndedError,
     DeadlineExceededError,
     PromptEvaluationError,
     RestoreFailedError,
@@ -20,7 +22,7 @@ from ringfence.errors import (
     TransactionError,
     VisibilityExpansionRequired,
 )
-from ringfence.participants import CURRENT_CALL
+from ringfence.participants import CURRENT_CALL, Mark
 from ringfence.prompt.policy import PolicyDecision
 from ringfence.prompt.tool import Tool, ToolContext
 from ringfence.prompt.tool_result import ToolResult, answer_text
@@ -29,6 +31,7 @@ from ringfence.runtime.limits import BudgetTracker, Deadline, Heartbeat
 from ringfence.runtime.receipts import Outcome, PolicyVerdict, Receipt
 from ringfence.runtime.session import Session
 from ringfence.runtime.transaction import Interrupts, Transaction, leave, new_id
+from ringfence.values import quickly_made
 
 if TYPE_CHECKING:
     from ringfence.adapters.core import ProviderAdapter
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class Answer:
     """How a tool call ended: the result, what the model reads, and the receipt."""
@@ -134,9 +138,9 @@ class ToolExecutor:
         resources = self.prompt.resources.context
         context = self._context(call, resources)
         interrupts = Interrupts()
-        entered = CURRENT_CALL.set(call)
         try:
             try:
+                CURRENT_CALL.set(call)
                 interrupts.allow()
                 call.lock((self.session, *resources.participants))
                 if self._permitted(ending, offer, context, call):
@@ -159,7 +163,7 @@ class ToolExecutor:
         finally:
             call.release()
             try:
-                leave(entered, [interrupts])
+                leave(call, [interrupts])
             finally:
                 self._tell(ending)
         return self._answered(ending)
@@ -184,7 +188,7 @@ class ToolExecutor:
             ending.result = ToolResult.error(f"the arguments of {tool.name} do not fit: {said_of(error)}")
             return False
         finally:
-            ending.recorded = copy(ending.params) if _changeable(ending.params) else ending.params
+            ending.recorded = _as_it_came(ending.params)
         return True
 
     def _context(self, call: Transaction, resources: ResourceContext) -> ToolContext:
@@ -209,8 +213,7 @@ class ToolExecutor:
                 decision = policy.check(offer.tool, ending.params, context=context)
                 if not isinstance(decision, PolicyDecision) or type(decision.allowed) is not bool:  # pyright: ignore[reportUnnecessaryIsInstance]
                     raise TypeError(f"it answered {decision!r}, which is no PolicyDecision that says yes or no")
-                if self.session.changed(before):
-                    self.session.rollback(before)
+                if self._took_back(before, call):
                     raise TypeError("it changed the session while it decided")
                 verdict = (
                     offer.allowed[policy.name]
@@ -218,9 +221,12 @@ class ToolExecutor:
                     else PolicyVerdict(policy.name, False, decision.reason)
                 )
             except Exception as error:
-                self.session.rollback(before)
+                self._took_back(before, call)
                 logger.warning("the policy %s could not decide on %s", policy.name, ending.name, exc_info=True)
                 verdict = PolicyVerdict(policy.name, False, f"the policy could not decide: {said_of(error)}")
+            except BaseException:
+                self._took_back(before, call)
+                raise
             ending.verdicts.append(verdict)
             if not verdict.allowed:
                 ending.outcome = "denied"
@@ -232,6 +238,16 @@ class ToolExecutor:
             raise DeadlineExceededError(f"the deadline had passed before {ending.name} could run")
         return True
 
+    def _took_back(self, before: Mark, call: Transaction) -> bool:
+        """Whether a policy had changed the session; it is as it was before then."""
+        with self.session.lock.mutex:
+            if self.session.lock.holder is not call:  # the call around has ended: the session may be another's by now
+                raise CallEndedError(f"the call that made {call!r} has ended")
+            changed = self.session.changed(before)
+            if changed:
+                self.session.rollback(before)
+            return changed
+
     def _run(self, ending: _Ending, tool: Tool[Any, Any], context: ToolContext, call: Transaction) -> None:
         """The handler, in its resource scope; from its end on, nothing changes through this call."""
         assert tool.handler is not None
@@ -241,6 +257,8 @@ class ToolExecutor:
         # By the real type: `isinstance` believes a `__class__` that lies.
         if not issubclass(type(result), ToolResult) or not isinstance(result.message, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"its handler returned {type(result).__name__}, not a ToolResult with a text for a message")
+        if type(result.message) is not str:  # a subclass may do anything when it is put together
+            result = replace(result, message=str.__str__(result.message))
         if result.success and not tool.fits(result.value):
             raise TypeError(
                 f"its handler returned a value of another type than it declares: {type(result.value).__name__}"
@@ -257,9 +275,14 @@ class ToolExecutor:
         if offer.tool.read_only and call.changed(self.session):
             raise TransactionError(f"{ending.name} is declared read-only, but it changed something")
         for policy in offer.policies:
+            if call.ended:
+                raise CallEndedError(f"the call that made {call!r} has ended, and took it back")
             policy.on_result(offer.tool, ending.params, result, context=context)
         ending.invoked = self._event(ending)
-        self.session.apply(ending.invoked, to="state")
+        with self.session.lock.mutex:
+            if call.ended:
+                raise CallEndedError(f"the call that made {call!r} has ended, and took it back")
+            self.session.apply(ending.invoked, to="state")
         if call.problems:
             raise TransactionError(f"it cannot be kept: {said_of(call.problems[0])}") from call.problems[0]
         ending.outcome = "committed"
@@ -313,6 +336,12 @@ class ToolExecutor:
             ending.invoked = self._event(ending)
         assert ending.invoked is not None
         self.session.log(ending.invoked, ending.receipt)
+        try:
+            self.session.log_values(ending.invoked)
+        except Exception:
+            logger.warning("a value of %s could not be logged", ending.name, exc_info=True)
+        except BaseException as error:
+            ending.raises = ending.raises or error
 
     def _tell(self, ending: _Ending) -> None:
         """Observers hear of the call. What they do about it cannot undo it."""
@@ -357,7 +386,7 @@ class ToolExecutor:
             policies=ending.verdicts,
             read=call.reads_by_path(),
             changes=call.all_changes(),
-            inner=call.inner,
+            inner=tuple(call.inner),
         )
 
 
@@ -366,9 +395,15 @@ def _offer(tool: Tool[Any, Any], prompt: Prompt[Any]) -> _Offer:
     return _Offer(tool, policies, {policy.name: PolicyVerdict(policy.name, True) for policy in policies})
 
 
-def _changeable(params: object) -> bool:
+def _as_it_came(params: object) -> object:
+    """For the receipt: a copy of what a handler could change."""
     shape = getattr(type(params), "__dataclass_params__", None)
-    return shape is not None and not shape.frozen
+    if shape is None or shape.frozen:
+        return params
+    try:
+        return copy(params)
+    except Exception:
+        return serde.dump_any(params)
 
 
 def _failed(ending: _Ending, error: BaseException) -> None:

@@ -328,7 +328,8 @@ class InMemoryFilesystem(Transactional):
 
     def changes(self, since: FilesystemSnapshot | Directory) -> Sequence[Change]:
         before = since if isinstance(since, Directory) else self._state(since)
-        return differences(before, self._tree.root)
+        after = self._tree.root
+        return [] if before is after else differences(before, after)
 
     @property
     def lock(self) -> CallLock:
@@ -388,7 +389,9 @@ class InMemoryFilesystem(Transactional):
     def _current_call(self) -> CallInfo | None:
         current = CURRENT_CALL.get()
         own = self._call
-        return current if own is None or (current is not None and current.within(own)) else own
+        if own is None or current is own:
+            return current
+        return current if current is not None and current.within(own) else own
 
     def _note_read(self, place: str, file: File) -> None:
         call = self._current_call()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from ringfence.errors import PromptValidationError
 from ringfence.filesystem.paths import from_model, shown
 from ringfence.filesystem.protocol import Filesystem
+from ringfence.values import quickly_made
 
 if TYPE_CHECKING:
     from rpds import HashTrieMap
@@ -55,6 +56,7 @@ class ToolPolicy(Protocol):
         ...
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class PolicyState:
     """What one policy knows in one scope (a prompt, and where it matters a filesystem); a STATE slice has one of each.
@@ -89,7 +91,9 @@ class PathHashes(Set[tuple[str, str]]):
         result = self._map
         for path, content_hash in known.items():
             result = result.discard(path) if content_hash is None else result.insert(path, content_hash)
-        return PathHashes(result)
+        hashes = object.__new__(PathHashes)
+        hashes._map = result
+        return hashes
 
     def __contains__(self, pair: object) -> bool:
         match pair:
@@ -117,13 +121,6 @@ def policy_state(context: ToolContext, policy_name: str, scope: str) -> PolicySt
         if state.policy_name == policy_name and state.scope == scope:
             return state
     return PolicyState(policy_name, scope=scope)
-
-
-def remember(context: ToolContext, state: PolicyState) -> None:
-    """Put `state` in the place of the one with its name and scope."""
-    states = context.session[PolicyState]
-    others = [one for one in states.all() if one.policy_name != state.policy_name or one.scope != state.scope]
-    states.seed([*others, state])
 
 
 class SequentialDependencyPolicy:
@@ -157,7 +154,8 @@ class SequentialDependencyPolicy:
             return
         state = policy_state(context, self.name, context.prompt.scope)
         if tool.name not in state.invoked_tools:
-            remember(context, replace(state, invoked_tools=state.invoked_tools | {tool.name}))
+            invoked = state.invoked_tools | {tool.name}
+            context.session[PolicyState].exchange(state, replace(state, invoked_tools=invoked))
 
     def validate(self, tool_names: frozenset[str]) -> None:
         unknown = {*self.dependencies, *(name for needed in self.dependencies.values() for name in needed)} - tool_names
@@ -247,7 +245,8 @@ class ReadBeforeWritePolicy:
         before = _hashes(state)
         news = {path: content_hash for path, content_hash in known.items() if before.of(path) != content_hash}
         if news:
-            remember(context, replace(state, invoked_keys=before.updated(news)))
+            after = PolicyState(self.name, state.invoked_tools, before.updated(news), state.scope)
+            context.session[PolicyState].exchange(state, after)
 
     def _governs(self, tool: Tool[Any, Any]) -> bool:
         return tool.writes is not None or tool.name in self.write_tools
@@ -260,8 +259,9 @@ def _hashes(state: PolicyState) -> PathHashes:
 
 def _files_scope(context: ToolContext, filesystem: Filesystem) -> str:
     """A scope of the prompt and the filesystem: what was read of one workspace says nothing about another."""
-    lock = getattr(filesystem, "lock", None)
-    root = filesystem.root if filesystem.root != "/" or lock is None else f"memory {lock.serial}"
+    root = filesystem.root
+    if root == "/" and (lock := getattr(filesystem, "lock", None)) is not None:
+        root = f"memory {lock.serial}"
     return f"{context.prompt.scope}@{root}"
 
 

@@ -17,6 +17,7 @@ from ringfence.errors import PromptValidationError
 from ringfence.filesystem.protocol import Filesystem
 from ringfence.prompt.tool_result import ToolResult
 from ringfence.runtime.limits import BudgetTracker
+from ringfence.values import quickly_made
 
 if TYPE_CHECKING:
     from ringfence.adapters.core import ProviderAdapter
@@ -37,6 +38,7 @@ TOOL_NAME = re.compile(r"[a-z0-9_-]{1,64}")
 MAX_DESCRIPTION_CHARACTERS = 200
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class ToolContext:
     """What surrounds one tool call. Made for the call, and of no use after it.
@@ -63,7 +65,8 @@ class ToolContext:
 
     @property
     def filesystem(self) -> Filesystem | None:
-        return (self.scope or self.resources).get_optional(Filesystem)
+        scope = self.scope
+        return (self.resources if scope is None else scope).get_optional(Filesystem)
 
     @property
     def budget_tracker(self) -> BudgetTracker | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from uuid import UUID, uuid4
 
 from ringfence.runtime.limits import TokenUsage, utc_now
+from ringfence.values import quickly_made
 
 if TYPE_CHECKING:
     from ringfence.adapters.core import PromptResponse
@@ -19,6 +22,23 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 EventT = TypeVar("EventT")
+
+_event_numbers = itertools.count()
+
+
+def _start_event_numbers() -> None:
+    global _event_numbers  # noqa: PLW0603
+    # The low 48 bits count, which is quicker than drawing them; the others are drawn once a process, forked ones too.
+    _event_numbers = itertools.count(uuid4().int & ~0xFFFF_FFFF_FFFF)
+
+
+_start_event_numbers()
+os.register_at_fork(after_in_child=_start_event_numbers)
+
+
+def new_event_id() -> UUID:
+    """A UUID that no other event has, in whatever process."""
+    return UUID(int=next(_event_numbers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +63,7 @@ class RejectedToolParams:
     error: str
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class ToolInvoked:
     """A tool call has ended, in whatever way.
@@ -62,7 +83,7 @@ class ToolInvoked:
     rendered_output: str = ""
     call_id: str | None = None
     run_context: RunContext | None = None
-    event_id: UUID = field(default_factory=uuid4)
+    event_id: UUID = field(default_factory=new_event_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +101,7 @@ class PromptRendered:
     created_at: datetime = field(default_factory=utc_now)
     descriptor: object = None
     run_context: RunContext | None = None
-    event_id: UUID = field(default_factory=uuid4)
+    event_id: UUID = field(default_factory=new_event_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +115,7 @@ class PromptExecuted:
     created_at: datetime = field(default_factory=utc_now)
     usage: TokenUsage | None = None
     run_context: RunContext | None = None
-    event_id: UUID = field(default_factory=uuid4)
+    event_id: UUID = field(default_factory=new_event_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +138,7 @@ class RenderedTools:
     session_id: UUID | None = None
     created_at: datetime = field(default_factory=utc_now)
     run_context: RunContext | None = None
-    event_id: UUID = field(default_factory=uuid4)
+    event_id: UUID = field(default_factory=new_event_id)
 
     @property
     def tool_names(self) -> tuple[str, ...]:
@@ -139,6 +160,7 @@ class HandlerFailure:
     error: Exception
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class DispatchResult:
     """Who was told of an event, in order, and which of them failed."""
@@ -202,7 +224,9 @@ class InProcessDispatcher:
             return True
 
     def dispatch(self, event: object) -> DispatchResult:
-        handlers = self._handlers.get(type(event), ())
+        handlers = self._handlers.get(type(event))
+        if not handlers:
+            return DispatchResult(event)
         failures: list[HandlerFailure] = []
         for handler in handlers:
             try:

@@ -9,6 +9,7 @@ from typing import Literal
 
 from ringfence import serde
 from ringfence.participants import Change
+from ringfence.values import quickly_made
 
 Outcome = Literal["committed", "failed", "denied", "rejected", "interrupted", "doubtful"]
 """How a call ended: its transaction committed; its handler or its commit failed, and all was rolled back; a policy or
@@ -16,6 +17,7 @@ the deadline denied it before it ran; it named no tool or its arguments did not 
 `BaseException` ended it, and all was rolled back; its rollback could not be completed."""
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class PolicyVerdict:
     """One policy's decision about one call."""
@@ -25,6 +27,7 @@ class PolicyVerdict:
     reason: str | None = None
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class Receipt:
     """What is known of one tool call when it has ended.

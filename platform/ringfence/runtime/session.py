@@ -250,9 +250,12 @@ class Session(Transactional):
         return self._slices.apply(events, state=to != "log", logs=to != "state", context=self._context)
 
     def log(self, invoked: ToolInvoked, receipt: Receipt) -> None:
-        """What `apply` does to the LOG slices, for both."""
-        events = (*carried_by(invoked), invoked, receipt)
-        self._slices.apply(events, state=False, logs=True, context=self._context)
+        """What `apply` does to the LOG slices, for both, but for the value that the call brought along."""
+        self._slices.apply((receipt, invoked), state=False, logs=True, context=self._context)
+
+    def log_values(self, invoked: ToolInvoked) -> None:
+        """The rest of it: that value, whose own code (and that of its reducers) may do anything."""
+        self._slices.apply(carried_by(invoked), state=False, logs=True, context=self._context)
 
     def notify(self, event: object) -> DispatchResult:
         """Tell the dispatcher's handlers of an event that this session has applied: it will not apply it again."""
@@ -297,8 +300,11 @@ class Session(Transactional):
 
         Raises:
             SnapshotRestoreError: the snapshot has slices that this session does not know. Nothing has changed.
+            RuntimeError: logs are to go back while a tool call runs.
         """
         policies = snapshot.policies - {LOG} if preserve_logs else snapshot.policies
+        if LOG in policies:
+            self._slices.refuse_in_a_call()
         self._slices.restore(snapshot.slices.held, policies)
 
     def reset(self) -> None:

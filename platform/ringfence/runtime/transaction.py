@@ -9,7 +9,6 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from contextlib import contextmanager
-from contextvars import Token
 from dataclasses import replace
 from datetime import UTC, datetime
 from operator import attrgetter
@@ -70,7 +69,7 @@ class Transaction(CallInfo):
     outer rollback takes along.
     """
 
-    __slots__ = ("_begun", "_children", "_held", "_marks", "_over", "_superseded", "inner")
+    __slots__ = ("_begun", "_children", "_held", "_marks", "_superseded", "inner")
 
     def __init__(self, call_id: str, tool: str, parent: CallInfo | None) -> None:
         super().__init__(call_id, tool, parent)
@@ -80,7 +79,6 @@ class Transaction(CallInfo):
         self._marks: dict[CallLock, Mark] = {}
         self._children: set[Transaction] = set()
         self._begun = False
-        self._over = False
         self._superseded = False
 
     def lock(self, participants: Iterable[Transactional]) -> None:
@@ -92,12 +90,14 @@ class Transaction(CallInfo):
             CallEndedError: the handler that makes this call has ended.
         """
         everybody = {participant.lock: participant for participant in participants}
-        if isinstance(self.parent, Transaction):
-            everybody.update(self.parent._adopt(self))
+        parent = self.parent if isinstance(self.parent, Transaction) else None
+        if parent is not None:
+            everybody.update(parent._adopt(self))
         for lock in sorted(everybody, key=_serial):
-            if isinstance(self.parent, Transaction):
-                self.parent.join(everybody[lock])
-            self._held[lock] = everybody[lock]
+            participant = everybody[lock]
+            if parent is not None:
+                parent.join(participant)
+            self._held[lock] = participant
             lock.take(self)
 
     def _adopt(self, child: Transaction) -> dict[CallLock, Transactional]:
@@ -112,6 +112,10 @@ class Transaction(CallInfo):
         for lock, participant in self._held.items():
             self._marks[lock] = participant.begin(self)
         self.reads.clear()
+        if self.parent is None:  # so nothing can supersede it
+            self._begun = True
+            self.sealed = False
+            return
         with _guard:
             if self._superseded:
                 raise CallEndedError(f"the call that made {self!r} has ended")
@@ -122,13 +126,15 @@ class Transaction(CallInfo):
         lock = participant.lock
         with lock.mutex:
             with _guard:
+                if lock in self._held and (lock.holder is None or not lock.holder.within(self)):
+                    raise CallEndedError(f"{self!r} has ended: {lock.name} can no longer be changed through it")
                 if lock in self._held:
                     return
             if self.parent is not None:
                 self.parent.join(participant)
             self._refuse_late(participant)
-            lock.take(self, patience_seconds=0)
             try:
+                lock.take(self, patience_seconds=0)
                 mark = participant.begin(self) if self._begun else None
                 with _guard:
                     self._refuse_late(participant)
@@ -140,7 +146,7 @@ class Transaction(CallInfo):
                 raise
 
     def _refuse_late(self, participant: Transactional) -> None:
-        if self._over or self._superseded:
+        if self.ended:
             raise CallEndedError(f"{self!r} has ended: {participant.lock.name} can no longer take part in it")
 
     def changed(self, session: Session) -> bool:
@@ -152,16 +158,23 @@ class Transaction(CallInfo):
         with _guard:
             self.sealed = True
             marks, running = list(self._marks.items()), list(self._children)
+        for lock, _ in marks:
+            with lock.mutex:  # a thread that was let through just before finishes its change
+                pass
         for child in running:
             # Its changes are half of something, so they cannot be kept; they go back with this call's.
             child.supersede()
             self.problems.append(TransactionError(f"{child!r} was still running when the handler that made it ended"))
-        self.changes = {lock: changes for lock, mark in marks if (changes := self._held[lock].changes(mark))}
+        for lock, mark in marks:
+            if changes := self._held[lock].changes(mark):
+                self.changes[lock] = changes
         if self._superseded:
             raise CallEndedError(f"the call that made {self!r} has ended, and took it back")
 
     def reads_by_path(self) -> dict[str, str]:
         """The sha256 of what was read; where it was of several filesystems, their names stand before the paths."""
+        if len(self.reads) == 1:
+            return next(iter(self.reads.values())).copy()
         return {
             _named(lock, path, self.reads): sha for lock, reads in self.reads.items() for path, sha in reads.items()
         }
@@ -181,7 +194,7 @@ class Transaction(CallInfo):
     def supersede(self) -> None:
         """A call around this one has ended, and takes this one's changes back along with its own."""
         with _guard:
-            self.sealed = self._superseded = True
+            self.sealed = self.ended = self._superseded = True
             children = list(self._children)
         for child in children:
             child.supersede()
@@ -192,10 +205,9 @@ class Transaction(CallInfo):
         Raises:
             TransactionError: two participants that outlive the process were changed, or a call around has ended.
         """
-        with _guard:
-            if self._superseded:
-                raise CallEndedError(f"the call that made {self!r} has ended, and took it back")
-            marks = dict(self._marks)
+        if self._superseded:
+            raise CallEndedError(f"the call that made {self!r} has ended, and took it back")
+        marks = self._marks.copy()
         durable = [lock for lock in marks if self._held[lock].durable]
         if len(durable) > 1 and len(changed := [lock.name for lock in durable if lock in self.changes]) > 1:
             raise TransactionError(f"one call can change one workspace on disk, not several: {', '.join(changed)}")
@@ -206,7 +218,7 @@ class Transaction(CallInfo):
             self._held[lock].commit(mark, receipt)
         with _guard:
             self._marks = {}
-            self._over = True
+            self.ended = True
         return step
 
     def rollback(self) -> RollbackReport:
@@ -219,7 +231,7 @@ class Transaction(CallInfo):
             RestoreFailedError: naming each participant that could not go back.
         """
         with _guard:
-            self.sealed = self._over = True
+            self.sealed = self.ended = True
             marks, self._marks = list(self._marks.items()), {}
             running = list(self._children)
         for child in running:
@@ -249,10 +261,11 @@ class Transaction(CallInfo):
 
     def release(self) -> None:
         """Let go of everything; the parent, if there is one, has it again."""
-        with _guard:
-            self._over = True
-            held = list(self._held)
-        for lock in held:
+        if not self.ended:
+            with _guard:
+                self.ended = True
+        # From here on nothing joins.
+        for lock in self._held:
             lock.give_back(self, self.parent)
         if isinstance(self.parent, Transaction):
             with _guard:
@@ -298,6 +311,7 @@ class Interrupts:
             return
         if Interrupts._installed is not None:  # a nested call shares its outer call's
             self._outer = Interrupts._installed
+            self._holding = self._outer._holding
             self._outer._holding = True
             return
         previous = _in_c.getsignal(signal.SIGINT)
@@ -322,7 +336,8 @@ class Interrupts:
     def remove(self) -> None:
         """End the holding back; a nested call leaves the handler in place for its outer call."""
         if self._outer is not None:
-            self.allow()
+            if not self._holding:  # else the outer call is rolling back, and this one was made by what it closes
+                self.allow()
         elif self._previous is not None:
             Interrupts._installed = None
             if _in_c.getsignal(signal.SIGINT) == self._arrived:  # else the handler of the tool has set one of its own
@@ -345,13 +360,15 @@ class Interrupts:
             self._holding, self._delivered = False, 0.0  # a handler of somebody's own that does not raise
 
 
-def leave(entered: Token[CallInfo | None], interrupts: Sequence[Interrupts]) -> None:
-    """The end of a call: the context variable as it was before, and Ctrl-C free again."""
+def leave(call: Transaction, interrupts: Sequence[Interrupts]) -> None:
+    """The end of a call: the context variable names the one around it again, and Ctrl-C is free."""
     try:
-        CURRENT_CALL.reset(entered)
-    except ValueError:
-        # A generator or a task that was abandoned ends in another context; the one of its call is gone with it.
-        pass
+        # Not by a token: an abandoned generator ends in another context, and two of them end in any order.
+        if CURRENT_CALL.get() is call:
+            around = call.parent
+            while around is not None and around.ended:
+                around = around.parent
+            CURRENT_CALL.set(around)
     finally:
         for held in reversed(interrupts):
             held.remove()
@@ -378,12 +395,12 @@ def tool_transaction(
     """
     started, clock = datetime.now(UTC), perf_counter()
     transaction = Transaction(new_id(), tag, CURRENT_CALL.get())
-    entered = CURRENT_CALL.set(transaction)
     # Not over the block: who knows which loop runs it, or when. What slips through between two lines here meets the
     # outer clause.
     held: list[Interrupts] = []
     try:
         try:
+            CURRENT_CALL.set(transaction)
             transaction.lock((session, *(resources.participants if resources is not None else ())))
             held.append(Interrupts())
             transaction.begin()
@@ -421,4 +438,4 @@ def tool_transaction(
         try:
             transaction.release()
         finally:
-            leave(entered, held)
+            leave(transaction, held)

@@ -23,6 +23,7 @@ from ringfence.serde.problems import encodable, path_text
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+MAX_INT_BITS = 14_000  # about 4,200 digits; Python turns no more than 4,300 into text
 MAX_DEPTH = 200  # pydantic gives up at 255 levels, so that what is dumped can be parsed
 
 
@@ -102,7 +103,11 @@ def _plain(value: Any, exclude_none: bool, depth: int) -> Any:
     kind = value.__class__
     if kind is str:
         return encodable(value)
-    if kind is int or kind is bool or value is None:
+    if kind is int:
+        if value.bit_length() > MAX_INT_BITS:
+            raise _NotDumpable(ValueError, "an integer of thousands of digits")
+        return value
+    if kind is bool or value is None:
         return value
     if kind is float:
         return value if math.isfinite(value) else _NOT_FINITE[str(value)]

@@ -1,0 +1,209 @@
+"""What the commands for the history of a disk workspace do."""
+
+from __future__ import annotations
+
+import base64
+from collections import Counter
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import click
+
+from ringfence import serde
+from ringfence.adapters.failures import said_of
+from ringfence.errors import RingfenceError
+from ringfence.filesystem.paths import shown
+from ringfence_cli.outputs import json_line
+from ringfence_cli.printable import one_line, plural, printable
+from ringfence_cli.signals import Signals
+from ringfence_cli.terminal import ErrorStream, put, put_diff
+from ringfence_sandbox import Workspace
+
+if TYPE_CHECKING:
+    from ringfence.participants import Step
+    from ringfence_sandbox.recovery import Recovered
+    from ringfence_sandbox.workspace import LogEntry, Reversal
+
+MAX_PATHS = 5
+"""That a line of the log names."""
+
+
+@contextmanager
+def opened(directory: Path, signals: Signals, *, changes: bool) -> Generator[Workspace]:
+    """The workspace; only one that ``changes`` is locked, recovered and looked through.
+
+    Raises:
+        click.ClickException: what went wrong, in words.
+    """
+    try:
+        with signals.let_through():
+            with Workspace.open(directory, read_only=True) as looking:
+                if not changes:
+                    yield looking
+                    return
+            with Workspace.open(directory) as workspace:
+                if workspace.recovered is not None:
+                    ErrorStream().say(recovery(workspace.recovered))
+                yield workspace
+    except KeyboardInterrupt:
+        ErrorStream().say("ringfence: interrupted; `ringfence log` has what is done")
+        raise click.Abort from None
+    except LookupError as error:
+        raise click.UsageError(str(error.args[0]) if error.args else said_of(error)) from None
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    except (RingfenceError, OSError) as error:
+        raise click.ClickException(said_of(error)) from None
+
+
+def recovery(recovered: Recovered) -> str:
+    """What opening did about a crash, for a person."""
+    call = f"the tool call {recovered.call_id} ({recovered.tool})" if recovered.call_id else "a change"
+    said = {
+        "rolled back": f"recovered: {call} was interrupted by a crash, and is rolled back",
+        "finished": f"recovered: {call} was committed before a crash, and is whole",
+        "set aside": f"{call} of another directory that was here before is set aside",
+    }[recovered.outcome]
+    more = [*(f"conflict: {shown(path)}" for path in recovered.conflicts), *recovered.notes]
+    return "\n  ".join([said, *more])
+
+
+def log(directory: Path, signals: Signals, as_json: bool) -> int:
+    with opened(directory, signals, changes=False) as workspace:
+        entries = workspace.log()
+    if as_json:
+        put(json_line({"log": [_entry(entry) for entry in entries]}))
+    else:
+        put("".join(f"{printable(_line(entry))}\n" for entry in entries).encode())
+    return 0
+
+
+def show(directory: Path, signals: Signals, as_json: bool, step: int) -> int:
+    with opened(directory, signals, changes=False) as workspace:
+        found = workspace.show(step)
+    if as_json:
+        changes = [{"kind": change.kind, **serde.dump(change), "path": shown(change.path)} for change in found.changes]
+        put(json_line({"step": _step(found.step), "changes": changes, **text_or_bytes("patch", found.patch)}))
+    else:
+        made = found.step
+        put(f"{printable(one_line(_title(made), 200))}\n\n".encode())
+        put_diff(found.patch)
+    return 0
+
+
+def diff(directory: Path, signals: Signals, as_json: bool, a: int | None, b: int | None) -> int:
+    return export(directory, signals, as_json, a, b, "diff", None)
+
+
+def export(
+    directory: Path,
+    signals: Signals,
+    as_json: bool,
+    a: int | None,
+    b: int | None,
+    fmt: Literal["diff", "mbox"],
+    output: Path | None,
+) -> int:
+    with opened(directory, signals, changes=False) as workspace:
+        exported = workspace.export(fmt, a=a, b=b)
+    if output is not None:
+        try:
+            output.write_bytes(exported.text)
+        except OSError as error:
+            raise click.UsageError(f"{str(output)!r} cannot be written: {said_of(error)}") from None
+    if as_json:
+        paths = [shown(path) for path in exported.left_out]
+        put(json_line({"format": fmt, **text_or_bytes("patch", exported.text), "left_out": paths}))
+    elif output is None:
+        put_diff(exported.text)
+    if exported.left_out:
+        count = plural(len(exported.left_out), "path")
+        ErrorStream().say(f"left out: {count} of git's own data, for which git takes no patch")
+    return 0
+
+
+def undo(directory: Path, signals: Signals, as_json: bool, n: int, step: int | None, dry_run: bool) -> int:
+    with opened(directory, signals, changes=True) as workspace:
+        done = workspace.undo(n, step=step, dry_run=dry_run)
+    return _reversed(done, directory, as_json, dry_run)
+
+
+def restore(directory: Path, signals: Signals, as_json: bool, step: int, dry_run: bool) -> int:
+    with opened(directory, signals, changes=True) as workspace:
+        done = workspace.restore(step, dry_run=dry_run)
+    return _reversed(done, directory, as_json, dry_run)
+
+
+def _reversed(done: Reversal, directory: Path, as_json: bool, dry_run: bool) -> int:
+    if as_json:
+        paths = [{"path": shown(path), "outcome": outcome} for path, outcome in done.outcomes.items()]
+        step = _step(done.step) if done.step is not None else None
+        put(json_line({"dry_run": dry_run, "paths": paths, "step": step}))
+    else:
+        put("".join(f"{outcome:9} {printable(shown(path))}\n" for path, outcome in done.outcomes.items()).encode())
+        errors = ErrorStream()
+        counts = Counter(done.outcomes.values())
+        errors.say(", ".join(f"{count} {outcome}" for outcome, count in counts.items()) or "nothing differs")
+        if done.step is not None:
+            errors.say(f"step {done.step.number}: `ringfence undo {directory}` takes it back")
+    return 1 if "conflict" in done.outcomes.values() else 0
+
+
+def recover(directory: Path, signals: Signals, as_json: bool) -> int:
+    with opened(directory, signals, changes=True) as workspace:
+        recovered = workspace.recovered
+    if as_json:
+        put(json_line({"recovered": serde.dump(recovered) if recovered is not None else None}))
+    elif recovered is None:
+        ErrorStream().say("there was nothing to recover")
+    return 0
+
+
+def gc(directory: Path, signals: Signals, as_json: bool, keep: int) -> int:
+    with opened(directory, signals, changes=True) as workspace:
+        freed = workspace.gc(keep)
+    if as_json:
+        put(json_line({"freed_bytes": freed}))
+    else:
+        ErrorStream().say(f"{freed:,} bytes were given back")
+    return 0
+
+
+def text_or_bytes(name: str, data: bytes) -> dict[str, object]:
+    """Bytes for JSON: as text, or, since files need not be UTF-8, in base64."""
+    try:
+        return {name: data.decode(), f"{name}_base64": None}
+    except UnicodeDecodeError:
+        return {name: None, f"{name}_base64": base64.b64encode(data).decode()}
+
+
+def _line(entry: LogEntry) -> str:
+    who = {"baseline": "as it was found", "external": "somebody else"}.get(entry.kind, entry.tool)
+    number = "-" if entry.number is None else str(entry.number)
+    at = entry.created_at.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    paths = plural(len(entry.paths), "path") if entry.kind == "baseline" else _paths(entry.paths)
+    return f"{number:>4}  {at}  {one_line(who, 64)}  {paths}"
+
+
+def _paths(paths: tuple[str, ...]) -> str:
+    more = f" and {len(paths) - MAX_PATHS} more" if len(paths) > MAX_PATHS else ""
+    return ", ".join(one_line(shown(path), 120) for path in paths[:MAX_PATHS]) + more
+
+
+def _title(step: Step) -> str:
+    who = f"{step.tool}, call {step.call_id}, session {step.session_id}" if step.number else "the workspace as found"
+    return f"step {step.number}: {who}, {step.created_at.isoformat(timespec='seconds')}"
+
+
+def _step(step: Step) -> Mapping[str, object]:
+    return {**serde.dump(step), "paths": _shown(step.paths)}
+
+
+def _entry(entry: LogEntry) -> Mapping[str, object]:
+    return {**serde.dump(entry), "paths": _shown(entry.paths)}
+
+
+def _shown(paths: Iterable[str]) -> list[str]:
+    return [shown(path) for path in paths]

@@ -1,0 +1,112 @@
+"""The commands for the history of a disk workspace, as they are typed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+
+from ringfence_cli.signals import Signals
+
+COMMANDS: list[click.Command] = []
+DIRECTORY = click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIR")
+AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+DRY_RUN = click.option("--dry-run", is_flag=True, help="Only say what would become of each path.")
+STEP = click.IntRange(min=0)
+
+
+def _command(function: Any) -> None:
+    COMMANDS.append(click.command()(DIRECTORY(AS_JSON(click.pass_obj(function)))))
+
+
+@_command
+def log(signals: Signals, directory: Path, as_json: bool) -> int:
+    """List the steps of DIR, newest first, and what somebody else changed in between."""
+    from ringfence_cli.history import log
+
+    return log(directory, signals, as_json)
+
+
+@_command
+@click.argument("step", type=STEP)
+def show(signals: Signals, directory: Path, as_json: bool, step: int) -> int:
+    """Show what a step of DIR changed."""
+    from ringfence_cli.history import show
+
+    return show(directory, signals, as_json, step)
+
+
+@_command
+@click.argument("a", type=STEP, required=False)
+@click.argument("b", type=STEP, required=False)
+def diff(signals: Signals, directory: Path, as_json: bool, a: int | None, b: int | None) -> int:
+    """Print the patch from the state after step A (by default the oldest) to that after B (by default the newest)."""
+    from ringfence_cli.history import diff
+
+    return diff(directory, signals, as_json, a, b)
+
+
+@_command
+@click.argument("n", type=click.IntRange(min=1), default=1)
+@click.option("--step", type=STEP, metavar="K", help="Reverse step K alone.")
+@DRY_RUN
+def undo(signals: Signals, directory: Path, as_json: bool, n: int, step: int | None, dry_run: bool) -> int:
+    """Reverse the newest N steps of DIR, by default one. What others changed since stays; it can be undone."""
+    from ringfence_cli.history import undo
+
+    return undo(directory, signals, as_json, n, step, dry_run)
+
+
+@_command
+@click.argument("step", type=STEP)
+@DRY_RUN
+def restore(signals: Signals, directory: Path, as_json: bool, step: int, dry_run: bool) -> int:
+    """Bring the files of DIR back to what they were after a step; 0 is the beginning. It can be undone."""
+    from ringfence_cli.history import restore
+
+    return restore(directory, signals, as_json, step, dry_run)
+
+
+@_command
+def recover(signals: Signals, directory: Path, as_json: bool) -> int:
+    """Take back a call that a crash interrupted in DIR, if there is one. Every opening does so."""
+    from ringfence_cli.history import recover
+
+    return recover(directory, signals, as_json)
+
+
+@_command
+@click.argument("a", type=STEP, required=False)
+@click.argument("b", type=STEP, required=False)
+@click.option(
+    "--format",
+    "fmt",
+    type=click.Choice(["diff", "mbox"]),
+    default="diff",
+    show_default=True,
+    help="One patch for `git apply`, or a mail a step for `git am`.",
+)
+@click.option("--output", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Save it there.")
+def export(
+    signals: Signals,
+    directory: Path,
+    as_json: bool,
+    a: int | None,
+    b: int | None,
+    fmt: Literal["diff", "mbox"],
+    output: Path | None,
+) -> int:
+    """Write the changes of DIR from step A (by default the oldest) to B (by default the newest) for git."""
+    from ringfence_cli.history import export
+
+    return export(directory, signals, as_json, a, b, fmt, output)
+
+
+@_command
+@click.option("--keep", type=click.IntRange(min=0), default=100, show_default=True, metavar="N", help="Steps to keep.")
+def gc(signals: Signals, directory: Path, as_json: bool, keep: int) -> int:
+    """Drop from the history of DIR what its newest steps do not need. The files stay as they are."""
+    from ringfence_cli.history import gc
+
+    return gc(directory, signals, as_json, keep)

@@ -1,0 +1,292 @@
+"""What a filesystem on disk does to files, in deeds: everything is checked first, and noted before it is done."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import stat
+from contextlib import suppress
+
+from ringfence.filesystem.paths import os_error
+from ringfence.filesystem.protocol import WriteMode
+from ringfence_sandbox.confined import Confined, Found, open_file, read_file
+from ringfence_sandbox.core import Core
+from ringfence_sandbox.kernel import Abilities
+from ringfence_sandbox.records import Deed, Identity
+
+_TMPFILE = os.O_RDWR | os.O_CLOEXEC | getattr(os, "O_TMPFILE", 0)
+_NO_TMPFILE = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL})
+_NOT_FOR_OTHER_BYTES = frozenset({"security.capability"})
+_HASHED_BYTES = 1 << 20
+"""What is longer is not read to be appended to; the kernel copies it, or shares its blocks."""
+
+
+class Changing:
+    """Every method is one operation: it happens as a whole, or an OSError says why not and nothing has changed."""
+
+    def __init__(self, core: Core, can: Abilities) -> None:
+        self._core = core
+        self._files: Confined = core.files
+        self._tmpfile = can.tmpfile
+
+    def write(self, normal: str, content: bytes, mode: WriteMode, create_parents: bool) -> None:
+        found = self.place(normal, follow=mode != "create", parents=create_parents)
+        if found.stat is not None:
+            if mode == "create":
+                raise os_error(errno.EEXIST, normal)
+            if found.is_directory:
+                raise os_error(errno.EISDIR, normal)
+            if not found.is_file:
+                raise PermissionError(errno.EACCES, "is a socket, a pipe or a device, which is never opened", normal)
+        with self._core.operation():
+            if found.stat is None:
+                self._make_parents(found.place)
+                self._create(found.place, content)
+            else:
+                self._replace(found.place, found.stat, content, append=mode == "append")
+
+    def delete(self, normal: str, recursive: bool) -> None:
+        found = self.itself(normal)
+        if found.is_directory and not recursive and self._has_names(found.place):
+            raise IsADirectoryError(errno.ENOTEMPTY, "the directory is not empty, it takes recursive=True", normal)
+        with self._core.operation():
+            self._take(found)
+
+    def mkdir(self, normal: str, parents: bool, exist_ok: bool) -> None:
+        if self._files.find(normal, follow=False).stat is not None:
+            if not exist_ok or not self._leads_to_directory(normal):
+                raise os_error(errno.EEXIST, normal)
+            return
+        found = self.place(normal, follow=False, parents=parents)
+        with self._core.operation():
+            self._make_parents(found.place)
+            self._core.perform(Deed("mkdir", found.place))
+
+    def move(self, old: str, new: str, overwrite: bool) -> None:
+        source = self.itself(old)
+        target = self.place(new, follow=False)
+        old, new = source.place, target.place
+        if target.stat is not None and not overwrite:
+            raise os_error(errno.EEXIST, new)
+        if old == new:
+            return
+        if f"{new}/".startswith(f"{old}/"):
+            raise ValueError(f"a directory cannot be moved into itself: {old!r} to {new!r}")
+        if target.is_directory:
+            raise IsADirectoryError(errno.EISDIR, "is a directory, which a move does not replace", new)
+        if target.stat is not None and source.is_directory:
+            raise NotADirectoryError(errno.ENOTDIR, "is no directory, so a directory cannot replace it", new)
+        with self._core.operation():
+            self._make_parents(new)
+            if target.stat is None:
+                assert source.stat is not None
+                self._core.perform(Deed("move", old, to=new, new=Identity.of(source.stat)))
+            else:
+                slot = self._take(source)
+                assert source.stat is not None
+                swap = Deed("swap", new, slot=slot, new=Identity.of(source.stat), old=Identity.of(target.stat))
+                self._core.perform(swap)
+
+    def chmod(self, normal: str, mode: int) -> None:
+        found = self.existing(normal)
+        assert found.stat is not None
+        if stat.S_IMODE(found.stat.st_mode) == mode:
+            return
+        with self._core.operation():
+            if found.is_file and found.stat.st_nlink > 1:
+                # The bits belong to the inode, and its other names may lie outside of the workspace.
+                self._replace(found.place, found.stat, b"", append=True, mode=mode)
+                return
+            before = stat.S_IMODE(found.stat.st_mode)
+            self._core.perform(Deed("mode", found.place, new=Identity.of(found.stat), mode=mode, mode_before=before))
+
+    def symlink(self, normal: str, target: str) -> None:
+        found = self.place(normal, follow=False)
+        if found.stat is not None:
+            raise os_error(errno.EEXIST, normal)
+        with self._core.operation():
+            self._make_parents(found.place)
+            holding = self._core.holding
+            slot = holding.new_slot()
+            self._core.before("symlink")
+            os.symlink(target, str(slot), dir_fd=holding.descriptor)
+            made = os.lstat(str(slot), dir_fd=holding.descriptor)
+            self._core.perform(Deed("put", found.place, slot=slot, new=Identity.of(made)))
+
+    # -- what is there
+
+    def existing(self, normal: str) -> Found:
+        found = self._files.find(normal)
+        if found.stat is None:
+            raise found.obstacle or os_error(errno.ENOENT, normal)
+        return found
+
+    def itself(self, normal: str) -> Found:
+        found = self._files.find(normal, follow=False)
+        if found.stat is None:
+            raise found.obstacle or os_error(errno.ENOENT, normal)
+        return found
+
+    def place(self, normal: str, *, follow: bool = True, parents: bool = True) -> Found:
+        """Where something is to be made or replaced. Raises what stands against it, before anything is changed."""
+        found = self._files.find(normal, follow=follow)
+        if found.obstacle is not None:
+            raise found.obstacle
+        if found.stat is None and not parents and self._files.look(found.place.rpartition("/")[0]) is None:
+            raise FileNotFoundError(errno.ENOENT, "has no parent directory", normal)
+        return found
+
+    def _leads_to_directory(self, normal: str) -> bool:
+        try:
+            return self._files.find(normal).is_directory
+        except OSError:
+            return False
+
+    def _has_names(self, place: str) -> bool:
+        descriptor = self._files.open_directory(place)
+        try:
+            with os.scandir(descriptor) as entries:
+                return next(entries, None) is not None
+        finally:
+            os.close(descriptor)
+
+    # -- deeds
+
+    def _make_parents(self, place: str) -> None:
+        missing: list[str] = []
+        above = place.rpartition("/")[0]
+        while above and self._files.look(above) is None:
+            missing.append(above)
+            above = above.rpartition("/")[0]
+        for directory in reversed(missing):
+            self._core.perform(Deed("mkdir", directory))
+
+    def _take(self, found: Found) -> int:
+        assert found.stat is not None
+        slot = self._core.holding.new_slot()
+        self._core.perform(Deed("take", found.place, slot=slot, new=Identity.of(found.stat)))
+        return slot
+
+    def _create(self, place: str, content: bytes) -> None:
+        slot = self._core.holding.new_slot()
+        with self._files.parent(place) as (at, _):
+            descriptor = self._new_file(at, slot)
+        try:
+            _write(descriptor, content)
+            identity = self._finish(descriptor, hashlib.sha256(content).hexdigest())
+        finally:
+            os.close(descriptor)
+        self._core.perform(Deed("put", place, slot=slot, new=identity))
+        self._core.keep_bytes(place, content)
+
+    def _new_file(self, at: int, slot: int) -> int:
+        """A new file, held in a slot, as if it were made in the directory `at`: its group, and its default ACL."""
+        holding = self._core.holding
+        if self._tmpfile:
+            self._core.before("create")
+            try:
+                descriptor = os.open(".", _TMPFILE, 0o666, dir_fd=at)
+            except OSError as error:
+                if error.errno not in _NO_TMPFILE:
+                    raise
+                self._tmpfile = False
+            else:
+                try:
+                    self._core.before("link")
+                    os.link(f"/proc/self/fd/{descriptor}", str(slot), dst_dir_fd=holding.descriptor)
+                except BaseException:
+                    os.close(descriptor)
+                    raise
+                return descriptor
+        descriptor = holding.create(slot)
+        above = os.fstat(at)
+        os.fchmod(descriptor, 0o666 & ~_umask())
+        if above.st_mode & stat.S_ISGID:
+            with suppress(PermissionError):
+                os.fchown(descriptor, -1, above.st_gid)
+        return descriptor
+
+    def _replace(
+        self, place: str, found: os.stat_result, content: bytes, *, append: bool, mode: int | None = None
+    ) -> None:
+        """Exchange the file at `place` for a new one; ``mode`` is for one that only gets other permission bits."""
+        holding = self._core.holding
+        slot = holding.new_slot()
+        with self._files.parent(place) as (at, name):
+            if mode is None and not os.access(name, os.W_OK, dir_fd=at, effective_ids=True):
+                raise os_error(errno.EACCES, place)
+            descriptor = holding.create(slot)
+            try:
+                digest = None if append else hashlib.sha256(content).hexdigest()
+                if append:
+                    digest = _copy(at, name, place, descriptor, content)
+                else:
+                    _write(descriptor, content)
+                _resemble(descriptor, at, name, found, mode)
+                if mode is not None:
+                    os.utime(descriptor, ns=(found.st_atime_ns, found.st_mtime_ns))
+                identity = self._finish(descriptor, digest)
+            finally:
+                os.close(descriptor)
+        self._core.perform(Deed("swap", place, slot=slot, new=identity, old=Identity.of(found)))
+        if not append:
+            self._core.keep_bytes(place, content)
+
+    def _finish(self, descriptor: int, digest: str | None) -> Identity:
+        if self._core.power:
+            self._core.before("fsync")
+            os.fsync(descriptor)
+        identity = Identity.of(os.fstat(descriptor), digest)
+        self._core.written.note(identity)
+        return identity
+
+
+def _write(descriptor: int, content: bytes) -> None:
+    rest = memoryview(content)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
+
+
+def _copy(at: int, name: str, place: str, descriptor: int, more: bytes) -> str | None:
+    """The file at a name, and `more` behind it, into a new file; the sha256 of it all, unless it is long."""
+    original, found = open_file(at, name, place)
+    try:
+        if found.st_size <= _HASHED_BYTES:
+            content, _ = read_file(at, name, place)
+            _write(descriptor, content)
+            _write(descriptor, more)
+            return hashlib.sha256(content + more).hexdigest()
+        rest = found.st_size
+        while rest and (copied := os.copy_file_range(original, descriptor, rest)):
+            rest -= copied
+        _write(descriptor, more)
+        return None
+    finally:
+        os.close(original)
+
+
+def _resemble(descriptor: int, at: int, name: str, found: os.stat_result, mode: int | None) -> None:
+    """Give a new file the owner, extended attributes and permission bits of another, as far as that is permitted."""
+    bits = stat.S_IMODE(found.st_mode) if mode is None else mode
+    ours = os.fstat(descriptor)
+    if (found.st_uid, found.st_gid) != (ours.st_uid, ours.st_gid):
+        try:
+            os.fchown(descriptor, found.st_uid, found.st_gid)
+        except PermissionError:
+            bits &= ~(stat.S_ISUID | stat.S_ISGID)
+    with suppress(OSError):
+        original = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=at)
+        try:
+            for attribute in os.listxattr(original):
+                if attribute not in _NOT_FOR_OTHER_BYTES:
+                    os.setxattr(descriptor, attribute, os.getxattr(original, attribute))
+        finally:
+            os.close(original)
+    os.fchmod(descriptor, bits)
+
+
+def _umask() -> int:
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask

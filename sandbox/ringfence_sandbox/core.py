@@ -1,0 +1,409 @@
+"""What all handles of one workspace on disk share: the open call, its deeds, and the states that snapshots hold."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import weakref
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ringfence.participants import CLEAN, Change, RollbackReport, Step
+from ringfence_sandbox.confined import Confined
+from ringfence_sandbox.differing import Differences, Written
+from ringfence_sandbox.dropping import drop_holding, keep_displaced
+from ringfence_sandbox.hands import Hands
+from ringfence_sandbox.history import ChangedFiles, History, Recorded
+from ringfence_sandbox.holding import Holding, new_name
+from ringfence_sandbox.journal import Journal
+from ringfence_sandbox.kernel import Abilities, Before
+from ringfence_sandbox.places import root_record
+from ringfence_sandbox.records import Deed, Identity, Json
+from ringfence_sandbox.states import State, Token, led_to, way
+from ringfence_sandbox.undoing import Undone, undo_deeds
+
+if TYPE_CHECKING:
+    from ringfence.runtime.receipts import Receipt
+
+_NEW_JOURNAL_BYTES = 1 << 20
+_KEPT_WRITTEN_BYTES = 1 << 26
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Mark:
+    """Where a call began: a number of deeds, and the state at that time."""
+
+    deeds: int
+    state: State
+    outermost: bool
+
+
+class Core:
+    """One opened workspace. Its callers hold the filesystem's lock."""
+
+    def __init__(
+        self,
+        files: Confined,
+        can: Abilities,
+        journal: Journal | None,
+        *,
+        before: Before,
+        root_record: Mapping[str, Json],
+        kept: str,
+        history: History | None,
+        power: bool,
+    ) -> None:
+        self.files = files
+        self.before = before
+        self.power = power
+        self.hands = Hands(files, can, before)
+        self.written = Written()
+        self._journal = journal
+        self._root_record = root_record
+        self._kept = kept
+        self._history = history
+        self._deeds: list[Deed] = []
+        self._marks: list[Mark] = []
+        self._tip = State(None)
+        self._touched: set[str] = set()
+        self._label: tuple[str, str] = ("", "")
+        self._begun = False
+        self._left_over = False
+        """Whether a holding directory could not be dropped: the next opening has to find its name in the journal."""
+        self._seqs = itertools.count()
+        self._live: weakref.WeakSet[Token] = weakref.WeakSet()
+        self._bytes: dict[str, bytes] = {}
+        self._compared: tuple[Mark, int, Differences, list[Change]] | None = None
+
+    # -- deeds
+
+    @property
+    def holding(self) -> Holding:
+        """The holding directory, made if there is none."""
+        if self.hands.holding is None:
+            root = os.fstat(self.files.root)
+            name = new_name()
+            self._write({"holding": name, "times": [root.st_atime_ns, root.st_mtime_ns]})
+            self.hands.holding = Holding.make(self.files, name, self.before)
+            # Nobody is to see from the root's time that the directory came, or later that it went.
+            self.before("utime")
+            with suppress(PermissionError):  # another user's root
+                os.utime(self.files.root, ns=(root.st_atime_ns, root.st_mtime_ns))
+        return self.hands.holding
+
+    def perform(self, deed: Deed) -> None:
+        """Note a deed, then do it. OSError: it was not done."""
+        self._perform(deed)
+
+    def _perform(self, deed: Deed, *, on_tip: bool = True) -> None:
+        deeds = [*self._times_before(deed), deed]
+        for one in deeds:
+            one.seq = next(self._seqs)
+        self._write(*(one.to_json() for one in deeds))
+        self._deeds += deeds
+        try:
+            self.hands.do(deed)
+        except OSError:
+            if self._deeds[-1] is deed:
+                self._deeds.pop()
+                self._note_undone(deed)
+            deeds.pop()
+            raise
+        finally:
+            if on_tip:
+                self._tip.deeds += deeds
+        if deed.kind in ("move", "take", "put"):
+            self._touched.clear()  # a directory may have another name now
+
+    def _times_before(self, deed: Deed) -> Iterator[Deed]:
+        """What to note of the directories that a deed changes, at the first deed in each."""
+        for place in deed.places():
+            above = place.rpartition("/")[0]
+            if above not in self._touched:
+                self._touched.add(above)
+                found = self.files.look(above)
+                if found is not None:
+                    yield Deed(
+                        "times", above, new=Identity.of(found), atime_ns=found.st_atime_ns, mtime_ns=found.st_mtime_ns
+                    )
+
+    def _write(self, *records: Mapping[str, Json]) -> None:
+        assert self._journal is not None, "a read-only filesystem changes nothing"
+        if not self._begun:
+            call_id, tool = self._label
+            first: list[Mapping[str, Json]] = [{"begin": call_id, "tool": tool}]
+            if self._root_record:
+                first.insert(0, self._root_record)
+            records = (*first, *records)
+        self._journal.append(*records)
+        self._journal.flush()
+        self._begun = True
+        self._root_record = {}
+
+    def _note_undone(self, deed: Deed) -> None:
+        if self._journal is not None:
+            self._journal.note({"undone": deed.seq})
+
+    def keep_bytes(self, place: str, content: bytes) -> None:
+        """Remember what was written, for the history, as long as it is not too much."""
+        self._bytes.pop(place, None)
+        if sum(map(len, self._bytes.values())) + len(content) <= _KEPT_WRITTEN_BYTES:
+            self._bytes[place] = content
+
+    # -- transactions
+
+    @contextmanager
+    def operation(self) -> Generator[None]:
+        """One operation: all of its deeds, or none. Outside of calls it is a transaction of its own."""
+        if not self._marks:
+            mark = self.begin("", "outside of calls")
+            try:
+                yield
+                if self._begun:
+                    self._write_commit(None)
+            except BaseException:
+                self.rollback(mark)
+                raise
+            self._leave(mark)
+            self._close_call(committed=True)
+            return
+        start, tip = len(self._deeds), len(self._tip.deeds)
+        try:
+            yield
+        except BaseException:
+            self._undo(start)
+            del self._tip.deeds[tip:]
+            raise
+
+    def begin(self, call_id: str, tool: str) -> Mark:
+        outermost = not self._marks
+        if outermost:
+            self._label = (call_id, tool)
+            if not self._live and self._tip.parent is not None:
+                self._forget()
+        mark = Mark(len(self._deeds), self._freeze(), outermost)
+        self._marks.append(mark)
+        return mark
+
+    def _freeze(self) -> State:
+        """The state now, for ever; the next deeds lead on from it."""
+        self._touched.clear()
+        if not self._tip.deeds and self._tip.parent is not None:
+            return self._tip.parent
+        state = self._tip
+        self._tip = State(state)
+        return state
+
+    def commit(self, mark: Mark, receipt: Receipt) -> Step | None:
+        if not mark.outermost:
+            self._leave(mark)
+            self._freeze()
+            return None
+        recorded = self._recorded(mark, receipt) if self._history is not None else None
+        if self._begun:
+            if self.power:
+                self._sync_directories()
+            self._write_commit(recorded)
+        self._leave(mark)  # the commit point is behind us: from here on nothing fails
+        if recorded is not None and self._history is not None:
+            self._history.committed(recorded)
+        self._close_call(committed=True)
+        return None if recorded is None else recorded.step
+
+    def _recorded(self, mark: Mark, receipt: Receipt) -> Recorded | None:
+        assert self._history is not None
+        changes = self.changes_since_mark(mark)
+        if not changes or self._compared is None:
+            return None
+        return self._history.record(ChangedFiles(changes, self._compared[2], self._bytes), receipt)
+
+    def _write_commit(self, recorded: Recorded | None) -> None:
+        assert self._journal is not None
+        payload = dict(recorded.payload) if recorded is not None else None
+        blob = recorded.blob if recorded is not None else b""
+        self._journal.append({"commit": self._label[0], "payload": payload}, blob=blob)
+        self._journal.flush()
+
+    def _sync_directories(self) -> None:
+        for path in {place.rpartition("/")[0] for deed in self._deeds for place in deed.places()}:
+            with suppress(OSError):
+                descriptor = self.files.open_directory(path)
+                self.before("fsync")
+                os.fsync(descriptor)
+                os.close(descriptor)
+
+    def rollback(self, mark: Mark) -> RollbackReport:
+        """Raises OSError where something could not be brought back; it may be tried again."""
+        if mark not in self._marks:
+            return CLEAN
+        while self._marks[-1] is not mark:  # inner calls that did not come to an end of their own
+            self._marks.pop()
+        undone = self._undo(mark.deeds)
+        if undone.errors:
+            raise undone.errors[0]
+        self._touched.clear()
+        self._tip = State(mark.state)
+        self._leave(mark)
+        notes = [*self.hands.notes, *self._keep(undone)]
+        self.hands.notes.clear()
+        if mark.outermost:
+            notes += self._close_call(committed=False)
+        return RollbackReport(tuple(sorted(undone.conflicts)), tuple(notes)) if undone.conflicts or notes else CLEAN
+
+    def _undo(self, down_to: int) -> Undone:
+        self._touched.clear()
+        self._compared = None
+        return undo_deeds(self.hands, self._deeds, down_to, self._note_undone)
+
+    def _keep(self, undone: Undone) -> list[str]:
+        """Bring what a conflict keeps from its path to where it can be looked at."""
+        return keep_displaced(self.hands.holding, undone, self._kept)
+
+    def _leave(self, mark: Mark) -> None:
+        while self._marks and self._marks[-1] is not mark:
+            self._marks.pop()
+        if self._marks:
+            self._marks.pop()
+
+    def _close_call(self, *, committed: bool) -> list[str]:
+        """The last of an outermost call: drop what nobody needs. Never fails; what is left over is said."""
+        notes: list[str] = []
+        self._deeds.clear()
+        self._bytes.clear()
+        self._compared = None
+        self._touched.clear()
+        if not self._live:
+            notes = self._forget()
+        if self._begun and self._journal is not None:
+            self._begun = False
+            self._journal.note({"end": self._label[0], "committed": committed})
+            self._renew_journal()
+        return notes
+
+    def _forget(self) -> list[str]:
+        """Drop all states but the one now, and the files that were held for them."""
+        self._tip = State(None)
+        holding, self.hands.holding = self.hands.holding, None
+        if holding is None or self._journal is None:
+            return []
+        notes = drop_holding(self.files, holding, self._journal, self.before)
+        self._left_over = self._left_over or bool(notes)
+        return notes
+
+    def _renew_journal(self) -> None:
+        if self._journal is not None and self._journal.size_bytes > _NEW_JOURNAL_BYTES:
+            self._reset_journal()
+
+    def _reset_journal(self) -> None:
+        """Start the journal anew, unless it is still needed."""
+        if self._journal is None or self.hands.holding is not None or self._left_over:
+            return
+        if self._history is None or self._history.sealed():
+            with suppress(OSError):
+                self._root_record = root_record(self.files)
+                self._journal.reset()
+
+    def close(self) -> None:
+        """End what is open by rolling it back, and drop what snapshots held."""
+        if self._marks:
+            self.rollback(self._marks[0])
+        self._live = weakref.WeakSet()
+        self._forget()
+        self._reset_journal()
+
+    # -- what differs
+
+    def changes_since_mark(self, mark: Mark) -> list[Change]:
+        deeds = self._deeds[mark.deeds :]
+        if not deeds:
+            return []
+        known = self._compared
+        if known is not None and known[0] is mark and known[1] == deeds[-1].seq:
+            return known[3]
+        differences = self._differences(reversed(deeds))
+        changes = differences.changes()
+        self._compared = (mark, deeds[-1].seq, differences, changes)
+        return changes
+
+    def _differences(self, deeds: Iterator[Deed]) -> Differences:
+        differences = Differences(self.files, self.hands.holding, self.written.hash_of)
+        differences.undo(deeds)
+        return differences
+
+    # -- snapshots
+
+    def snapshot(self) -> tuple[State, Token]:
+        if not self._marks and not self._live:
+            self._forget()
+        token = Token()
+        state = self._freeze()
+        self._live.add(token)
+        return state, token
+
+    def changes_since(self, state: State) -> Sequence[Change]:
+        up, down = way(self._tip, state)
+        back = itertools.chain(
+            (deed for left in up for deed in reversed(left.deeds)),
+            (deed.inverse() for entered in down for deed in entered.deeds),
+        )
+        return self._differences(back).changes()
+
+    def restore(self, state: State) -> None:
+        """Go to a state, wherever it is; what others changed is left alone."""
+        up, down = way(self._tip, state)
+        with self.operation():
+            self._touched.clear()
+            for left in up:
+                left.times = self._times_at_end(left)
+                for number, deed in reversed(list(enumerate(left.deeds))):
+                    if deed.kind == "times":
+                        self.hands.set_times(deed.path, deed.atime_ns, deed.mtime_ns, None)
+                    elif deed.kind == "mkdir":
+                        left.deeds[number] = self._set_aside(deed)
+                    else:
+                        self._perform_if_it_stands(deed.inverse())
+            for entered in down:
+                for deed in entered.deeds:
+                    if deed.kind != "times":
+                        self._do_again(deed)
+                for path, (atime_ns, mtime_ns) in entered.times.items():
+                    self.hands.set_times(path, atime_ns, mtime_ns, None)
+            self._tip = State(state)
+            self._touched.clear()
+
+    def _set_aside(self, made: Deed) -> Deed:
+        """Hold a directory that a deed made, so that the same one can come back; the deed that then brings it.
+
+        Only an empty one: what else is in it is somebody else's, and stays.
+        """
+        kept = Deed("put", made.path, slot=self.holding.new_slot(), new=made.new)
+        if self.hands.is_empty(made.path):
+            self._perform_if_it_stands(kept.inverse())
+        return kept
+
+    def _perform_if_it_stands(self, deed: Deed) -> bool:
+        try:
+            if self.hands.stands(deed):
+                self._perform(deed, on_tip=False)
+                return True
+        except FileNotFoundError:
+            pass
+        return False
+
+    def _do_again(self, deed: Deed) -> None:
+        again = Deed(deed.kind, deed.path, deed.to, deed.slot, deed.new, deed.old, deed.mode, deed.mode_before)
+        if self._perform_if_it_stands(again):
+            deed.new, deed.old = again.new, again.old
+
+    def _times_at_end(self, state: State) -> dict[str, tuple[int, int]]:
+        found: dict[str, tuple[int, int]] = {}
+        for number, deed in enumerate(state.deeds):
+            if deed.kind not in ("times", "mkdir"):
+                continue
+            path = led_to(deed.path, state.deeds[number + 1 :])
+            there = None if path is None else self.files.look(path)
+            if path is not None and there is not None:
+                found[path] = (there.st_atime_ns, there.st_mtime_ns)
+        return found

@@ -1,0 +1,219 @@
+"""What differs between an earlier state of the tree and now, told from the deeds in between; nothing is scanned.
+
+The deeds are undone on a sketch: a tree of names that only has what some deed touched, where every node knows at
+which place on disk, in the workspace or held, its content lies today.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import TypeAlias
+
+from ringfence.participants import Change, FileVersion
+from ringfence_sandbox.confined import CHUNK_BYTES, Confined, is_reserved, open_file
+from ringfence_sandbox.holding import Holding
+from ringfence_sandbox.records import Deed, Identity
+
+Where: TypeAlias = tuple[int, str]
+"""A slot and a path in it; slot -1 is the workspace itself."""
+_IN_TREE = -1
+HASHED_BYTES = 1 << 28
+"""What is larger has no content hash in a change, unless it was written in the call."""
+
+
+@dataclass(slots=True)
+class _Node:
+    where: Where | None
+    """None: there was nothing here, or a directory that no longer is."""
+    below: dict[str, _Node] = field(default_factory=dict[str, "_Node"])
+    mode: int | None = None
+    """The permission bits it had, where they are others today."""
+    was_directory: bool = False
+    made_since: bool = False
+    """A directory that a deed made: what somebody else put into it is no change of ours."""
+
+
+class Differences:
+    """One comparison."""
+
+    def __init__(self, files: Confined, holding: Holding | None, known: Callable[[os.stat_result], str | None]) -> None:
+        self._files = files
+        self._holding = holding
+        self._known = known
+        """The sha256 of a file that was written lately, found again by its stat."""
+        self._top = _Node((_IN_TREE, ""))
+        self._slots: dict[int, _Node] = {}
+        self._found: list[Change] = []
+
+    def undo(self, deeds: Iterable[Deed]) -> None:
+        """Go back over `deeds`, given latest first."""
+        for deed in deeds:
+            match deed.kind:
+                case "put":
+                    self._slots[deed.slot] = self._replace(deed.path, _Node(None))
+                case "take":
+                    self._replace(deed.path, self._slot(deed.slot))
+                    self._slots[deed.slot] = _Node(None)
+                case "swap":
+                    self._slots[deed.slot] = self._replace(deed.path, self._slot(deed.slot))
+                case "move":
+                    self._replace(deed.path, self._replace(deed.to, _Node(None)))
+                case "mkdir":
+                    node = self._node(deed.path)
+                    node.where, node.was_directory, node.made_since, node.mode = None, False, True, None
+                case "rmdir":
+                    node = self._node(deed.path)
+                    node.where, node.was_directory, node.mode = None, True, deed.mode
+                case "mode":
+                    self._node(deed.path).mode = deed.mode_before
+                case "times":
+                    pass
+
+    def changes(self) -> list[Change]:
+        """What differs, by path. Bytes, kinds, permission bits and link targets count, times do not."""
+        self._compare("", self._top)
+        self._found.sort(key=attrgetter("path"))
+        return self._found
+
+    def where(self, path: str) -> Where | None:
+        """Where the earlier version of a path lies today."""
+        return self._node(path).where
+
+    # -- the sketch
+
+    def _slot(self, slot: int) -> _Node:
+        return self._slots.setdefault(slot, _Node((slot, "")))
+
+    def _node(self, path: str) -> _Node:
+        node = self._top
+        for name in path.split("/") if path else ():
+            node = _child(node, name)
+        return node
+
+    def _replace(self, path: str, new: _Node) -> _Node:
+        above, _, name = path.rpartition("/")
+        parent = self._node(above)
+        old = _child(parent, name)
+        parent.below[name] = new
+        return old
+
+    # -- comparing
+
+    def _compare(self, top: str, node: _Node) -> None:
+        waiting = [(top, node)]
+        while waiting:
+            path, node = waiting.pop()
+            unmoved = node.where == (_IN_TREE, path)
+            names: set[str] = set(node.below)
+            if not unmoved or node.mode is not None:
+                before, after = self._before(node), self.version((_IN_TREE, path))
+                if before is not None or after is not None:
+                    self._note(path, before, after, node)
+                if not unmoved:
+                    if before is not None and before.kind == "directory" and node.where is not None:
+                        names |= self._names(node.where)
+                    if after is not None and after.kind == "directory" and not node.made_since:
+                        names |= self._names((_IN_TREE, path))
+            prefix = f"{path}/" if path else ""
+            waiting += [(prefix + name, _child(node, name)) for name in names]
+
+    def _note(self, path: str, before: FileVersion | None, after: FileVersion | None, node: _Node) -> None:
+        unhashed = before is not None and before.kind == "file" and before.content_hash is None
+        if before != after or (unhashed and node.where != (_IN_TREE, path)):
+            self._found.append(Change(path, before, after))
+
+    def _before(self, node: _Node) -> FileVersion | None:
+        if node.where is None:
+            return FileVersion("directory", node.mode or 0, 0) if node.was_directory else None
+        version = self.version(node.where)
+        if version is None or node.mode is None:
+            return version
+        return FileVersion(version.kind, node.mode, version.size, version.content_hash, version.target)
+
+    def _names(self, where: Where) -> set[str]:
+        files, path = self._files_of(where)
+        try:
+            descriptor = files.open_directory(path)
+        except OSError:
+            return set()
+        try:
+            return {name for name in os.listdir(descriptor) if path or not is_reserved(name)}
+        finally:
+            os.close(descriptor)
+
+    def _files_of(self, where: Where) -> tuple[Confined, str]:
+        slot, path = where
+        if slot == _IN_TREE:
+            return self._files, path
+        assert self._holding is not None, "what is held has a holding directory"
+        return self._files, "/".join(filter(None, (self._holding.name, str(slot), path)))
+
+    def read(self, where: Where) -> bytes:
+        files, path = self._files_of(where)
+        return files.read_file(path)[0]
+
+    def version(self, where: Where) -> FileVersion | None:
+        """What is at a place on disk today."""
+        files, path = self._files_of(where)
+        found = files.look(path)
+        if found is None:
+            return None
+        mode = stat.S_IMODE(found.st_mode)
+        if stat.S_ISDIR(found.st_mode):
+            return FileVersion("directory", mode, 0)
+        if stat.S_ISLNK(found.st_mode):
+            target = files.read_link(path)
+            return FileVersion("symlink", 0o777, len(os.fsencode(target)), None, target)
+        if not stat.S_ISREG(found.st_mode):
+            return FileVersion("file", mode, 0)
+        known = self._known(found)
+        return FileVersion("file", mode, found.st_size, known or self._hash(files, path, found))
+
+    def _hash(self, files: Confined, path: str, found: os.stat_result) -> str | None:
+        if found.st_size > HASHED_BYTES:
+            return None
+        try:
+            with files.parent(path) as (at, name):
+                descriptor, _ = open_file(at, name, path)
+        except OSError:
+            return None
+        digest = hashlib.sha256()
+        try:
+            while content := os.read(descriptor, CHUNK_BYTES):
+                digest.update(content)
+        finally:
+            os.close(descriptor)
+        return digest.hexdigest()
+
+
+def _child(node: _Node, name: str) -> _Node:
+    child = node.below.get(name)
+    if child is None:
+        where = None
+        if node.where is not None:
+            slot, path = node.where
+            where = (slot, f"{path}/{name}" if path else name)
+        child = node.below[name] = _Node(where)
+    return child
+
+
+class Written:
+    """The hashes of files that were written here, found again as long as nothing about the file changes."""
+
+    def __init__(self, most: int = 4096) -> None:
+        self._most = most
+        self._hashes: dict[tuple[int, int, int], str] = {}
+
+    def note(self, identity: Identity) -> None:
+        if identity.sha256 is not None:
+            if len(self._hashes) >= self._most:
+                self._hashes.pop(next(iter(self._hashes)))
+            self._hashes[identity.inode, identity.size, identity.mtime_ns] = identity.sha256
+
+    def hash_of(self, found: os.stat_result) -> str | None:
+        return self._hashes.get((found.st_ino, found.st_size, found.st_mtime_ns))

@@ -1,0 +1,73 @@
+"""What a step holds of one path, and how what git cannot hold of it is written down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+Kind: TypeAlias = Literal["file", "directory", "symlink"]
+
+
+@dataclass(frozen=True, slots=True)
+class Meta:
+    """What git does not keep of a path.
+
+    ``mode`` has the permission bits (up to 0o7777). Paths with the same ``link`` number, if it is not 0, are names of
+    one file: the number itself says nothing (a scan gives the inode's).
+    """
+
+    mode: int
+    uid: int
+    gid: int
+    mtime_ns: int
+    link: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One path of a step; ``oid`` is the git object id of a file's bytes, or of a symlink's target, in hex."""
+
+    kind: Kind
+    meta: Meta
+    oid: str | None = None
+
+    def same_content(self, other: Entry | None) -> bool:
+        """Whether kind, bytes and permissions are the same; times, owners and links may differ."""
+        return (
+            other is not None
+            and (self.kind, self.oid) == (other.kind, other.oid)
+            and (self.kind == "symlink" or self.meta.mode == other.meta.mode)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A new state of a path whose bytes the store may not have yet: a file's, or a symlink's target."""
+
+    kind: Kind
+    meta: Meta
+    content: bytes | Callable[[], bytes] = b""
+
+
+def encode_line(name: bytes, meta: Meta) -> bytes:
+    """One line for a path; ``name`` is its true name in its directory, "." the directory itself."""
+    written = name.replace(b"\\", b"\\\\").replace(b"\n", b"\\n") if b"\\" in name or b"\n" in name else name
+    return b"%o %d %d %d %d %b\n" % (meta.mode, meta.uid, meta.gid, meta.mtime_ns, meta.link, written)
+
+
+def decode_lines(blob: bytes) -> list[tuple[bytes, Meta]]:
+    """What `encode_line` wrote, in order.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    found: list[tuple[bytes, Meta]] = []
+    for line in blob.split(b"\n"):
+        if line:
+            mode, uid, gid, mtime, link, name = line.split(b" ", 5)
+            if b"\\" in name:
+                parts = name.split(b"\\\\")
+                name = b"\\".join(part.replace(b"\\n", b"\n") for part in parts)
+            found.append((name, Meta(int(mode, 8), int(uid), int(gid), int(mtime), int(link))))
+    return found

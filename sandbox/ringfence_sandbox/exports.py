@@ -1,0 +1,90 @@
+"""A history as patches: one over several steps, or a mailbox with a mail a commit for `git am`."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC
+from email.utils import format_datetime
+
+from ringfence.filesystem.diffs import patch_of
+from ringfence.participants import Change
+from ringfence_sandbox.git_names import is_dotgit
+from ringfence_sandbox.store import CommitRecord, Store
+
+_BASE64_LINE = 57
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """The text, and the paths that it cannot have: git takes no patch for what is in a `.git`."""
+
+    text: bytes
+    left_out: tuple[str, ...]
+
+
+def unified(store: Store, one: str | None, other: str) -> Export:
+    """The changes from one commit (None: an empty tree) to another as a patch for `git apply`."""
+    changes, left_out = _applicable(store.states.changes(one, other))
+    return Export(_patch(store, one, other, changes), left_out)
+
+
+def mailbox(store: Store, records: Sequence[CommitRecord]) -> Export:
+    """The commits, oldest first, each as a mail; one that changed nothing that a patch can hold has none."""
+    patches: list[tuple[CommitRecord, bytes]] = []
+    left_out: set[str] = set()
+    for record in records:
+        changes, without = _applicable(store.states.changes(record.parent, record.commit))
+        left_out.update(without)
+        text = _patch(store, record.parent, record.commit, changes)
+        if text:
+            patches.append((record, text))
+    mails = (_mail(store, record, text, n, len(patches)) for n, (record, text) in enumerate(patches, 1))
+    return Export(b"".join(mails), tuple(sorted(left_out)))
+
+
+def _applicable(changes: Iterable[Change]) -> tuple[list[Change], tuple[str, ...]]:
+    takes: list[Change] = []
+    left_out: list[str] = []
+    for change in changes:
+        if any(is_dotgit(part.encode("utf-8", "surrogateescape")) for part in change.path.split("/")):
+            left_out.append(change.path)
+        else:
+            takes.append(change)
+    return takes, tuple(left_out)
+
+
+def _patch(store: Store, one: str | None, other: str, changes: Sequence[Change]) -> bytes:
+    def before(path: str) -> bytes:
+        return store.states.read(one, path) if one is not None else b""
+
+    return patch_of(changes, before, lambda path: store.states.read(other, path))
+
+
+def _mail(store: Store, record: CommitRecord, patch: bytes, number: int, of: int) -> bytes:
+    subject, body = store.message_text(record.commit)
+    # A line that looks like the beginning of a patch would end the message; a From line would end the mail.
+    text = re.sub(r"(?m)^(?=---|diff |Index: |>*From )", " ", body).strip("\n")
+    # `git am` takes away what is in brackets before the subject.
+    content = f"{text}\n---\n\n".encode() + patch + b"-- \nringfence\n"
+    encoding = "8bit"
+    if b"\r" in content:
+        # On the way through a mail, a carriage return at the end of a line gets lost.
+        encoding, content = "base64", _base64(content)
+    header = (
+        f"From {record.commit} Mon Sep 17 00:00:00 2001\n"
+        f"From: {store.author(record.commit)}\n"
+        f"Date: {format_datetime(record.message.info.created_at.astimezone(UTC))}\n"
+        f"Subject: [PATCH {number}/{of}] {subject}\n"
+        "MIME-Version: 1.0\n"
+        "Content-Type: text/plain; charset=UTF-8\n"
+        f"Content-Transfer-Encoding: {encoding}\n\n"
+    )
+    return header.encode() + content + b"\n"
+
+
+def _base64(content: bytes) -> bytes:
+    pieces = (content[at : at + _BASE64_LINE] for at in range(0, len(content), _BASE64_LINE))
+    return b"".join(base64.b64encode(piece) + b"\n" for piece in pieces)

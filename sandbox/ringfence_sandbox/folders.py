@@ -1,0 +1,408 @@
+"""The directories of a step, as values: a new state shares every directory that did not change with the old one.
+
+A step's tree has two entries, `files` and `meta`. In `files` a directory is what git takes it for: its files, symlinks
+and the directories that have any. In `meta` every directory has a tree, with the blob ``entries`` (what git cannot
+hold of the directory and of what is in it, a line each) and a tree ``+name`` for each directory in it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
+
+from ringfence_sandbox.entries import Entry, Meta, decode_lines, encode_line
+from ringfence_sandbox.git_names import escaped, unescaped
+
+COMMIT, TREE, BLOB = 1, 2, 3
+_OID_BYTES = 20
+_LINES = b"entries"
+_SUB = b"+"
+_FEW = 16
+_MODES = {"file": b"100644 ", "symlink": b"120000 "}
+_EXECUTABLE = b"100755 "
+
+
+Difference: TypeAlias = tuple[bytes, Entry | None, Entry | None]
+
+
+class Objects(Protocol):
+    """Where git objects are, by binary id."""
+
+    def raw(self, oid: bytes) -> tuple[int, bytes]: ...
+
+    def add(self, type_number: int, raw: bytes, before: tuple[bytes, bytes] | None = None) -> bytes: ...
+
+
+class Rows:
+    """Encoded entries in the order of their keys. Never changed: `edited` gives a new one."""
+
+    __slots__ = ("items", "keys")
+
+    def __init__(self, keys: list[bytes], items: list[bytes]) -> None:
+        self.keys = keys
+        self.items = items
+
+    def get(self, key: bytes) -> bytes | None:
+        at = bisect_left(self.keys, key)
+        return self.items[at] if at < len(self.keys) and self.keys[at] == key else None
+
+    def edited(self, edits: Mapping[bytes, bytes | None]) -> Rows:
+        """With these entries set, or (None) taken out."""
+        if len(edits) > _FEW:
+            rows = dict(zip(self.keys, self.items, strict=True))
+            rows.update({key: item for key, item in edits.items() if item is not None})
+            keys = sorted(key for key in rows if edits.get(key, b"") is not None)
+            return Rows(keys, [rows[key] for key in keys])
+        keys, items = self.keys.copy(), self.items.copy()
+        for key, item in edits.items():
+            at = bisect_left(keys, key)
+            if at < len(keys) and keys[at] == key:
+                if item is None:
+                    del keys[at], items[at]
+                else:
+                    items[at] = item
+            elif item is not None:
+                keys.insert(at, key)
+                items.insert(at, item)
+        return Rows(keys, items)
+
+    def joined(self) -> bytes:
+        return b"".join(self.items)
+
+
+EMPTY_ROWS = Rows([], [])
+
+
+@dataclass(slots=True)
+class Folder:
+    """One directory at one moment.
+
+    ``lines`` has the rows of the meta blob by true name, ``files`` those of the tree in `files`, and ``subs`` those of
+    the tree in `meta` without the blob, both by git's sort key. ``loaded`` are the directories in it that are known
+    as values; the others are read when they are needed.
+    """
+
+    meta: Meta
+    lines: Rows = EMPTY_ROWS
+    files: Rows = EMPTY_ROWS
+    subs: Rows = EMPTY_ROWS
+    files_oid: bytes | None = None
+    """None: no file in it, at any depth."""
+    lines_oid: bytes = b""
+    meta_oid: bytes = b""
+    loaded: dict[bytes, Folder] = field(default_factory=dict[bytes, "Folder"])
+
+    def file(self, name: bytes) -> Entry | None:
+        """The file or symlink of that name."""
+        line = self.lines.get(name)
+        item = self.files.get(escaped(name)) if line is not None else None
+        if line is None or item is None:
+            return None
+        [(_, meta)] = decode_lines(line)
+        return _entry(item, meta)
+
+    def each_file(self) -> Iterator[tuple[bytes, Entry]]:
+        for line in self.lines.items:
+            [(name, meta)] = decode_lines(line)
+            item = self.files.get(escaped(name))
+            if item is None:
+                raise _damaged(name)
+            yield name, _entry(item, meta)
+
+    def names(self) -> Iterator[bytes]:
+        """The names of the files and symlinks in it."""
+        yield from self.lines.keys
+
+    def directories(self) -> Iterator[bytes]:
+        """The names of the directories in it."""
+        for key in self.subs.keys:
+            yield unescaped(key[1:-1])
+
+    def directory(self, name: bytes, objects: Objects) -> Folder | None:
+        known = self.loaded.get(name)
+        if known is not None:
+            return known
+        encoded = escaped(name)
+        sub = self.subs.get(_SUB + encoded + b"/")
+        if sub is None:
+            return None
+        item = self.files.get(encoded + b"/")
+        folder = load(objects, sub[-_OID_BYTES:], item[-_OID_BYTES:] if item is not None else None)
+        self.loaded[name] = folder
+        return folder
+
+
+def _entry(item: bytes, meta: Meta) -> Entry:
+    return Entry("symlink" if item.startswith(b"120000") else "file", meta, item[-_OID_BYTES:].hex())
+
+
+def tree_rows(raw: bytes) -> Rows:
+    """The rows of a git tree."""
+    keys: list[bytes] = []
+    items: list[bytes] = []
+    at, end = 0, len(raw)
+    while at < end:
+        blank = raw.index(b" ", at)
+        zero = raw.index(b"\0", blank)
+        name = raw[blank + 1 : zero]
+        after = zero + 1 + _OID_BYTES
+        keys.append(name + b"/" if raw[at:blank] == b"40000" else name)
+        items.append(raw[at:after])
+        at = after
+    return Rows(keys, items)
+
+
+def load(objects: Objects, meta_oid: bytes, files_oid: bytes | None) -> Folder:
+    """Read a directory.
+
+    Raises:
+        KeyError, ValueError: the store does not have all of it.
+    """
+    subs = tree_rows(objects.raw(meta_oid)[1])
+    at = subs.keys.index(_LINES)
+    lines_oid = subs.items[at][-_OID_BYTES:]
+    blob = objects.raw(lines_oid)[1]
+    first, *rest = blob.split(b"\n")[:-1]
+    lines = [line + b"\n" for line in rest]
+    [(_, meta)] = decode_lines(first)
+    keys = [_name(line) for line in lines]
+    return Folder(
+        meta,
+        Rows(keys, lines),
+        tree_rows(objects.raw(files_oid)[1]) if files_oid is not None else EMPTY_ROWS,
+        Rows(subs.keys[:at] + subs.keys[at + 1 :], subs.items[:at] + subs.items[at + 1 :]),
+        files_oid,
+        lines_oid,
+        meta_oid,
+    )
+
+
+class Edit:
+    """What becomes of one name, and of what is below it."""
+
+    __slots__ = ("below", "given", "state")
+
+    def __init__(self) -> None:
+        self.given = False
+        self.state: Entry | None = None
+        self.below: dict[bytes, Edit] = {}
+
+
+def edits_of(changes: Iterable[tuple[bytes, Entry | None]]) -> Edit:
+    """The changes, by paths from the root, as a tree."""
+    root = Edit()
+    for path, state in changes:
+        edit = root
+        for part in path.split(b"/") if path else ():
+            below = edit.below.get(part)
+            if below is None:
+                below = edit.below[part] = Edit()
+            edit = below
+        edit.given, edit.state = True, state
+    return root
+
+
+class Builder:
+    """Makes the new directories of a step and adds their objects; ``found`` is what became different."""
+
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
+        self.found: list[Difference] = []
+
+    def build(self, folder: Folder | None, edit: Edit, path: bytes = b"") -> Folder:
+        """The directory after `edit`; None was no directory before.
+
+        Raises:
+            ValueError: something is put into a directory that there is not.
+        """
+        if edit.given and edit.state is not None:
+            meta = edit.state.meta
+        elif folder is not None:
+            meta = folder.meta
+        else:
+            raise ValueError(f"{_shown(path)} is no directory before this step, so it must be among the changes too")
+        if folder is None or meta != folder.meta:
+            self.found.append((path, _directory(folder), Entry("directory", meta)))
+        lines: dict[bytes, bytes | None] = {}
+        files: dict[bytes, bytes | None] = {}
+        subs: dict[bytes, bytes | None] = {}
+        before = folder if folder is not None else Folder(meta)
+        loaded = before.loaded.copy()
+        for name, below in edit.below.items():
+            self._child(before, name, below, path, (lines, files, subs), loaded)
+        if folder is not None and not (lines or files or subs) and meta == folder.meta:
+            return folder
+        return self._written(
+            before,
+            Folder(
+                meta,
+                before.lines.edited(lines) if lines else before.lines,
+                before.files.edited(files) if files else before.files,
+                before.subs.edited(subs) if subs else before.subs,
+                loaded=loaded,
+            ),
+        )
+
+    def _child(
+        self,
+        before: Folder,
+        name: bytes,
+        edit: Edit,
+        path: bytes,
+        rows: tuple[dict[bytes, bytes | None], dict[bytes, bytes | None], dict[bytes, bytes | None]],
+        loaded: dict[bytes, Folder],
+    ) -> None:
+        lines, files, subs = rows
+        encoded = escaped(name)
+        whole = path + b"/" + name if path else name
+        state = edit.state
+        old = before.directory(name, self._objects)
+        file = before.file(name) if edit.given and old is None else None
+        if not edit.given or (state is not None and state.kind == "directory"):
+            new = self.build(old, edit, whole)
+            if new is old:
+                return
+            if file is not None:
+                self.found.append((whole, file, None))
+            loaded[name] = new
+            lines[name] = files[encoded] = None
+            subs[_SUB + encoded + b"/"] = b"40000 +%b\0%b" % (encoded, new.meta_oid)
+            files[encoded + b"/"] = None if new.files_oid is None else b"40000 %b\0%b" % (encoded, new.files_oid)
+            return
+        if any(_puts(below) for below in edit.below.values()):
+            raise ValueError(f"{_shown(whole)} is no directory after this step, and yet something is put into it")
+        if old is None and file == state:
+            return
+        self.found.append((whole, file, state))
+        if old is not None:
+            self.found += _differences(old, None, self._objects, whole)
+            loaded.pop(name, None)
+            subs[_SUB + encoded + b"/"] = files[encoded + b"/"] = None
+        if state is None:
+            lines[name] = files[encoded] = None
+        else:
+            if state.oid is None:
+                raise ValueError(f"{_shown(whole)} has no content")
+            executable = state.kind == "file" and state.meta.mode & 0o100
+            mode = _EXECUTABLE if executable else _MODES[state.kind]
+            lines[name] = encode_line(name, state.meta)
+            files[encoded] = b"%b%b\0%b" % (mode, encoded, bytes.fromhex(state.oid))
+
+    def _written(self, old: Folder, new: Folder) -> Folder:
+        add = self._objects.add
+        header = encode_line(b".", new.meta)
+        if new.lines is old.lines and new.meta == old.meta and old.lines_oid:
+            new.lines_oid = old.lines_oid
+        else:
+            before = (old.lines_oid, encode_line(b".", old.meta) + old.lines.joined()) if old.lines_oid else None
+            new.lines_oid = add(BLOB, header + new.lines.joined(), before)
+        before = (old.meta_oid, old.subs.joined() + _lines_item(old.lines_oid)) if old.meta_oid else None
+        new.meta_oid = add(TREE, new.subs.joined() + _lines_item(new.lines_oid), before)
+        if new.files is old.files:
+            new.files_oid = old.files_oid
+        elif new.files.items:
+            before = (old.files_oid, old.files.joined()) if old.files_oid else None
+            new.files_oid = add(TREE, new.files.joined(), before)
+        return new
+
+
+def _lines_item(oid: bytes) -> bytes:
+    return b"100644 " + _LINES + b"\0" + oid
+
+
+def _puts(edit: Edit) -> bool:
+    return (edit.given and edit.state is not None) or any(_puts(below) for below in edit.below.values())
+
+
+def _shown(path: bytes) -> str:
+    return repr(path.decode("utf-8", "surrogateescape")) if path else "the root"
+
+
+def walk(folder: Folder, objects: Objects, path: bytes = b"") -> Iterator[tuple[bytes, Entry]]:
+    """Everything in a directory, itself first, by path from the root."""
+    yield path, Entry("directory", folder.meta)
+    prefix = path + b"/" if path else b""
+    for name, entry in folder.each_file():
+        yield prefix + name, entry
+    for name in folder.directories():
+        below = folder.directory(name, objects)
+        if below is not None:
+            yield from walk(below, objects, prefix + name)
+
+
+def reachable(objects: Objects, trees: Iterable[bytes]) -> set[bytes]:
+    """The ids of these trees and of all that is in them."""
+    found: set[bytes] = set()
+    waiting = list(trees)
+    while waiting:
+        tree = waiting.pop()
+        if tree not in found:
+            found.add(tree)
+            for item in tree_rows(objects.raw(tree)[1]).items:
+                (waiting.append if item.startswith(b"40000 ") else found.add)(item[-_OID_BYTES:])
+    return found
+
+
+def differences(one: Folder | None, other: Folder | None, objects: Objects) -> list[Difference]:
+    """The paths that differ, in bytes or in anything else, with both states. Equal directories are not looked into."""
+    return in_order(_differences(one, other, objects, b""))
+
+
+def in_order(differences: Iterable[Difference]) -> list[Difference]:
+    """Sorted, each path once."""
+    found: dict[bytes, tuple[Entry | None, Entry | None]] = {}
+    for path, old, new in differences:
+        # A file that became a directory comes as a file that went and a directory that came.
+        earlier, later = found.get(path, (None, None))
+        found[path] = (old if old is not None else earlier, new if new is not None else later)
+    return [(path, *found[path]) for path in sorted(found)]
+
+
+def _differences(one: Folder | None, other: Folder | None, objects: Objects, path: bytes) -> Iterator[Difference]:
+    if one is not None and other is not None:
+        if (one.meta_oid, one.files_oid) == (other.meta_oid, other.files_oid):
+            return
+        if one.meta != other.meta:
+            yield path, Entry("directory", one.meta), Entry("directory", other.meta)
+    else:
+        yield path, _directory(one), _directory(other)
+    prefix = path + b"/" if path else b""
+    files, others = (dict(_changed_files(a, b)) for a, b in ((one, other), (other, one)))
+    for name in files.keys() | others.keys():
+        yield prefix + name, files.get(name), others.get(name)
+    for name in {name for folder in (one, other) if folder is not None for name in folder.directories()}:
+        a, b = (folder.directory(name, objects) if folder is not None else None for folder in (one, other))
+        yield from _differences(a, b, objects, prefix + name)
+
+
+def _directory(folder: Folder | None) -> Entry | None:
+    return Entry("directory", folder.meta) if folder is not None else None
+
+
+def _changed_files(folder: Folder | None, other: Folder | None) -> Iterator[tuple[bytes, Entry]]:
+    """The files of the one whose rows the other does not have just so."""
+    if folder is None:
+        return
+    if other is None:
+        yield from folder.each_file()
+        return
+    lines, items = set(other.lines.items), set(other.files.items)
+    names = {_name(line) for line in folder.lines.items if line not in lines}
+    for item in folder.files.items:
+        if item not in items and not item.startswith(b"40000 "):
+            names.add(unescaped(item[7 : -_OID_BYTES - 1]))
+    for name in names:
+        entry = folder.file(name)
+        if entry is None:
+            raise _damaged(name)
+        yield name, entry
+
+
+def _name(line: bytes) -> bytes:
+    return decode_lines(line)[0][0] if b"\\" in line else line.split(b" ", 5)[5][:-1]
+
+
+def _damaged(name: bytes) -> ValueError:
+    return ValueError(f"the store is damaged: it has no content for {_shown(name)}")

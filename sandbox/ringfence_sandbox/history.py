@@ -1,0 +1,64 @@
+"""What a transaction on disk offers to whatever keeps the history of a workspace."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from ringfence_sandbox.records import Json
+
+if TYPE_CHECKING:
+    from ringfence.participants import Change, Step
+    from ringfence.runtime.receipts import Receipt
+    from ringfence_sandbox.differing import Differences
+
+
+class ChangedFiles:
+    """What a call changed, by path, with the bytes on either side."""
+
+    def __init__(self, changes: Sequence[Change], differences: Differences, written: Mapping[str, bytes]) -> None:
+        self.changes = changes
+        self._differences = differences
+        self._written = written
+
+    def before(self, path: str) -> bytes:
+        """The bytes that the file at `path` had before the call. FileNotFoundError where there was none."""
+        where = self._differences.where(path)
+        if where is None:
+            raise FileNotFoundError(path)
+        return self._differences.read(where)
+
+    def after(self, path: str) -> bytes:
+        """The bytes that the call left at `path`; as they were written, where they are still in memory."""
+        written = self._written.get(path)
+        return self._differences.read((-1, path)) if written is None else written
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What goes into the commit record, and the step that the call becomes with it."""
+
+    payload: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    blob: bytes = b""
+    step: Step | None = None
+
+
+class History(Protocol):
+    """Keeps steps. Nothing that `record` did counts until the commit record is written: that is the commit point."""
+
+    def record(self, changed: ChangedFiles, receipt: Receipt) -> Recorded:
+        """Prepare the step of a call that changed files. What it raises makes the call fail and roll back."""
+        ...
+
+    def committed(self, recorded: Recorded) -> None:
+        """The commit record is written. Must not fail for want of anything."""
+        ...
+
+    def recovered(self, payload: Mapping[str, object], blob: bytes) -> None:
+        """A commit record that the journal had when it was opened, oldest first; it may have been seen before."""
+        ...
+
+    def sealed(self) -> bool:
+        """Whether everything recorded is kept elsewhere, so that the journal may start anew."""
+        ...

@@ -1,0 +1,29 @@
+"""Which commits a store keeps when it is made small."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ringfence_sandbox.store import Store
+
+
+def gc(store: Store, keep_steps: int, *, protect: Iterable[str] = ()) -> int:
+    """Drop what neither the newest `keep_steps` steps nor the kept commits need; the bytes that this gave back.
+
+    The state before the oldest of these steps stays, so that it can be undone, and so do the commits in ``protect``:
+    whatever a restore is about to go back to, or was interrupted in.
+
+    Raises:
+        ValueError: `keep_steps` is negative.
+        LookupError: a commit to protect is not in the store.
+    """
+    if keep_steps < 0:
+        raise ValueError(f"keep_steps is the number of steps to keep, so it cannot be {keep_steps}")
+    needed = {*store.kept().values(), *(store.commit(commit).commit for commit in protect)}
+    steps = 0
+    for record in store.commits():
+        needed.add(record.commit)
+        if steps >= keep_steps:
+            break
+        steps += record.number is not None and record.number > 0
+    return store.retain(needed)

@@ -1,0 +1,136 @@
+"""The directory in which displaced files wait for the end of a call: below the root, under a name no path can have."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import stat
+from collections.abc import Sequence
+from contextlib import suppress
+
+from ringfence_sandbox.confined import HOLDING_PREFIX, Confined, open_file
+from ringfence_sandbox.kernel import Before, lstat
+
+_OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_COPIED_BYTES = 1 << 20
+
+
+def new_name() -> str:
+    return HOLDING_PREFIX + secrets.token_hex(8)
+
+
+class Holding:
+    """An open holding directory. What is in it has a number, its slot, for a name."""
+
+    def __init__(self, files: Confined, name: str, before: Before) -> None:
+        """FileNotFoundError where it is not there."""
+        self.name = name
+        self._files = files
+        self._before = before
+        self.descriptor = os.open(name, _OPEN, dir_fd=files.root)
+        self._next = 0
+
+    @classmethod
+    def make(cls, files: Confined, name: str, before: Before) -> Holding:
+        before("mkdir")
+        os.mkdir(name, 0o700, dir_fd=files.root)
+        return cls(files, name, before)
+
+    def close(self) -> None:
+        os.close(self.descriptor)
+
+    def new_slot(self) -> int:
+        self._next += 1
+        return self._next - 1
+
+    def look(self, slot: int) -> os.stat_result | None:
+        return lstat(self.descriptor, str(slot))
+
+    def create(self, slot: int) -> int:
+        """A descriptor of a new, empty file in a slot."""
+        self._before("create")
+        return os.open(str(slot), _NEW, 0o600, dir_fd=self.descriptor)
+
+    def keep(self, slot: int, directory: str) -> str | None:
+        """Copy the file in a slot, or all that is below the directory in it, out to a host directory, so that it can
+        be looked at. The path of the copy; None where there was nothing."""
+        found = self.look(slot)
+        if found is None:
+            return None
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+        kept = os.path.join(directory, f"{self.name.removeprefix(HOLDING_PREFIX)}-{slot}")
+        if stat.S_ISREG(found.st_mode):
+            source, _ = open_file(self.descriptor, str(slot), kept)
+            with os.fdopen(source, "rb") as original, open(kept, "wb") as copy:
+                shutil.copyfileobj(original, copy, _COPIED_BYTES)
+        elif stat.S_ISLNK(found.st_mode):
+            with suppress(FileExistsError):
+                os.symlink(os.readlink(str(slot), dir_fd=self.descriptor), kept)
+        elif stat.S_ISDIR(found.st_mode):
+            root = os.path.realpath(f"/proc/self/fd/{self.descriptor}")
+            shutil.copytree(os.path.join(root, str(slot)), kept, symlinks=True, dirs_exist_ok=True)
+        return kept
+
+    def empty(self) -> Sequence[str]:
+        """Remove all that is in it; the names of what would not go, where something would not."""
+        return _empty(self.descriptor, self._before)
+
+    def remove(self) -> None:
+        """Remove the empty directory itself."""
+        self._before("rmdir")
+        with suppress(FileNotFoundError):
+            os.rmdir(self.name, dir_fd=self._files.root)
+
+
+def _empty(top: int, before: Before) -> list[str]:
+    """Remove everything in a directory, also from directories that were made unwritable; no link is followed.
+
+    Goes down and comes up again by names, so that no depth uses up the descriptors.
+    """
+    left: list[str] = []
+    waiting: list[tuple[int, list[str]]] = [(os.dup(top), os.listdir(top))]
+    above: list[str] = []
+    while waiting:
+        descriptor, names = waiting[-1]
+        if not names:
+            waiting.pop()
+            if waiting:
+                name = above.pop()
+                _try(lambda at=waiting[-1][0], name=name: os.rmdir(name, dir_fd=at), name, left, before, "rmdir")
+            os.close(descriptor)
+            continue
+        name = names.pop()
+        found = lstat(descriptor, name)
+        if found is None:
+            continue
+        if not stat.S_ISDIR(found.st_mode):
+            _try(lambda at=descriptor, name=name: os.unlink(name, dir_fd=at), name, left, before, "unlink")
+            continue
+        below = _into(descriptor, name, found.st_mode, left)
+        if below is not None:
+            waiting.append((below, os.listdir(below)))
+            above.append(name)
+    return left
+
+
+def _into(descriptor: int, name: str, mode: int, left: list[str]) -> int | None:
+    try:
+        if mode & stat.S_IRWXU != stat.S_IRWXU:
+            os.chmod(name, stat.S_IRWXU, dir_fd=descriptor)
+        return os.open(name, _OPEN, dir_fd=descriptor)
+    except OSError:
+        left.append(name)
+        return None
+
+
+def _try(remove: object, name: str, left: list[str], before: Before, what: str) -> None:
+    before(what)
+    try:
+        assert callable(remove)
+        remove()
+    except FileNotFoundError:
+        pass
+    except OSError:
+        left.append(name)

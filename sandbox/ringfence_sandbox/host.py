@@ -1,0 +1,432 @@
+"""The filesystem on disk."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import itertools
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Literal, get_args
+
+from ringfence.errors import SnapshotRestoreError
+from ringfence.filesystem.lines import line_window
+from ringfence.filesystem.memory import moment
+from ringfence.filesystem.paths import check_link_target, normalise, os_error
+from ringfence.filesystem.protocol import (
+    MAX_GREP_MATCHES,
+    FileEntry,
+    FileStat,
+    FilesystemSnapshot,
+    GlobMatch,
+    GrepMatch,
+    ReadBytesResult,
+    ReadResult,
+    WriteMode,
+    WriteResult,
+)
+from ringfence.filesystem.search import compiled_glob, glob_below, grep_files, path_filter
+from ringfence.participants import (
+    CURRENT_CALL,
+    LOCK_PATIENCE_SECONDS,
+    CallInfo,
+    CallLock,
+    Change,
+    RollbackReport,
+    Step,
+    Transactional,
+)
+from ringfence_sandbox.changing import Changing
+from ringfence_sandbox.confined import CHUNK_BYTES, Confined, Found, open_file
+from ringfence_sandbox.core import Mark
+from ringfence_sandbox.history import History
+from ringfence_sandbox.kernel import Abilities, Before, birth_ns, nothing_before
+from ringfence_sandbox.looking import Looking, read_text
+from ringfence_sandbox.opening import Opened
+from ringfence_sandbox.recovery import Recovered
+from ringfence_sandbox.states import State, Token
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+    from ringfence.runtime.receipts import Receipt
+
+_WRITE_MODES = frozenset(get_args(WriteMode))
+Durability = Literal["process", "power"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostSnapshot(FilesystemSnapshot):
+    opened: Opened = field(repr=False, compare=False)
+    state: State = field(repr=False, compare=False)
+    token: Token = field(repr=False, compare=False)
+
+
+class HostFilesystem(Transactional):
+    """A workspace on disk. Nothing outside of the root can be reached through it, and every call can be undone.
+
+    Opening it recovers what a killed opener left (`recovered`) and locks the root until `close`, which ``with``
+    calls. A read-only one does neither: it only looks. `for_call` gives further objects over the same workspace,
+    equal to this one.
+    """
+
+    durable = True
+    _snapshots = itertools.count(1)
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        *,
+        store: str | os.PathLike[str] | None = None,
+        durability: Durability = "process",
+        read_only: bool = False,
+        patience_seconds: float = LOCK_PATIENCE_SECONDS,
+        history: History | None = None,
+        before: Before = nothing_before,
+        can: Abilities | None = None,
+    ) -> None:
+        """``store`` is the directory that keeps the journal, found from the root's real path where it is not given.
+
+        ``history`` gets every call that changed files, at its commit. ``before`` is called with a name before every
+        system call that changes something; ``can`` is what the kernel may be asked for. Tests use both.
+
+        Raises:
+            NotADirectoryError, FileNotFoundError: the root is no directory.
+            ValueError: the store is inside of the root.
+            WorkspaceLockedError: another opener has it; it is named.
+            RestoreFailedError: what a killed call left cannot be undone now.
+        """
+        self._opened = Opened(
+            os.fspath(root),
+            None if store is None else os.fspath(store),
+            power=durability == "power",
+            read_only=read_only,
+            history=history,
+            before=before,
+            can=can,
+        )
+        self._lock = CallLock(f"the workspace {self._opened.root}", patience_seconds=patience_seconds)
+        self._call: CallInfo | None = None
+        self._share(self._opened)
+
+    def _share(self, opened: Opened) -> None:
+        self._files: Confined = opened.files
+        self._core = opened.core
+        self._changes = Changing(opened.core, opened.can)
+        self._looking = Looking(opened.files)
+
+    def __repr__(self) -> str:
+        return f"the workspace {self._opened.root}"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, HostFilesystem) and other._opened is self._opened
+
+    def __hash__(self) -> int:
+        return hash(self._opened)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Roll back what is open, drop what snapshots held, and let go of the workspace. Once is enough."""
+        with self._lock.mutex:
+            self._opened.close()
+
+    @property
+    def root(self) -> str:
+        return self._opened.root
+
+    @property
+    def read_only(self) -> bool:
+        return self._opened.read_only
+
+    @property
+    def recovered(self) -> Recovered | None:
+        """What opening did about a call that was killed; None where there was nothing to do."""
+        return self._opened.recovered
+
+    def for_call(self, call: CallInfo) -> Self:
+        other = object.__new__(type(self))
+        other._opened = self._opened
+        other._lock = self._lock
+        other._call = call
+        other._share(self._opened)
+        return other
+
+    # -- looking
+
+    def resolve(self, path: str) -> str:
+        return self._find(normalise(path)).place
+
+    def content_hash(self, path: str) -> str:
+        normal = normalise(path)
+        place = self._file(normal).place
+        digest = hashlib.sha256()
+        with self._files.parent(place) as (directory, name):
+            descriptor, _ = open_file(directory, name, normal)
+        try:
+            while content := os.read(descriptor, CHUNK_BYTES):
+                digest.update(content)
+        finally:
+            os.close(descriptor)
+        return digest.hexdigest()
+
+    def read(self, path: str, *, offset: int = 0, limit: int | None = None, encoding: str = "utf-8") -> ReadResult:
+        normal = normalise(path)
+        place, content = self._content(normal)
+        text, returned, total = line_window(content, offset, limit, encoding, normal)
+        if text or not content:
+            self._note_read(place, content)
+        return ReadResult(text, normal, total, offset, returned, offset + returned < total)
+
+    def read_bytes(self, path: str, *, offset: int = 0, limit: int | None = None) -> ReadBytesResult:
+        if offset < 0 or (limit is not None and limit < 0):
+            raise ValueError(f"offset and limit count bytes, they cannot be negative: {offset}, {limit}")
+        normal = normalise(path)
+        place, content = self._content(normal)
+        size = len(content)
+        part = content if offset == 0 and limit is None else content[offset:][:limit]
+        if part or not content:
+            self._note_read(place, content)
+        return ReadBytesResult(part, normal, size, offset, len(part), offset + len(part) < size)
+
+    def readlink(self, path: str) -> str:
+        found = self._itself(normalise(path))
+        if not found.is_link:
+            raise ValueError(f"{path!r} is not a symlink")
+        return self._files.read_link(found.place)
+
+    def exists(self, path: str) -> bool:
+        try:
+            return self._find(normalise(path), follow=False).stat is not None
+        except (OSError, ValueError):
+            return False
+
+    def stat(self, path: str) -> FileStat:
+        normal = normalise(path)
+        itself = self._itself(normal)
+        led_to = self._existing(normal) if itself.is_link else itself
+        found = led_to.stat
+        assert found is not None
+        with self._files.parent(led_to.place) as (directory, name):
+            born = birth_ns(directory, name)
+        return FileStat(
+            normal or "/",
+            led_to.is_file,
+            led_to.is_directory,
+            found.st_size if led_to.is_file else 0,
+            moment(min(found.st_mtime_ns, found.st_ctime_ns) if born is None else born),
+            moment(found.st_mtime_ns),
+            stat.S_IMODE(found.st_mode),
+            itself.is_link,
+        )
+
+    def list(self, path: str = "") -> Sequence[FileEntry]:
+        normal = normalise(path)
+        found = self._existing(normal)
+        if not found.is_directory:
+            raise os_error(errno.ENOTDIR, normal)
+        return self._looking.entries(found.place, _prefix(normal))
+
+    def glob(self, pattern: str, *, path: str = "") -> Sequence[GlobMatch]:
+        normal = normalise(path)
+        top = self._find(normal)
+        if not top.is_directory:
+            compiled_glob(pattern)  # a bad pattern is an error here too
+            return []
+        return glob_below(pattern, self._looking, top.place, _prefix(normal))
+
+    def grep(
+        self,
+        pattern: str,
+        *,
+        path: str = "",
+        glob: str | None = None,
+        max_matches: int = MAX_GREP_MATCHES,
+        literal: bool = False,
+    ) -> Sequence[GrepMatch]:
+        normal = normalise(path)
+        top = self._existing(normal)
+        if top.is_directory:
+            prefix = _prefix(normal)
+            wanted = None if glob is None else path_filter(glob)
+            files = self._looking.contents(top.place, prefix, wanted)
+        else:
+            files = self._one_text(normal, top)
+            if glob is not None:
+                wanted = path_filter(glob)
+                files = files if wanted(normal.rpartition("/")[2]) else iter(())
+        return grep_files(files, pattern, literal=literal, max_matches=max_matches)
+
+    def _one_text(self, normal: str, top: Found) -> Iterator[tuple[str, bytes]]:
+        with self._files.parent(top.place) as (directory, name):
+            content = read_text(directory, name, normal)
+        return iter(() if content is None else [(normal, content)])
+
+    # -- changing
+
+    def write(
+        self, path: str, content: str, *, mode: WriteMode = "overwrite", create_parents: bool = True
+    ) -> WriteResult:
+        try:
+            encoded = content.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"the text cannot be written as UTF-8: it has the lone surrogate {content[error.start]!r} at "
+                f"character {error.start}; write_bytes takes any bytes"
+            ) from None
+        return self.write_bytes(path, encoded, mode=mode, create_parents=create_parents)
+
+    def write_bytes(
+        self, path: str, content: bytes, *, mode: WriteMode = "overwrite", create_parents: bool = True
+    ) -> WriteResult:
+        if mode not in _WRITE_MODES:
+            raise ValueError(f"mode is one of {', '.join(sorted(_WRITE_MODES))}, not {mode!r}")
+        normal = _below_root(path)
+        if type(content) is not bytes:
+            content = bytes(memoryview(content))
+        with self._lock.mutex:
+            self._admit()
+            self._changes.write(normal, content, mode, create_parents)
+        return WriteResult(normal, len(content), mode)
+
+    def delete(self, path: str, *, recursive: bool = False) -> None:
+        normal = normalise(path)
+        if not normal:
+            raise PermissionError(errno.EPERM, "the root cannot be deleted", path)
+        with self._lock.mutex:
+            self._admit()
+            self._changes.delete(normal, recursive)
+
+    def mkdir(self, path: str, *, parents: bool = True, exist_ok: bool = True) -> None:
+        normal = normalise(path)
+        with self._lock.mutex:
+            self._admit()
+            self._changes.mkdir(normal, parents, exist_ok)
+
+    def move(self, source: str, target: str, *, overwrite: bool = False) -> None:
+        old, new = normalise(source), normalise(target)
+        if not old or not new:
+            raise PermissionError(errno.EPERM, "the root cannot be moved or replaced", "")
+        with self._lock.mutex:
+            self._admit()
+            self._changes.move(old, new, overwrite)
+
+    def chmod(self, path: str, mode: int) -> None:
+        if not 0 <= mode <= 0o7777:
+            raise ValueError(f"mode has the permission bits, from 0 to 0o7777, it cannot be {mode:#o}")
+        normal = normalise(path)
+        with self._lock.mutex:
+            self._admit()
+            self._changes.chmod(normal, mode)
+
+    def symlink(self, path: str, target: str) -> None:
+        check_link_target(target)
+        normal = normalise(path)
+        with self._lock.mutex:
+            self._admit()
+            self._changes.symlink(normal, target)
+
+    # -- states
+
+    def snapshot(self, *, tag: str | None = None) -> FilesystemSnapshot:
+        with self._lock.mutex:
+            state, token = self._core.snapshot()
+        name = f"disk-{next(self._snapshots)}"
+        return HostSnapshot(
+            name, datetime.now(UTC), name, self.root, None, tag, opened=self._opened, state=state, token=token
+        )
+
+    def restore(self, snapshot: FilesystemSnapshot) -> None:
+        state = self._state(snapshot)
+        with self._lock.mutex:
+            self._admit()
+            self._core.restore(state)
+
+    def changes(self, since: FilesystemSnapshot | Mark) -> Sequence[Change]:
+        with self._lock.mutex:
+            if isinstance(since, Mark):
+                return self._core.changes_since_mark(since)
+            return self._core.changes_since(self._state(since))
+
+    @property
+    def lock(self) -> CallLock:
+        return self._lock
+
+    def begin(self, call: CallInfo) -> Mark:
+        with self._lock.mutex:
+            return self._core.begin(call.call_id, call.tool)
+
+    def commit(self, mark: Mark, receipt: Receipt) -> Step | None:
+        with self._lock.mutex:
+            return self._core.commit(mark, receipt)
+
+    def rollback(self, mark: Mark) -> RollbackReport:
+        # A thread of the call that is in the middle of a change finishes it first.
+        with self._lock.mutex:
+            return self._core.rollback(mark)
+
+    def _state(self, snapshot: FilesystemSnapshot) -> State:
+        if not isinstance(snapshot, HostSnapshot) or snapshot.opened is not self._opened:
+            raise SnapshotRestoreError(f"the snapshot {snapshot.snapshot_id!r} is of another filesystem")
+        return snapshot.state
+
+    # -- shared by these
+
+    def _admit(self) -> None:
+        if self.read_only:
+            raise PermissionError(errno.EROFS, "the filesystem is read-only")
+        self._opened.check_open()
+        self._lock.admit(self, self._current_call())
+
+    def _current_call(self) -> CallInfo | None:
+        current = CURRENT_CALL.get()
+        own = self._call
+        return current if own is None or (current is not None and current.within(own)) else own
+
+    def _find(self, normal: str, *, follow: bool = True) -> Found:
+        self._opened.check_open()
+        return self._files.find(normal, follow=follow)
+
+    def _existing(self, normal: str) -> Found:
+        self._opened.check_open()
+        return self._changes.existing(normal)
+
+    def _itself(self, normal: str) -> Found:
+        self._opened.check_open()
+        return self._changes.itself(normal)
+
+    def _file(self, normal: str) -> Found:
+        found = self._existing(normal)
+        if found.is_directory:
+            raise os_error(errno.EISDIR, normal)
+        return found
+
+    def _content(self, normal: str) -> tuple[str, bytes]:
+        place = self._file(normal).place
+        return place, self._files.read_file(place)[0]
+
+    def _note_read(self, place: str, content: bytes) -> None:
+        call = self._current_call()
+        if call is not None and not call.sealed:
+            call.reads.setdefault(self._lock, {})[place] = hashlib.sha256(content).hexdigest()
+
+
+def _prefix(normal: str) -> str:
+    return f"{normal}/" if normal else ""
+
+
+def _below_root(path: str) -> str:
+    normal = normalise(path)
+    if not normal:
+        raise ValueError(f"{path!r} is the root, which is a directory; name a file below it")
+    return normal

@@ -1,0 +1,173 @@
+"""The write-ahead log of one workspace: what a call is about to do, and whether it was committed.
+
+One file, written at its end only. A record is a JSON object and, optionally, bytes; its checksum covers where in the
+file it stands and a number that every new file draws, so that neither what a crash tore nor what an earlier file left
+behind passes for a record. Room is reserved ahead, so that a rollback on a full disk can still be written down: the
+file ends with zeros.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import struct
+import zlib
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+from ringfence_sandbox.kernel import Before, nothing_before
+from ringfence_sandbox.records import Json
+
+_MAGIC = b"ringfence journal 1\n"
+_HEAD = struct.Struct("<4sIII")
+_MARK = b"\xa5rec"
+_FIRST = len(_MAGIC) + 16
+_RESERVE_BYTES = 1 << 16
+_ROOM_BYTES = 1 << 18
+_ALIGN = struct.Struct("<Q")
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One record: its values, and the bytes that came with it."""
+
+    values: Mapping[str, object]
+    blob: bytes = b""
+    payload: Mapping[str, object] | None = None
+    """What the history has to say in a commit record."""
+
+
+class Journal:
+    """An open journal. ``records`` is what it held when it was opened, ``cut`` says what was cut off its end.
+
+    ``sync`` makes `flush` wait for the disk; without it what is written survives the process, not the machine.
+    """
+
+    def __init__(self, path: str, *, sync: bool = False, before: Before = nothing_before) -> None:
+        """OSError where the file cannot be opened; ValueError where it is no journal."""
+        self.path: Final = path
+        self.cut: str | None = None
+        self._sync = sync
+        self._before = before
+        new = not os.path.exists(path)
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        self.modified_ns: Final = os.fstat(self._file).st_mtime_ns
+        """When it was last written to before it was opened here."""
+        self._nonce = b""
+        self._end = 0
+        self._room = 0
+        try:
+            self.records: Sequence[Record] = self._read()
+            if new and sync:
+                _sync_directory(os.path.dirname(path))
+        except BaseException:
+            os.close(self._file)
+            raise
+
+    def close(self) -> None:
+        os.close(self._file)
+
+    def renewed(self) -> Journal:
+        """A new journal at the same path, after this one was closed and moved away."""
+        return Journal(self.path, sync=self._sync, before=self._before)
+
+    @property
+    def size_bytes(self) -> int:
+        return self._end
+
+    def _read(self) -> list[Record]:
+        content = os.pread(self._file, os.fstat(self._file).st_size, 0)
+        if not content.startswith(_MAGIC):
+            if content.strip(b"\0") and not _MAGIC.startswith(content[: len(_MAGIC)].rstrip(b"\0")):
+                raise ValueError(f"{self.path} is no journal of this version; move it away to start a new one")
+            self._start()
+            return []
+        if len(content) < _FIRST:
+            self._start()
+            return []
+        self._nonce = content[len(_MAGIC) : _FIRST]
+        found: list[Record] = []
+        at = _FIRST
+        while (record := self._record_at(content, at)) is not None:
+            at, record = record
+            found.append(record)
+        self._end = at
+        self._room = len(content)
+        if content[at:].strip(b"\0"):
+            left = len(content[at:].rstrip(b"\0"))
+            self.cut = f"the journal was cut after {at} bytes: the {left} bytes behind them are no whole record"
+            os.ftruncate(self._file, at)
+            self._room = at
+        return found
+
+    def _record_at(self, content: bytes, at: int) -> tuple[int, Record] | None:
+        if at + _HEAD.size > len(content):
+            return None
+        mark, text_size, blob_size, checksum = _HEAD.unpack_from(content, at)
+        start = at + _HEAD.size
+        end = start + text_size + blob_size
+        if mark != _MARK or end > len(content) or self._checksum(at, content[start:end]) != checksum:
+            return None
+        values = json.loads(content[start : start + text_size])
+        return end, Record(values, content[start + text_size : end], values.get("payload"))
+
+    def _checksum(self, at: int, payload: bytes) -> int:
+        return zlib.crc32(payload, zlib.crc32(self._nonce + _ALIGN.pack(at)))
+
+    def append(self, *records: Mapping[str, Json], blob: bytes = b"", reserve: int = _RESERVE_BYTES) -> None:
+        """Write records in one go; ``blob`` belongs to the last. OSError (no space): none is written."""
+        at = self._end
+        written = bytearray()
+        for place, values in enumerate(records):
+            text = json.dumps(values, separators=(",", ":")).encode()
+            tail = blob if place == len(records) - 1 else b""
+            checksum = self._checksum(at + len(written), text + tail)
+            written += _HEAD.pack(_MARK, len(text), len(tail), checksum) + text + tail
+        self._make_room(len(written), reserve)
+        self._before("journal")
+        rest = memoryview(written)
+        while rest:
+            rest = rest[os.pwrite(self._file, rest, at + len(written) - len(rest)) :]
+        self._end = at + len(written)
+
+    def flush(self) -> None:
+        """Wait until all that was appended is on the disk, where this journal is to survive the machine."""
+        if self._sync:
+            self._before("fsync")
+            os.fdatasync(self._file)
+
+    def note(self, record: Mapping[str, Json]) -> None:
+        """`append` for a rollback, which goes on where even the reserve is used up: undoing can be repeated."""
+        with suppress(OSError):
+            self.append(record, reserve=0)
+
+    def reset(self) -> None:
+        """Start anew, empty. Only for when nothing is open."""
+        self._before("journal")
+        os.ftruncate(self._file, 0)
+        self._start()
+
+    def _start(self) -> None:
+        self._nonce = secrets.token_bytes(16)
+        os.ftruncate(self._file, 0)
+        os.pwrite(self._file, _MAGIC + self._nonce, 0)
+        self._end = self._room = _FIRST
+
+    def _make_room(self, size: int, reserve: int) -> None:
+        needed = self._end + size + reserve
+        if needed > self._room and hasattr(os, "posix_fallocate"):
+            self._before("journal room")
+            length = max(needed, self._end + _ROOM_BYTES)
+            os.posix_fallocate(self._file, 0, length)
+            self._room = length
+
+
+def _sync_directory(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,177 @@
+"""System calls that the standard library does not have, and what stands in for them where the kernel has not either."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import platform
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final
+
+_OPENAT2 = 437  # the same on every architecture
+_RENAMEAT2 = {"x86_64": 316, "aarch64": 276, "riscv64": 276}
+_RENAME_NOREPLACE = 1
+_RENAME_EXCHANGE = 2
+_RESOLVE_WITHIN = 0x02 | 0x04 | 0x08  # NO_MAGICLINKS, NO_SYMLINKS, BENEATH
+_STATX_BTIME = 0x800
+_AT_EMPTY_PATH = 0x1000
+_AT_SYMLINK_NOFOLLOW = 0x100
+_NOT_HERE = frozenset({errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP})
+_NO_HARD_LINK = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
+_BEFORE_EXCHANGE = ".old"
+
+Before = Callable[[str], None]
+"""Called with a name before every system call that changes something: where tests count, and where they kill."""
+
+
+def nothing_before(name: str) -> None:
+    """The `Before` of those who do not count."""
+
+
+@cache
+def _libc() -> Any:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _failed(path: str) -> OSError:
+    code = ctypes.get_errno()
+    return OSError(code, os.strerror(code), path)
+
+
+@dataclass(frozen=True, slots=True)
+class Abilities:
+    """What the kernel may be asked for. Switching something off makes the code for older kernels run instead."""
+
+    openat2: bool
+    renameat2: bool
+    tmpfile: bool
+
+
+@cache
+def abilities() -> Abilities:
+    """What this kernel has. A filesystem may still refuse; that is found out call by call."""
+    has_openat2 = False
+    try:
+        os.close(open_within(_root_for_probing(), "proc", os.O_PATH | os.O_CLOEXEC))
+        has_openat2 = True
+    except FileNotFoundError:
+        has_openat2 = True
+    except OSError as error:
+        has_openat2 = error.errno not in (errno.ENOSYS, errno.EPERM)
+    return Abilities(has_openat2, platform.machine() in _RENAMEAT2, hasattr(os, "O_TMPFILE"))
+
+
+@cache
+def _root_for_probing() -> int:
+    return os.open("/", os.O_PATH | os.O_CLOEXEC)
+
+
+def open_within(directory: int, path: str, flags: int) -> int:
+    """Open what is at `path` below a directory; a link anywhere on the way, or at its end, is an OSError (ELOOP)."""
+    how = struct.pack("=QQQ", flags, 0, _RESOLVE_WITHIN)
+    descriptor: int = _libc().syscall(_OPENAT2, directory, os.fsencode(path), how, len(how))
+    if descriptor < 0:
+        raise _failed(path)
+    return descriptor
+
+
+def birth_ns(descriptor: int, name: str = "") -> int | None:
+    """When an inode was made, in nanoseconds since 1970; None where the filesystem does not know."""
+    buffer = ctypes.create_string_buffer(256)
+    flags = _AT_SYMLINK_NOFOLLOW | (0 if name else _AT_EMPTY_PATH)
+    try:
+        if _libc().statx(descriptor, os.fsencode(name), flags, _STATX_BTIME, buffer) != 0:
+            return None
+    except AttributeError:  # a C library older than the call
+        return None
+    (mask,) = struct.unpack_from("=I", buffer, 0)
+    seconds, nanoseconds = struct.unpack_from("=qI", buffer, 80)
+    return int(seconds * 1_000_000_000 + nanoseconds) if mask & _STATX_BTIME else None
+
+
+class Renames:
+    """Renames that replace nothing, and exchanges of two names; each of them atomic where the kernel can."""
+
+    def __init__(self, can: Abilities, before: Before) -> None:
+        self._number: Final = _RENAMEAT2.get(platform.machine()) if can.renameat2 else None
+        self._before = before
+
+    def rename(self, source: int, old: str, target: int, new: str) -> None:
+        """Rename; FileExistsError where something is at the new name."""
+        self._before("rename")
+        if self._call(source, old, target, new, _RENAME_NOREPLACE):
+            return
+        try:
+            os.link(old, new, src_dir_fd=source, dst_dir_fd=target, follow_symlinks=False)
+        except OSError as error:
+            if error.errno not in _NO_HARD_LINK:
+                raise
+            # Of a directory. What came to the new name since the look before is replaced only if it is empty.
+            if exists(target, new):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), new) from None
+            os.rename(old, new, src_dir_fd=source, dst_dir_fd=target)
+        else:
+            self._before("unlink")
+            os.unlink(old, dir_fd=source)
+
+    def exchange(self, tree: int, name: str, holding: int, slot: str) -> None:
+        """Exchange what has a name in the tree with what is held; there is always one of the two at the name."""
+        self._before("exchange")
+        if self._call(tree, name, holding, slot, _RENAME_EXCHANGE):
+            return
+        old = slot + _BEFORE_EXCHANGE
+        os.link(name, old, src_dir_fd=tree, dst_dir_fd=holding, follow_symlinks=False)
+        self._before("rename")
+        os.rename(slot, name, src_dir_fd=holding, dst_dir_fd=tree)
+        self._before("rename")
+        os.rename(old, slot, src_dir_fd=holding, dst_dir_fd=holding)
+
+    def settle(self, holding: int, slot: str) -> None:
+        """Complete or take back an `exchange` that ended between its renames, where it is made of several."""
+        old = slot + _BEFORE_EXCHANGE
+        if not exists(holding, old):
+            return
+        if exists(holding, slot):
+            self._before("unlink")
+            os.unlink(old, dir_fd=holding)
+        else:
+            self._before("rename")
+            os.rename(old, slot, src_dir_fd=holding, dst_dir_fd=holding)
+
+    def _call(self, source: int, old: str, target: int, new: str, flags: int) -> bool:
+        """False where the kernel or the filesystem has no such rename."""
+        if self._number is None:
+            return False
+        if _libc().syscall(self._number, source, os.fsencode(old), target, os.fsencode(new), flags) == 0:
+            return True
+        error = _failed(new)
+        if error.errno in _NOT_HERE:
+            return False
+        raise error
+
+
+def exists(directory: int, name: str) -> bool:
+    """Whether a directory has a name, link or not."""
+    return lstat(directory, name) is not None
+
+
+def lstat(directory: int, name: str) -> os.stat_result | None:
+    """What a directory has at a name; None for nothing."""
+    try:
+        return os.lstat(name, dir_fd=directory)
+    except FileNotFoundError:
+        return None
+
+
+@cache
+def boot_id() -> str:
+    """What changes when the machine starts anew."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,143 @@
+"""Who has a workspace open: at most one process, and it can be named.
+
+The root itself is locked, and every readable directory above it shared, so that other spellings of the root, other
+state directories and workspaces inside of one another collide. The kernel lets go when the last descriptor is closed,
+however the process ended.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import socket
+import time
+import weakref
+from contextlib import suppress
+from datetime import UTC, datetime
+
+from ringfence.errors import WorkspaceLockedError
+
+_OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_BUSY = frozenset({errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES})
+
+
+class RootLock:
+    """The lock of one opened workspace, from construction to `close`."""
+
+    def __init__(self, root: int, path: str, store: str) -> None:
+        """``root`` describes the root, whose real path is ``path``.
+
+        Raises:
+            WorkspaceLockedError: another opener has it, or a directory above or below; it is named.
+        """
+        self._descriptors: list[int] = []
+        self.forked = False
+        try:
+            self._take_root(root, path, store)
+            self._take_above(path)
+            self._take_store(path, store)
+        except BaseException:
+            self.close()
+            raise
+        _open_locks.add(self)
+
+    def _take_root(self, root: int, path: str, store: str) -> None:
+        # A descriptor of its own: locks of one open file are shared by all of its descriptors.
+        own = os.open(".", _OPEN, dir_fd=root)
+        self._descriptors.append(own)
+        self._take(own, fcntl.LOCK_EX, path, store)
+
+    def _take_above(self, path: str) -> None:
+        names = path.split("/")[1:-1] if path != "/" else []
+        for depth in range(len(names), -1 if path != "/" else 0, -1):
+            above = "/" + "/".join(names[:depth])
+            try:
+                descriptor = os.open(above, _OPEN)
+            except OSError:  # what we may not read, we cannot lock
+                continue
+            self._descriptors.append(descriptor)
+            self._take(descriptor, fcntl.LOCK_SH, above, None)
+
+    def _take_store(self, path: str, store: str) -> None:
+        holder = os.open(os.path.join(store, "holder"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        self._descriptors.append(holder)
+        self._take(holder, fcntl.LOCK_EX, path, store)
+        said = {
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "since": datetime.now(UTC).isoformat(timespec="seconds"),
+            "root": path,
+        }
+        os.ftruncate(holder, 0)
+        os.pwrite(holder, json.dumps(said).encode(), 0)
+
+    def _take(self, descriptor: int, kind: int, path: str, store: str | None) -> None:
+        for patience in (0, 0.002, 0.02):  # an opener that is just giving up may hold it for a moment
+            time.sleep(patience)
+            try:
+                fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno not in _BUSY:
+                    raise
+            else:
+                return
+        raise WorkspaceLockedError(path, _holder_of(descriptor, store))
+
+    def close(self) -> None:
+        _open_locks.discard(self)
+        while self._descriptors:
+            os.close(self._descriptors.pop())
+
+    def in_child(self) -> None:
+        """In a forked child: let go of the copies, so that the lock ends with the parent."""
+        self.forked = True
+        self.close()
+
+
+_open_locks: weakref.WeakSet[RootLock] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for lock in list(_open_locks):
+        lock.in_child()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _holder_of(descriptor: int, store: str | None) -> str:
+    """Who holds a lock, in words, as far as it can be known."""
+    pid = _pid_in_kernel(descriptor)
+    if store is not None:
+        with suppress(OSError, ValueError, KeyError, TypeError), open(os.path.join(store, "holder")) as file:
+            said = json.load(file)
+            if pid is None or said["pid"] == pid:
+                return f"process {said['pid']} on {said['host']} since {said['since']}"
+    if pid is None:
+        return "another process"
+    return f"process {pid} on {socket.gethostname()}{_since(pid)}"
+
+
+def _pid_in_kernel(descriptor: int) -> int | None:
+    found = os.fstat(descriptor)
+    device = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+    with suppress(OSError), open("/proc/locks", encoding="ascii") as locks:
+        for line in locks:
+            words = line.split()
+            if len(words) > 5 and words[1] == "FLOCK" and words[5] == device:
+                return int(words[4])
+    return None
+
+
+def _since(pid: int) -> str:
+    """When a process started, from the kernel's own books."""
+    with suppress(OSError, ValueError, IndexError):
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            ticks = int(file.read().rpartition(")")[2].split()[19])
+        with open("/proc/uptime", encoding="ascii") as file:
+            up = float(file.read().split()[0])
+        started = time.time() - up + ticks / os.sysconf("SC_CLK_TCK")
+        return f" since {datetime.fromtimestamp(started, UTC).isoformat(timespec='seconds')}"
+    return ""

@@ -1,0 +1,86 @@
+"""Opening a workspace on disk: its root, its store, its lock, its journal, and what a killed opener left behind."""
+
+from __future__ import annotations
+
+import os
+
+from ringfence_sandbox.confined import Confined
+from ringfence_sandbox.core import Core
+from ringfence_sandbox.history import History
+from ringfence_sandbox.journal import Journal
+from ringfence_sandbox.kernel import Abilities, Before, abilities
+from ringfence_sandbox.locking import RootLock
+from ringfence_sandbox.places import made_outside, root_record, store_of
+from ringfence_sandbox.recovery import Recovered, recover
+
+
+class Opened:
+    """One opened workspace, shared by all handles of it. A read-only one has neither lock nor journal."""
+
+    def __init__(
+        self,
+        root: str,
+        store: str | None,
+        *,
+        power: bool,
+        read_only: bool,
+        history: History | None,
+        before: Before,
+        can: Abilities | None,
+    ) -> None:
+        self.root = os.path.realpath(root)
+        self.read_only = read_only
+        self.can = can or abilities()
+        self.recovered: Recovered | None = None
+        self._descriptor = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._lock: RootLock | None = None
+        self._journal: Journal | None = None
+        self._closed = False
+        try:
+            self.files = Confined(self._descriptor, self.can)
+            kept = ""
+            if not read_only:
+                store = made_outside(self.root, store or store_of(self.root))
+                kept = os.path.join(store, "kept")
+                self._lock = RootLock(self._descriptor, self.root, store)
+                self._journal = Journal(os.path.join(store, "journal"), sync=power, before=before)
+                self.recovered, self._journal = recover(
+                    self.files, self.can, self._journal, before=before, kept=kept, history=history
+                )
+            self.core = Core(
+                self.files,
+                self.can,
+                self._journal,
+                before=before,
+                root_record=root_record(self.files),
+                kept=kept,
+                history=history,
+                power=power,
+            )
+        except BaseException:
+            self._release()
+            raise
+
+    def check_open(self) -> None:
+        """Raises ValueError once it is closed, and in a process that was forked off."""
+        if self._closed:
+            raise ValueError(f"the workspace {self.root} is closed")
+        if self._lock is not None and self._lock.forked:
+            raise ValueError(f"the workspace {self.root} belongs to the process that this one was forked from")
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        if self._lock is not None and self._lock.forked:
+            self._release()
+            return
+        self.core.close()
+        self._release()
+
+    def _release(self) -> None:
+        self._closed = True
+        if self._journal is not None:
+            self._journal.close()
+        if self._lock is not None:
+            self._lock.close()
+        os.close(self._descriptor)

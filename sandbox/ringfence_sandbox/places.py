@@ -1,0 +1,42 @@
+"""Where the state of workspaces is kept: outside of them, under the user's state directory."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+
+from ringfence_sandbox.confined import Confined
+from ringfence_sandbox.kernel import birth_ns, boot_id
+from ringfence_sandbox.records import Json
+
+
+def state_directory() -> str:
+    """The directory of all stores: RINGFENCE_STATE_DIR, else the user's state directory."""
+    chosen = os.environ.get("RINGFENCE_STATE_DIR")
+    if chosen:
+        return os.path.abspath(chosen)
+    home = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
+    return os.path.join(home, "ringfence")
+
+
+def store_of(root: str) -> str:
+    """The store of the workspace with the real path `root`."""
+    name = hashlib.sha256(os.fsencode(root)).hexdigest()[:32]
+    return os.path.join(state_directory(), "stores", name)
+
+
+def made_outside(root: str, store: str) -> str:
+    """The real path of a store, made if it is not there. ValueError where that is in the workspace, or around it."""
+    real = os.path.realpath(store)
+    if real == root or real.startswith(root.rstrip("/") + "/"):
+        raise ValueError(
+            f"the store {store} is inside of the workspace {root}: what it keeps would be part of the tree"
+        )
+    os.makedirs(real, mode=0o700, exist_ok=True)
+    return real
+
+
+def root_record(files: Confined) -> dict[str, Json]:
+    """How a root is known again: inode and birth time; the device within one boot only."""
+    found = os.fstat(files.root)
+    return {"root": [found.st_ino, birth_ns(files.root), found.st_dev, boot_id()]}

@@ -1,0 +1,144 @@
+"""What is done to a tree on disk, one change at a time: each can be written down before it is made, and undone."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+Json: TypeAlias = str | int | float | bool | list["Json"] | dict[str, "Json"] | None
+
+Kind = Literal["put", "take", "swap", "move", "mkdir", "rmdir", "mode", "times"]
+"""put: what is held gets a name. take: what has the name is held. swap: both at once. times: of a directory, noted
+before the first change in it; nothing is done but at the undoing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Enough of a file, link or directory to know it again: a directory by its inode, a file by its content too."""
+
+    kind: str
+    """The file type bits of its mode, in octal."""
+    inode: int
+    size: int = 0
+    mtime_ns: int = 0
+    sha256: str | None = None
+    """Of a file that was written here."""
+
+    @classmethod
+    def of(cls, found: os.stat_result, sha256: str | None = None) -> Identity:
+        kind = oct(stat.S_IFMT(found.st_mode))
+        if stat.S_ISDIR(found.st_mode):
+            return cls(kind, found.st_ino)
+        return cls(kind, found.st_ino, found.st_size, found.st_mtime_ns, sha256)
+
+    def fits(self, found: os.stat_result | None) -> bool:
+        return found is not None and Identity.of(found, self.sha256) == self
+
+    def to_json(self) -> Json:
+        return [self.kind, self.inode, self.size, self.mtime_ns, self.sha256]
+
+    @classmethod
+    def from_json(cls, value: object) -> Identity | None:
+        match value:
+            case [str(kind), int(inode), int(size), int(mtime_ns), (str() | None) as sha256]:
+                return cls(kind, inode, size, mtime_ns, sha256)
+            case _:
+                return None
+
+
+@dataclass(slots=True)
+class Deed:
+    """One change to the tree. ``seq`` numbers the deeds within a journal."""
+
+    kind: Kind
+    path: str
+    to: str = ""
+    """Where a move leads."""
+    slot: int = -1
+    """The number under which something is held."""
+    new: Identity | None = None
+    """What a put or a swap gives the path; what a take, a move, new permission bits or times are about."""
+    old: Identity | None = None
+    """What a swap takes from the path."""
+    mode: int = 0
+    mode_before: int = 0
+    atime_ns: int = 0
+    mtime_ns: int = 0
+    seq: int = -1
+
+    def inverse(self) -> Deed:
+        """The deed that takes this one back, as a deed of its own."""
+        match self.kind:
+            case "put":
+                return Deed("take", self.path, slot=self.slot, new=self.new)
+            case "take":
+                return Deed("put", self.path, slot=self.slot, new=self.new)
+            case "swap":
+                return Deed("swap", self.path, slot=self.slot, new=self.old, old=self.new)
+            case "move":
+                return Deed("move", self.to, to=self.path, new=self.new)
+            case "mkdir":
+                return Deed("rmdir", self.path, new=self.new, mode=self.mode)
+            case "rmdir":
+                return Deed("mkdir", self.path, new=self.new, mode=self.mode)
+            case "mode":
+                return Deed("mode", self.path, new=self.new, mode=self.mode_before, mode_before=self.mode)
+            case "times":
+                return self
+
+    def places(self) -> tuple[str, ...]:
+        """The paths whose directories change with it."""
+        if self.kind in ("mode", "times"):
+            return ()
+        return (self.path, self.to) if self.kind == "move" else (self.path,)
+
+    def to_json(self) -> dict[str, Json]:
+        record: dict[str, Json] = {"do": self.kind, "seq": self.seq, "path": self.path}
+        for name in ("to", "slot", "mode", "mode_before", "atime_ns", "mtime_ns"):
+            value: str | int = getattr(self, name)
+            if value not in ("", -1, 0):
+                record[name] = value
+        if self.slot == 0:
+            record["slot"] = 0
+        if self.new is not None:
+            record["new"] = self.new.to_json()
+        if self.old is not None:
+            record["old"] = self.old.to_json()
+        return record
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, object]) -> Deed:
+        """The deed that `to_json` wrote. KeyError or ValueError for anything else."""
+        kind = record["do"]
+        if kind not in ("put", "take", "swap", "move", "mkdir", "rmdir", "mode", "times"):
+            raise ValueError(f"no kind of change: {kind!r}")
+        return cls(
+            kind,
+            _text(record, "path"),
+            _text(record, "to"),
+            _number(record, "slot", -1),
+            Identity.from_json(record.get("new")),
+            Identity.from_json(record.get("old")),
+            _number(record, "mode", 0),
+            _number(record, "mode_before", 0),
+            _number(record, "atime_ns", 0),
+            _number(record, "mtime_ns", 0),
+            _number(record, "seq", -1),
+        )
+
+
+def _text(record: Mapping[str, object], name: str) -> str:
+    value = record.get(name, "")
+    if not isinstance(value, str):
+        raise ValueError(f"{name} is a text, not {value!r}")
+    return value
+
+
+def _number(record: Mapping[str, object], name: str, default: int) -> int:
+    value = record.get(name, default)
+    if not isinstance(value, int):
+        raise ValueError(f"{name} is a number, not {value!r}")
+    return value

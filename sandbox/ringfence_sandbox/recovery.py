@@ -1,0 +1,203 @@
+"""Opening a workspace whose last opener may have been killed: what the journal says, made true.
+
+See `docs/recovery.md` for the table of what is found and what is done.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ringfence.errors import RestoreFailedError
+from ringfence_sandbox.confined import Confined
+from ringfence_sandbox.dropping import drop_holding, keep_displaced
+from ringfence_sandbox.hands import Hands
+from ringfence_sandbox.history import History
+from ringfence_sandbox.holding import Holding
+from ringfence_sandbox.journal import Journal, Record
+from ringfence_sandbox.kernel import Abilities, Before, boot_id
+from ringfence_sandbox.places import root_record
+from ringfence_sandbox.records import Deed
+from ringfence_sandbox.undoing import undo_deeds
+
+_MOMENT_NS = 2_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """What opening did about a call that did not come to its end, or about what it had left behind.
+
+    "rolled back": the call was not committed, and is undone. "finished": it was, and only its displaced files were
+    still to be dropped. "set aside": another tree stands at the root now, so nothing was touched.
+    """
+
+    outcome: Literal["rolled back", "finished", "set aside"]
+    call_id: str
+    tool: str
+    conflicts: tuple[str, ...] = ()
+    """Paths that somebody else has changed since; they were left alone."""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Story:
+    """What the records of a journal amount to."""
+
+    root: Sequence[object] | None = None
+    holdings: set[str] = field(default_factory=set[str])
+    in_hand: tuple[str, tuple[int, int]] | None = None
+    """A holding directory about to come or to go when the journal ends, and the times that the root is to keep."""
+    call: tuple[str, str] | None = None
+    committed: bool = False
+    deeds: list[Deed] = field(default_factory=list[Deed])
+    commits: list[Record] = field(default_factory=list[Record])
+
+    @classmethod
+    def of(cls, records: Sequence[Record]) -> _Story:
+        story = cls()
+        for record in records:
+            story._add(record)
+        return story
+
+    def _add(self, record: Record) -> None:
+        self.in_hand = None
+        match record.values:
+            case {"root": [int(inode), (int() | None) as born, int(device), str(boot)]}:
+                self.root = [inode, born, device, boot]
+            case {"holding": str(name), "times": [int(atime_ns), int(mtime_ns)]}:
+                self.holdings.add(name)
+                self.in_hand = (name, (atime_ns, mtime_ns))
+            case {"dropping": str(name), "times": [int(atime_ns), int(mtime_ns)]}:
+                self.in_hand = (name, (atime_ns, mtime_ns))
+            case {"begin": str(call_id), "tool": str(tool)}:
+                self.call, self.committed, self.deeds = (call_id, tool), False, []
+            case {"do": str()}:
+                self.deeds.append(Deed.from_json(record.values))
+            case {"undone": int(seq)}:
+                self.deeds = [deed for deed in self.deeds if deed.seq != seq]
+            case {"commit": str()}:
+                self.committed = True
+                if record.payload is not None:
+                    self.commits.append(record)
+            case {"end": str()}:
+                self.call, self.deeds = None, []
+            case _:  # of a later version, which does not change the meaning of those above
+                pass
+
+
+def recover(
+    files: Confined, can: Abilities, journal: Journal, *, before: Before, kept: str, history: History | None
+) -> tuple[Recovered | None, Journal]:
+    """Bring the tree to the state before the open call, or after it where it was committed; the journal to go on with.
+
+    It may be killed anywhere, and is done again at the next opening.
+
+    Raises:
+        RestoreFailedError: something could not be brought back; the journal stays as it is.
+    """
+    story = _Story.of(journal.records)
+    notes = [journal.cut] if journal.cut is not None else []
+    if story.root is not None and not _same_root(files, story.root):
+        return _set_aside(journal, story, notes)
+    if history is not None:
+        for record in story.commits:
+            if record.payload is not None:
+                history.recovered(record.payload, record.blob)
+    recovered = None
+    _mend_root_times(files, journal, story)
+    if story.call is not None and not story.committed:
+        recovered = _roll_back(files, can, journal, story, before=before, kept=kept, notes=notes)
+    for name in story.holdings:
+        notes += _drop(files, journal, name, before)
+    if recovered is None and (story.call is not None or notes):
+        call_id, tool = story.call or ("", "")
+        recovered = Recovered("finished", call_id, tool)
+    if recovered is not None:
+        recovered = Recovered(recovered.outcome, recovered.call_id, recovered.tool, recovered.conflicts, tuple(notes))
+        if story.call is not None:
+            journal.append({"end": story.call[0], "committed": story.committed}, reserve=0)
+            journal.flush()
+    if (history is None or history.sealed()) and not any("could not be removed" in note for note in notes):
+        journal.reset()
+    return recovered, journal
+
+
+def _same_root(files: Confined, recorded: Sequence[object]) -> bool:
+    now = root_record(files)["root"]
+    assert isinstance(now, list)
+    if recorded[:2] != now[:2]:
+        return False
+    return recorded[2] == now[2] or recorded[3] != boot_id()
+
+
+def _set_aside(journal: Journal, story: _Story, notes: list[str]) -> tuple[Recovered | None, Journal]:
+    if story.call is None and not story.holdings and not story.commits:
+        journal.reset()
+        return None, journal
+    aside = next(path for n in itertools.count(1) if not os.path.exists(path := f"{journal.path}.aside-{n}"))
+    journal.close()
+    os.rename(journal.path, aside)
+    call_id, tool = story.call or ("", "")
+    said = f"the tree at the root is another one than the journal is about; the journal was set aside as {aside}"
+    return Recovered("set aside", call_id, tool, (), (*notes, said)), journal.renewed()
+
+
+def _roll_back(
+    files: Confined, can: Abilities, journal: Journal, story: _Story, *, before: Before, kept: str, notes: list[str]
+) -> Recovered:
+    assert story.call is not None
+    hands = Hands(files, can, before)
+    hands.thorough = True
+    lost: list[str] = []
+    for name in story.holdings:
+        try:
+            hands.holding = Holding(files, name, before)
+        except FileNotFoundError:
+            if any(deed.slot >= 0 for deed in story.deeds):
+                hands.holding = Holding.make(files, name, before)
+                lost = _lost(files, story.deeds)
+    undone = undo_deeds(hands, story.deeds, 0, lambda deed: journal.note({"undone": deed.seq}))
+    if undone.errors:
+        failures = [(error.filename or story.call[0], error) for error in undone.errors]
+        raise RestoreFailedError(failures)
+    notes += [*hands.notes, *keep_displaced(hands.holding, undone, kept)]
+    if lost:
+        notes.append(f"somebody removed the displaced files: what was at {', '.join(lost)} is lost")
+    if hands.holding is not None:
+        hands.holding.close()
+    return Recovered("rolled back", *story.call, tuple(sorted(undone.conflicts | set(lost))))
+
+
+def _lost(files: Confined, deeds: Sequence[Deed]) -> list[str]:
+    """Of deeds whose holding directory somebody removed, the paths whose earlier content was in it."""
+    lost: set[str] = set()
+    for deed in deeds:
+        there = files.look(deed.path)
+        inode = None if there is None else there.st_ino
+        ours = None if deed.new is None else deed.new.inode
+        if (deed.kind == "take" and inode is None) or (deed.kind == "swap" and inode == ours):
+            lost.add(deed.path)
+    return sorted(lost)
+
+
+def _mend_root_times(files: Confined, journal: Journal, story: _Story) -> None:
+    """Where the last opener was killed between making or removing a holding directory and setting the root's times."""
+    if story.in_hand is None:
+        return
+    root = os.fstat(files.root)
+    # A change of the root that is not from the very moment of the last record is somebody else's.
+    if abs(root.st_mtime_ns - journal.modified_ns) < _MOMENT_NS:
+        with suppress(OSError):
+            os.utime(files.root, ns=story.in_hand[1])
+
+
+def _drop(files: Confined, journal: Journal, name: str, before: Before) -> list[str]:
+    try:
+        holding = Holding(files, name, before)
+    except FileNotFoundError:
+        return []
+    return drop_holding(files, holding, journal, before)

@@ -1,0 +1,363 @@
+"""What changed in a tree of files since the newest step: one `lstat` a file, and a read of those that differ.
+
+The tree is walked by directory descriptors, so that no link is followed, whoever exchanges what meanwhile. A nested
+`.git` is data like any other.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+from collections.abc import Callable, Generator, Set
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeAlias
+
+from ringfence_sandbox.entries import Entry, Meta
+from ringfence_sandbox.folders import Folder
+from ringfence_sandbox.history_states import States
+from ringfence_sandbox.stat_cache import Stamp, StatCache, is_settled, stamp_of
+
+MAX_DEPTH = 256
+_NOATIME = getattr(os, "O_NOATIME", 0)
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_ATTEMPTS = 3
+_OURS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""Errors that say nothing about the file."""
+
+Exclusion: TypeAlias = Literal["too large", "too many files", "too deep", "special file", "unreadable"]
+
+
+@dataclass(frozen=True, slots=True)
+class ScanLimits:
+    """What a scan takes in; what it leaves out is reported."""
+
+    max_file_bytes: int = 256 << 20
+    max_files: int = 1_000_000
+
+
+DEFAULT_LIMITS = ScanLimits()
+
+
+@dataclass(slots=True)
+class ScanResult:
+    """``changes`` has the new state of every path that differs, in bytes or in anything else (None: it is gone).
+
+    ``excluded`` are the paths that are there and not taken in: of none of them, or of what is below, do the changes
+    say anything, except None for one that the step before had. ``unsettled`` were being written while they were read:
+    what was taken in may be a mixture. ``read`` counts the files that had to be read, ``files`` all.
+    """
+
+    changes: dict[str, Entry | None] = field(default_factory=dict[str, "Entry | None"])
+    excluded: dict[str, Exclusion] = field(default_factory=dict[str, Exclusion])
+    unsettled: list[str] = field(default_factory=list[str])
+    files: int = 0
+    read: int = 0
+
+
+def filesystem_clock(root: int) -> int:
+    """Now, by the clock that stamps the files of this filesystem, in nanoseconds; leaves no trace."""
+    try:
+        probe = os.open(".", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600, dir_fd=root)
+    except OSError:
+        # It cannot be asked: then nothing that changed in the last seconds is trusted.
+        return time.time_ns() - 2_000_000_000
+    try:
+        return os.fstat(probe).st_ctime_ns
+    finally:
+        os.close(probe)
+
+
+def follow(cache: StatCache, states: States, commit: str | None) -> None:
+    """Have a cache stand for `commit`: what differs from the commit that it stood for is read at the next scan."""
+    if commit is not None and cache.commit == commit:
+        return
+    try:
+        differences = states.differences(cache.commit, commit) if cache.commit is not None and commit else None
+    except LookupError:
+        differences = None
+    if differences is None:
+        cache.folders.clear()
+    else:
+        for path, _, _ in differences:
+            cache.forget(path)
+    cache.commit = commit
+
+
+class _Before:
+    """A directory as the step before had it, read from the store only if it is asked for."""
+
+    __slots__ = ("_load", "_value")
+
+    def __init__(self, load: Callable[[], Folder | None]) -> None:
+        self._load: Callable[[], Folder | None] | None = load
+        self._value: Folder | None = None
+
+    def get(self) -> Folder | None:
+        if self._load is not None:
+            self._value, self._load = self._load(), None
+        return self._value
+
+
+class Scanner:
+    """One scan of the tree at the descriptor ``root`` against its state at ``commit`` (None: nothing) and its cache.
+
+    ``keep`` puts the bytes of a file into the store and gives their object id. ``hidden`` tells the names in the root
+    that are none of the workspace's.
+    """
+
+    def __init__(
+        self,
+        root: int,
+        states: States,
+        commit: str | None,
+        keep: Callable[[bytes], str],
+        cache: StatCache,
+        *,
+        limits: ScanLimits = DEFAULT_LIMITS,
+        hidden: Callable[[str], bool] = lambda name: False,
+    ) -> None:
+        self._root = root
+        self._states = states
+        self._commit = commit
+        self._keep = keep
+        self._cache = cache
+        self._limits = limits
+        self._hidden = hidden
+        self._clock = filesystem_clock(root)
+        self._found = ScanResult()
+        self._links: list[tuple[str, Entry | None, Entry]] = []
+
+    def scan(self) -> ScanResult:
+        """Walk the whole tree, and bring the cache up to it.
+
+        If there are changes, the cache stands for no step until its ``commit`` is set to one that has them.
+
+        Raises:
+            OSError: the root itself cannot be read, or the store cannot be written.
+        """
+        follow(self._cache, self._states, self._commit)
+        self._cache.commit = None
+        descriptor = _open(".", self._root, _DIRECTORY)
+        with _closing(descriptor):
+            self._folder(descriptor, "", _Before(self._root_before), 0)
+        self._drop_renumbered_links()
+        if not self._found.changes:
+            self._cache.commit = self._commit
+        return self._found
+
+    def _root_before(self) -> Folder | None:
+        return self._states.root(self._commit) if self._commit is not None else None
+
+    def _folder(self, descriptor: int, path: str, before: _Before, depth: int) -> None:
+        status = os.fstat(descriptor)
+        prefix = f"{path}/" if path else ""
+        known = self._cache.folders.get(path, {})
+        fresh: dict[str, Stamp] = {}
+        folders: list[str] = []
+        to_read: list[tuple[str, os.stat_result]] = []
+        with os.scandir(descriptor) as listed:
+            for entry in listed:
+                name = entry.name
+                if depth == 0 and self._hidden(name):
+                    continue
+                try:
+                    now = entry.stat(follow_symlinks=False)
+                except FileNotFoundError:
+                    continue
+                stamp = known.get(name)
+                if (
+                    stamp is not None
+                    and stamp[3] == now.st_ctime_ns
+                    and stamp[0] == now.st_ino
+                    and stamp[1] == now.st_size
+                    and stamp[2] == now.st_mtime_ns
+                    and self._found.files < self._limits.max_files
+                ):
+                    self._found.files += 1
+                    fresh[name] = stamp
+                elif stat.S_ISDIR(now.st_mode):
+                    folders.append(name)
+                else:
+                    to_read.append((name, now))
+        self._cache.folders[path] = fresh
+        there = fresh.keys() | {name for name, now in to_read if self._file(descriptor, prefix, name, now, before)}
+        # Where the directory has the stamp it had, no name has come or gone. (Its size is left out of it.)
+        if known.get("") != stamp_of(status):
+            self._directory(path, status, before.get(), there, set(folders))
+        if is_settled(status, self._clock):
+            fresh[""] = stamp_of(status)
+        for name in folders:
+            self._below(descriptor, name, prefix + name, before, depth)
+
+    def _directory(
+        self, path: str, status: os.stat_result, before: Folder | None, files: Set[str], folders: Set[str]
+    ) -> None:
+        meta = _meta(status, link=0)
+        if before is None or before.meta != meta:
+            self._found.changes[path] = Entry("directory", meta)
+        if before is None:
+            return
+        prefix = f"{path}/" if path else ""
+        for raw in before.names():
+            name = os.fsdecode(raw)
+            if name not in files and name not in folders:
+                self._found.changes[prefix + name] = None
+        for raw in before.directories():
+            name = os.fsdecode(raw)
+            if name not in folders:
+                if name not in files:
+                    self._found.changes[prefix + name] = None
+                self._cache.forget(prefix + name)
+
+    def _below(self, parent: int, name: str, path: str, before: _Before, depth: int) -> None:
+        def load() -> Folder | None:
+            folder = before.get()
+            return folder.directory(os.fsencode(name), self._states.objects) if folder is not None else None
+
+        old = _Before(load)
+        if depth + 1 >= MAX_DEPTH:
+            self._exclude(path, "too deep", old.get())
+            return
+        try:
+            descriptor = _open(name, parent, _DIRECTORY)
+        except FileNotFoundError:
+            self._gone(path, old.get())
+            return
+        except OSError as error:
+            if error.errno in _OURS:
+                raise
+            # It may not be read, or became something else just now, which the next scan will find.
+            self._exclude(path, "unreadable", old.get())
+            return
+        with _closing(descriptor):
+            self._folder(descriptor, path, old, depth + 1)
+
+    def _file(self, parent: int, prefix: str, name: str, status: os.stat_result, before: _Before) -> bool:
+        """Whether it is (still) there."""
+        path, folder = prefix + name, before.get()
+        old = folder.file(os.fsencode(name)) if folder is not None else None
+        self._found.files += 1
+        reason = self._refused(status)
+        if reason is None:
+            try:
+                kind, content, status, steady = self._content(parent, name, status)
+            except FileNotFoundError:
+                return False
+            except OSError as error:
+                if error.errno in _OURS:
+                    raise
+                reason = "unreadable"
+            else:
+                self._take(path, old, Entry(kind, _meta(status, link=_link(status)), self._keep(content)))
+                if not steady:
+                    self._found.unsettled.append(path)
+                elif is_settled(status, self._clock):
+                    self._cache.folders[prefix[:-1]][name] = stamp_of(status)
+                return True
+        self._exclude(path, reason, old)
+        return True
+
+    def _take(self, path: str, old: Entry | None, new: Entry) -> None:
+        if old != new:
+            self._found.changes[path] = new
+        if new.meta.link or (old is not None and old.meta.link):
+            self._links.append((path, old, new))
+
+    def _refused(self, status: os.stat_result) -> Exclusion | None:
+        if self._found.files > self._limits.max_files:
+            return "too many files"
+        if stat.S_ISLNK(status.st_mode):
+            return None
+        if not stat.S_ISREG(status.st_mode):
+            return "special file"
+        return "too large" if status.st_size > self._limits.max_file_bytes else None
+
+    def _content(
+        self, parent: int, name: str, status: os.stat_result
+    ) -> tuple[Literal["file", "symlink"], bytes, os.stat_result, bool]:
+        """What it is, its bytes, its status when they were read, and whether it was left alone meanwhile."""
+        self._found.read += 1
+        if stat.S_ISLNK(status.st_mode):
+            target = os.fsencode(os.readlink(name, dir_fd=parent))
+            again = os.stat(name, dir_fd=parent, follow_symlinks=False)
+            return "symlink", target, status, stamp_of(again) == stamp_of(status)
+        descriptor = _open(name, parent, _FILE)
+        try:
+            attempts = 0
+            while True:
+                attempts += 1
+                status = os.fstat(descriptor)
+                content = _read(descriptor, status.st_size, self._limits.max_file_bytes)
+                steady = stamp_of(os.fstat(descriptor)) == stamp_of(status)
+                if steady or attempts == _ATTEMPTS:
+                    return "file", content, status, steady
+        finally:
+            os.close(descriptor)
+
+    def _exclude(self, path: str, reason: Exclusion, old: Entry | Folder | None) -> None:
+        self._found.excluded[path] = reason
+        self._gone(path, old)
+
+    def _gone(self, path: str, old: Entry | Folder | None) -> None:
+        if old is not None:
+            self._found.changes[path] = None
+            self._cache.forget(path)
+
+    def _drop_renumbered_links(self) -> None:
+        """A group of hard links that was restored has a new number, and is the same group: that is no change.
+
+        Whatever joined or left a group has a new ctime, as all others of the group have: all of them were read.
+        """
+        became: dict[int, set[int]] = {}
+        came: dict[int, set[int]] = {}
+        for _, old, new in self._links:
+            number = old.meta.link if old is not None else 0
+            became.setdefault(number, set()).add(new.meta.link)
+            came.setdefault(new.meta.link, set()).add(number)
+        for path, old, new in self._links:
+            if old is None or not (old.meta.link and new.meta.link) or old.meta.link == new.meta.link:
+                continue
+            alone = len(became[old.meta.link]) == 1 and len(came[new.meta.link]) == 1
+            if alone and old == replace(new, meta=replace(new.meta, link=old.meta.link)):
+                del self._found.changes[path]
+
+
+def _meta(status: os.stat_result, *, link: int) -> Meta:
+    return Meta(stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid, status.st_mtime_ns, link)
+
+
+def _link(status: os.stat_result) -> int:
+    return status.st_ino if status.st_nlink > 1 else 0
+
+
+@contextmanager
+def _closing(descriptor: int) -> Generator[None, None, None]:
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _open(name: str, parent: int, flags: int) -> int:
+    try:
+        # Looking is no use of a file; only its owner may look so.
+        return os.open(name, flags | _NOATIME, dir_fd=parent)
+    except PermissionError:
+        return os.open(name, flags, dir_fd=parent)
+
+
+def _read(descriptor: int, size: int, most: int) -> bytes:
+    """The whole of it, or, where it has grown beyond that meanwhile, `most` bytes."""
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    content = os.read(descriptor, size + 1)
+    if len(content) == size:
+        return content
+    parts, total = [content], len(content)
+    while total <= most and (part := os.read(descriptor, 1 << 20)):
+        parts.append(part)
+        total += len(part)
+    return b"".join(parts)

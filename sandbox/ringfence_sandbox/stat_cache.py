@@ -1,0 +1,105 @@
+"""What a scan knew of every file, so that the next one need not read it.
+
+An entry says: when the file's inode, size, mtime and ctime were these, the newest step held it just so. The kernel
+changes the ctime at every change, and nobody can set it; but its clock moves in ticks, and a file can change twice in
+one. So an entry is only made for a file that had been left alone for longer than a tick when it was looked at.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+from ringfence_sandbox.packs import replacing
+
+MAGIC = b"ringfence stat cache 1\n"
+FINE_TICK_NS = 20_000_000
+COARSE_TICK_NS = 2_000_000_000
+
+Stamp: TypeAlias = tuple[int, int, int, int]
+"""Inode, size, mtime and ctime in nanoseconds."""
+_STAMP = struct.Struct("<QqqQ")
+_FOLDER = struct.Struct("<II")
+
+
+def stamp_of(status: os.stat_result) -> Stamp:
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def is_settled(status: os.stat_result, clock_ns: int) -> bool:
+    """Whether a later change would show, if the filesystem's clock was `clock_ns` when the file was looked at."""
+    # A clock without anything below a hundredth of a second is one of whole seconds, or of two.
+    tick = COARSE_TICK_NS if status.st_ctime_ns % 10_000_000 == 0 else FINE_TICK_NS
+    return status.st_ctime_ns < clock_ns - tick
+
+
+@dataclass(slots=True)
+class StatCache:
+    """Stamps by directory and name ("" is the directory itself); ``commit`` is the step whose state they stand for.
+
+    Whoever publishes a step moves it on: `forget` (or `set`) every path of the step, then set ``commit``.
+    """
+
+    commit: str | None = None
+    folders: dict[str, dict[str, Stamp]] = field(default_factory=dict[str, dict[str, Stamp]])
+
+    def get(self, path: str) -> Stamp | None:
+        folder, _, name = path.rpartition("/")
+        names = self.folders.get(folder)
+        return names.get(name) if names is not None else None
+
+    def set(self, path: str, status: os.stat_result, clock_ns: int) -> None:
+        """Record a file that the newest step holds as it is now, if `clock_ns` lets it be trusted."""
+        folder, _, name = path.rpartition("/")
+        if is_settled(status, clock_ns):
+            self.folders.setdefault(folder, {})[name] = stamp_of(status)
+        else:
+            self.forget(path)
+
+    def forget(self, path: str) -> None:
+        """Have the next scan read this path, and all below it if it was a directory."""
+        folder, _, name = path.rpartition("/")
+        for known in (folder, path):
+            names = self.folders.get(known)
+            if names is not None:
+                names.pop(name if known != path else "", None)
+        if path in self.folders and path:
+            below = f"{path}/"
+            for known in [known for known in self.folders if known == path or known.startswith(below)]:
+                del self.folders[known]
+
+    def save(self, path: Path) -> None:
+        """Write it, with a checksum; a crash leaves the old one or the new one."""
+        parts = [(self.commit or "").encode().ljust(40, b" ")]
+        for folder, names in self.folders.items():
+            raw = b"\0".join([os.fsencode(folder), *map(os.fsencode, names)])
+            parts += (_FOLDER.pack(len(raw), len(names)), raw, *(_STAMP.pack(*stamp) for stamp in names.values()))
+        body = b"".join(parts)
+        with replacing(path) as file:
+            file.write(MAGIC + hashlib.sha256(body).digest() + body)
+
+    @classmethod
+    def load(cls, path: Path) -> StatCache:
+        """Read what `save` wrote; an empty cache if it is not there, or not whole."""
+        try:
+            data = path.read_bytes()
+        except OSError:
+            return cls()
+        start = len(MAGIC) + 32
+        if data[: len(MAGIC)] != MAGIC or hashlib.sha256(data[start:]).digest() != data[len(MAGIC) : start]:
+            return cls()
+        cache = cls(data[start : start + 40].decode().strip() or None)
+        at = start + 40
+        while at < len(data):
+            length, count = _FOLDER.unpack_from(data, at)
+            at += _FOLDER.size
+            folder, *names = map(os.fsdecode, data[at : at + length].split(b"\0"))
+            at += length
+            end = at + count * _STAMP.size
+            cache.folders[folder] = dict(zip(names, _STAMP.iter_unpack(data[at:end]), strict=True))
+            at = end
+        return cache

@@ -1,0 +1,381 @@
+"""A workspace on disk with its history: what people and programs do with the steps that tool calls made."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from ringfence.errors import TransactionError
+from ringfence.participants import CURRENT_CALL, Change, Step, Transactional
+from ringfence.runtime.session import Session
+from ringfence.runtime.transaction import Transaction, tool_transaction
+from ringfence_sandbox import history_gc
+from ringfence_sandbox.commit_messages import CommitKind
+from ringfence_sandbox.confined import Confined
+from ringfence_sandbox.exports import Export, mailbox, unified
+from ringfence_sandbox.host import Durability, HostFilesystem
+from ringfence_sandbox.kernel import Before, abilities, nothing_before
+from ringfence_sandbox.places import made_outside, store_of
+from ringfence_sandbox.reversal import Outcome, plan_undo
+from ringfence_sandbox.reversal import Workspace as TreeNow
+from ringfence_sandbox.scan import DEFAULT_LIMITS, Exclusion, ScanLimits, ScanResult
+from ringfence_sandbox.step_history import FOLDER, StepHistory
+from ringfence_sandbox.store import CommitRecord, Store
+from ringfence_sandbox.writing import TreeWriter
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+    from ringfence_sandbox.entries import Entry
+    from ringfence_sandbox.recovery import Recovered
+
+
+@dataclass(frozen=True, slots=True)
+class LogEntry:
+    """One commit of the history. ``number`` is that of a step, 0 that of the baseline, None somebody else's change."""
+
+    number: int | None
+    kind: CommitKind
+    tool: str
+    call_id: str
+    session_id: str
+    receipt_id: str
+    created_at: datetime
+    paths: tuple[str, ...]
+    commit: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShownStep:
+    """One step; ``patch`` is what ``git apply`` takes."""
+
+    step: Step
+    changes: Sequence[Change]
+    patch: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Reversal:
+    """What an undo or a restore did, or would do, by path.
+
+    *restored*: brought back. *kept*: as it is, since somebody else changed it, or it is as wanted already.
+    *conflict*: as it is, since a later step that stays changed it. ``step`` is None where nothing was restored.
+    """
+
+    outcomes: Mapping[str, Outcome]
+    step: Step | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Participants:
+    participants: tuple[Transactional, ...]
+
+
+class Workspace:
+    """One opened workspace on disk. Opened by `open`, and let go of by `close`, which ``with`` calls."""
+
+    def __init__(self, filesystem: HostFilesystem, store: Store, history: StepHistory | None) -> None:
+        self.filesystem = filesystem
+        self._store = store
+        self._history = history
+        self._process = os.getpid()
+        self._closed = False
+        self.left_out: Mapping[str, Exclusion] = {}
+        """What the history does not have of the tree, and why: undo and restore leave it alone."""
+
+    @classmethod
+    def open(
+        cls,
+        root: str | os.PathLike[str],
+        *,
+        store: str | os.PathLike[str] | None = None,
+        limits: ScanLimits = DEFAULT_LIMITS,
+        durability: Durability = "process",
+        read_only: bool = False,
+        before: Before = nothing_before,
+    ) -> Workspace:
+        """Open the workspace at `root`: recover it, lock it, and take in what changed since its newest step.
+
+        A read-only one is not locked, so that it can be looked at while an agent works; it has what was recorded.
+        ``store`` is the directory outside of the root that keeps its history; by default one that the root's real
+        path leads to. ``before`` is for tests: it is called before every system call that changes the tree.
+
+        Raises:
+            WorkspaceLockedError: another opener has it; it is named.
+            FileNotFoundError: there is no such directory, or, read-only, no history of it.
+            RestoreFailedError: what a killed call left cannot be undone now.
+        """
+        real = os.path.realpath(root)
+        place = os.fspath(store) if store is not None else store_of(real)
+        if read_only:
+            return cls._looking(real, place)
+        if not os.path.isdir(real):
+            raise FileNotFoundError(f"{real} is no directory")
+        place = made_outside(real, place)
+        descriptor = os.open(real, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        history = StepHistory(
+            Confined(descriptor, abilities()), Path(place), limits=limits, power=durability == "power"
+        )
+        try:
+            filesystem = HostFilesystem(real, store=place, durability=durability, history=history, before=before)
+            try:
+                workspace = cls(filesystem, history.store, history)
+                workspace._look()
+            except BaseException:
+                filesystem.close()
+                raise
+        except BaseException:
+            history.close()
+            raise
+        return workspace
+
+    @classmethod
+    def _looking(cls, root: str, place: str) -> Workspace:
+        filesystem = HostFilesystem(root, read_only=True)
+        try:
+            store = Store.open(os.path.join(place, FOLDER), writable=False)
+        except FileNotFoundError:
+            filesystem.close()
+            raise FileNotFoundError(
+                f"{root} has no history yet: no agent has worked on it as a disk workspace"
+            ) from None
+        return cls(filesystem, store, None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Roll back what is open, and let go of the workspace. Once is enough."""
+        if self._closed:
+            return
+        self._closed = True
+        # A forked child has no lock, and leaves the store as it is.
+        if self._history is not None and os.getpid() == self._process:
+            self._history.sealed()
+        try:
+            self.filesystem.close()
+        finally:
+            if self._history is not None:
+                self._history.close()
+            else:
+                self._store.close()
+
+    @property
+    def root(self) -> str:
+        return self.filesystem.root
+
+    @property
+    def lost(self) -> Sequence[str]:
+        """Commits that a crash kept from the store; what they changed is in the history as somebody else's."""
+        return self._history.lost if self._history is not None else ()
+
+    @property
+    def recovered(self) -> Recovered | None:
+        """What opening did about a call that was killed; None where there was nothing to do."""
+        return self.filesystem.recovered
+
+    # Looking.
+
+    def steps(self) -> Sequence[Step]:
+        """The steps, oldest first; without the baseline and others' changes."""
+        with self.filesystem.lock.mutex:
+            return self._store.steps()
+
+    def log(self) -> Sequence[LogEntry]:
+        """All of the history, newest first: steps, what somebody else changed in between, and the baseline."""
+        with self.filesystem.lock.mutex:
+            entries = [self._entry(record) for record in self._store.commits()]
+        # Others' changes of nothing but times are commits too, and of no interest.
+        return [entry for entry in entries if entry.paths or entry.number is not None]
+
+    def step(self, number: int) -> Step:
+        """One step; 0 is the baseline. LookupError where there is none of that number."""
+        with self.filesystem.lock.mutex:
+            return self._store.step_of(self._record(number))
+
+    def show(self, number: int) -> ShownStep:
+        """What a step changed. LookupError where there is none, or where what was before it was dropped."""
+        with self.filesystem.lock.mutex:
+            record = self._record(number)
+            before = self._before(record)
+            patch = unified(self._store, before, record.commit).text
+            changes = self._store.states.changes(before, record.commit)
+            return ShownStep(self._store.step_of(record), changes, patch)
+
+    def diff(self, a: int | None = None, b: int | None = None) -> bytes:
+        """The patch from the state after step `a` (by default the oldest that is known) to that after `b` (by
+        default the newest, with what others changed and the history has seen)."""
+        return self.export(a=a, b=b).text
+
+    def export(self, fmt: Literal["diff", "mbox"] = "diff", *, a: int | None = None, b: int | None = None) -> Export:
+        """The changes from `a` to `b` as one patch, or as a mailbox with a mail a commit, for ``git am``."""
+        with self.filesystem.lock.mutex:
+            line = self._between(a, b)
+            if fmt == "mbox":
+                return mailbox(self._store, line[1:])
+            return unified(self._store, line[0].commit, line[-1].commit)
+
+    @property
+    def newest(self) -> str:
+        """The newest commit of the history, somebody else's included: what `since` compares with."""
+        with self.filesystem.lock.mutex:
+            return self._tip()
+
+    def since(self, commit: str) -> tuple[Sequence[Change], bytes]:
+        """What the history has changed since a commit, and the patch for it."""
+        with self.filesystem.lock.mutex:
+            tip = self._tip()
+            return self._store.states.changes(commit, tip), unified(self._store, commit, tip).text
+
+    def _between(self, a: int | None, b: int | None) -> list[CommitRecord]:
+        """The commits from `a` to `b`, oldest first, both of them included."""
+        if a is not None and b is not None and a > b:
+            raise ValueError(f"step {a} is later than step {b}: name the earlier one first")
+        ends = [self._record(number) if number is not None else None for number in (a, b)]
+        line = list(self._store.commits())
+        line.reverse()
+        first = line.index(ends[0]) if ends[0] is not None else 0
+        last = line.index(ends[1]) if ends[1] is not None else len(line) - 1
+        return line[first : last + 1]
+
+    def _record(self, number: int) -> CommitRecord:
+        try:
+            return self._store.record(number)
+        except LookupError:
+            numbers = [record.number for record in self._store.commits() if record.number is not None]
+            there = f"it has {min(numbers)} to {max(numbers)}" if numbers else "it is empty"
+            raise LookupError(f"the history has no step {number}: {there}") from None
+
+    def _before(self, record: CommitRecord) -> str | None:
+        if record.parent is None and record.number != 0:
+            raise LookupError(f"what was before step {record.number} has been dropped from the history")
+        return record.parent
+
+    def _entry(self, record: CommitRecord) -> LogEntry:
+        info, step = record.message.info, self._store.step_of(record)
+        return LogEntry(
+            record.number,
+            info.kind,
+            info.tool,
+            info.call_id,
+            info.session_id,
+            info.receipt_id,
+            info.created_at,
+            step.paths,
+            record.commit,
+        )
+
+    # Changing.
+
+    def undo(self, n: int = 1, *, step: int | None = None, dry_run: bool = False) -> Reversal:
+        """Reverse the newest `n` steps, or the one with the number ``step``, with regard for later changes.
+
+        Text that merges cleanly is merged. It is a step of its own, and can be undone. With ``dry_run`` it only says
+        what would become of each path.
+
+        Raises:
+            ValueError: `n` is not positive, or ``step`` is the baseline.
+            LookupError: there are not so many steps.
+        """
+        with self._alone("undo") as (transaction, history):
+            tip = self._tip()
+            undone = self._undone(n, step)
+            later = self._changed_later(undone)
+            states = self._store.states
+            plan = plan_undo(
+                [states.differences(self._before(record), record.commit) for record in undone],
+                TreeNow(lambda path: states.entry(tip, path), lambda path: states.names(tip, path), states.content),
+                later.__contains__,
+            )
+            outcomes = dict(sorted(plan.outcomes.items()))
+            if not dry_run:
+                wanted = {path: state for path, state in plan.states.items() if path in outcomes}
+                outcomes |= TreeWriter(self.filesystem, states, tip, plan.contents).write(wanted)
+        return Reversal(outcomes, None if dry_run else self._made(transaction, history))
+
+    def restore(self, step: int, *, dry_run: bool = False) -> Reversal:
+        """Bring the files back to what they were after a step; 0 is the baseline.
+
+        What somebody else changed meanwhile goes as well, and is in the history first. It is a step of its own.
+
+        Raises:
+            LookupError: there is no such step.
+        """
+        with self._alone("restore") as (transaction, history):
+            tip = self._tip()
+            states = self._store.states
+            wanted: dict[str, Entry | None] = {
+                path: state
+                for path, now, state in states.differences(tip, self._record(step).commit)
+                if now is None or not now.same_content(state)
+            }
+            outcomes: dict[str, Outcome] = dict.fromkeys(sorted(wanted), "restored")
+            if not dry_run:
+                outcomes |= TreeWriter(self.filesystem, states, tip, {}).write(wanted)
+        return Reversal(outcomes, None if dry_run else self._made(transaction, history))
+
+    def gc(self, keep: int) -> int:
+        """Drop what the newest `keep` steps do not need; the bytes that this gave back."""
+        with self._alone("gc"):
+            return history_gc.gc(self._store, keep)
+
+    def _look(self) -> ScanResult:
+        assert self._history is not None
+        found = self._history.look()
+        self.left_out = found.excluded
+        return found
+
+    @contextmanager
+    def _alone(self, tool: str) -> Generator[tuple[Transaction, StepHistory]]:
+        """A transaction of its own over the filesystem, with the tree as it is now in the history."""
+        if self._history is None:
+            raise PermissionError(f"{tool} changes the workspace, and this one was opened read-only")
+        if CURRENT_CALL.get() is not None:
+            raise TransactionError(f"{tool} is for between tool calls, and one is running")
+        with tool_transaction(Session(), _Participants((self.filesystem,)), tag=tool) as transaction:
+            self._look()
+            yield transaction, self._history
+
+    def _tip(self) -> str:
+        tip = self._store.tip
+        assert tip is not None, "an opened workspace has a baseline"
+        return tip
+
+    def _made(self, transaction: Transaction, history: StepHistory) -> Step | None:
+        last = history.last
+        return last if last is not None and last.call_id == transaction.call_id else None
+
+    def _undone(self, n: int, step: int | None) -> list[CommitRecord]:
+        """The steps to undo, newest first."""
+        if step is not None:
+            if step < 1:
+                raise ValueError("the baseline is no step that could be undone; `restore` goes back to it")
+            return [self._record(step)]
+        if n < 1:
+            raise ValueError(f"the number of steps to undo is 1 or more, it cannot be {n}")
+        found = [record for record in self._store.commits() if record.number]
+        if len(found) < n:
+            raise LookupError(f"the history has {len(found)} steps, so {n} cannot be undone")
+        return found[:n]
+
+    def _changed_later(self, undone: Sequence[CommitRecord]) -> set[str]:
+        """The paths that steps changed which came after those, and stay."""
+        commits = {record.commit for record in undone}
+        found: set[str] = set()
+        for record in self._store.commits():
+            if record.commit == undone[-1].commit:
+                break
+            if record.number and record.commit not in commits:
+                found.update(self._store.step_of(record).paths)
+        return found

@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ringfence.testing import FilesystemContract
+from ringfence_sandbox.host import HostFilesystem
+from ringfence_sandbox.kernel import Abilities
+
+
+class TestHostFilesystem(FilesystemContract):
+    @pytest.fixture
+    def fs(self, tmp_path: Path) -> Iterator[HostFilesystem]:
+        (tmp_path / "root").mkdir()
+        with HostFilesystem(tmp_path / "root", store=tmp_path / "store") as filesystem:
+            yield filesystem
+
+    @pytest.fixture
+    def read_only_fs(self, tmp_path: Path) -> Iterator[HostFilesystem]:
+        (tmp_path / "read-only").mkdir()
+        (tmp_path / "read-only/a.txt").write_text("a\n")
+        with HostFilesystem(tmp_path / "read-only", read_only=True) as filesystem:
+            yield filesystem
+
+
+class TestHostFilesystemOnAnOldKernel(TestHostFilesystem):
+    """Without `openat2`, `renameat2` and O_TMPFILE."""
+
+    @pytest.fixture
+    def fs(self, tmp_path: Path) -> Iterator[HostFilesystem]:
+        (tmp_path / "root").mkdir()
+        old = Abilities(openat2=False, renameat2=False, tmpfile=False)
+        with HostFilesystem(tmp_path / "root", store=tmp_path / "store", can=old) as filesystem:
+            yield filesystem

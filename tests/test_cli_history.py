@@ -1,0 +1,252 @@
+"""`ringfence run` on a disk workspace, and the commands for its history."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringfence.testing.printed import lasting, printed
+from ringfence_sandbox import HostFilesystem, Workspace
+
+
+def call(name: str, **arguments: object) -> dict[str, object]:
+    return {"name": name, "arguments": arguments}
+
+
+READ = call("read_file", file_path="a.txt")
+EDIT = call("edit_file", file_path="a.txt", old_string="two", new_string="2")
+NEW = call("write_file", file_path="new/b.txt", content="new\n")
+TURNS = ({"tool_calls": [READ, EDIT]}, {"tool_calls": [NEW]}, {"text": "Done."})
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree/a.txt").write_bytes(b"one\r\ntwo\r\nthree")
+    return tmp_path / "tree"
+
+
+def command(*arguments: str | Path) -> list[str]:
+    return [sys.executable, "-m", "ringfence_cli", *map(str, arguments)]
+
+
+def ringfence(*arguments: str | Path) -> subprocess.CompletedProcess[bytes]:
+    ended = subprocess.run(command(*arguments), capture_output=True, timeout=60)
+    assert b"Traceback" not in ended.stderr
+    return ended
+
+
+def run_command(tree: Path, *arguments: str | Path, turns: tuple[Mapping[str, Any], ...] = TURNS) -> list[str]:
+    script = tree.parent / "script.jsonl"
+    script.write_text("".join(json.dumps(turn) + "\n" for turn in turns))
+    return command("run", tree, "--task", "Do it.", "--model", f"script:{script}", *arguments)
+
+
+def run(tree: Path, *arguments: str | Path) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(run_command(tree, *arguments), capture_output=True, timeout=60)
+
+
+def as_json(*arguments: str | Path) -> dict[str, Any]:
+    ended = ringfence(*arguments, "--json")
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout)
+
+
+def test_a_run_changes_the_files_and_says_how_to_take_it_back(tree: Path) -> None:
+    before = lasting(printed(tree))
+    ended = run(tree)
+    assert ended.returncode == 0
+    assert (tree / "a.txt").read_bytes() == b"one\r\n2\r\nthree"
+    assert b"-two\r\n+2\r\n" in ended.stdout
+    assert f"2 steps in {tree}: `ringfence undo {tree} 2` takes them back" in ended.stderr.decode()
+    assert ringfence("undo", tree, "2").returncode == 0
+    assert lasting(printed(tree)) == before
+
+
+def test_the_patch_of_a_run_is_against_its_own_start(tree: Path, tmp_path: Path) -> None:
+    run(tree)
+    (tree / "a.txt").write_bytes(b"one\r\ntwo\r\n3")
+    ended = run(tree, "--patch", tmp_path / "patch", "--json")
+    record = json.loads(ended.stdout)
+    assert (record["applied"], record["steps"], record["exit_code"]) == (True, 1, 0)
+    assert [change["path"] for change in record["changes"]] == ["a.txt"]
+    assert b"+3" not in (tmp_path / "patch").read_bytes()
+
+
+def test_the_log_names_steps_and_others(tree: Path) -> None:
+    run(tree)
+    (tree / "their.txt").write_text("theirs")
+    with Workspace.open(tree):
+        pass
+    said = ringfence("log", tree).stdout.decode().splitlines()
+    assert [re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", "AT", line) for line in said] == [
+        "   -  AT  somebody else  their.txt",
+        "   2  AT  write_file  new, new/b.txt",
+        "   1  AT  edit_file  a.txt",
+        "   0  AT  as it was found  1 path",
+    ]
+    log = as_json("log", tree)["log"]
+    assert [entry["number"] for entry in log] == [None, 2, 1, 0]
+    assert all(entry["commit"] and entry["created_at"] for entry in log)
+
+
+def test_steps_are_shown_and_compared(tree: Path) -> None:
+    run(tree)
+    shown = ringfence("show", tree, "1").stdout
+    assert shown.startswith(b"step 1: edit_file, call ")
+    assert b"-two\r\n+2\r\n" in shown
+    assert as_json("show", tree, "2")["changes"][1]["path"] == "new/b.txt"
+    assert ringfence("diff", tree, "1", "2").stdout == ringfence("export", tree, "1", "2").stdout
+    assert b"new/b.txt" not in ringfence("diff", tree, "0", "1").stdout
+    assert "+2" in as_json("diff", tree)["patch"]
+
+
+def test_undo_previews_reverses_and_is_reversed(tree: Path) -> None:
+    run(tree)
+    after = lasting(printed(tree))
+    said = as_json("undo", tree, "2", "--dry-run")
+    assert said["step"] is None
+    assert lasting(printed(tree)) == after
+    done = as_json("undo", tree, "2")
+    assert done["paths"] == said["paths"]
+    assert {path["outcome"] for path in done["paths"]} == {"restored"}
+    assert (done["step"]["number"], done["step"]["tool"]) == (3, "undo")
+    assert ringfence("undo", tree).stdout.decode().splitlines()[0] == "restored  a.txt"
+    assert lasting(printed(tree)) == after
+    assert ringfence("restore", tree, "0").returncode == 0
+    assert not (tree / "new").exists()
+
+
+def test_what_somebody_changed_is_kept(tree: Path) -> None:
+    run(tree)
+    (tree / "a.txt").write_bytes(b"theirs")
+    ended = ringfence("undo", tree, "--step", "1")
+    assert (ended.returncode, ended.stdout) == (0, b"kept      a.txt\n")
+
+
+def test_a_conflict_with_a_later_step_is_exit_code_1(tree: Path) -> None:
+    again = call("edit_file", file_path="a.txt", old_string="2", new_string="zwei")
+    subprocess.run(run_command(tree, turns=({"tool_calls": [READ, EDIT]}, {"tool_calls": [again]}, TURNS[2])))
+    ended = ringfence("undo", tree, "--step", "1")
+    assert (ended.returncode, ended.stdout) == (1, b"conflict  a.txt\n")
+    assert (tree / "a.txt").read_bytes() == b"one\r\nzwei\r\nthree"
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+def test_git_takes_what_is_exported(tree: Path, tmp_path: Path) -> None:
+    shutil.copytree(tree, tmp_path / "copy")
+    run(tree)
+    git = ["git", "-c", "user.name=t", "-c", "user.email=t@t", "-C", str(tmp_path / "copy")]
+    for arguments in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "-m", "start"]):
+        subprocess.run([*git, *arguments], check=True)
+    assert ringfence("export", tree, "--format", "mbox", "--output", tmp_path / "mbox").stdout == b""
+    subprocess.run([*git, "am", "--quiet", "--keep-cr", str(tmp_path / "mbox")], check=True)
+    shutil.rmtree(tmp_path / "copy/.git")
+    assert {path: one[3] for path, one in lasting(printed(tmp_path / "copy")).items()} == {
+        path: one[3] for path, one in lasting(printed(tree)).items()
+    }
+
+
+def test_gc_says_what_it_gave_back(tree: Path) -> None:
+    run(tree)
+    assert as_json("gc", tree, "--keep", "1")["freed_bytes"] >= 0
+    assert [entry["number"] for entry in as_json("log", tree)["log"]] == [2, 1]
+
+
+@pytest.mark.parametrize("name", ["log", "show 1", "diff", "undo", "restore 0", "recover", "export", "gc"])
+def test_without_a_history_every_command_says_so(tree: Path, name: str) -> None:
+    verb, *more = name.split()
+    ended = ringfence(verb, tree, *more)
+    assert (ended.returncode, ended.stdout) == (1, b"")
+    assert b"no history yet" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("show 7", "the history has no step 7: it has 0 to 2"),
+        ("diff 2 1", "name the earlier one first"),
+        ("undo 7", "the history has 2 steps, so 7 cannot be undone"),
+        ("undo --step 0", "the baseline is no step"),
+        ("undo 0", "0 is not in the range"),
+        ("restore 9", "no step 9"),
+    ],
+)
+def test_what_there_is_not_is_exit_code_2(tree: Path, name: str, said: str) -> None:
+    run(tree)
+    verb, *more = name.split()
+    ended = ringfence(verb, tree, *more)
+    assert (ended.returncode, ended.stdout) == (2, b"")
+    assert said in ended.stderr.decode()
+
+
+def test_another_holder_is_named_and_looking_goes_on(tree: Path) -> None:
+    run(tree)
+    with Workspace.open(tree):
+        for verb in ("undo", "gc", "recover"):
+            ended = ringfence(verb, tree)
+            assert ended.returncode == 1
+            assert f"is open in process {os.getpid()}" in ended.stderr.decode()
+        assert run(tree).returncode == 1
+        for verb in ("log", "diff", "export"):
+            assert ringfence(verb, tree).returncode == 0
+
+
+def test_a_killed_run_is_recovered(tree: Path) -> None:
+    run(tree)
+    program = (
+        "import os, sys\n"
+        "from ringfence.testing import held_call\n"
+        "from ringfence_sandbox import Workspace\n"
+        "with Workspace.open(sys.argv[1]) as workspace, held_call(workspace.filesystem, call_id='c9') as call:\n"
+        "    workspace.filesystem.for_call(call).write('a.txt', 'half')\n"
+        "    os.kill(os.getpid(), 9)\n"
+    )
+    before = printed(tree)
+    ended = subprocess.run([sys.executable, "-c", program, str(tree)])
+    assert ended.returncode == -signal.SIGKILL
+    assert (tree / "a.txt").read_text() == "half"
+    recovered = as_json("recover", tree)["recovered"]
+    assert (recovered["outcome"], recovered["call_id"]) == ("rolled back", "c9")
+    assert printed(tree) == before
+    assert ringfence("recover", tree).stderr == b"there was nothing to recover\n"
+
+
+def test_an_interrupted_run_keeps_its_steps_and_says_how_to_undo_them(tree: Path, tmp_path: Path) -> None:
+    turns = tuple(
+        {"tool_calls": [call("write_file", file_path=f"{turn}-{n}.txt", content="x\n") for n in range(50)]}
+        for turn in range(200)
+    )
+    before = lasting(printed(tree))
+    receipts = tmp_path / "receipts"
+    arguments = run_command(tree, "--receipts", receipts, turns=turns)
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    until = time.monotonic() + 30
+    while time.monotonic() < until and not (receipts.exists() and receipts.stat().st_size):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    steps = len(as_json("log", tree)["log"]) - 1
+    assert f"{steps} step" in errors.decode()
+    assert f"`ringfence undo {tree} {steps}` takes them back" in errors.decode()
+    assert ringfence("undo", tree, str(steps)).returncode == 0
+    assert lasting(printed(tree)) == before
+
+
+def test_a_filesystem_on_its_own_leaves_the_history_alone(tree: Path) -> None:
+    run(tree)
+    with HostFilesystem(tree) as filesystem:
+        filesystem.write("a.txt", "outside of calls")
+    assert [entry["number"] for entry in as_json("log", tree)["log"]] == [2, 1, 0]

@@ -1,0 +1,113 @@
+"""A workspace on disk with things in it that nobody expects."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ringfence.testing import held_call
+from ringfence_sandbox.confined import Confined
+from ringfence_sandbox.host import HostFilesystem
+from ringfence_sandbox.kernel import Abilities, abilities
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "root").mkdir()
+    (tmp_path / "root/a.txt").write_text("needle\n")
+    return tmp_path / "root"
+
+
+@pytest.fixture(params=[None, Abilities(False, False, False)], ids=["this kernel", "an old kernel"])
+def fs(root: Path, request: pytest.FixtureRequest) -> Iterator[HostFilesystem]:
+    with HostFilesystem(root, store=root.parent / "store", can=request.param) as filesystem:
+        yield filesystem
+
+
+def test_pipes_and_sockets_are_listed_and_never_opened(root: Path, fs: HostFilesystem) -> None:
+    os.mkfifo(root / "pipe")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(f"/proc/self/fd/{os.open(root, os.O_PATH)}/socket")
+    entries = {entry.name: (entry.is_file, entry.is_directory) for entry in fs.list()}
+    assert entries == {"a.txt": (True, False), "pipe": (False, False), "socket": (False, False)}
+    assert [match.path for match in fs.grep("needle")] == ["a.txt"]
+    assert [(match.path, match.is_file) for match in fs.glob("[ps]*")] == [("pipe", False), ("socket", False)]
+    for path in ("pipe", "socket"):
+        for use in (fs.read, fs.read_bytes, fs.content_hash, lambda path: fs.write(path, "x")):
+            with pytest.raises(PermissionError):
+                use(path)
+        with held_call(fs) as call:
+            fs.for_call(call).move(path, f"moved/{path}")
+            fs.for_call(call).delete("moved", recursive=True)
+            call.rollback()
+        assert fs.exists(path)
+
+
+@pytest.mark.parametrize("spelling", ["root", "other/../root", "link", "/proc/self/cwd/link"])
+def test_a_root_may_be_relative_or_a_link(root: Path, spelling: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(root.parent)
+    os.symlink("root", "link")
+    os.mkdir("other")
+    with HostFilesystem(spelling, store="store") as fs:
+        monkeypatch.chdir("/")
+        fs.write("b.txt", "x")
+        assert fs.root == str(root)
+    assert (root / "b.txt").read_text() == "x"
+
+
+def test_links_that_leave_the_root_are_not_even_looked_through(root: Path, fs: HostFilesystem) -> None:
+    (root.parent / "secret").mkdir()
+    (root.parent / "secret/needle.txt").write_text("needle")
+    for name, target in (("up", "../secret"), ("absolute", str(root.parent / "secret")), ("inside", str(root))):
+        os.symlink(target, root / name)
+        for path in (name, f"{name}/needle.txt"):
+            for use in (fs.read, fs.list, fs.stat, fs.content_hash, lambda path: fs.write(path, "x")):
+                with pytest.raises(PermissionError):
+                    use(path)
+    assert [match.path for match in fs.grep("needle")] == ["a.txt"]
+    assert [match.path for match in fs.glob("**/*.txt")] == ["a.txt"]
+    assert [(entry.name, entry.size_bytes) for entry in fs.list() if entry.is_symlink] == [
+        ("absolute", 0),
+        ("inside", 0),
+        ("up", 0),
+    ]
+
+
+def test_a_file_that_vanishes_or_cannot_be_read_spoils_no_search(root: Path, fs: HostFilesystem) -> None:
+    for name in ("b", "c"):
+        (root / name).mkdir()
+        (root / name / "x.txt").write_text("needle")
+    os.symlink("a.txt/x", root / "through a file")
+    assert [match.path for match in fs.grep("needle")] == ["a.txt", "b/x.txt", "c/x.txt"]
+    assert len(fs.list()) == 4
+
+
+def test_both_ways_of_walking_find_the_same(root: Path) -> None:
+    (root / "d/e").mkdir(parents=True)
+    (root / "d/e/f").write_text("f")
+    os.symlink("d/e", root / "way")
+    os.symlink("way/../e/f", root / "d/odd")
+    os.symlink("a.txt/..", root / "no way")
+    deep = "/".join(["n" * 200] * 12)
+    (root / deep).mkdir(parents=True)
+    descriptor = os.open(root, os.O_RDONLY)
+    one, other = Confined(descriptor, abilities()), Confined(descriptor, Abilities(False, False, False))
+    for path in ("", "a.txt", "d", "way", "way/f", "d/odd", "no way", "a.txt/x", "x/y", deep, f"{deep}/x"):
+        for follow in (True, False):
+            found = [walk.find(path, follow=follow) for walk in (one, other)]
+            assert found[0].place == found[1].place, path
+            assert found[0].stat == found[1].stat, path
+            assert repr(found[0].obstacle) == repr(found[1].obstacle), path
+    os.close(descriptor)
+
+
+def test_a_name_that_only_looks_reserved_is_a_name(root: Path, fs: HostFilesystem) -> None:
+    for path in (".ringfence-hold-", ".ringfence-hold-x", f"d/.ringfence-hold-{'0' * 16}", ".ringfence"):
+        fs.write(path, "x")
+        assert fs.read(path).content == "x"
+    with pytest.raises(PermissionError):
+        fs.write(f".ringfence-hold-{'0' * 16}", "x")

@@ -1,0 +1,344 @@
+"""A workspace whose opener was killed, at every system call that changes something (see `docs/recovery.md`)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from ringfence.runtime import Receipt
+from ringfence.testing import held_call
+from ringfence.testing.killing import killed_at
+from ringfence.testing.printed import lasting, printed
+from ringfence_sandbox.history import ChangedFiles, Recorded
+from ringfence_sandbox.host import HostFilesystem
+from ringfence_sandbox.kernel import Abilities
+
+EVERY = os.environ.get("RINGFENCE_PROVE") == "1"
+OLD_KERNEL = Abilities(openat2=False, renameat2=False, tmpfile=False)
+
+
+def build(root: Path) -> None:
+    (root / "d/e").mkdir(parents=True)
+    (root / "empty").mkdir()
+    (root / "a.txt").write_bytes(b"one\r\ntwo")
+    (root / "d/b.txt").write_text("b")
+    (root / "d/e/c.txt").write_text("c")
+    os.link(root / "d/b.txt", root / "d/hard")
+    os.symlink("../a.txt", root / "d/link")
+    (root / "m").mkdir()
+    (root / "m/x").write_text("x")
+    Path(os.fsdecode(os.fsencode(root) + b"/caf\xe9")).write_text("odd")
+    os.chmod(root / "d/e/c.txt", 0o640)
+    for path in ("d/e/c.txt", "d/e", "d", "m", "empty", "a.txt", ""):
+        os.utime(root / path, ns=(10**18, 10**18 + len(path)))
+
+
+def write_one(fs: HostFilesystem) -> None:
+    fs.write("a.txt", "three")
+
+
+def create_in_new_directories(fs: HostFilesystem) -> None:
+    fs.write("n/o/p.txt", "new")
+
+
+def delete_a_directory(fs: HostFilesystem) -> None:
+    fs.delete("d", recursive=True)
+
+
+def move_over(fs: HostFilesystem) -> None:
+    fs.move("m/x", "a.txt", overwrite=True)
+
+
+def everything(fs: HostFilesystem) -> None:
+    fs.write("a.txt", "three")
+    fs.write("a.txt", " four", mode="append")
+    fs.write("d/b.txt", "through one of two names")
+    fs.chmod("d/hard", 0o600)
+    fs.chmod("d/e", 0o700)
+    fs.write("n/o/p.txt", "new")
+    fs.move("m", "n/m")
+    fs.write("n/m/x", "moved and changed")
+    fs.delete("d/e", recursive=True)
+    fs.symlink("d/e/now", "../b.txt")
+    fs.move("caf\udce9", "d/link", overwrite=True)
+    fs.delete("empty")
+    fs.mkdir("empty/no/more")
+    fs.delete("a.txt")
+
+
+CALLS: dict[str, Callable[[HostFilesystem], None]] = {
+    one.__name__: one for one in (write_one, create_in_new_directories, delete_a_directory, move_over, everything)
+}
+
+
+class Case:
+    """A tree to change, again and again from its beginning."""
+
+    def __init__(self, path: Path, can: Abilities | None = None) -> None:
+        self.path = path
+        self.can = can
+        self.number = 0
+
+    def fresh(self) -> None:
+        self.number += 1
+        self.root = self.path / str(self.number) / "root"
+        self.root.mkdir(parents=True)
+        self.store = self.root.parent / "store"
+        build(self.root)
+        self.before = printed(self.root)
+
+    def open(self, before: Callable[[str], None] = lambda name: None) -> HostFilesystem:
+        return HostFilesystem(self.root, store=self.store, before=before, can=self.can)
+
+    def committed(self, change: Callable[[HostFilesystem], None]) -> Callable[[Callable[[str], None]], None]:
+        def work(before: Callable[[str], None]) -> None:
+            with self.open(before) as fs, held_call(fs) as call:
+                change(fs.for_call(call))
+                call.commit()
+
+        return work
+
+    def rolled_back(self, change: Callable[[HostFilesystem], None]) -> Callable[[Callable[[str], None]], None]:
+        def work(before: Callable[[str], None]) -> None:
+            with self.open(before) as fs, held_call(fs) as call:
+                change(fs.for_call(call))
+                call.rollback()
+
+        return work
+
+    def after(self, change: Callable[[HostFilesystem], None]) -> dict[str, tuple[object, ...]]:
+        self.fresh()
+        assert not killed_at(-1, self.committed(change))
+        return lasting(printed(self.root))
+
+
+@pytest.fixture(params=[None, OLD_KERNEL], ids=["this kernel", "an old kernel"])
+def case(tmp_path: Path, request: pytest.FixtureRequest) -> Case:
+    return Case(tmp_path, request.param)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_killed_anywhere_is_undone_or_done(case: Case, name: str) -> None:
+    change = CALLS[name]
+    after = case.after(change)
+    outcomes: set[str] = set()
+    for point in range(0, 10_000, 1 if EVERY or name != "everything" else 3):
+        case.fresh()
+        if not killed_at(point, case.committed(change)):
+            break
+        with case.open() as fs:
+            recovered = fs.recovered
+        now = printed(case.root)
+        if now == case.before:
+            outcomes.add("before")
+            assert recovered is None or recovered.outcome == "rolled back", point
+        else:
+            outcomes.add("after")
+            assert lasting(now) == after, point
+            assert recovered is None or recovered.outcome == "finished", point
+        assert recovered is None or recovered.conflicts == (), point
+        with case.open() as fs:
+            assert fs.recovered is None, point
+    assert outcomes == {"before", "after"}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_rollback_killed_anywhere_is_completed(case: Case, name: str) -> None:
+    for point in range(0, 10_000, 1 if EVERY or name != "everything" else 4):
+        case.fresh()
+        killed = killed_at(point, case.rolled_back(CALLS[name]))
+        with case.open() as fs:
+            recovered = fs.recovered
+        assert printed(case.root) == case.before, (point, recovered)
+        if not killed:
+            break
+        assert (
+            recovered is None
+            or (recovered.outcome, recovered.conflicts) == ("rolled back", ())
+            or (recovered.outcome == "finished" and not recovered.conflicts)
+        ), point
+
+
+def reopened(case: Case) -> Callable[[Callable[[str], None]], None]:
+    def work(before: Callable[[str], None]) -> None:
+        case.open(before).close()
+
+    return work
+
+
+@pytest.mark.parametrize("end", ["committed", "rolled_back"])
+def test_a_recovery_killed_anywhere_is_done_again(case: Case, end: str) -> None:
+    after = case.after(everything)
+    for point in range(5, 10_000, 1 if EVERY else 17):
+        again = 0
+        while True:
+            case.fresh()
+            if not killed_at(point, getattr(case, end)(everything)):
+                return
+            if not killed_at(again, reopened(case)):
+                break
+            killed_at(again // 2, reopened(case))
+            case.open().close()
+            now = printed(case.root)
+            assert now == case.before or (end == "committed" and lasting(now) == after), (point, again)
+            again += 1 if EVERY else 5
+
+
+# What somebody else did in between
+
+
+def killed_before_the_end(case: Case, change: Callable[[HostFilesystem], None]) -> None:
+    """Leaves a call with all of its deeds done, and no commit."""
+    case.fresh()
+
+    def work(before: Callable[[str], None]) -> None:
+        with case.open() as fs, held_call(fs) as call:
+            change(fs.for_call(call))
+            before("the end")
+
+    assert killed_at(0, work)
+    assert printed(case.root) != case.before
+
+
+def test_an_edit_between_the_crash_and_the_recovery_stays(case: Case) -> None:
+    killed_before_the_end(case, everything)
+    (case.root / "d/b.txt").write_text("person")
+    (case.root / "theirs.txt").write_text("person")
+    with case.open() as fs:
+        recovered = fs.recovered
+    assert recovered is not None
+    assert (recovered.outcome, recovered.conflicts) == ("rolled back", ("d/b.txt",))
+    assert (case.root / "d/b.txt").read_text() == (case.root / "theirs.txt").read_text() == "person"
+    assert (case.root / "a.txt").read_bytes() == b"one\r\ntwo"
+    [kept] = (case.store / "kept").iterdir()
+    assert kept.read_text() == "b"
+
+
+def test_a_tree_that_was_cloned_anew_is_left_alone(case: Case) -> None:
+    killed_before_the_end(case, everything)
+    case.root.rename(case.root.with_name("old"))
+    case.root.mkdir()
+    build(case.root)
+    anew = printed(case.root)
+    with case.open() as fs:
+        recovered = fs.recovered
+        assert recovered is not None
+        assert recovered.outcome == "set aside"
+        assert "journal.aside-1" in recovered.notes[-1]
+        fs.write("a.txt", "x")
+        fs.write("a.txt", "one\r\ntwo")
+    assert lasting(printed(case.root)) == lasting(anew)
+    with case.open() as fs:
+        assert fs.recovered is None
+
+
+def test_lost_displaced_files_are_reported_and_the_rest_is_undone(case: Case) -> None:
+    killed_before_the_end(case, everything)
+    [held] = [path for path in case.root.iterdir() if path.name.startswith(".ringfence-hold-")]
+    for path in held.iterdir():
+        assert path.is_dir() or path.unlink() is None
+    held.rename(case.root.parent / "taken away")
+    with case.open() as fs:
+        recovered = fs.recovered
+    assert recovered is not None
+    assert {"a.txt", "d/b.txt"} <= set(recovered.conflicts)
+    assert "lost" in recovered.notes[-1]
+    assert (case.root / "m/x").exists()
+    assert not any(path.name.startswith(".ringfence") for path in case.root.iterdir())
+
+
+def test_a_torn_journal_is_cut_and_the_call_undone(case: Case) -> None:
+    killed_before_the_end(case, write_one)
+    journal = case.store / "journal"
+    whole = journal.read_bytes().rstrip(b"\0")
+    journal.write_bytes(whole + b"\xa5rec torn")
+    with case.open() as fs:
+        recovered = fs.recovered
+    assert recovered is not None
+    assert recovered.outcome == "rolled back"
+    assert "cut" in recovered.notes[0]
+    assert printed(case.root) == case.before
+
+
+def test_power_durability_recovers_as_well(case: Case) -> None:
+    for point in range(0, 100, 3):
+        case.fresh()
+
+        def work(before: Callable[[str], None]) -> None:
+            with (
+                HostFilesystem(case.root, store=case.store, durability="power", before=before, can=case.can) as fs,
+                held_call(fs) as call,
+            ):
+                write_one(fs.for_call(call))
+                call.commit()
+
+        killed = killed_at(point, work)
+        case.open().close()
+        content = (case.root / "a.txt").read_text()
+        assert printed(case.root) == case.before or content == "three"
+        if not killed:
+            assert content == "three"
+            return
+    pytest.fail("it never came to its end")
+
+
+class Kept:
+    """A history that writes what it was given into a file."""
+
+    def __init__(self, path: Path, *, fails: bool = False) -> None:
+        self.path = path
+        self.fails = fails
+        self.seen: list[tuple[object, bytes]] = []
+
+    def record(self, changed: ChangedFiles, receipt: Receipt) -> Recorded:
+        if self.fails:
+            raise OSError("no room for history")
+        assert [change.path for change in changed.changes] == ["a.txt"]
+        return Recorded({"call": receipt.call_id}, changed.before("a.txt") + b"|" + changed.after("a.txt"))
+
+    def committed(self, recorded: Recorded) -> None:
+        self.path.write_bytes(recorded.blob)
+
+    def recovered(self, payload: Mapping[str, object], blob: bytes) -> None:
+        self.seen.append((payload, blob))
+
+    def sealed(self) -> bool:
+        return self.path.exists()
+
+
+def test_the_history_gets_every_committed_call_even_if_it_was_killed_right_after(case: Case) -> None:
+    outcomes: set[bool] = set()
+    for point in range(200):
+        case.fresh()
+        kept = Kept(case.root.parent / "kept")
+
+        def work(before: Callable[[str], None], kept: Kept = kept) -> None:
+            with HostFilesystem(case.root, store=case.store, history=kept, before=before, can=case.can) as fs:
+                with held_call(fs) as call:
+                    write_one(fs.for_call(call))
+                    call.commit()
+                before("after it")
+
+        if not killed_at(point, work):
+            break
+        HostFilesystem(case.root, store=case.store, history=kept).close()
+        done = (case.root / "a.txt").read_text() == "three"
+        outcomes.add(done)
+        seen = [({"call": "call-1"}, b"one\r\ntwo|three")]
+        assert kept.seen == (seen if done and not kept.path.exists() else kept.seen if done else []), point
+        assert not done or kept.seen == seen or kept.path.exists(), point
+    assert outcomes == {True, False}
+
+
+def test_a_history_that_fails_rolls_the_call_back(case: Case) -> None:
+    case.fresh()
+    with HostFilesystem(case.root, store=case.store, history=Kept(case.path, fails=True), can=case.can) as fs:
+        with held_call(fs) as call:
+            write_one(fs.for_call(call))
+            with pytest.raises(OSError, match="no room"):
+                call.commit()
+            call.rollback()
+        assert printed(case.root) == case.before

@@ -1,0 +1,497 @@
+"""What a rolled back call leaves on disk: nothing of its own, and everything of everybody else's."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from ringfence.errors import CallEndedError
+from ringfence.testing import HeldCall, held_call
+from ringfence.testing.printed import Printed, printed
+from ringfence_sandbox.host import HostFilesystem
+from ringfence_sandbox.kernel import Abilities
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    root = tmp_path / "root"
+    (root / "d/e").mkdir(parents=True)
+    (root / "a.txt").write_text("a\n")
+    (root / "d/b.txt").write_text("b\n")
+    (root / "d/e/c.txt").write_text("c\n")
+    for path in ("a.txt", "d/e/c.txt", "d/b.txt", "d/e", "d", ""):
+        os.utime(root / path, ns=(10**18, 10**18 + len(path)))
+    return root
+
+
+@pytest.fixture(params=[None, Abilities(False, False, False)], ids=["this kernel", "an old kernel"])
+def fs(root: Path, request: pytest.FixtureRequest) -> Iterator[HostFilesystem]:
+    with HostFilesystem(root, store=root.parent / "store", can=request.param) as filesystem:
+        yield filesystem
+
+
+@pytest.fixture
+def call(fs: HostFilesystem) -> Iterator[HeldCall]:
+    with held_call(fs) as call:
+        yield call
+
+
+def without_held(root: Path) -> dict[str, Printed]:
+    return {path: one for path, one in printed(root).items() if not path.startswith(".ringfence-hold")}
+
+
+# Exactly
+
+
+def change_a_lot(fs: HostFilesystem) -> None:
+    fs.write("a.txt", "changed")
+    fs.write("a.txt", " and changed", mode="append")
+    fs.chmod("d/b.txt", 0o4755)
+    fs.write("d/b.txt", "b")
+    fs.move("d", "n/d")
+    fs.write("n/d/e/c.txt", "")
+    fs.write("n/d/e/new/f.txt", "f")
+    fs.delete("n/d/e", recursive=True)
+    fs.symlink("d", "n/d")
+    fs.write("d/g.txt", "through a link")
+    fs.delete("a.txt")
+    fs.mkdir("a.txt/is/a/directory")
+
+
+def test_everything_is_back_down_to_inodes_and_times(root: Path, fs: HostFilesystem, call: HeldCall) -> None:
+    before = printed(root)
+    change_a_lot(fs.for_call(call))
+    assert printed(root).keys() != before.keys()
+    assert call.rollback().conflicts == ()
+    assert printed(root) == before
+
+
+def test_an_inner_call_goes_back_to_its_own_beginning_and_an_outer_one_takes_it_along(
+    root: Path, fs: HostFilesystem, call: HeldCall
+) -> None:
+    before = printed(root)
+    fs.for_call(call).write("a.txt", "outer")
+    for number in range(3):
+        middle = without_held(root)
+        with held_call(fs, call_id=f"inner {number}", parent=call) as inner:
+            change_a_lot(fs.for_call(inner))
+            inner.rollback()
+        assert without_held(root) == middle
+    with held_call(fs, call_id="kept", parent=call) as inner:
+        change_a_lot(fs.for_call(inner))
+        inner.commit()
+    fs.for_call(call).delete("n", recursive=True)
+    call.rollback()
+    assert printed(root) == before
+
+
+def test_hard_links_stay_together(root: Path, fs: HostFilesystem, call: HeldCall) -> None:
+    os.link(root / "a.txt", root / "d/same")
+    before = printed(root)
+    handle = fs.for_call(call)
+    handle.write("a.txt", "changed")
+    assert (root / "d/same").read_text() == "a\n"
+    handle.delete("d/same")
+    call.rollback()
+    assert printed(root) == before
+    assert before["a.txt"].links == ("a.txt", "d/same")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda fs: fs.write("a.txt", "changed"),
+        lambda fs: fs.write("a.txt", "more", mode="append"),
+        lambda fs: fs.chmod("a.txt", 0o600),
+        lambda fs: fs.delete("a.txt"),
+        lambda fs: fs.move("d/b.txt", "a.txt", overwrite=True),
+    ],
+)
+def test_nothing_is_written_through_to_a_name_outside(
+    root: Path, fs: HostFilesystem, change: Callable[[HostFilesystem], None]
+) -> None:
+    cache = root.parent / "cache"
+    os.link(root / "a.txt", cache)
+    mode = cache.stat().st_mode
+    for end in ("rollback", "commit"):
+        with held_call(fs) as call:
+            change(fs.for_call(call))
+            getattr(call, end)()
+        assert (cache.read_text(), cache.stat().st_mode) == ("a\n", mode)
+
+
+def test_extended_attributes_stay(root: Path, fs: HostFilesystem, call: HeldCall) -> None:
+    try:
+        os.setxattr(root / "a.txt", "user.kept", b"yes")
+    except OSError:
+        pytest.skip("no extended attributes here")
+    fs.for_call(call).write("a.txt", "changed")
+    assert os.getxattr(root / "a.txt", "user.kept") == b"yes"
+    call.rollback()
+    assert os.getxattr(root / "a.txt", "user.kept") == b"yes"
+
+
+def test_a_rollback_does_not_cost_what_a_file_weighs(root: Path, fs: HostFilesystem, call: HeldCall) -> None:
+    with open(root / "huge", "wb") as file:
+        file.truncate(1 << 40)
+    handle = fs.for_call(call)
+    handle.write("huge", "small")
+    handle.move("d/b.txt", "huge", overwrite=True)
+    [_, change] = call.changed()
+    assert change.before is not None
+    assert (change.before.size, change.before.content_hash) == (1 << 40, None)
+    call.rollback()
+    assert (root / "huge").stat().st_size == 1 << 40
+
+
+def test_new_files_belong_to_the_group_of_their_directory(root: Path, fs: HostFilesystem) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only the superuser can give a directory to any group")
+    os.chown(root / "d", 0, 12345)
+    os.chmod(root / "d", 0o2775)
+    fs.write("d/new.txt", "x")
+    assert (root / "d/new.txt").stat().st_gid == 12345
+
+
+# Not what is somebody else's
+
+
+def test_an_edit_by_somebody_else_to_another_path_stays(root: Path, fs: HostFilesystem, call: HeldCall) -> None:
+    fs.for_call(call).write("a.txt", "call")
+    (root / "d/b.txt").write_text("person")
+    (root / "d/new.txt").write_text("person")
+    report = call.rollback()
+    assert report.conflicts == ()
+    assert (root / "a.txt").read_text() == "a\n"
+    assert (root / "d/b.txt").read_text() == (root / "d/new.txt").read_text() == "person"
+
+
+def in_place(path: Path) -> None:
+    path.write_text("person")
+
+
+def replaced(path: Path) -> None:
+    path.with_name("editor's").write_text("person")
+    os.replace(path.with_name("editor's"), path)
+
+
+def same_size_and_time(path: Path) -> None:
+    found = path.stat()
+    path.write_bytes(b"p" * found.st_size)
+    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+
+
+@pytest.mark.parametrize("edit", [in_place, replaced, same_size_and_time, os.unlink])
+@pytest.mark.parametrize("twice", [False, True])
+def test_an_edit_of_what_the_call_wrote_stays_and_is_reported(
+    root: Path, fs: HostFilesystem, call: HeldCall, edit: Callable[[Path], None], twice: bool
+) -> None:
+    fs.for_call(call).write("a.txt", "call")
+    if twice:
+        fs.for_call(call).write("a.txt", "call again")
+    edit(root / "a.txt")
+    theirs = (root / "a.txt").read_bytes() if (root / "a.txt").exists() else None
+    report = call.rollback()
+    assert report.conflicts == ("a.txt",)
+    assert ((root / "a.txt").read_bytes() if (root / "a.txt").exists() else None) == theirs
+    [kept] = (root.parent / "store/kept").iterdir()
+    assert kept.read_text() == "a\n"
+    assert str(kept) in report.notes[0]
+
+
+def test_an_edit_of_a_new_file_stays_with_its_directories(root: Path, fs: HostFilesystem, call: HeldCall) -> None:
+    fs.for_call(call).write("n/o/new.txt", "call")
+    fs.for_call(call).write("n/other.txt", "call")
+    (root / "n/o/new.txt").write_text("person")
+    assert call.rollback().conflicts == ("n", "n/o", "n/o/new.txt")
+    assert (root / "n/o/new.txt").read_text() == "person"
+    assert not (root / "n/other.txt").exists()
+
+
+def test_a_new_directory_with_somebody_else_s_file_stays(root: Path, fs: HostFilesystem, call: HeldCall) -> None:
+    fs.for_call(call).write("n/new.txt", "call")
+    (root / "n/theirs.txt").write_text("person")
+    assert "n" in call.rollback().conflicts
+    assert [path.name for path in (root / "n").iterdir()] == ["theirs.txt"]
+
+
+def test_what_came_in_the_place_of_a_deleted_file_stays(root: Path, fs: HostFilesystem, call: HeldCall) -> None:
+    fs.for_call(call).delete("d", recursive=True)
+    (root / "d").write_text("person")
+    report = call.rollback()
+    assert report.conflicts == ("d",)
+    assert (root / "d").read_text() == "person"
+    [kept] = (root.parent / "store/kept").iterdir()
+    assert (kept / "e/c.txt").read_text() == "c\n"
+
+
+def test_a_file_that_came_into_a_moved_directory_goes_back_with_it(
+    root: Path, fs: HostFilesystem, call: HeldCall
+) -> None:
+    fs.for_call(call).move("d", "moved")
+    (root / "moved/theirs.txt").write_text("person")
+    assert call.rollback().conflicts == ()
+    assert (root / "d/theirs.txt").read_text() == "person"
+
+
+def test_what_came_in_the_way_of_a_move_back_stays(root: Path, fs: HostFilesystem, call: HeldCall) -> None:
+    fs.for_call(call).move("a.txt", "moved.txt")
+    (root / "a.txt").write_text("person")
+    assert call.rollback().conflicts == ("a.txt",)
+    assert ((root / "a.txt").read_text(), (root / "moved.txt").read_text()) == ("person", "a\n")
+
+
+def test_a_directory_that_somebody_replaced_by_a_link_is_not_followed(
+    root: Path, fs: HostFilesystem, call: HeldCall
+) -> None:
+    outside = root.parent / "outside"
+    outside.mkdir()
+    fs.for_call(call).write("d/b.txt", "call")
+    (root / "d").rename(root / "gone")
+    (outside / "b.txt").write_text("outside")
+    os.symlink(outside, root / "d")
+    assert call.rollback().conflicts == ("d/b.txt",)
+    assert (outside / "b.txt").read_text() == "outside"
+
+
+# The holding directory
+
+
+def holding(root: Path) -> list[str]:
+    return [name for name in os.listdir(root) if name.startswith(".ringfence")]
+
+
+def test_displaced_files_are_out_of_every_reach_and_gone_in_the_end(
+    root: Path, fs: HostFilesystem, call: HeldCall
+) -> None:
+    handle = fs.for_call(call)
+    handle.write("a.txt", "call")
+    [name] = holding(root)
+    assert name not in [entry.name for entry in handle.list()]
+    assert [match.path for match in handle.glob("**") if ".ringfence" in match.path] == []
+    assert [match.path for match in handle.grep(".", path="")] == ["a.txt", "d/b.txt", "d/e/c.txt"]
+    assert handle.glob(f"{name}/*") == handle.glob(f"{name}") == []
+    handle.symlink("link", name)
+    for path in (name, f"{name}/0", "link", "link/0"):
+        assert not handle.exists(path) or path == "link"
+        for use in (handle.read, handle.list, handle.stat, handle.delete, handle.mkdir):
+            if path != "link" or use not in (handle.delete, handle.mkdir):
+                with pytest.raises(PermissionError):
+                    use(path)
+        with pytest.raises((PermissionError, FileExistsError)):
+            handle.write(f"{path}/x", "x")
+    call.rollback()
+    assert holding(root) == []
+
+
+def test_a_call_that_only_reads_changes_nothing_not_even_for_a_moment(root: Path, tmp_path: Path) -> None:
+    done: list[str] = []
+    with HostFilesystem(root, store=tmp_path / "s", before=done.append) as fs:
+        done.clear()
+        for end in ("commit", "rollback"):
+            with held_call(fs) as call:
+                handle = fs.for_call(call)
+                handle.read("a.txt")
+                handle.list()
+                handle.glob("**")
+                handle.grep("c")
+                assert call.changed() == []
+                getattr(call, end)()
+        assert done == []
+
+
+def test_a_snapshot_keeps_the_displaced_files_until_nobody_has_it(root: Path, fs: HostFilesystem) -> None:
+    snapshot = fs.snapshot()
+    fs.write("a.txt", "x")
+    assert len(holding(root)) == 1
+    fs.restore(snapshot)
+    del snapshot
+    fs.write("a.txt", "y")
+    assert holding(root) == []
+
+
+def test_a_snapshot_brings_back_what_went_through_the_filesystem_and_leaves_the_rest(
+    root: Path, fs: HostFilesystem
+) -> None:
+    before = printed(root)
+    snapshot = fs.snapshot()
+    change_a_lot(fs)
+    (root / "theirs.txt").write_text("person")
+    fs.restore(snapshot)
+    assert (root / "theirs.txt").read_text() == "person"
+    (root / "theirs.txt").unlink()
+    del snapshot
+    fs.snapshot()
+    os.utime(root, ns=(10**18, 10**18))
+    assert printed(root) == before
+
+
+# Failing system calls
+
+
+@pytest.mark.parametrize("committing", [False, True])
+def test_a_call_that_meets_an_error_anywhere_is_rolled_back(root: Path, committing: bool) -> None:
+    for point in range(1000):
+        calls = 0
+
+        def before(name: str, point: int = point) -> None:
+            nonlocal calls
+            calls += name != "utime"  # which nothing but permissions can make fail
+            if calls == point + 1 and name != "utime":
+                raise OSError(errno.ENOSPC, "no space", name)
+
+        tree = printed(root)
+        store = root.parent / f"store-{point}"
+        try:
+            fs = HostFilesystem(root, store=store, before=before)
+        except OSError:
+            continue
+        failed = False
+        with fs, held_call(fs) as call:
+            try:
+                change_a_lot(fs.for_call(call))
+                if committing:
+                    call.commit()
+            except OSError:
+                failed = True
+            if not failed and committing:
+                assert calls > 20
+                break
+            try:
+                call.rollback()
+            except OSError:
+                call.rollback()
+        HostFilesystem(root, store=store).close()  # which drops what could not be dropped then
+        assert printed(root) == tree, point
+        if calls < point:
+            break
+    else:
+        pytest.fail("it never came to its end")
+
+
+def test_an_operation_that_fails_half_way_is_undone_at_once(root: Path, tmp_path: Path) -> None:
+    wanted: list[str] = []
+
+    def before(name: str) -> None:
+        if name in wanted:
+            wanted.clear()
+            raise OSError(errno.ENOSPC, "no space", name)
+
+    tree = printed(root)
+    with HostFilesystem(root, store=tmp_path / "s", before=before) as fs, held_call(fs) as call:
+        for name in ("rename", "create"):
+            wanted.append(name)
+            with pytest.raises(OSError, match="no space"):
+                fs.for_call(call).write("n/o/p.txt", "x")
+            assert not (root / "n").exists()
+            assert call.changed() == []
+        call.commit()
+    assert printed(root) == tree
+
+
+def test_after_closing_nothing_goes_through_any_more(root: Path, tmp_path: Path) -> None:
+    fs = HostFilesystem(root, store=tmp_path / "s")
+    with held_call(fs) as call:
+        fs.for_call(call).write("a.txt", "open")
+        fs.close()
+        fs.close()
+        assert (root / "a.txt").read_text() == "a\n"
+        for use in (fs.read, fs.list, lambda path: fs.write(path, "x")):
+            with pytest.raises((ValueError, CallEndedError)):
+                use("a.txt")
+
+
+# Races
+
+
+def test_a_link_swapped_in_never_leads_a_write_outside(root: Path, fs: HostFilesystem) -> None:
+    outside = root.parent / "outside"
+    outside.mkdir()
+    (outside / "b.txt").write_text("outside")
+    (root / "swapped").mkdir()
+    stop = threading.Event()
+
+    def swap() -> None:
+        while not stop.is_set():
+            with suppress(OSError):  # a directory that the filesystem made meanwhile
+                os.rename(root / "swapped", root / "aside")
+            with suppress(OSError):
+                os.symlink(outside, root / "swapped")
+                os.unlink(root / "swapped")
+            with suppress(OSError):
+                os.rename(root / "aside", root / "swapped")
+
+    thread = threading.Thread(target=swap)
+    thread.start()
+    try:
+        for number in range(300):
+            try:
+                fs.write("swapped/b.txt", str(number))
+                fs.read("swapped/b.txt")
+                fs.delete("swapped/b.txt")
+            except OSError:
+                pass
+    finally:
+        stop.set()
+        thread.join()
+    assert [path.name for path in outside.iterdir()] == ["b.txt"]
+    assert (outside / "b.txt").read_text() == "outside"
+    assert holding(root) == []
+
+
+# Cost
+
+COUNTED = """
+import os, sys
+from ringfence.testing import held_call
+from ringfence_sandbox.host import HostFilesystem
+with HostFilesystem(sys.argv[1], store=sys.argv[2]) as fs:
+    def one_call(number):
+        with held_call(fs) as call:
+            fs.for_call(call).read("d0/f0")
+            fs.for_call(call).write("d0/f0", str(number))
+            call.changed()
+            call.commit()
+    def read_only_call(number):
+        with held_call(fs) as call:
+            fs.for_call(call).read("d0/f0")
+            call.commit()
+    for work in (one_call, read_only_call):
+        work(0)
+        os.access("/counted from here", 0)
+        work(1)
+        os.access("/counted to here", 0)
+"""
+
+
+def system_calls(root: Path, files: int) -> list[list[str]]:
+    for number in range(files):
+        (root / f"d{number % 10}").mkdir(parents=True, exist_ok=True)
+        (root / f"d{number % 10}/f{number}").write_text("x")
+    log = root.parent / "log"
+    command = ["strace", "-f", "-o", str(log), sys.executable, "-c", COUNTED, str(root), str(root.parent / "store")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"strace does not work here: {done.stderr[-200:]}")
+    found: list[list[str]] = []
+    for part in log.read_text().split("/counted from here")[1:]:
+        lines = part.split("/counted to here")[0].splitlines()[1:-1]
+        names = [line.split(maxsplit=1)[1].partition("(")[0] for line in lines]
+        found.append([name for name in names if name not in ("brk", "mmap", "munmap", "futex", "madvise")])
+    return found
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace counts the system calls")
+def test_a_call_makes_the_same_system_calls_however_many_files_there_are(tmp_path: Path) -> None:
+    few, many = (system_calls(tmp_path / str(files) / "root", files) for files in (10, 3000))
+    assert few == many
+    assert [len(calls) for calls in few] < [90, 15], few

@@ -1,0 +1,308 @@
+"""A workspace on disk: opening it, and the steps that calls make."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ringfence import Prompt, PromptTemplate, Session
+from ringfence.adapters import ToolExecutor
+from ringfence.errors import WorkspaceLockedError
+from ringfence.participants import Step
+from ringfence.runtime import Receipt
+from ringfence.testing import held_call
+from ringfence.testing.killing import killed_at
+from ringfence.testing.printed import lasting, printed
+from ringfence_sandbox import HostFilesystem, Workspace
+from ringfence_sandbox.confined import Confined
+from ringfence_sandbox.history import ChangedFiles, Recorded
+from ringfence_sandbox.kernel import abilities
+from ringfence_sandbox.scan import DEFAULT_LIMITS, ScanLimits
+from ringfence_sandbox.step_history import StepHistory
+from ringfence_tools import VfsToolsSection
+
+EVERY = os.environ.get("RINGFENCE_PROVE") == "1"
+
+
+def build(root: Path) -> None:
+    (root / "d/e").mkdir(parents=True)
+    (root / "a.txt").write_bytes(b"one\r\ntwo\r\n")
+    (root / "d/b.txt").write_text("b\n")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "root").mkdir()
+    build(tmp_path / "root")
+    return tmp_path / "root"
+
+
+@pytest.fixture
+def workspace(root: Path) -> Iterator[Workspace]:
+    with opened(root) as workspace:
+        yield workspace
+
+
+def opened(root: Path, **options: bool) -> Workspace:
+    return Workspace.open(root, store=root.parent / "store", **options)
+
+
+def call(workspace: Workspace, change: Callable[[HostFilesystem], object], call_id: str = "call-1") -> Step | None:
+    with held_call(workspace.filesystem, call_id=call_id) as held:
+        change(workspace.filesystem.for_call(held))
+        return held.commit()
+
+
+def others(workspace: Workspace) -> list[tuple[str, ...]]:
+    """What somebody else changed, newest first."""
+    return [entry.paths for entry in workspace.log() if entry.kind == "external"]
+
+
+def test_the_first_opening_takes_the_baseline(workspace: Workspace) -> None:
+    [baseline] = workspace.log()
+    assert (baseline.number, baseline.kind) == (0, "baseline")
+    assert baseline.paths == ("a.txt", "d", "d/b.txt", "d/e")
+    assert workspace.steps() == []
+    assert workspace.recovered is None
+
+
+def test_a_call_that_changed_files_is_a_step(workspace: Workspace) -> None:
+    made = call(workspace, lambda fs: fs.write("d/new.txt", "new"))
+    assert made is not None
+    assert (made.number, made.tool, made.call_id, made.session_id) == (1, "a test", "call-1", "a session")
+    assert made.paths == ("d/new.txt",)
+    assert workspace.steps() == [made]
+    assert [entry.receipt_id for entry in workspace.log()] == ["receipt of call-1", ""]
+    assert others(workspace) == []
+
+
+def test_a_call_that_changed_nothing_is_none(workspace: Workspace) -> None:
+    assert call(workspace, lambda fs: fs.read("a.txt")) is None
+    assert call(workspace, lambda fs: (fs.write("x", ""), fs.delete("x"))) is None
+    assert workspace.steps() == []
+
+
+def test_a_call_that_was_rolled_back_is_none(workspace: Workspace, root: Path) -> None:
+    before = printed(root)
+    with held_call(workspace.filesystem) as held:
+        workspace.filesystem.for_call(held).write("a.txt", "gone soon")
+        held.rollback()
+    assert workspace.steps() == []
+    assert printed(root) == before
+
+
+def test_steps_are_there_at_the_next_opening_and_nothing_is_taken_for_somebody_else_s(root: Path) -> None:
+    with opened(root) as workspace:
+        call(workspace, lambda fs: fs.write("n/o/p.txt", "new"))
+        call(workspace, lambda fs: fs.move("d", "moved"), "call-2")
+        call(workspace, lambda fs: fs.delete("n", recursive=True), "call-3")
+        steps = workspace.steps()
+    with opened(root) as again:
+        assert again.steps() == steps
+        assert [entry.kind for entry in again.log()] == ["step", "step", "step", "baseline"]
+
+
+def test_what_others_change_between_openings_is_no_step(root: Path) -> None:
+    with opened(root) as workspace:
+        call(workspace, lambda fs: fs.write("a.txt", "two"))
+    (root / "a.txt").write_text("three")
+    (root / "their.txt").write_text("theirs")
+    with opened(root) as again:
+        assert others(again) == [("a.txt", "their.txt")]
+        assert [step.number for step in again.steps()] == [1]
+
+
+def test_what_others_changed_before_a_call_meets_it_comes_before_the_step(workspace: Workspace, root: Path) -> None:
+    (root / "a.txt").write_text("theirs\n")
+    (root / "d/b.txt").unlink()
+    (root / "d/b.txt").mkdir()
+    (root / "their/own").mkdir(parents=True)
+    (root / "their/own/x").write_text("x")
+    call(workspace, lambda fs: (fs.write("a.txt", "ours\n"), fs.move("their/own/x", "d/b.txt/y"), fs.delete("d/e")))
+    assert others(workspace) == [("a.txt", "d/b.txt", "their", "their/own", "their/own/x")]
+    assert workspace.steps()[0].paths == ("a.txt", "d/b.txt/y", "d/e", "their/own/x")
+    assert b"-theirs\n+ours\n" in workspace.show(1).patch
+
+
+def test_what_others_removed_before_a_call_puts_it_back_is_theirs(workspace: Workspace, root: Path) -> None:
+    (root / "d/b.txt").unlink()
+    (root / "d/e").rmdir()
+    (root / "d").rmdir()
+    call(workspace, lambda fs: fs.write("d/new", "new"))
+    assert others(workspace) == [("d", "d/b.txt", "d/e")]
+    assert workspace.steps()[0].paths == ("d", "d/new")
+
+
+def test_odd_things_are_in_the_history_as_they_are(root: Path) -> None:
+    odd = os.fsdecode(b"caf\xe9")
+    (root / odd).write_bytes(b"\0\r\n")
+    (root / ".git/objects").mkdir(parents=True)
+    (root / ".git/config").write_text("[core]\n")
+    os.link(root / "a.txt", root / "hard")
+    os.symlink("/etc/passwd", root / "out")
+    os.chmod(root / "d/b.txt", 0o4751)
+    with opened(root) as workspace:
+        call(workspace, lambda fs: (fs.move(odd, "d/" + odd), fs.write(".git/config", "x"), fs.delete("out")))
+        call(workspace, lambda fs: (fs.write("hard", "apart"), fs.chmod("d/e", 0o500)))
+        assert workspace.steps()[0].paths == (".git/config", odd, "d/" + odd, "out")
+        assert workspace.steps()[1].paths == ("d/e", "hard")
+        before = lasting(printed(root))
+        workspace.restore(0)
+        assert (root / odd).read_bytes() == b"\0\r\n"
+        assert os.readlink(root / "out") == "/etc/passwd"
+        workspace.undo()
+        assert lasting(printed(root)) == before
+
+
+def test_what_is_too_large_is_left_out_and_said(root: Path) -> None:
+    (root / "large").write_bytes(b"x" * 100)
+    os.mkfifo(root / "pipe")
+    limits = ScanLimits(max_file_bytes=99)
+    with Workspace.open(root, store=root.parent / "store", limits=limits) as workspace:
+        assert workspace.left_out == {"large": "too large", "pipe": "special file"}
+        call(workspace, lambda fs: (fs.write("large", "small now"), fs.delete("pipe")))
+        assert others(workspace) == [("large",)]
+        workspace.undo()
+        assert (root / "large").read_bytes() == b"x" * 100
+
+
+def test_a_second_opener_is_told_who_has_it_and_may_look(workspace: Workspace, root: Path) -> None:
+    call(workspace, lambda fs: fs.write("a.txt", "x"))
+    with pytest.raises(WorkspaceLockedError, match=f"process {os.getpid()}"):
+        opened(root)
+    with opened(root, read_only=True) as looking:
+        assert [step.number for step in looking.steps()] == [1]
+        with pytest.raises(PermissionError, match="read-only"):
+            looking.undo()
+
+
+def test_a_workspace_without_history_cannot_be_looked_at(root: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="no history yet"):
+        opened(root, read_only=True)
+
+
+def test_a_filesystem_on_its_own_keeps_none(root: Path) -> None:
+    with HostFilesystem(root, store=root.parent / "store") as fs, held_call(fs) as held:
+        fs.for_call(held).write("a.txt", "x")
+        assert held.commit() is None
+    with pytest.raises(FileNotFoundError, match="no history yet"):
+        opened(root, read_only=True)
+
+
+def test_closing_twice_is_no_error_and_lets_the_next_in(root: Path) -> None:
+    first = opened(root)
+    first.close()
+    first.close()
+    opened(root).close()
+
+
+def test_a_full_store_rolls_the_call_back(root: Path, tmp_path: Path) -> None:
+    class Full(StepHistory):
+        def record(self, changed: ChangedFiles, receipt: Receipt) -> Recorded:
+            raise OSError(28, "No space left on device")
+
+    before = printed(root)
+    history = history_of(Full, root, tmp_path / "s")
+    with HostFilesystem(root, store=tmp_path / "s", history=history) as fs, held_call(fs) as held:
+        fs.for_call(held).write("a.txt", "x")
+        with pytest.raises(OSError, match="No space"):
+            held.commit()
+        held.rollback()
+    history.close()
+    assert printed(root) == before
+
+
+# A crash in the middle of a step.
+
+
+def history_of(kind: type[StepHistory], root: Path, store: Path) -> StepHistory:
+    files = Confined(os.open(root, os.O_RDONLY | os.O_DIRECTORY), abilities())
+    return kind(files, store, limits=DEFAULT_LIMITS, power=False)
+
+
+def work_announced(root: Path, store: Path) -> Callable[[Callable[[str], None]], None]:
+    """A call like `a_call`; the history's parts of its commit are announced like its system calls."""
+
+    def work(before: Callable[[str], None]) -> None:
+        class Announced(StepHistory):
+            def record(self, changed: ChangedFiles, receipt: Receipt) -> Recorded:
+                before("record")
+                recorded = super().record(changed, receipt)
+                before("recorded")
+                return recorded
+
+            def committed(self, recorded: Recorded) -> None:
+                before("commit")
+                super().committed(recorded)
+                before("committed")
+
+        history = history_of(Announced, root, store)
+        filesystem = HostFilesystem(root, store=store, before=before, history=history)
+        with filesystem as fs, held_call(fs, call_id="killed") as held:
+            a_call(fs.for_call(held))
+            held.commit()
+
+    return work
+
+
+def a_call(fs: HostFilesystem) -> None:
+    fs.write("a.txt", "three")
+    fs.write("n/o/p.txt", "new")
+    fs.move("d/b.txt", "n/b.txt")
+
+
+def test_a_call_killed_anywhere_is_a_step_or_is_not(tmp_path: Path) -> None:
+    point, ends = 0, set[str]()
+    while True:
+        root, store = tmp_path / str(point) / "root", tmp_path / str(point) / "store"
+        root.mkdir(parents=True)
+        build(root)
+        Workspace.open(root, store=store).close()
+        (root / "d/b.txt").write_text("theirs")
+        before = printed(root)
+        killed = killed_at(point, work_announced(root, store))
+        with Workspace.open(root, store=store) as workspace:
+            said = workspace.recovered
+            if [step.call_id for step in workspace.steps()] == ["killed"]:
+                assert said is None or said.outcome == "finished"
+                assert (root / "a.txt").read_text() == "three"
+                assert (root / "n/b.txt").read_text() == "theirs"
+                assert others(workspace) == [("d/b.txt",)]
+                ends.add("after")
+                workspace.undo()
+                assert lasting(printed(root)) == lasting(before)
+            else:
+                assert printed(root) == before
+                assert workspace.steps() == []
+                assert said is None or said.outcome == "rolled back"
+                ends.add("before")
+        if not killed:
+            break
+        point += 1 if EVERY else 2
+    assert ends == {"before", "after"}
+
+
+# Tools over it.
+
+
+def test_tools_work_on_the_files_and_leave_steps(workspace: Workspace, root: Path) -> None:
+    session = Session()
+    section = VfsToolsSection(session=session, filesystem=workspace.filesystem)
+    prompt = Prompt(PromptTemplate(ns="test", key="disk", sections=[section]))
+    with prompt.resources:
+        execute = ToolExecutor(prompt=prompt, session=session).call
+        edit = {"file_path": "d/b.txt", "old_string": "b", "new_string": "c"}
+        assert not execute("edit_file", edit).success  # it was not read
+        assert execute("read_file", {"file_path": "d/b.txt"}).success
+        (root / "d/b.txt").write_text("a b\n")
+        assert not execute("edit_file", edit).success  # somebody has changed it since
+        assert execute("read_file", {"file_path": "d/b.txt"}).success
+        assert execute("edit_file", edit, call_id="the one").success
+    [made] = workspace.steps()
+    assert (made.tool, made.call_id, made.session_id) == ("edit_file", "the one", str(session.session_id))
+    assert (root / "d/b.txt").read_text() == "a c\n"
+    assert session[Receipt].all()[-1].commit == made.commit
+    assert others(workspace) == [("d/b.txt",)]

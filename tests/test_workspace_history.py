@@ -1,0 +1,257 @@
+"""What people and programs do with the steps of a workspace; git itself reads the store."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ringfence.errors import TransactionError
+from ringfence.participants import CURRENT_CALL
+from ringfence.testing import held_call
+from ringfence.testing.printed import lasting, printed
+from ringfence_sandbox import HostFilesystem, Workspace
+
+LINES = "".join(f"line {n}\n" for n in range(1, 10))
+needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+
+
+def git(folder: Path, *arguments: str, given: bytes | None = None) -> str:
+    clean = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "GIT_CONFIG_NOSYSTEM": "1"}
+    clean |= {f"GIT_{who}_{what}": "tester" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+    done = subprocess.run(["git", "-C", str(folder), *arguments], env=clean, input=given, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode(errors="replace")
+    return (done.stdout + done.stderr).decode()
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    root = tmp_path / "root"
+    (root / "d/empty").mkdir(parents=True)
+    (root / "a.txt").write_text(LINES)
+    (root / "crlf.txt").write_bytes(b"one\r\ntwo\r\n")
+    (root / "d/b.sh").write_text("b\n")
+    (root / "d/b.sh").chmod(0o755)
+    os.symlink("a.txt", root / "link")
+    (root / ".git").mkdir()
+    (root / ".git/HEAD").write_text("ref: refs/heads/main\n")
+    return root
+
+
+@pytest.fixture
+def workspace(root: Path) -> Iterator[Workspace]:
+    with Workspace.open(root, store=root.parent / "store") as workspace:
+        yield workspace
+
+
+def call(workspace: Workspace, change: Callable[[HostFilesystem], object]) -> None:
+    with held_call(workspace.filesystem, call_id=f"call-{len(workspace.steps()) + 1}") as held:
+        change(workspace.filesystem.for_call(held))
+        held.commit()
+
+
+def everything(fs: HostFilesystem) -> None:
+    fs.write("a.txt", LINES.replace("line 1\n", "line one\n"))
+    fs.write_bytes("crlf.txt", b"one\r\n2\r\n")
+    fs.chmod("d/b.sh", 0o640)
+    fs.delete("d/empty")
+    fs.write("d/empty", "a file now\n")
+    fs.delete("link")
+    fs.symlink("link", "d")
+    fs.write("n/o/p", "new\n")
+    fs.mkdir("n/empty")
+    fs.move(".git", "n/git")
+
+
+def test_undo_brings_everything_back_and_can_be_undone(workspace: Workspace, root: Path) -> None:
+    before = lasting(printed(root))
+    call(workspace, everything)
+    after = lasting(printed(root))
+    done = workspace.undo()
+    assert set(done.outcomes.values()) == {"restored"}
+    assert done.step is not None
+    assert (done.step.number, done.step.tool) == (2, "undo")
+    assert lasting(printed(root)) == before
+    workspace.undo()
+    assert lasting(printed(root)) == after
+    workspace.undo(3)
+    assert lasting(printed(root)) == before
+    assert [step.tool for step in workspace.steps()] == ["a test", "undo", "undo", "undo"]
+
+
+def test_a_preview_changes_nothing(workspace: Workspace, root: Path) -> None:
+    call(workspace, everything)
+    before = printed(root)
+    said = workspace.undo(dry_run=True)
+    restored = workspace.restore(0, dry_run=True)
+    assert printed(root) == before
+    assert said.step is None
+    assert len(workspace.steps()) == 1
+    assert said.outcomes == restored.outcomes == workspace.undo().outcomes
+
+
+def test_a_later_edit_of_another_line_survives(workspace: Workspace, root: Path) -> None:
+    call(workspace, lambda fs: fs.write("a.txt", LINES.replace("line 2\n", "line two\n")))
+    (root / "a.txt").write_text((root / "a.txt").read_text().replace("line 8\n", "theirs\n"))
+    assert workspace.undo().outcomes == {"a.txt": "restored"}
+    assert (root / "a.txt").read_text() == LINES.replace("line 8\n", "theirs\n")
+
+
+def test_what_somebody_changed_since_is_kept(workspace: Workspace, root: Path) -> None:
+    call(workspace, lambda fs: (fs.write("d/b.sh", "ours\n"), fs.write("new/x", "x")))
+    (root / "d/b.sh").write_text("theirs\n")
+    (root / "new/their").write_text("theirs\n")
+    assert workspace.undo().outcomes == {"d/b.sh": "kept", "new": "kept", "new/x": "restored"}
+    assert (root / "d/b.sh").read_text() == "theirs\n"
+    assert os.listdir(root / "new") == ["their"]
+
+
+def test_one_step_is_undone_among_others_unless_a_later_one_changed_the_same(workspace: Workspace, root: Path) -> None:
+    call(workspace, lambda fs: (fs.write("d/b.sh", "first\n"), fs.write("x", "x\n")))
+    call(workspace, lambda fs: (fs.write("d/b.sh", "second\n"), fs.write("y", "y\n")))
+    assert workspace.undo(step=1).outcomes == {"d/b.sh": "conflict", "x": "restored"}
+    assert (root / "d/b.sh").read_text() == "second\n"
+    assert sorted(path.name for path in root.glob("[xy]")) == ["y"]
+
+
+def test_an_undo_of_nothing_makes_no_step(workspace: Workspace, root: Path) -> None:
+    call(workspace, lambda fs: fs.write("x", "x"))
+    (root / "x").write_text("theirs")
+    done = workspace.undo()
+    assert (done.outcomes, done.step) == ({"x": "kept"}, None)
+
+
+@pytest.mark.parametrize(("n", "step", "error"), [(2, None, LookupError), (0, None, ValueError), (1, 0, ValueError)])
+def test_what_cannot_be_undone_is_said(workspace: Workspace, n: int, step: int | None, error: type[Exception]) -> None:
+    call(workspace, lambda fs: fs.write("x", "x"))
+    with pytest.raises(error):
+        workspace.undo(n, step=step)
+    with pytest.raises(LookupError, match="no step 7: it has 0 to 1"):
+        workspace.restore(7)
+
+
+def test_a_call_that_is_running_keeps_the_history_from_changing(workspace: Workspace) -> None:
+    call(workspace, lambda fs: fs.write("x", "x"))
+    with held_call(workspace.filesystem) as held:
+        token = CURRENT_CALL.set(held)
+        try:
+            with pytest.raises(TransactionError, match="between tool calls"):
+                workspace.undo()
+        finally:
+            CURRENT_CALL.reset(token)
+
+
+def test_a_restore_goes_back_to_any_step_and_loses_nothing(workspace: Workspace, root: Path) -> None:
+    call(workspace, lambda fs: fs.write("x", "1"))
+    first = lasting(printed(root))
+    call(workspace, everything)
+    (root / "their").write_text("theirs")
+    latest = lasting(printed(root))
+    done = workspace.restore(1)
+    assert done.step is not None
+    assert lasting(printed(root)) == first
+    workspace.undo()
+    assert lasting(printed(root)) == latest
+
+
+def test_directories_that_cannot_be_written_are_opened_for_the_moment(workspace: Workspace, root: Path) -> None:
+    call(workspace, lambda fs: (fs.delete("d/b.sh"), fs.chmod("d", 0o500)))
+    (root / "d").chmod(0o500)
+    assert workspace.undo().outcomes == {"d": "restored", "d/b.sh": "restored"}
+    workspace.undo()
+    assert printed(root)["d"].mode == 0o500
+
+
+def test_a_directory_that_cannot_be_written_becomes_the_file_that_it_was(workspace: Workspace, root: Path) -> None:
+    (root / "a.txt").chmod(0o644)
+    call(workspace, lambda fs: (fs.delete("a.txt"), fs.write("a.txt/x", "x"), fs.chmod("a.txt", 0o500)))
+    workspace.restore(0)
+    assert printed(root)["a.txt"].mode == 0o644
+
+
+def test_a_step_is_shown_with_its_patch_and_states_are_compared(workspace: Workspace) -> None:
+    call(workspace, lambda fs: fs.write("x", "1\n"))
+    call(workspace, lambda fs: fs.write("x", "2\n"))
+    shown = workspace.show(2)
+    assert (shown.step.number, [change.path for change in shown.changes]) == (2, ["x"])
+    assert b"-1\n+2\n" in shown.patch
+    assert workspace.diff(1, 2) == shown.patch
+    assert b"+2\n" in workspace.diff()
+    assert workspace.diff(2) == b""
+    with pytest.raises(ValueError, match="name the earlier one first"):
+        workspace.diff(2, 1)
+
+
+@needs_git
+def test_git_reads_the_store(workspace: Workspace, root: Path) -> None:
+    call(workspace, everything)
+    (root / "a.txt").write_text("theirs\n")
+    call(workspace, lambda fs: fs.write("a.txt", "ours\n"))
+    workspace.undo()
+    workspace.close()
+    folder = root.parent / "store/history"
+    assert git(folder, "fsck", "--full", "--strict") == ""
+    titles = git(folder, "log", "--format=%s").splitlines()
+    assert titles == [
+        "undo: a.txt",
+        "a test: a.txt",
+        "changed by somebody else: a.txt",
+        f"a test: {len(workspace_paths(root))} paths",
+        "the workspace as it was found",
+    ]
+    assert "Call-Id: call-2" in git(folder, "log", "-p")
+
+
+def workspace_paths(root: Path) -> tuple[str, ...]:
+    with Workspace.open(root, store=root.parent / "store", read_only=True) as looking:
+        return looking.steps()[0].paths
+
+
+@needs_git
+@pytest.mark.parametrize("fmt", ["diff", "mbox"])
+def test_git_takes_what_is_exported(workspace: Workspace, root: Path, tmp_path: Path, fmt: str) -> None:
+    shutil.rmtree(root / ".git")
+    copy = tmp_path / "copy"
+    shutil.copytree(root, copy, symlinks=True)
+    git(copy, "init", "--quiet")
+    git(copy, "add", "--all")
+    git(copy, "commit", "--quiet", "--message", "as it was")
+    call(workspace, lambda fs: (fs.write("a.txt", LINES + "more\n"), fs.write_bytes("crlf.txt", b"one\r\n2\r\n")))
+    (root / "their.bin").write_bytes(b"\0theirs")
+    call(workspace, lambda fs: (fs.chmod("a.txt", 0o755), fs.delete("link"), fs.move("their.bin", "d/their.bin")))
+    exported = workspace.export("mbox" if fmt == "mbox" else "diff")
+    assert set(exported.left_out) <= {".git", ".git/HEAD"}
+    git(copy, *(["am", "--keep-cr"] if fmt == "mbox" else ["apply"]), given=exported.text)
+    shutil.rmtree(copy / ".git")
+    for path in ("a.txt", "crlf.txt", "d/their.bin"):
+        assert (copy / path).read_bytes() == (root / path).read_bytes()
+    assert (copy / "a.txt").stat().st_mode & 0o100
+    assert not os.path.lexists(copy / "link")
+
+
+def test_gc_keeps_the_newest_steps_and_what_they_need(workspace: Workspace, root: Path) -> None:
+    for n in range(6):
+        call(workspace, lambda fs, n=n: fs.write_bytes("x", os.urandom(5000) + b"%d" % n))
+    before = (root / "x").read_bytes()
+    assert workspace.gc(2) > 10_000
+    assert [step.number for step in workspace.steps()] == [4, 5, 6]
+    workspace.undo(2)
+    workspace.undo()
+    assert (root / "x").read_bytes() == before
+    with pytest.raises(LookupError, match="dropped"):
+        workspace.show(4)
+    with pytest.raises(LookupError, match="no step 1: it has 4 to 8"):
+        workspace.restore(1)
+
+
+def test_a_store_that_was_deleted_starts_anew(root: Path) -> None:
+    with Workspace.open(root, store=root.parent / "store") as first:
+        call(first, lambda fs: fs.write("x", "x"))
+    shutil.rmtree(root.parent / "store")
+    with Workspace.open(root, store=root.parent / "store") as again:
+        assert [entry.kind for entry in again.log()] == ["baseline"]
+        assert again.lost == []

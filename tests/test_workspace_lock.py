@@ -1,0 +1,132 @@
+"""A workspace has one opener at a time, whatever it is called and wherever its state is kept."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ringfence.errors import WorkspaceLockedError
+from ringfence_sandbox.host import HostFilesystem
+from ringfence_sandbox.places import store_of
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "root/d").mkdir(parents=True)
+    (tmp_path / "root/a.txt").write_text("a\n")
+    return tmp_path / "root"
+
+
+@pytest.fixture
+def fs(root: Path) -> Iterator[HostFilesystem]:
+    with HostFilesystem(root, store=root.parent / "store") as filesystem:
+        yield filesystem
+
+
+@pytest.mark.parametrize("store", ["store", "another store"])
+def test_a_second_opener_is_told_who_has_it(root: Path, fs: HostFilesystem, store: str) -> None:
+    with pytest.raises(WorkspaceLockedError) as caught:
+        HostFilesystem(root, store=root.parent / store)
+    assert f"process {os.getpid()} on " in str(caught.value)
+    assert " since 20" in caught.value.holder
+    assert fs.read("a.txt").content == "a\n"
+
+
+def test_other_spellings_and_roots_above_and_below_collide(
+    root: Path, fs: HostFilesystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.symlink(root, root.parent / "link")
+    monkeypatch.chdir(root.parent)
+    for path in ("root", "./root//", "root/d", "link", "link/d", ".."):
+        with pytest.raises(WorkspaceLockedError):
+            HostFilesystem(path, store=root.parent.parent.parent / f"store-{os.getpid()}")
+
+
+def test_workspaces_side_by_side_do_not_collide(root: Path, fs: HostFilesystem) -> None:
+    (root.parent / "beside").mkdir()
+    with HostFilesystem(root.parent / "beside", store=root.parent / "store of beside") as beside:
+        beside.write("a.txt", "x")
+
+
+def test_closing_lets_go(root: Path) -> None:
+    for _ in range(3):
+        with HostFilesystem(root, store=root.parent / "store") as fs:
+            fs.write("a.txt", "x")
+
+
+def test_whoever_fails_to_open_it_holds_nothing(root: Path) -> None:
+    (root.parent / "store").mkdir()
+    (root.parent / "store/journal").write_text("somebody's notes, and more of them")
+    for _ in range(2):
+        with pytest.raises(ValueError, match="journal"):
+            HostFilesystem(root, store=root.parent / "store")
+    HostFilesystem(root, store=root.parent / "another").close()
+
+
+OPEN = """
+import os, sys, time
+from ringfence_sandbox.host import HostFilesystem
+fs = HostFilesystem(sys.argv[1], store=sys.argv[2])
+if os.fork() == 0:
+    try:
+        fs.read("a.txt")
+    except ValueError as error:
+        print(error, flush=True)
+    fs.close()
+    time.sleep(60)
+    os._exit(0)
+time.sleep(60)
+"""
+
+
+def test_a_killed_opener_lets_go_even_if_its_children_live(root: Path) -> None:
+    command = [sys.executable, "-W", "ignore", "-c", OPEN, str(root), str(root.parent / "store")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        assert process.stdout is not None
+        assert "forked" in process.stdout.readline()
+        try:
+            with pytest.raises(WorkspaceLockedError, match=f"process {process.pid} "):
+                HostFilesystem(root, store=root.parent / "store")
+            process.kill()
+            process.wait()
+            HostFilesystem(root, store=root.parent / "store").close()
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_a_read_only_one_needs_no_lock(root: Path, fs: HostFilesystem) -> None:
+    with HostFilesystem(root, read_only=True) as reader:
+        fs.write("a.txt", "x")
+        assert reader.read("a.txt").content == "x"
+
+
+@pytest.mark.parametrize("store", ["root", "root/d", "root/new/store", "link/store"])
+def test_a_store_in_the_workspace_is_refused(root: Path, store: str) -> None:
+    os.symlink(root, root.parent / "link")
+    with pytest.raises(ValueError, match="inside of the workspace"):
+        HostFilesystem(root, store=root.parent / store)
+    assert sorted(os.listdir(root)) == ["a.txt", "d"]
+
+
+def test_the_store_is_found_by_the_real_path(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RINGFENCE_STATE_DIR", str(root.parent / "state"))
+    os.symlink(root, root.parent / "link")
+    with HostFilesystem(root.parent / "link") as fs:
+        assert fs.root == str(root)
+        assert Path(store_of(str(root)), "journal").is_file()
+        assert store_of(str(root)).startswith(str(root.parent / "state"))
+    monkeypatch.delenv("RINGFENCE_STATE_DIR")
+    monkeypatch.setenv("XDG_STATE_HOME", str(root.parent / "xdg"))
+    assert store_of("/x").startswith(str(root.parent / "xdg/ringfence"))
+
+
+def test_a_root_that_is_no_directory_is_an_error(root: Path) -> None:
+    for path, kind in ((root / "a.txt", NotADirectoryError), (root / "missing", FileNotFoundError)):
+        with pytest.raises(kind):
+            HostFilesystem(path, store=root.parent / "store")
