@@ -111,3 +111,15 @@ def test_a_name_that_only_looks_reserved_is_a_name(root: Path, fs: HostFilesyste
         assert fs.read(path).content == "x"
     with pytest.raises(PermissionError):
         fs.write(f".ringfence-hold-{'0' * 16}", "x")
+
+
+def test_what_is_made_where_something_was_moved_away_from_is_a_change(tmp_path: Path) -> None:
+    (tmp_path / "root").mkdir()
+    with HostFilesystem(tmp_path / "root", store=tmp_path / "store") as fs, held_call(fs) as call:
+        files = fs.for_call(call)
+        files.write("d/deep/a", "a")
+        files.move("d", "e")
+        files.write("d/deep/b", "b")
+        assert [change.path for change in call.changed()] == ["d", "d/deep", "d/deep/b", "e", "e/deep", "e/deep/a"]
+        call.rollback()
+        assert fs.list() == []

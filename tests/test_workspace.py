@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from ringfence_sandbox.history import ChangedFiles, Recorded
 from ringfence_sandbox.kernel import abilities
 from ringfence_sandbox.scan import DEFAULT_LIMITS, ScanLimits
 from ringfence_sandbox.step_history import StepHistory
+from ringfence_sandbox.store import Store
 from ringfence_tools import VfsToolsSection
 
 EVERY = os.environ.get("RINGFENCE_PROVE") == "1"
@@ -184,6 +186,14 @@ def test_a_workspace_without_history_cannot_be_looked_at(root: Path) -> None:
         opened(root, read_only=True)
 
 
+def test_a_history_without_a_baseline_is_none(root: Path) -> None:
+    Store.open(root.parent / "store/history").close()
+    with pytest.raises(FileNotFoundError, match="no history yet"):
+        opened(root, read_only=True)
+    with opened(root) as workspace:
+        assert [entry.number for entry in workspace.log()] == [0]
+
+
 def test_a_filesystem_on_its_own_keeps_none(root: Path) -> None:
     with HostFilesystem(root, store=root.parent / "store") as fs, held_call(fs) as held:
         fs.for_call(held).write("a.txt", "x")
@@ -254,7 +264,8 @@ def a_call(fs: HostFilesystem) -> None:
     fs.move("d/b.txt", "n/b.txt")
 
 
-def test_a_call_killed_anywhere_is_a_step_or_is_not(tmp_path: Path) -> None:
+@pytest.mark.parametrize("opened_between", [False, True], ids=["", "by one without a history first"])
+def test_a_call_killed_anywhere_is_a_step_or_is_not(tmp_path: Path, opened_between: bool) -> None:
     point, ends = 0, set[str]()
     while True:
         root, store = tmp_path / str(point) / "root", tmp_path / str(point) / "store"
@@ -264,8 +275,10 @@ def test_a_call_killed_anywhere_is_a_step_or_is_not(tmp_path: Path) -> None:
         (root / "d/b.txt").write_text("theirs")
         before = printed(root)
         killed = killed_at(point, work_announced(root, store))
+        with HostFilesystem(root, store=store) if opened_between else nullcontext() as fs:
+            found = fs.recovered if fs is not None else None
         with Workspace.open(root, store=store) as workspace:
-            said = workspace.recovered
+            said = found if opened_between else workspace.recovered
             if [step.call_id for step in workspace.steps()] == ["killed"]:
                 assert said is None or said.outcome == "finished"
                 assert (root / "a.txt").read_text() == "three"

@@ -300,7 +300,7 @@ class Core:
         """Start the journal anew, unless it is still needed."""
         if self._journal is None or self.hands.holding is not None or self._left_over:
             return
-        if self._history is None or self._history.sealed():
+        if self._history.sealed() if self._history is not None else not self._journal.keeps_steps:
             with suppress(OSError):
                 self._root_record = root_record(self.files)
                 self._journal.reset()

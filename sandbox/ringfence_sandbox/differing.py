@@ -100,6 +100,7 @@ class Differences:
         parent = self._node(above)
         old = _child(parent, name)
         parent.below[name] = new
+        _touch(new, old)
         return old
 
     # -- comparing
@@ -200,6 +201,12 @@ def _child(node: _Node, name: str) -> _Node:
             where = (slot, f"{path}/{name}" if path else name)
         child = node.below[name] = _Node(where)
     return child
+
+
+def _touch(new: _Node, old: _Node) -> None:
+    """What deeds did below the path of `old` is to be compared there also when `new` has taken its place."""
+    for name, child in old.below.items():
+        _touch(_child(new, name), child)
 
 
 class Written:

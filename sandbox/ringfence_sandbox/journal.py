@@ -61,6 +61,8 @@ class Journal:
         self._room = 0
         try:
             self.records: Sequence[Record] = self._read()
+            self.keeps_steps = any(record.payload is not None for record in self.records)
+            """Whether it has steps that a history may not have seen; an opener without one leaves them to the next."""
             if new and sync:
                 _sync_directory(os.path.dirname(path))
         except BaseException:
@@ -149,6 +151,7 @@ class Journal:
         self._before("journal")
         os.ftruncate(self._file, 0)
         self._start()
+        self.keeps_steps = False
 
     def _start(self) -> None:
         self._nonce = secrets.token_bytes(16)

@@ -121,7 +121,8 @@ def recover(
         if story.call is not None:
             journal.append({"end": story.call[0], "committed": story.committed}, reserve=0)
             journal.flush()
-    if (history is None or history.sealed()) and not any("could not be removed" in note for note in notes):
+    kept_elsewhere = history.sealed() if history is not None else not journal.keeps_steps
+    if kept_elsewhere and not any("could not be removed" in note for note in notes):
         journal.reset()
     return recovered, journal
 

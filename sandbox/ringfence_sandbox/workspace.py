@@ -140,6 +140,9 @@ class Workspace:
         filesystem = HostFilesystem(root, read_only=True)
         try:
             store = Store.open(os.path.join(place, FOLDER), writable=False)
+            if store.tip is None:  # its first opener did not come to an end
+                store.close()
+                raise FileNotFoundError(store.folder)
         except FileNotFoundError:
             filesystem.close()
             raise FileNotFoundError(
