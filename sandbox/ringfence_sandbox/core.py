@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ringfence.participants import CLEAN, Change, RollbackReport, Step
+from ringfence.runtime.transaction import Interrupts
 from ringfence_sandbox.confined import Confined
 from ringfence_sandbox.differing import Differences, Written
 from ringfence_sandbox.dropping import drop_holding, keep_displaced
@@ -156,7 +157,19 @@ class Core:
 
     @contextmanager
     def operation(self) -> Generator[None]:
-        """One operation: all of its deeds, or none. Outside of calls it is a transaction of its own."""
+        """One operation: all of its deeds, or none. Outside of calls it is a transaction of its own.
+
+        Ctrl-C waits for its end: between a system call and the line that remembers what it did is no place for it.
+        """
+        held = Interrupts()
+        try:
+            with self._operation():
+                yield
+        finally:
+            held.remove()
+
+    @contextmanager
+    def _operation(self) -> Generator[None]:
         if not self._marks:
             mark = self.begin("", "outside of calls")
             try:

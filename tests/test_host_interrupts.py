@@ -1,0 +1,51 @@
+"""Ctrl-C at random instants of calls that change files on disk."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+from ringfence.adapters import ToolExecutor
+from ringfence.filesystem import Filesystem
+from ringfence.prompt import MarkdownSection, Prompt, Tool, ToolContext, ToolResult
+from ringfence.runtime import Session
+from ringfence.testing.printed import printed
+from ringfence_sandbox import HostFilesystem
+
+ROUNDS = 20_000 if os.environ.get("RINGFENCE_PROVE") == "1" else 600
+
+
+def act(params: None, *, context: ToolContext) -> ToolResult[None]:
+    files = context.resources.get(Filesystem)
+    for number in range(5):
+        files.write(f"d{number}/a.txt", "x")
+        files.move(f"d{number}", f"e{number}")
+    files.write("kept.txt", "after")
+    files.delete("e0", recursive=True)
+    return ToolResult.error("and back")
+
+
+def test_an_interrupted_call_leaves_nothing_behind(tmp_path: Path) -> None:
+    root, store = tmp_path / "root", tmp_path / "store"
+    root.mkdir()
+    (root / "kept.txt").write_text("before")
+    before, main, interrupted = printed(root), threading.get_ident(), 0
+    for number in range(ROUNDS):
+        with HostFilesystem(root, store=store) as files:
+            tool = Tool[None, None](name="act", description="Act.", handler=act)
+            section = MarkdownSection(title="T", template="x", tools=[tool])
+            prompt = Prompt(ns="t", key="t", sections=[section]).bind(resources={Filesystem: files})
+            with prompt.resources:
+                executor = ToolExecutor(prompt=prompt, session=Session())
+                timer = threading.Timer(0.0001 + (number % 60) * 0.00006, signal.pthread_kill, (main, signal.SIGINT))
+                try:
+                    timer.start()
+                    executor.call("act", {})
+                    timer.join()  # inside, since it may come as late as here
+                except KeyboardInterrupt:
+                    interrupted += 1
+                    timer.join()
+        assert printed(root) == before
+    assert interrupted
