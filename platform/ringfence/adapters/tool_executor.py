@@ -128,7 +128,7 @@ class ToolExecutor:
         """`call`, with the text for the model and the receipt."""
         if self.heartbeat is not None:
             self.heartbeat.beat()
-        ending = _Ending(name, call_id or new_id(), arguments)
+        ending = _Ending(name, call_id or new_id(), arguments, recorded=arguments)
         call = Transaction(ending.call_id, name, CURRENT_CALL.get())
         offer = self._resolved(ending)
         if offer is None or not self._parsed(ending, offer.tool, arguments):
