@@ -66,13 +66,13 @@ fmt: $(READY)
 	@$(PY) -m ruff check --fix .
 
 lock: $(READY)
-	@.venv/bin/uv pip compile pyproject.toml --group dev --universal --python-version 3.11 --generate-hashes \
+	@.venv/bin/uv pip compile pyproject.toml --all-extras --group dev --universal --python-version 3.11 --generate-hashes \
 	    --no-emit-index-url --no-config --upgrade --custom-compile-command "make lock" --quiet -o requirements.lock
 
 lowest: $(READY)
 	@dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && \
 	.venv/bin/uv venv --quiet --no-config --python $(PY) "$$dir/venv" && \
-	.venv/bin/uv pip install --quiet --no-config --python "$$dir/venv" --resolution lowest-direct -e . --group dev && \
+	.venv/bin/uv pip install --quiet --no-config --python "$$dir/venv" --resolution lowest-direct -e ".[anthropic,mcp,openai]" --group dev && \
 	"$$dir/venv/bin/python" -m pytest -n 2 --dist worksteal $(BOUNDED) $(ARGS)
 
 clean:
