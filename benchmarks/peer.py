@@ -147,3 +147,10 @@ def without_contracts(side: Callable[[int], float]) -> Callable[[int], float]:
             return side(number)
 
     return suspended
+
+
+def on_disk(root: object, store: object) -> Any:
+    """Its filesystem on disk, which commits all of the tree with git before each call."""
+    from weakincentives.filesystem import HostFilesystem
+
+    return HostFilesystem(_root=str(root), _git_dir=str(store))

@@ -19,7 +19,7 @@ import peer
 from measure import Row, Spread, reported
 
 HERE = Path(__file__).resolve().parent
-FILES = ("tool_call.py", "session.py", "files.py", "transactions.py", "imports.py", "memory.py")
+FILES = ("tool_call.py", "session.py", "files.py", "transactions.py", "disk.py", "imports.py", "memory.py")
 HEADINGS = ("ratio", "target", "met", "area", "what", "ringfence", "baseline", "is")
 
 NOTES = f"""\

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -123,3 +124,20 @@ def test_what_is_made_where_something_was_moved_away_from_is_a_change(tmp_path: 
         assert [change.path for change in call.changed()] == ["d", "d/deep", "d/deep/b", "e", "e/deep", "e/deep/a"]
         call.rollback()
         assert fs.list() == []
+
+
+def test_a_replaced_file_does_not_take_on_the_default_acl_of_its_directory(root: Path, fs: HostFilesystem) -> None:
+    entries = [(0x01, 7, -1), (0x02, 7, 12345), (0x04, 7, -1), (0x10, 7, -1), (0x20, 0, -1)]
+    acl = struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *entry) for entry in entries)
+    try:
+        os.setxattr(root, "system.posix_acl_default", acl)
+    except OSError as error:
+        pytest.skip(f"no access control lists here: {error}")
+    (root / "a.txt").chmod(0o600)
+    (root / "new.txt").write_text("")
+    assert "system.posix_acl_access" in os.listxattr(root / "new.txt")
+    fs.write("a.txt", "changed")
+    fs.write("new.txt", "changed")
+    assert os.listxattr(root / "a.txt") == []
+    assert (root / "a.txt").stat().st_mode & 0o7777 == 0o600
+    assert os.getxattr(root / "new.txt", "system.posix_acl_access").startswith(struct.pack("<I", 2))

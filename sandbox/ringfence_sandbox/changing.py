@@ -211,12 +211,11 @@ class Changing:
         self, place: str, found: os.stat_result, content: bytes, *, append: bool, mode: int | None = None
     ) -> None:
         """Exchange the file at `place` for a new one; ``mode`` is for one that only gets other permission bits."""
-        holding = self._core.holding
-        slot = holding.new_slot()
+        slot = self._core.holding.new_slot()
         with self._files.parent(place) as (at, name):
             if mode is None and not os.access(name, os.W_OK, dir_fd=at, effective_ids=True):
                 raise os_error(errno.EACCES, place)
-            descriptor = holding.create(slot)
+            descriptor = self._new_file(at, slot)
             try:
                 digest = None if append else hashlib.sha256(content).hexdigest()
                 if append:
@@ -278,7 +277,10 @@ def _resemble(descriptor: int, at: int, name: str, found: os.stat_result, mode: 
     with suppress(OSError):
         original = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=at)
         try:
-            for attribute in os.listxattr(original):
+            wanted = os.listxattr(original)
+            for attribute in set(os.listxattr(descriptor)).difference(wanted):  # the directory's default ACL
+                os.removexattr(descriptor, attribute)
+            for attribute in wanted:
                 if attribute not in _NOT_FOR_OTHER_BYTES:
                     os.setxattr(descriptor, attribute, os.getxattr(original, attribute))
         finally:

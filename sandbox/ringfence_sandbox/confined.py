@@ -10,8 +10,6 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Generator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ringfence.filesystem.paths import os_error, outside
@@ -62,21 +60,11 @@ class Confined:
         self.root = root
         self._openat2 = can.openat2
 
-    @contextmanager
-    def directory(self, place: str) -> Generator[int]:
-        """A descriptor of the directory at a resolved path, for names in it. OSError where it is none, or a link."""
-        descriptor = self.open_directory(place, readable=False)
-        try:
-            yield descriptor
-        finally:
-            os.close(descriptor)
-
-    @contextmanager
-    def parent(self, place: str) -> Generator[tuple[int, str]]:
-        """The directory that a resolved path is in, and its name there; "." for the root itself."""
+    def parent(self, place: str) -> _Parent:
+        """The directory that a resolved path is in, and its name there; "." for the root itself. OSError where there
+        is none, or a link on the way."""
         above, _, name = place.rpartition("/")
-        with self.directory(above) as descriptor:
-            yield descriptor, name or "."
+        return _Parent(self.open_directory(above, readable=False), name or ".")
 
     def open_directory(self, place: str, *, readable: bool = True) -> int:
         """A descriptor of the directory at a resolved path; a readable one lists its names."""
@@ -162,6 +150,22 @@ class Confined:
         """All bytes of the regular file at a resolved path, and its stat. OSError for anything else there."""
         with self.parent(place) as (directory, name):
             return read_file(directory, name, place)
+
+
+class _Parent:
+    """An open directory and a name in it, for a ``with``. (On the way of every file: no generator.)"""
+
+    __slots__ = ("_descriptor", "_name")
+
+    def __init__(self, descriptor: int, name: str) -> None:
+        self._descriptor = descriptor
+        self._name = name
+
+    def __enter__(self) -> tuple[int, str]:
+        return self._descriptor, self._name
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._descriptor)
 
 
 def open_file(directory: int, name: str, place: str) -> tuple[int, os.stat_result]:

@@ -1,0 +1,290 @@
+"""Whole tool calls on a workspace on disk: at one size beside the peer and git, and at many sizes beside themselves.
+
+In time as a clock shows it, since the baselines work in processes of their own. A call of ours is all of it: the
+policy, the receipt, the step. Of the peer's only what it does to files is counted, its snapshot before the call; git
+is a commit of everything after it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import statistics
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import peer
+from measure import Row, Side, Spread, alternated, flat, less, report
+from trees import sample
+
+from ringfence.adapters import ToolExecutor
+from ringfence.filesystem import Filesystem
+from ringfence.prompt import (
+    MarkdownSection,
+    Prompt,
+    PromptTemplate,
+    ReadBeforeWritePolicy,
+    Tool,
+    ToolContext,
+    ToolResult,
+)
+from ringfence.runtime import Session
+from ringfence_sandbox import Workspace
+from ringfence_sandbox.host import Durability
+
+GIT = "git"
+GROWTH_BYTES = 4.5 * 1024
+NEEDLE = "a text that is in no file"
+COMMIT_TARGETS = {0: 1_000, 1: 25, 10: 12, 100: 5, 1_000: 4}
+ROLLBACK_TARGETS = {1: 200, 10: 100, 100: 8, 1_000: 5}
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a call does: it writes these files, or where there are none reads one, and then it may fail."""
+
+    paths: tuple[str, ...]
+    read: str
+    content: str
+    fails: bool = False
+
+
+def work(params: Work, *, context: ToolContext) -> ToolResult[None]:
+    files = context.filesystem
+    assert files is not None
+    if params.read:
+        files.read(params.read)
+    for path in params.paths:
+        files.write(path, params.content)
+    return ToolResult.error("as it was asked to") if params.fails else ToolResult.ok(None, "done")
+
+
+class Ours:
+    def __init__(self, root: Path, store: Path, durability: Durability = "process") -> None:
+        self._open = ExitStack()
+        self.workspace = self._open.enter_context(Workspace.open(root, store=store, durability=durability))
+        tool = Tool[Work, None](name="work", description="Works on files.", handler=work)
+        section = MarkdownSection(
+            title="Files", key="files", template="Files.", tools=[tool], policies=[ReadBeforeWritePolicy()]
+        )
+        template = PromptTemplate(ns="bench", key="disk", sections=[section])
+        prompt = Prompt(template).bind(resources={Filesystem: self.workspace.filesystem})
+        self._open.enter_context(prompt.resources)
+        self._executor = ToolExecutor(prompt=prompt, session=Session())
+        self._read = first_file(root)
+
+    def call(self, paths: Sequence[str], content: str, *, fails: bool = False) -> None:
+        arguments = {"paths": list(paths), "read": "" if paths else self._read, "content": content, "fails": fails}
+        result = self._executor.call("work", arguments)
+        assert result.success is not fails, result.message
+
+    def close(self) -> None:
+        self._open.close()
+
+
+class Peer:
+    def __init__(self, root: Path, store: Path) -> None:
+        self._read = first_file(root)
+        self.files = peer.on_disk(root, store)
+        self.files.snapshot()
+
+    def call(self, paths: Sequence[str], content: str, *, fails: bool = False) -> None:
+        before = self.files.snapshot()
+        if not paths:
+            self.files.read(self._read)
+        for path in paths:
+            self.files.write(path, content)
+        if fails:
+            self.files.restore(before)
+
+    def close(self) -> None:
+        self.files.cleanup()
+
+
+class Git:
+    """A repository beside the tree, as a checkpoint of an agent would use it."""
+
+    def __init__(self, root: Path, store: Path) -> None:
+        self._root = root
+        self._git = ["git", "--git-dir", str(store), "--work-tree", str(root)]
+        subprocess.run(["git", "init", "-q", "--bare", str(store)], check=True)
+        self.run("config", "user.email", "bench@localhost")
+        self.run("config", "user.name", "bench")
+        self.run("config", "core.bare", "false")
+        self.run("config", "gc.auto", "0")
+        self.commit()
+
+    def run(self, *arguments: str) -> None:
+        subprocess.run([*self._git, *arguments], check=True, cwd=self._root, stdout=subprocess.DEVNULL)
+
+    def commit(self) -> None:
+        self.run("add", "-A", "--force")
+        self.run("commit", "-q", "--allow-empty", "--no-gpg-sign", "-m", "checkpoint")
+
+    def call(self, paths: Sequence[str], content: str, *, fails: bool = False) -> None:
+        for path in paths:
+            (self._root / path).write_text(content)
+        if fails:
+            self.run("reset", "-q", "--hard")
+            self.run("clean", "-xfdq")
+        else:
+            self.commit()
+
+    def close(self) -> None:
+        pass
+
+
+def first_file(root: Path) -> str:
+    return next(str(path.relative_to(root)) for path in sorted(root.rglob("*")) if path.is_file())
+
+
+def timed(function: Callable[[], object]) -> Side:
+    def side(number: int) -> float:
+        started = perf_counter()
+        for _ in range(number):
+            function()
+        return (perf_counter() - started) / number
+
+    return side
+
+
+def written(directory: Path, files: dict[str, bytes]) -> Path:
+    for path, content in files.items():
+        place = directory / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(content)
+    return directory
+
+
+class Places:
+    """Copies of one tree, and a place for a store beside each."""
+
+    def __init__(self, scratch: Path, tree: Path) -> None:
+        self._scratch = scratch
+        self._tree = tree
+        self._numbers = count(1)
+
+    def copy(self) -> tuple[Path, Path]:
+        place = self._scratch / f"place-{next(self._numbers)}"
+        place.mkdir()
+        subprocess.run(["cp", "-a", str(self._tree), str(place / "tree")], check=True)
+        return place / "tree", place / "store"
+
+
+def calls_beside(area: str, places: Places, paths: list[str]) -> Iterator[Row]:
+    """Commits and rollbacks of calls of all sizes, beside the peer and git."""
+    ours = Ours(*places.copy())
+    others: list[tuple[str, Any]] = [(GIT, Git(*places.copy()))]
+    if peer.installed():
+        others.insert(0, (peer.NAME, Peer(*places.copy())))
+    turns = count()
+    cases = [(number, False, target) for number, target in COMMIT_TARGETS.items()]
+    cases += [(number, True, target) for number, target in ROLLBACK_TARGETS.items()]
+    for number, fails, target in cases:
+        some = paths[:: max(1, len(paths) // number)][:number] if number else []
+
+        def side(one: Any, some: list[str] = some, fails: bool = fails) -> Side:
+            return timed(lambda: one.call(some, f"# turn {next(turns)}\n" * 60, fails=fails))
+
+        for beside, other in others:
+            what = f"call that changes {number:,}, {'rolled back' if fails else 'committed'}"
+            yield less(area, what, beside, alternated(side(ours), side(other), seconds=2), at_least=target)
+    for one in (ours, *(other for _, other in others)):
+        one.close()
+
+
+def durability(area: str, places: Places, path: str) -> Row:
+    process, power = Ours(*places.copy()), Ours(*places.copy(), durability="power")
+    turns = count()
+
+    def side(one: Ours) -> Side:
+        return timed(lambda: one.call([path], f"# turn {next(turns)}\n" * 60))
+
+    spreads = alternated(side(power), side(process))
+    power.close()
+    process.close()
+    return flat(area, 'call that changes 1, durability "power"', '"process"', spreads, at_most=4)
+
+
+def steps(area: str, places: Places, paths: list[str]) -> Iterator[Row]:
+    """A thousand one-file steps: the slowest of them, and what they leave in the store."""
+    root, store = places.copy()
+    ours = Ours(root, store)
+    before = size(store)
+    times: list[float] = []
+    for n in range(1_000):
+        started = perf_counter()
+        ours.call([paths[n * 7 % len(paths)]], f"# turn {n}\n" * 60)
+        times.append(perf_counter() - started)
+    ours.close()
+    after = size(store)
+    times.sort()
+    p99, median = times[989], statistics.median(times)
+    spreads = (Spread(p99, p99, p99), Spread(median, times[0], times[-1]))
+    yield flat(area, "1,000 one-file steps, the 99th percentile", "their median", spreads, at_most=3)
+    grown = (after[0] - before[0]) / 1_000
+    bound = Spread(GROWTH_BYTES, GROWTH_BYTES, GROWTH_BYTES)
+    growth = Spread(grown, grown, grown)
+    fits = grown <= GROWTH_BYTES
+    what = f"store growth a one-file step ({after[1] - before[1]} more files after 1,000)"
+    yield Row(area, what, "the target", GROWTH_BYTES / grown, "<= 4.5 KiB", fits, growth, bound, "B")
+
+
+def size(folder: Path) -> tuple[int, int]:
+    """Bytes on disk, and files."""
+    found = [os.lstat(os.path.join(top, name)) for top, _, names in os.walk(folder) for name in names]
+    return sum(one.st_blocks * 512 for one in found), len(found)
+
+
+def reading(scratch: Path) -> Row:
+    """A read-only call: as dear on a hundred thousand files as on a hundred."""
+    agents: list[Ours] = []
+    for number in (100_000, 100):
+        tree = written(scratch / f"reading-{number}", sample(number))
+        agents.append(Ours(tree, scratch / f"reading-{number}-store"))
+    spreads = alternated(*(timed(lambda agent=agent: agent.call([], "")) for agent in agents))
+    for agent in agents:
+        agent.close()
+    return flat("disk", "call that only reads, 100,000 files", "100 files", spreads)
+
+
+def searching(area: str, places: Places) -> Iterator[Row]:
+    if not peer.installed():
+        return
+    root, store = places.copy()
+    ours, theirs = Ours(root, store), peer.on_disk(root, places.copy()[1])
+    spreads = alternated(
+        timed(lambda: ours.workspace.filesystem.grep(NEEDLE)), timed(lambda: theirs.grep(NEEDLE)), seconds=4
+    )
+    ours.close()
+    yield less(area, "grep a literal in no file", peer.NAME, spreads, at_least=3)
+
+
+def rows() -> Iterator[Row]:
+    scratch = Path(tempfile.mkdtemp(prefix="ringfence-bench-"))
+    try:
+        for number in (1_000, 10_000, 100_000):
+            area = f"disk, {number:,}"
+            files = sample(number)
+            places = Places(scratch, written(scratch / f"sample-{number}", files))
+            if number == 10_000:
+                yield from calls_beside(area, places, list(files))
+                yield from searching(area, places)
+            yield durability(area, places, next(iter(files)))
+            yield from steps(area, places, list(files))
+            for place in scratch.iterdir():
+                shutil.rmtree(place)
+        yield reading(scratch)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    report(rows())
