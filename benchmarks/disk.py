@@ -169,11 +169,9 @@ class Places:
     def __init__(self, scratch: Path, tree: Path) -> None:
         self._scratch = scratch
         self._tree = tree
-        self._numbers = count(1)
 
     def copy(self) -> tuple[Path, Path]:
-        place = self._scratch / f"place-{next(self._numbers)}"
-        place.mkdir()
+        place = Path(tempfile.mkdtemp(dir=self._scratch))
         subprocess.run(["cp", "-a", str(self._tree), str(place / "tree")], check=True)
         return place / "tree", place / "store"
 

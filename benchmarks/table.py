@@ -19,7 +19,8 @@ import peer
 from measure import Row, Spread, reported
 
 HERE = Path(__file__).resolve().parent
-FILES = ("tool_call.py", "session.py", "files.py", "transactions.py", "disk.py", "imports.py", "memory.py")
+TIMED = ("tool_call.py", "session.py", "files.py", "transactions.py", "disk.py", "history.py")
+FILES = (*TIMED, "imports.py", "memory.py")
 HEADINGS = ("ratio", "target", "met", "area", "what", "ringfence", "baseline", "is")
 
 NOTES = f"""\

@@ -6,6 +6,7 @@ import hashlib
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -48,6 +49,8 @@ class StepHistory(History):
         self._opened: Store | None = None
         self._closed = False
         self._prepared: _Prepared | None = None
+        self._cache: StatCache | None = None
+        self._cache_saved = True
         self.last: Step | None = None
         """The newest step that was made since opening."""
         self.lost: list[str] = []
@@ -117,7 +120,14 @@ class StepHistory(History):
             self.store.seal()
         except OSError:
             return False
+        self._save_cache()
         return True
+
+    def _save_cache(self) -> None:
+        if self._cache is not None and not self._cache_saved:
+            with suppress(OSError):  # without it the next opening reads more, and knows as much
+                self._cache.save(self._folder / _CACHE)
+                self._cache_saved = True
 
     # What changes outside of calls.
 
@@ -128,7 +138,8 @@ class StepHistory(History):
             OSError: the root cannot be read, or the store not be written.
         """
         store = self.store
-        cache = StatCache.load(store.folder / _CACHE)
+        first = self._cache is None
+        cache = self._cache = self._cache or StatCache.load(self._folder / _CACHE)
         scanner = Scanner(
             self._files.root,
             store.states,
@@ -145,7 +156,9 @@ class StepHistory(History):
             store.publish(prepared)
             cache.commit = prepared.commit
         if found.changes or found.read:
-            cache.save(store.folder / _CACHE)
+            self._cache_saved = False
+        if first:  # later ones are saved with the rest, at the end
+            self._save_cache()
         return found
 
 
