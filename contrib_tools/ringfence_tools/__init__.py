@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ringfence_tools.evaluate import AstevalSection
     from ringfence_tools.files import VfsToolsSection
     from ringfence_tools.fsspec_view import WorkspaceFileSystem
     from ringfence_tools.mounts import HostMount, HostMountPreview
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AddStep",
+    "AstevalSection",
     "HostMount",
     "HostMountPreview",
     "Plan",
@@ -35,6 +37,7 @@ __all__ = [
 
 # Imported when asked for: whoever wants a plan does not pay for fsspec.
 _MODULES = {
+    "AstevalSection": "evaluate",
     "HostMount": "mounts",
     "HostMountPreview": "mounts",
     "VfsToolsSection": "files",

@@ -113,7 +113,7 @@ class LeftOutPolicy:
         if tool.writes is None:
             return PolicyDecision.allow()
         filesystem, mount_point = self._workspace.filesystem, self._workspace.mount_point
-        for written in tool.writes(params):
+        for written in tool.writes(params) or ():
             try:
                 path = from_model(filesystem, written, mount_point=mount_point)
             except (PermissionError, ValueError):

@@ -210,6 +210,8 @@ class ReadBeforeWritePolicy:
         if filesystem is None:
             return PolicyDecision.deny(f"{tool.name} is governed by {self.name}, but no filesystem is bound")
         targets = _targets(tool, params)
+        if targets is None:
+            return ALLOW
         if not targets:
             return PolicyDecision.deny(f"{self.name} cannot tell which files {tool.name} would change")
         known = _hashes(policy_state(context, self.name, _files_scope(context, filesystem)))
@@ -265,9 +267,12 @@ def _files_scope(context: ToolContext, filesystem: Filesystem) -> str:
     return f"{context.prompt.scope}@{root}"
 
 
-def _targets(tool: Tool[Any, Any], params: Any) -> list[str]:
+def _targets(tool: Tool[Any, Any], params: Any) -> list[str] | None:
+    """None where the tool says that this call is to change no file that is there."""
     if tool.writes is not None:
         declared = tool.writes(params)
+        if declared is None:
+            return None
         paths: list[Any] = [declared] if isinstance(declared, str) else list(declared)
         if not all(isinstance(path, str) for path in paths):
             raise TypeError(f"the paths that {tool.name} says it writes are no strings: {paths!r}")

@@ -138,8 +138,9 @@ class Tool(Generic[ParamsT, ResultT]):
     """It changes nothing. A read-only tool that changes something anyway fails and is rolled back."""
     opaque: bool = False
     """It changes files other than through the filesystem resource."""
-    writes: Callable[[ParamsT], Iterable[str]] | None = None
-    """The paths that a call with these params is about to change: what `ReadBeforeWritePolicy` governs."""
+    writes: Callable[[ParamsT], Iterable[str] | None] | None = None
+    """The paths that a call with these params is about to change, which `ReadBeforeWritePolicy` governs; None where
+    this call can change no file that is there."""
 
     params_type: type[ParamsT] | None = dataclasses.field(init=False, compare=False)
     result_type: type[Any] | None = dataclasses.field(init=False, compare=False)
