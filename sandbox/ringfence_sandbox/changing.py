@@ -81,12 +81,15 @@ class Changing:
             self._make_parents(new)
             if target.stat is None:
                 assert source.stat is not None
+                self._core.seen.forget(old)
                 self._core.perform(Deed("move", old, to=new, new=Identity.of(source.stat)))
             else:
                 slot = self._take(source)
                 assert source.stat is not None
+                self._core.seen.check(new, target.stat)
                 swap = Deed("swap", new, slot=slot, new=Identity.of(source.stat), old=Identity.of(target.stat))
                 self._core.perform(swap)
+                self._core.seen.forget(new)
 
     def chmod(self, normal: str, mode: int) -> None:
         found = self.existing(normal)
@@ -99,6 +102,7 @@ class Changing:
                 self._replace(found.place, found.stat, b"", append=True, mode=mode)
                 return
             before = stat.S_IMODE(found.stat.st_mode)
+            self._core.seen.forget(found.place)
             self._core.perform(Deed("mode", found.place, new=Identity.of(found.stat), mode=mode, mode_before=before))
 
     def symlink(self, normal: str, target: str) -> None:
@@ -164,8 +168,10 @@ class Changing:
 
     def _take(self, found: Found) -> int:
         assert found.stat is not None
+        self._core.seen.check(found.place, found.stat)
         slot = self._core.holding.new_slot()
         self._core.perform(Deed("take", found.place, slot=slot, new=Identity.of(found.stat)))
+        self._core.seen.forget(found.place)
         return slot
 
     def _create(self, place: str, content: bytes) -> None:
@@ -178,6 +184,7 @@ class Changing:
         finally:
             os.close(descriptor)
         self._core.perform(Deed("put", place, slot=slot, new=identity))
+        self._core.seen.forget(place)
         self._core.keep_bytes(place, content)
 
     def _new_file(self, at: int, slot: int) -> int:
@@ -211,6 +218,9 @@ class Changing:
         self, place: str, found: os.stat_result, content: bytes, *, append: bool, mode: int | None = None
     ) -> None:
         """Exchange the file at `place` for a new one; ``mode`` is for one that only gets other permission bits."""
+        seen = self._core.seen
+        if not append:
+            seen.check(place, found)
         slot = self._core.holding.new_slot()
         with self._files.parent(place) as (at, name):
             if mode is None and not os.access(name, os.W_OK, dir_fd=at, effective_ids=True):
@@ -228,9 +238,12 @@ class Changing:
                 identity = self._finish(descriptor, digest)
             finally:
                 os.close(descriptor)
-        self._core.perform(Deed("swap", place, slot=slot, new=identity, old=Identity.of(found)))
+        swap = Deed("swap", place, slot=slot, new=identity, old=Identity.of(found))
+        self._core.perform(swap)
         if not append:
+            seen.check_displaced(place, Identity.of(found), swap.old)
             self._core.keep_bytes(place, content)
+        seen.forget(place)
 
     def _finish(self, descriptor: int, digest: str | None) -> Identity:
         if self._core.power:

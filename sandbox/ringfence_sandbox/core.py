@@ -22,6 +22,7 @@ from ringfence_sandbox.journal import Journal
 from ringfence_sandbox.kernel import Abilities, Before
 from ringfence_sandbox.places import root_record
 from ringfence_sandbox.records import Deed, Identity, Json
+from ringfence_sandbox.seen import Seen
 from ringfence_sandbox.states import State, Token, led_to, way
 from ringfence_sandbox.undoing import Undone, undo_deeds
 
@@ -61,6 +62,7 @@ class Core:
         self.power = power
         self.hands = Hands(files, can, before)
         self.written = Written()
+        self.seen = Seen(files)
         self._journal = journal
         self._root_record = root_record
         self._kept = kept
@@ -287,6 +289,7 @@ class Core:
         self._bytes.clear()
         self._compared = None
         self._touched.clear()
+        self.seen.clear()
         if not self._live:
             notes = self._forget()
         if self._begun and self._journal is not None:

@@ -172,31 +172,34 @@ class HostFilesystem(Transactional):
         place = self._file(normal).place
         digest = hashlib.sha256()
         with self._files.parent(place) as (directory, name):
-            descriptor, _ = open_file(directory, name, normal)
+            descriptor, found = open_file(directory, name, normal)
         try:
             while content := os.read(descriptor, CHUNK_BYTES):
                 digest.update(content)
         finally:
             os.close(descriptor)
+        call = self._current_call()
+        if call is not None and not call.ended:  # a policy asks before the handler runs
+            self._core.seen.note(call, place, found, digest.hexdigest())
         return digest.hexdigest()
 
     def read(self, path: str, *, offset: int = 0, limit: int | None = None, encoding: str = "utf-8") -> ReadResult:
         normal = normalise(path)
-        place, content = self._content(normal)
+        place, content, found = self._content(normal)
         text, returned, total = line_window(content, offset, limit, encoding, normal)
         if text or not content:
-            self._note_read(place, content)
+            self._note_read(place, content, found)
         return ReadResult(text, normal, total, offset, returned, offset + returned < total)
 
     def read_bytes(self, path: str, *, offset: int = 0, limit: int | None = None) -> ReadBytesResult:
         if offset < 0 or (limit is not None and limit < 0):
             raise ValueError(f"offset and limit count bytes, they cannot be negative: {offset}, {limit}")
         normal = normalise(path)
-        place, content = self._content(normal)
+        place, content, found = self._content(normal)
         size = len(content)
         part = content if offset == 0 and limit is None else content[offset:][:limit]
         if part or not content:
-            self._note_read(place, content)
+            self._note_read(place, content, found)
         return ReadBytesResult(part, normal, size, offset, len(part), offset + len(part) < size)
 
     def readlink(self, path: str) -> str:
@@ -411,14 +414,15 @@ class HostFilesystem(Transactional):
             raise os_error(errno.EISDIR, normal)
         return found
 
-    def _content(self, normal: str) -> tuple[str, bytes]:
+    def _content(self, normal: str) -> tuple[str, bytes, os.stat_result]:
         place = self._file(normal).place
-        return place, self._files.read_file(place)[0]
+        return place, *self._files.read_file(place)
 
-    def _note_read(self, place: str, content: bytes) -> None:
+    def _note_read(self, place: str, content: bytes, found: os.stat_result) -> None:
         call = self._current_call()
         if call is not None and not call.sealed:
-            call.reads.setdefault(self._lock, {})[place] = hashlib.sha256(content).hexdigest()
+            sha256 = call.reads.setdefault(self._lock, {})[place] = hashlib.sha256(content).hexdigest()
+            self._core.seen.note(call, place, found, sha256)
 
 
 def _prefix(normal: str) -> str:

@@ -1,0 +1,66 @@
+"""What a call, or a policy on its behalf, has seen of files: what it decided on must still be there when it writes."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+
+from ringfence.participants import CallInfo
+from ringfence_sandbox.confined import Confined
+from ringfence_sandbox.stat_cache import Stamp, stamp_of
+
+
+class Seen:
+    """The files that the running call has looked into, by place, as they were then."""
+
+    def __init__(self, files: Confined) -> None:
+        self._files = files
+        self._call: CallInfo | None = None
+        self._known: dict[str, tuple[Stamp, str]] = {}
+
+    def note(self, call: CallInfo, place: str, found: os.stat_result, sha256: str) -> None:
+        """``found`` is from before the bytes were read."""
+        outermost = call
+        while outermost.parent is not None:
+            outermost = outermost.parent
+        if self._call is not outermost:
+            self.clear()
+            self._call = outermost
+        self._known[place] = (stamp_of(found), sha256)
+
+    def clear(self) -> None:
+        self._call = None
+        self._known.clear()
+
+    def forget(self, place: str) -> None:
+        """The call itself has changed what is at a place, or below it."""
+        below = f"{place}/"
+        for known in [known for known in self._known if known == place or known.startswith(below)]:
+            del self._known[known]
+
+    def check(self, place: str, found: os.stat_result) -> None:
+        """Raises OSError (ESTALE) where somebody else has changed the file at a place since it was looked into."""
+        known = self._known.get(place)
+        if known is None or known[0] == stamp_of(found):
+            return
+        try:
+            # Another ctime alone may come from a name of the same inode elsewhere: the bytes decide.
+            content, _ = self._files.read_file(place)
+        except OSError:
+            content = None
+        if content is None or hashlib.sha256(content).hexdigest() != known[1]:
+            raise stale(place)
+
+    def check_displaced(self, place: str, expected: object, displaced: object) -> None:
+        """The same, after the exchange: what was taken away is what was looked at just before."""
+        if place in self._known and expected != displaced:
+            raise stale(place)
+
+
+def stale(place: str) -> OSError:
+    return OSError(
+        errno.ESTALE,
+        "was changed by somebody else after this call had looked at it; nothing is changed, read it again",
+        place,
+    )

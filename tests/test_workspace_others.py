@@ -1,0 +1,173 @@
+"""What people do to the files while an agent works on them: theirs in the history, and never lost."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ringfence import PolicyDecision, Prompt, PromptTemplate, Session
+from ringfence.adapters import ToolExecutor
+from ringfence.testing import held_call
+from ringfence_sandbox import HostFilesystem, Workspace
+from ringfence_tools import VfsToolsSection
+
+LINES = "".join(f"line {n}\n" for n in range(1, 10))
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "root/d").mkdir(parents=True)
+    (tmp_path / "root/a.txt").write_text(LINES)
+    (tmp_path / "root/d/b.txt").write_text("b\n")
+    return tmp_path / "root"
+
+
+@pytest.fixture
+def workspace(root: Path) -> Iterator[Workspace]:
+    with Workspace.open(root, store=root.parent / "store") as workspace:
+        yield workspace
+
+
+def tools(workspace: Workspace, *policies: object) -> tuple[Prompt[object], ToolExecutor]:
+    session = Session()
+    section = VfsToolsSection(session=session, filesystem=workspace.filesystem)
+    prompt = Prompt(PromptTemplate(ns="test", key="others", sections=[section], policies=policies))
+    return prompt, ToolExecutor(prompt=prompt, session=session)
+
+
+def theirs(root: Path, name: str = "a.txt", line: str = "line 8\n") -> None:
+    path = root / name
+    path.write_text(path.read_text().replace(line, "theirs\n"))
+
+
+def test_a_step_shows_only_what_the_call_did_and_undo_keeps_the_edit_of_a_person(
+    workspace: Workspace, root: Path
+) -> None:
+    prompt, executor = tools(workspace)
+    theirs(root)
+    with prompt.resources:
+        assert executor.call("read_file", {"file_path": "a.txt"}).success
+        edit = {"file_path": "a.txt", "old_string": "line 2\n", "new_string": "ours\n"}
+        assert executor.call("edit_file", edit).success
+    assert [(entry.kind, entry.paths) for entry in workspace.log()][:2] == [
+        ("step", ("a.txt",)),
+        ("external", ("a.txt",)),
+    ]
+    changed = [line for line in workspace.show(1).patch.splitlines() if line[:1] in b"+-" and line[1:2] != line[:1]]
+    assert changed == [b"-line 2", b"+ours"]
+    assert workspace.undo().outcomes == {"a.txt": "restored"}
+    assert (root / "a.txt").read_text() == LINES.replace("line 8\n", "theirs\n")
+
+
+def same_size_and_time(root: Path) -> None:
+    found = (root / "a.txt").stat()
+    (root / "a.txt").write_text(LINES.replace("line 8", "LINE 8"))
+    os.utime(root / "a.txt", ns=(found.st_atime_ns, found.st_mtime_ns))
+
+
+def exchanged(root: Path) -> None:
+    (root / "editor's").write_text("theirs")
+    os.replace(root / "editor's", root / "a.txt")
+
+
+CHANGES: dict[str, Callable[[HostFilesystem], object]] = {
+    "write": lambda fs: fs.write("a.txt", "ours"),
+    "delete": lambda fs: fs.delete("a.txt"),
+    "move": lambda fs: fs.move("a.txt", "c.txt"),
+    "move over": lambda fs: fs.move("d/b.txt", "a.txt", overwrite=True),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("edit", [theirs, same_size_and_time, exchanged])
+def test_a_call_that_has_looked_at_a_file_does_not_write_over_a_later_edit(
+    workspace: Workspace, root: Path, edit: Callable[[Path], None], name: str
+) -> None:
+    with held_call(workspace.filesystem) as held:
+        fs = workspace.filesystem.for_call(held)
+        fs.read("a.txt")
+        edit(root)
+        edited = (root / "a.txt").read_bytes()
+        if name == "move":
+            CHANGES[name](fs)  # what is moved is not lost
+            assert (root / "c.txt").read_bytes() == edited
+        else:
+            with pytest.raises(OSError, match="changed by somebody else") as caught:
+                CHANGES[name](fs)
+            assert caught.value.errno == errno.ESTALE
+            assert held.changed() == []
+        held.rollback()
+    assert (root / "a.txt").read_bytes() == edited
+    assert sorted(os.listdir(root)) == ["a.txt", "d"]
+
+
+def test_a_file_that_was_replaced_between_two_looks_is_found_at_the_exchange(root: Path, tmp_path: Path) -> None:
+    def person(name: str) -> None:
+        if name == "exchange" and not (root / "a.txt").read_text().startswith("theirs"):
+            (root / "a.txt").write_text("theirs, in the last moment\n")
+
+    with HostFilesystem(root, store=tmp_path / "s", before=person) as fs, held_call(fs) as held:
+        fs.for_call(held).read("a.txt")
+        with pytest.raises(OSError, match="changed by somebody else"):
+            fs.for_call(held).write("a.txt", "ours")
+        assert (root / "a.txt").read_text() == "theirs, in the last moment\n"
+        assert held.rollback().conflicts == ()
+
+
+def test_what_the_call_itself_changed_is_not_taken_for_somebody_else_s(workspace: Workspace, root: Path) -> None:
+    os.link(root / "a.txt", root / "twin")
+    with held_call(workspace.filesystem) as held:
+        fs = workspace.filesystem.for_call(held)
+        for path in ("a.txt", "twin", "d/b.txt"):
+            fs.read(path)
+        fs.write("twin", "apart")
+        fs.chmod("d/b.txt", 0o600)
+        fs.write("d/b.txt", "b2")
+        fs.read("d/b.txt")
+        fs.move("d", "e")
+        fs.write("d/b.txt", "b3")
+        fs.write("d/b.txt", "b4")
+        fs.write("a.txt", "ours")
+        held.commit()
+    assert (root / "a.txt").read_text() == "ours"
+
+
+def test_times_alone_make_nothing_stale(workspace: Workspace, root: Path) -> None:
+    with held_call(workspace.filesystem) as held:
+        fs = workspace.filesystem.for_call(held)
+        fs.read("a.txt")
+        os.utime(root / "a.txt")
+        fs.write("a.txt", "ours")
+        held.commit()
+    assert (root / "a.txt").read_text() == "ours"
+
+
+class Person:
+    """A policy that stands for a person: it saves a file in the moment between the other policies and the handler."""
+
+    name = "person"
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def check(self, tool: object, params: object, *, context: object) -> PolicyDecision:
+        if getattr(tool, "name", "") == "write_file":
+            theirs(self.root)
+        return PolicyDecision.allow()
+
+    def on_result(self, tool: object, params: object, result: object, *, context: object) -> None: ...
+
+
+def test_an_edit_between_the_policy_and_the_handler_fails_the_call(workspace: Workspace, root: Path) -> None:
+    prompt, executor = tools(workspace, Person(root))
+    with prompt.resources:
+        assert executor.call("read_file", {"file_path": "a.txt"}).success
+        answer = executor.call("write_file", {"file_path": "a.txt", "content": "ours"})
+    assert not answer.success
+    assert "changed by somebody else" in answer.message
+    assert (root / "a.txt").read_text() == LINES.replace("line 8\n", "theirs\n")
+    assert workspace.steps() == []
