@@ -9,7 +9,7 @@ from ringfence.errors import ToolValidationError
 from ringfence.filesystem.patch_format import EXECUTABLE, SYMLINK, FilePatch
 from ringfence.filesystem.patches import apply_patch
 from ringfence.filesystem.paths import shown
-from ringfence.filesystem.protocol import Filesystem
+from ringfence.filesystem.protocol import AnnouncedWrites, Filesystem
 from ringfence_tools.file_results import Action, PatchedFile, PatchedFiles
 
 MAX_PROBLEMS = 20
@@ -37,6 +37,8 @@ def patch_files(
         raise ToolValidationError(f"the patch does not apply, and nothing was changed:\n{listed}")
     if not plan.changes:
         raise ToolValidationError("the patch changes nothing: every file is already as it says")
+    if isinstance(filesystem, AnnouncedWrites):
+        filesystem.announce(plan.writes)
     for change in plan.changes:
         change()
     return PatchedFiles(tuple(plan.files))
@@ -56,6 +58,8 @@ class _Plan:
         self.problems: list[str] = []
         self.files: list[PatchedFile] = []
         self.changes: list[Callable[[], object]] = []
+        self.writes: dict[str, bytes] = {}
+        """What the changes write, in their order; of a file that is written more than once, the first."""
         self._filesystem = filesystem
         self._find = find
         self._missing = missing
@@ -97,6 +101,8 @@ class _Plan:
                 self._known[path] = None
             present, after = self._node(target), _after(patch, before, patched.content)
             if present != after:
+                if not after.is_link and (present is None or present.content != after.content):
+                    self.writes.setdefault(target, after.content)
                 self._do(target, after, lambda: self._put(target, present, after))
         if len(self.changes) > changes:
             origin = shown(path) if renamed else None

@@ -6,6 +6,7 @@ import errno
 import hashlib
 import os
 import stat
+from collections.abc import Mapping
 from contextlib import suppress
 
 from ringfence.filesystem.paths import os_error
@@ -45,6 +46,27 @@ class Changing:
                 self._create(found.place, content)
             else:
                 self._replace(found.place, found.stat, content, append=mode == "append")
+
+    def announce(self, writes: Mapping[str, bytes]) -> None:
+        """Make new files ready that `write` is about to be given, in this order, so that all of them together wait for
+        the disk once. What does not come as announced is done as ever."""
+        if not (self._core.power and self._core.in_call):
+            return
+        deeds: list[Deed] = []
+        making: set[str] = set()
+        for normal, content in writes.items():
+            try:
+                found = self.place(normal)
+            except OSError:  # it may be in order when its turn comes
+                continue
+            if found.stat is None:
+                missing = [above for above in self._missing(found.place) if above not in making]
+                making.update(missing)
+                deeds += [Deed("mkdir", above) for above in missing]
+                deeds.append(self._put(found.place, content, self._there(found.place)))
+            elif found.is_file:
+                deeds.append(self._swap(found.place, found.stat, content, append=False, mode=None))
+        self._core.announce(deeds)
 
     def delete(self, normal: str, recursive: bool) -> None:
         found = self.itself(normal)
@@ -157,14 +179,23 @@ class Changing:
 
     # -- deeds
 
-    def _make_parents(self, place: str) -> None:
+    def _missing(self, place: str) -> list[str]:
+        """The directories above a place that are not there, from the top."""
         missing: list[str] = []
         above = place.rpartition("/")[0]
         while above and self._files.look(above) is None:
             missing.append(above)
             above = above.rpartition("/")[0]
-        for directory in reversed(missing):
-            self._core.perform(Deed("mkdir", directory))
+        return missing[::-1]
+
+    def _there(self, place: str) -> str:
+        """The lowest directory above a place that is there."""
+        missing = self._missing(place)
+        return (missing[0] if missing else place).rpartition("/")[0]
+
+    def _make_parents(self, place: str) -> None:
+        for directory in self._missing(place):
+            self._core.perform(self._core.announced("mkdir", directory) or Deed("mkdir", directory))
 
     def _take(self, found: Found) -> int:
         assert found.stat is not None
@@ -175,17 +206,24 @@ class Changing:
         return slot
 
     def _create(self, place: str, content: bytes) -> None:
+        announced = self._core.announced("put", place)
+        if announced is None or not _gives(announced, content):
+            announced = self._put(place, content, place.rpartition("/")[0])
+        self._core.perform(announced)
+        self._core.seen.forget(place)
+        self._core.keep_bytes(place, content)
+
+    def _put(self, place: str, content: bytes, like_in: str) -> Deed:
+        """A new file, held until the deed is done, as if it were made in the directory ``like_in``."""
         slot = self._core.holding.new_slot()
-        with self._files.parent(place) as (at, _):
+        with self._files.parent(f"{like_in}/.") as (at, _):
             descriptor = self._new_file(at, slot)
         try:
             _write(descriptor, content)
             identity = self._finish(descriptor, hashlib.sha256(content).hexdigest())
         finally:
             os.close(descriptor)
-        self._core.perform(Deed("put", place, slot=slot, new=identity))
-        self._core.seen.forget(place)
-        self._core.keep_bytes(place, content)
+        return Deed("put", place, slot=slot, new=identity)
 
     def _new_file(self, at: int, slot: int) -> int:
         """A new file, held in a slot, as if it were made in the directory `at`: its group, and its default ACL."""
@@ -221,6 +259,17 @@ class Changing:
         seen = self._core.seen
         if not append:
             seen.check(place, found)
+        swap = self._core.announced("swap", place)
+        if swap is None or append or mode is not None or swap.old != Identity.of(found) or not _gives(swap, content):
+            swap = self._swap(place, found, content, append=append, mode=mode)
+        self._core.perform(swap)
+        if not append:
+            seen.check_displaced(place, Identity.of(found), swap.old)
+            self._core.keep_bytes(place, content)
+        seen.forget(place)
+
+    def _swap(self, place: str, found: os.stat_result, content: bytes, *, append: bool, mode: int | None) -> Deed:
+        """A file for the place of another, held until the deed is done."""
         slot = self._core.holding.new_slot()
         with self._files.parent(place) as (at, name):
             if mode is None and not os.access(name, os.W_OK, dir_fd=at, effective_ids=True):
@@ -238,20 +287,19 @@ class Changing:
                 identity = self._finish(descriptor, digest)
             finally:
                 os.close(descriptor)
-        swap = Deed("swap", place, slot=slot, new=identity, old=Identity.of(found))
-        self._core.perform(swap)
-        if not append:
-            seen.check_displaced(place, Identity.of(found), swap.old)
-            self._core.keep_bytes(place, content)
-        seen.forget(place)
+        return Deed("swap", place, slot=slot, new=identity, old=Identity.of(found))
 
     def _finish(self, descriptor: int, digest: str | None) -> Identity:
         if self._core.power:
-            self._core.before("fsync")
+            self._core.before("fsync file")
             os.fsync(descriptor)
         identity = Identity.of(os.fstat(descriptor), digest)
         self._core.written.note(identity)
         return identity
+
+
+def _gives(deed: Deed, content: bytes) -> bool:
+    return deed.new is not None and deed.new.sha256 == hashlib.sha256(content).hexdigest()
 
 
 def _write(descriptor: int, content: bytes) -> None:

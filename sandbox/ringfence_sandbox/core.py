@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import weakref
+from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from ringfence_sandbox.holding import Holding, new_name
 from ringfence_sandbox.journal import Journal
 from ringfence_sandbox.kernel import Abilities, Before
 from ringfence_sandbox.places import root_record
-from ringfence_sandbox.records import Deed, Identity, Json
+from ringfence_sandbox.records import Deed, Identity, Json, Kind
 from ringfence_sandbox.seen import Seen
 from ringfence_sandbox.states import State, Token, led_to, way
 from ringfence_sandbox.undoing import Undone, undo_deeds
@@ -68,6 +69,7 @@ class Core:
         self._kept = kept
         self._history = history
         self._deeds: list[Deed] = []
+        self._announced: deque[Deed] = deque()
         self._marks: list[Mark] = []
         self._tip = State(None)
         self._touched: set[str] = set()
@@ -79,8 +81,20 @@ class Core:
         self._live: weakref.WeakSet[Token] = weakref.WeakSet()
         self._bytes: dict[str, bytes] = {}
         self._compared: tuple[Mark, int, Differences, list[Change]] | None = None
+        self._know_boot()
+
+    def _know_boot(self) -> None:
+        """Have the journal say on disk which root and which boot of the machine it is about, before anything else."""
+        if self.power and self._journal is not None:
+            self._journal.append(self._root_record)
+            self._journal.flush()
+            self._root_record = {}
 
     # -- deeds
+
+    @property
+    def in_call(self) -> bool:
+        return bool(self._marks)
 
     @property
     def holding(self) -> Holding:
@@ -88,7 +102,8 @@ class Core:
         if self.hands.holding is None:
             root = os.fstat(self.files.root)
             name = new_name()
-            self._write({"holding": name, "times": [root.st_atime_ns, root.st_mtime_ns]})
+            # Without a wait for the disk: until the next record there is nothing in it that anybody could miss.
+            self._write({"holding": name, "times": [root.st_atime_ns, root.st_mtime_ns]}, wait=False)
             self.hands.holding = Holding.make(self.files, name, self.before)
             # Nobody is to see from the root's time that the directory came, or later that it went.
             self.before("utime")
@@ -101,10 +116,12 @@ class Core:
         self._perform(deed)
 
     def _perform(self, deed: Deed, *, on_tip: bool = True) -> None:
-        deeds = [*self._times_before(deed), deed]
-        for one in deeds:
-            one.seq = next(self._seqs)
-        self._write(*(one.to_json() for one in deeds))
+        if self._announced and self._announced[0] is deed:
+            self._announced.popleft()
+            deeds = [deed]
+        else:
+            self._give_up_announced()
+            deeds = self._note(deed)
         self._deeds += deeds
         try:
             self.hands.do(deed)
@@ -120,6 +137,32 @@ class Core:
         if deed.kind in ("move", "take", "put"):
             self._touched.clear()  # a directory may have another name now
 
+    def _note(self, *deeds: Deed) -> list[Deed]:
+        """Write down deeds before they are done, with the times of the directories that they change."""
+        noted = [one for deed in deeds for one in (*self._times_before(deed), deed)]
+        for one in noted:
+            one.seq = next(self._seqs)
+        self._write(*(one.to_json() for one in noted))
+        return noted
+
+    def announce(self, deeds: Sequence[Deed]) -> None:
+        """Write down deeds that will be done next and in this order, with one wait for the disk for all of them."""
+        self._give_up_announced()
+        times = [one for one in self._note(*deeds) if one.kind == "times"]
+        self._deeds += times
+        self._tip.deeds += times
+        self._announced.extend(deeds)
+
+    def announced(self, kind: Kind, place: str) -> Deed | None:
+        """The deed that was announced to come next, if it is this one."""
+        deed = self._announced[0] if self._announced else None
+        return deed if deed is not None and (deed.kind, deed.path) == (kind, place) else None
+
+    def _give_up_announced(self) -> None:
+        """Something else is done first, so that the order would not be that of the journal."""
+        while self._announced:
+            self._note_undone(self._announced.popleft())
+
     def _times_before(self, deed: Deed) -> Iterator[Deed]:
         """What to note of the directories that a deed changes, at the first deed in each."""
         for place in deed.places():
@@ -132,7 +175,7 @@ class Core:
                         "times", above, new=Identity.of(found), atime_ns=found.st_atime_ns, mtime_ns=found.st_mtime_ns
                     )
 
-    def _write(self, *records: Mapping[str, Json]) -> None:
+    def _write(self, *records: Mapping[str, Json], wait: bool = True) -> None:
         assert self._journal is not None, "a read-only filesystem changes nothing"
         if not self._begun:
             call_id, tool = self._label
@@ -141,7 +184,8 @@ class Core:
                 first.insert(0, self._root_record)
             records = (*first, *records)
         self._journal.append(*records)
-        self._journal.flush()
+        if wait:
+            self._journal.flush()
         self._begun = True
         self._root_record = {}
 
@@ -177,6 +221,7 @@ class Core:
             try:
                 yield
                 if self._begun:
+                    self._sync_directories()
                     self._write_commit(None)
             except BaseException:
                 self.rollback(mark)
@@ -218,8 +263,7 @@ class Core:
             return None
         recorded = self._recorded(mark, receipt) if self._history is not None else None
         if self._begun:
-            if self.power:
-                self._sync_directories()
+            self._sync_directories()
             self._write_commit(recorded)
         self._leave(mark)  # the commit point is behind us: from here on nothing fails
         if recorded is not None and self._history is not None:
@@ -242,12 +286,17 @@ class Core:
         self._journal.flush()
 
     def _sync_directories(self) -> None:
+        """Have the names that deeds gave and took survive a loss of power, if the commit record is to survive it."""
+        if not self.power:
+            return
         for path in {place.rpartition("/")[0] for deed in self._deeds for place in deed.places()}:
             with suppress(OSError):
                 descriptor = self.files.open_directory(path)
-                self.before("fsync")
-                os.fsync(descriptor)
-                os.close(descriptor)
+                try:
+                    self.before("fsync directory")
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
 
     def rollback(self, mark: Mark) -> RollbackReport:
         """Raises OSError where something could not be brought back; it may be tried again."""
@@ -268,6 +317,7 @@ class Core:
         return RollbackReport(tuple(sorted(undone.conflicts)), tuple(notes)) if undone.conflicts or notes else CLEAN
 
     def _undo(self, down_to: int) -> Undone:
+        self._give_up_announced()
         self._touched.clear()
         self._compared = None
         return undo_deeds(self.hands, self._deeds, down_to, self._note_undone)
@@ -285,6 +335,7 @@ class Core:
     def _close_call(self, *, committed: bool) -> list[str]:
         """The last of an outermost call: drop what nobody needs. Never fails; what is left over is said."""
         notes: list[str] = []
+        self._give_up_announced()
         self._deeds.clear()
         self._bytes.clear()
         self._compared = None
@@ -310,9 +361,9 @@ class Core:
 
     def _renew_journal(self) -> None:
         if self._journal is not None and self._journal.size_bytes > _NEW_JOURNAL_BYTES:
-            self._reset_journal()
+            self._reset_journal(again=True)
 
-    def _reset_journal(self) -> None:
+    def _reset_journal(self, *, again: bool = False) -> None:
         """Start the journal anew, unless it is still needed."""
         if self._journal is None or self.hands.holding is not None or self._left_over:
             return
@@ -320,6 +371,8 @@ class Core:
             with suppress(OSError):
                 self._root_record = root_record(self.files)
                 self._journal.reset()
+                if again:
+                    self._know_boot()
 
     def close(self) -> None:
         """End what is open by rolling it back, and drop what snapshots held."""

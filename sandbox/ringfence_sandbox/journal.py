@@ -138,7 +138,7 @@ class Journal:
     def flush(self) -> None:
         """Wait until all that was appended is on the disk, where this journal is to survive the machine."""
         if self._sync:
-            self._before("fsync")
+            self._before("fsync journal")
             os.fdatasync(self._file)
 
     def note(self, record: Mapping[str, Json]) -> None:

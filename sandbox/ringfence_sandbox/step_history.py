@@ -18,6 +18,7 @@ from ringfence_sandbox.commit_messages import CommitInfo
 from ringfence_sandbox.confined import Confined, is_reserved
 from ringfence_sandbox.entries import Entry, Meta, Pending
 from ringfence_sandbox.history import ChangedFiles, History, Recorded
+from ringfence_sandbox.kernel import Before, nothing_before
 from ringfence_sandbox.scan import ScanLimits, Scanner, ScanResult
 from ringfence_sandbox.stat_cache import StatCache
 from ringfence_sandbox.store import PreparedStep, Store
@@ -40,12 +41,15 @@ class _Prepared:
 class StepHistory(History):
     """The history of one workspace. The store is opened when it is first needed, which is after the lock is taken."""
 
-    def __init__(self, files: Confined, folder: Path, *, limits: ScanLimits, power: bool) -> None:
+    def __init__(
+        self, files: Confined, folder: Path, *, limits: ScanLimits, power: bool, before: Before = nothing_before
+    ) -> None:
         """``files`` is the root, whose descriptor `close` closes; ``folder`` is the workspace's store."""
         self._files = files
         self._folder = folder / FOLDER
         self._limits = limits
         self._power = power
+        self._before = before
         self._opened: Store | None = None
         self._closed = False
         self._prepared: _Prepared | None = None
@@ -79,11 +83,13 @@ class StepHistory(History):
         theirs = differing.theirs()
         if theirs:
             info = CommitInfo("external", receipt.started_at)
-            steps.append(self.store.prepare(theirs, info, sync=self._power))
+            steps.append(self.store.prepare(theirs, info))
         info = CommitInfo(
             "step", receipt.started_at, receipt.tool, receipt.call_id, receipt.session_id, receipt.receipt_id
         )
         after = steps[-1] if steps else None
+        if self._power:
+            self._before("fsync objects")
         prepared = self.store.prepare(differing.ours(), info, after=after, sync=self._power)
         if not prepared.changed:
             return Recorded()

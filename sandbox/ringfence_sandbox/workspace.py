@@ -120,7 +120,7 @@ class Workspace:
         place = made_outside(real, place)
         descriptor = os.open(real, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         history = StepHistory(
-            Confined(descriptor, abilities()), Path(place), limits=limits, power=durability == "power"
+            Confined(descriptor, abilities()), Path(place), limits=limits, power=durability == "power", before=before
         )
         try:
             filesystem = HostFilesystem(real, store=place, durability=durability, history=history, before=before)

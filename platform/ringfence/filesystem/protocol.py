@@ -7,7 +7,7 @@ are bytes: nothing rewrites a byte that it was not asked to change.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
@@ -249,4 +249,16 @@ class Filesystem(Protocol):
 
     def changes(self, since: FilesystemSnapshot) -> Sequence[Change]:
         """What differs between ``since`` and now, by path: a directory's own entry comes before what is in it."""
+        ...
+
+
+@runtime_checkable
+class AnnouncedWrites(Protocol):
+    """What a filesystem may have besides, where many files at once can be made safe for less than each on its own."""
+
+    def announce(self, writes: Mapping[str, bytes]) -> None:
+        """`write_bytes` is about to be given these contents, in this order. Nothing changes, and nothing is promised.
+
+        Raises OSError where a file could not be made ready, as the write would.
+        """
         ...

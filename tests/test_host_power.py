@@ -1,0 +1,156 @@
+"""``durability="power"``: what waits for the disk, how often, and what a loss of power leaves."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ringfence import Prompt, PromptTemplate, Session
+from ringfence.adapters import ToolExecutor
+from ringfence.testing import held_call
+from ringfence.testing.killing import killed_at
+from ringfence.testing.printed import lasting, printed
+from ringfence_sandbox import HostFilesystem, Workspace
+from ringfence_tools import VfsToolsSection
+
+EVERY = os.environ.get("RINGFENCE_PROVE") == "1"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    root = tmp_path / "root"
+    (root / "d").mkdir(parents=True)
+    for n in range(10):
+        (root / f"f{n}").write_text(f"{n}\n")
+    return root
+
+
+@pytest.fixture
+def done() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def workspace(root: Path, done: list[str]) -> Iterator[Workspace]:
+    with Workspace.open(root, store=root.parent / "store", durability="power", before=done.append) as workspace:
+        done.clear()
+        yield workspace
+
+
+def waits(done: list[str]) -> Counter[str]:
+    return Counter(name for name in done if name.startswith("fsync"))
+
+
+def patch(*paths: str, new: tuple[str, ...] = ()) -> str:
+    changed = "".join(f"--- a/{path}\n+++ b/{path}\n@@ -1 +1 @@\n-{path[-1]}\n+ours\n" for path in paths)
+    return changed + "".join(f"--- /dev/null\n+++ b/{path}\n@@ -0,0 +1 @@\n+new\n" for path in new)
+
+
+def patched(filesystem: HostFilesystem, text: str) -> None:
+    session = Session()
+    section = VfsToolsSection(session=session, filesystem=filesystem)
+    prompt = Prompt(PromptTemplate(ns="test", key="power", sections=[section]))
+    with prompt.resources:
+        executor = ToolExecutor(prompt=prompt, session=session)
+        for n in range(10):
+            assert executor.call("read_file", {"file_path": f"f{n}"}).success
+        answer = executor.call("apply_patch", {"patch": text})
+    assert answer.success, answer.message
+
+
+def test_one_file_waits_for_the_journal_twice(workspace: Workspace, done: list[str]) -> None:
+    with held_call(workspace.filesystem) as held:
+        workspace.filesystem.for_call(held).write("f0", "ours")
+        held.commit()
+    assert waits(done) == {"fsync journal": 2, "fsync file": 1, "fsync directory": 1, "fsync objects": 1}
+    order = [name for name in done if name.startswith("fsync") or name == "exchange"]
+    assert order == ["fsync file", "fsync journal", "exchange", "fsync objects", "fsync directory", "fsync journal"]
+
+
+def test_a_patch_of_ten_files_waits_for_the_journal_twice(workspace: Workspace, root: Path, done: list[str]) -> None:
+    patched(workspace.filesystem, patch(*(f"f{n}" for n in range(10))))
+    assert waits(done) == {"fsync journal": 2, "fsync file": 10, "fsync directory": 1, "fsync objects": 1}
+    last_wait = max(n for n, name in enumerate(done) if name == "fsync file")
+    assert last_wait < done.index("fsync journal") < done.index("exchange")
+    assert {path.read_text() for path in root.glob("f*")} == {"ours\n"}
+
+
+def test_a_patch_that_makes_directories_is_one_batch_too(workspace: Workspace, root: Path, done: list[str]) -> None:
+    patched(workspace.filesystem, patch("f0", "f1", new=("n/o/p", "n/o/q", "d/r", "s")))
+    assert waits(done)["fsync journal"] == 2
+    assert (root / "n/o/q").read_text() == "new\n"
+    workspace.undo()
+    assert sorted(os.listdir(root)) == ["d", *(f"f{n}" for n in range(10))]
+
+
+def test_without_power_nothing_waits(root: Path, done: list[str]) -> None:
+    with Workspace.open(root, store=root.parent / "store", before=done.append) as workspace:
+        done.clear()
+        patched(workspace.filesystem, patch("f0", new=("n/o",)))
+    assert waits(done) == {}
+
+
+UNANNOUNCED: dict[str, Callable[[HostFilesystem, Path], object]] = {
+    "other content": lambda fs, root: fs.write("f0", "other"),
+    "another order": lambda fs, root: fs.write("d/new/x", "new"),
+    "a change by somebody else": lambda fs, root: (root / "f0").write_text("theirs, longer"),
+    "something else first": lambda fs, root: fs.delete("f5"),
+    "a directory in the way": lambda fs, root: fs.mkdir("d/new/x"),
+    "a move away": lambda fs, root: fs.move("d", "e"),
+}
+
+
+@pytest.mark.parametrize("name", UNANNOUNCED)
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_what_was_announced_and_comes_otherwise_is_done_as_ever(root: Path, name: str, end: str) -> None:
+    with HostFilesystem(root, store=root.parent / "s", durability="power") as fs, held_call(fs) as held:
+        handle = fs.for_call(held)
+        handle.announce({"f0": b"ours", "d/new/x": b"new", "f1/below": b"", "f2": b"two"})
+        assert held.changed() == []
+        UNANNOUNCED[name](handle, root)
+        before = printed(root)["f1"]
+        handle.write("f0", "ours")
+        if name != "a directory in the way":
+            handle.write("d/new/x", "new")
+        handle.write("f2", "two")
+        changed = [change.path for change in held.changed()]
+        assert {"f0", "f2"} <= set(changed)
+        assert (root / "f0").read_text() == "ours"
+        getattr(held, end)()
+    assert printed(root)["f1"] == before
+    assert [path for path in os.listdir(root) if path.startswith(".ringfence")] == []
+    if end == "rollback":
+        assert sorted(os.listdir(root)) == ["d", *(f"f{n}" for n in range(10))]
+        assert os.listdir(root / "d") == []
+
+
+def test_a_patch_killed_anywhere_is_undone_or_done(tmp_path: Path) -> None:
+    ends: set[bool] = set()
+    for point in range(0, 10_000, 1 if EVERY else 3):
+        root, store = tmp_path / f"{point}/root", tmp_path / f"{point}/store"
+        root.mkdir(parents=True)
+        for n in range(10):
+            (root / f"f{n}").write_text(f"{n}\n")
+        before = printed(root)
+
+        def work(announce: Callable[[str], None], root: Path = root, store: Path = store) -> None:
+            with HostFilesystem(root, store=store, durability="power", before=announce) as fs:
+                patched(fs, patch("f0", "f1", "f2", new=("n/o/p", "q")))
+
+        killed = killed_at(point, work)
+        HostFilesystem(root, store=store).close()
+        done = (root / "q").exists()
+        ends.add(done)
+        if done:
+            assert [(root / f"f{n}").read_text() for n in range(3)] == ["ours\n"] * 3
+            assert (root / "n/o/p").read_text() == "new\n"
+        else:
+            assert printed(root) == before
+        assert not [name for name in os.listdir(root) if name.startswith(".ringfence")]
+        if not killed:
+            break
+    assert ends == {True, False}
