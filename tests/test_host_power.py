@@ -15,6 +15,7 @@ from ringfence.testing import held_call
 from ringfence.testing.killing import killed_at
 from ringfence.testing.printed import lasting, printed
 from ringfence_sandbox import HostFilesystem, Workspace
+from ringfence_sandbox.journal import Journal
 from ringfence_tools import VfsToolsSection
 
 EVERY = os.environ.get("RINGFENCE_PROVE") == "1"
@@ -154,3 +155,175 @@ def test_a_patch_killed_anywhere_is_undone_or_done(tmp_path: Path) -> None:
         if not killed:
             break
     assert ends == {True, False}
+
+
+# After a loss of power, as far as it can be played: another boot id in the journal, and files without their bytes.
+
+CONTENT = os.urandom(3000)
+
+
+def unplugged(root: Path, change: Callable[[HostFilesystem], object], *, commit: bool = True) -> Path:
+    """A workspace whose machine stopped after a call, in the default durability; its store."""
+    store = root.parent / "store"
+
+    def work(stop: Callable[[str], None]) -> None:
+        workspace = Workspace.open(root, store=store)
+        with held_call(workspace.filesystem) as held:
+            change(workspace.filesystem.for_call(held))
+            if commit:
+                held.commit()
+            stop("here")
+
+    assert killed_at(0, work)
+    another_boot(store)
+    return store
+
+
+def another_boot(store: Path) -> None:
+    old = Journal(str(store / "journal"))
+    records = old.records
+    old.close()
+    (store / "journal").unlink()
+    new = Journal(str(store / "journal"))
+    for record in records:
+        match record.values:
+            case {"root": [inode, born, device, str()]}:
+                new.append({"root": [inode, born, device, "another boot"]})
+            case _:
+                new.append(dict(record.values), blob=record.blob)
+    new.close()
+
+
+def losing(path: Path, content: bytes) -> None:
+    found = path.stat()
+    path.write_bytes(content)
+    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+
+
+LOST = {"empty": b"", "zeros": bytes(3000), "half": CONTENT[:1024] + bytes(1976), "short": CONTENT[:512]}
+
+
+def write_one(fs: HostFilesystem) -> None:
+    fs.write_bytes("d/new", CONTENT)
+    fs.chmod("d/new", 0o640)
+
+
+@pytest.mark.parametrize("lost", LOST)
+def test_a_committed_file_that_lost_its_bytes_is_healed(root: Path, lost: str) -> None:
+    store = unplugged(root, write_one)
+    before = lasting(printed(root)), printed(root)["d/new"].mtime_ns
+    losing(root / "d/new", LOST[lost])
+    with Workspace.open(root, store=store) as workspace:
+        assert workspace.recovered is not None
+        assert workspace.recovered.conflicts == ()
+        assert "d/new" in workspace.recovered.notes[-1]
+        assert [entry.kind for entry in workspace.log()] == ["step", "baseline"]
+    assert (lasting(printed(root)), printed(root)["d/new"].mtime_ns) == before
+    with Workspace.open(root, store=store) as workspace:
+        assert workspace.recovered is None
+
+
+def test_a_file_is_healed_where_a_later_call_moved_it(root: Path) -> None:
+    def change(fs: HostFilesystem) -> None:
+        write_one(fs)
+        fs.move("d", "e/d")
+
+    store = unplugged(root, change)
+    losing(root / "e/d/new", b"")
+    Workspace.open(root, store=store).close()
+    assert (root / "e/d/new").read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("lost", [b"theirs", b"", CONTENT[:512] + b"theirs"])
+def test_what_somebody_wrote_after_the_loss_stays(root: Path, lost: bytes) -> None:
+    store = unplugged(root, write_one)
+    (root / "d/new").write_bytes(lost)
+    Workspace.open(root, store=store).close()
+    assert (root / "d/new").read_bytes() == lost
+
+
+@pytest.mark.parametrize("edit", [CONTENT[:512] + b"x" * 2488, CONTENT + b"x"])
+def test_what_no_crash_can_make_stays_even_with_the_old_time(root: Path, edit: bytes) -> None:
+    store = unplugged(root, write_one)
+    losing(root / "d/new", edit)
+    Workspace.open(root, store=store).close()
+    assert (root / "d/new").read_bytes() == edit
+
+
+def test_in_the_same_boot_nothing_is_healed(root: Path) -> None:
+    store = root.parent / "store"
+
+    def work(stop: Callable[[str], None]) -> None:
+        workspace = Workspace.open(root, store=store)
+        with held_call(workspace.filesystem) as held:
+            write_one(workspace.filesystem.for_call(held))
+            held.commit()
+            stop("here")
+
+    assert killed_at(0, work)
+    losing(root / "d/new", b"")
+    Workspace.open(root, store=store).close()
+    assert (root / "d/new").read_bytes() == b""
+
+
+def test_a_call_that_was_not_committed_is_undone_though_its_files_lost_their_bytes(root: Path) -> None:
+    before = printed(root)
+    store = unplugged(root, lambda fs: (write_one(fs), fs.write("f0", "ours " * 500)), commit=False)
+    losing(root / "d/new", b"")
+    losing(root / "f0", bytes(2500))
+    with Workspace.open(root, store=store) as workspace:
+        assert workspace.recovered is not None
+        assert (workspace.recovered.outcome, workspace.recovered.conflicts) == ("rolled back", ())
+    assert printed(root) == before
+
+
+def test_what_no_history_has_is_reported(root: Path) -> None:
+    store = root.parent / "store"
+
+    def work(stop: Callable[[str], None]) -> None:
+        with HostFilesystem(root, store=store) as fs, held_call(fs) as held:
+            write_one(fs.for_call(held))
+            held.commit()
+            stop("here")
+
+    assert killed_at(0, work)
+    another_boot(store)
+    losing(root / "d/new", b"")
+    with HostFilesystem(root, store=store) as fs:
+        assert fs.recovered is not None
+        assert fs.recovered.conflicts == ("d/new",)
+        assert "the history does not have" in fs.recovered.notes[0]
+
+
+def test_healing_killed_anywhere_is_done_again(tmp_path: Path) -> None:
+    for point in range(10_000):
+        root = tmp_path / f"{point}/root"
+        (root / "d").mkdir(parents=True)
+        store = unplugged(root, write_one)
+        losing(root / "d/new", CONTENT[:512])
+        time = printed(root)[""].mtime_ns
+
+        def work(announce: Callable[[str], None], root: Path = root, store: Path = store) -> None:
+            Workspace.open(root, store=store, before=announce).close()
+
+        killed = killed_at(point, work)
+        Workspace.open(root, store=store).close()
+        assert (root / "d/new").read_bytes() == CONTENT, point
+        assert sorted(os.listdir(root)) == ["d"], point
+        assert printed(root)[""].mtime_ns == time, point
+        if not killed:
+            assert point > 5
+            break
+
+
+def test_a_holding_directory_that_the_journal_does_not_know_is_reported_and_left(root: Path) -> None:
+    (root / f".ringfence-hold-{'a' * 16}").mkdir()
+    held = root / f".ringfence-hold-{'b' * 16}"
+    held.mkdir()
+    (held / "0").write_text("somebody may miss it")
+    for _ in range(2):
+        with Workspace.open(root, store=root.parent / "store") as workspace:
+            assert workspace.recovered is not None
+            assert held.name in workspace.recovered.notes[0]
+    assert (held / "0").read_text() == "somebody may miss it"
+    assert [name for name in os.listdir(root) if name.startswith(".ring")] == [held.name]

@@ -305,6 +305,9 @@ class Kept:
     def recovered(self, payload: Mapping[str, object], blob: bytes) -> None:
         self.seen.append((payload, blob))
 
+    def content(self, payload: Mapping[str, object], path: str) -> bytes | None:
+        return None
+
     def sealed(self) -> bool:
         return self.path.exists()
 

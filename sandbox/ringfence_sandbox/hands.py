@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from ringfence_sandbox.confined import Confined, read_file
+from ringfence_sandbox.healing import is_same_writing, is_torn_file
 from ringfence_sandbox.holding import Holding
 from ringfence_sandbox.kernel import Abilities, Before, Renames, lstat
 from ringfence_sandbox.records import Deed, Identity
@@ -36,6 +37,8 @@ class Hands:
         self.holding: Holding | None = None
         self.thorough = False
         """Whether content of any size is compared before it is taken for the call's own, as after a crash."""
+        self.lost_power = False
+        """Whether a file of the call may have lost bytes to the loss of power that ended it."""
         self.notes: list[str] = []
         """What undoing could not bring back, in words."""
         self._before = before
@@ -264,12 +267,20 @@ class Hands:
     def _expect(self, at: int, name: str, path: str, identity: Identity | None) -> None:
         """Conflict unless the very thing is there, with the content that it was given."""
         found = lstat(at, name)
-        if identity is None or found is None or not identity.fits(found):
+        if identity is None or found is None:
             raise Conflict(path)
+        if not self._holds(at, name, path, identity, found) and not (
+            self.lost_power and is_same_writing(found, identity) and is_torn_file(at, name, path, identity)
+        ):
+            raise Conflict(path)
+
+    def _holds(self, at: int, name: str, path: str, identity: Identity, found: os.stat_result) -> bool:
+        if not identity.fits(found):
+            return False
         if identity.sha256 is not None and (self.thorough or identity.size <= _HASHED_BYTES):
             content, _ = read_file(at, name, path)
-            if hashlib.sha256(content).hexdigest() != identity.sha256:
-                raise Conflict(path)
+            return hashlib.sha256(content).hexdigest() == identity.sha256
+        return True
 
     def _same_inode(self, found: os.stat_result | None, identity: Identity | None) -> bool:
         return found is not None and (identity is None or found.st_ino == identity.inode)

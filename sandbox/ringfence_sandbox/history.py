@@ -59,6 +59,10 @@ class History(Protocol):
         """A commit record that the journal had when it was opened, oldest first; it may have been seen before."""
         ...
 
+    def content(self, payload: Mapping[str, object], path: str) -> bytes | None:
+        """The bytes that the step of a commit record left at a path; None where they are not kept."""
+        ...
+
     def sealed(self) -> bool:
         """Whether everything recorded is kept elsewhere, so that the journal may start anew."""
         ...

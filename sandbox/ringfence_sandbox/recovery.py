@@ -13,13 +13,14 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ringfence.errors import RestoreFailedError
-from ringfence_sandbox.confined import Confined
+from ringfence_sandbox.confined import Confined, is_reserved
 from ringfence_sandbox.dropping import drop_holding, keep_displaced
 from ringfence_sandbox.hands import Hands
+from ringfence_sandbox.healing import CommittedCall, heal
 from ringfence_sandbox.history import History
-from ringfence_sandbox.holding import Holding
+from ringfence_sandbox.holding import Holding, new_name
 from ringfence_sandbox.journal import Journal, Record
-from ringfence_sandbox.kernel import Abilities, Before, boot_id
+from ringfence_sandbox.kernel import Abilities, Before, Renames, boot_id
 from ringfence_sandbox.places import root_record
 from ringfence_sandbox.records import Deed
 from ringfence_sandbox.undoing import undo_deeds
@@ -54,7 +55,13 @@ class _Story:
     call: tuple[str, str] | None = None
     committed: bool = False
     deeds: list[Deed] = field(default_factory=list[Deed])
+    done: list[CommittedCall] = field(default_factory=list[CommittedCall])
     commits: list[Record] = field(default_factory=list[Record])
+
+    @property
+    def lost_power(self) -> bool:
+        """Whether the machine was started anew since: then what was not waited for may not be on the disk."""
+        return self.root is not None and self.root[3] != boot_id()
 
     @classmethod
     def of(cls, records: Sequence[Record]) -> _Story:
@@ -81,6 +88,7 @@ class _Story:
                 self.deeds = [deed for deed in self.deeds if deed.seq != seq]
             case {"commit": str()}:
                 self.committed = True
+                self.done.append(CommittedCall(tuple(self.deeds), record.payload))
                 if record.payload is not None:
                     self.commits.append(record)
             case {"end": str()}:
@@ -111,13 +119,18 @@ def recover(
     _mend_root_times(files, journal, story)
     if story.call is not None and not story.committed:
         recovered = _roll_back(files, can, journal, story, before=before, kept=kept, notes=notes)
+    damaged: Sequence[str] = ()
+    if story.lost_power:
+        damaged = _heal(files, can, journal, story, before=before, history=history, notes=notes)
+    notes += _unknown_holdings(files, story)
     for name in story.holdings:
         notes += _drop(files, journal, name, before)
     if recovered is None and (story.call is not None or notes):
         call_id, tool = story.call or ("", "")
         recovered = Recovered("finished", call_id, tool)
     if recovered is not None:
-        recovered = Recovered(recovered.outcome, recovered.call_id, recovered.tool, recovered.conflicts, tuple(notes))
+        conflicts = tuple(sorted({*recovered.conflicts, *damaged}))
+        recovered = Recovered(recovered.outcome, recovered.call_id, recovered.tool, conflicts, tuple(notes))
         if story.call is not None:
             journal.append({"end": story.call[0], "committed": story.committed}, reserve=0)
             journal.flush()
@@ -153,6 +166,7 @@ def _roll_back(
     assert story.call is not None
     hands = Hands(files, can, before)
     hands.thorough = True
+    hands.lost_power = story.lost_power
     lost: list[str] = []
     for name in story.holdings:
         try:
@@ -171,6 +185,56 @@ def _roll_back(
     if hands.holding is not None:
         hands.holding.close()
     return Recovered("rolled back", *story.call, tuple(sorted(undone.conflicts | set(lost))))
+
+
+def _heal(
+    files: Confined,
+    can: Abilities,
+    journal: Journal,
+    story: _Story,
+    *,
+    before: Before,
+    history: History | None,
+    notes: list[str],
+) -> Sequence[str]:
+    """Heal what the loss of power damaged; the paths of which nobody knows what they were."""
+    if not any(call.deeds for call in story.done):
+        return ()
+    root = os.fstat(files.root)
+    name = new_name()
+    journal.append({"holding": name, "times": [root.st_atime_ns, root.st_mtime_ns]}, reserve=0)
+    journal.flush()
+    story.holdings.add(name)
+    holding = Holding.make(files, name, before)
+    try:
+        content_of = history.content if history is not None else None
+        found = heal(files, story.done, content_of, Renames(can, before), holding)
+    finally:
+        holding.close()
+        with suppress(PermissionError):
+            os.utime(files.root, ns=(root.st_atime_ns, root.st_mtime_ns))
+    if found.healed:
+        notes.append(f"a loss of power had damaged {', '.join(found.healed)}: healed from the history")
+    if found.damaged:
+        notes.append(f"a loss of power has damaged {', '.join(found.damaged)}, and the history does not have them")
+    return found.damaged
+
+
+def _unknown_holdings(files: Confined, story: _Story) -> list[str]:
+    """Holding directories of which the journal knows nothing: its last records were lost, or they came with a copy."""
+    notes: list[str] = []
+    root = os.fstat(files.root)
+    for name in os.listdir(files.root):
+        if is_reserved(name) and name not in story.holdings:
+            try:
+                os.rmdir(name, dir_fd=files.root)
+                os.utime(files.root, ns=(root.st_atime_ns, root.st_mtime_ns))
+            except OSError:
+                notes.append(
+                    f"{name} in the root has displaced files of a call that the journal does not know: "
+                    "take out what you miss, and remove it"
+                )
+    return notes
 
 
 def _lost(files: Confined, deeds: Sequence[Deed]) -> list[str]:

@@ -121,6 +121,15 @@ class StepHistory(History):
                 # Its files are there, so they are found as somebody else's change.
                 self.lost.append(commit)
 
+    def content(self, payload: Mapping[str, object], path: str) -> bytes | None:
+        commit = payload.get("history")
+        if not isinstance(commit, str):
+            return None
+        try:
+            return self.store.states.read(commit, path)
+        except (LookupError, OSError):
+            return None
+
     def sealed(self) -> bool:
         try:
             self.store.seal()
