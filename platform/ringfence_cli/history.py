@@ -140,12 +140,16 @@ def _reversed(done: Reversal, directory: Path, as_json: bool, dry_run: bool) -> 
     if as_json:
         paths = [{"path": shown(path), "outcome": outcome} for path, outcome in done.outcomes.items()]
         step = _step(done.step) if done.step is not None else None
-        put(json_line({"dry_run": dry_run, "paths": paths, "step": step}))
+        put(
+            json_line({"dry_run": dry_run, "paths": paths, "step": step, "notes": [shown(note) for note in done.notes]})
+        )
     else:
         put("".join(f"{outcome:9} {printable(shown(path))}\n" for path, outcome in done.outcomes.items()).encode())
         errors = ErrorStream()
         counts = Counter(done.outcomes.values())
         errors.say(", ".join(f"{count} {outcome}" for outcome, count in counts.items()) or "nothing differs")
+        for note in done.notes:
+            errors.say(printable(shown(note)))
         if done.step is not None:
             errors.say(f"step {done.step.number}: `ringfence undo {directory}` takes it back")
     return 1 if "conflict" in done.outcomes.values() else 0

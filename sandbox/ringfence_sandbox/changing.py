@@ -219,8 +219,8 @@ class Changing:
         with self._files.parent(f"{like_in}/.") as (at, _):
             descriptor = self._new_file(at, slot)
         try:
-            _write(descriptor, content)
-            identity = self._finish(descriptor, hashlib.sha256(content).hexdigest())
+            write_all(descriptor, content)
+            identity = self.finish(descriptor, hashlib.sha256(content).hexdigest())
         finally:
             os.close(descriptor)
         return Deed("put", place, slot=slot, new=identity)
@@ -280,16 +280,17 @@ class Changing:
                 if append:
                     digest = _copy(at, name, place, descriptor, content)
                 else:
-                    _write(descriptor, content)
-                _resemble(descriptor, at, name, found, mode)
+                    write_all(descriptor, content)
+                resemble(descriptor, at, name, found, mode)
                 if mode is not None:
                     os.utime(descriptor, ns=(found.st_atime_ns, found.st_mtime_ns))
-                identity = self._finish(descriptor, digest)
+                identity = self.finish(descriptor, digest)
             finally:
                 os.close(descriptor)
         return Deed("swap", place, slot=slot, new=identity, old=Identity.of(found))
 
-    def _finish(self, descriptor: int, digest: str | None) -> Identity:
+    def finish(self, descriptor: int, digest: str | None) -> Identity:
+        """A new file is as it is to be: have it survive what it is to survive, and know it again."""
         if self._core.power:
             self._core.before("fsync file")
             os.fsync(descriptor)
@@ -302,7 +303,8 @@ def _gives(deed: Deed, content: bytes) -> bool:
     return deed.new is not None and deed.new.sha256 == hashlib.sha256(content).hexdigest()
 
 
-def _write(descriptor: int, content: bytes) -> None:
+def write_all(descriptor: int, content: bytes) -> None:
+    """Write all of the bytes at the file's place."""
     rest = memoryview(content)
     while rest:
         rest = rest[os.write(descriptor, rest) :]
@@ -314,19 +316,19 @@ def _copy(at: int, name: str, place: str, descriptor: int, more: bytes) -> str |
     try:
         if found.st_size <= _HASHED_BYTES:
             content, _ = read_file(at, name, place)
-            _write(descriptor, content)
-            _write(descriptor, more)
+            write_all(descriptor, content)
+            write_all(descriptor, more)
             return hashlib.sha256(content + more).hexdigest()
         rest = found.st_size
         while rest and (copied := os.copy_file_range(original, descriptor, rest)):
             rest -= copied
-        _write(descriptor, more)
+        write_all(descriptor, more)
         return None
     finally:
         os.close(original)
 
 
-def _resemble(descriptor: int, at: int, name: str, found: os.stat_result, mode: int | None) -> None:
+def resemble(descriptor: int, at: int, name: str, found: os.stat_result, mode: int | None) -> None:
     """Give a new file the owner, extended attributes and permission bits of another, as far as that is permitted."""
     bits = stat.S_IMODE(found.st_mode) if mode is None else mode
     ours = os.fstat(descriptor)

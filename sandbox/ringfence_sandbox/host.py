@@ -7,7 +7,8 @@ import hashlib
 import itertools
 import os
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal, get_args
@@ -39,6 +40,7 @@ from ringfence.participants import (
     Step,
     Transactional,
 )
+from ringfence_sandbox.bringing_back import BringingBack
 from ringfence_sandbox.changing import Changing
 from ringfence_sandbox.confined import CHUNK_BYTES, Confined, Found, open_file
 from ringfence_sandbox.core import Mark
@@ -345,6 +347,13 @@ class HostFilesystem(Transactional):
         with self._lock.mutex:
             self._admit()
             self._changes.symlink(normal, target)
+
+    @contextmanager
+    def bringing_back(self) -> Generator[BringingBack]:
+        """For whoever brings files back from the history; inside of a call, like every change."""
+        with self._lock.mutex:
+            self._admit()
+            yield BringingBack(self._core, self._changes)
 
     # -- states
 

@@ -100,7 +100,8 @@ class _Undo:
             oid = self._merged(before, after, now)
         if oid is None and now.kind != "directory":
             return None
-        return replace(now, oid=oid, meta=replace(now.meta, mode=mode))
+        times = before if oid == before.oid and oid != now.oid else now
+        return replace(now, oid=oid, meta=replace(now.meta, mode=mode, mtime_ns=times.meta.mtime_ns))
 
     def _merged(self, before: Entry, after: Entry, now: Entry) -> str | None:
         content = merged(*(self._content(entry) for entry in (after, now, before)))

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from ringfence_sandbox.entries import Entry
     from ringfence_sandbox.recovery import Recovered
 
 
@@ -70,6 +69,8 @@ class Reversal:
 
     outcomes: Mapping[str, Outcome]
     step: Step | None = None
+    notes: Sequence[str] = ()
+    """What could not be brought back besides, such as an owner, in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,10 +303,11 @@ class Workspace:
                 later.__contains__,
             )
             outcomes = dict(sorted(plan.outcomes.items()))
+            writer = TreeWriter(self.filesystem, states, tip, plan.contents)
             if not dry_run:
-                wanted = {path: state for path, state in plan.states.items() if path in outcomes}
-                outcomes |= TreeWriter(self.filesystem, states, tip, plan.contents).write(wanted)
-        return Reversal(outcomes, None if dry_run else self._made(transaction, history))
+                before = [record.parent for record in undone if record.parent is not None]
+                outcomes |= writer.write(plan.states, before)
+        return Reversal(outcomes, None if dry_run else self._made(transaction, history), writer.notes)
 
     def restore(self, step: int, *, dry_run: bool = False) -> Reversal:
         """Bring the files back to what they were after a step; 0 is the baseline.
@@ -318,15 +320,15 @@ class Workspace:
         with self._alone("restore") as (transaction, history):
             tip = self._tip()
             states = self._store.states
-            wanted: dict[str, Entry | None] = {
-                path: state
-                for path, now, state in states.differences(tip, self._record(step).commit)
-                if now is None or not now.same_content(state)
+            target = self._record(step).commit
+            differences = states.differences(tip, target)
+            outcomes: dict[str, Outcome] = {
+                path: "restored" for path, now, state in differences if now is None or not now.same_content(state)
             }
-            outcomes: dict[str, Outcome] = dict.fromkeys(sorted(wanted), "restored")
+            writer = TreeWriter(self.filesystem, states, tip, {})
             if not dry_run:
-                outcomes |= TreeWriter(self.filesystem, states, tip, {}).write(wanted)
-        return Reversal(outcomes, None if dry_run else self._made(transaction, history))
+                outcomes |= writer.write({path: state for path, _, state in differences}, [target], whole=target)
+        return Reversal(outcomes, None if dry_run else self._made(transaction, history), writer.notes)
 
     def gc(self, keep: int) -> int:
         """Drop what the newest `keep` steps do not need; the bytes that this gave back."""

@@ -5,34 +5,85 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
+from ringfence_sandbox.bringing_back import BringingBack
 from ringfence_sandbox.entries import Entry
 from ringfence_sandbox.history_states import States
 from ringfence_sandbox.host import HostFilesystem
-from ringfence_sandbox.restoring import plan_restore
+from ringfence_sandbox.restoring import RestorePlan, plan_restore
 from ringfence_sandbox.reversal import Outcome
 
 
 class TreeWriter:
-    """Writes kinds, bytes and permission bits. Times, owners and hard links become those of new files."""
+    """Writes kinds, bytes, permission bits, times, owners where that is permitted, and which files are one file.
+
+    ``notes`` has in words what was not brought back.
+    """
 
     def __init__(self, filesystem: HostFilesystem, states: States, now: str, contents: Mapping[str, bytes]) -> None:
         """``now`` is the commit that has the tree as it is; ``contents`` has bytes by object id besides the store's."""
+        self.notes: Sequence[str] = ()
         self._filesystem = filesystem
         self._states = states
         self._now = now
         self._contents = contents
         self._modes: dict[str, int] = {}
         """Of the directories that were made writable for the moment."""
+        self._written: dict[str, Entry] = {}
+        self._names: dict[str, tuple[str, ...]] = {}
+        """By path, all names of the file that it is to be."""
+        self._waiting: set[str] = set()
+        """What is still to be written."""
 
-    def write(self, wanted: Mapping[str, Entry | None]) -> dict[str, Outcome]:
-        """Make these paths so. What could not be, since somebody else's is in the way, is *kept*."""
+    def write(
+        self, wanted: Mapping[str, Entry | None], before: Iterable[str] = (), *, whole: str | None = None
+    ) -> dict[str, Outcome]:
+        """Make these paths so. What could not be, since somebody else's is in the way, is *kept*.
+
+        ``before`` are the commits that have the wanted states: there it says which paths are names of one file.
+        ``whole`` is the commit that all of the tree is to be as, where there is one.
+        """
+        differences = [(path, self._states.entry(self._now, path), state) for path, state in wanted.items()]
+        directories = self._above(wanted, whole) if whole is not None else {}
+        plan = plan_restore(differences, directories, self._linked(wanted, before))
+        self._names = {path: group for group in plan.links for path in group}
+        self._waiting = {path for path, _ in plan.files}
+        with self._filesystem.bringing_back() as back:
+            kept = self._remove(plan)
+            made = self._make_directories(plan, kept)
+            for path, entry in plan.files:
+                if path not in kept:
+                    self._open_up(path)
+                    self._write(back, path, entry)
+                self._waiting.discard(path)
+            self._finish(back, plan, kept, made)
+            self.notes = tuple(back.notes)
+        return kept
+
+    def _above(self, paths: Iterable[str], commit: str) -> dict[str, Entry]:
+        """The directories that paths are in, at a commit."""
+        found: dict[str, Entry] = {}
+        for path in paths:
+            above = path.rpartition("/")[0]
+            state = self._states.entry(commit, above) if above not in found else None
+            if state is not None and state.kind == "directory":
+                found[above] = state
+        return found
+
+    def _linked(self, wanted: Mapping[str, Entry | None], before: Iterable[str]) -> dict[int, list[str]]:
+        numbers = {state.meta.link for state in wanted.values() if state is not None and state.meta.link}
+        found: dict[int, list[str]] = {}
+        for commit in before if numbers else ():
+            for number, paths in self._states.linked(commit, numbers).items():
+                found[number] = sorted({*found.get(number, ()), *paths})
+        return found
+
+    def _remove(self, plan: RestorePlan) -> dict[str, Outcome]:
         files = self._filesystem
         kept: dict[str, Outcome] = {}
-        differences = [(path, self._states.entry(self._now, path), state) for path, state in wanted.items()]
-        plan = plan_restore(differences, {}, {})
         for path in plan.removals:
             self._open_up(path)
             try:
@@ -44,38 +95,59 @@ class TreeWriter:
                 if error.errno not in (errno.ENOTEMPTY, errno.EISDIR):
                     raise
                 kept[path] = "kept"  # it holds what no history has
+        return kept
+
+    def _make_directories(self, plan: RestorePlan, kept: Mapping[str, Outcome]) -> set[str]:
+        made: set[str] = set()
         for path in plan.directories:
             if path not in kept:
                 self._open_up(path)
-                files.mkdir(path)
-                files.chmod(path, 0o700 | stat.S_IMODE(files.stat(path).mode))
-        for path, entry in plan.files:
-            if path not in kept:
-                self._open_up(path)
-                self._write(path, entry)
-        for path, entry in plan.finish:
-            self._modes[path] = entry.meta.mode
+                self._filesystem.mkdir(path)
+                self._filesystem.chmod(path, 0o700 | stat.S_IMODE(self._filesystem.stat(path).mode))
+                made.add(path)
+        return made
+
+    def _finish(self, back: BringingBack, plan: RestorePlan, kept: Mapping[str, Outcome], made: set[str]) -> None:
+        """Modes, owners and times of directories, from the bottom."""
+        finish = {path: entry.meta for path, entry in plan.finish if path not in kept}
+        for path, meta in finish.items():
+            self._modes[path] = meta.mode
         for path in sorted(self._modes, reverse=True):
             with suppress(FileNotFoundError):
                 if path not in kept:
-                    files.chmod(path, self._modes[path])
-        return kept
+                    self._filesystem.chmod(path, self._modes[path])
+        for path in sorted(finish, reverse=True):
+            back.directory(path, finish[path], made=path in made)
 
-    def _write(self, path: str, entry: Entry) -> None:
-        files = self._filesystem
+    def _write(self, back: BringingBack, path: str, entry: Entry) -> None:
         assert entry.oid is not None, "a file has an object id"
-        content = self._contents.get(entry.oid)
-        if content is None:
-            content = self._states.content(entry.oid)
-        if entry.kind == "symlink":
-            with suppress(FileNotFoundError):
-                files.delete(path)
-            files.symlink(path, os.fsdecode(content))
-            return
         now = self._states.entry(self._now, path)
-        if now is None or now.oid != entry.oid:
-            files.write_bytes(path, content, create_parents=False)
-        files.chmod(path, entry.meta.mode)
+        other = self._other_name(path, entry)
+        if other is not None:
+            back.link(path, other)
+        elif entry.kind == "symlink":
+            back.symlink(path, os.fsdecode(self._content(entry.oid)), entry.meta)
+        elif entry.oid in self._contents:  # merged just now, so its time is now, too
+            self._filesystem.write_bytes(path, self._content(entry.oid), create_parents=False)
+            self._filesystem.chmod(path, entry.meta.mode)
+        elif now is not None and entry == replace(now, meta=replace(now.meta, mode=entry.meta.mode)):
+            self._filesystem.chmod(path, entry.meta.mode)
+        else:
+            back.file(path, self._content(entry.oid), entry.meta)
+        self._written[path] = entry
+
+    def _other_name(self, path: str, entry: Entry) -> str | None:
+        """Another name of what is to be one file with this path, where it is as wanted already."""
+        for other in self._names.get(path, ()):
+            if other not in self._waiting:
+                there = self._written.get(other) or self._states.entry(self._now, other)
+                if there is not None and _alike(there, entry):
+                    return other
+        return None
+
+    def _content(self, oid: str) -> bytes:
+        known = self._contents.get(oid)
+        return known if known is not None else self._states.content(oid)
 
     def _open_up(self, path: str) -> None:
         """Make the directory that a path is in writable for its owner, until all is done."""
@@ -85,3 +157,8 @@ class TreeWriter:
             if mode & stat.S_IRWXU != stat.S_IRWXU:
                 self._filesystem.chmod(above, mode | stat.S_IRWXU)
                 self._modes[above] = mode
+
+
+def _alike(one: Entry, other: Entry) -> bool:
+    """Whether two paths can be names of one file."""
+    return one == replace(other, meta=replace(other.meta, link=one.meta.link))

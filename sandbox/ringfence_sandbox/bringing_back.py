@@ -1,0 +1,111 @@
+"""Putting back what the history has: bytes, permission bits, owners, times and hard links, each as a deed of a call."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+
+from ringfence_sandbox.changing import Changing, resemble, write_all
+from ringfence_sandbox.core import Core
+from ringfence_sandbox.entries import Meta
+from ringfence_sandbox.records import Deed, Identity
+
+
+class BringingBack:
+    """Acts on places, which no link leads to. ``notes`` has in words what could not be brought back."""
+
+    def __init__(self, core: Core, changing: Changing) -> None:
+        self.notes: list[str] = []
+        self._core = core
+        self._changing = changing
+
+    def file(self, place: str, content: bytes, meta: Meta) -> None:
+        """Make a file, or exchange the one that is there. OSError where something else is."""
+        with self._core.operation():
+            slot = self._core.holding.new_slot()
+            descriptor = self._core.holding.create(slot)
+            found = self._core.files.look(place)
+            try:
+                write_all(descriptor, content)
+                if found is not None:
+                    with self._core.files.parent(place) as (at, name):
+                        resemble(descriptor, at, name, found, meta.mode)
+                self._give(place, descriptor, meta)
+                digest = hashlib.sha256(content).hexdigest()
+                identity = self._changing.finish(descriptor, digest)
+            finally:
+                os.close(descriptor)
+            self._place(place, slot, found, identity)
+        self._core.keep_bytes(place, content)
+
+    def link(self, place: str, other: str) -> None:
+        """Make the path another name of the file at ``other``."""
+        with self._core.operation():
+            slot = self._core.holding.new_slot()
+            self._core.before("link")
+            with self._core.files.parent(other) as (at, name):
+                os.link(name, str(slot), src_dir_fd=at, dst_dir_fd=self._core.holding.descriptor, follow_symlinks=False)
+            held = self._core.holding.look(slot)
+            assert held is not None, "it was made just now"
+            self._place(place, slot, self._core.files.look(place), Identity.of(held))
+
+    def symlink(self, place: str, target: str, meta: Meta) -> None:
+        """Make a symlink, or exchange the one that is there."""
+        with self._core.operation():
+            holding = self._core.holding
+            slot = holding.new_slot()
+            self._core.before("symlink")
+            os.symlink(target, str(slot), dir_fd=holding.descriptor)
+            made = os.lstat(str(slot), dir_fd=holding.descriptor)
+            if (made.st_uid, made.st_gid) != (meta.uid, meta.gid):
+                try:
+                    os.chown(str(slot), meta.uid, meta.gid, dir_fd=holding.descriptor, follow_symlinks=False)
+                except PermissionError:
+                    self._note_owner(place, meta)
+            times = (made.st_atime_ns, meta.mtime_ns)
+            os.utime(str(slot), ns=times, dir_fd=holding.descriptor, follow_symlinks=False)
+            made = os.lstat(str(slot), dir_fd=holding.descriptor)
+            self._place(place, slot, self._core.files.look(place), Identity.of(made))
+
+    def directory(self, place: str, meta: Meta, *, made: bool) -> None:
+        """Give a directory, when all in it is done, its time, and its owner if it was ``made`` in this call."""
+        found = self._core.files.look(place)
+        if found is None or not stat.S_ISDIR(found.st_mode):
+            return
+        if (found.st_uid, found.st_gid) != (meta.uid, meta.gid):
+            self._own(place, meta, made=made)
+        with self._core.operation():
+            self._core.set_times(place, found, meta.mtime_ns)
+
+    def _own(self, place: str, meta: Meta, *, made: bool) -> None:
+        try:
+            if not made:  # a rollback would not take it back
+                raise PermissionError
+            with self._core.files.parent(place) as (at, name):
+                os.chown(name, meta.uid, meta.gid, dir_fd=at, follow_symlinks=False)
+                os.chmod(name, meta.mode, dir_fd=at)  # which a new owner may have cost some bits
+        except PermissionError:
+            self._note_owner(place, meta)
+
+    def _give(self, place: str, descriptor: int, meta: Meta) -> None:
+        found = os.fstat(descriptor)
+        mode = meta.mode
+        if (found.st_uid, found.st_gid) != (meta.uid, meta.gid):
+            try:
+                os.fchown(descriptor, meta.uid, meta.gid)
+            except PermissionError:
+                self._note_owner(place, meta)
+                mode &= ~(stat.S_ISUID | stat.S_ISGID)
+        os.fchmod(descriptor, mode)
+        os.utime(descriptor, ns=(found.st_atime_ns, meta.mtime_ns))
+
+    def _note_owner(self, place: str, meta: Meta) -> None:
+        self.notes.append(f"{place or 'the root'} is not given back to user {meta.uid} and group {meta.gid}")
+
+    def _place(self, place: str, slot: int, found: os.stat_result | None, identity: Identity) -> None:
+        if found is None:
+            self._core.perform(Deed("put", place, slot=slot, new=identity))
+        else:
+            self._core.perform(Deed("swap", place, slot=slot, new=identity, old=Identity.of(found)))
+        self._core.seen.forget(place)

@@ -1,0 +1,178 @@
+"""What undo and restore bring back besides bytes: times, owners, and which files are one file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ringfence.testing import held_call
+from ringfence.testing.killing import killed_at
+from ringfence.testing.printed import Printed, printed
+from ringfence_sandbox import HostFilesystem, Workspace
+from ringfence_sandbox.entries import Meta
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser can give files to others")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    root = tmp_path / "root"
+    (root / "d/e").mkdir(parents=True)
+    (root / "a.txt").write_text("a\n")
+    os.link(root / "a.txt", root / "d/same")
+    os.link(root / "a.txt", root / "d/e/too")
+    (root / "d/b.sh").write_text("b\n")
+    (root / "d/b.sh").chmod(0o755)
+    os.symlink("a.txt", root / "link")
+    os.utime(root / "link", ns=(10**18, 10**18 + 7), follow_symlinks=False)
+    for n, path in enumerate(("a.txt", "d/b.sh", "d/e", "d", "")):
+        os.utime(root / path, ns=(10**18, 10**18 + n))
+    return root
+
+
+@pytest.fixture
+def workspace(root: Path) -> Iterator[Workspace]:
+    with Workspace.open(root, store=root.parent / "store") as workspace:
+        yield workspace
+
+
+def all_but_inodes(root: Path) -> dict[str, Printed]:
+    return {path: replace(one, inode=0) for path, one in printed(root).items()}
+
+
+def call(workspace: Workspace, change: Callable[[HostFilesystem], object]) -> None:
+    with held_call(workspace.filesystem, call_id=f"call-{len(workspace.steps()) + 1}") as held:
+        change(workspace.filesystem.for_call(held))
+        held.commit()
+
+
+def replaced_all(fs: HostFilesystem) -> None:
+    fs.delete("d", recursive=True)
+    fs.write("d", "a file now")
+    fs.delete("a.txt")
+    fs.delete("link")
+    fs.symlink("link", "d")
+
+
+CHANGES: dict[str, Callable[[HostFilesystem], object]] = {
+    "one name written": lambda fs: fs.write("a.txt", "ours\n"),
+    "one name deleted": lambda fs: fs.delete("d/same"),
+    "two names written": lambda fs: (fs.write("d/same", "x"), fs.write("a.txt", "y")),
+    "a directory deleted": lambda fs: fs.delete("d", recursive=True),
+    "all of it replaced": replaced_all,
+    "bits": lambda fs: fs.chmod("d/b.sh", 0o600),
+    "bits of one name": lambda fs: fs.chmod("d/same", 0o600),
+    "a new file in a directory": lambda fs: fs.write("d/e/new", "x"),
+    "a symlink": lambda fs: (fs.delete("link"), fs.symlink("link", "d/e")),
+    "moved away": lambda fs: fs.move("d", "n/d"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("way", ["undo", "restore"])
+def test_times_and_names_of_one_file_come_back(workspace: Workspace, root: Path, name: str, way: str) -> None:
+    before = all_but_inodes(root)
+    call(workspace, CHANGES[name])
+    assert all_but_inodes(root) != before
+    done = workspace.undo() if way == "undo" else workspace.restore(0)
+    assert done.notes == ()
+    assert all_but_inodes(root) == before
+    workspace.undo()
+    workspace.undo()
+    assert all_but_inodes(root) == before
+
+
+def test_several_steps_are_undone_to_the_same_files(workspace: Workspace, root: Path) -> None:
+    before = all_but_inodes(root)
+    for change in ("one name written", "bits", "a new file in a directory", "moved away"):
+        call(workspace, CHANGES[change])
+    workspace.undo(4)
+    assert all_but_inodes(root) == before
+
+
+def test_an_undo_that_is_rolled_back_leaves_every_time_as_it_was(workspace: Workspace, root: Path) -> None:
+    call(workspace, CHANGES["a directory deleted"])
+    before = printed(root)
+    [step] = workspace.steps()
+    with held_call(workspace.filesystem, call_id="held") as held:
+        fs = workspace.filesystem.for_call(held)
+        with fs.bringing_back() as back:
+            fs.mkdir("d")
+            back.file("d/x", b"x", replace_meta(0o600, 10**18))
+            back.directory("", replace_meta(0o755, 10**17), made=False)
+        held.rollback()
+    assert printed(root) == before
+    assert workspace.steps() == [step]
+
+
+def replace_meta(mode: int, mtime_ns: int) -> Meta:
+    return Meta(mode, os.geteuid(), os.getegid(), mtime_ns)
+
+
+def test_a_name_that_somebody_wrote_to_since_is_not_tied_to_it_again(workspace: Workspace, root: Path) -> None:
+    call(workspace, CHANGES["one name written"])
+    (root / "d/same").write_text("theirs\n")  # and so d/e/too, which is still the same file
+    workspace.undo()
+    assert (root / "a.txt").read_text() == "a\n"
+    assert (root / "d/same").read_text() == (root / "d/e/too").read_text() == "theirs\n"
+    assert printed(root)["a.txt"].links == ("a.txt",)
+
+
+def test_what_a_merge_made_is_as_new_as_it_is(workspace: Workspace, root: Path) -> None:
+    (root / "text").write_text("one\ntwo\nthree\nfour\nfive\n")
+    os.utime(root / "text", ns=(10**18, 10**18))
+    call(workspace, lambda fs: fs.write("text", "ONE\ntwo\nthree\nfour\nfive\n"))
+    (root / "text").write_text("ONE\ntwo\nthree\nfour\nFIVE\n")
+    os.utime(root / "text", ns=(10**18, 10**18 + 5))
+    workspace.undo()
+    assert (root / "text").read_text() == "one\ntwo\nthree\nfour\nFIVE\n"
+    assert (root / "text").stat().st_mtime_ns > 10**18 + 5
+
+
+@as_root
+@pytest.mark.parametrize("name", ["one name written", "a directory deleted", "all of it replaced", "moved away"])
+def test_owners_come_back(root: Path, name: str) -> None:
+    for path, owner in (
+        ("d/b.sh", (1234, 1235)),
+        ("d/e", (1236, 1237)),
+        ("d", (1, 2)),
+        ("a.txt", (3, 4)),
+        ("link", (5, 6)),
+    ):
+        os.chown(root / path, *owner, follow_symlinks=False)
+    os.chmod(root / "d/b.sh", 0o6751)
+    with Workspace.open(root, store=root.parent / "store") as workspace:
+        before = all_but_inodes(root)
+        call(workspace, CHANGES[name])
+        assert workspace.undo().notes == ()
+    assert all_but_inodes(root) == before
+
+
+@as_root
+def test_what_may_not_be_given_to_another_user_is_said(root: Path) -> None:
+    for path in ("", "d", "d/e", "a.txt", "d/b.sh"):
+        os.chown(root / path, 65534, 65534)
+    os.chown(root / "d/b.sh", 1234, 65534)
+    os.chmod(root / "d/b.sh", 0o4755)
+    os.chmod(root.parent, 0o777)
+    for above in root.parents:
+        if above.stat().st_mode & 0o005 != 0o005:
+            os.chmod(above, above.stat().st_mode | 0o005)
+
+    def work(_: Callable[[str], None]) -> None:
+        os.setgroups([])
+        os.setgid(65534)
+        os.setuid(65534)
+        with Workspace.open(root, store=root.parent / "another store") as workspace:
+            call(workspace, lambda fs: fs.delete("d/b.sh"))
+            done = workspace.undo()
+            assert done.outcomes == {"d/b.sh": "restored"}
+            assert done.notes == ("d/b.sh is not given back to user 1234 and group 65534",)
+
+    assert not killed_at(-1, work)
+    found = printed(root)["d/b.sh"]
+    assert (found.owner, found.mode) == ((65534, 65534), 0o755)
