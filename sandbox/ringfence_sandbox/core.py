@@ -184,6 +184,7 @@ class Core:
     def _write(self, *records: Mapping[str, Json], wait: bool = True) -> None:
         assert self._journal is not None, "a read-only filesystem changes nothing"
         if not self._begun:
+            self._journal.check_there()
             call_id, tool = self._label
             first: list[Mapping[str, Json]] = [{"begin": call_id, "tool": tool}]
             if self._root_record:
@@ -286,6 +287,7 @@ class Core:
 
     def _write_commit(self, recorded: Recorded | None) -> None:
         assert self._journal is not None
+        self._journal.check_there()
         payload = dict(recorded.payload) if recorded is not None else None
         blob = recorded.blob if recorded is not None else b""
         self._journal.append({"commit": self._label[0], "payload": payload}, blob=blob)

@@ -98,7 +98,8 @@ class HostFilesystem(Transactional):
 
         Raises:
             NotADirectoryError, FileNotFoundError: the root is no directory.
-            ValueError: the store is inside of the root.
+            OSError: the store cannot be made or written.
+            ValueError: the store is inside of the root, or another version of ringfence wrote it.
             WorkspaceLockedError: another opener has it; it is named.
             RestoreFailedError: what a killed call left cannot be undone now.
         """

@@ -8,6 +8,7 @@ file ends with zeros.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import secrets
@@ -134,6 +135,20 @@ class Journal:
         while rest:
             rest = rest[os.pwrite(self._file, rest, at + len(written) - len(rest)) :]
         self._end = at + len(written)
+
+    def check_there(self) -> None:
+        """Raises OSError (ESTALE) where somebody has removed or replaced the file: what is written to it is lost."""
+        own = os.fstat(self._file)
+        try:
+            there = os.stat(self.path, follow_symlinks=False)
+        except OSError:
+            there = None
+        if there is None or (there.st_dev, there.st_ino) != (own.st_dev, own.st_ino):
+            raise OSError(
+                errno.ESTALE,
+                "was removed while the workspace was open, so nothing can be changed: open it again",
+                self.path,
+            )
 
     def flush(self) -> None:
         """Wait until all that was appended is on the disk, where this journal is to survive the machine."""

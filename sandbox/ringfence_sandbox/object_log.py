@@ -7,6 +7,7 @@ log that was cut short, any beginning is a state that the store once had.
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 import zlib
@@ -105,9 +106,7 @@ class ObjectLog:
         return log
 
     def _load(self) -> None:
-        data = b""
-        with open(self._fd, "rb", closefd=False) as file:
-            data = file.read()
+        data = self._whole()
         good = self._parse(data)
         self.damaged_bytes = len(data) - good
         self.size = good
@@ -116,6 +115,11 @@ class ObjectLog:
             if good == 0:
                 self._write(MAGIC)
                 self.size = len(MAGIC)
+
+    def _whole(self) -> bytes:
+        with open(self._fd, "rb", closefd=False) as file:  # not by its path: it may be gone
+            file.seek(0)
+            return file.read()
 
     def _parse(self, data: bytes) -> int:
         """Takes in the records up to the first that is damaged; where that is."""
@@ -171,6 +175,7 @@ class ObjectLog:
         if self._pending:
             batch = b"".join(self._pending)
             try:
+                self._check_there()
                 self._write(batch)
             except BaseException:
                 self.abandon()
@@ -183,6 +188,18 @@ class ObjectLog:
                 sync_directory(self.path.parent)
                 self._name_synced = True
 
+    def _check_there(self) -> None:
+        try:
+            there = os.stat(self.path, follow_symlinks=False).st_ino
+        except OSError:
+            there = -1
+        if there != os.fstat(self._fd).st_ino:
+            raise OSError(
+                errno.ESTALE,
+                "was removed while the workspace was open, so no step can be kept: open it again",
+                str(self.path),
+            )
+
     def abandon(self) -> None:
         """Forget what was added since the last `flush`."""
         if self._pending:
@@ -193,7 +210,7 @@ class ObjectLog:
             os.ftruncate(self._fd, self.size)
             self.objects.clear()
             self.refs.clear()
-            self._parse(self.path.read_bytes())
+            self._parse(self._whole())
 
     def _write(self, data: bytes) -> None:
         view = memoryview(data)

@@ -12,6 +12,7 @@ from ringfence_sandbox.kernel import Abilities, Before, abilities
 from ringfence_sandbox.locking import RootLock
 from ringfence_sandbox.places import made_outside, root_record, store_of
 from ringfence_sandbox.recovery import Recovered, recover
+from ringfence_sandbox.store_format import check_format, note_format
 
 
 class Opened:
@@ -42,7 +43,9 @@ class Opened:
             if not read_only:
                 store = made_outside(self.root, store or store_of(self.root))
                 kept = os.path.join(store, "kept")
+                check_format(store)
                 self._lock = RootLock(self._descriptor, self.root, store)
+                note_format(store)
                 self._journal = Journal(os.path.join(store, "journal"), sync=power, before=before)
                 self.recovered, self._journal = recover(
                     self.files, self.can, self._journal, before=before, kept=kept, history=history

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 
@@ -26,14 +27,25 @@ def store_of(root: str) -> str:
 
 
 def made_outside(root: str, store: str) -> str:
-    """The real path of a store, made if it is not there. ValueError where that is in the workspace, or around it."""
+    """The real path of a store, made if it is not there. ValueError where that is in the workspace;
+    OSError where it cannot be made or written."""
     real = os.path.realpath(store)
     if real == root or real.startswith(root.rstrip("/") + "/"):
         raise ValueError(
             f"the store {store} is inside of the workspace {root}: what it keeps would be part of the tree"
         )
-    os.makedirs(real, mode=0o700, exist_ok=True)
+    try:
+        os.makedirs(real, mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise _unusable(real, error.errno or errno.EACCES) from error
+    if not os.access(real, os.R_OK | os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
+        raise _unusable(real, errno.EACCES)
     return real
+
+
+def _unusable(store: str, code: int) -> OSError:
+    words = f"the store cannot be there ({os.strerror(code)}): see to that, or name another place for it"
+    return OSError(code, f"{words} (store=, RINGFENCE_STATE_DIR)", store)
 
 
 def root_record(files: Confined) -> dict[str, Json]:

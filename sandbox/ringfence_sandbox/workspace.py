@@ -26,6 +26,7 @@ from ringfence_sandbox.reversal import Workspace as TreeNow
 from ringfence_sandbox.scan import DEFAULT_LIMITS, Exclusion, ScanLimits, ScanResult
 from ringfence_sandbox.step_history import FOLDER, StepHistory
 from ringfence_sandbox.store import CommitRecord, Store
+from ringfence_sandbox.store_format import check_format
 from ringfence_sandbox.writing import TreeWriter
 
 if TYPE_CHECKING:
@@ -110,6 +111,8 @@ class Workspace:
         Raises:
             WorkspaceLockedError: another opener has it; it is named.
             FileNotFoundError: there is no such directory, or, read-only, no history of it.
+            OSError: the store cannot be made or written.
+            ValueError: the store is inside of the root, or another version of ringfence wrote it.
             RestoreFailedError: what a killed call left cannot be undone now.
         """
         real = os.path.realpath(root)
@@ -138,6 +141,7 @@ class Workspace:
 
     @classmethod
     def _looking(cls, root: str, place: str) -> Workspace:
+        check_format(place)
         filesystem = HostFilesystem(root, read_only=True)
         try:
             store = Store.open(os.path.join(place, FOLDER), writable=False)

@@ -1,0 +1,332 @@
+"""A store that goes away, fills up, may not be written, or is another version's: it is said, and nothing is lost."""
+
+from __future__ import annotations
+
+import errno
+import os
+import runpy
+import shutil
+import subprocess
+import tarfile
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from ringfence import Prompt, PromptTemplate, Session
+from ringfence.adapters import ToolExecutor
+from ringfence.testing import held_call
+from ringfence.testing.killing import killed_at
+from ringfence.testing.printed import lasting, printed
+from ringfence_sandbox import HostFilesystem, Workspace
+from ringfence_sandbox.store import Store
+from ringfence_tools import VfsToolsSection
+
+MADE = runpy.run_path(str(Path(__file__).with_name("make_store.py")))
+build: Callable[[Path], None] = MADE["build"]
+change: Callable[[HostFilesystem], None] = MADE["change"]
+OLD = Path(__file__).parent / "stores" / "without-a-number.tar.gz"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "root").mkdir()
+    build(tmp_path / "root")
+    return tmp_path / "root"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def workspace(root: Path, store: Path) -> Iterator[Workspace]:
+    with Workspace.open(root, store=store) as workspace:
+        yield workspace
+
+
+def call(workspace: Workspace, work: Callable[[HostFilesystem], object]) -> None:
+    with held_call(workspace.filesystem) as held:
+        try:
+            work(workspace.filesystem.for_call(held))
+            held.commit()
+        except BaseException:
+            held.rollback()
+            raise
+
+
+# Gone
+
+
+def removed(store: Path) -> None:
+    shutil.rmtree(store)
+
+
+def moved(store: Path) -> None:
+    store.rename(store.with_name("elsewhere"))
+
+
+def another_in_its_place(store: Path) -> None:
+    moved(store)
+    shutil.copytree(store.with_name("elsewhere"), store)
+
+
+def history_removed(store: Path) -> None:
+    shutil.rmtree(store / "history")
+
+
+GONE = [removed, moved, another_in_its_place, history_removed]
+
+
+@pytest.mark.parametrize("away", GONE)
+def test_the_next_call_fails_rolls_back_and_says_what_to_do(
+    workspace: Workspace, root: Path, store: Path, away: Callable[[Path], None]
+) -> None:
+    before = printed(root)
+    away(store)
+    for _ in range(2):
+        with pytest.raises(OSError, match="open it again") as caught:
+            call(workspace, change)
+        assert caught.value.errno == errno.ESTALE
+        assert printed(root) == before
+    workspace.close()
+    with Workspace.open(root, store=store) as again:
+        call(again, change)
+        assert [step.number for step in again.steps()] == [1]
+
+
+@pytest.mark.parametrize("away", GONE)
+def test_a_store_that_goes_during_a_call_rolls_it_back(
+    workspace: Workspace, root: Path, store: Path, away: Callable[[Path], None]
+) -> None:
+    before = printed(root)
+    with pytest.raises(OSError, match="open it again"):
+        call(workspace, lambda fs: (change(fs), away(store)))
+    assert printed(root) == before
+
+
+def test_a_model_is_told_and_the_loop_goes_on(workspace: Workspace, root: Path, store: Path) -> None:
+    session = Session()
+    section = VfsToolsSection(session=session, filesystem=workspace.filesystem)
+    prompt = Prompt(PromptTemplate(ns="test", key="gone", sections=[section]))
+    removed(store)
+    with prompt.resources:
+        answer = ToolExecutor(prompt=prompt, session=session).call("write_file", {"file_path": "x", "content": "x"})
+    assert not answer.success
+    assert "open it again" in answer.message
+    assert not (root / "x").exists()
+
+
+# Not to be written
+
+
+def as_nobody(work: Callable[[], object], *mine: Path) -> None:
+    """Run it in a process without the superuser's rights, to which these directories and all in them belong."""
+    for path in mine:
+        for one in (path, *path.rglob("*")):
+            os.chown(one, 65534, 65534, follow_symlinks=False)
+    for above in mine[0].parents:
+        if above.stat().st_mode & 0o055 != 0o055:
+            os.chmod(above, above.stat().st_mode | 0o055)
+
+    def in_child(_: Callable[[str], None]) -> None:
+        if os.geteuid() == 0:
+            os.setgroups([])
+            os.setgid(65534)
+            os.setuid(65534)
+        work()
+
+    assert not killed_at(-1, in_child)
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser can become somebody else")
+
+
+@needs_root
+def test_a_store_that_may_not_be_written_is_an_error_that_says_so(root: Path, store: Path) -> None:
+    store.mkdir(0o755)
+
+    def work() -> None:
+        for place in (store, store / "below"):
+            for opened in (HostFilesystem, Workspace.open):
+                with pytest.raises(PermissionError, match="RINGFENCE_STATE_DIR"):
+                    opened(root, store=place)
+
+    as_nobody(work, root)
+    assert os.listdir(store) == []
+
+
+@needs_root
+def test_a_store_that_becomes_unwritable_keeps_its_steps(root: Path, store: Path) -> None:
+    store.mkdir()
+
+    def work() -> None:
+        with Workspace.open(root, store=store) as workspace:
+            for path in (store, store / "history", store / "history/objects/pack"):
+                path.chmod(0o500)
+            call(workspace, change)
+        for path in (store, store / "history", store / "history/objects/pack"):
+            path.chmod(0o700)
+        with Workspace.open(root, store=store) as again:
+            assert [step.number for step in again.steps()] == [1]
+            assert [entry.kind for entry in again.log()] == ["step", "baseline"]
+            again.undo()
+
+    before = {path: one[:1] + one[4:] for path, one in lasting(printed(root)).items()}
+    as_nobody(work, root, store)
+    assert {path: one[:1] + one[4:] for path, one in lasting(printed(root)).items()} == before
+
+
+# Full
+
+
+@contextmanager
+def small(place: Path, size: str) -> Generator[Path]:
+    """A real filesystem of that size."""
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "ringfence-test", str(place)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        if os.environ.get("RINGFENCE_REQUIRE_PODMAN") == "1":
+            pytest.fail(f"no filesystem can be mounted: {done.stderr}")
+        pytest.skip(f"no filesystem can be mounted here: {done.stderr.strip()}")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+
+
+def fill(place: Path) -> None:
+    """Take all the space that there is."""
+    with open(place / "filler", "ab", buffering=0) as file:
+        for size in (1 << 16, 1 << 12, 1):
+            while True:
+                try:
+                    file.write(b"x" * size)
+                except OSError as error:
+                    assert error.errno == errno.ENOSPC
+                    break
+
+
+def much(fs: HostFilesystem) -> None:
+    change(fs)
+    fs.write_bytes("much", os.urandom(600_000))
+
+
+def test_a_full_store_rolls_the_call_back_and_the_next_one_goes_through(root: Path, tmp_path: Path) -> None:
+    before = printed(root)
+    with small(tmp_path / "disk", "2m") as disk, Workspace.open(root, store=disk / "store") as workspace:
+        fill(disk)
+        with pytest.raises(OSError, match="No space left") as caught:
+            call(workspace, much)
+        assert caught.value.errno == errno.ENOSPC
+        assert printed(root) == before
+        (disk / "filler").unlink()
+        call(workspace, much)
+        assert [step.number for step in workspace.steps()] == [1]
+        workspace.undo()
+    assert lasting(printed(root)) == lasting(before)
+
+
+def test_a_store_that_fills_up_step_by_step_keeps_what_it_has(root: Path, tmp_path: Path) -> None:
+    with small(tmp_path / "disk", "3m") as disk:
+        made = 0
+        with Workspace.open(root, store=disk / "store") as workspace:
+            with pytest.raises(OSError, match="No space left"):
+                while made < 100:
+                    tree = printed(root)
+                    call(workspace, lambda fs: fs.write_bytes("random", os.urandom(100_000)))
+                    made += 1
+            assert made > 5
+            assert printed(root) == tree
+            assert [step.number for step in workspace.steps()] == list(range(1, made + 1))
+        with Store.open(disk / "store/history", writable=False) as looking:
+            assert [step.number for step in looking.steps()] == list(range(1, made + 1))
+            assert looking.states.read(looking.tip or "", "random") == (root / "random").read_bytes()
+
+
+def test_a_full_store_cannot_be_opened_and_is_as_it_was_afterwards(root: Path, tmp_path: Path) -> None:
+    with small(tmp_path / "disk", "2m") as disk:
+        with Workspace.open(root, store=disk / "store") as workspace:
+            call(workspace, change)
+        fill(disk)
+        (root / "theirs").write_bytes(os.urandom(100_000))
+        before = printed(root)
+        with pytest.raises(OSError, match="No space left"):
+            Workspace.open(root, store=disk / "store")
+        assert printed(root) == before
+        (disk / "filler").unlink()
+        with Workspace.open(root, store=disk / "store") as workspace:
+            assert [entry.kind for entry in workspace.log()] == ["external", "step", "baseline"]
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        much,
+        lambda fs: (fs.delete("old"), change(fs), fs.write_bytes("old", os.urandom(900_000))),
+        lambda fs: (fs.move("old", "d/old"), fs.write_bytes("d/old", os.urandom(900_000), mode="append")),
+    ],
+)
+def test_a_full_workspace_rolls_back_exactly(
+    store: Path, tmp_path: Path, work: Callable[[HostFilesystem], object]
+) -> None:
+    with small(tmp_path / "disk", "1m") as disk:
+        root = disk / "root"
+        root.mkdir()
+        build(root)
+        (root / "old").write_bytes(os.urandom(300_000))
+        with Workspace.open(root, store=store) as workspace:
+            fill(disk)
+            before = printed(root)
+            with pytest.raises(OSError, match="No space left"):
+                call(workspace, work)
+            assert printed(root) == before
+        assert printed(root) == before
+
+
+# Of another version
+
+
+def test_a_store_says_its_form(workspace: Workspace, store: Path) -> None:
+    assert (store / "format").read_text() == "ringfence store 1\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ("ringfence store 2\n", "has form 2, and this version of ringfence knows form 1"),
+        ("", "no form"),
+        ("\xff", "no form"),
+    ],
+)
+def test_a_store_of_a_form_that_is_not_known_is_left_alone(root: Path, store: Path, said: str, words: str) -> None:
+    with Workspace.open(root, store=store) as workspace:
+        call(workspace, change)
+    (store / "format").write_text(said)
+    before = lasting(printed(store))
+    for read_only in (False, True):
+        with pytest.raises(ValueError, match=words):
+            Workspace.open(root, store=store, read_only=read_only)
+    with pytest.raises(ValueError, match=words):
+        HostFilesystem(root, store=store)
+    assert lasting(printed(store)) == before
+
+
+def test_a_store_from_before_there_was_a_number_still_opens(root: Path, store: Path) -> None:
+    with tarfile.open(OLD) as archive:
+        archive.extractall(store.parent, filter="data")
+    before = lasting(printed(root))
+    (root / "a.txt").write_text("three\n")
+    (root / "n").mkdir()
+    (root / "n/o").write_text("new\n")
+    (root / "d/empty").rmdir()
+    (root / "second").write_text("2\n")
+    with Workspace.open(root, store=store) as workspace:
+        assert [(entry.kind, entry.number) for entry in workspace.log()] == [("step", 2), ("step", 1), ("baseline", 0)]
+        assert b"+three" in workspace.show(1).patch
+        assert set(workspace.undo(2).outcomes.values()) == {"restored"}
+    assert lasting(printed(root)) == before
+    assert (store / "format").exists()
