@@ -7,7 +7,8 @@ import hashlib
 import itertools
 import os
 import stat
-from collections.abc import Generator, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -48,7 +49,9 @@ from ringfence_sandbox.history import History
 from ringfence_sandbox.kernel import Abilities, Before, birth_ns, nothing_before
 from ringfence_sandbox.looking import Looking, read_text
 from ringfence_sandbox.opening import Opened
+from ringfence_sandbox.places import said_only_this_host
 from ringfence_sandbox.recovery import Recovered
+from ringfence_sandbox.sharing import Share, opened_here, sharing
 from ringfence_sandbox.states import State, Token
 
 if TYPE_CHECKING:
@@ -56,7 +59,10 @@ if TYPE_CHECKING:
     from typing import Self
 
     from ringfence.runtime.receipts import Receipt
+    from ringfence_sandbox.scan import ScanLimits
 
+_locks: weakref.WeakKeyDictionary[Opened, CallLock] = weakref.WeakKeyDictionary()
+"""One for each opened workspace, whoever shares it."""
 _WRITE_MODES = frozenset(get_args(WriteMode))
 Durability = Literal["process", "power"]
 
@@ -84,8 +90,10 @@ class HostFilesystem(Transactional):
         root: str | os.PathLike[str],
         *,
         store: str | os.PathLike[str] | None = None,
+        limits: ScanLimits | None = None,
         durability: Durability = "process",
         read_only: bool = False,
+        only_this_host: bool = False,
         patience_seconds: float = LOCK_PATIENCE_SECONDS,
         history: History | None = None,
         before: Before = nothing_before,
@@ -93,6 +101,8 @@ class HostFilesystem(Transactional):
     ) -> None:
         """``store`` is the directory that keeps the journal, found from the root's real path where it is not given.
 
+        ``limits`` bound what scans around opaque calls take in. ``only_this_host`` says that no other host opens the
+        workspace, which is asked for where hosts do not see each other's locks (NFS, 9p, virtiofs, FUSE, CIFS).
         ``history`` gets every call that changed files, at its commit. ``before`` is called with a name before every
         system call that changes something; ``can`` is what the kernel may be asked for. Tests use both.
 
@@ -101,6 +111,7 @@ class HostFilesystem(Transactional):
             OSError: the store cannot be made or written.
             ValueError: the store is inside of the root, or another version of ringfence wrote it.
             WorkspaceLockedError: another opener has it; it is named.
+            OSError (ENOLCK): locks do not hold here, and ``only_this_host`` was not said.
             RestoreFailedError: what a killed call left cannot be undone now.
         """
         self._opened = Opened(
@@ -111,12 +122,48 @@ class HostFilesystem(Transactional):
             history=history,
             before=before,
             can=can,
+            only_this_host=only_this_host or said_only_this_host(),
         )
+        self.limits = limits
         self._lock = CallLock(f"the workspace {self._opened.root}", patience_seconds=patience_seconds)
         self._call: CallInfo | None = None
-        self._share(self._opened)
+        self._share = Share(self._opened)
+        _locks[self._opened] = self._lock
+        self._work_on(self._opened)
 
-    def _share(self, opened: Opened) -> None:
+    @classmethod
+    def shared(
+        cls,
+        root: str | os.PathLike[str],
+        *,
+        store: str | os.PathLike[str] | None = None,
+        limits: ScanLimits | None = None,
+        durability: Durability = "process",
+        only_this_host: bool = False,
+    ) -> HostFilesystem:
+        """The workspace at `root` that this process has open already, however it was opened, or one opened now.
+
+        All who share it are one participant of a call. Whoever closes it lets go of a share, and the last one closes
+        the workspace. (To open it again by its constructor is an error: that is for who means to have it alone.)
+
+        Raises:
+            ValueError: it is open with another store, or with less durability.
+        """
+        place = None if store is None else os.fspath(store)
+        with sharing():
+            opened = opened_here(os.fspath(root), store=place, power=durability == "power")
+            if opened is None:
+                return cls(root, store=place, limits=limits, durability=durability, only_this_host=only_this_host)
+            other = object.__new__(cls)
+            other.limits = limits
+            other._opened = opened
+            other._lock = _locks[opened]
+            other._call = None
+            other._share = Share(opened)
+            other._work_on(opened)
+            return other
+
+    def _work_on(self, opened: Opened) -> None:
         self._files: Confined = opened.files
         self._core = opened.core
         self._changes = Changing(opened.core, opened.can)
@@ -140,9 +187,15 @@ class HostFilesystem(Transactional):
         self.close()
 
     def close(self) -> None:
-        """Roll back what is open, drop what snapshots held, and let go of the workspace. Once is enough."""
+        """Roll back what is open, drop what snapshots held, and let go of the workspace. Once is enough.
+
+        Of a workspace that is shared only this share: it is closed by the last one."""
         with self._lock.mutex:
-            self._opened.close()
+            self._share.close(self._opened.close)
+
+    def when_closed(self, end: Callable[[], None]) -> None:
+        """Have something end when the workspace is closed, which may be later than this share of it."""
+        self._opened.when_closed.append(end)
 
     @property
     def root(self) -> str:
@@ -160,9 +213,11 @@ class HostFilesystem(Transactional):
     def for_call(self, call: CallInfo) -> Self:
         other = object.__new__(type(self))
         other._opened = self._opened
+        other.limits = self.limits
         other._lock = self._lock
         other._call = call
-        other._share(self._opened)
+        other._share = self._share
+        other._work_on(self._opened)
         return other
 
     # -- looking
@@ -405,7 +460,7 @@ class HostFilesystem(Transactional):
     def _admit(self) -> None:
         if self.read_only:
             raise PermissionError(errno.EROFS, "the filesystem is read-only")
-        self._opened.check_open()
+        self._share.check_open()
         self._lock.admit(self, self._current_call())
 
     def _current_call(self) -> CallInfo | None:
@@ -414,15 +469,15 @@ class HostFilesystem(Transactional):
         return current if own is None or (current is not None and current.within(own)) else own
 
     def _find(self, normal: str, *, follow: bool = True) -> Found:
-        self._opened.check_open()
+        self._share.check_open()
         return self._files.find(normal, follow=follow)
 
     def _existing(self, normal: str) -> Found:
-        self._opened.check_open()
+        self._share.check_open()
         return self._changes.existing(normal)
 
     def _itself(self, normal: str) -> Found:
-        self._opened.check_open()
+        self._share.check_open()
         return self._changes.itself(normal)
 
     def _file(self, normal: str) -> Found:

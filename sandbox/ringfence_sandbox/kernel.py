@@ -42,6 +42,14 @@ def _failed(path: str) -> OSError:
     return OSError(code, os.strerror(code), path)
 
 
+def filesystem_type(descriptor: int) -> int:
+    """The number of the kind of filesystem that something is on; 0 where that cannot be told."""
+    buffer = ctypes.create_string_buffer(512)
+    if _libc().fstatfs(descriptor, buffer) != 0:
+        return 0
+    return ctypes.c_ulong.from_buffer(buffer).value & 0xFFFFFFFF
+
+
 @dataclass(frozen=True, slots=True)
 class Abilities:
     """What the kernel may be asked for. Switching something off makes the code for older kernels run instead."""
@@ -49,6 +57,8 @@ class Abilities:
     openat2: bool
     renameat2: bool
     tmpfile: bool
+    filesystem_type: Callable[[int], int] = filesystem_type
+    """Of what a descriptor is of, the number that `statfs` gives."""
 
 
 @cache

@@ -14,6 +14,7 @@ import os
 import socket
 import time
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 
@@ -21,6 +22,36 @@ from ringfence.errors import WorkspaceLockedError
 
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _BUSY = frozenset({errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES})
+
+
+_LOCAL_LOCKS = {
+    0x6969: "NFS",
+    0x01021997: "9p",
+    0x65735546: "FUSE or virtiofs",
+    0xFF534D42: "CIFS",
+    0xFE534D42: "SMB",
+    0x517B: "SMB",
+    0x00C36400: "Ceph",
+    0x5346414F: "AFS",
+}
+"""Kinds of filesystems where what one host locks another one may not see, by the number that `statfs` gives."""
+
+
+def check_locks(root: int, path: str, store: str, filesystem_type: Callable[[int], int]) -> None:
+    """Raises OSError (ENOLCK) where another host could have the workspace open and nobody would see it."""
+    there = os.open(store, _OPEN)
+    try:
+        kinds = {path: filesystem_type(root), store: filesystem_type(there)}
+    finally:
+        os.close(there)
+    for place, kind in kinds.items():
+        if kind in _LOCAL_LOCKS:
+            raise OSError(
+                errno.ENOLCK,
+                f"is on {_LOCAL_LOCKS[kind]}, where other hosts may not see our locks: if no other host opens this "
+                "workspace, say so with only_this_host=True or RINGFENCE_ONLY_THIS_HOST=1",
+                place,
+            )
 
 
 class RootLock:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 from ringfence_sandbox.confined import Confined
 from ringfence_sandbox.core import Core
 from ringfence_sandbox.history import History
 from ringfence_sandbox.journal import Journal
 from ringfence_sandbox.kernel import Abilities, Before, abilities
-from ringfence_sandbox.locking import RootLock
+from ringfence_sandbox.locking import RootLock, check_locks
 from ringfence_sandbox.places import made_outside, root_record, store_of
 from ringfence_sandbox.recovery import Recovered, recover
 from ringfence_sandbox.store_format import check_format, note_format
@@ -28,11 +29,16 @@ class Opened:
         history: History | None,
         before: Before,
         can: Abilities | None,
+        only_this_host: bool = False,
     ) -> None:
         self.root = os.path.realpath(root)
         self.read_only = read_only
         self.can = can or abilities()
         self.recovered: Recovered | None = None
+        self.store = ""
+        """The real path of its store; of one that only looks, nothing."""
+        self.when_closed: list[Callable[[], None]] = []
+        """What ends with it."""
         self._descriptor = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._lock: RootLock | None = None
         self._journal: Journal | None = None
@@ -41,7 +47,9 @@ class Opened:
             self.files = Confined(self._descriptor, self.can)
             kept = ""
             if not read_only:
-                store = made_outside(self.root, store or store_of(self.root))
+                store = self.store = made_outside(self.root, store or store_of(self.root))
+                if not only_this_host:
+                    check_locks(self._descriptor, self.root, store, self.can.filesystem_type)
                 kept = os.path.join(store, "kept")
                 check_format(store)
                 self._lock = RootLock(self._descriptor, self.root, store)
@@ -63,6 +71,10 @@ class Opened:
         except BaseException:
             self._release()
             raise
+
+    @property
+    def is_open(self) -> bool:
+        return not self._closed and not (self._lock is not None and self._lock.forked)
 
     def check_open(self) -> None:
         """Raises ValueError once it is closed, and in a process that was forked off."""
@@ -87,3 +99,5 @@ class Opened:
         if self._lock is not None:
             self._lock.close()
         os.close(self._descriptor)
+        while self.when_closed:
+            self.when_closed.pop()()

@@ -20,6 +20,11 @@ def state_directory() -> str:
     return os.path.join(home, "ringfence")
 
 
+def said_only_this_host() -> bool:
+    """Whether RINGFENCE_ONLY_THIS_HOST says that no other host opens the workspaces that this one does."""
+    return os.environ.get("RINGFENCE_ONLY_THIS_HOST") == "1"
+
+
 def store_of(root: str) -> str:
     """The store of the workspace with the real path `root`."""
     name = hashlib.sha256(os.fsencode(root)).hexdigest()[:32]

@@ -100,13 +100,15 @@ class Workspace:
         limits: ScanLimits = DEFAULT_LIMITS,
         durability: Durability = "process",
         read_only: bool = False,
+        only_this_host: bool = False,
         before: Before = nothing_before,
     ) -> Workspace:
         """Open the workspace at `root`: recover it, lock it, and take in what changed since its newest step.
 
         A read-only one is not locked, so that it can be looked at while an agent works; it has what was recorded.
         ``store`` is the directory outside of the root that keeps its history; by default one that the root's real
-        path leads to. ``before`` is for tests: it is called before every system call that changes the tree.
+        path leads to. ``only_this_host`` is as for `HostFilesystem`. ``before`` is for tests: it is called before
+        every system call that changes the tree.
 
         Raises:
             WorkspaceLockedError: another opener has it; it is named.
@@ -127,7 +129,16 @@ class Workspace:
             Confined(descriptor, abilities()), Path(place), limits=limits, power=durability == "power", before=before
         )
         try:
-            filesystem = HostFilesystem(real, store=place, durability=durability, history=history, before=before)
+            filesystem = HostFilesystem(
+                real,
+                store=place,
+                limits=limits,
+                durability=durability,
+                only_this_host=only_this_host,
+                history=history,
+                before=before,
+            )
+            filesystem.when_closed(history.close)
             try:
                 workspace = cls(filesystem, history.store, history)
                 workspace._look()
@@ -170,13 +181,12 @@ class Workspace:
         self._closed = True
         # A forked child has no lock, and leaves the store as it is.
         if self._history is not None and os.getpid() == self._process:
-            self._history.sealed()
+            with self.filesystem.lock.mutex:
+                self._history.sealed()
         try:
-            self.filesystem.close()
+            self.filesystem.close()  # and the history with it, when nobody shares it any more
         finally:
-            if self._history is not None:
-                self._history.close()
-            else:
+            if self._history is None:
                 self._store.close()
 
     @property

@@ -1,0 +1,164 @@
+"""Who may have a workspace open together: all of one process that ask for it, and of hosts only one."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ringfence import Prompt, PromptTemplate, Session
+from ringfence.adapters import ToolExecutor
+from ringfence.errors import WorkspaceLockedError
+from ringfence.testing import held_call
+from ringfence_sandbox import HostFilesystem, Workspace
+from ringfence_sandbox.kernel import abilities
+from ringfence_sandbox.scan import ScanLimits
+from ringfence_tools import VfsToolsSection
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "root").mkdir()
+    (tmp_path / "root/a.txt").write_text("a\n")
+    os.symlink(tmp_path / "root", tmp_path / "link")
+    return tmp_path / "root"
+
+
+@pytest.fixture
+def workspace(root: Path) -> Iterator[Workspace]:
+    with Workspace.open(root, store=root.parent / "store") as workspace:
+        yield workspace
+
+
+# In one process
+
+
+def test_who_asks_to_share_gets_what_is_open(workspace: Workspace, root: Path) -> None:
+    for spelling in (root, root.parent / "link", f"{root}/."):
+        with HostFilesystem.shared(spelling) as shared:
+            assert shared == workspace.filesystem
+            assert shared.lock is workspace.filesystem.lock
+    assert workspace.filesystem.read("a.txt").content == "a\n"
+
+
+def test_who_does_not_ask_is_told_who_has_it(workspace: Workspace, root: Path) -> None:
+    with HostFilesystem.shared(root), pytest.raises(WorkspaceLockedError, match=f"process {os.getpid()}"):
+        HostFilesystem(root, store=root.parent / "store")
+
+
+def test_the_last_one_closes_it(root: Path) -> None:
+    first, second = (HostFilesystem.shared(root, store=root.parent / "store") for _ in range(2))
+    first.close()
+    first.close()
+    with pytest.raises(ValueError, match="is closed"):
+        first.read("a.txt")
+    second.write("a.txt", "still open")
+    with pytest.raises(WorkspaceLockedError):
+        HostFilesystem(root, store=root.parent / "store")
+    second.close()
+    HostFilesystem(root, store=root.parent / "store").close()
+
+
+def test_a_workspace_that_is_shared_keeps_its_history_until_the_last_has_gone(root: Path) -> None:
+    store = root.parent / "store"
+    workspace = Workspace.open(root, store=store)
+    shared = HostFilesystem.shared(root)
+    workspace.close()
+    with held_call(shared) as held:
+        shared.for_call(held).write("a.txt", "b\n")
+        made = held.commit()
+    assert made is not None
+    shared.close()
+    with Workspace.open(root, store=store) as again:
+        assert again.steps() == [made]
+
+
+def test_two_sections_over_one_root_are_one_participant(workspace: Workspace, root: Path) -> None:
+    session = Session()
+    with HostFilesystem.shared(root) as shared:
+        section = VfsToolsSection(session=session, filesystem=shared)
+        prompt = Prompt(PromptTemplate(ns="test", key="shared", sections=[section]))
+        other = VfsToolsSection(session=session, filesystem=workspace.filesystem)
+        beside = Prompt(PromptTemplate(ns="test", key="beside", sections=[other]))
+        with prompt.resources, beside.resources:
+            for used, name in ((prompt, "one"), (beside, "two")):
+                executor = ToolExecutor(prompt=used, session=session)
+                assert executor.call("write_file", {"file_path": name, "content": "x"}).success
+    assert [step.paths for step in workspace.steps()] == [("one",), ("two",)]
+
+
+def test_a_call_that_one_holds_keeps_the_changes_of_the_others_waiting(workspace: Workspace, root: Path) -> None:
+    with HostFilesystem.shared(root) as shared, held_call(workspace.filesystem) as held:
+        thread = threading.Thread(target=lambda: shared.write("theirs", "x"))
+        thread.start()
+        workspace.filesystem.for_call(held).write("a.txt", "x")
+        assert not (root / "theirs").exists()
+        held.commit()
+        held.release()
+        thread.join(10)
+        assert (root / "theirs").exists()
+
+
+@pytest.mark.parametrize("options", [{"store": "another"}, {"durability": "power"}])
+def test_what_is_open_otherwise_is_not_shared(workspace: Workspace, root: Path, options: dict[str, str]) -> None:
+    if "store" in options:
+        options = {"store": str(root.parent / options["store"])}
+    with pytest.raises(ValueError, match="is open already"):
+        HostFilesystem.shared(root, **options)
+    HostFilesystem.shared(root, store=root.parent / "store").close()
+
+
+def test_a_forked_child_does_not_share_what_its_parent_has(workspace: Workspace, root: Path) -> None:
+    child = os.fork()
+    if child == 0:
+        try:
+            HostFilesystem.shared(root, store=root.parent / "store")
+        except WorkspaceLockedError:
+            os._exit(7)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+def test_limits_go_with_it(root: Path) -> None:
+    limits = ScanLimits(max_files=3)
+    with HostFilesystem(root, store=root.parent / "store", limits=limits) as fs:
+        assert fs.limits is limits
+
+
+# Between hosts
+
+KINDS = {0x6969: "NFS", 0x01021997: "9p", 0x65735546: "FUSE", 0xFF534D42: "CIFS", 0xFE534D42: "SMB"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("of", ["root", "store"])
+def test_where_hosts_do_not_see_each_other_s_locks_it_must_be_said_that_there_is_one(
+    root: Path, kind: int, of: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = root.parent / "store"
+    store.mkdir()
+    there = os.stat(root if of == "root" else store)
+    can = replace(abilities(), filesystem_type=lambda fd: kind if os.path.samestat(os.fstat(fd), there) else 0xEF53)
+    with pytest.raises(OSError, match=f"{KINDS[kind]}.*only_this_host=True"):
+        HostFilesystem(root, store=store, can=can)
+    assert os.listdir(store) == []
+    HostFilesystem(root, store=store, can=can, only_this_host=True).close()
+    monkeypatch.setenv("RINGFENCE_ONLY_THIS_HOST", "1")
+    HostFilesystem(root, store=store, can=can).close()
+
+
+def test_a_read_only_one_takes_no_lock_so_that_the_kind_does_not_matter(root: Path) -> None:
+    HostFilesystem(root, read_only=True, can=replace(abilities(), filesystem_type=lambda fd: 0x6969)).close()
+
+
+def test_the_kind_of_a_filesystem_is_what_the_kernel_says() -> None:
+    descriptor = os.open("/proc", os.O_RDONLY)
+    try:
+        assert abilities().filesystem_type(descriptor) == 0x9FA0
+    finally:
+        os.close(descriptor)
