@@ -13,7 +13,7 @@ from ringfence.filesystem.paths import os_error
 from ringfence.filesystem.protocol import WriteMode
 from ringfence_sandbox.confined import Confined, Found, open_file, read_file
 from ringfence_sandbox.core import Core
-from ringfence_sandbox.kernel import Abilities
+from ringfence_sandbox.kernel import Abilities, mounts_below
 from ringfence_sandbox.records import Deed, Identity
 
 _TMPFILE = os.O_RDWR | os.O_CLOEXEC | getattr(os, "O_TMPFILE", 0)
@@ -103,6 +103,7 @@ class Changing:
             self._make_parents(new)
             if target.stat is None:
                 assert source.stat is not None
+                self._check_mounts(source)
                 self._core.seen.forget(old)
                 self._core.perform(Deed("move", old, to=new, new=Identity.of(source.stat)))
             else:
@@ -199,11 +200,20 @@ class Changing:
 
     def _take(self, found: Found) -> int:
         assert found.stat is not None
+        self._check_mounts(found)
         self._core.seen.check(found.place, found.stat)
         slot = self._core.holding.new_slot()
         self._core.perform(Deed("take", found.place, slot=slot, new=Identity.of(found.stat)))
         self._core.seen.forget(found.place)
         return slot
+
+    def _check_mounts(self, found: Found) -> None:
+        """What is mounted in a directory would go along, and in the end be removed."""
+        if found.is_directory:
+            path = os.path.realpath(f"/proc/self/fd/{self._files.root}")
+            for mounted in mounts_below(os.path.join(path, found.place)):
+                place = os.path.relpath(mounted, path)
+                raise OSError(errno.EBUSY, "has something mounted on it, so it stays: unmount it first", place)
 
     def _create(self, place: str, content: bytes) -> None:
         announced = self._core.announced("put", place)

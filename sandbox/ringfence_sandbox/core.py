@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import weakref
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
 
 _NEW_JOURNAL_BYTES = 1 << 20
 _KEPT_WRITTEN_BYTES = 1 << 26
+_ELSEWHERE = (
+    "cannot be changed so that it could be taken back: it is on another filesystem than the workspace's root "
+    "(mounted in it, or a layer of an overlay)"
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -218,6 +223,10 @@ class Core:
         try:
             with self._operation():
                 yield
+        except OSError as error:
+            if error.errno == errno.EXDEV:
+                raise OSError(errno.EXDEV, _ELSEWHERE, error.filename) from error
+            raise
         finally:
             held.remove()
 

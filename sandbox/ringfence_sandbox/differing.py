@@ -6,6 +6,7 @@ which place on disk, in the workspace or held, its content lies today.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import stat
@@ -117,9 +118,9 @@ class Differences:
                     self._note(path, before, after, node)
                 if not unmoved:
                     if before is not None and before.kind == "directory" and node.where is not None:
-                        names |= self._names(node.where)
+                        names |= self._names(node.where, path)
                     if after is not None and after.kind == "directory" and not node.made_since:
-                        names |= self._names((_IN_TREE, path))
+                        names |= self._names((_IN_TREE, path), path)
             prefix = f"{path}/" if path else ""
             waiting += [(prefix + name, _child(node, name)) for name in names]
 
@@ -136,10 +137,14 @@ class Differences:
             return version
         return FileVersion(version.kind, node.mode, version.size, version.content_hash, version.target)
 
-    def _names(self, where: Where) -> set[str]:
+    def _names(self, where: Where, said: str) -> set[str]:
         files, path = self._files_of(where)
         try:
             descriptor = files.open_directory(path)
+        except PermissionError:
+            # What is in it would go, or move, and nobody could say what it was.
+            words = "is a directory that cannot be read, so it stays where and as it is: change its permissions first"
+            raise PermissionError(errno.EACCES, words, said) from None
         except OSError:
             return set()
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
@@ -27,7 +28,11 @@ class ChangedFiles:
         where = self._differences.where(path)
         if where is None:
             raise FileNotFoundError(path)
-        return self._differences.read(where)
+        try:
+            return self._differences.read(where)
+        except PermissionError:
+            words = "cannot be read, so its content could not be kept: it stays as it is"
+            raise PermissionError(errno.EACCES, words, path) from None
 
     def after(self, path: str) -> bytes:
         """The bytes that the call left at `path`; as they were written, where they are still in memory."""

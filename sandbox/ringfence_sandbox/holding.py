@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import shutil
@@ -9,8 +10,9 @@ import stat
 from collections.abc import Sequence
 from contextlib import suppress
 
+from ringfence.filesystem.paths import os_error
 from ringfence_sandbox.confined import HOLDING_PREFIX, Confined, open_file
-from ringfence_sandbox.kernel import Before, lstat
+from ringfence_sandbox.kernel import Before, abilities, lstat, open_within
 
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -119,10 +121,21 @@ def _into(descriptor: int, name: str, mode: int, left: list[str]) -> int | None:
     try:
         if mode & stat.S_IRWXU != stat.S_IRWXU:
             os.chmod(name, stat.S_IRWXU, dir_fd=descriptor)
-        return os.open(name, _OPEN, dir_fd=descriptor)
+        return _open_here(descriptor, name)
     except OSError:
         left.append(name)
         return None
+
+
+def _open_here(descriptor: int, name: str) -> int:
+    """Open a directory, unless something is mounted on it: what that has is not ours to remove."""
+    if abilities().openat2:
+        return open_within(descriptor, name, _OPEN, one_mount=True)
+    opened = os.open(name, _OPEN, dir_fd=descriptor)
+    if os.fstat(opened).st_dev != os.fstat(descriptor).st_dev:
+        os.close(opened)
+        raise os_error(errno.EXDEV, name)
+    return opened
 
 
 def _try(remove: object, name: str, left: list[str], before: Before, what: str) -> None:

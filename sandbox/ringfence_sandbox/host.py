@@ -7,7 +7,6 @@ import hashlib
 import itertools
 import os
 import stat
-import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -61,8 +60,6 @@ if TYPE_CHECKING:
     from ringfence.runtime.receipts import Receipt
     from ringfence_sandbox.scan import ScanLimits
 
-_locks: weakref.WeakKeyDictionary[Opened, CallLock] = weakref.WeakKeyDictionary()
-"""One for each opened workspace, whoever shares it."""
 _WRITE_MODES = frozenset(get_args(WriteMode))
 Durability = Literal["process", "power"]
 
@@ -123,12 +120,12 @@ class HostFilesystem(Transactional):
             before=before,
             can=can,
             only_this_host=only_this_host or said_only_this_host(),
+            patience_seconds=patience_seconds,
         )
         self.limits = limits
-        self._lock = CallLock(f"the workspace {self._opened.root}", patience_seconds=patience_seconds)
+        self._lock = self._opened.lock
         self._call: CallInfo | None = None
         self._share = Share(self._opened)
-        _locks[self._opened] = self._lock
         self._work_on(self._opened)
 
     @classmethod
@@ -157,7 +154,7 @@ class HostFilesystem(Transactional):
             other = object.__new__(cls)
             other.limits = limits
             other._opened = opened
-            other._lock = _locks[opened]
+            other._lock = opened.lock
             other._call = None
             other._share = Share(opened)
             other._work_on(opened)

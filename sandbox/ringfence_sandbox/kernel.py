@@ -6,8 +6,10 @@ import ctypes
 import errno
 import os
 import platform
+import re
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
@@ -16,6 +18,7 @@ _OPENAT2 = 437  # the same on every architecture
 _RENAMEAT2 = {"x86_64": 316, "aarch64": 276, "riscv64": 276}
 _RENAME_NOREPLACE = 1
 _RENAME_EXCHANGE = 2
+_RESOLVE_ONE_MOUNT = 0x01
 _RESOLVE_WITHIN = 0x02 | 0x04 | 0x08  # NO_MAGICLINKS, NO_SYMLINKS, BENEATH
 _STATX_BTIME = 0x800
 _AT_EMPTY_PATH = 0x1000
@@ -80,9 +83,10 @@ def _root_for_probing() -> int:
     return os.open("/", os.O_PATH | os.O_CLOEXEC)
 
 
-def open_within(directory: int, path: str, flags: int) -> int:
-    """Open what is at `path` below a directory; a link anywhere on the way, or at its end, is an OSError (ELOOP)."""
-    how = struct.pack("=QQQ", flags, 0, _RESOLVE_WITHIN)
+def open_within(directory: int, path: str, flags: int, *, one_mount: bool = False) -> int:
+    """Open what is at `path` below a directory; a link anywhere on the way, or at its end, is an OSError (ELOOP), and
+    with ``one_mount`` so is what is mounted there (EXDEV)."""
+    how = struct.pack("=QQQ", flags, 0, _RESOLVE_WITHIN | (_RESOLVE_ONE_MOUNT if one_mount else 0))
     descriptor: int = _libc().syscall(_OPENAT2, directory, os.fsencode(path), how, len(how))
     if descriptor < 0:
         raise _failed(path)
@@ -175,6 +179,18 @@ def lstat(directory: int, name: str) -> os.stat_result | None:
         return os.lstat(name, dir_fd=directory)
     except FileNotFoundError:
         return None
+
+
+def mounts_below(path: str) -> list[str]:
+    """What is mounted below a host directory, or on it; nothing where the kernel does not say."""
+    found: list[str] = []
+    with suppress(OSError), open("/proc/self/mountinfo", "rb") as table:
+        for line in table:
+            raw = re.sub(rb"\\([0-7]{3})", lambda octal: bytes([int(octal[1], 8)]), line.split()[4])
+            place = os.fsdecode(raw)
+            if f"{place}/".startswith(f"{path}/"):
+                found.append(place)
+    return found
 
 
 @cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
+from ringfence.participants import CallLock
 from ringfence_sandbox.confined import Confined
 from ringfence_sandbox.core import Core
 from ringfence_sandbox.history import History
@@ -29,7 +30,8 @@ class Opened:
         history: History | None,
         before: Before,
         can: Abilities | None,
-        only_this_host: bool = False,
+        only_this_host: bool,
+        patience_seconds: float,
     ) -> None:
         self.root = os.path.realpath(root)
         self.read_only = read_only
@@ -37,6 +39,9 @@ class Opened:
         self.recovered: Recovered | None = None
         self.store = ""
         """The real path of its store; of one that only looks, nothing."""
+        self.lock = CallLock(f"the workspace {self.root}", patience_seconds=patience_seconds)
+        self.shares = 0
+        """How many have it open."""
         self.when_closed: list[Callable[[], None]] = []
         """What ends with it."""
         self._descriptor = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import weakref
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -20,7 +19,9 @@ class Share:
         self.opened = opened
         self._closed = False
         with sharing():
-            _shares[opened] = _shares.get(opened, 0) + 1
+            opened.shares += 1
+            if opened not in _open:
+                _open.append(opened)
 
     def check_open(self) -> None:
         """Raises ValueError once this share or the workspace is closed, and in a process that was forked off."""
@@ -29,14 +30,15 @@ class Share:
         self.opened.check_open()
 
     def close(self, end: Callable[[], None]) -> None:
-        """Let go of it; ``end`` closes the workspace where nobody else has it."""
-        if self._closed:
-            return
-        self._closed = True
+        """Let go of it; ``end`` closes the workspace where nobody else has it. Where that fails it can be repeated."""
         with sharing():
-            _shares[self.opened] -= 1
-            if not _shares[self.opened]:
+            if self._closed:
+                return
+            if self.opened.shares == 1:
                 end()
+                _open.remove(self.opened)
+            self.opened.shares -= 1
+            self._closed = True
 
 
 @contextmanager
@@ -53,13 +55,8 @@ def opened_here(root: str, *, store: str | None, power: bool) -> Opened | None:
         ValueError: it is open with another store, or with less durability.
     """
     found = os.stat(root)
-    for opened, shares in list(_shares.items()):
-        if (
-            not shares
-            or not opened.is_open
-            or opened.read_only
-            or not os.path.samestat(os.fstat(opened.files.root), found)
-        ):
+    for opened in _open:
+        if not opened.is_open or opened.read_only or not os.path.samestat(os.fstat(opened.files.root), found):
             continue
         if store is not None and os.path.realpath(store) != opened.store:
             raise ValueError(f"the workspace {root} is open already, with the store {opened.store}")
@@ -70,7 +67,7 @@ def opened_here(root: str, *, store: str | None, power: bool) -> Opened | None:
 
 
 _locks = [threading.RLock()]
-_shares: weakref.WeakKeyDictionary[Opened, int] = weakref.WeakKeyDictionary()
+_open: list[Opened] = []
 
 
 def _after_fork() -> None:

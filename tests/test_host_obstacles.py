@@ -1,0 +1,200 @@
+"""Trees that resist: other filesystems mounted in them, and files that may not be read. Said, undone, never lost."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from ringfence.testing import held_call
+from ringfence.testing.killing import killed_at
+from ringfence.testing.printed import printed
+from ringfence_sandbox import HostFilesystem, Workspace
+
+Change = Callable[[HostFilesystem], object]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    root = tmp_path / "root"
+    (root / "d/mnt").mkdir(parents=True)
+    (root / "beside").mkdir()
+    (root / "a.txt").write_text("a\n")
+    (root / "d/b.txt").write_text("b\n")
+    return root
+
+
+@contextmanager
+def mounted(place: Path, *options: str) -> Generator[None]:
+    done = subprocess.run(["mount", *options, str(place)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        if os.environ.get("RINGFENCE_REQUIRE_PODMAN") == "1":
+            pytest.fail(f"nothing can be mounted: {done.stderr}")
+        pytest.skip(f"nothing can be mounted here: {done.stderr.strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+
+
+@pytest.fixture(params=["another filesystem", "the same one"])
+def mount(root: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+    elsewhere = root.parent / "else where"
+    elsewhere.mkdir()
+    bound = request.param == "the same one"
+    options = ("--bind", str(elsewhere)) if bound else ("-t", "tmpfs", "-o", "size=1m", "test")
+    with mounted(root / "d/mnt", *options):
+        (root / "d/mnt/in").mkdir()
+        (root / "d/mnt/in/x").write_text("precious\n")
+        yield root / "d/mnt"
+
+
+def call(fs: HostFilesystem, change: Change, end: str) -> None:
+    with held_call(fs) as held:
+        try:
+            change(fs.for_call(held))
+            getattr(held, end)()
+        except BaseException:
+            held.rollback()
+            raise
+
+
+ACROSS: dict[str, tuple[int, Change]] = {
+    "delete what is mounted": (errno.EBUSY, lambda fs: fs.delete("d/mnt", recursive=True)),
+    "delete a directory above": (errno.EBUSY, lambda fs: fs.delete("d", recursive=True)),
+    "move a directory above": (errno.EBUSY, lambda fs: fs.move("d", "e")),
+    "move into it": (errno.EXDEV, lambda fs: fs.move("a.txt", "d/mnt/a.txt")),
+    "move a directory into it": (errno.EXDEV, lambda fs: fs.move("beside", "d/mnt/in/beside")),
+    "move out of it": (errno.EXDEV, lambda fs: fs.move("d/mnt/in", "in")),
+    "move out of it over a file": (errno.EXDEV, lambda fs: fs.move("d/mnt/in/x", "a.txt", overwrite=True)),
+    "write in it": (errno.EXDEV, lambda fs: fs.write("d/mnt/in/x", "ours")),
+    "make a file in it": (errno.EXDEV, lambda fs: fs.write("d/mnt/new/y", "ours")),
+    "delete a file in it": (errno.EXDEV, lambda fs: fs.delete("d/mnt/in/x")),
+    "make a link in it": (errno.EXDEV, lambda fs: fs.symlink("d/mnt/link", "in")),
+}
+
+
+@pytest.mark.parametrize("name", ACROSS)
+def test_what_crosses_a_mount_point_fails_and_rolls_back_exactly(root: Path, mount: Path, name: str) -> None:
+    code, change = ACROSS[name]
+    before = printed(root)
+    with HostFilesystem(root, store=root.parent / "store") as fs:
+        with pytest.raises(OSError, match="mounted") as caught:
+            call(fs, lambda fs: (fs.write("a.txt", "changed"), fs.write("d/new", "x"), change(fs)), "commit")
+        assert caught.value.errno == code
+        assert printed(root) == before
+        call(fs, lambda fs: (fs.mkdir("d/mnt/made"), fs.chmod("d/mnt/in/x", 0o600), fs.delete("d/b.txt")), "rollback")
+    assert printed(root) == before
+
+
+def test_what_is_mounted_is_never_removed_with_what_is_held(root: Path, mount: Path) -> None:
+    """Somebody mounts it in a directory that a call had deleted, before the call ends."""
+    options = ("--bind", str(mount))
+    with HostFilesystem(root, store=root.parent / "store") as fs:
+        with held_call(fs) as held:
+            fs.for_call(held).delete("beside")
+            [name] = [name for name in os.listdir(root) if name.startswith(".ringfence")]
+            with mounted(root / name / "0", *options):
+                held.commit()
+        assert (mount / "in/x").read_text() == "precious\n"
+
+
+# What may not be read
+
+
+def as_nobody(root: Path, work: Callable[[], object]) -> None:
+    """In a process without the superuser's rights, to whom the tree belongs."""
+    if os.geteuid() == 0:
+        for path in (root.parent, root, *root.rglob("*")):
+            if path.name != "foreign":
+                os.chown(path, 65534, 65534, follow_symlinks=False)
+        for above in root.parent.parents:
+            if above.stat().st_mode & 0o055 != 0o055:
+                os.chmod(above, above.stat().st_mode | 0o055)
+
+    def in_child(_: Callable[[str], None]) -> None:
+        if os.geteuid() == 0:
+            os.setgroups([])
+            os.setgid(65534)
+            os.setuid(65534)
+        work()
+
+    assert not killed_at(-1, in_child)
+
+
+@pytest.fixture
+def shut(root: Path) -> Iterator[Path]:
+    """A tree with a file and a directory that only the superuser may read."""
+    (root / "file").write_text("secret\n")
+    (root / "file").chmod(0)
+    (root / "d/shut").mkdir()
+    (root / "d/shut/x").write_text("secret too\n")
+    (root / "d/shut").chmod(0)
+    yield root
+    for path in (root / "d/shut", root / "e/shut", root / "file"):
+        if path.exists():
+            path.chmod(0o700)
+
+
+UNREADABLE: dict[str, Change] = {
+    "delete the file": lambda fs: fs.delete("file"),
+    "replace the file": lambda fs: fs.move("a.txt", "file", overwrite=True),
+    "write the file": lambda fs: fs.write("file", "ours"),
+    "append to the file": lambda fs: fs.write("file", "ours", mode="append"),
+    "delete the directory": lambda fs: fs.delete("d/shut", recursive=True),
+    "delete one above": lambda fs: fs.delete("d", recursive=True),
+    "move one above": lambda fs: fs.move("d", "e"),
+    "write into it": lambda fs: fs.write("d/shut/x", "ours"),
+}
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_what_cannot_be_read_cannot_be_lost(shut: Path, name: str) -> None:
+    before = printed(shut)
+
+    def work() -> None:
+        with Workspace.open(shut, store=shut.parent / "store") as workspace:
+            assert workspace.left_out == {"file": "unreadable", "d/shut": "unreadable"}
+            with pytest.raises(PermissionError):
+                call(workspace.filesystem, lambda fs: (fs.write("a.txt", "x"), UNREADABLE[name](fs)), "commit")
+            assert workspace.steps() == []
+
+    as_nobody(shut, work)
+    now = printed(shut)
+    assert {path: (one.inode, one.content, one.mode, one.mtime_ns) for path, one in now.items()} == {
+        path: (one.inode, one.content, one.mode, one.mtime_ns) for path, one in before.items()
+    }
+
+
+def test_what_cannot_be_read_breaks_no_listing_and_stays_beside_changes(shut: Path) -> None:
+    def work() -> None:
+        with Workspace.open(shut, store=shut.parent / "store") as workspace:
+            fs = workspace.filesystem
+            assert [entry.path for entry in fs.list()] == ["a.txt", "beside", "d", "file"]
+            assert [match.path for match in fs.glob("**")] == [
+                "a.txt",
+                "beside",
+                "d",
+                "d/b.txt",
+                "d/mnt",
+                "d/shut",
+                "file",
+            ]
+            assert [match.path for match in fs.grep(".")] == ["a.txt", "d/b.txt"]
+            for use in (fs.read, fs.content_hash):
+                with pytest.raises(PermissionError):
+                    use("file")
+            call(fs, lambda fs: (fs.write("d/b.txt", "ours"), fs.move("file", "moved")), "rollback")
+            call(fs, lambda fs: fs.write("d/b.txt", "ours\n"), "commit")
+            assert workspace.undo().outcomes == {"d/b.txt": "restored"}
+            assert workspace.restore(0).outcomes == {}
+
+    as_nobody(shut, work)
+    (shut / "file").chmod(0o600)
+    (shut / "d/shut").chmod(0o700)
+    assert ((shut / "file").read_text(), (shut / "d/shut/x").read_text()) == ("secret\n", "secret too\n")
