@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 
 from ringfence.errors import ParticipantBusyError
 from ringfence.filesystem import Filesystem, InMemoryFilesystem
+from ringfence.filesystem.differences import changes_since, differences
 from ringfence.filesystem.lines import line_window
+from ringfence.filesystem.nodes import Directory, File, Node
 from ringfence.filesystem.search import glob_below
-from ringfence.filesystem.tree import Directory, File, Node, Tree, differences
+from ringfence.filesystem.tree import Tree
 from ringfence.participants import CURRENT_CALL, CallInfo, participant_of
 from ringfence.testing import HeldCall, held_call
 
@@ -261,6 +263,36 @@ def test_a_change_after_a_mark_copies_the_directories_on_its_way() -> None:
     assert isinstance(old, Directory)
     assert isinstance(new, Directory)
     assert [name for name, node in old.entries.items() if new.entries[name] is not node] == ["10"]
+
+
+@pytest.mark.parametrize(("kept", "content"), [(True, b"y"), (False, b"x")])
+def test_a_call_copies_no_directory_whether_it_is_kept_or_taken_back(kept: bool, content: bytes) -> None:
+    tree = Tree(time.time_ns)
+    tree.put("d/e/a", File(b"x", 0o644, 0, 0))
+    copies, before = Counted.copies, tree.changeable("d/e")
+    before.entries = Counted(before.entries)
+    mark = tree.mark(outermost=True)
+    assert tree.overwrite("d/e/a", b"y")
+    tree.put("d/e/b/c", File(b"z", 0o644, 0, 0))
+    assert [change.path for change in changes_since(tree, mark)] == ["d/e/a", "d/e/b", "d/e/b/c"]
+    (tree.keep if kept else tree.take_back)(mark)
+    assert tree.find("d/e")[1] is before
+    assert Counted.copies == copies
+    node = tree.find("d/e/a")[1]
+    assert isinstance(node, File)
+    assert (node.content, tree.find("d/e/b/c")[1] is None) == (content, not kept)
+
+
+def test_a_file_that_a_call_overwrites_again_and_again_is_kept_once() -> None:
+    filesystem = InMemoryFilesystem()
+    filesystem.write("a.txt", "x")
+    before = nodes()
+    with held_call(filesystem) as call:
+        for number in range(100):
+            filesystem.for_call(call).write("a.txt", str(number))
+        assert nodes() == before + 1
+        call.rollback()
+    assert filesystem.read("a.txt").content == "x"
 
 
 def test_a_thousand_transactions_leave_nothing_behind() -> None:
