@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from ringfence.errors import SnapshotRestoreError
 from ringfence.filesystem.differences import changes_since, differences
@@ -126,11 +126,11 @@ class InMemoryFilesystem(Transactional):
         return result
 
     def read_bytes(self, path: str, *, offset: int = 0, limit: int | None = None) -> ReadBytesResult:
-        if offset < 0 or (limit is not None and limit < 0):
+        whole = offset == 0 and limit is None
+        if not whole and (offset < 0 or (limit is not None and limit < 0)):
             raise ValueError(f"offset and limit count bytes, they cannot be negative: {offset}, {limit}")
         normal = normalise(path)
         place, file = self._file(normal)
-        whole = offset == 0 and limit is None
         if whole and file.bytes_read is not None and file.bytes_read.path == normal:
             result = file.bytes_read
         else:
@@ -158,7 +158,7 @@ class InMemoryFilesystem(Transactional):
     def write_bytes(
         self, path: str, content: bytes, *, mode: WriteMode = "overwrite", create_parents: bool = True
     ) -> WriteResult:
-        if mode not in _WRITE_MODES:
+        if mode != "overwrite" and mode not in _WRITE_MODES:
             raise ValueError(f"mode is one of {', '.join(sorted(_WRITE_MODES))}, not {mode!r}")
         normal = normalise(path) or _below_root(path)
         if type(content) is not bytes:
@@ -382,7 +382,9 @@ class InMemoryFilesystem(Transactional):
     def _admit(self, *, loading: bool = False) -> None:
         if self._read_only and not loading:
             raise PermissionError(errno.EROFS, "the filesystem is read-only")
-        self._lock.admit(self, self._current_call())
+        call = self._current_call()
+        if call is not None or self._lock.holder is not None:
+            self._lock.admit(self, call)
 
     def _current_call(self) -> CallInfo | None:
         current = CURRENT_CALL.get()
@@ -414,14 +416,14 @@ class InMemoryFilesystem(Transactional):
         return place, node
 
     def _file(self, normal: str) -> tuple[str, File]:
-        node: Node | None = self._tree.root
-        for name in normal.split("/"):  # the common case, without links, in one loop
-            if type(node) is not Directory:
-                break
-            node = node.entries.get(name)
-        else:
-            if type(node) is File:
-                return normal, node
+        node: Any = self._tree.root
+        try:
+            for name in normal.split("/"):  # the common case, without links, in one loop
+                node = node.entries[name]
+        except (KeyError, AttributeError):
+            node = None
+        if type(node) is File:
+            return normal, node
         place, node, _ = self._tree.find(normal)
         if type(node) is File:
             return place, node

@@ -16,7 +16,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TypeAlias, final
+from typing import Any, TypeAlias, final
 
 from ringfence.filesystem.nodes import Directory, File, Link, Node
 from ringfence.filesystem.paths import os_error, outside
@@ -163,7 +163,7 @@ class Tree:
         if log is None:
             return
         if noted is None or (type(node) is Directory and node.entries):
-            noted = self._noted = set[str]()
+            self._noted = noted = _no_paths()
         elif path in noted and type(node) is File:
             return
         log.append((path, node, above, above.mtime_ns))
@@ -232,15 +232,16 @@ class Tree:
         if directory.generation != generation:
             directory = self._changeable_root()
         *above, name = path.split("/")
-        for step in above:
-            child = directory.entries.get(step)
-            if type(child) is not Directory:
-                return False
-            if child.generation != generation:
-                child = child.copy(generation)
-                directory.put(step, child)
-            directory = child
-        old = directory.entries.get(name)
+        try:
+            for step in above:
+                child: Any = directory.entries[step]
+                if child.generation != generation:
+                    child = child.copy(generation)
+                    directory.put(step, child)
+                directory = child
+            old = directory.entries[name]
+        except (KeyError, AttributeError):  # nothing, or no directory
+            return False
         if type(old) is not File:
             return False
         if self._log is not None:
@@ -354,6 +355,10 @@ class Tree:
             else:
                 waiting.pop()
                 above.pop()
+
+
+def _no_paths() -> set[str]:
+    return set()  # where `set[str]()` takes twenty times as long
 
 
 def _walk_key(found: tuple[str, Node]) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from uuid import UUID, uuid4
 
 from ringfence.runtime.limits import TokenUsage, utc_now
-from ringfence.values import quickly_made
+from ringfence.values import quick_maker, quickly_made
 
 if TYPE_CHECKING:
     from ringfence.adapters.core import PromptResponse
@@ -84,6 +84,9 @@ class ToolInvoked:
     call_id: str | None = None
     run_context: RunContext | None = None
     event_id: UUID = field(default_factory=new_event_id)
+
+
+make_tool_invoked = quick_maker(ToolInvoked)
 
 
 @dataclass(frozen=True, slots=True)
