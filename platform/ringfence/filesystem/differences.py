@@ -22,12 +22,12 @@ def changes_since(tree: Tree, mark: TreeMark) -> Sequence[Change]:
         if not isinstance(entry, tuple) or (type(entry[1]) is Directory and entry[1].entries):
             return differences(tree.as_it_was(mark), tree.root)
         first.setdefault(entry[0], entry[1])
-    changes = [_change(path, was, tree.find(path, follow=False)[1]) for path, was in sorted(first.items(), key=_path)]
-    return [change for change in changes if change is not None]
-
-
-def _path(noted: tuple[str, Node | None]) -> str:
-    return noted[0]
+    changes: list[Change] = []
+    for path in sorted(first):
+        was, now = first[path], tree.find(path, follow=False)[1]
+        if not _alike(was, now):
+            changes.append(Change(path, was and was.file_version, now and now.file_version))
+    return changes
 
 
 def differences(before: Directory, after: Directory) -> list[Change]:
@@ -46,9 +46,8 @@ def differences(before: Directory, after: Directory) -> list[Change]:
             if was is now:
                 continue
             path = prefix + name
-            change = _change(path, was, now)
-            if change is not None:
-                changes.append(change)
+            if not _alike(was, now):
+                changes.append(Change(path, was and was.file_version, now and now.file_version))
             below_was = was if type(was) is Directory else _NOTHING
             below_now = now if type(now) is Directory else _NOTHING
             if below_was is not below_now:
@@ -65,13 +64,9 @@ def _names_that_may_differ(old: Directory, new: Directory) -> set[str]:
     return {*old.entries.copy(), *new.entries.copy()} if old is not new else set()
 
 
-def _change(path: str, was: Node | None, now: Node | None) -> Change | None:
-    if was is now or _alike(was, now):
-        return None
-    return Change(path, was and was.file_version, now and now.file_version)
-
-
 def _alike(was: Node | None, now: Node | None) -> bool:
+    if was is now:
+        return True
     if type(was) is File and type(now) is File:
         return was.mode == now.mode and was.content == now.content
     if type(was) is Directory and type(now) is Directory:
