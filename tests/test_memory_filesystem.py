@@ -11,14 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfence.errors import ParticipantBusyError
+from ringfence.errors import CallEndedError, ParticipantBusyError
 from ringfence.filesystem import Filesystem, InMemoryFilesystem
 from ringfence.filesystem.differences import changes_since, differences
 from ringfence.filesystem.lines import line_window
 from ringfence.filesystem.nodes import Directory, File, Node
 from ringfence.filesystem.search import glob_below
-from ringfence.filesystem.tree import Tree
+from ringfence.filesystem.tree import Tree, TreeMark
 from ringfence.participants import CURRENT_CALL, CallInfo, participant_of
+from ringfence.runtime.transaction import Transaction
 from ringfence.testing import HeldCall, held_call
 
 DAY = timedelta(days=1)
@@ -306,6 +307,28 @@ def test_a_thousand_transactions_leave_nothing_behind() -> None:
             filesystem.snapshot()
             _ = call.commit() if number % 3 else call.rollback()
     assert nodes() == before
+
+
+class EndsItsCall(InMemoryFilesystem):
+    """Its call has ended when it has given its mark: as where another thread ends it in that moment."""
+
+    def begin(self, call: CallInfo) -> TreeMark:
+        mark = super().begin(call)
+        call.ended = True
+        return mark
+
+
+def test_a_call_that_ends_while_a_filesystem_joins_it_leaves_no_log_behind() -> None:
+    filesystem = EndsItsCall()
+    filesystem.write("a.txt", "x")
+    call = Transaction("call", "a test", None)
+    call.begin()
+    with pytest.raises(CallEndedError):
+        call.join(filesystem)
+    before = nodes()
+    filesystem.write("a.txt", "y")
+    assert nodes() == before
+    assert filesystem.lock.holder is None
 
 
 def test_a_snapshot_that_nobody_keeps_is_gone() -> None:

@@ -132,6 +132,7 @@ class Transaction(CallInfo):
             if self.parent is not None:
                 self.parent.join(participant)
             self._refuse_late(participant)
+            mark = None
             try:
                 lock.take(self, patience_seconds=0)
                 mark = participant.begin(self) if self._begun else None
@@ -141,6 +142,8 @@ class Transaction(CallInfo):
                     if self._begun:
                         self._marks[lock] = mark
             except BaseException:
+                if mark is not None:
+                    participant.rollback(mark)
                 lock.give_back(self, self.parent)
                 raise
 
