@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 from uuid import uuid4
 
 from ringfence import serde
-from ringfence.adapters.core import Message, Model, ModelTurn, PromptResponse, ProviderAdapter, Request, ToolCall, Turn
+from ringfence.adapters.core import (
+    Message,
+    Model,
+    ModelText,
+    ModelTurn,
+    PromptResponse,
+    ProviderAdapter,
+    Request,
+    ToolCall,
+    ToolChoice,
+    Turn,
+)
 from ringfence.adapters.tool_executor import ToolExecutor
 from ringfence.errors import (
     BudgetExceededError,
@@ -38,7 +50,9 @@ def tool_schema(tool: Tool[Any, Any], rendered: RenderedPrompt[Any]) -> ToolSche
         parameters = serde.schema(tool.params_type, extra="forbid")
     for field, text in rendered.tool_param_descriptions.get(tool.name, {}).items():
         parameters["properties"][field]["description"] = text
-    return ToolSchema(tool.name, tool.description, parameters)
+    given = [example.input for example in tool.examples if example.input is not None]
+    examples = tuple(cast("dict[str, object]", serde.dump(each)) for each in given)
+    return ToolSchema(tool.name, tool.description, parameters, examples)
 
 
 def evaluate_with(
@@ -53,8 +67,12 @@ def evaluate_with(
     heartbeat: Heartbeat | None = None,
     run_context: RunContext | None = None,
     max_turns: int = MAX_TURNS,
+    tool_choice: ToolChoice = "auto",
 ) -> PromptResponse[OutputT]:
     """Evaluate `prompt` with `model`; `adapter` is what tool handlers get for nested evaluations.
+
+    A ``tool_choice`` other than "none" is the first request's only: a model that always had to call a tool could not
+    end.
 
     Raises: what `ProviderAdapter.evaluate` raises.
     """
@@ -62,9 +80,42 @@ def evaluate_with(
         budget_tracker = BudgetTracker(budget)
     with prompt.resources:
         evaluation = _Evaluation(
-            model, adapter, prompt, session, deadline, budget_tracker, heartbeat, run_context, max_turns
+            model, adapter, prompt, session, deadline, budget_tracker, heartbeat, run_context, max_turns, tool_choice
         )
         return evaluation.run()
+
+
+class LoopAdapter(Model, Protocol):
+    """A provider's adapter that is its own model: it has `respond`, and the loop does the rest."""
+
+    max_turns: int
+    tool_choice: ToolChoice
+
+    def evaluate(
+        self,
+        prompt: Prompt[OutputT],
+        *,
+        session: Session,
+        deadline: Deadline | None = None,
+        budget: Budget | None = None,
+        budget_tracker: BudgetTracker | None = None,
+        heartbeat: Heartbeat | None = None,
+        run_context: RunContext | None = None,
+    ) -> PromptResponse[OutputT]:
+        """As `ProviderAdapter.evaluate`."""
+        return evaluate_with(
+            self,
+            self,
+            prompt,
+            session=session,
+            deadline=deadline,
+            budget=budget,
+            budget_tracker=budget_tracker,
+            heartbeat=heartbeat,
+            run_context=run_context,
+            max_turns=self.max_turns,
+            tool_choice=self.tool_choice,
+        )
 
 
 class _Evaluation(Generic[OutputT]):
@@ -79,6 +130,7 @@ class _Evaluation(Generic[OutputT]):
         heartbeat: Heartbeat | None,
         run_context: RunContext | None,
         max_turns: int,
+        tool_choice: ToolChoice,
     ) -> None:
         self.model = model
         self.adapter = adapter
@@ -89,6 +141,7 @@ class _Evaluation(Generic[OutputT]):
         self.heartbeat = heartbeat
         self.run_context = run_context
         self.max_turns = max_turns
+        self.tool_choice: ToolChoice = tool_choice
         self.evaluation_id = uuid4()
         self.usage = TokenUsage()
         self.name = prompt.name or f"{prompt.ns}:{prompt.key}"
@@ -110,8 +163,10 @@ class _Evaluation(Generic[OutputT]):
         self._say_rendered(rendered, tools)
         conversation = [Message("system", rendered.text)]
         for number in range(1, self.max_turns + 1):
-            turn = self._ask(conversation, tools, rendered)
+            turn = self._ask(number, conversation, tools, rendered)
             self.session.notify(ModelTurn(self.name, number, turn))
+            if turn.ended == "refused":
+                raise self._stopped(f"the model refused: {turn.text or 'it did not say why'}", "response")
             if not turn.tool_calls:
                 return self._finish(turn, rendered)
             conversation.append(Message("assistant", turn.text, turn))
@@ -119,7 +174,7 @@ class _Evaluation(Generic[OutputT]):
         raise self._stopped(f"{self.max_turns} turns without a final answer", "response")
 
     def _ask(
-        self, conversation: list[Message], tools: tuple[ToolSchema, ...], rendered: RenderedPrompt[OutputT]
+        self, number: int, conversation: list[Message], tools: tuple[ToolSchema, ...], rendered: RenderedPrompt[OutputT]
     ) -> Turn:
         if self.heartbeat is not None:
             self.heartbeat.beat()
@@ -131,9 +186,11 @@ class _Evaluation(Generic[OutputT]):
             tuple(conversation),
             tools,
             output_schema=output.schema() if output is not None else None,
-            deadline=self.deadline,
+            deadline=self._nearest_deadline(),
+            tool_choice=self.tool_choice if number == 1 or self.tool_choice == "none" else "auto",
+            on_text=lambda text, attempt: self.session.notify(ModelText(self.name, number, text, attempt)),
         )
-        turn = self.model.respond(request)
+        turn = _without_cut_arguments(self.model.respond(request))
         if turn.usage is not None:
             self.usage += turn.usage
             if self.tracker is not None:
@@ -143,6 +200,12 @@ class _Evaluation(Generic[OutputT]):
 
     def _finish(self, turn: Turn, rendered: RenderedPrompt[OutputT]) -> PromptResponse[OutputT]:
         self._check_deadline("response")
+        if turn.ended == "cut":
+            raise self._stopped(
+                "the final answer was cut off at the provider's limit: allow it more tokens", "response"
+            )
+        if not turn.text.strip() and turn.parsed is None:
+            raise self._stopped("the model answered nothing: neither text nor a tool call", "response")
         if rendered.structured_output is None:
             response: PromptResponse[OutputT] = PromptResponse(self.name, text=turn.text)
         else:
@@ -194,6 +257,13 @@ class _Evaluation(Generic[OutputT]):
         if self.deadline is not None and self.deadline.expired:
             raise self._stopped("the deadline has passed", phase) from DeadlineExceededError("the deadline has passed")
 
+    def _nearest_deadline(self) -> Deadline | None:
+        """The evaluation's, or the budget's where that comes first."""
+        of_budget = self.tracker.budget.deadline if self.tracker is not None else None
+        if self.deadline is None or of_budget is None:
+            return self.deadline or of_budget
+        return min(self.deadline, of_budget, key=Deadline.remaining)
+
     def _check_budget(self) -> None:
         if self.tracker is not None:
             try:
@@ -203,6 +273,14 @@ class _Evaluation(Generic[OutputT]):
 
     def _stopped(self, why: str, phase: EvaluationPhase) -> PromptEvaluationError:
         return PromptEvaluationError(why, prompt_name=self.name, phase=phase)
+
+
+def _without_cut_arguments(turn: Turn) -> Turn:
+    """Arguments that were cut off before they began are not the same as none: no JSON, so that the call is rejected."""
+    if turn.ended != "cut" or not turn.tool_calls or turn.tool_calls[-1].arguments != "":
+        return turn
+    *calls, last = turn.tool_calls
+    return replace(turn, tool_calls=(*calls, replace(last, arguments="{")))
 
 
 def _answer(executor: ToolExecutor, call: ToolCall) -> Message:

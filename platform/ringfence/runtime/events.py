@@ -123,11 +123,12 @@ class PromptExecuted:
 
 @dataclass(frozen=True, slots=True)
 class ToolSchema:
-    """One tool as the model is told of it; ``parameters`` is a JSON Schema."""
+    """One tool as the model is told of it; ``parameters`` is a JSON Schema, ``examples`` are arguments that fit it."""
 
     name: str
     description: str
     parameters: Mapping[str, object]
+    examples: Sequence[Mapping[str, object]] = ()
 
 
 @dataclass(frozen=True, slots=True)
