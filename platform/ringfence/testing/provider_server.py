@@ -148,7 +148,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._chunk(b"")
 
     def _break(self, reply: Broken, streamed: bool) -> None:
-        self.close_connection = True
+        self.close_connection = not reply.politely
         if not streamed:
             data = json.dumps(self._shape(reply.turn)).encode()
             self._whole(200, data[: len(data) // 2], JSON_TYPE, {"content-length": str(len(data))})
