@@ -18,6 +18,7 @@ from ringfence import serde
 from ringfence.adapters.core import Request, ToolCall, Turn
 from ringfence.adapters.throttling import AttemptFailedError, ThrottleKind, ThrottlePolicy, repeated
 from ringfence.errors import PromptEvaluationError
+from ringfence.prompt.tool_result import sendable
 from ringfence.runtime.limits import Deadline, utc_now
 
 OPENING = "Begin."
@@ -253,11 +254,6 @@ def _clean(turn: Turn, request: Request) -> Turn:
         arguments = sendable(arguments) if isinstance(arguments, str) else arguments
         calls.append(ToolCall(call_id, name, arguments))
     return replace(turn, text=sendable(turn.text), tool_calls=tuple(calls), raw=_sendable_json(turn.raw))
-
-
-def sendable(text: str) -> str:
-    """`text` without half surrogate pairs, which cannot be encoded."""
-    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 def _sendable_json(value: Any) -> Any:

@@ -23,6 +23,7 @@ from ringfence.errors import (
     VisibilityExpansionRequired,
 )
 from ringfence.participants import CURRENT_CALL, Mark
+from ringfence.prompt.long_results import READER, kept_at
 from ringfence.prompt.policy import PolicyDecision
 from ringfence.prompt.tool import Tool, ToolContext, make_tool_context
 from ringfence.prompt.tool_result import ToolResult, answer_text
@@ -355,7 +356,8 @@ class ToolExecutor:
         if ending.raises is not None:
             raise ending.raises
         assert ending.receipt is not None
-        return Answer(ending.result, answer_text(ending.result, ending.rendered), ending.receipt)
+        whole_at = kept_at(ending.call_id) if READER in self._offers else None
+        return Answer(ending.result, answer_text(ending.result, ending.rendered, whole_at=whole_at), ending.receipt)
 
     def _event(self, ending: _Ending) -> ToolInvoked:
         return make_tool_invoked(
