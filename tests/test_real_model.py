@@ -10,7 +10,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -101,7 +102,9 @@ class Witness:
 
 
 @pytest.mark.parametrize("api", ["chat", "responses"])
-def test_whatever_it_calls_nothing_aborts_and_nothing_is_half_changed(url: str, api: Any) -> None:
+def test_whatever_it_calls_nothing_aborts_and_nothing_is_half_changed(
+    url: str, api: Any, record_property: Callable[[str, object], None]
+) -> None:
     outcomes: list[str] = []
     endings: list[str] = []
     for number in range(EVALUATIONS):
@@ -119,7 +122,7 @@ def test_whatever_it_calls_nothing_aborts_and_nothing_is_half_changed(url: str, 
         assert witness.turns >= 1
         assert witness.wrong == []
         outcomes += [receipt.outcome for receipt in session[Receipt].all()]
-    print(api, {kind: outcomes.count(kind) for kind in outcomes}, {kind: endings.count(kind) for kind in endings})
+    record_property("seen", f"{Counter(outcomes)}, {Counter(endings)}")
     assert "interrupted" not in outcomes
     assert "doubtful" not in outcomes
 
@@ -187,4 +190,4 @@ def test_with_actions_that_its_server_enforces_it_does_the_task(url: str) -> Non
         evaluate_with(model, adapter, prompt, session=session, deadline=Deadline.after(120), max_turns=8)
     assert files.read("b.txt").content.strip() == "the secret word is plum"
     assert witness.wrong == []
-    print("actions", [(receipt.tool, receipt.outcome) for receipt in session[Receipt].all()])
+    assert [receipt.outcome for receipt in session[Receipt].all()] == ["committed", "committed"]

@@ -4,10 +4,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ringfence_tools.delegation import Delegate, DelegatedTask, DelegationSection
     from ringfence_tools.evaluate import AstevalSection
     from ringfence_tools.files import VfsToolsSection
     from ringfence_tools.fsspec_view import WorkspaceFileSystem
     from ringfence_tools.mounts import HostMount, HostMountPreview
+    from ringfence_tools.openai_agents import agents_tools
     from ringfence_tools.planning import (
         AddStep,
         Plan,
@@ -18,10 +20,14 @@ if TYPE_CHECKING:
         SetupPlan,
         UpdateStep,
     )
+    from ringfence_tools.pydantic_ai import pydantic_toolset
 
 __all__ = [
     "AddStep",
     "AstevalSection",
+    "Delegate",
+    "DelegatedTask",
+    "DelegationSection",
     "HostMount",
     "HostMountPreview",
     "Plan",
@@ -33,15 +39,22 @@ __all__ = [
     "UpdateStep",
     "VfsToolsSection",
     "WorkspaceFileSystem",
+    "agents_tools",
+    "pydantic_toolset",
 ]
 
 # Imported when asked for: whoever wants a plan does not pay for fsspec.
 _MODULES = {
     "AstevalSection": "evaluate",
+    "Delegate": "delegation",
+    "DelegatedTask": "delegation",
+    "DelegationSection": "delegation",
     "HostMount": "mounts",
     "HostMountPreview": "mounts",
     "VfsToolsSection": "files",
     "WorkspaceFileSystem": "fsspec_view",
+    "agents_tools": "openai_agents",
+    "pydantic_toolset": "pydantic_ai",
 }
 
 

@@ -23,6 +23,7 @@ params.n_parallel = 1
 params.cpuparams.n_threads = 2
 params.warmup = False
 server = xllamacpp.Server(params)
-print(server.listening_address, flush=True)
+sys.stdout.write(f"{server.listening_address}\n")
+sys.stdout.flush()
 sys.stdin.read()
 os._exit(0)

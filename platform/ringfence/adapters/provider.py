@@ -319,6 +319,8 @@ def package(name: str, *, extra: str) -> ModuleType:
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
-        if error.name != name:
+        if error.name not in (name, name.partition(".")[0]):
             raise
-        raise ImportError(f"the package {name} is not installed: pip install 'ringfence[{extra}]'", name=name) from None
+        raise ImportError(
+            f"the package {name.partition('.')[0]} is not installed: pip install 'ringfence[{extra}]'", name=name
+        ) from None
