@@ -32,7 +32,7 @@ pytestmark = [
     pytest.mark.model,
     pytest.mark.skipif(FOUND.returncode != 0, reason="no model here: pip install --group model"),
 ]
-EVALUATIONS = 40 if os.environ.get("RINGFENCE_PROVE") == "1" else 3
+EVALUATIONS = 40 if os.environ.get("RINGFENCE_PROVE") == "1" else 2
 
 
 @pytest.fixture(scope="module")
@@ -111,20 +111,20 @@ def test_whatever_it_calls_nothing_aborts_and_nothing_is_half_changed(
         session, files = Session(), InMemoryFilesystem()
         files.write("a.txt", "the secret word is plum\n")
         witness = Witness(session, files)
-        params = ModelParams(temperature=1.0, max_tokens=80, extra={"seed": number})
-        with OpenAIAdapter("local", api=api, base_url=url, api_key="none", params=params, max_turns=3) as adapter:
+        params = ModelParams(temperature=1.0 if number else 0.0, max_tokens=100, extra={"seed": number})
+        with OpenAIAdapter("local", api=api, base_url=url, api_key="none", params=params, max_turns=2) as adapter:
             try:
                 adapter.evaluate(work(EXAMPLE, files, session), session=session, deadline=Deadline.after(120))
                 endings.append("answered")
             except PromptEvaluationError as error:
                 assert error.phase == "response", error
-                endings.append("cut off" if "cut off" in str(error) else str(error))
+                endings.append(str(error))
         assert witness.turns >= 1
         assert witness.wrong == []
         outcomes += [receipt.outcome for receipt in session[Receipt].all()]
     record_property("seen", f"{Counter(outcomes)}, {Counter(endings)}")
-    assert "interrupted" not in outcomes
-    assert "doubtful" not in outcomes
+    assert outcomes
+    assert set(outcomes) <= {"committed", "denied", "rejected", "failed"}
 
 
 def action(name: str, **fields: str) -> dict[str, Any]:
