@@ -199,10 +199,19 @@ def test_params_have_the_provider_s_names() -> None:
     assert (messages["max_tokens"], messages["temperature"], messages["top_k"]) == (9, 0.0, 3)
 
 
-@pytest.mark.parametrize(("wire", "name"), [("responses", "stop"), ("responses", "seed"), ("messages", "seed")])
-def test_params_that_a_provider_has_not_are_refused(wire: str, name: str) -> None:
-    with pytest.raises(ValueError, match=name):
-        sent(wire, [DONE], params=ModelParams(**{name: 3}))
+@pytest.mark.parametrize(
+    ("make", "given"),
+    [(OpenAIAdapter, {"stop": "x"}), (OpenAIAdapter, {"seed": 3}), (AnthropicAdapter, {"presence_penalty": 0.5})],
+)
+def test_params_that_a_provider_has_not_are_refused_at_once(make: Any, given: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(given))):
+        make("m", base_url="http://127.0.0.1:9", api_key="k", params=ModelParams(**given))
+
+
+@pytest.mark.parametrize("stop", ["END", ["END"]])
+def test_a_stop_may_be_one_text(stop: Any) -> None:
+    assert sent("chat", [DONE], params=ModelParams(stop=stop))[0]["stop"] == ["END"]
+    assert sent("messages", [DONE], params=ModelParams(stop=stop))[0]["stop_sequences"] == ["END"]
 
 
 def test_text_that_cannot_be_encoded_is_sent_back_escaped() -> None:

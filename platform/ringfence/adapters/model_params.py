@@ -15,38 +15,53 @@ class ModelParams:
     """Of one turn's output."""
     temperature: float | None = None
     top_p: float | None = None
-    stop: Sequence[str] = ()
+    stop: str | Sequence[str] = ()
     seed: int | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     extra: Mapping[str, object] = field(default_factory=dict[str, object])
 
     def of_chat(self) -> dict[str, Any]:
-        names = ("temperature", "top_p", "seed", "presence_penalty", "frequency_penalty")
-        found = {name: value for name in names if (value := getattr(self, name)) is not None}
-        found |= {"stop": list(self.stop)} if self.stop else {}
-        found |= {"max_completion_tokens": self.max_tokens} if self.max_tokens is not None else {}
-        return found | self._extra()
+        return _given(
+            max_completion_tokens=self.max_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            stop=self._stops(),
+            seed=self.seed,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            extra_body=dict(self.extra) or None,
+        )
 
     def of_responses(self) -> dict[str, Any]:
         """Raises ValueError for what Responses have not."""
-        self._refuse("Responses", "stop", "seed", "presence_penalty", "frequency_penalty")
-        found = {name: value for name in ("temperature", "top_p") if (value := getattr(self, name)) is not None}
-        found |= {"max_output_tokens": self.max_tokens} if self.max_tokens is not None else {}
-        return found | self._extra()
+        self._refuse("Responses", stop=self._stops(), seed=self.seed)
+        return _given(
+            max_output_tokens=self.max_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            extra_body=dict(self.extra) or None,
+        )
 
     def of_messages(self, max_tokens: int) -> dict[str, Any]:
         """``max_tokens`` has to be there, so there is a default. Raises ValueError for what Messages have not."""
-        self._refuse("Messages", "seed", "presence_penalty", "frequency_penalty")
-        found: dict[str, Any] = {"max_tokens": max_tokens if self.max_tokens is None else self.max_tokens}
-        found |= {"stop_sequences": list(self.stop)} if self.stop else {}
+        self._refuse("Messages", seed=self.seed)
         # The SDK's method has no arguments for these.
-        body = {name: value for name in ("temperature", "top_p") if (value := getattr(self, name)) is not None}
-        return found | ({"extra_body": {**body, **self.extra}} if body or self.extra else {})
+        body = {**_given(temperature=self.temperature, top_p=self.top_p), **self.extra}
+        return _given(
+            max_tokens=max_tokens if self.max_tokens is None else self.max_tokens,
+            stop_sequences=self._stops(),
+            extra_body=body or None,
+        )
 
-    def _extra(self) -> dict[str, Any]:
-        return {"extra_body": dict(self.extra)} if self.extra else {}
+    def _stops(self) -> list[str] | None:
+        return [self.stop] if isinstance(self.stop, str) else list(self.stop) or None
 
-    def _refuse(self, what: str, *names: str) -> None:
-        if given := [name for name in names if getattr(self, name) not in (None, ())]:
+    def _refuse(self, what: str, **others: object) -> None:
+        others |= {"presence_penalty": self.presence_penalty, "frequency_penalty": self.frequency_penalty}
+        if given := list(_given(**others)):
             raise ValueError(f"{what} have no {' or '.join(given)}: leave it out, or put it in extra")
+
+
+def _given(**values: object) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}

@@ -44,12 +44,12 @@ class ChatWire:
     ) -> None:
         self._client = client
         self._model = model
-        self._params = params
+        self._options = params.of_chat()
         self._strict_tools = strict_tools
         self._native_output = native_output
 
     def arguments(self, request: Request) -> dict[str, Any]:
-        found: dict[str, Any] = {"model": self._model, **self._params.of_chat()}
+        found: dict[str, Any] = {"model": self._model, **self._options}
         schema = request.output_schema
         words = output_in_words(schema) if schema is not None and not self._native_output else ""
         found["messages"] = list(_messages(request.messages, words))

@@ -37,12 +37,12 @@ class ResponsesWire:
     ) -> None:
         self._client = client
         self._model = model
-        self._params = params
+        self._options = params.of_responses()
         self._strict_tools = strict_tools
         self._native_output = native_output
 
     def arguments(self, request: Request) -> dict[str, Any]:
-        found: dict[str, Any] = {"model": self._model, **self._params.of_responses()}
+        found: dict[str, Any] = {"model": self._model, **self._options}
         found |= {"store": False, "include": ["reasoning.encrypted_content"]}
         schema = request.output_schema
         words = output_in_words(schema) if schema is not None and not self._native_output else ""
