@@ -122,7 +122,8 @@ def test_no_test_is_named_after_an_address_in_memory(request: pytest.FixtureRequ
 
 
 def test_what_is_imported_is_declared() -> None:
-    declared = bare_names(PROJECT["dependencies"])
+    optional = [one for extra in PROJECT["optional-dependencies"].values() for one in extra]
+    declared = bare_names([*PROJECT["dependencies"], *optional])
     ours = {Path(package).name for package in PACKAGES}
     providers = packages_distributions()
     undeclared = {

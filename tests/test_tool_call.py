@@ -22,7 +22,16 @@ from ringfence.filesystem import Filesystem, InMemoryFilesystem
 from ringfence.participants import Snapshotable
 from ringfence.prompt import MarkdownSection, PolicyDecision, Prompt, PromptTemplate, Tool, ToolContext, ToolResult
 from ringfence.resources import Binding, Scope
-from ringfence.runtime import Append, Deadline, Heartbeat, Receipt, Session, SlicePolicy, ToolInvoked
+from ringfence.runtime import (
+    Append,
+    Cancellation,
+    Deadline,
+    Heartbeat,
+    Receipt,
+    Session,
+    SlicePolicy,
+    ToolInvoked,
+)
 
 
 @dataclass(frozen=True)
@@ -865,3 +874,54 @@ def test_the_receipt_of_a_call_to_no_tool_has_its_arguments() -> None:
     with World(lambda params, *, context: ToolResult.ok(Note("x"))) as world:
         world.call("atc", {"text": "what came"})
         assert world.receipt().to_json()["params"] == {"text": "what came"}
+
+
+def test_a_call_that_is_cancelled_before_it_begins_does_not_run() -> None:
+    ran: list[str] = []
+
+    def handler(params: Params, *, context: ToolContext) -> ToolResult[Note]:
+        ran.append(params.text)
+        return ToolResult.ok(Note("x"))
+
+    cancellation = Cancellation()
+    cancellation.cancel()
+    with World(handler) as world:
+        answer = world.executor.execute("act", {}, cancellation=cancellation)
+    assert (answer.receipt.outcome, answer.result.success, ran) == ("interrupted", False, [])
+
+
+def test_a_call_that_is_cancelled_while_its_handler_runs_is_rolled_back_and_told() -> None:
+    cancellation = Cancellation()
+    cancelling = threading.Timer(0.05, cancellation.cancel)
+
+    def handler(params: Params, *, context: ToolContext) -> ToolResult[Note]:
+        assert context.filesystem is not None
+        assert context.cancellation is cancellation
+        context.filesystem.write("kept.txt", "changed\n")
+        context.session.dispatch(Note("dispatched"))
+        cancelling.start()
+        assert cancellation.wait(10)
+        return ToolResult.ok(Note("x"))
+
+    with World(handler) as world:
+        answer = world.executor.execute("act", {}, cancellation=cancellation)
+        assert world.files.read("kept.txt").content == "before\n"
+        assert world.session[Note].all() == ()
+        assert (answer.receipt.outcome, answer.result.success) == ("interrupted", False)
+        assert "cancelled" in answer.text
+    cancelling.join()
+
+
+def test_a_cancellation_after_the_commit_point_changes_nothing() -> None:
+    cancellation = Cancellation()
+
+    def handler(params: Params, *, context: ToolContext) -> ToolResult[Note]:
+        assert context.filesystem is not None
+        context.filesystem.write("kept.txt", "changed\n")
+        return ToolResult.ok(Note("x"))
+
+    with World(handler) as world:
+        world.session.dispatcher.subscribe(Receipt, lambda _: cancellation.cancel())
+        answer = world.executor.execute("act", {}, cancellation=cancellation)
+        assert answer.receipt.outcome == "committed"
+        assert world.files.read("kept.txt").content == "changed\n"

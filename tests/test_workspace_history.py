@@ -134,12 +134,13 @@ def test_what_cannot_be_undone_is_said(workspace: Workspace, n: int, step: int |
         workspace.restore(7)
 
 
-def test_a_call_that_is_running_keeps_the_history_from_changing(workspace: Workspace) -> None:
+def test_a_call_that_has_changed_files_cannot_change_the_history(workspace: Workspace) -> None:
     call(workspace, lambda fs: fs.write("x", "x"))
     with held_call(workspace.filesystem) as held:
+        workspace.filesystem.for_call(held).write("y", "y")
         token = CURRENT_CALL.set(held)
         try:
-            with pytest.raises(TransactionError, match="between tool calls"):
+            with pytest.raises(TransactionError, match="a tool call of its own"):
                 workspace.undo()
         finally:
             CURRENT_CALL.reset(token)

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from ringfence_tools.evaluate import AstevalSection
     from ringfence_tools.files import VfsToolsSection
     from ringfence_tools.fsspec_view import WorkspaceFileSystem
+    from ringfence_tools.history import HistoryToolsSection
     from ringfence_tools.mounts import HostMount, HostMountPreview
     from ringfence_tools.openai_agents import agents_tools
     from ringfence_tools.planning import (
@@ -28,6 +29,7 @@ __all__ = [
     "Delegate",
     "DelegatedTask",
     "DelegationSection",
+    "HistoryToolsSection",
     "HostMount",
     "HostMountPreview",
     "Plan",
@@ -49,6 +51,7 @@ _MODULES = {
     "Delegate": "delegation",
     "DelegatedTask": "delegation",
     "DelegationSection": "delegation",
+    "HistoryToolsSection": "history",
     "HostMount": "mounts",
     "HostMountPreview": "mounts",
     "VfsToolsSection": "files",

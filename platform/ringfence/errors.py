@@ -15,6 +15,7 @@ RingfenceError
 │   └── SnapshotRestoreError        a snapshot does not fit what it should be restored to
 ├── TransactionError (RuntimeError)
 │   ├── ParticipantBusyError        another tool call holds a participant: names the holder
+│   ├── CallCancelledError          nobody wants the result of a tool call any more
 │   ├── CallEndedError              something was changed through the context of a tool call that has ended
 │   └── RestoreFailedError          a rollback could not be completed: state is doubtful
 ├── WorkspaceConflictError (RuntimeError)       files changed on disk since they were read
@@ -192,6 +193,10 @@ class TransactionError(RingfenceError, RuntimeError):
 
 class ParticipantBusyError(TransactionError):
     """Another tool call holds a participant and did not let go of it in time."""
+
+
+class CallCancelledError(TransactionError):
+    """A tool call was cancelled before its commit point, so nothing of it is kept."""
 
 
 class CallEndedError(TransactionError):

@@ -24,7 +24,7 @@ from ringfence_sandbox import Workspace
 if TYPE_CHECKING:
     from ringfence.participants import Step
     from ringfence_sandbox.recovery import Recovered
-    from ringfence_sandbox.workspace import LogEntry, Reversal
+    from ringfence_sandbox.workspace import LogEntry, Reversal, StepName
 
 MAX_PATHS = 5
 """That a line of the log names."""
@@ -93,7 +93,7 @@ def show(directory: Path, signals: Signals, as_json: bool, step: int) -> int:
     return 0
 
 
-def diff(directory: Path, signals: Signals, as_json: bool, a: int | None, b: int | None) -> int:
+def diff(directory: Path, signals: Signals, as_json: bool, a: StepName | None, b: StepName | None) -> int:
     return export(directory, signals, as_json, a, b, "diff", None)
 
 
@@ -101,8 +101,8 @@ def export(
     directory: Path,
     signals: Signals,
     as_json: bool,
-    a: int | None,
-    b: int | None,
+    a: StepName | None,
+    b: StepName | None,
     fmt: Literal["diff", "mbox"],
     output: Path | None,
 ) -> int:
@@ -130,7 +130,7 @@ def undo(directory: Path, signals: Signals, as_json: bool, n: int, step: int | N
     return _reversed(done, directory, as_json, dry_run)
 
 
-def restore(directory: Path, signals: Signals, as_json: bool, step: int, dry_run: bool) -> int:
+def restore(directory: Path, signals: Signals, as_json: bool, step: StepName, dry_run: bool) -> int:
     with opened(directory, signals, changes=True) as workspace:
         done = workspace.restore(step, dry_run=dry_run)
     return _reversed(done, directory, as_json, dry_run)
@@ -153,6 +153,19 @@ def _reversed(done: Reversal, directory: Path, as_json: bool, dry_run: bool) -> 
         if done.step is not None:
             errors.say(f"step {done.step.number}: `ringfence undo {directory}` takes it back")
     return 1 if "conflict" in done.outcomes.values() else 0
+
+
+def checkpoint(directory: Path, signals: Signals, as_json: bool, name: str, drop: bool) -> int:
+    with opened(directory, signals, changes=True) as workspace:
+        if drop:
+            workspace.drop_checkpoint(name)
+        named = None if drop else workspace.checkpoint(name)
+    if as_json:
+        put(json_line({"checkpoint": serde.dump(named) if named is not None else None}))
+    elif named is not None:
+        back = f"`ringfence restore {directory} {name}` goes back to it"
+        ErrorStream().say(f"step {named.number} is called {name}: {back}")
+    return 0
 
 
 def recover(directory: Path, signals: Signals, as_json: bool) -> int:
@@ -188,7 +201,8 @@ def _line(entry: LogEntry) -> str:
     number = "-" if entry.number is None else str(entry.number)
     at = entry.created_at.astimezone().strftime("%Y-%m-%d %H:%M:%S")
     paths = plural(len(entry.paths), "path") if entry.kind == "baseline" else _paths(entry.paths)
-    return f"{number:>4}  {at}  {one_line(who, 64)}  {paths}"
+    names = "".join(f"  [{name}]" for name in entry.names)
+    return f"{number:>4}  {at}  {one_line(who, 64)}  {paths}{names}"
 
 
 def _paths(paths: tuple[str, ...]) -> str:

@@ -16,6 +16,11 @@ DRY_RUN = click.option("--dry-run", is_flag=True, help="Only say what would beco
 STEP = click.IntRange(min=0)
 
 
+def _named_step(ctx: click.Context, param: click.Parameter, value: str | None) -> int | str | None:
+    """The number of a step, or its name."""
+    return int(value) if value is not None and value.isdecimal() else value
+
+
 def _command(function: Any) -> None:
     COMMANDS.append(click.command()(DIRECTORY(AS_JSON(click.pass_obj(function)))))
 
@@ -38,9 +43,9 @@ def show(signals: Signals, directory: Path, as_json: bool, step: int) -> int:
 
 
 @_command
-@click.argument("a", type=STEP, required=False)
-@click.argument("b", type=STEP, required=False)
-def diff(signals: Signals, directory: Path, as_json: bool, a: int | None, b: int | None) -> int:
+@click.argument("a", callback=_named_step, required=False)
+@click.argument("b", callback=_named_step, required=False)
+def diff(signals: Signals, directory: Path, as_json: bool, a: int | str | None, b: int | str | None) -> int:
     """Print the patch from the state after step A (by default the oldest) to that after B (by default the newest)."""
     from ringfence_cli.history import diff
 
@@ -59,13 +64,26 @@ def undo(signals: Signals, directory: Path, as_json: bool, n: int, step: int | N
 
 
 @_command
-@click.argument("step", type=STEP)
+@click.argument("step", callback=_named_step)
 @DRY_RUN
-def restore(signals: Signals, directory: Path, as_json: bool, step: int, dry_run: bool) -> int:
-    """Bring the files of DIR back to what they were after a step; 0 is the beginning. It can be undone."""
+def restore(signals: Signals, directory: Path, as_json: bool, step: int | str, dry_run: bool) -> int:
+    """Bring the files of DIR back to what they were after STEP, a number or a name; 0 is the beginning.
+
+    It can be undone.
+    """
     from ringfence_cli.history import restore
 
     return restore(directory, signals, as_json, step, dry_run)
+
+
+@_command
+@click.argument("name")
+@click.option("--drop", is_flag=True, help="Take the name away again.")
+def checkpoint(signals: Signals, directory: Path, as_json: bool, name: str, drop: bool) -> int:
+    """Give the newest step of DIR a NAME, for `restore` and `diff`. `gc` keeps what has one."""
+    from ringfence_cli.history import checkpoint
+
+    return checkpoint(directory, signals, as_json, name, drop)
 
 
 @_command
@@ -77,8 +95,8 @@ def recover(signals: Signals, directory: Path, as_json: bool) -> int:
 
 
 @_command
-@click.argument("a", type=STEP, required=False)
-@click.argument("b", type=STEP, required=False)
+@click.argument("a", callback=_named_step, required=False)
+@click.argument("b", callback=_named_step, required=False)
 @click.option(
     "--format",
     "fmt",
@@ -92,8 +110,8 @@ def export(
     signals: Signals,
     directory: Path,
     as_json: bool,
-    a: int | None,
-    b: int | None,
+    a: int | str | None,
+    b: int | str | None,
     fmt: Literal["diff", "mbox"],
     output: Path | None,
 ) -> int:
@@ -106,7 +124,7 @@ def export(
 @_command
 @click.option("--keep", type=click.IntRange(min=0), default=100, show_default=True, metavar="N", help="Steps to keep.")
 def gc(signals: Signals, directory: Path, as_json: bool, keep: int) -> int:
-    """Drop from the history of DIR what its newest steps do not need. The files stay as they are."""
+    """Drop from the history of DIR what its newest and its named steps do not need. The files stay as they are."""
     from ringfence_cli.history import gc
 
     return gc(directory, signals, as_json, keep)

@@ -17,6 +17,7 @@ from ringfence_cli.signals import Signals
 
 if TYPE_CHECKING:
     from ringfence_cli.run import WorkspaceKind
+    from ringfence_cli.serve.workspaces import ServedKind
 
 INTERRUPTED = 130
 SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
@@ -103,6 +104,50 @@ def run(
         directory, task, model, bool(apply), patch, receipts, deadline, max_tokens, quiet, as_json, workspace
     )
     return run_task(options, signals)
+
+
+@ringfence.command()
+@click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIR")
+@click.option(
+    "--workspace",
+    type=click.Choice(["memory", "disk"]),
+    default="disk",
+    show_default=True,
+    help="Serve the files of DIR as they are, every step undoable, or a copy in memory that ends with the server.",
+)
+@click.option("--http", metavar="HOST:PORT", help="Serve streamable HTTP there, with a token, instead of stdio.")
+@click.option(
+    "--allow-host",
+    multiple=True,
+    metavar="NAME",
+    help="A name by which other machines call the server. Without one, it serves this machine alone.",
+)
+@click.option(
+    "--receipts", type=click.Path(path_type=Path), metavar="FILE", help="Append a line of JSON for every tool call."
+)
+@click.option("--read-only", is_flag=True, help="Offer only the tools that change nothing.")
+@click.pass_obj
+def serve(
+    signals: Signals,
+    directory: Path,
+    workspace: ServedKind,
+    http: str | None,
+    allow_host: tuple[str, ...],
+    receipts: Path | None,
+    read_only: bool,
+) -> int:
+    """Serve the files of DIR to agents over the Model Context Protocol; every tool call is a transaction.
+
+    It speaks on standard input and output, and ends with its client, at Ctrl-C or SIGTERM: what runs is rolled back.
+    The token for --http is in RINGFENCE_MCP_TOKEN, or is made and printed on standard error.
+    """
+    try:
+        from ringfence_cli.serve.command import ServeOptions, serve
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("ringfence"):
+            raise
+        raise click.UsageError(f"{error.name} is not installed: pip install 'ringfence[mcp]'") from None
+    return serve(ServeOptions(directory, workspace, http, allow_host, receipts, read_only), signals)
 
 
 @ringfence.command()

@@ -52,6 +52,11 @@ class Signals:
             signal.signal(number, previous)
 
     @property
+    def heeded(self) -> tuple[signal.Signals, ...]:
+        """What ends the process, while this is entered."""
+        return tuple(one for one in self._previous if one is not signal.SIGINT or not self._ignores_interrupts)
+
+    @property
     def arrived(self) -> bool:
         """Whether one waits."""
         return self._pending

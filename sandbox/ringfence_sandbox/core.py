@@ -102,6 +102,10 @@ class Core:
         return bool(self._marks)
 
     @property
+    def has_deeds(self) -> bool:
+        return bool(self._deeds)
+
+    @property
     def holding(self) -> Holding:
         """The holding directory, made if there is none."""
         if self.hands.holding is None:

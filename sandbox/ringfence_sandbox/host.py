@@ -203,6 +203,11 @@ class HostFilesystem(Transactional):
         return self._opened.read_only
 
     @property
+    def has_uncommitted(self) -> bool:
+        """Whether a call that is running has changed anything."""
+        return self._core.has_deeds
+
+    @property
     def recovered(self) -> Recovered | None:
         """What opening did about a call that was killed; None where there was nothing to do."""
         return self._opened.recovered

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from ringfence.errors import TransactionError
-from ringfence.participants import CURRENT_CALL, Change, Step, Transactional
+from ringfence.participants import Change, Step, Transactional
 from ringfence.runtime.session import Session
 from ringfence.runtime.transaction import Transaction, tool_transaction
 from ringfence_sandbox import history_gc
@@ -20,6 +21,7 @@ from ringfence_sandbox.confined import Confined
 from ringfence_sandbox.exports import Export, mailbox, unified
 from ringfence_sandbox.host import Durability, HostFilesystem
 from ringfence_sandbox.kernel import Before, abilities, nothing_before
+from ringfence_sandbox.named_steps import NamedStep, NamedSteps
 from ringfence_sandbox.places import made_outside, store_of
 from ringfence_sandbox.reversal import Outcome, plan_undo
 from ringfence_sandbox.reversal import Workspace as TreeNow
@@ -35,6 +37,9 @@ if TYPE_CHECKING:
 
     from ringfence_sandbox.recovery import Recovered
 
+StepName: TypeAlias = "int | str"
+"""A step: its number, or a name that it was given."""
+
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
@@ -49,6 +54,7 @@ class LogEntry:
     created_at: datetime
     paths: tuple[str, ...]
     commit: str
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +92,7 @@ class Workspace:
         self.filesystem = filesystem
         self._store = store
         self._history = history
+        self._names = NamedSteps(store)
         self._process = os.getpid()
         self._closed = False
         self.left_out: Mapping[str, Exclusion] = {}
@@ -210,12 +217,20 @@ class Workspace:
         with self.filesystem.lock.mutex:
             return self._store.steps()
 
-    def log(self) -> Sequence[LogEntry]:
-        """All of the history, newest first: steps, what somebody else changed in between, and the baseline."""
+    def log(self, limit: int | None = None) -> Sequence[LogEntry]:
+        """The history, newest first: steps, what somebody else changed in between, and the baseline; all of it, or the
+        newest ``limit`` entries."""
         with self.filesystem.lock.mutex:
-            entries = [self._entry(record) for record in self._store.commits()]
-        # Others' changes of nothing but times are commits too, and of no interest.
-        return [entry for entry in entries if entry.paths or entry.number is not None]
+            names = self._names.by_commit()
+            entries = (self._entry(record, names.get(record.commit, ())) for record in self._store.commits())
+            # Others' changes of nothing but times are commits too, and of no interest.
+            shown = (entry for entry in entries if entry.paths or entry.names or entry.number is not None)
+            return list(itertools.islice(shown, limit))
+
+    def named_steps(self) -> Sequence[NamedStep]:
+        """The named steps, by name."""
+        with self.filesystem.lock.mutex:
+            return self._names.all()
 
     def step(self, number: int) -> Step:
         """One step; 0 is the baseline. LookupError where there is none of that number."""
@@ -231,16 +246,25 @@ class Workspace:
             changes = self._store.states.changes(before, record.commit)
             return ShownStep(self._store.step_of(record), changes, patch)
 
-    def diff(self, a: int | None = None, b: int | None = None) -> bytes:
+    def diff(self, a: StepName | None = None, b: StepName | None = None) -> bytes:
         """The patch from the state after step `a` (by default the oldest that is known) to that after `b` (by
-        default the newest, with what others changed and the history has seen)."""
+        default the newest, with what others changed and the history has seen). A name stands for its step."""
         return self.export(a=a, b=b).text
 
-    def export(self, fmt: Literal["diff", "mbox"] = "diff", *, a: int | None = None, b: int | None = None) -> Export:
-        """The changes from `a` to `b` as one patch, or as a mailbox with a mail a commit, for ``git am``."""
+    def export(
+        self, fmt: Literal["diff", "mbox"] = "diff", *, a: StepName | None = None, b: StepName | None = None
+    ) -> Export:
+        """The changes from `a` to `b` as one patch, or as a mailbox with a mail a commit, for ``git am``.
+
+        Raises:
+            LookupError: there is no such step.
+            ValueError: `a` is later than `b`, or, for a mailbox, what was between them has been dropped.
+        """
         with self.filesystem.lock.mutex:
             line = self._between(a, b)
             if fmt == "mbox":
+                if any(record.parent is None for record in line[1:]):
+                    raise ValueError("of what was between these steps, some has been dropped: only a diff is left")
                 return mailbox(self._store, line[1:])
             return unified(self._store, line[0].commit, line[-1].commit)
 
@@ -256,18 +280,23 @@ class Workspace:
             tip = self._tip()
             return self._store.states.changes(commit, tip), unified(self._store, commit, tip).text
 
-    def _between(self, a: int | None, b: int | None) -> list[CommitRecord]:
+    def _between(self, a: StepName | None, b: StepName | None) -> list[CommitRecord]:
         """The commits from `a` to `b`, oldest first, both of them included."""
-        if a is not None and b is not None and a > b:
-            raise ValueError(f"step {a} is later than step {b}: name the earlier one first")
-        ends = [self._record(number) if number is not None else None for number in (a, b)]
+        first, last = (self._record(step) if step is not None else None for step in (a, b))
         line = list(self._store.commits())
         line.reverse()
-        first = line.index(ends[0]) if ends[0] is not None else 0
-        last = line.index(ends[1]) if ends[1] is not None else len(line) - 1
-        return line[first : last + 1]
+        # What `gc` left of a named step has no way to the rest of the history, and is older than that.
+        alone = [record for record in (first, last) if record is not None and record not in line]
+        line = [*sorted(alone, key=lambda record: self._names.number(record.commit)), *line]
+        start = line.index(first) if first is not None else 0
+        end = line.index(last) if last is not None else len(line) - 1
+        if start > end:
+            raise ValueError(f"step {a} is later than step {b}: name the earlier one first")
+        return line[start : end + 1]
 
-    def _record(self, number: int) -> CommitRecord:
+    def _record(self, number: StepName) -> CommitRecord:
+        if isinstance(number, str):
+            return self._names.record(number)
         try:
             return self._store.record(number)
         except LookupError:
@@ -280,7 +309,7 @@ class Workspace:
             raise LookupError(f"what was before step {record.number} has been dropped from the history")
         return record.parent
 
-    def _entry(self, record: CommitRecord) -> LogEntry:
+    def _entry(self, record: CommitRecord, names: Sequence[str]) -> LogEntry:
         info, step = record.message.info, self._store.step_of(record)
         return LogEntry(
             record.number,
@@ -292,6 +321,7 @@ class Workspace:
             info.created_at,
             step.paths,
             record.commit,
+            tuple(names),
         )
 
     # Changing.
@@ -323,8 +353,8 @@ class Workspace:
                 outcomes |= writer.write(plan.states, before)
         return Reversal(outcomes, None if dry_run else self._made(transaction, history), writer.notes)
 
-    def restore(self, step: int, *, dry_run: bool = False) -> Reversal:
-        """Bring the files back to what they were after a step; 0 is the baseline.
+    def restore(self, step: StepName, *, dry_run: bool = False) -> Reversal:
+        """Bring the files back to what they were after a step; 0 is the baseline, and a name stands for its step.
 
         What somebody else changed meanwhile goes as well, and is in the history first. It is a step of its own.
 
@@ -344,8 +374,23 @@ class Workspace:
                 outcomes |= writer.write({path: state for path, _, state in differences}, [target], whole=target)
         return Reversal(outcomes, None if dry_run else self._made(transaction, history), writer.notes)
 
+    def checkpoint(self, name: str) -> NamedStep:
+        """Give the newest step, with what others have changed since, a name: a point that `restore` and `diff` take
+        and `gc` keeps, until `drop_checkpoint`. A tool call that gives one and then fails does not take it back.
+
+        Raises:
+            ValueError: it is no name, or is taken.
+        """
+        with self._alone("checkpoint"):
+            return self._names.give(name, self._tip())
+
+    def drop_checkpoint(self, name: str) -> None:
+        """Take a name away. The step stays, as long as `gc` keeps it. LookupError where there is no such name."""
+        with self._alone("checkpoint"):
+            self._names.drop(name)
+
     def gc(self, keep: int) -> int:
-        """Drop what the newest `keep` steps do not need; the bytes that this gave back."""
+        """Drop what the newest `keep` steps and the named ones do not need; the bytes that this gave back."""
         with self._alone("gc"):
             return history_gc.gc(self._store, keep)
 
@@ -357,12 +402,13 @@ class Workspace:
 
     @contextmanager
     def _alone(self, tool: str) -> Generator[tuple[Transaction, StepHistory]]:
-        """A transaction of its own over the filesystem, with the tree as it is now in the history."""
+        """A transaction over the filesystem, with the tree as it is now in the history. In a tool call it is part of
+        that, which then makes the step."""
         if self._history is None:
             raise PermissionError(f"{tool} changes the workspace, and this one was opened read-only")
-        if CURRENT_CALL.get() is not None:
-            raise TransactionError(f"{tool} is for between tool calls, and one is running")
         with tool_transaction(Session(), _Participants((self.filesystem,)), tag=tool) as transaction:
+            if self.filesystem.has_uncommitted:
+                raise TransactionError(f"{tool} is for a tool call of its own: this one has changed files before")
             self._look()
             yield transaction, self._history
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ringfence import serde
 from ringfence.adapters.failures import said_of
 from ringfence.errors import (
+    CallCancelledError,
     CallEndedError,
     DeadlineExceededError,
     PromptEvaluationError,
@@ -28,7 +29,7 @@ from ringfence.prompt.policy import PolicyDecision
 from ringfence.prompt.tool import Tool, ToolContext, make_tool_context
 from ringfence.prompt.tool_result import ToolResult, answer_text
 from ringfence.runtime.events import RejectedToolParams, RunContext, ToolInvoked, make_tool_invoked
-from ringfence.runtime.limits import BudgetTracker, Deadline, Heartbeat
+from ringfence.runtime.limits import BudgetTracker, Cancellation, Deadline, Heartbeat
 from ringfence.runtime.receipts import Outcome, PolicyVerdict, Receipt, make_receipt
 from ringfence.runtime.session import Session
 from ringfence.runtime.transaction import Interrupts, Transaction, leave, new_id
@@ -125,8 +126,18 @@ class ToolExecutor:
         """Run one tool call; ``arguments`` is a mapping or JSON text."""
         return self.execute(name, arguments, call_id=call_id).result
 
-    def execute(self, name: str, arguments: Mapping[str, object] | str | None, *, call_id: str | None = None) -> Answer:
-        """`call`, with the text for the model and the receipt."""
+    def execute(
+        self,
+        name: str,
+        arguments: Mapping[str, object] | str | None,
+        *,
+        call_id: str | None = None,
+        cancellation: Cancellation | None = None,
+    ) -> Answer:
+        """`call`, with the text for the model and the receipt.
+
+        A call that is cancelled before its commit point is rolled back, and its outcome is "interrupted".
+        """
         if self.heartbeat is not None:
             self.heartbeat.beat()
         ending = _Ending(name, call_id or new_id(), arguments, arguments, datetime.now(UTC), perf_counter(), [])
@@ -137,7 +148,7 @@ class ToolExecutor:
             self._tell(ending)
             return self._answered(ending)
         resources = self.prompt.resources.context
-        context = self._context(call, resources)
+        context = self._context(call, resources, cancellation)
         interrupts = Interrupts()
         try:
             try:
@@ -192,7 +203,7 @@ class ToolExecutor:
             ending.recorded = _as_it_came(ending.params)
         return True
 
-    def _context(self, call: Transaction, resources: ResourceContext) -> ToolContext:
+    def _context(self, call: Transaction, resources: ResourceContext, cancellation: Cancellation | None) -> ToolContext:
         return make_tool_context(
             prompt=self.prompt,
             rendered_prompt=self.rendered_prompt,
@@ -202,12 +213,13 @@ class ToolExecutor:
             heartbeat=self.heartbeat,
             run_context=self.run_context,
             budget=self.budget_tracker,
+            cancellation=cancellation,
             call=call,
             scope=resources.for_call(call),
         )
 
     def _permitted(self, ending: _Ending, offer: _Offer, context: ToolContext, call: Transaction) -> bool:
-        """Policies, of the section and then of the prompt, until one denies; then the deadline."""
+        """Policies, of the section and then of the prompt, until one denies; then the deadline and cancellation."""
         before = self.session.begin(call)
         for policy in offer.policies:
             try:
@@ -237,6 +249,8 @@ class ToolExecutor:
         if self.deadline is not None and self.deadline.remaining().total_seconds() <= 0:
             ending.outcome = "denied"
             raise DeadlineExceededError(f"the deadline had passed before {ending.name} could run")
+        if context.cancellation is not None:
+            context.cancellation.check()
         return True
 
     def _took_back(self, before: Mark, call: Transaction) -> bool:
@@ -286,6 +300,8 @@ class ToolExecutor:
             self.session.apply(ending.invoked, to="state")
         if call.problems:
             raise TransactionError(f"it cannot be kept: {said_of(call.problems[0])}") from call.problems[0]
+        if context.cancellation is not None:
+            context.cancellation.check()
         ending.outcome = "committed"
 
     def _commit(self, ending: _Ending, call: Transaction) -> None:
@@ -419,6 +435,9 @@ def _failed(ending: _Ending, error: BaseException) -> None:
     elif isinstance(error, RestoreFailedError):
         ending.raises = PromptEvaluationError(str(error), phase="tool")
         ending.raises.__cause__ = error
+        said = str(error)
+    elif isinstance(error, CallCancelledError):
+        ending.outcome = "interrupted"
         said = str(error)
     elif isinstance(error, ToolValidationError):
         said = str(error)

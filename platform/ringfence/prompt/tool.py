@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ringfence.prompt.rendering import RenderedPrompt
     from ringfence.resources.context import CallResources, ResourceContext
     from ringfence.runtime.events import Dispatcher, RunContext
-    from ringfence.runtime.limits import Deadline, Heartbeat
+    from ringfence.runtime.limits import Cancellation, Deadline, Heartbeat
     from ringfence.runtime.session import Session
 
 ParamsT = TypeVar("ParamsT")
@@ -57,6 +57,7 @@ class ToolContext:
     budget: BudgetTracker | None = None
     call: CallInfo | None = None
     scope: CallResources | None = None
+    cancellation: Cancellation | None = None
 
     @property
     def resources(self) -> CallResources | ResourceContext:

@@ -12,7 +12,7 @@ from ringfence.runtime.events import (
     ToolInvoked,
     ToolSchema,
 )
-from ringfence.runtime.limits import Budget, BudgetTracker, Deadline, Heartbeat, TokenUsage
+from ringfence.runtime.limits import Budget, BudgetTracker, Cancellation, Deadline, Heartbeat, TokenUsage
 from ringfence.runtime.receipts import PolicyVerdict, Receipt
 from ringfence.runtime.reducers import (
     Append,
@@ -34,6 +34,7 @@ __all__ = [
     "Budget",
     "BudgetExceededError",
     "BudgetTracker",
+    "Cancellation",
     "Clear",
     "Deadline",
     "DeadlineExceededError",

@@ -1,4 +1,5 @@
-"""How long and how much an evaluation may take: deadlines, token budgets, and a heartbeat for who watches."""
+"""How long and how much an evaluation may take: deadlines, token budgets, cancellation, and a heartbeat for who
+watches."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Literal
 
-from ringfence.errors import BudgetExceededError
+from ringfence.errors import BudgetExceededError, CallCancelledError
 
 logger = logging.getLogger(__name__)
 
@@ -169,6 +170,32 @@ class BudgetTracker:
                 raise BudgetExceededError(budget, consumed, dimension)
         if self.parent is not None:
             self.parent.check()
+
+
+class Cancellation:
+    """Says, from any thread, that nobody wants the result of a tool call any more. There is no way back.
+
+    A handler is not interrupted by it, but may look at it; its call is refused at the commit point, and rolled back.
+    """
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+
+    def cancel(self) -> None:
+        self._event.set()
+
+    @property
+    def cancelled(self) -> bool:
+        return self._event.is_set()
+
+    def wait(self, seconds: float) -> bool:
+        """Sleep until it is cancelled, at most so long; whether it is."""
+        return self._event.wait(seconds)
+
+    def check(self) -> None:
+        """Raise CallCancelledError if it is cancelled."""
+        if self.cancelled:
+            raise CallCancelledError("the call was cancelled, so nothing of it is kept")
 
 
 class Heartbeat:

@@ -1,0 +1,254 @@
+"""The section that lets a model look at the history of a disk workspace, and go back in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from ringfence.errors import SectionPath, ToolValidationError
+from ringfence.filesystem.paths import shown
+from ringfence.prompt.section import Section
+from ringfence.prompt.tool import Tool, ToolContext
+from ringfence.prompt.tool_result import ToolResult
+from ringfence.runtime.session import Session
+from ringfence.runtime.visibility import SectionVisibility
+from ringfence_sandbox.reversal import Outcome
+from ringfence_sandbox.workspace import LogEntry, Reversal, Workspace
+from ringfence_tools.file_results import MAX_CHARACTERS, MAX_LISTED, count
+
+MAX_PATHS = 20
+"""Of one step, in a listing."""
+INTRODUCTION = """\
+Every tool call that changes files is a step of a history. `history` lists the steps, `diff` shows what they changed.
+`checkpoint` gives the newest step a name before something risky; `restore` goes back to a step or a name, and `undo`
+takes back the newest steps and leaves alone what others changed. Both are steps themselves, and can be undone."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShowHistory:
+    limit: int = field(default=20, metadata={"description": "How many of the newest entries.", "ge": 1, "le": 1000})
+
+
+@dataclass(frozen=True, slots=True)
+class ShowDiff:
+    since: int | str | None = field(
+        default=None, metadata={"description": "A step's number or name; left out, the oldest that is known."}
+    )
+    until: int | str | None = field(
+        default=None, metadata={"description": "A step's number or name; left out, the newest."}
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class UndoSteps:
+    steps: int = field(default=1, metadata={"description": "How many of the newest steps to take back.", "ge": 1})
+    step: int | None = field(default=None, metadata={"description": "The number of one step, to take back that alone."})
+    dry_run: bool = field(default=False, metadata={"description": "Only say what would become of each path."})
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreStep:
+    step: int | str = field(metadata={"description": "A step's number or name; 0 is the beginning."})
+    dry_run: bool = field(default=False, metadata={"description": "Only say what would become of each path."})
+
+
+@dataclass(frozen=True, slots=True)
+class NameStep:
+    name: str = field(metadata={"description": "1 to 64 letters, digits, '-', '_' and '.'; not digits alone."})
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryEntry:
+    step: int | None
+    """None for what somebody else changed in between."""
+    made_by: str
+    at: str
+    """ISO 8601."""
+    paths: tuple[str, ...]
+    more_paths: int = 0
+    names: tuple[str, ...] = ()
+
+    def render(self) -> str:
+        number = "-" if self.step is None else str(self.step)
+        more = f" and {self.more_paths:,} more" if self.more_paths else ""
+        names = "".join(f" [{name}]" for name in self.names)
+        return f"{number:>4}  {self.at}  {self.made_by}: {', '.join(self.paths)}{more}{names}"
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryEntries:
+    """Newest first."""
+
+    entries: tuple[HistoryEntry, ...]
+
+    def render(self) -> str:
+        return "\n".join(entry.render() for entry in self.entries)
+
+
+@dataclass(frozen=True, slots=True)
+class DiffText:
+    patch: str
+    left_out_characters: int = 0
+
+    def render(self) -> str:
+        if not self.left_out_characters:
+            return self.patch
+        return f"{self.patch}\n[{self.left_out_characters:,} more characters: ask for fewer steps]"
+
+
+@dataclass(frozen=True, slots=True)
+class PathOutcome:
+    path: str
+    outcome: Outcome
+    """restored, kept (as it was, since somebody else changed it), or conflict (a later step changed it)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reversed:
+    paths: tuple[PathOutcome, ...]
+    left_out: int = 0
+
+    def render(self) -> str:
+        more = [f"[{self.left_out:,} more paths]"] if self.left_out else []
+        return "\n".join((*(f"{one.outcome:9} {one.path}" for one in self.paths), *more))
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    name: str
+    step: int
+
+    def render(self) -> str:
+        return ""
+
+
+class HistoryToolsSection(Section[None]):
+    """Tools to look at the steps of a disk workspace, name them, take them back and go back to them."""
+
+    def __init__(
+        self,
+        *,
+        session: Session,
+        workspace: Callable[[], AbstractContextManager[Workspace]],
+        read_only: bool = False,
+        accepts_overrides: bool = False,
+    ) -> None:
+        """``workspace`` opens the workspace for one call; FileNotFoundError where it has no history yet. A read-only
+        section only looks."""
+        self.session = session
+        tools = _HistoryTools(workspace).tools(accepts_overrides)
+        super().__init__(
+            title="History",
+            key="history.tools",
+            tools=[tool for tool in tools if tool.read_only or not read_only],
+            accepts_overrides=accepts_overrides,
+        )
+
+    def render_body(
+        self, params: None, *, visibility: SectionVisibility, path: SectionPath, session: Session | None
+    ) -> str:
+        return INTRODUCTION
+
+
+class _HistoryTools:
+    """The handlers."""
+
+    def __init__(self, workspace: Callable[[], AbstractContextManager[Workspace]]) -> None:
+        self._workspace = workspace
+
+    def tools(self, accepts_overrides: bool) -> tuple[Tool[Any, Any], ...]:
+        return (
+            Tool[ShowHistory, HistoryEntries](
+                name="history",
+                description="List the steps of the workspace, newest first: what tool calls and others changed.",
+                handler=self.history,
+                accepts_overrides=accepts_overrides,
+                read_only=True,
+            ),
+            Tool[ShowDiff, DiffText](
+                name="diff",
+                description="Show what changed in the workspace between two steps, as a patch.",
+                handler=self.diff,
+                accepts_overrides=accepts_overrides,
+                read_only=True,
+            ),
+            Tool[UndoSteps, Reversed](
+                name="undo",
+                description="Take back the newest steps of the workspace. What others changed since stays.",
+                handler=self.undo,
+                accepts_overrides=accepts_overrides,
+            ),
+            Tool[RestoreStep, Reversed](
+                name="restore",
+                description="Bring all files of the workspace back to what they were after a step. Can be undone.",
+                handler=self.restore,
+                accepts_overrides=accepts_overrides,
+            ),
+            Tool[NameStep, Named](
+                name="checkpoint",
+                description="Give the workspace as it is now a name, to restore it later.",
+                handler=self.checkpoint,
+                accepts_overrides=accepts_overrides,
+            ),
+        )
+
+    def history(self, params: ShowHistory, *, context: ToolContext) -> ToolResult[HistoryEntries]:
+        with _said(), self._workspace() as workspace:
+            entries = workspace.log(params.limit)
+        found = HistoryEntries(tuple(map(_entry, entries)))
+        return ToolResult.ok(found, f"the newest {count(len(entries), 'entry')}")
+
+    def diff(self, params: ShowDiff, *, context: ToolContext) -> ToolResult[DiffText]:
+        with _said(), self._workspace() as workspace:
+            patch = workspace.diff(_step(params.since), _step(params.until)).decode("utf-8", "backslashreplace")
+        text = DiffText(patch[:MAX_CHARACTERS], max(0, len(patch) - MAX_CHARACTERS))
+        return ToolResult.ok(text, "what differs" if patch else "nothing differs")
+
+    def undo(self, params: UndoSteps, *, context: ToolContext) -> ToolResult[Reversed]:
+        with _said(), self._workspace() as workspace:
+            done = workspace.undo(params.steps, step=params.step, dry_run=params.dry_run)
+        return _reversal(done, params.dry_run)
+
+    def restore(self, params: RestoreStep, *, context: ToolContext) -> ToolResult[Reversed]:
+        with _said(), self._workspace() as workspace:
+            step = _step(params.step)
+            assert step is not None
+            done = workspace.restore(step, dry_run=params.dry_run)
+        return _reversal(done, params.dry_run)
+
+    def checkpoint(self, params: NameStep, *, context: ToolContext) -> ToolResult[Named]:
+        with _said(), self._workspace() as workspace:
+            named = workspace.checkpoint(params.name)
+        said = f"step {named.number} is called {named.name}: `restore` goes back to it"
+        return ToolResult.ok(Named(named.name, named.number), said)
+
+
+@contextmanager
+def _said() -> Generator[None]:
+    """What a history cannot do is for the model to read."""
+    try:
+        yield
+    except (LookupError, ValueError, FileNotFoundError) as error:
+        raise ToolValidationError(str(error.args[0]) if error.args else str(error)) from None
+
+
+def _step(given: int | str | None) -> int | str | None:
+    """A number that came as text is one."""
+    return int(given) if isinstance(given, str) and given.isdecimal() else given
+
+
+def _entry(entry: LogEntry) -> HistoryEntry:
+    who = {"baseline": "as it was found", "external": "somebody else"}.get(entry.kind, entry.tool)
+    paths = tuple(shown(path) for path in entry.paths[:MAX_PATHS])
+    at = entry.created_at.isoformat(timespec="seconds")
+    return HistoryEntry(entry.number, who, at, paths, len(entry.paths) - len(paths), entry.names)
+
+
+def _reversal(done: Reversal, dry_run: bool) -> ToolResult[Reversed]:
+    outcomes = [PathOutcome(shown(path), outcome) for path, outcome in done.outcomes.items()]
+    kept = outcomes[:MAX_LISTED]
+    restored = sum(outcome.outcome == "restored" for outcome in outcomes)
+    said = f"{count(restored, 'path')} {'would be ' if dry_run else ''}restored, {len(outcomes) - restored} left as is"
+    return ToolResult.ok(Reversed(tuple(kept), len(outcomes) - len(kept)), said if outcomes else "nothing differs")

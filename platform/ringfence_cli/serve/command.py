@@ -1,0 +1,159 @@
+"""``ringfence serve``: from the words of the command line to a server that runs, and to its end."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import anyio
+import click
+
+from ringfence.adapters.failures import said_of
+from ringfence.runtime.receipts import Receipt
+from ringfence_cli.outputs import ReceiptsFile
+from ringfence_cli.serve import stdio
+from ringfence_cli.serve.server import WorkspaceServer
+from ringfence_cli.serve.workspaces import ServedKind, open_workspace
+from ringfence_cli.signals import Signals
+from ringfence_cli.task import EXIT_CODES
+from ringfence_cli.terminal import ErrorStream
+
+TOKEN_VARIABLE = "RINGFENCE_MCP_TOKEN"  # noqa: S105  # its name
+MIN_TOKEN_CHARACTERS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """What was asked for. ``http`` is HOST:PORT, or None for standard input and output."""
+
+    directory: Path
+    workspace: ServedKind = "disk"
+    http: str | None = None
+    allowed_hosts: Sequence[str] = ()
+    receipts: Path | None = None
+    read_only: bool = False
+
+
+def serve(options: ServeOptions, signals: Signals) -> int:
+    """The exit code. Raises click.ClickException for what cannot be served."""
+    errors = ErrorStream()
+    with ExitStack() as stack:
+        try:
+            with signals.let_through():
+                transport = _transport(options, errors, stack)
+                workspace = open_workspace(options.workspace, options.directory, read_only=options.read_only)
+                stack.callback(workspace.close)
+                receipts = _receipts(options.receipts, stack)
+        except KeyboardInterrupt:
+            errors.say("ringfence: interrupted: nothing was changed")
+            return EXIT_CODES["interrupted"]
+        for note in workspace.notes():
+            errors.say(note)
+        server = WorkspaceServer(workspace, partial(_write, receipts, errors) if receipts is not None else _nothing)
+        stack.callback(server.wait)
+        return anyio.run(_run, server, transport, signals)
+
+
+Transport = Callable[[WorkspaceServer], Awaitable[None]]
+
+
+async def _run(server: WorkspaceServer, transport: Transport, signals: Signals) -> int:
+    """Until the client goes away (0), or a signal comes."""
+    handlers = {number: signal.getsignal(number) for number in signals.heeded}
+    ended_by: list[int] = []
+    try:
+        async with anyio.create_task_group() as group:
+
+            async def end() -> None:
+                with anyio.open_signal_receiver(*handlers) as arriving:
+                    async for number in arriving:
+                        ended_by.append(number)
+                        server.stop()
+                        group.cancel_scope.cancel()
+
+            group.start_soon(end)
+            await transport(server)
+            server.stop()
+            group.cancel_scope.cancel()
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    return EXIT_CODES["interrupted"] if ended_by else 0
+
+
+def _transport(options: ServeOptions, errors: ErrorStream, stack: ExitStack) -> Transport:
+    if options.http is None:
+        if options.allowed_hosts:
+            raise click.UsageError("--allow-host is for --http")
+        return _over_stdio
+    # Not needed for standard input and output, and slow to load.
+    from ringfence_cli.serve.http import PATH, Address, address_of, listen
+
+    try:
+        address = address_of(options.http)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="'--http'") from None
+    if not address.is_loopback and not options.allowed_hosts:
+        raise click.UsageError(
+            f"{address.host} can be reached from other machines. If that is meant, say by which name clients call it: "
+            "--allow-host NAME. The connection is not encrypted: put a proxy with TLS before it"
+        )
+    token, said = _token()
+    try:
+        listening = stack.enter_context(listen(address))
+    except OSError as error:
+        raise click.BadParameter(f"{options.http} cannot be used: {said_of(error)}", param_hint="'--http'") from None
+    shown = Address(address.host, listening.getsockname()[1])
+    errors.say(f"serving {options.directory} at http://{shown.written_host}:{shown.port}{PATH}")
+    errors.say(f"clients send the header  Authorization: Bearer {said}")
+    return partial(_over_http, listening=listening, token=token, hosts=options.allowed_hosts)
+
+
+def _token() -> tuple[str, str]:
+    """The token, and what is said of it."""
+    given = os.environ.get(TOKEN_VARIABLE)
+    if given is None:
+        made = secrets.token_urlsafe(32)
+        return made, made
+    if len(given) < MIN_TOKEN_CHARACTERS or not given.isascii() or not given.isprintable() or " " in given:
+        raise click.UsageError(
+            f"{TOKEN_VARIABLE} has to be {MIN_TOKEN_CHARACTERS} or more printable ASCII characters without blanks"
+        )
+    return given, f"${TOKEN_VARIABLE}"
+
+
+async def _over_stdio(server: WorkspaceServer) -> None:
+    await stdio.serve(server.protocol())
+
+
+async def _over_http(server: WorkspaceServer, listening: socket.socket, token: str, hosts: Sequence[str]) -> None:
+    from ringfence_cli.serve import http
+
+    await http.serve(server.protocol(), listening, token, hosts)
+
+
+def _receipts(path: Path | None, stack: ExitStack) -> ReceiptsFile | None:
+    if path is None:
+        return None
+    try:
+        return stack.enter_context(closing(ReceiptsFile(path)))
+    except OSError as error:
+        raise click.UsageError(f"{str(path)!r} cannot be written: {said_of(error)}") from None
+
+
+def _write(receipts: ReceiptsFile, errors: ErrorStream, receipt: Receipt) -> None:
+    try:
+        receipts.call(receipt, None)
+    except OSError as error:
+        errors.say(f"ringfence: the receipt of {receipt.tool} could not be written: {said_of(error)}")
+
+
+def _nothing(receipt: Receipt) -> None:
+    """Nobody asked for receipts."""

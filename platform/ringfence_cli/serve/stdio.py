@@ -1,0 +1,136 @@
+"""MCP over standard input and output, a message a line.
+
+The SDK's own transport reads on a thread that nothing can interrupt, so that a server would outlive its Ctrl-C; it
+drops what is no message without a word, and takes lines of any length.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+
+import anyio
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from mcp.server.lowlevel import Server
+from mcp.shared.message import SessionMessage
+from mcp_types import INVALID_REQUEST, PARSE_ERROR, ErrorData, JSONRPCError, jsonrpc_message_adapter
+from pydantic import ValidationError
+
+from ringfence_cli.serve.clients import Clients
+
+MAX_LINE_BYTES = 16 << 20
+CHUNK = 1 << 16
+ATOMIC = 4096
+"""Bytes that a pipe which is ready to be written to takes at once."""
+
+Outgoing = MemoryObjectSendStream[SessionMessage]
+Incoming = MemoryObjectSendStream[SessionMessage | Exception]
+
+
+async def serve(server: Server[Clients]) -> None:
+    """Until the client closes our standard input, or goes away."""
+    with _own_streams() as (source, target):
+        incoming, read = anyio.create_memory_object_stream[SessionMessage | Exception]()
+        write, outgoing = anyio.create_memory_object_stream[SessionMessage]()
+        async with anyio.create_task_group() as group:
+            group.start_soon(_read, source, incoming, write.clone())
+            group.start_soon(_write, target, outgoing, group.cancel_scope)
+            await server.run(read, write, server.create_initialization_options())
+
+
+@contextmanager
+def _own_streams() -> Generator[tuple[int, int]]:
+    """Descriptors of the two, for the protocol alone: whoever else reads gets nothing, and who writes, writes to
+    standard error."""
+    source, target = os.dup(0), os.dup(1)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(2, 1)
+    os.close(nothing)
+    try:
+        yield source, target
+    finally:
+        os.dup2(source, 0)
+        os.dup2(target, 1)
+        os.close(source)
+        os.close(target)
+
+
+async def _read(source: int, incoming: Incoming, answers: Outgoing) -> None:
+    buffer = bytearray()
+    skipping = False
+    async with incoming, answers:
+        while data := await _some(source):
+            buffer += data
+            *lines, rest = buffer.split(b"\n") if b"\n" in data else (buffer,)
+            for line in lines:
+                if not skipping and line.strip():
+                    await _take(bytes(line), incoming, answers)
+                skipping = False
+            if len(rest) > MAX_LINE_BYTES:
+                if not skipping:
+                    await _refuse(answers, INVALID_REQUEST, f"a message has at most {MAX_LINE_BYTES:,} bytes")
+                skipping, rest = True, bytearray()
+            buffer = rest
+
+
+async def _take(line: bytes, incoming: Incoming, answers: Outgoing) -> None:
+    try:
+        message = jsonrpc_message_adapter.validate_json(line, by_name=False)
+    except ValidationError as error:
+        malformed = error.errors()[0]["type"] == "json_invalid"
+        if malformed:
+            await _refuse(answers, PARSE_ERROR, "this line is not JSON")
+        else:
+            await _refuse(answers, INVALID_REQUEST, "this line is no JSON-RPC message", _id(line))
+        return
+    await incoming.send(SessionMessage(message))
+
+
+def _id(line: bytes) -> str | int | None:
+    """The id of a request that is otherwise not one."""
+    try:
+        match json.loads(line):
+            case {"id": str() | int() as found} if not isinstance(found, bool):
+                return found
+            case _:
+                return None
+    except (ValueError, RecursionError):
+        return None
+
+
+async def _refuse(answers: Outgoing, code: int, message: str, request: str | int | None = None) -> None:
+    error = JSONRPCError(jsonrpc="2.0", id=request, error=ErrorData(code=code, message=message))
+    await answers.send(SessionMessage(error))
+
+
+async def _some(source: int) -> bytes:
+    """What there is to read; nothing at the end, and when whoever writes is gone."""
+    with suppress(PermissionError):  # a file, which can always be read
+        await anyio.wait_readable(source)
+    try:
+        return os.read(source, CHUNK)
+    except OSError:
+        return b""
+
+
+async def _write(
+    target: int, outgoing: MemoryObjectReceiveStream[SessionMessage], everything: anyio.CancelScope
+) -> None:
+    async with outgoing:
+        async for message in outgoing:
+            text = message.message.model_dump_json(by_alias=True, exclude_unset=True)
+            try:
+                await _put(target, text.encode() + b"\n")
+            except OSError:  # nobody reads any more
+                everything.cancel()
+
+
+async def _put(target: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        with suppress(PermissionError):  # a file, which can always be written to
+            await anyio.wait_writable(target)
+        rest = rest[os.write(target, rest[:ATOMIC]) :]

@@ -1,0 +1,150 @@
+"""What a server serves: the one place where a kind of workspace becomes sections of tools."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from ringfence.filesystem.protocol import Filesystem
+from ringfence.prompt.policy import PolicyDecision, ToolPolicy
+from ringfence.prompt.section import Section
+from ringfence.prompt.tool import Tool, ToolContext
+from ringfence.prompt.tool_result import ToolResult
+from ringfence.runtime.session import Session
+from ringfence_cli.disk import DiskWorkspace
+from ringfence_cli.history import recovery
+from ringfence_cli.report import left_out
+from ringfence_cli.run import loaded, on_disk
+from ringfence_cli.workspace import LeftOutPolicy, MemoryWorkspace
+from ringfence_sandbox import HostFilesystem, Workspace
+from ringfence_tools.files import VfsToolsSection
+from ringfence_tools.history import HistoryToolsSection
+
+ServedKind = Literal["memory", "disk"]
+History = Callable[[], AbstractContextManager[Workspace]]
+
+
+class ServedWorkspace(Protocol):
+    """One workspace, which all clients of a server share."""
+
+    directory: Path
+    read_only: bool
+    policies: Sequence[ToolPolicy]
+    """For every tool, besides those of the sections."""
+
+    @property
+    def filesystem(self) -> Filesystem: ...
+
+    def sections(self, session: Session) -> Sequence[Section[Any]]:
+        """The tools, for the session of one client."""
+        ...
+
+    def notes(self) -> Iterator[str]:
+        """What a person should know when the server starts."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def open_workspace(kind: ServedKind, directory: Path, *, read_only: bool) -> ServedWorkspace:
+    """Raises click's errors, in words for a person."""
+    if kind == "memory":
+        return MemoryServed(loaded(directory), read_only=read_only)
+    return LookedAt(directory) if read_only else DiskServed(on_disk(directory))
+
+
+class ReadOnlyPolicy:
+    """Only tools that change nothing run."""
+
+    name = "read_only"
+
+    def check(self, tool: Tool[Any, Any], params: Any, *, context: ToolContext) -> PolicyDecision:
+        if tool.read_only:
+            return PolicyDecision.allow()
+        return PolicyDecision.deny(f"this server was started read-only, and {tool.name} changes things")
+
+    def on_result(self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext) -> None:
+        """It remembers nothing."""
+
+
+class MemoryServed:
+    """A copy in memory: what clients do to it, nothing on disk hears of."""
+
+    def __init__(self, workspace: MemoryWorkspace, *, read_only: bool) -> None:
+        self.directory = workspace.directory
+        self.read_only = read_only
+        self.policies: Sequence[ToolPolicy] = [LeftOutPolicy(workspace), *([ReadOnlyPolicy()] if read_only else [])]
+        self._workspace = workspace
+
+    @property
+    def filesystem(self) -> Filesystem:
+        return self._workspace.filesystem
+
+    def sections(self, session: Session) -> Sequence[Section[Any]]:
+        return [_files(session, self.filesystem, self._workspace.mount_point)]
+
+    def notes(self) -> Iterator[str]:
+        yield from left_out(self._workspace)
+        yield "it is a copy in memory, and ends with the server"
+
+    def close(self) -> None:
+        """What is in memory goes by itself."""
+
+
+class DiskServed:
+    """The files as they are. Every call that changes any is a step, and can be undone."""
+
+    def __init__(self, workspace: DiskWorkspace) -> None:
+        self.directory = workspace.directory
+        self.read_only = False
+        self.policies: Sequence[ToolPolicy] = [LeftOutPolicy(workspace)]
+        self._workspace = workspace
+
+    @property
+    def filesystem(self) -> Filesystem:
+        return self._workspace.filesystem
+
+    def sections(self, session: Session) -> Sequence[Section[Any]]:
+        opened = self._workspace.opened
+        history = HistoryToolsSection(session=session, workspace=lambda: nullcontext(opened))
+        return [_files(session, self.filesystem, self._workspace.mount_point), history]
+
+    def notes(self) -> Iterator[str]:
+        if (recovered := self._workspace.opened.recovered) is not None:
+            yield recovery(recovered)
+        yield from left_out(self._workspace)
+
+    def close(self) -> None:
+        self._workspace.close()
+
+
+class LookedAt:
+    """The files as they are, to look at: not locked, so that an agent may work there meanwhile."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.read_only = True
+        self.filesystem: Filesystem = HostFilesystem(directory, read_only=True)
+        self.policies: Sequence[ToolPolicy] = [ReadOnlyPolicy()]
+
+    def sections(self, session: Session) -> Sequence[Section[Any]]:
+        # Opened anew for every call: an agent that works there makes steps.
+        history: History = partial(Workspace.open, self.directory, read_only=True)
+        return [
+            _files(session, self.filesystem, self.filesystem.root),
+            HistoryToolsSection(session=session, workspace=history, read_only=True),
+        ]
+
+    def notes(self) -> Iterator[str]:
+        return iter(())
+
+    def close(self) -> None:
+        assert isinstance(self.filesystem, HostFilesystem)
+        self.filesystem.close()
+
+
+def _files(session: Session, filesystem: Filesystem, mount_point: str) -> VfsToolsSection:
+    return VfsToolsSection(session=session, filesystem=filesystem, mount_point=mount_point)

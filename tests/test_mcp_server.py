@@ -1,0 +1,520 @@
+"""The MCP server as the official client sees it, in one process, in both eras of the protocol."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from mcp import Client
+from mcp.shared.exceptions import MCPError
+from mcp_types import CallToolResult, TextContent, TextResourceContents
+
+from ringfence.filesystem import InMemoryFilesystem
+from ringfence.prompt import MarkdownSection, Section, Tool, ToolContext, ToolPolicy, ToolResult
+from ringfence.runtime.limits import Cancellation
+from ringfence.runtime.receipts import Receipt
+from ringfence.runtime.session import Session
+from ringfence_cli.disk import DiskWorkspace
+from ringfence_cli.serve import resources
+from ringfence_cli.serve.clients import MAX_REMEMBERED
+from ringfence_cli.serve.clients import Client as SessionOfClient
+from ringfence_cli.serve.results import MAX_STRUCTURED_CHARACTERS, fitted
+from ringfence_cli.serve.server import WorkspaceServer
+from ringfence_cli.serve.workspaces import DiskServed, LookedAt, ServedWorkspace, open_workspace
+from ringfence_tools import VfsToolsSection
+from ringfence_tools.file_results import Listing
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(params=["auto", "legacy"])
+def era(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    root = tmp_path / "root"
+    (root / "src").mkdir(parents=True)
+    (root / "a.txt").write_text("one\n")
+    (root / "src/b.py").write_text("two = 2\n")
+    return root
+
+
+@pytest.fixture
+def served(root: Path) -> Iterator[DiskServed]:
+    served = DiskServed(DiskWorkspace(root))
+    yield served
+    served.close()
+
+
+@dataclass
+class Serving:
+    server: WorkspaceServer
+    receipts: list[Receipt]
+    era: str
+
+    @asynccontextmanager
+    async def client(self) -> AsyncGenerator[Client]:
+        async with Client(self.server.protocol(), mode=self.era) as client:
+            yield client
+
+
+def serving(workspace: ServedWorkspace, era: str) -> Serving:
+    receipts: list[Receipt] = []
+    return Serving(WorkspaceServer(workspace, receipts.append), receipts, era)
+
+
+def text(result: CallToolResult) -> str:
+    (content,) = result.content
+    assert isinstance(content, TextContent)
+    return content.text
+
+
+def found(result: CallToolResult) -> Any:
+    assert not result.is_error, text(result)
+    return result.structured_content
+
+
+@dataclass(frozen=True)
+class Nothing:
+    pass
+
+
+@dataclass(frozen=True)
+class Long:
+    text: str
+    lines: tuple[str, ...] = ()
+
+
+class Bench:
+    """A workspace in memory with tools that wait, that say much, and that break."""
+
+    read_only = False
+    policies: Sequence[ToolPolicy] = ()
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.filesystem = InMemoryFilesystem()
+        self.started, self.released = threading.Event(), threading.Event()
+
+    def sections(self, session: Session) -> Sequence[Section[Any]]:
+        tools: list[Tool[Any, Any]] = [
+            Tool[Nothing, Nothing](name="slow", description="Writes, and waits.", handler=self.slow),
+            Tool[Nothing, Long](name="long", description="Says much.", handler=self.long, read_only=True),
+            Tool[Nothing, list[Long]](name="many", description="Says many things.", handler=self.many, read_only=True),
+            Tool[Nothing, Nothing](name="broken", description="Breaks.", handler=self.broken),
+        ]
+        return [
+            VfsToolsSection(session=session, filesystem=self.filesystem),
+            MarkdownSection(title="Bench", template="", tools=tools),
+        ]
+
+    def slow(self, params: Nothing, *, context: ToolContext) -> ToolResult[Nothing]:
+        assert context.filesystem is not None
+        context.filesystem.write("slow.txt", "half\n")
+        self.started.set()
+        assert self.released.wait(20)
+        context.filesystem.write("slow.txt", "whole\n")
+        return ToolResult.ok(Nothing())
+
+    def long(self, params: Nothing, *, context: ToolContext) -> ToolResult[Long]:
+        return ToolResult.ok(Long("x" * 10_000_000, ("y" * 1000,) * 10_000), "much")
+
+    def many(self, params: Nothing, *, context: ToolContext) -> ToolResult[list[Long]]:
+        return ToolResult.ok([Long("a"), Long("b")], "two")
+
+    def broken(self, params: Nothing, *, context: ToolContext) -> ToolResult[Nothing]:
+        assert context.filesystem is not None
+        context.filesystem.write("broken.txt", "half\n")
+        raise RuntimeError("out of order")
+
+    def notes(self) -> Iterator[str]:
+        return iter(())
+
+    def close(self) -> None:
+        self.released.set()
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    bench = Bench(tmp_path)
+    yield bench
+    bench.close()
+
+
+async def test_every_tool_has_a_schema_of_what_it_takes_and_gives_and_says_what_it_does(
+    served: DiskServed, era: str
+) -> None:
+    async with serving(served, era).client() as client:
+        tools = {tool.name: tool for tool in (await client.list_tools()).tools}
+    assert list(tools)[:3] == ["ls", "read_file", "write_file"]
+    assert {"history", "diff", "undo", "restore", "checkpoint"} <= set(tools)
+    for tool in tools.values():
+        assert tool.input_schema["type"] == "object"
+        assert tool.input_schema["additionalProperties"] is False
+        assert tool.output_schema is not None
+        assert tool.output_schema["type"] == "object"
+        assert tool.description is not None
+        assert "ringfence workspace" in tool.description
+        assert tool.annotations is not None
+        assert tool.annotations.open_world_hint is False
+    hints = {
+        name: (tool.annotations.read_only_hint, tool.annotations.destructive_hint, tool.annotations.idempotent_hint)
+        for name, tool in tools.items()
+        if tool.annotations is not None
+    }
+    assert hints["read_file"] == hints["history"] == (True, False, True)
+    assert hints["write_file"] == hints["restore"] == (False, True, True)
+    assert hints["edit_file"] == hints["undo"] == (False, True, False)
+    assert hints["checkpoint"] == (False, False, False)
+
+
+async def test_a_result_is_text_for_a_model_and_a_value_for_a_program(served: DiskServed, era: str) -> None:
+    async with serving(served, era).client() as client:
+        read = await client.call_tool("read_file", {"file_path": "a.txt"})
+        assert "1 | one" in text(read)
+        assert found(read)["total_lines"] == 1
+        assert read.meta is not None
+        assert read.meta["ringfence/outcome"] == "committed"
+        written = await client.call_tool("write_file", {"file_path": "a.txt", "content": "1\n"})
+        assert found(written) == {"path": "a.txt", "size_bytes": 2, "created": False}
+        assert written.meta is not None
+        assert len(written.meta["ringfence/commit"]) == 40
+
+
+async def test_what_a_model_does_wrong_it_reads_as_a_result(served: DiskServed, root: Path, era: str) -> None:
+    server = serving(served, era)
+    async with server.client() as client:
+        unknown = await client.call_tool("write_fil", {})
+        misfit = await client.call_tool("write_file", {"file_path": 3, "text": "x"})
+        denied = await client.call_tool("write_file", {"file_path": "a.txt", "content": "blind\n"})
+        missing = await client.call_tool("read_file", {"file_path": "c.txt"})
+    assert all(result.is_error for result in (unknown, misfit, denied, missing))
+    assert "did you mean write_file" in text(unknown)
+    assert "content" in text(misfit)
+    assert "has not been read" in text(denied)
+    assert "there is no c.txt" in text(missing)
+    assert (root / "a.txt").read_text() == "one\n"
+    assert [receipt.outcome for receipt in server.receipts] == ["rejected", "rejected", "denied", "failed"]
+
+
+async def test_two_clients_share_the_files_and_not_what_they_have_read(
+    served: DiskServed, root: Path, era: str
+) -> None:
+    server = serving(served, era)
+    async with server.client() as one, server.client() as other:
+        found(await one.call_tool("read_file", {"file_path": "a.txt"}))
+        write = {"file_path": "a.txt", "content": "other\n"}
+        assert "has not been read" in text(await other.call_tool("write_file", write))
+        found(await other.call_tool("read_file", {"file_path": "a.txt"}))
+        found(await other.call_tool("write_file", write))
+        stale = await one.call_tool("write_file", {"file_path": "a.txt", "content": "one again\n"})
+        assert "has changed since" in text(stale)
+    assert (root / "a.txt").read_text() == "other\n"
+    assert len({receipt.session_id for receipt in server.receipts}) == 2
+
+
+async def test_calls_of_many_clients_at_once_all_come_out_whole(served: DiskServed, root: Path, era: str) -> None:
+    server = serving(served, era)
+
+    async def write(number: int) -> None:
+        async with server.client() as client:
+            for turn in range(5):
+                arguments = {"file_path": f"{number}/{turn}.txt", "content": f"{number}\n"}
+                found(await client.call_tool("write_file", arguments))
+
+    async with anyio.create_task_group() as group:
+        for number in range(6):
+            group.start_soon(write, number)
+    assert len(list(root.glob("[0-9]/*.txt"))) == 30
+    assert {receipt.outcome for receipt in server.receipts} == {"committed"}
+
+
+async def test_calls_of_one_client_run_in_the_order_they_came(served: DiskServed, root: Path, era: str) -> None:
+    async with serving(served, era).client() as client, anyio.create_task_group() as group:
+        for number in range(10):
+            text = f"{number}\n"
+            group.start_soon(client.call_tool, "write_file", {"file_path": "n.txt", "content": text})
+            await anyio.sleep(0.005)
+    assert (root / "n.txt").read_text() == "9\n"
+
+
+async def test_a_call_that_its_client_cancels_is_rolled_back(bench: Bench, era: str) -> None:
+    server = serving(bench, era)
+    async with server.client() as client:
+        async with anyio.create_task_group() as group:
+            group.start_soon(client.call_tool, "slow", {})
+            await anyio.to_thread.run_sync(bench.started.wait, 20)
+            group.start_soon(_release_soon, bench)
+            group.cancel_scope.cancel()
+        bench.released.set()
+        # In the turn after it: so it has ended.
+        listed = await client.call_tool("ls", {})
+        assert found(listed)["entries"] == []
+    assert [receipt.outcome for receipt in server.receipts] == ["interrupted", "committed"]
+    assert server.receipts[0].message == "the call was cancelled, so nothing of it is kept"
+
+
+async def _release_soon(bench: Bench) -> None:
+    with anyio.CancelScope(shield=True):
+        await anyio.sleep(0.3)
+        bench.released.set()
+
+
+async def test_a_call_that_is_cancelled_while_it_waits_never_runs(bench: Bench, era: str) -> None:
+    server = serving(bench, era)
+    async with server.client() as client, server.client() as other, anyio.create_task_group() as group:
+        group.start_soon(client.call_tool, "slow", {})
+        await anyio.to_thread.run_sync(bench.started.wait, 20)
+        with anyio.move_on_after(0.1):
+            await other.call_tool("write_file", {"file_path": "waited.txt", "content": ""})
+        bench.released.set()
+    assert [(receipt.tool, receipt.outcome) for receipt in server.receipts] == [("slow", "committed")]
+    assert not bench.filesystem.exists("waited.txt")
+
+
+async def test_a_client_that_leaves_in_the_middle_of_a_call_leaves_nothing_behind(bench: Bench, era: str) -> None:
+    server = serving(bench, era)
+    async with anyio.create_task_group() as group:
+        group.start_soon(_call_and_leave, server, bench)
+        await anyio.to_thread.run_sync(bench.started.wait, 20)
+        group.start_soon(_release_soon, bench)
+    assert not bench.filesystem.exists("slow.txt")
+    assert [receipt.outcome for receipt in server.receipts] == ["interrupted"]
+
+
+async def _call_and_leave(server: Serving, bench: Bench) -> None:
+    async with server.client() as client:
+        with anyio.move_on_after(0.05):
+            await client.call_tool("slow", {})
+
+
+async def test_a_server_that_stops_rolls_back_what_runs_and_refuses_what_comes(bench: Bench, era: str) -> None:
+    server = serving(bench, era)
+    answers: list[CallToolResult] = []
+
+    async def call(client: Client, name: str) -> None:
+        answers.append(await client.call_tool(name, {}))
+
+    async with server.client() as client:
+        async with anyio.create_task_group() as group:
+            group.start_soon(call, client, "slow")
+            await anyio.to_thread.run_sync(bench.started.wait, 20)
+            server.server.stop()
+            bench.released.set()
+        await call(client, "broken")
+    assert [answer.is_error for answer in answers] == [True, True]
+    assert [receipt.outcome for receipt in server.receipts] == ["interrupted", "interrupted"]
+    assert not bench.filesystem.list()
+
+
+async def test_a_long_call_tells_that_it_goes_on(bench: Bench, era: str) -> None:
+    heard: list[tuple[float, str | None]] = []
+
+    async def hear(progress: float, total: float | None, message: str | None) -> None:
+        heard.append((progress, message))
+        bench.released.set()
+
+    async with serving(bench, era).client() as client:
+        found(await client.call_tool("slow", {}, progress_callback=hear))
+    assert heard[0][0] >= 1
+    assert heard[0][1] == "slow has been running for 1 s"
+
+
+async def test_a_handler_that_breaks_ends_neither_the_call_nor_the_server(bench: Bench, era: str) -> None:
+    async with serving(bench, era).client() as client:
+        broken = await client.call_tool("broken", {})
+        assert broken.is_error
+        assert "out of order" in text(broken)
+        assert found(await client.call_tool("ls", {}))["entries"] == []
+
+
+async def test_a_result_of_many_megabytes_is_cut_and_says_so(bench: Bench, era: str) -> None:
+    async with serving(bench, era).client() as client:
+        # The client checks the structured result against the schema.
+        long = await client.call_tool("long", {})
+    assert len(json.dumps(found(long))) <= MAX_STRUCTURED_CHARACTERS
+    assert "more characters" in found(long)["text"]
+    assert len(text(long)) < 101_000
+    assert "characters left out" in text(long)
+    assert "the structured result was cut" in text(long)
+
+
+async def test_a_result_that_is_a_list_is_an_object_with_items(bench: Bench, era: str) -> None:
+    async with serving(bench, era).client() as client:
+        many = await client.call_tool("many", {})
+    assert [item["text"] for item in found(many)["items"]] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"text": "x" * 10_000_000},
+        {"lists": [["x" * 100] * 1000] * 1000},
+        {"objects": {str(n): {"text": "x" * 50} for n in range(50_000)}},
+    ],
+)
+def test_what_is_cut_is_small_enough_whatever_it_is(value: dict[str, Any]) -> None:
+    small, cut = fitted(value)
+    assert cut
+    assert len(json.dumps(small)) <= MAX_STRUCTURED_CHARACTERS
+
+
+async def test_undo_is_a_step_of_its_call_and_can_be_undone(served: DiskServed, root: Path, era: str) -> None:
+    server = serving(served, era)
+    async with server.client() as client:
+        found(await client.call_tool("read_file", {"file_path": "a.txt"}))
+        found(await client.call_tool("write_file", {"file_path": "a.txt", "content": "1\n"}))
+        (root / "theirs.txt").write_text("theirs\n")
+        dry = found(await client.call_tool("undo", {"dry_run": True}))
+        assert dry["paths"] == [{"path": "a.txt", "outcome": "restored"}]
+        undone = await client.call_tool("undo", {})
+        assert (root / "a.txt").read_text() == "one\n"
+        assert (root / "theirs.txt").exists()
+        history = found(await client.call_tool("history", {}))["entries"]
+        made = [(entry["step"], entry["made_by"]) for entry in history]
+        assert made[:3] == [(2, "undo"), (None, "somebody else"), (1, "write_file")]
+        assert "-1" in text(await client.call_tool("diff", {"since": 1, "until": 2}))
+        found(await client.call_tool("undo", {}))
+    assert (root / "a.txt").read_text() == "1\n"
+    assert undone.meta is not None
+    assert undone.meta["ringfence/commit"] is not None
+    assert server.receipts[3].changes[0].path == "a.txt"
+
+
+async def test_a_checkpoint_is_a_name_to_go_back_to(served: DiskServed, root: Path, era: str) -> None:
+    async with serving(served, era).client() as client:
+        found(await client.call_tool("write_file", {"file_path": "c.txt", "content": "c\n"}))
+        (root / "theirs.txt").write_text("theirs\n")
+        assert found(await client.call_tool("checkpoint", {"name": "good"})) == {"name": "good", "step": 1}
+        found(await client.call_tool("rm", {"path": "c.txt"}))
+        (root / "theirs.txt").unlink()
+        assert "there are: good" in text(await client.call_tool("restore", {"step": "bad"}))
+        assert "already" in text(await client.call_tool("checkpoint", {"name": "good"}))
+        found(await client.call_tool("restore", {"step": "good"}))
+    assert (root / "c.txt").read_text() == "c\n"
+    assert (root / "theirs.txt").read_text() == "theirs\n"
+
+
+@pytest.mark.parametrize("path", ["../secret.txt", "out/secret.txt", "src/../../secret.txt", "/out/../../secret.txt"])
+async def test_nothing_outside_of_the_workspace_is_reached(served: DiskServed, root: Path, path: str, era: str) -> None:
+    (root.parent / "secret.txt").write_text("secret\n")
+    (root / "out").symlink_to("..")
+    async with serving(served, era).client() as client:
+        for name, more in (("read_file", {}), ("write_file", {"content": "x"})):
+            result = await client.call_tool(name, {"file_path": path, **more})
+            assert result.is_error
+            assert "secret\n" not in text(result)
+        with pytest.raises(MCPError, match="cannot be read"):
+            await client.read_resource(resources.address(path))
+    assert (root.parent / "secret.txt").read_text() == "secret\n"
+
+
+async def test_git_s_own_data_is_not_for_clients_to_write(served: DiskServed, root: Path, era: str) -> None:
+    async with serving(served, era).client() as client:
+        denied = await client.call_tool("write_file", {"file_path": ".git/hooks/post-commit", "content": "x"})
+    assert "only people change" in text(denied)
+    assert not (root / ".git").exists()
+
+
+@pytest.mark.parametrize("kind", ["disk", "memory"])
+async def test_a_read_only_server_offers_and_runs_only_what_changes_nothing(root: Path, kind: Any, era: str) -> None:
+    workspace = open_workspace(kind, root, read_only=True)
+    server = serving(workspace, era)
+    async with server.client() as client:
+        names = {tool.name for tool in (await client.list_tools()).tools}
+        assert names == {"ls", "read_file", "glob", "grep"} | ({"history", "diff"} if kind == "disk" else set())
+        written = await client.call_tool("write_file", {"file_path": "new.txt", "content": "x"})
+        assert "read-only" in text(written)
+        assert "1 | one" in text(await client.call_tool("read_file", {"file_path": "a.txt"}))
+    workspace.close()
+    assert not (root / "new.txt").exists()
+    assert server.receipts[0].outcome == "denied"
+
+
+async def test_a_read_only_server_sees_the_steps_that_an_agent_makes_meanwhile(root: Path, era: str) -> None:
+    looking = LookedAt(root)
+    async with serving(looking, era).client() as watcher:
+        assert "no history yet" in text(await watcher.call_tool("history", {}))
+        working = DiskServed(DiskWorkspace(root))
+        async with serving(working, era).client() as client:
+            found(await client.call_tool("write_file", {"file_path": "new.txt", "content": "x"}))
+            entries = found(await watcher.call_tool("history", {}))["entries"]
+            assert [entry["made_by"] for entry in entries] == ["write_file", "as it was found"]
+        working.close()
+    looking.close()
+
+
+async def test_what_is_done_to_a_copy_in_memory_nothing_on_disk_hears_of(root: Path, era: str) -> None:
+    workspace = open_workspace("memory", root, read_only=False)
+    async with serving(workspace, era).client() as client:
+        found(await client.call_tool("write_file", {"file_path": "new.txt", "content": "x"}))
+        assert "new.txt" in text(await client.call_tool("ls", {}))
+    assert not (root / "new.txt").exists()
+
+
+async def test_files_are_resources_a_page_at_a_time(served: DiskServed, root: Path, era: str) -> None:
+    names = {f"many/{number:03}.txt" for number in range(450)} | {"a.txt", "src/b.py", "many/odd name%.txt"}
+    (root / "many").mkdir()
+    for name in names:
+        (root / name).touch()
+    (root / ".git").mkdir()
+    (root / ".git/config").write_text("theirs")
+    (root / "link").symlink_to("a.txt")
+    listed: list[str] = []
+    async with serving(served, era).client() as client:
+        cursor = None
+        while True:
+            page = await client.list_resources(cursor=cursor)
+            assert len(page.resources) <= resources.PAGE
+            listed += [resource.name for resource in page.resources]
+            cursor = page.next_cursor
+            if cursor is None:
+                break
+        templates = (await client.list_resource_templates()).resource_templates
+        odd = await client.read_resource(resources.address("many/odd name%.txt"))
+    assert len(listed) == len(set(listed))
+    assert set(listed) == names
+    assert [template.uri_template for template in templates] == ["workspace:///{+path}"]
+    assert isinstance(odd.contents[0], TextResourceContents)
+
+
+async def test_a_resource_is_whole_or_refused(served: DiskServed, root: Path, era: str) -> None:
+    (root / "large.bin").write_bytes(b"\xff" * (resources.MAX_BYTES + 1))
+    (root / "binary").write_bytes(b"\xff\x00")
+    async with serving(served, era).client() as client:
+        (content,) = (await client.read_resource("workspace:///src/b.py")).contents
+        assert isinstance(content, TextResourceContents)
+        assert content.text == "two = 2\n"
+        (blob,) = (await client.read_resource("workspace:///binary")).contents
+        assert blob.model_dump()["blob"] == "/wA="
+        for uri, why in (
+            ("workspace:///large.bin", "use read_file"),
+            ("workspace:///src", "cannot be read"),
+            ("workspace:///none", "cannot be read"),
+            ("file:///etc/passwd", "begins with workspace:///"),
+        ):
+            with pytest.raises(MCPError, match=why):
+                await client.read_resource(uri)
+
+
+def test_a_session_does_not_grow_with_the_calls(served: DiskServed) -> None:
+    client = SessionOfClient(served, [].append)
+    for _ in range(250):
+        assert not client.call("ls", {}, Cancellation()).is_error
+    assert len(client.session[Receipt].all()) <= MAX_REMEMBERED
+    assert len(client.session[Listing].all()) <= MAX_REMEMBERED
+    client.close()

@@ -1,0 +1,309 @@
+"""`ringfence serve` in a process of its own, over standard input and output."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mcp import Client
+from mcp.client.stdio import StdioServerParameters
+from mcp_types import TextContent
+
+from ringfence.errors import WorkspaceLockedError
+from ringfence_cli.serve.stdio import MAX_LINE_BYTES
+from ringfence_sandbox import Workspace
+
+SERVE = [sys.executable, "-m", "ringfence_cli", "serve"]
+ENDED = 20.0
+"""Seconds that a process has to end in."""
+HELLO = {
+    "protocolVersion": "2025-06-18",
+    "capabilities": {},
+    "clientInfo": {"name": "raw", "version": "1"},
+}
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "a.txt").write_text("one\n")
+    return root
+
+
+class Server:
+    """A server that is spoken to line by line."""
+
+    def __init__(self, root: Path, *options: str) -> None:
+        self.process = subprocess.Popen(
+            [*SERVE, str(root), *options], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+
+    def send(self, data: bytes) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(data + b"\n")
+        self.process.stdin.flush()
+
+    def ask(self, method: str, params: Mapping[str, Any], request: int) -> None:
+        self.send(json.dumps({"jsonrpc": "2.0", "id": request, "method": method, "params": params}).encode())
+
+    def answer(self) -> Any:
+        assert self.process.stdout is not None
+        return json.loads(self.process.stdout.readline())
+
+    def hello(self) -> None:
+        self.ask("initialize", HELLO, 0)
+        assert self.answer()["result"]["serverInfo"]["name"] == "ringfence"
+        self.send(b'{"jsonrpc": "2.0", "method": "notifications/initialized"}')
+
+    def call(self, name: str, arguments: Mapping[str, Any], request: int) -> None:
+        self.ask("tools/call", {"name": name, "arguments": arguments}, request)
+
+    def end(self) -> tuple[int, bytes, bytes]:
+        """Close its input: its exit code, and what was left on its two streams."""
+        out, err = self.process.communicate(timeout=ENDED)
+        return self.process.returncode, out, err
+
+
+@contextmanager
+def started(root: Path, *options: str) -> Iterator[Server]:
+    server = Server(root, *options)
+    try:
+        yield server
+    finally:
+        server.process.kill()
+        server.process.communicate()
+
+
+def many_files(count: int) -> str:
+    """A patch that makes many files: what of it is there, all of it is there."""
+    return "".join(f"--- /dev/null\n+++ b/m/{number}\n@@ -0,0 +1 @@\n+x\n" for number in range(count))
+
+
+def free(root: Path) -> Workspace:
+    """The workspace, as soon as nobody else has it."""
+    until = time.monotonic() + ENDED
+    while True:
+        try:
+            return Workspace.open(root)
+        except WorkspaceLockedError:
+            assert time.monotonic() < until, "the server did not let go of the workspace"
+            time.sleep(0.05)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("era", ["auto", "legacy"])
+async def test_the_official_client_works_with_a_server_it_started(root: Path, tmp_path: Path, era: str) -> None:
+    receipts = tmp_path / "receipts.jsonl"
+    arguments = [*SERVE[1:], str(root), "--receipts", str(receipts)]
+    parameters = StdioServerParameters(command=SERVE[0], args=arguments, env=dict(os.environ))
+    async with Client(parameters, mode=era) as client:
+        assert len((await client.list_tools()).tools) == 14
+        denied = await client.call_tool("write_file", {"file_path": "a.txt", "content": "two\n"})
+        assert denied.is_error
+        assert not (await client.call_tool("read_file", {"file_path": "a.txt"})).is_error
+        assert not (await client.call_tool("write_file", {"file_path": "a.txt", "content": "two\n"})).is_error
+        assert (root / "a.txt").read_text() == "two\n"
+        assert not (await client.call_tool("undo", {})).is_error
+    assert (root / "a.txt").read_text() == "one\n"
+    records = [json.loads(line) for line in receipts.read_text().splitlines()]
+    assert [record["outcome"] for record in records] == ["denied", "committed", "committed", "committed"]
+    with free(root) as workspace:
+        assert [step.tool for step in workspace.steps()] == ["write_file", "undo"]
+
+
+@pytest.mark.anyio
+async def test_a_file_of_ten_megabytes_is_read_in_bounds(root: Path) -> None:
+    (root / "long.txt").write_text("x" * 10_000_000)
+    parameters = StdioServerParameters(command=SERVE[0], args=[*SERVE[1:], str(root)], env=dict(os.environ))
+    async with Client(parameters) as client:
+        (content,) = (await client.call_tool("read_file", {"file_path": "long.txt"})).content
+    assert isinstance(content, TextContent)
+    assert "more characters in this line" in content.text
+    assert len(content.text) < 100_000
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "request_id"),
+    [
+        (b"not json", -32700, None),
+        (b'{"jsonrpc": "2.0", "id": 7, "method": ', -32700, None),
+        (b"\xff\xfe", -32700, None),
+        (b"[" * 100_000, -32700, None),
+        (b"[]", -32600, None),
+        (b"7", -32600, None),
+        (b'{"jsonrpc": "1.0", "id": 7, "method": "ping"}', -32600, 7),
+        (b'{"jsonrpc": "2.0", "id": 7, "method": 5}', -32600, 7),
+        (b'{"jsonrpc": "2.0", "id": 7, "method": "no/such"}', -32601, 7),
+        (b'{"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": {"name": 5}}', -32602, 7),
+        (b'{"jsonrpc": "2.0", "id": 7, "method": "tools/call"}', -32602, 7),
+    ],
+)
+def test_a_malformed_message_is_refused_and_the_next_one_answered(
+    root: Path, line: bytes, code: int, request_id: int | None
+) -> None:
+    with started(root) as server:
+        server.hello()
+        server.send(line)
+        refused = server.answer()
+        assert (refused["error"]["code"], refused["id"]) == (code, request_id)
+        server.call("ls", {}, 8)
+        assert server.answer()["result"]["isError"] is False
+        assert server.end() == (0, b"", b"")
+
+
+def test_a_line_without_end_is_refused_before_it_fills_the_memory(root: Path) -> None:
+    with started(root) as server:
+        server.hello()
+        server.send(b'"' + b"x" * (MAX_LINE_BYTES + 100_000) + b'"')
+        assert "at most" in server.answer()["error"]["message"]
+        server.call("ls", {}, 8)
+        assert server.answer()["id"] == 8
+
+
+def test_the_end_of_the_input_ends_the_server_and_nothing_but_the_protocol_was_said(root: Path) -> None:
+    with started(root) as server:
+        server.hello()
+        assert server.end() == (0, b"", b"")
+    with free(root) as workspace:
+        assert workspace.recovered is None
+
+
+def test_a_call_whose_client_closes_the_input_is_rolled_back(root: Path) -> None:
+    with started(root) as server:
+        server.hello()
+        server.call("apply_patch", {"patch": many_files(900)}, 1)
+        time.sleep(0.05)
+        code, _, err = server.end()
+        assert (code, err) == (0, b"")
+    with free(root) as workspace:
+        assert workspace.recovered is None
+        assert len(list(root.glob("m/*"))) in (0, 900)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_server_in_the_middle_of_a_call_and_rolls_it_back(root: Path, number: int) -> None:
+    with started(root) as server:
+        server.hello()
+        server.call("apply_patch", {"patch": many_files(900)}, 1)
+        time.sleep(0.1)
+        server.process.send_signal(number)
+        assert server.process.wait(ENDED) == 130
+    with free(root) as workspace:
+        assert workspace.recovered is None
+        assert len(list(root.glob("m/*"))) in (0, 900)
+
+
+def test_a_signal_ends_a_server_whose_client_says_nothing(root: Path) -> None:
+    with started(root) as server:
+        server.hello()
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(ENDED) == 130
+
+
+CLIENT = """
+import json, subprocess, sys, time
+server = subprocess.Popen(json.loads(sys.argv[1]), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+for line in json.loads(sys.argv[2]):
+    server.stdin.write(json.dumps(line).encode() + b"\\n")
+    server.stdin.flush()
+    if "id" in line and line["id"] == 0:
+        server.stdout.readline()
+print("asked", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.02, 0.1, 0.2, 0.4])
+def test_a_client_that_is_killed_in_the_middle_of_a_call_leaves_all_of_it_or_nothing(root: Path, delay: float) -> None:
+    lines: list[Mapping[str, Any]] = [
+        {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": HELLO},
+        {"jsonrpc": "2.0", "method": "notifications/initialized"},
+        {
+            "jsonrpc": "2.0",
+            "id": 1,
+            "method": "tools/call",
+            "params": {"name": "apply_patch", "arguments": {"patch": many_files(900)}},
+        },
+    ]
+    command = [sys.executable, "-c", CLIENT, json.dumps([*SERVE, str(root)]), json.dumps(lines)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as client:
+        assert client.stdout is not None
+        assert client.stdout.readline() == b"asked\n"
+        time.sleep(delay)
+        client.kill()
+    with free(root) as workspace:
+        assert workspace.recovered is None
+        assert len(list(root.glob("m/*"))) == (900 if workspace.steps() else 0)
+
+
+def test_a_server_that_is_killed_leaves_all_of_a_call_or_nothing(root: Path) -> None:
+    with started(root) as server:
+        server.hello()
+        server.call("apply_patch", {"patch": many_files(900)}, 1)
+        time.sleep(random.random() * 0.3)
+        server.process.kill()
+        server.process.wait(ENDED)
+    with free(root) as workspace:
+        assert len(list(root.glob("m/*"))) == (900 if workspace.steps() else 0)
+
+
+def test_a_workspace_that_somebody_has_is_not_served(root: Path) -> None:
+    with Workspace.open(root), started(root) as server:
+        code, out, err = server.end()
+    assert (code, out) == (1, b"")
+    assert str(os.getpid()).encode() in err
+
+
+def test_a_handler_that_prints_cannot_reach_the_protocol(root: Path) -> None:
+    program = (
+        "import sys\n"
+        "from ringfence_cli import main\n"
+        "from ringfence_tools import file_tools\n"
+        "class Loud(file_tools._FileTools):\n"
+        "    def ls(self, params, *, context):\n"
+        "        print('printed'); sys.stdout.flush(); assert sys.stdin.read() == ''\n"
+        "        return super().ls(params, context=context)\n"
+        "file_tools._FileTools = Loud\n"
+        "main.main()\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, "serve", str(root)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    server = Server.__new__(Server)
+    server.process = process
+    server.hello()
+    server.call("ls", {}, 1)
+    assert server.answer()["id"] == 1
+    assert server.end() == (0, b"", b"printed\n")
+
+
+def test_the_server_answers_within_a_second(root: Path) -> None:
+    # The best of some: other processes of the machine are no fault of the server.
+    taken: list[float] = []
+    for _ in range(5):
+        begun = time.perf_counter()
+        with started(root) as server:
+            server.hello()
+            taken.append(time.perf_counter() - begun)
+        if taken[-1] < 1:
+            break
+    assert min(taken) < 1, taken
