@@ -28,7 +28,7 @@ from ringfence_cli.serve.http import Address, address_of
 from ringfence_cli.signals import Signals
 from ringfence_sandbox import Workspace
 
-ENDED = 20.0
+ENDED = 60.0
 TOKEN = "0123456789abcdef-token"
 HELLO = {
     "jsonrpc": "2.0",
@@ -132,6 +132,12 @@ async def test_a_client_without_a_connection_that_lasts_is_remembered_by_its_nam
             assert not written.is_error
 
 
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with started(tmp_path_factory.mktemp("guarded")) as server:
+        yield server
+
+
 @pytest.mark.parametrize(
     ("headers", "status"),
     [
@@ -148,9 +154,10 @@ async def test_a_client_without_a_connection_that_lasts_is_remembered_by_its_nam
         ({"Authorization": f"Bearer {TOKEN}", "Content-Type": "text/plain"}, 400),
     ],
 )
-def test_only_who_has_the_token_and_comes_from_here_is_heard(root: Path, headers: dict[str, str], status: int) -> None:
-    with started(root) as server:
-        assert server.post(json.dumps(HELLO).encode(), headers)[0] == status
+def test_only_who_has_the_token_and_comes_from_here_is_heard(
+    guarded: Server, headers: dict[str, str], status: int
+) -> None:
+    assert guarded.post(json.dumps(HELLO).encode(), headers)[0] == status
 
 
 def test_the_token_is_made_and_said_where_none_is_given_and_not_said_where_one_is(root: Path) -> None:
@@ -162,14 +169,17 @@ def test_the_token_is_made_and_said_where_none_is_given_and_not_said_where_one_i
         assert TOKEN not in server.said
 
 
-@pytest.mark.parametrize("body", [b"", b"not json", b"[]", b"7", b'{"jsonrpc": "2.0"}', b"[" * 100_000])
+BODIES = [b"", b"not json", b"[]", b"7", b'{"jsonrpc": "2.0"}', b"[" * 100_000]
+
+
 @pytest.mark.parametrize("version", ["2025-06-18", "2026-07-28"])
-def test_a_malformed_message_is_refused(root: Path, body: bytes, version: str) -> None:
+def test_a_malformed_message_is_refused_and_the_next_one_answered(root: Path, version: str) -> None:
     with started(root) as server:
         headers = {"Authorization": f"Bearer {TOKEN}", "MCP-Protocol-Version": version}
-        status, said = server.post(body, headers)
-        assert status == 400
-        assert "error" in said
+        for body in BODIES:
+            status, said = server.post(body, headers)
+            assert status == 400, body
+            assert "error" in said
         assert server.post(b"x" * (5 << 20), headers)[0] == 413
         assert server.post(json.dumps(HELLO).encode(), {"Authorization": f"Bearer {TOKEN}"})[0] == 200
 
@@ -276,3 +286,9 @@ def test_with_a_name_the_server_is_called_by_that_name_and_no_other(root: Path) 
         assert server.post(hello, {**token, "Host": f"build.example:{server.port}"})[0] == 200
         assert server.post(hello, {**token, "Host": "build.example"})[0] == 200
         assert server.post(hello, {**token, "Host": "other.example"})[0] == 421
+
+
+def test_a_signal_that_comes_before_the_server_runs_ends_it(root: Path) -> None:
+    for delay in (0.0, 0.001, 0.003, 0.01):
+        with started(root):
+            time.sleep(delay)

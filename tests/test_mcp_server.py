@@ -190,7 +190,8 @@ async def test_a_result_is_text_for_a_model_and_a_value_for_a_program(served: Di
         assert read.meta is not None
         assert read.meta["ringfence/outcome"] == "committed"
         written = await client.call_tool("write_file", {"file_path": "a.txt", "content": "1\n"})
-        assert found(written) == {"path": "a.txt", "size_bytes": 2, "created": False}
+        said = "replaced a.txt (2 bytes)"
+        assert found(written) == {"message": said, "path": "a.txt", "size_bytes": 2, "created": False}
         assert written.meta is not None
         assert len(written.meta["ringfence/commit"]) == 40
 
@@ -346,7 +347,8 @@ async def test_a_result_of_many_megabytes_is_cut_and_says_so(bench: Bench, era: 
     async with serving(bench, era).client() as client:
         # The client checks the structured result against the schema.
         long = await client.call_tool("long", {})
-    assert len(json.dumps(found(long))) <= MAX_STRUCTURED_CHARACTERS
+    assert len(json.dumps(found(long))) <= MAX_STRUCTURED_CHARACTERS + 200
+    assert "the structured result was cut" in found(long)["message"]
     assert "more characters" in found(long)["text"]
     assert len(text(long)) < 101_000
     assert "characters left out" in text(long)
@@ -399,7 +401,8 @@ async def test_a_checkpoint_is_a_name_to_go_back_to(served: DiskServed, root: Pa
     async with serving(served, era).client() as client:
         found(await client.call_tool("write_file", {"file_path": "c.txt", "content": "c\n"}))
         (root / "theirs.txt").write_text("theirs\n")
-        assert found(await client.call_tool("checkpoint", {"name": "good"})) == {"name": "good", "step": 1}
+        named = found(await client.call_tool("checkpoint", {"name": "good"}))
+        assert (named["name"], named["step"]) == ("good", 1)
         found(await client.call_tool("rm", {"path": "c.txt"}))
         (root / "theirs.txt").unlink()
         assert "there are: good" in text(await client.call_tool("restore", {"step": "bad"}))

@@ -47,15 +47,15 @@ def serve(options: ServeOptions, signals: Signals) -> int:
     with ExitStack() as stack:
         try:
             with signals.let_through():
-                transport = _transport(options, errors, stack)
+                transport, hints = _transport(options, stack)
                 workspace = open_workspace(options.workspace, options.directory, read_only=options.read_only)
                 stack.callback(workspace.close)
                 receipts = _receipts(options.receipts, stack)
         except KeyboardInterrupt:
             errors.say("ringfence: interrupted: nothing was changed")
             return EXIT_CODES["interrupted"]
-        for note in workspace.notes():
-            errors.say(note)
+        for line in (*workspace.notes(), *hints):
+            errors.say(line)
         server = WorkspaceServer(workspace, partial(_write, receipts, errors) if receipts is not None else _nothing)
         stack.callback(server.wait)
         return anyio.run(_run, server, transport, signals)
@@ -67,32 +67,35 @@ Transport = Callable[[WorkspaceServer], Awaitable[None]]
 async def _run(server: WorkspaceServer, transport: Transport, signals: Signals) -> int:
     """Until the client goes away (0), or a signal comes."""
     handlers = {number: signal.getsignal(number) for number in signals.heeded}
-    ended_by: list[int] = []
+    interrupted = False
     try:
         async with anyio.create_task_group() as group:
 
-            async def end() -> None:
+            async def wait_for_a_signal() -> None:
+                nonlocal interrupted
                 with anyio.open_signal_receiver(*handlers) as arriving:
-                    async for number in arriving:
-                        ended_by.append(number)
-                        server.stop()
-                        group.cancel_scope.cancel()
+                    if not signals.arrived:  # before there was anybody to receive it
+                        await anext(arriving)
+                    interrupted = True
+                    server.stop()
+                    group.cancel_scope.cancel()
 
-            group.start_soon(end)
+            group.start_soon(wait_for_a_signal)
             await transport(server)
             server.stop()
             group.cancel_scope.cancel()
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-    return EXIT_CODES["interrupted"] if ended_by else 0
+    return EXIT_CODES["interrupted"] if interrupted else 0
 
 
-def _transport(options: ServeOptions, errors: ErrorStream, stack: ExitStack) -> Transport:
+def _transport(options: ServeOptions, stack: ExitStack) -> tuple[Transport, Sequence[str]]:
+    """How clients are spoken to, and what a person has to know to be one."""
     if options.http is None:
         if options.allowed_hosts:
             raise click.UsageError("--allow-host is for --http")
-        return _over_stdio
+        return _over_stdio, ()
     # Not needed for standard input and output, and slow to load.
     from ringfence_cli.serve.http import PATH, Address, address_of, listen
 
@@ -111,9 +114,11 @@ def _transport(options: ServeOptions, errors: ErrorStream, stack: ExitStack) -> 
     except OSError as error:
         raise click.BadParameter(f"{options.http} cannot be used: {said_of(error)}", param_hint="'--http'") from None
     shown = Address(address.host, listening.getsockname()[1])
-    errors.say(f"serving {options.directory} at http://{shown.written_host}:{shown.port}{PATH}")
-    errors.say(f"clients send the header  Authorization: Bearer {said}")
-    return partial(_over_http, listening=listening, token=token, hosts=options.allowed_hosts)
+    hints = (
+        f"serving {options.directory} at http://{shown.written_host}:{shown.port}{PATH}",
+        f"clients send the header  Authorization: Bearer {said}",
+    )
+    return partial(_over_http, listening=listening, token=token, hosts=options.allowed_hosts), hints
 
 
 def _token() -> tuple[str, str]:

@@ -21,6 +21,9 @@ IDEMPOTENT = frozenset({"write_file", "rm", "restore"})
 """Tools of which a second call with the same arguments changes nothing more."""
 ITEMS = "items"
 """The key of a result that is a list: a structured result is an object."""
+MESSAGE = "message"
+"""The key of what the tool said, unless the result has one of that name."""
+CUT = "[the structured result was cut: ask for a smaller part]"
 _NO_PARAMS: dict[str, object] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -49,11 +52,13 @@ def _output_schema(tool: Tool[Any, Any]) -> dict[str, object] | None:
     if tool.result_type is None:
         return None
     schema = serde.schema(tool.result_type)
-    if tool.result_container == "object":
-        return schema
-    definitions = {"$defs": schema.pop("$defs")} if "$defs" in schema else {}
-    listed = {"type": "array", "items": schema}
-    return {"type": "object", "properties": {ITEMS: listed}, "required": [ITEMS], **definitions}
+    if tool.result_container == "array":
+        definitions = {"$defs": schema.pop("$defs")} if "$defs" in schema else {}
+        listed = {"type": "array", "items": schema}
+        schema = {"type": "object", "properties": {ITEMS: listed}, "required": [ITEMS], **definitions}
+    properties = cast("dict[str, object]", schema.setdefault("properties", {}))
+    properties.setdefault(MESSAGE, {"type": "string", "description": "What the tool says of it."})
+    return schema
 
 
 def called(answer: Answer, tool: Tool[Any, Any] | None) -> CallToolResult:
@@ -68,8 +73,11 @@ def called(answer: Answer, tool: Tool[Any, Any] | None) -> CallToolResult:
         dumped = serde.dump_any(answer.result.value)
         found = dumped if tool.result_container == "object" else {ITEMS: dumped}
         structured, cut = fitted(cast("dict[str, Any]", found))
+        said = bounded(answer.result.message)
         if cut:
-            text = f"{text}\n[the structured result was cut: ask for a smaller part]"
+            said, text = f"{said}\n{CUT}", f"{text}\n{CUT}"
+        # Some clients show a model the structured result alone.
+        structured = {MESSAGE: said, **structured}
     return CallToolResult(
         content=[TextContent(type="text", text=text)],
         structured_content=structured,

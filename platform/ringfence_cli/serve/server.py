@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
+from functools import cached_property, partial
 from importlib.metadata import version
 from time import monotonic
 from typing import Any, TypeVar
@@ -27,6 +27,7 @@ from mcp_types import (
     ReadResourceRequestParams,
     ReadResourceResult,
 )
+from mcp_types import Tool as ToolDescription
 
 from ringfence.filesystem.paths import shown
 from ringfence.runtime.limits import Cancellation
@@ -62,7 +63,6 @@ class WorkspaceServer:
         self._working = threading.Lock()
         self._running: set[Cancellation] = set()
         self._stopped = False
-        self._tools = ListToolsResult(tools=[])
 
     def protocol(self) -> Server[Clients]:
         """The server as the SDK runs it, over any transport."""
@@ -71,6 +71,7 @@ class WorkspaceServer:
             version=version("ringfence"),
             instructions=INSTRUCTIONS.format(directory=shown(os.path.realpath(self._workspace.directory))),
             lifespan=self._clients,
+            get_tool_input_schema=self._schemas.get,
             on_list_tools=self._list_tools,
             on_call_tool=self._call_tool,
             on_list_resources=self._list_resources,
@@ -97,11 +98,19 @@ class WorkspaceServer:
         finally:
             clients.close()
 
+    @cached_property
+    def _tools(self) -> Sequence[ToolDescription]:
+        """Those of every client."""
+        client = self._make()
+        client.close()
+        return [described(tool) for tool in client.tools.values()]
+
+    @cached_property
+    def _schemas(self) -> Mapping[str, Mapping[str, Any]]:
+        return {tool.name: tool.input_schema for tool in self._tools}
+
     async def _list_tools(self, context: Context, params: PaginatedRequestParams | None) -> ListToolsResult:
-        if not self._tools.tools:
-            tools = context.lifespan_context.of(context).tools.values()
-            self._tools = ListToolsResult(tools=[described(tool) for tool in tools])
-        return self._tools
+        return ListToolsResult(tools=list(self._tools))
 
     async def _call_tool(self, context: Context, params: CallToolRequestParams) -> CallToolResult:
         client = context.lifespan_context.of(context)
