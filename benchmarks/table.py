@@ -19,13 +19,22 @@ import peer
 from measure import Row, Spread, reported
 
 HERE = Path(__file__).resolve().parent
-TIMED = ("tool_call.py", "session.py", "files.py", "transactions.py", "disk.py", "history.py", "providers.py")
+TIMED = (
+    "tool_call.py",
+    "session.py",
+    "files.py",
+    "transactions.py",
+    "disk.py",
+    "history.py",
+    "providers.py",
+    "mcp_call.py",
+)
 FILES = (*TIMED, "imports.py", "memory.py")
 HEADINGS = ("ratio", "target", "met", "area", "what", "ringfence", "baseline", "is")
 
 NOTES = f"""\
 The ratio says how many times less ringfence takes than the baseline beside it; where the target says "more", and in
-the rows about memory and starting, how many times more. Medians of processor time, (fastest to slowest round).
+the rows about memory, starting and MCP, how many times more. Medians of processor time, (fastest to slowest round).
 {peer.NAME} {peer.VERSION} ships no filesystem in memory: here its tool calls work on a bare dictionary, and the rest
 is beside fsspec's and beside a dictionary, copied to go back to, that checks, locks and reports nothing."""
 

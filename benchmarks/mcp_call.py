@@ -1,0 +1,143 @@
+"""Tool calls through `ringfence serve`, over standard input and output, beside a bare server of the same SDK and the
+same calls in this process.
+
+In time as a clock shows it, since the servers are processes of their own: from the request to its answer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from itertools import count
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from measure import Row, Side, Spread, alternated, report
+
+from ringfence import InMemoryFilesystem, Prompt, PromptTemplate, Session, ToolExecutor
+from ringfence_sandbox import Workspace
+from ringfence_tools import VfsToolsSection
+
+BARE = [sys.executable, str(Path(__file__).with_name("bare_mcp_server.py"))]
+SERVE = [sys.executable, "-m", "ringfence_cli", "serve"]
+BESIDE = ("a bare server", "the call in process")
+MORE_MS = 2.0
+"""That a call may take more than one of the bare server, and the same call in process."""
+START_SECONDS = 1.0
+HELLO = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "benchmark", "version": "1"}}
+
+
+class Speaker:
+    """A client that speaks line by line, so that nothing but the server takes time."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._to, self._from = process.stdin, process.stdout
+        self._ids = count()
+        self.ask("initialize", HELLO)
+
+    def ask(self, method: str, params: dict[str, Any]) -> Any:
+        request = {"jsonrpc": "2.0", "id": next(self._ids), "method": method, "params": params}
+        self._to.write(json.dumps(request).encode() + b"\n")
+        self._to.flush()
+        answer = json.loads(self._from.readline())
+        assert not answer["result"].get("isError"), answer
+        return answer
+
+    def call(self, name: str, arguments: Mapping[str, str]) -> object:
+        return self.ask("tools/call", {"name": name, "arguments": arguments})
+
+
+@contextmanager
+def speaking(command: list[str]) -> Iterator[Speaker]:
+    quiet = subprocess.DEVNULL
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=quiet) as process:
+        yield Speaker(process)
+
+
+def repeated(call: Callable[[str, Mapping[str, str]], object], name: str, arguments: Mapping[str, str]) -> Side:
+    """``*`` in an argument is another number each time."""
+    numbers = count()
+
+    def side(number: int) -> float:
+        started = perf_counter()
+        for _ in range(number):
+            call(name, {key: value.replace("*", str(next(numbers))) for key, value in arguments.items()})
+        return (perf_counter() - started) / number
+
+    return side
+
+
+def starting(command: list[str]) -> Side:
+    def side(number: int) -> float:
+        taken = 0.0
+        for _ in range(number):
+            started = perf_counter()
+            with speaking(command):
+                taken += perf_counter() - started
+        return taken / number
+
+    return side
+
+
+def rows() -> Iterator[Row]:
+    with tempfile.TemporaryDirectory(prefix="ringfence-bench-") as directory:
+        os.environ["RINGFENCE_STATE_DIR"] = str(Path(directory, "state"))
+        for kind in ("memory", "disk"):
+            yield from calls(kind, Path(directory))
+        serve = [*SERVE, str(Path(directory, "memory"))]
+        first, baseline = alternated(starting(serve), starting(BARE))
+        met, target = first.median <= START_SECONDS, f"<= {START_SECONDS:g} s"
+        yield Row("mcp", "start, to the first answer", BESIDE[0], ratio(first, baseline), target, met, first, baseline)
+
+
+def calls(kind: str, directory: Path) -> Iterator[Row]:
+    roots = [directory / kind, directory / f"{kind} in process"]
+    for root in roots:
+        root.mkdir()
+        (root / "a.txt").write_text("hello\n")
+    with ExitStack() as stack:
+        ours = stack.enter_context(speaking([*SERVE, str(roots[0]), "--workspace", kind]))
+        bare = stack.enter_context(speaking(BARE))
+        call = in_process(kind, roots[1], stack)
+        for what, name, arguments in (
+            ("reads a file", "read_file", {"file_path": "a.txt"}),
+            ("writes a file", "write_file", {"file_path": "new/*.txt", "content": "x\n"}),
+        ):
+            sides = (
+                repeated(ours.call, name, arguments),
+                repeated(bare.call, name, arguments),
+                repeated(call, name, arguments),
+            )
+            first, server, executor = alternated(*sides)
+            both = Spread(server.median + executor.median, server.low + executor.low, server.high + executor.high)
+            met = first.median - both.median <= MORE_MS / 1e3
+            target = f"<= {MORE_MS:g} ms more"
+            said = f"a call over MCP that {what} ({kind})"
+            yield Row("mcp", said, " and ".join(BESIDE), ratio(first, both), target, met, first, both)
+
+
+def in_process(kind: str, root: Path, stack: ExitStack) -> Callable[[str, Mapping[str, str]], object]:
+    files = stack.enter_context(Workspace.open(root)).filesystem if kind == "disk" else InMemoryFilesystem()
+    if isinstance(files, InMemoryFilesystem):
+        files.write("a.txt", "hello\n")
+    session = Session()
+    section = VfsToolsSection(session=session, filesystem=files)
+    prompt = Prompt(PromptTemplate(ns="benchmarks", key="mcp", sections=[section]))
+    stack.enter_context(prompt.resources)
+    return ToolExecutor(prompt=prompt, session=session).call
+
+
+def ratio(ours: Spread, baseline: Spread) -> float:
+    return ours.median / baseline.median
+
+
+if __name__ == "__main__":
+    report(rows())
