@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
@@ -14,7 +15,8 @@ import fsspec
 import pytest
 
 from ringfence.runtime import Session
-from ringfence_tools import PlanningToolsSection, VfsToolsSection, WorkspaceFileSystem
+from ringfence_sandbox import Workspace
+from ringfence_tools import HistoryToolsSection, PlanningToolsSection, VfsToolsSection, WorkspaceFileSystem
 
 README_PATH = Path(__file__).parent.parent / "README.md"
 README = README_PATH.read_text(encoding="utf-8")
@@ -53,5 +55,21 @@ def test_the_tools_that_the_readme_names_are_those_that_there_are_with_their_arg
     rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| (.*) \|$", README, re.MULTILINE)
     said = {name: set(re.findall(r"`(\w+)`", what)) for names, what in rows for name in re.findall(r"`(\w+)`", names)}
     session = Session()
-    tools = [*VfsToolsSection(session=session).tools(), *PlanningToolsSection(session=session).tools()]
+    sections = (
+        VfsToolsSection(session=session),
+        PlanningToolsSection(session=session),
+        HistoryToolsSection(session=session, workspace=lambda: Workspace.open("nowhere", read_only=True)),
+    )
+    tools = [tool for section in sections for tool in section.tools()]
     assert said == {tool.name: {one.name for one in fields(tool.params_type)} for tool in tools if tool.params_type}
+
+
+def test_the_configuration_of_clients_can_be_read_and_starts_the_server() -> None:
+    blocks = re.findall(r"^```json\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    known = [json.loads(block) for block in blocks if "ringfence" in block]
+    known += map(tomllib.loads, re.findall(r"^```toml\n(.*?)^```", README, re.MULTILINE | re.DOTALL))
+    servers = [server["ringfence"] for one in known for server in one.values()]
+    assert len(servers) == 4
+    for server in servers:
+        if server.get("type") != "http":
+            assert (server["command"], server["args"][0], len(server["args"])) == ("ringfence", "serve", 2)
