@@ -109,10 +109,12 @@ class PathOutcome:
 class Reversed:
     paths: tuple[PathOutcome, ...]
     left_out: int = 0
+    notes: tuple[str, ...] = ()
+    """What could not be brought back besides, such as an owner."""
 
     def render(self) -> str:
         more = [f"[{self.left_out:,} more paths]"] if self.left_out else []
-        return "\n".join((*(f"{one.outcome:9} {one.path}" for one in self.paths), *more))
+        return "\n".join((*(f"{one.outcome:9} {one.path}" for one in self.paths), *more, *self.notes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,4 +253,5 @@ def _reversal(done: Reversal, dry_run: bool) -> ToolResult[Reversed]:
     kept = outcomes[:MAX_LISTED]
     restored = sum(outcome.outcome == "restored" for outcome in outcomes)
     said = f"{count(restored, 'path')} {'would be ' if dry_run else ''}restored, {len(outcomes) - restored} left as is"
-    return ToolResult.ok(Reversed(tuple(kept), len(outcomes) - len(kept)), said if outcomes else "nothing differs")
+    value = Reversed(tuple(kept), len(outcomes) - len(kept), tuple(done.notes[:MAX_PATHS]))
+    return ToolResult.ok(value, said if outcomes else "nothing differs")
