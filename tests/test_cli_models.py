@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from ringfence.adapters import ModelText, ModelTurn, Turn
-from ringfence.testing.provider_server import Failure, ProviderServer, Reply
+from ringfence.testing.provider_server import Failure, ProviderServer, Reply, Slow
 from ringfence_cli.live import View
 from ringfence_cli.watch import Tally
 
@@ -88,6 +90,28 @@ def test_a_budget_that_is_used_up_is_exit_code_5(tree: Path) -> None:
     with ProviderServer([EDIT, DONE]) as server:
         done = run(tree, f"anthropic:m@{server.url}", "--max-tokens", "500")
     assert done.returncode == 5
+
+
+def test_a_provider_that_is_silent_is_exit_code_5_at_the_deadline(tree: Path) -> None:
+    with ProviderServer([Slow(DONE, before=60)]) as server:
+        done = run(tree, f"openai:m@{server.openai_url}", "--deadline", "3s")
+    assert done.returncode == 5, done.stderr
+
+
+def test_ctrl_c_while_a_model_writes_is_exit_code_130(tree: Path) -> None:
+    slow = Slow({"text": "la " * 500}, between=0.1)
+    with ProviderServer([EDIT, slow]) as server:
+        spec = f"anthropic:m@{server.url}"
+        command = [sys.executable, "-m", "ringfence_cli", "run", str(tree), "--task", "x", "--model", spec]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as running:
+            while len(server.asked) < 2 and running.poll() is None:
+                time.sleep(0.05)
+            time.sleep(0.3)
+            running.send_signal(signal.SIGINT)
+            _, said = running.communicate(timeout=30)
+    assert running.returncode == 130, said
+    assert "Traceback" not in said
+    assert (tree / "a.txt").read_text() == "one\n2\n"
 
 
 @pytest.mark.parametrize(

@@ -278,3 +278,40 @@ def test_a_server_that_is_not_there_is_asked_a_few_times(wire: str) -> None:
 def test_limits_of_throttling_are_positive(limits: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(limits))):
         ThrottlePolicy(**limits)
+
+
+def events(*chunks: object) -> Failure:
+    """A stream as some compatible server writes it."""
+    text = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks)
+    return Failure(200, f"{text}data: [DONE]\n\n".encode(), content_type="text/event-stream")
+
+
+def chunk(end: str | None = None, **delta: object) -> dict[str, object]:
+    return {"id": "x", "choices": [{"index": 0, "delta": delta, "finish_reason": end}]}
+
+
+@pytest.mark.parametrize("index", [{"index": 0}, {}])
+def test_a_server_that_gives_all_calls_one_index_is_understood(index: dict[str, int]) -> None:
+    calls = [
+        {**index, "id": f"call_{text}", "function": {"name": "note", "arguments": json.dumps({"text": text})}}
+        for text in "abc"
+    ]
+    stream = events(*(chunk(tool_calls=[call]) for call in calls), chunk("tool_calls"))
+    trial = Trial("chat", True, [stream, DONE])
+    assert trial.run() == DONE["text"]
+    assert [invoked.params for invoked in trial.session[ToolInvoked].all()] == [Note("a"), Note("b"), Note("c")]
+
+
+def test_a_server_that_sends_all_of_the_input_at_the_beginning_of_a_block_is_understood() -> None:
+    block = {"type": "tool_use", "id": "one", "name": "note", "input": {"text": "whole"}}
+    told: list[dict[str, object]] = [
+        {"type": "message_start", "message": {"id": "m", "content": [], "usage": {"input_tokens": 1}}},
+        {"type": "content_block_start", "index": 0, "content_block": block},
+        {"type": "content_block_stop", "index": 0},
+        {"type": "message_delta", "delta": {"stop_reason": "tool_use"}, "usage": {"output_tokens": 1}},
+        {"type": "message_stop"},
+    ]
+    text = "".join(f"event: {event['type']}\ndata: {json.dumps(event)}\n\n" for event in told)
+    trial = Trial("messages", True, [Failure(200, text.encode(), content_type="text/event-stream"), DONE])
+    assert trial.run() == DONE["text"]
+    assert [invoked.params for invoked in trial.session[ToolInvoked].all()] == [Note("whole")]

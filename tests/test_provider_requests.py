@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -11,14 +12,31 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from ringfence.adapters import AnthropicAdapter, ModelParams, OpenAIAdapter, PromptEvaluationError
+from ringfence.adapters import (
+    AnthropicAdapter,
+    Message,
+    ModelParams,
+    OpenAIAdapter,
+    PromptEvaluationError,
+    Request,
+    ThrottlePolicy,
+    ToolCall,
+    Turn,
+)
+from ringfence.adapters.anthropic import MessagesWire
+from ringfence.adapters.openai_chat import ChatWire
+from ringfence.adapters.openai_responses import ResponsesWire
+from ringfence.adapters.provider import ask, name_to_send
 from ringfence.prompt import MarkdownSection, Prompt, PromptTemplate, Tool, ToolContext, ToolExample, ToolResult
 from ringfence.runtime import Session
 from ringfence.testing.adapter_contract import Finding, called
 from ringfence.testing.provider_server import ProviderServer, Reply
 
 DONE = {"text": "Done."}
+CLIENT: Any = None  # for wires that only put requests
 
 
 @dataclass(frozen=True)
@@ -224,6 +242,55 @@ def test_text_that_cannot_be_encoded_is_sent_back_escaped() -> None:
 def test_an_anthropic_turn_without_text_has_no_empty_block() -> None:
     _, second = sent("messages", [{**called("a"), "text": ""}, DONE])
     assert [block["type"] for block in second["messages"][1]["content"]] == ["thinking", "tool_use"]
+
+
+TEXTS = st.text(st.characters(exclude_categories=()), max_size=8)
+ARGUMENTS = st.one_of(
+    TEXTS,
+    st.dictionaries(TEXTS, st.one_of(TEXTS, st.floats(), st.integers(), st.none()), max_size=3).map(json.dumps),
+)
+
+
+class Odd:
+    """Stands where a wire is, and answers with what is no good."""
+
+    def __init__(self, turn: Turn) -> None:
+        self.turn_of_it = turn
+
+    def arguments(self, request: Request) -> dict[str, Any]:
+        return {}
+
+    def send(self, arguments: Any, *, seconds: float, stream: bool) -> Any:
+        return {}
+
+    def turn(self, answer: Any) -> Turn:
+        return self.turn_of_it
+
+    def turn_of_events(self, events: Any, say: Any) -> Turn:
+        return self.turn_of_it
+
+
+@given(st.lists(st.tuples(TEXTS, TEXTS, ARGUMENTS), min_size=1, max_size=4), TEXTS)
+def test_whatever_a_model_wrote_can_be_sent_back(calls: list[tuple[str, str, str]], text: str) -> None:
+    import openai
+
+    items = [{"type": "function_call", "id": "f", "name": name, "arguments": args} for _, name, args in calls]
+    blocks = [{"type": "tool_use", "id": id, "name": name, "input": args} for id, name, args in calls]
+    first = Request("p", [Message("system", "s")])
+    for raw, wire in (
+        (None, ChatWire(CLIENT, "m", ModelParams(), strict_tools=False, native_output=True)),
+        (items, ResponsesWire(CLIENT, "m", ModelParams(), strict_tools=False, native_output=True)),
+        (blocks, MessagesWire(CLIENT, "m", {}, strict_tools=False, native_output=True)),
+    ):
+        odd = Odd(Turn(text, tuple(ToolCall(*call) for call in calls), raw=raw))
+        turn = ask(odd, first, sdk=openai, policy=ThrottlePolicy(), stream=False)
+        ids = [call.call_id for call in turn.tool_calls]
+        assert len(set(ids)) == len(calls)
+        answers = [Message("tool", "a", call_id=call_id) for call_id in ids]
+        body = wire.arguments(Request("p", [*first.messages, Message("assistant", turn.text, turn), *answers]))
+        sent_text = json.dumps(body, ensure_ascii=False, allow_nan=False).encode().decode()
+        assert all(sent_text.count(json.dumps(call_id)) >= 2 for call_id in ids)
+        assert all(re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", name_to_send(call)) for call in turn.tool_calls)
 
 
 @pytest.mark.parametrize("kind", [OpenAIAdapter, AnthropicAdapter])

@@ -170,8 +170,6 @@ class MessagesWire:
                 begun = event.message.usage
             elif event.type == "content_block_start":
                 blocks[event.index] = event.content_block.to_dict(mode="json", warnings=False)
-                if blocks[event.index].get("type") == "tool_use":
-                    blocks[event.index]["input"] = ""
             elif event.type == "content_block_delta":
                 _add(blocks[event.index], event.delta)
                 if event.delta.type == "text_delta":
@@ -188,7 +186,8 @@ def _add(block: dict[str, Any], delta: Any) -> None:
         case "text_delta":
             block["text"] = block.get("text", "") + delta.text
         case "input_json_delta":
-            block["input"] += delta.partial_json
+            before = block.get("input")  # an object at the beginning, which is all where no text follows
+            block["input"] = (before if isinstance(before, str) else "") + delta.partial_json
         case "thinking_delta":
             block["thinking"] = block.get("thinking", "") + delta.thinking
         case "signature_delta":

@@ -188,7 +188,7 @@ class _Evaluation(Generic[OutputT]):
             output_schema=output.schema() if output is not None else None,
             deadline=self._nearest_deadline(),
             tool_choice=self.tool_choice if number == 1 or self.tool_choice == "none" else "auto",
-            on_text=lambda text, attempt: self.session.notify(ModelText(self.name, number, text, attempt)),
+            on_text=lambda text, attempt: self._heard(ModelText(self.name, number, text, attempt)),
         )
         turn = _without_cut_arguments(self.model.respond(request))
         if turn.usage is not None:
@@ -197,6 +197,11 @@ class _Evaluation(Generic[OutputT]):
                 self.tracker.record_cumulative(self.evaluation_id, self.usage)
                 self._check_budget()
         return turn
+
+    def _heard(self, text: ModelText) -> None:
+        if self.heartbeat is not None:
+            self.heartbeat.beat()
+        self.session.notify(text)
 
     def _finish(self, turn: Turn, rendered: RenderedPrompt[OutputT]) -> PromptResponse[OutputT]:
         self._check_deadline("response")
@@ -276,11 +281,14 @@ class _Evaluation(Generic[OutputT]):
 
 
 def _without_cut_arguments(turn: Turn) -> Turn:
-    """Arguments that were cut off before they began are not the same as none: no JSON, so that the call is rejected."""
-    if turn.ended != "cut" or not turn.tool_calls or turn.tool_calls[-1].arguments != "":
+    """In a turn that was cut off the last call's arguments may lack their end. Text is seen to be no JSON then; what a
+    provider has decoded, and no text at all, cannot be told from arguments that are whole, so it is rejected."""
+    if turn.ended != "cut" or not turn.tool_calls:
         return turn
     *calls, last = turn.tool_calls
-    return replace(turn, tool_calls=(*calls, replace(last, arguments="{")))
+    if last.arguments and isinstance(last.arguments, str):
+        return turn
+    return replace(turn, tool_calls=(*calls, replace(last, arguments="{ cut off at the limit of tokens")))
 
 
 def _answer(executor: ToolExecutor, call: ToolCall) -> Message:

@@ -49,6 +49,9 @@ class OpenAIAdapter(LoopAdapter):
             ImportError: the SDK is not installed.
             ValueError: no key, or parameters that do not go together.
         """
+        wires = {"responses": ResponsesWire, "chat": ChatWire}
+        if api not in wires:
+            raise ValueError(f"an api is one of {', '.join(wires)}; got {api!r}")
         sdk: Any = package("openai", extra="openai")
         if client is not None and (base_url is not None or api_key is not None):
             raise ValueError("give a client, or a base_url and an api_key, not both")
@@ -67,8 +70,7 @@ class OpenAIAdapter(LoopAdapter):
         self._sdk = sdk
         self._stream = stream
         self._throttle = throttle or ThrottlePolicy()
-        kind = {"responses": ResponsesWire, "chat": ChatWire}[api]
-        self._wire: Wire = kind(
+        self._wire: Wire = wires[api](
             client.with_options(max_retries=0),
             model,
             params or ModelParams(),

@@ -91,7 +91,8 @@ class ChatWire:
     def turn_of_events(self, events: Iterable[Any], say: Callable[[str], None]) -> Turn:
         text: list[str] = []
         refusal: list[str] = []
-        calls: dict[int, _Call] = {}
+        calls: list[_Call] = []
+        at: dict[int | None, _Call] = {}
         finished: str | None = None
         usage: TokenUsage | None = None
         for chunk in events:
@@ -103,11 +104,15 @@ class ChatWire:
                 refusal.append(delta.refusal or "")
                 say(delta.content or "")
                 for piece in delta.tool_calls or ():
-                    call = calls.setdefault(piece.index, _Call())
+                    call = at.get(piece.index)
+                    if call is None or (piece.id and call.call_id and piece.id != call.call_id):
+                        call = at[piece.index] = _Call()  # some servers give all calls one index, or none
+                        calls.append(call)
                     call.call_id = piece.id or call.call_id
-                    call.name += piece.function.name or ""
-                    call.arguments.append(piece.function.arguments or "")
-        asked = tuple(ToolCall(call.call_id, call.name, "".join(call.arguments)) for _, call in sorted(calls.items()))
+                    if piece.function is not None:
+                        call.name += piece.function.name or ""
+                        call.arguments.append(piece.function.arguments or "")
+        asked = tuple(ToolCall(call.call_id, call.name, "".join(call.arguments)) for call in calls)
         return _turn("".join(text), "".join(refusal), asked, finished, usage)
 
 

@@ -136,4 +136,5 @@ def _sent_back(turn: Turn) -> Iterable[dict[str, Any]]:
             continue
         call = next(calls)
         arguments = json.dumps(arguments_to_send(call))
-        yield {**item, "call_id": call.call_id, "name": name_to_send(call), "arguments": arguments}
+        said = {"call_id": call.call_id, "name": name_to_send(call), "arguments": arguments, "status": "completed"}
+        yield {**item, **said}

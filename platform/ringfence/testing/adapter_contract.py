@@ -163,11 +163,14 @@ class AdapterContract:
         turns = [
             {"tool_calls": [_call("note", {"text": "a"}), _call("note", '{"text": "b')], "ended": "cut"},
             {"tool_calls": [_call("note", "")], "ended": "cut"},
+            {"tool_calls": [_call("note", {})], "ended": "cut"},
             {"text": "Done."},
         ]
         _, session, notes = self.evaluated(turns)
-        assert notes == "a"
-        assert [receipt.outcome for receipt in session[Receipt].all()] == ["committed", "rejected", "rejected"]
+        assert notes.startswith("a")
+        outcomes = [receipt.outcome for receipt in session[Receipt].all()]
+        assert outcomes[:3] == ["committed", "rejected", "rejected"]
+        assert notes == ("ax" if outcomes[3] == "committed" else "a")  # `{}` is whole where it came as text
 
     def test_an_object_is_an_answer(self) -> None:
         response, session, _ = self.evaluated([called("a"), {"text": json.dumps({"title": "one"})}], Finding)
