@@ -93,10 +93,8 @@ def ask(wire: Wire, request: Request, *, sdk: Sdk, policy: ThrottlePolicy, strea
                 return wire.turn(_of_the_sdk(answer))
             with _of_the_sdk(answer) as events, _ended_by(request.deadline, events):
                 return wire.turn_of_events(events, say)
-        except PromptEvaluationError:
-            raise
         except Exception as error:
-            _fail(error, sdk, request.deadline)
+            _fail(error, sdk)
 
     turn = repeated(attempt, policy, prompt_name=request.prompt_name, deadline=request.deadline)
     return _clean(turn, request)
@@ -121,7 +119,7 @@ def _ended_by(deadline: Deadline | None, events: Any) -> Generator[None]:
     if deadline is None:
         yield
         return
-    timer = threading.Timer(_seconds_left(deadline), _shut, (events.response,))
+    timer = threading.Timer(deadline.remaining().total_seconds(), _shut, (events.response,))
     timer.daemon = True
     timer.start()
     try:
@@ -144,7 +142,7 @@ def _shut(response: Any) -> None:
             return
 
 
-def _fail(error: Exception, sdk: Sdk, deadline: Deadline | None) -> NoReturn:
+def _fail(error: Exception, sdk: Sdk) -> NoReturn:
     """What became of a request, in words, and whether to repeat it."""
     if isinstance(error, (CutOffError, ReportedError, sdk.APIError)) or _of_transport(error):
         body: object = getattr(error, "body", None)
