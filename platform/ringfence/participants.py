@@ -91,15 +91,17 @@ class CallInfo:
     time no change goes through this call. ``ended`` turns true when nothing of it can be kept or taken back any more,
     by itself or because a call around it has ended. ``reads`` has, per participant, the paths that the call read and
     the sha256 of what it got. ``changes``, per participant too, is known when the handler has ended. ``problems`` is
-    what dooms the call although its handler may not know.
+    what dooms the call although its handler may not know. An ``opaque`` call changes files other than through a
+    filesystem, so that a filesystem has to look what changed.
     """
 
-    __slots__ = ("call_id", "changes", "ended", "parent", "problems", "reads", "sealed", "tool")
+    __slots__ = ("call_id", "changes", "ended", "opaque", "parent", "problems", "reads", "sealed", "tool")
 
-    def __init__(self, call_id: str, tool: str, parent: CallInfo | None = None) -> None:
+    def __init__(self, call_id: str, tool: str, parent: CallInfo | None = None, *, opaque: bool = False) -> None:
         self.call_id = call_id
         self.tool = tool
         self.parent = parent
+        self.opaque = opaque
         self.sealed = False
         self.ended = False
         self.reads: dict[CallLock, dict[str, str]] = {}
@@ -238,7 +240,7 @@ class Transactional(Protocol):
     def lock(self) -> CallLock: ...
 
     def begin(self, call: CallInfo) -> Mark:
-        """Remember the state now, in O(1)."""
+        """Remember the state now, in O(1). (Before an opaque call a filesystem on disk looks through all files.)"""
         ...
 
     def changes(self, mark: Mark, /) -> Sequence[Change]:

@@ -70,9 +70,9 @@ def recovery(recovered: Recovered) -> str:
     return "\n  ".join([said, *more])
 
 
-def log(directory: Path, signals: Signals, as_json: bool) -> int:
+def log(directory: Path, signals: Signals, as_json: bool, aborted: bool) -> int:
     with opened(directory, signals, changes=False) as workspace:
-        entries = workspace.log()
+        entries = workspace.aborted() if aborted else workspace.log()
     if as_json:
         put(json_line({"log": [_entry(entry) for entry in entries]}))
     else:
@@ -80,15 +80,17 @@ def log(directory: Path, signals: Signals, as_json: bool) -> int:
     return 0
 
 
-def show(directory: Path, signals: Signals, as_json: bool, step: int) -> int:
+def show(directory: Path, signals: Signals, as_json: bool, step: int, aborted: bool) -> int:
     with opened(directory, signals, changes=False) as workspace:
-        found = workspace.show(step)
+        found = workspace.aborted_step(step) if aborted else workspace.show(step)
     if as_json:
         changes = [{"kind": change.kind, **serde.dump(change), "path": shown(change.path)} for change in found.changes]
         put(json_line({"step": _step(found.step), "changes": changes, **text_or_bytes("patch", found.patch)}))
     else:
-        made = found.step
-        put(f"{printable(one_line(_title(made), 200))}\n\n".encode())
+        title = _title(found.step)
+        if aborted:
+            title = title.replace("step", "taken back", 1)
+        put(f"{printable(one_line(title, 200))}\n\n".encode())
         put_diff(found.patch)
     return 0
 

@@ -26,20 +26,22 @@ def _command(function: Any) -> None:
 
 
 @_command
-def log(signals: Signals, directory: Path, as_json: bool) -> int:
+@click.option("--aborted", is_flag=True, help="List what rollbacks of commands took away instead.")
+def log(signals: Signals, directory: Path, as_json: bool, aborted: bool) -> int:
     """List the steps of DIR, newest first, and what somebody else changed in between."""
     from ringfence_cli.history import log
 
-    return log(directory, signals, as_json)
+    return log(directory, signals, as_json, aborted)
 
 
 @_command
 @click.argument("step", type=STEP)
-def show(signals: Signals, directory: Path, as_json: bool, step: int) -> int:
+@click.option("--aborted", is_flag=True, help="STEP is the number of something that a rollback took away.")
+def show(signals: Signals, directory: Path, as_json: bool, step: int, aborted: bool) -> int:
     """Show what a step of DIR changed."""
     from ringfence_cli.history import show
 
-    return show(directory, signals, as_json, step)
+    return show(directory, signals, as_json, step, aborted)
 
 
 @_command

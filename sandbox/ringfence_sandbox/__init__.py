@@ -4,13 +4,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ringfence_sandbox.call_process import CallProcess
     from ringfence_sandbox.host import HostFilesystem
     from ringfence_sandbox.workspace import Workspace
 
-__all__ = ["HostFilesystem", "Workspace"]
+__all__ = ["CallProcess", "HostFilesystem", "Workspace"]
 
 # Imported when asked for: a filesystem on its own needs no git.
-_MODULES = {"HostFilesystem": "host", "Workspace": "workspace"}
+_MODULES = {"CallProcess": "call_process", "HostFilesystem": "host", "Workspace": "workspace"}
 
 
 def __getattr__(name: str) -> object:

@@ -7,29 +7,32 @@ import itertools
 import os
 import weakref
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ringfence.errors import TransactionError
 from ringfence.participants import CLEAN, Change, RollbackReport, Step
 from ringfence.runtime.transaction import Interrupts
 from ringfence_sandbox.confined import Confined
 from ringfence_sandbox.differing import Differences, Written
 from ringfence_sandbox.dropping import drop_holding, keep_displaced
 from ringfence_sandbox.hands import Hands
-from ringfence_sandbox.history import ChangedFiles, History, Recorded
-from ringfence_sandbox.holding import Holding, new_name
+from ringfence_sandbox.history import DeedsChanges, History, Recorded
+from ringfence_sandbox.holding import Holding
 from ringfence_sandbox.journal import Journal
-from ringfence_sandbox.kernel import Abilities, Before
+from ringfence_sandbox.kernel import Abilities, Before, sync_filesystem
 from ringfence_sandbox.places import root_record
 from ringfence_sandbox.records import Deed, Identity, Json, Kind
 from ringfence_sandbox.seen import Seen
 from ringfence_sandbox.states import State, Token, led_to, way
-from ringfence_sandbox.undoing import Undone, undo_deeds
+from ringfence_sandbox.undoing import Became, Hold, TakenBack, Undone, undo_deeds
 
 if TYPE_CHECKING:
     from ringfence.runtime.receipts import Receipt
+    from ringfence_sandbox.call_process import CallProcess
+    from ringfence_sandbox.opaque_calls import OpaqueCalls
 
 _NEW_JOURNAL_BYTES = 1 << 20
 _KEPT_WRITTEN_BYTES = 1 << 26
@@ -61,8 +64,10 @@ class Core:
         root_record: Mapping[str, Json],
         kept: str,
         history: History | None,
+        opaque: Callable[[], OpaqueCalls],
         power: bool,
     ) -> None:
+        """``opaque`` gives what opaque calls need, when the first of them begins."""
         self.files = files
         self.before = before
         self.power = power
@@ -73,6 +78,10 @@ class Core:
         self._root_record = root_record
         self._kept = kept
         self._history = history
+        self._new_opaque = opaque
+        self._opaque: OpaqueCalls | None = None
+        self._early: dict[Mark, Sequence[Change]] = {}
+        """Of marks that an opaque call came after, what had changed until then."""
         self._deeds: list[Deed] = []
         self._announced: deque[Deed] = deque()
         self._marks: list[Mark] = []
@@ -108,16 +117,11 @@ class Core:
     @property
     def holding(self) -> Holding:
         """The holding directory, made if there is none."""
+        if self._opaque is not None and self._opaque.any_open:
+            self._find_holding()
         if self.hands.holding is None:
-            root = os.fstat(self.files.root)
-            name = new_name()
             # Without a wait for the disk: until the next record there is nothing in it that anybody could miss.
-            self._write({"holding": name, "times": [root.st_atime_ns, root.st_mtime_ns]}, wait=False)
-            self.hands.holding = Holding.make(self.files, name, self.before)
-            # Nobody is to see from the root's time that the directory came, or later that it went.
-            self.before("utime")
-            with suppress(PermissionError):  # another user's root
-                os.utime(self.files.root, ns=(root.st_atime_ns, root.st_mtime_ns))
+            self.hands.holding = Holding.noted(self.files, lambda record: self._write(record, wait=False), self.before)
         return self.hands.holding
 
     def perform(self, deed: Deed) -> None:
@@ -190,7 +194,7 @@ class Core:
                         "times", above, new=Identity.of(found), atime_ns=found.st_atime_ns, mtime_ns=found.st_mtime_ns
                     )
 
-    def _write(self, *records: Mapping[str, Json], wait: bool = True) -> None:
+    def _write(self, *records: Mapping[str, Json], blob: bytes = b"", wait: bool = True) -> None:
         assert self._journal is not None, "a read-only filesystem changes nothing"
         if not self._begun:
             self._journal.check_there()
@@ -199,7 +203,7 @@ class Core:
             if self._root_record:
                 first.insert(0, self._root_record)
             records = (*first, *records)
-        self._journal.append(*records)
+        self._journal.append(*records, blob=blob)
         if wait:
             self._journal.flush()
         self._begun = True
@@ -257,7 +261,8 @@ class Core:
             del self._tip.deeds[tip:]
             raise
 
-    def begin(self, call_id: str, tool: str) -> Mark:
+    def begin(self, call_id: str, tool: str, *, opaque: bool = False) -> Mark:
+        """Remember the state now. OSError: it cannot be stored, as it has to be before an ``opaque`` call."""
         outermost = not self._marks
         if outermost:
             self._label = (call_id, tool)
@@ -265,7 +270,50 @@ class Core:
                 self._forget()
         mark = Mark(len(self._deeds), self._freeze(), outermost)
         self._marks.append(mark)
+        if opaque:
+            try:
+                self._begin_opaque()
+            except BaseException:
+                self._leave(mark)
+                if outermost:
+                    self._close_call(committed=False)
+                raise
         return mark
+
+    def _begin_opaque(self) -> None:
+        if self._opaque is None:
+            self._opaque = self._new_opaque()
+        self._find_holding()
+        self._give_up_announced()
+        early = None
+        for mark in self._marks[:-1]:
+            if self._opaque_since(mark) is None and (changes := self.changes_since_mark(mark)):
+                self._early[mark] = changes
+                if mark.outermost and self._compared is not None:
+                    early = DeedsChanges(changes, self._compared[2], self._bytes)
+        before = self._opaque.begin(early, self._deeds)
+        deed = Deed("opaque", "", seq=next(self._seqs), commit=before.commit)
+        self._write(deed.to_json(), blob=before.more())
+        self._deeds.append(deed)
+        self._opaque.begun(deed, before)
+        self.seen.unsure = True
+        self.written = Written()  # a file may come to have the stamp that another one had
+
+    def _opaque_since(self, mark: Mark) -> int | None:
+        """The number of the first opaque deed since a mark."""
+        return next((n for n in range(mark.deeds, len(self._deeds)) if self._deeds[n].kind == "opaque"), None)
+
+    def _find_holding(self) -> None:
+        """A command may have taken the holding directory away; what was in it comes from the store then."""
+        if self.hands.holding is not None and self.hands.holding.gone:
+            self.hands.holding.close()
+            self.hands.holding = None
+
+    def note_process(self, process: CallProcess) -> None:
+        """Have the journal name a process that recovery is to end. TransactionError outside of opaque calls."""
+        if self._opaque is None or not self._opaque.any_open:
+            raise TransactionError(f"{process.name} can only be noted while an opaque call runs")
+        self._write({"process": process.to_json()})
 
     def _freeze(self) -> State:
         """The state now, for ever; the next deeds lead on from it."""
@@ -284,6 +332,8 @@ class Core:
         recorded = self._recorded(mark, receipt) if self._history is not None else None
         if self._begun:
             self._sync_directories()
+            if self.power and self._opaque_since(mark) is not None:
+                sync_filesystem(self.files.root)
             self._write_commit(recorded)
         self._leave(mark)  # the commit point is behind us: from here on nothing fails
         if recorded is not None and self._history is not None:
@@ -293,10 +343,14 @@ class Core:
 
     def _recorded(self, mark: Mark, receipt: Receipt) -> Recorded | None:
         assert self._history is not None
+        first = self._opaque_since(mark)
+        if first is not None and self._opaque is not None:
+            scanned = self._opaque.scanned(self._deeds[first], self._early.get(mark, ()))
+            return self._history.record(scanned, receipt) if scanned.changes else None
         changes = self.changes_since_mark(mark)
         if not changes or self._compared is None:
             return None
-        return self._history.record(ChangedFiles(changes, self._compared[2], self._bytes), receipt)
+        return self._history.record(DeedsChanges(changes, self._compared[2], self._bytes), receipt)
 
     def _write_commit(self, recorded: Recorded | None) -> None:
         assert self._journal is not None
@@ -325,17 +379,35 @@ class Core:
             return CLEAN
         while self._marks[-1] is not mark:  # inner calls that did not come to an end of their own
             self._marks.pop()
+        taken = self._take_back(mark)
         undone = self._undo(mark.deeds)
         if undone.errors:
             raise undone.errors[0]
         self._touched.clear()
         self._tip = State(mark.state)
         self._leave(mark)
-        notes = [*self.hands.notes, *self._keep(undone)]
+        notes = [*taken.notes, *self.hands.notes, *self._keep(undone)]
+        conflicts = taken.conflicts | undone.conflicts
         self.hands.notes.clear()
         if mark.outermost:
             notes += self._close_call(committed=False)
-        return RollbackReport(tuple(sorted(undone.conflicts)), tuple(notes)) if undone.conflicts or notes else CLEAN
+        return RollbackReport(tuple(sorted(conflicts)), tuple(notes)) if conflicts or notes else CLEAN
+
+    def _take_back(self, mark: Mark) -> TakenBack:
+        """Go back to where the first opaque call since a mark began, whatever deeds came after."""
+        first = self._opaque_since(mark)
+        if first is None or self._opaque is None or self._journal is None:
+            return TakenBack()
+        self._give_up_announced()
+        self._find_holding()
+        hold = Hold(self.hands.holding, lambda: self.holding)
+        became = Became(self._deeds[:first], self._journal.note)
+        call_id, tool = self._label
+        taken = self._opaque.take_back(self._deeds[first], hold, self._journal.note, became, tool=tool, call_id=call_id)
+        became.settle()
+        del self._deeds[first:]
+        self.seen.unsure = self._opaque.any_open
+        return taken
 
     def _undo(self, down_to: int) -> Undone:
         self._give_up_announced()
@@ -358,6 +430,10 @@ class Core:
         notes: list[str] = []
         self._give_up_announced()
         self._deeds.clear()
+        self._early.clear()
+        self.seen.unsure = False
+        if self._opaque is not None and self._opaque.any_open:
+            self._opaque.end()
         self._bytes.clear()
         self._compared = None
         self._touched.clear()
@@ -406,6 +482,9 @@ class Core:
     # -- what differs
 
     def changes_since_mark(self, mark: Mark) -> list[Change]:
+        first = self._opaque_since(mark)
+        if first is not None and self._opaque is not None:
+            return self._opaque.changes(self._deeds[first], self._early.get(mark, ()))
         deeds = self._deeds[mark.deeds :]
         if not deeds:
             return []

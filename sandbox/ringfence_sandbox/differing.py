@@ -72,7 +72,7 @@ class Differences:
                     node.where, node.was_directory, node.mode = None, True, deed.mode
                 case "mode":
                     self._node(deed.path).mode = deed.mode_before
-                case "times":
+                case "times" | "opaque":
                     pass
 
     def changes(self) -> list[Change]:

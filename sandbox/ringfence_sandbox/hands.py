@@ -94,7 +94,7 @@ class Hands:
             case "mode":
                 with self.files.parent(deed.path) as (at, name):
                     self._set_mode(at, name, deed.mode, deed.new)
-            case "times":
+            case "times" | "opaque":
                 pass
 
     def _in_slot(self, slot: int) -> Identity | None:

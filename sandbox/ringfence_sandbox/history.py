@@ -13,18 +13,55 @@ if TYPE_CHECKING:
     from ringfence.participants import Change, Step
     from ringfence.runtime.receipts import Receipt
     from ringfence_sandbox.differing import Differences
+    from ringfence_sandbox.entries import Entry, Pending
+    from ringfence_sandbox.store import PreparedStep
 
 
-class ChangedFiles:
+class ChangedFiles(Protocol):
     """What a call changed, by path, with the bytes on either side."""
 
-    def __init__(self, changes: Sequence[Change], differences: Differences, written: Mapping[str, bytes]) -> None:
-        self.changes = changes
-        self._differences = differences
-        self._written = written
+    @property
+    def changes(self) -> Sequence[Change]: ...
+
+    @property
+    def scanned(self) -> ScannedStates | None:
+        """What two scans found, for a call that no deeds tell of."""
+        ...
 
     def before(self, path: str) -> bytes:
         """The bytes that the file at `path` had before the call. FileNotFoundError where there was none."""
+        ...
+
+    def after(self, path: str) -> bytes:
+        """The bytes that the call left at `path`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ScannedStates:
+    """The new states of all that differs since a commit that is prepared (None: since the newest one)."""
+
+    states: Mapping[str, Entry | Pending | None]
+    since: PreparedStep | None
+
+
+class DeedsChanges(ChangedFiles):
+    """What deeds changed; the bytes are read from where they lie now."""
+
+    def __init__(self, changes: Sequence[Change], differences: Differences, written: Mapping[str, bytes]) -> None:
+        self._changes = changes
+        self._differences = differences
+        self._written = written
+
+    @property
+    def changes(self) -> Sequence[Change]:
+        return self._changes
+
+    @property
+    def scanned(self) -> None:
+        return None
+
+    def before(self, path: str) -> bytes:
         where = self._differences.where(path)
         if where is None:
             raise FileNotFoundError(path)
@@ -35,7 +72,7 @@ class ChangedFiles:
             raise PermissionError(errno.EACCES, words, path) from None
 
     def after(self, path: str) -> bytes:
-        """The bytes that the call left at `path`; as they were written, where they are still in memory."""
+        """As they were written, where they are still in memory."""
         written = self._written.get(path)
         return self._differences.read((-1, path)) if written is None else written
 

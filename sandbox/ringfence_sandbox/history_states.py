@@ -67,7 +67,8 @@ class States:
                 found.setdefault(entry.meta.link, []).append(path)
         return found
 
-    def _folder(self, commit: str, path: str) -> Folder | None:
+    def folder(self, commit: str, path: str) -> Folder | None:
+        """A directory at a commit; None where it is none."""
         folder: Folder | None = self.root(commit)
         for part in os.fsencode(path).split(b"/") if path else ():
             folder = folder.directory(part, self.objects) if folder is not None else None
@@ -76,7 +77,7 @@ class States:
     def entry(self, commit: str, path: str) -> Entry | None:
         """One path at a commit."""
         above, _, name = path.rpartition("/")
-        folder = self._folder(commit, above)
+        folder = self.folder(commit, above)
         if folder is None or not name:
             return Entry("directory", folder.meta) if folder is not None else None
         below = folder.directory(os.fsencode(name), self.objects)
@@ -84,7 +85,7 @@ class States:
 
     def names(self, commit: str, path: str) -> list[str]:
         """What is in a directory at a commit; nothing where it is none."""
-        folder = self._folder(commit, path)
+        folder = self.folder(commit, path)
         return [] if folder is None else [os.fsdecode(name) for name in (*folder.names(), *folder.directories())]
 
     def content(self, oid: str) -> bytes:

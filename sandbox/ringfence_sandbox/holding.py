@@ -7,12 +7,13 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from ringfence.filesystem.paths import os_error
 from ringfence_sandbox.confined import HOLDING_PREFIX, Confined, open_file
 from ringfence_sandbox.kernel import Before, abilities, lstat, open_within
+from ringfence_sandbox.records import Json
 
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -40,8 +41,32 @@ class Holding:
         os.mkdir(name, 0o700, dir_fd=files.root)
         return cls(files, name, before)
 
+    @classmethod
+    def noted(cls, files: Confined, note: Callable[[Mapping[str, Json]], None], before: Before) -> Holding:
+        """Make one under a new name that the journal has first; nobody is to see from the root's time that it came,
+        or later that it went."""
+        root = os.fstat(files.root)
+        name = new_name()
+        note({"holding": name, "times": [root.st_atime_ns, root.st_mtime_ns]})
+        made = cls.make(files, name, before)
+        before("utime")
+        with suppress(PermissionError):  # another user's root
+            os.utime(files.root, ns=(root.st_atime_ns, root.st_mtime_ns))
+        return made
+
     def close(self) -> None:
         os.close(self.descriptor)
+
+    def go_on(self) -> None:
+        """Give no slot a second time, in a directory that another process filled."""
+        slots = [int(name) for name in os.listdir(self.descriptor) if name.isdigit()]
+        self._next = max(slots, default=-1) + 1
+
+    @property
+    def gone(self) -> bool:
+        """Whether somebody took it away."""
+        there = lstat(self._files.root, self.name)
+        return there is None or there.st_ino != os.fstat(self.descriptor).st_ino
 
     def new_slot(self) -> int:
         self._next += 1

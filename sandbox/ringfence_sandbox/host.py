@@ -41,6 +41,7 @@ from ringfence.participants import (
     Transactional,
 )
 from ringfence_sandbox.bringing_back import BringingBack
+from ringfence_sandbox.call_process import CallProcess
 from ringfence_sandbox.changing import Changing
 from ringfence_sandbox.confined import CHUNK_BYTES, Confined, Found, open_file
 from ringfence_sandbox.core import Mark
@@ -441,7 +442,18 @@ class HostFilesystem(Transactional):
 
     def begin(self, call: CallInfo) -> Mark:
         with self._lock.mutex:
-            return self._core.begin(call.call_id, call.tool)
+            return self._core.begin(call.call_id, call.tool, opaque=call.opaque)
+
+    def note_process(self, process: CallProcess) -> None:
+        """Have a process on record whose end is the end of all that the running opaque call started: after a crash
+        it is ended before anything is brought back.
+
+        Raises:
+            TransactionError: no opaque call runs.
+        """
+        with self._lock.mutex:
+            self._admit()
+            self._core.note_process(process)
 
     def commit(self, mark: Mark, receipt: Receipt) -> Step | None:
         with self._lock.mutex:

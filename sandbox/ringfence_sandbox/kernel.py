@@ -7,6 +7,7 @@ import errno
 import os
 import platform
 import re
+import stat
 import struct
 from collections.abc import Callable
 from contextlib import suppress
@@ -107,6 +108,12 @@ def birth_ns(descriptor: int, name: str = "") -> int | None:
     return int(seconds * 1_000_000_000 + nanoseconds) if mask & _STATX_BTIME else None
 
 
+def sync_filesystem(descriptor: int) -> None:
+    """Wait until all of a filesystem is on its disk."""
+    if _libc().syncfs(descriptor) != 0:
+        raise _failed("syncfs")
+
+
 class Renames:
     """Renames that replace nothing, and exchanges of two names; each of them atomic where the kernel can."""
 
@@ -191,6 +198,16 @@ def mounts_below(path: str) -> list[str]:
             if f"{place}/".startswith(f"{path}/"):
                 found.append(place)
     return found
+
+
+def set_mode(directory: int, name: str, mode: int) -> None:
+    """Change the permission bits of a file or directory, never of what a link leads to."""
+    descriptor = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        if not stat.S_ISLNK(os.fstat(descriptor).st_mode):
+            os.chmod(f"/proc/self/fd/{descriptor}", mode)
+    finally:
+        os.close(descriptor)
 
 
 @cache

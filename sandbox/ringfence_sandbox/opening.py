@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ringfence.participants import CallLock
 from ringfence_sandbox.confined import Confined
 from ringfence_sandbox.core import Core
 from ringfence_sandbox.history import History
 from ringfence_sandbox.journal import Journal
-from ringfence_sandbox.kernel import Abilities, Before, abilities
+from ringfence_sandbox.kernel import Abilities, Before, Renames, abilities
 from ringfence_sandbox.locking import RootLock, check_locks
 from ringfence_sandbox.places import made_outside, root_record, store_of
-from ringfence_sandbox.recovery import Recovered, recover
+from ringfence_sandbox.recovery import STAMP, Recovered, recover
 from ringfence_sandbox.store_format import check_format, note_format
+
+if TYPE_CHECKING:
+    from ringfence_sandbox.opaque_calls import OpaqueCalls
+    from ringfence_sandbox.step_history import StepHistory
 
 
 class Opened:
@@ -45,6 +51,10 @@ class Opened:
         self.when_closed: list[Callable[[], None]] = []
         """What ends with it."""
         self._descriptor = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._power = power
+        self._before = before
+        self._history = history
+        self._own_history: StepHistory | None = None
         self._lock: RootLock | None = None
         self._journal: Journal | None = None
         self._closed = False
@@ -61,7 +71,13 @@ class Opened:
                 note_format(store)
                 self._journal = Journal(os.path.join(store, "journal"), sync=power, before=before)
                 self.recovered, self._journal = recover(
-                    self.files, self.can, self._journal, before=before, kept=kept, history=history
+                    self.files,
+                    self.can,
+                    self._journal,
+                    before=before,
+                    kept=kept,
+                    history=history,
+                    opaque=self._opaque_calls,
                 )
             self.core = Core(
                 self.files,
@@ -71,6 +87,7 @@ class Opened:
                 root_record=root_record(self.files),
                 kept=kept,
                 history=history,
+                opaque=self._opaque_calls,
                 power=power,
             )
         except BaseException:
@@ -80,6 +97,32 @@ class Opened:
     @property
     def is_open(self) -> bool:
         return not self._closed and not (self._lock is not None and self._lock.forked)
+
+    def _opaque_calls(self) -> OpaqueCalls:
+        # Imported when the first opaque call begins: nothing else here needs git's objects.
+        from ringfence_sandbox.brackets import Brackets
+        from ringfence_sandbox.opaque_calls import OpaqueCalls
+        from ringfence_sandbox.owner_stamp import OwnerStamp
+        from ringfence_sandbox.step_history import StepHistory
+
+        history = self._history if isinstance(self._history, StepHistory) else self._own_history
+        if history is None:
+            history = self._own_history = self._made_history()
+        stamp = OwnerStamp(os.path.join(self.store, STAMP), sync=self._power)
+        brackets = Brackets(self.files, history, power=self._power)
+        return OpaqueCalls(self.files, Renames(self.can, self._before), brackets, stamp, self._before)
+
+    def _made_history(self) -> StepHistory:
+        """For a filesystem opened without one: it keeps the states around opaque calls, and makes no steps."""
+        from ringfence_sandbox.scan import DEFAULT_LIMITS
+        from ringfence_sandbox.step_history import StepHistory
+
+        files = Confined(os.dup(self._descriptor), self.can)
+        history = StepHistory(files, Path(self.store), limits=DEFAULT_LIMITS, power=self._power)
+        for record in self._journal.records if self._journal is not None else ():
+            if record.payload is not None:
+                history.recovered(record.payload, record.blob)
+        return history
 
     def check_open(self) -> None:
         """Raises ValueError once it is closed, and in a process that was forked off."""
@@ -95,10 +138,14 @@ class Opened:
             self._release()
             return
         self.core.close()
+        if self._own_history is not None:
+            self._own_history.sealed()
         self._release()
 
     def _release(self) -> None:
         self._closed = True
+        if self._own_history is not None:
+            self._own_history.close()
         if self._journal is not None:
             self._journal.close()
         if self._lock is not None:

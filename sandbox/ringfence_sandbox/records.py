@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 Json: TypeAlias = str | int | float | bool | list["Json"] | dict[str, "Json"] | None
 
-Kind = Literal["put", "take", "swap", "move", "mkdir", "rmdir", "mode", "times"]
+Kind = Literal["put", "take", "swap", "move", "mkdir", "rmdir", "mode", "times", "opaque"]
 """put: what is held gets a name. take: what has the name is held. swap: both at once. times: of a directory, noted
-before the first change in it; nothing is done but at the undoing."""
+before the first change in it; nothing is done but at the undoing. opaque: from here on the tree changes unseen, and
+``commit`` has it as it was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,17 @@ class Deed:
     atime_ns: int = 0
     mtime_ns: int = 0
     seq: int = -1
+    commit: str = ""
+
+    def is_about(self, inode: int) -> bool:
+        return any(one is not None and one.inode == inode for one in (self.new, self.old))
+
+    def become(self, others: Mapping[int, int]) -> None:
+        """Know files and directories again whose inodes had to become others."""
+        if self.new is not None:
+            self.new = replace(self.new, inode=others.get(self.new.inode, self.new.inode))
+        if self.old is not None:
+            self.old = replace(self.old, inode=others.get(self.old.inode, self.old.inode))
 
     def inverse(self) -> Deed:
         """The deed that takes this one back, as a deed of its own."""
@@ -86,18 +98,18 @@ class Deed:
                 return Deed("mkdir", self.path, new=self.new, mode=self.mode)
             case "mode":
                 return Deed("mode", self.path, new=self.new, mode=self.mode_before, mode_before=self.mode)
-            case "times":
+            case "times" | "opaque":
                 return self
 
     def places(self) -> tuple[str, ...]:
         """The paths whose directories change with it."""
-        if self.kind in ("mode", "times"):
+        if self.kind in ("mode", "times", "opaque"):
             return ()
         return (self.path, self.to) if self.kind == "move" else (self.path,)
 
     def to_json(self) -> dict[str, Json]:
         record: dict[str, Json] = {"do": self.kind, "seq": self.seq, "path": self.path}
-        for name in ("to", "slot", "mode", "mode_before", "atime_ns", "mtime_ns"):
+        for name in ("to", "slot", "mode", "mode_before", "atime_ns", "mtime_ns", "commit"):
             value: str | int = getattr(self, name)
             if value not in ("", -1, 0):
                 record[name] = value
@@ -113,7 +125,7 @@ class Deed:
     def from_json(cls, record: Mapping[str, object]) -> Deed:
         """The deed that `to_json` wrote. KeyError or ValueError for anything else."""
         kind = record["do"]
-        if kind not in ("put", "take", "swap", "move", "mkdir", "rmdir", "mode", "times"):
+        if kind not in ("put", "take", "swap", "move", "mkdir", "rmdir", "mode", "times", "opaque"):
             raise ValueError(f"no kind of change: {kind!r}")
         return cls(
             kind,
@@ -127,6 +139,7 @@ class Deed:
             _number(record, "atime_ns", 0),
             _number(record, "mtime_ns", 0),
             _number(record, "seq", -1),
+            _text(record, "commit"),
         )
 
 

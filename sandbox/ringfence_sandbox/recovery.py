@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from ringfence.errors import RestoreFailedError
+from ringfence_sandbox.call_process import CallProcess
 from ringfence_sandbox.confined import Confined, is_reserved
 from ringfence_sandbox.dropping import drop_holding, keep_displaced
 from ringfence_sandbox.hands import Hands
@@ -23,7 +24,13 @@ from ringfence_sandbox.journal import Journal, Record
 from ringfence_sandbox.kernel import Abilities, Before, Renames, boot_id
 from ringfence_sandbox.places import root_record
 from ringfence_sandbox.records import Deed
-from ringfence_sandbox.undoing import undo_deeds
+from ringfence_sandbox.undoing import Became, Hold, TakenBack, undo_deeds
+
+if TYPE_CHECKING:
+    from ringfence_sandbox.opaque_calls import OpaqueCalls
+
+STAMP = "alive"
+"""In a store, the file that the owner of an opaque call stamps."""
 
 _MOMENT_NS = 2_000_000_000
 
@@ -56,6 +63,13 @@ class _Story:
     committed: bool = False
     deeds: list[Deed] = field(default_factory=list[Deed])
     done: list[CommittedCall] = field(default_factory=list[CommittedCall])
+    more: dict[int, bytes] = field(default_factory=dict[int, bytes])
+    """Of opaque deeds, what else was known before them."""
+    kept: dict[int, str | None] = field(default_factory=dict[int, "str | None"])
+    """Of those that are being taken back, the commit that has what they had changed."""
+    became: dict[int, int] = field(default_factory=dict[int, int])
+    """Inodes of deeds that others took the place of, in a way back that is not complete."""
+    processes: list[CallProcess] = field(default_factory=list[CallProcess])
     commits: list[Record] = field(default_factory=list[Record])
 
     @property
@@ -81,11 +95,24 @@ class _Story:
             case {"dropping": str(name), "times": [int(atime_ns), int(mtime_ns)]}:
                 self.in_hand = (name, (atime_ns, mtime_ns))
             case {"begin": str(call_id), "tool": str(tool)}:
-                self.call, self.committed, self.deeds = (call_id, tool), False, []
+                self.call, self.committed, self.deeds, self.processes = (call_id, tool), False, [], []
             case {"do": str()}:
-                self.deeds.append(Deed.from_json(record.values))
+                deed = Deed.from_json(record.values)
+                self.deeds.append(deed)
+                if deed.kind == "opaque":
+                    self.more[deed.seq] = record.blob
             case {"undone": int(seq)}:
-                self.deeds = [deed for deed in self.deeds if deed.seq != seq]
+                behind = any(deed.seq == seq and deed.kind == "opaque" for deed in self.deeds)
+                self.deeds = [deed for deed in self.deeds if deed.seq != seq and not (behind and deed.seq > seq)]
+                if behind:
+                    Became(self.deeds, lambda record: None, self.became).settle()
+                    self.became = {}
+            case {"taking back": int(seq), "kept": (str() | None) as commit}:
+                self.kept[seq] = commit
+            case {"became": [int(old), int(new)]}:
+                self.became[old] = new
+            case {"process": [str(name), int(pid), int(ticks), str(boot)]}:
+                self.processes.append(CallProcess(name, pid, ticks, boot))
             case {"commit": str()}:
                 self.committed = True
                 self.done.append(CommittedCall(tuple(self.deeds), record.payload))
@@ -98,7 +125,14 @@ class _Story:
 
 
 def recover(
-    files: Confined, can: Abilities, journal: Journal, *, before: Before, kept: str, history: History | None
+    files: Confined,
+    can: Abilities,
+    journal: Journal,
+    *,
+    before: Before,
+    kept: str,
+    history: History | None,
+    opaque: Callable[[], OpaqueCalls],
 ) -> tuple[Recovered | None, Journal]:
     """Bring the tree to the state before the open call, or after it where it was committed; the journal to go on with.
 
@@ -118,7 +152,9 @@ def recover(
     recovered = None
     _mend_root_times(files, journal, story)
     if story.call is not None and not story.committed:
-        recovered = _roll_back(files, can, journal, story, before=before, kept=kept, notes=notes)
+        for process in story.processes:
+            process.end()
+        recovered = _roll_back(files, can, journal, story, before=before, kept=kept, opaque=opaque, notes=notes)
     damaged: Sequence[str] = ()
     if story.lost_power:
         damaged = _heal(files, can, journal, story, before=before, history=history, notes=notes)
@@ -161,30 +197,83 @@ def _set_aside(journal: Journal, story: _Story, notes: list[str]) -> tuple[Recov
 
 
 def _roll_back(
-    files: Confined, can: Abilities, journal: Journal, story: _Story, *, before: Before, kept: str, notes: list[str]
+    files: Confined,
+    can: Abilities,
+    journal: Journal,
+    story: _Story,
+    *,
+    before: Before,
+    kept: str,
+    opaque: Callable[[], OpaqueCalls],
+    notes: list[str],
 ) -> Recovered:
     assert story.call is not None
     hands = Hands(files, can, before)
     hands.thorough = True
     hands.lost_power = story.lost_power
     lost: list[str] = []
+    first = next((n for n, deed in enumerate(story.deeds) if deed.kind == "opaque"), len(story.deeds))
     for name in story.holdings:
         try:
             hands.holding = Holding(files, name, before)
+            hands.holding.go_on()
         except FileNotFoundError:
-            if any(deed.slot >= 0 for deed in story.deeds):
+            if any(deed.slot >= 0 for deed in story.deeds[:first]):
                 hands.holding = Holding.make(files, name, before)
-                lost = _lost(files, story.deeds)
+                lost = _lost(files, story.deeds[:first])
+    taken = TakenBack()
+    if first < len(story.deeds):
+        taken = _take_back(files, journal, story, hands, first, before, opaque())
+        del story.deeds[first:]
     undone = undo_deeds(hands, story.deeds, 0, lambda deed: journal.note({"undone": deed.seq}))
     if undone.errors:
         failures = [(error.filename or story.call[0], error) for error in undone.errors]
         raise RestoreFailedError(failures)
-    notes += [*hands.notes, *keep_displaced(hands.holding, undone, kept)]
+    notes += [*taken.notes, *hands.notes, *keep_displaced(hands.holding, undone, kept)]
     if lost:
         notes.append(f"somebody removed the displaced files: what was at {', '.join(lost)} is lost")
     if hands.holding is not None:
         hands.holding.close()
-    return Recovered("rolled back", *story.call, tuple(sorted(undone.conflicts | set(lost))))
+    return Recovered("rolled back", *story.call, tuple(sorted(taken.conflicts | undone.conflicts | set(lost))))
+
+
+def _take_back(
+    files: Confined, journal: Journal, story: _Story, hands: Hands, first: int, before: Before, opaque: OpaqueCalls
+) -> TakenBack:
+    """Go back to where the first opaque call began, whatever came after."""
+    assert story.call is not None
+    deed = story.deeds[first]
+
+    def make() -> Holding:
+        if hands.holding is None:
+            hands.holding = Holding.noted(files, lambda record: journal.append(record, reserve=0), before)
+            story.holdings.add(hands.holding.name)
+        return hands.holding
+
+    call_id, tool = story.call
+    became = Became(story.deeds[:first], journal.note, story.became)
+    try:
+        taken = opaque.recover(
+            deed,
+            story.more[deed.seq],
+            story.kept.get(deed.seq),
+            os.path.join(os.path.dirname(journal.path), STAMP),
+            Hold(hands.holding, make),
+            journal.note,
+            became,
+            tool=tool,
+            call_id=call_id,
+        )
+        became.settle()
+        return taken
+    except LookupError as error:
+        what = (
+            f"{tool or call_id}: the store does not have the tree as it was before this call; to go on with the tree "
+            f"as it is, move {journal.path} away and open the workspace again"
+        )
+        raise RestoreFailedError([(what, error)]) from error
+    except OSError as error:
+        raise RestoreFailedError([(error.filename or call_id, error)]) from error
 
 
 def _heal(

@@ -48,12 +48,14 @@ class ScanResult:
 
     ``excluded`` are the paths that are there and not taken in: of none of them, or of what is below, do the changes
     say anything, except None for one that the step before had. ``unsettled`` were being written while they were read:
-    what was taken in may be a mixture. ``read`` counts the files that had to be read, ``files`` all.
+    what was taken in may be a mixture. ``stamps`` are those of all that the cache did not know: files that were read,
+    directories that differ, and what is excluded. ``read`` counts the files that had to be read, ``files`` all.
     """
 
     changes: dict[str, Entry | None] = field(default_factory=dict[str, "Entry | None"])
     excluded: dict[str, Exclusion] = field(default_factory=dict[str, Exclusion])
     unsettled: list[str] = field(default_factory=list[str])
+    stamps: dict[str, Stamp] = field(default_factory=dict[str, Stamp])
     files: int = 0
     read: int = 0
 
@@ -82,8 +84,11 @@ def follow(cache: StatCache, states: States, commit: str | None) -> None:
     if differences is None:
         cache.folders.clear()
     else:
-        for path, _, _ in differences:
-            cache.forget(path)
+        for path, before, after in differences:
+            if before is not None and after is not None and before.kind == after.kind == "directory":
+                cache.forget_itself(path)
+            else:
+                cache.forget(path)
     cache.commit = commit
 
 
@@ -199,6 +204,7 @@ class Scanner:
         meta = _meta(status, link=0)
         if before is None or before.meta != meta:
             self._found.changes[path] = Entry("directory", meta)
+            self._found.stamps[path] = stamp_of(status)
         if before is None:
             return
         prefix = f"{path}/" if path else ""
@@ -220,7 +226,7 @@ class Scanner:
 
         old = _Before(load)
         if depth + 1 >= MAX_DEPTH:
-            self._exclude(path, "too deep", old.get())
+            self._exclude(path, "too deep", old.get(), _stamp_at(parent, name))
             return
         try:
             descriptor = _open(name, parent, _DIRECTORY)
@@ -231,7 +237,7 @@ class Scanner:
             if error.errno in _OURS:
                 raise
             # It may not be read, or became something else just now, which the next scan will find.
-            self._exclude(path, "unreadable", old.get())
+            self._exclude(path, "unreadable", old.get(), _stamp_at(parent, name))
             return
         with _closing(descriptor):
             self._folder(descriptor, path, old, depth + 1)
@@ -253,12 +259,13 @@ class Scanner:
                 reason = "unreadable"
             else:
                 self._take(path, old, Entry(kind, _meta(status, link=_link(status)), self._keep(content)))
+                self._found.stamps[path] = stamp_of(status)
                 if not steady:
                     self._found.unsettled.append(path)
                 elif is_settled(status, self._clock):
                     self._cache.folders[prefix[:-1]][name] = stamp_of(status)
                 return True
-        self._exclude(path, reason, old)
+        self._exclude(path, reason, old, stamp_of(status))
         return True
 
     def _take(self, path: str, old: Entry | None, new: Entry) -> None:
@@ -298,8 +305,10 @@ class Scanner:
         finally:
             os.close(descriptor)
 
-    def _exclude(self, path: str, reason: Exclusion, old: Entry | Folder | None) -> None:
+    def _exclude(self, path: str, reason: Exclusion, old: Entry | Folder | None, stamp: Stamp | None) -> None:
         self._found.excluded[path] = reason
+        if stamp is not None:
+            self._found.stamps[path] = stamp
         self._gone(path, old)
 
     def _gone(self, path: str, old: Entry | Folder | None) -> None:
@@ -332,6 +341,13 @@ def _meta(status: os.stat_result, *, link: int) -> Meta:
 
 def _link(status: os.stat_result) -> int:
     return status.st_ino if status.st_nlink > 1 else 0
+
+
+def _stamp_at(parent: int, name: str) -> Stamp | None:
+    try:
+        return stamp_of(os.stat(name, dir_fd=parent, follow_symlinks=False))
+    except FileNotFoundError:
+        return None
 
 
 @contextmanager

@@ -72,6 +72,12 @@ class StatCache:
             for known in [known for known in self.folders if known == path or known.startswith(below)]:
                 del self.folders[known]
 
+    def forget_itself(self, path: str) -> None:
+        """Have the next scan look at what a directory itself is; what is in it is as it was."""
+        names = self.folders.get(path)
+        if names is not None:
+            names.pop("", None)
+
     def save(self, path: Path) -> None:
         """Write it, with a checksum; a crash leaves the old one or the new one."""
         parts = [(self.commit or "").encode().ljust(40, b" ")]

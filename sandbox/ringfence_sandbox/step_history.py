@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -17,10 +17,10 @@ from ringfence.participants import Change, FileVersion, Step
 from ringfence_sandbox.commit_messages import CommitInfo
 from ringfence_sandbox.confined import Confined, is_reserved
 from ringfence_sandbox.entries import Entry, Meta, Pending
-from ringfence_sandbox.history import ChangedFiles, History, Recorded
+from ringfence_sandbox.history import ChangedFiles, History, Recorded, ScannedStates
 from ringfence_sandbox.kernel import Before, nothing_before
-from ringfence_sandbox.scan import ScanLimits, Scanner, ScanResult
-from ringfence_sandbox.stat_cache import StatCache
+from ringfence_sandbox.scan import ScanLimits, Scanner, ScanResult, follow
+from ringfence_sandbox.stat_cache import Stamp, StatCache
 from ringfence_sandbox.store import PreparedStep, Store
 
 if TYPE_CHECKING:
@@ -78,19 +78,23 @@ class StepHistory(History):
 
     def record(self, changed: ChangedFiles, receipt: Receipt) -> Recorded:
         self._prepared = None
-        differing = _Differing(self._files, self.store, changed, receipt.started_at)
-        steps: list[PreparedStep] = []
-        theirs = differing.theirs()
-        if theirs:
-            info = CommitInfo("external", receipt.started_at)
-            steps.append(self.store.prepare(theirs, info))
         info = CommitInfo(
             "step", receipt.started_at, receipt.tool, receipt.call_id, receipt.session_id, receipt.receipt_id
         )
+        steps: list[PreparedStep] = []
+        if changed.scanned is not None:
+            ours = self._since_tip(changed.scanned, info)
+        else:
+            differing = Differing(self._files, self.store, changed, receipt.started_at)
+            ours = differing.ours()
+            theirs = differing.theirs()
+            if theirs:
+                external = CommitInfo("external", receipt.started_at)
+                steps.append(self.store.prepare(theirs, external))
         after = steps[-1] if steps else None
         if self._power:
             self._before("fsync objects")
-        prepared = self.store.prepare(differing.ours(), info, after=after, sync=self._power)
+        prepared = self.store.prepare(ours, info, after=after, sync=self._power)
         if not prepared.changed:
             return Recorded()
         step = Step(
@@ -104,6 +108,13 @@ class StepHistory(History):
         )
         self._prepared = _Prepared(step, [*steps, prepared])
         return Recorded({"history": prepared.commit}, step=step)
+
+    def _since_tip(self, scanned: ScannedStates, info: CommitInfo) -> Mapping[str, Entry | Pending | None]:
+        if scanned.since is None:
+            return scanned.states
+        now = self.store.prepare(scanned.states, info, after=scanned.since)
+        tip = self.store.tip
+        return {path: state for path, _, state in self.store.states.differences(tip, now.commit)}
 
     def committed(self, recorded: Recorded) -> None:
         prepared, self._prepared = self._prepared, None
@@ -144,7 +155,45 @@ class StepHistory(History):
                 self._cache.save(self._folder / _CACHE)
                 self._cache_saved = True
 
-    # What changes outside of calls.
+    # Looking at the tree.
+
+    def scan(self, commit: str | None, keep: Callable[[bytes], str] | None = None) -> ScanResult:
+        """What differs from a commit. ``keep`` takes the bytes of what had to be read, by default the store.
+
+        The cache stands for no commit after changes, until `stand_for` says which.
+        """
+        store = self.store
+        if self._cache is None:
+            self._cache = StatCache.load(store.folder / _CACHE)
+        scanner = Scanner(
+            self._files.root,
+            store.states,
+            commit,
+            keep or store.add_blob,
+            self._cache,
+            limits=self._limits,
+            hidden=is_reserved,
+        )
+        found = scanner.scan()
+        self._cache_saved = self._cache_saved and not (found.changes or found.read)
+        return found
+
+    def stand_for(self, commit: str, differing: Iterable[tuple[str, Entry | None, Entry | None]] = ()) -> None:
+        """The tree that was scanned last is that of a commit, but for what is ``differing``."""
+        assert self._cache is not None, "it was scanned"
+        for path, now, other in differing:
+            if now is not None and other is not None and now.kind == other.kind == "directory":
+                self._cache.forget_itself(path)
+            else:
+                self._cache.forget(path)
+        self._cache.commit = commit
+
+    def known(self, commit: str) -> Mapping[str, Mapping[str, Stamp]]:
+        """The stamps of what is in the tree as a commit has it, as far as an earlier scan left them."""
+        if self._cache is None:
+            self._cache = StatCache.load(self.store.folder / _CACHE)
+        follow(self._cache, self.store.states, commit)
+        return {folder: names.copy() for folder, names in self._cache.folders.items()}
 
     def look(self) -> ScanResult:
         """Take in the tree as it is: the baseline where there is none, else what somebody else changed, if anything.
@@ -152,32 +201,25 @@ class StepHistory(History):
         Raises:
             OSError: the root cannot be read, or the store not be written.
         """
-        store = self.store
         first = self._cache is None
-        cache = self._cache = self._cache or StatCache.load(self._folder / _CACHE)
-        scanner = Scanner(
-            self._files.root,
-            store.states,
-            store.tip,
-            store.add_blob,
-            cache,
-            limits=self._limits,
-            hidden=is_reserved,
-        )
-        found = scanner.scan()
-        if found.changes:
-            kind = "baseline" if store.tip is None else "external"
-            prepared = store.prepare(found.changes, CommitInfo(kind, datetime.now(UTC)))
-            store.publish(prepared)
-            cache.commit = prepared.commit
-        if found.changes or found.read:
-            self._cache_saved = False
+        found = self.take_in()
         if first:  # later ones are saved with the rest, at the end
             self._save_cache()
         return found
 
+    def take_in(self) -> ScanResult:
+        """`look`, without saving what makes the next scan cheap."""
+        store = self.store
+        found = self.scan(store.tip)
+        if found.changes:
+            kind = "baseline" if store.tip is None else "external"
+            prepared = store.prepare(found.changes, CommitInfo(kind, datetime.now(UTC)), sync=self._power)
+            store.publish(prepared)
+            self.stand_for(prepared.commit)
+        return found
 
-class _Differing:
+
+class Differing:
     """What a call changed, as states of the store: what was there before it and is not in the history, and what it
     left."""
 

@@ -37,6 +37,8 @@ from ringfence_sandbox.repository import create_repository, read_refs, read_shal
 
 MAIN = b"refs/heads/main"
 _KEPT = b"refs/ringfence/"
+ABORTED = "aborted/"
+"""Of names of kept commits: what rollbacks of opaque calls took away, by number."""
 IDENTITY = "ringfence <ringfence@localhost>"
 SEAL_BYTES = 32 << 20
 """A log of this size becomes a pack."""
@@ -290,6 +292,11 @@ class Store:
         self.objects.log.set_ref(ref, None)
         self.objects.log.flush()
         self._set_ref(ref, None)
+
+    def aborted(self) -> dict[int, str]:
+        """The commits that have what rollbacks took away, by number, oldest first."""
+        found = {name.removeprefix(ABORTED): commit for name, commit in self.kept().items() if name.startswith(ABORTED)}
+        return {number: found[str(number)] for number in sorted(int(name) for name in found if name.isdigit())}
 
     def kept(self) -> dict[str, str]:
         """The commits that are kept, by name."""

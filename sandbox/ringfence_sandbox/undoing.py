@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ringfence_sandbox.hands import Conflict, Hands
-from ringfence_sandbox.records import Deed
+from ringfence_sandbox.holding import Holding
+from ringfence_sandbox.records import Deed, Json
+
+Note = Callable[[Mapping[str, Json]], None]
+"""Writes a record into the journal, if there is room."""
 
 
 @dataclass(slots=True)
@@ -18,6 +22,40 @@ class Undone:
     """Of the conflicts, the slots that hold what was at the path before the call."""
     left: list[Deed] = field(default_factory=list[Deed])
     errors: list[OSError] = field(default_factory=list[OSError])
+
+
+@dataclass(slots=True)
+class TakenBack:
+    """How going back behind an opaque call went: paths that somebody else has changed and that stayed, and notes."""
+
+    conflicts: set[str] = field(default_factory=set[str])
+    notes: list[str] = field(default_factory=list[str])
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Where displaced files are, and how to have a directory for them."""
+
+    held: Holding | None
+    make: Callable[[], Holding]
+
+
+@dataclass(frozen=True, slots=True)
+class Became:
+    """Inodes of deeds that others take the place of, so that the deeds can be undone after that; noted first."""
+
+    deeds: Sequence[Deed]
+    note: Note
+    others: dict[int, int] = field(default_factory=dict[int, int])
+
+    def __call__(self, old: int, new: int) -> None:
+        if any(deed.is_about(old) for deed in self.deeds):
+            self.note({"became": [old, new]})
+            self.others[old] = new
+
+    def settle(self) -> None:
+        for deed in self.deeds:
+            deed.become(self.others)
 
 
 def undo_deeds(hands: Hands, deeds: list[Deed], down_to: int, noted: Callable[[Deed], None]) -> Undone:

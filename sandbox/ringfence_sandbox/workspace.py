@@ -6,7 +6,7 @@ import itertools
 import os
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -232,6 +232,22 @@ class Workspace:
         with self.filesystem.lock.mutex:
             return self._names.all()
 
+    def aborted(self) -> Sequence[LogEntry]:
+        """What rollbacks of opaque calls took away, newest first; ``number`` is that of `aborted_step`."""
+        with self.filesystem.lock.mutex:
+            found = [(number, self._store.commit(commit)) for number, commit in self._store.aborted().items()]
+            return [replace(self._entry(record), number=number) for number, record in reversed(found)]
+
+    def aborted_step(self, number: int) -> ShownStep:
+        """What a call had changed before it was taken back. LookupError where none of that number is kept."""
+        with self.filesystem.lock.mutex:
+            kept = self._store.aborted()
+            if number not in kept:
+                there = f"there are {', '.join(map(str, kept))}" if kept else "there are none"
+                raise LookupError(f"nothing that was taken back is kept as number {number}: {there}")
+            shown = self._shown(self._store.commit(kept[number]))
+            return replace(shown, step=replace(shown.step, number=number))
+
     def step(self, number: int) -> Step:
         """One step; 0 is the baseline. LookupError where there is none of that number."""
         with self.filesystem.lock.mutex:
@@ -240,11 +256,13 @@ class Workspace:
     def show(self, number: int) -> ShownStep:
         """What a step changed. LookupError where there is none, or where what was before it was dropped."""
         with self.filesystem.lock.mutex:
-            record = self._record(number)
-            before = self._before(record)
-            patch = unified(self._store, before, record.commit).text
-            changes = self._store.states.changes(before, record.commit)
-            return ShownStep(self._store.step_of(record), changes, patch)
+            return self._shown(self._record(number))
+
+    def _shown(self, record: CommitRecord) -> ShownStep:
+        before = self._before(record)
+        patch = unified(self._store, before, record.commit).text
+        changes = self._store.states.changes(before, record.commit)
+        return ShownStep(self._store.step_of(record), changes, patch)
 
     def diff(self, a: StepName | None = None, b: StepName | None = None) -> bytes:
         """The patch from the state after step `a` (by default the oldest that is known) to that after `b` (by

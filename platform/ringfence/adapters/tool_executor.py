@@ -147,6 +147,7 @@ class ToolExecutor:
             self._record(ending, call)
             self._tell(ending)
             return self._answered(ending)
+        call.opaque = offer.tool.opaque
         resources = self.prompt.resources.context
         context = self._context(call, resources, cancellation)
         interrupts = Interrupts()

@@ -141,7 +141,8 @@ class Tool(Generic[ParamsT, ResultT]):
     read_only: bool = False
     """It changes nothing. A read-only tool that changes something anyway fails and is rolled back."""
     opaque: bool = False
-    """It changes files other than through the filesystem resource."""
+    """It changes files other than through the filesystem resource, by a command, say: a filesystem on disk looks
+    through all files before and after it. (One in memory has nothing that could be changed so.)"""
     writes: Callable[[ParamsT], Iterable[str] | None] | None = None
     """The paths that a call with these params is about to change, which `ReadBeforeWritePolicy` governs; None where
     this call can change no file that is there."""

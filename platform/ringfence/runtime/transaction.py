@@ -71,8 +71,8 @@ class Transaction(CallInfo):
 
     __slots__ = ("_begun", "_children", "_held", "_marks", "_superseded", "inner")
 
-    def __init__(self, call_id: str, tool: str, parent: CallInfo | None) -> None:
-        CallInfo.__init__(self, call_id, tool, parent)
+    def __init__(self, call_id: str, tool: str, parent: CallInfo | None, *, opaque: bool = False) -> None:
+        CallInfo.__init__(self, call_id, tool, parent, opaque=opaque)
         self.sealed = True
         self.inner: list[str] = []
         self._held: dict[CallLock, Transactional] = {}
@@ -385,18 +385,19 @@ class HasParticipants(Protocol):
 
 @contextmanager
 def tool_transaction(
-    session: Session, resources: HasParticipants | None = None, *, tag: str = "transaction"
+    session: Session, resources: HasParticipants | None = None, *, tag: str = "transaction", opaque: bool = False
 ) -> Generator[Transaction]:
     """A transaction of one's own over a session and the participants of `resources` (``prompt.resources``, say).
 
     Commits at the end of the block; whatever exception leaves the block, all is rolled back first. ``tag`` takes the
-    place of the tool's name in receipts and messages.
+    place of the tool's name in receipts and messages. ``opaque`` is for a block that changes files other than through
+    a filesystem, by a command, say.
 
     Raises:
         RestoreFailedError: the rollback could not be completed.
     """
     started, clock = datetime.now(UTC), perf_counter()
-    transaction = Transaction(new_id(), tag, CURRENT_CALL.get())
+    transaction = Transaction(new_id(), tag, CURRENT_CALL.get(), opaque=opaque)
     # Not over the block: who knows which loop runs it, or when. What slips through between two lines here meets the
     # outer clause.
     held: list[Interrupts] = []

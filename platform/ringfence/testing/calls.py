@@ -15,8 +15,8 @@ class HeldCall(CallInfo):
 
     __slots__ = ("_mark", "_participant")
 
-    def __init__(self, call_id: str = "call-1", parent: CallInfo | None = None) -> None:
-        super().__init__(call_id, "a test", parent)
+    def __init__(self, call_id: str = "call-1", parent: CallInfo | None = None, *, opaque: bool = False) -> None:
+        super().__init__(call_id, "a test", parent, opaque=opaque)
         self._participant: Transactional | None = None
         self._mark: Mark = None
 
@@ -65,11 +65,13 @@ class HeldCall(CallInfo):
 
 
 @contextmanager
-def held_call(resource: object, *, call_id: str = "call-1", parent: CallInfo | None = None) -> Generator[HeldCall]:
+def held_call(
+    resource: object, *, call_id: str = "call-1", parent: CallInfo | None = None, opaque: bool = False
+) -> Generator[HeldCall]:
     """A call that holds `resource` and has begun. The test commits it or rolls it back; it is released here."""
     participant = participant_of(resource)
     assert participant is not None, f"{resource!r} takes part in no transaction"
-    call = HeldCall(call_id, parent)
+    call = HeldCall(call_id, parent, opaque=opaque)
     call.join(participant)
     try:
         yield call

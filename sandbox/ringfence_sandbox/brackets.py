@@ -1,0 +1,410 @@
+"""Opaque calls, which change files unseen: the tree is looked through before and after, and what differs is the call's.
+
+`Brackets` keeps states: the one before, whole and with all bytes, and the one that a rollback is about to take away.
+`taking_back` brings the tree from one to the other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import partial
+from typing import cast
+
+from ringfence.participants import Change, FileVersion
+from ringfence_sandbox.commit_messages import CommitInfo
+from ringfence_sandbox.confined import CHUNK_BYTES, Confined, open_file
+from ringfence_sandbox.entries import Entry, Pending
+from ringfence_sandbox.folders import walk
+from ringfence_sandbox.history import ChangedFiles, ScannedStates
+from ringfence_sandbox.kernel import set_mode, sync_filesystem
+from ringfence_sandbox.records import Json
+from ringfence_sandbox.scan import Exclusion, ScanResult
+from ringfence_sandbox.stat_cache import Stamp
+from ringfence_sandbox.step_history import Differing, StepHistory
+from ringfence_sandbox.store import ABORTED, PreparedStep, Store
+
+MOST_ABORTED = 50
+"""Kept at a time, the newest."""
+KEPT_BYTES = 1 << 30
+"""Of one call's new files: beyond it only names and hashes are kept of what is taken back."""
+_HASHED_BYTES = 1 << 30
+
+Differs = tuple[str, Entry | None, Entry | None]
+"""A path, what is there now, and what was there before the call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """Something that a scan left out: it was there before the call, and only its name and stamp are known."""
+
+    reason: Exclusion
+    inode: int
+    size: int
+    mtime_ns: int
+
+    def fits(self, found: os.stat_result) -> bool:
+        return (found.st_ino, found.st_size, found.st_mtime_ns) == (self.inode, self.size, self.mtime_ns)
+
+
+@dataclass(slots=True)
+class Before:
+    """The tree as it was when an opaque call began. ``prepared`` is None where the newest commit has it."""
+
+    commit: str
+    prepared: PreparedStep | None = None
+    known: Mapping[str, Mapping[str, Stamp]] = field(default_factory=dict[str, Mapping[str, Stamp]])
+    stamps: Mapping[str, Stamp] = field(default_factory=dict[str, Stamp])
+    left: Mapping[str, Left] = field(default_factory=dict[str, Left])
+    inodes: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Of what deeds before the call are about, by path."""
+
+    def inode(self, path: str) -> int | None:
+        """The inode at a path; None where it is not known, as may be after a crash."""
+        if path in self.inodes:
+            return self.inodes[path]
+        stamp = self.stamps.get(path)
+        if stamp is None:
+            folder, _, name = path.rpartition("/")
+            stamp = self.known.get(path, {}).get("") or self.known.get(folder, {}).get(name)
+        return None if stamp is None else stamp[0]
+
+    def more(self) -> bytes:
+        """What the journal is to have besides the commit."""
+        left: Json = {path: [left.reason, left.inode, left.size, left.mtime_ns] for path, left in self.left.items()}
+        return json.dumps({"left": left, "inodes": {**self.inodes}}).encode()
+
+    def with_more(self, more: bytes) -> Before:
+        """With what `more` gave."""
+        found = json.loads(more)
+        left = cast("dict[str, tuple[Exclusion, int, int, int]]", found["left"])
+        inodes = cast("dict[str, int]", found["inodes"])
+        return replace(self, left={path: Left(*row) for path, row in left.items()}, inodes=inodes)
+
+
+@dataclass(slots=True)
+class After:
+    """What differs from `Before`, and the stamps of what is there now."""
+
+    found: ScanResult
+    differing: Sequence[Differs]
+
+    @property
+    def stamps(self) -> Mapping[str, Stamp]:
+        return self.found.stamps
+
+
+@dataclass(frozen=True, slots=True)
+class Aborted:
+    """What is kept of what a rollback takes away: a commit, and its name; and in words what is not in it."""
+
+    commit: str | None
+    name: str | None
+    notes: tuple[str, ...] = ()
+
+
+class Brackets:
+    """The states around opaque calls, in the store of a workspace."""
+
+    def __init__(self, files: Confined, history: StepHistory, *, power: bool) -> None:
+        self._files = files
+        self.history = history
+        self._power = power
+
+    @property
+    def store(self) -> Store:
+        return self.history.store
+
+    def before(self, early: ChangedFiles | None, inodes: Mapping[str, int], *, nested: bool) -> Before:
+        """Look at the tree and store all of it, before an opaque call.
+
+        What differs from the newest commit is somebody else's, and becomes one. ``early`` is what typed calls around
+        this one have changed so far; with ``nested`` there is an opaque one among those. ``inodes`` are those that the
+        deeds so far are about.
+
+        Raises:
+            OSError: the tree cannot be read, or the store not be written.
+        """
+        history, store = self.history, self.store
+        prepared = None
+        if not nested and early is None:
+            found = history.take_in()
+        else:
+            found = history.scan(store.tip)
+            states: dict[str, Entry | Pending | None] = {**found.changes}
+            if early is not None and not nested:
+                states = self._publish_theirs(early, found, states)
+            if states:
+                info = CommitInfo("external", datetime.now(UTC), title="before an opaque call in a call")
+                prepared = store.prepare(states, info, sync=self._power)
+        commit = store.tip if prepared is None else prepared.commit
+        assert commit is not None, "a tree that was looked at has a commit"
+        history.stand_for(commit)
+        return Before(
+            commit,
+            prepared,
+            history.known(commit),
+            found.stamps,
+            {path: _left(reason, found.stamps.get(path)) for path, reason in found.excluded.items()},
+            inodes,
+        )
+
+    def _publish_theirs(
+        self, early: ChangedFiles, found: ScanResult, states: dict[str, Entry | Pending | None]
+    ) -> dict[str, Entry | Pending | None]:
+        """Make a commit of what somebody else had changed before the calls around this one; all states after it."""
+        store, tip = self.store, self.store.tip
+        paths = {change.path for change in early.changes}
+        ours = paths | set(_above(paths))
+        theirs = Differing(self._files, store, early, datetime.now(UTC)).theirs()
+        for path, state in found.changes.items():
+            if path not in ours or (tip is None and path not in paths):
+                theirs[path] = state
+        if theirs:
+            kind = "baseline" if tip is None else "external"
+            store.publish(store.prepare(theirs, CommitInfo(kind, datetime.now(UTC)), sync=self._power))
+        was = {path: store.states.entry(tip, path) if tip is not None else None for path in theirs}
+        return {**was, **states}
+
+    def recovered(self, commit: str, more: bytes) -> Before:
+        """What `before` gave to a process that was killed. LookupError where the store does not have it."""
+        parent = self.store.commit(commit).parent
+        prepared = PreparedStep(commit, parent, None, 0, self.store.states.root(commit), ())
+        return Before(commit, prepared, self.history.known(commit)).with_more(more)
+
+    def after(self, before: Before) -> After:
+        """Look at the tree again. What is new is stored, up to a bound and while there is space."""
+        keeper = _Keeper(self.store)
+        found = self.history.scan(before.commit, keeper.keep)
+        keeper.flush()
+        differing = sorted(self._differing(before.commit, found), key=lambda one: one[0])
+        self.history.stand_for(before.commit, [*differing, *((path, None, None) for path in found.excluded)])
+        return After(found, differing)
+
+    def made_readable(self, before: Before, after: After) -> tuple[After, dict[str, int]]:
+        """Look again, where a call took away the permission to; the ctimes of what permission was given to."""
+        opened: dict[str, int] = {}
+        while True:
+            new = [
+                path
+                for path, reason in after.found.excluded.items()
+                if reason == "unreadable" and path not in before.left and path not in opened
+            ]
+            if not new:
+                return after, opened
+            for path in new:
+                with self._files.parent(path) as (at, name):
+                    here = os.lstat(name, dir_fd=at)
+                    opened[path] = here.st_ctime_ns
+                    with suppress(PermissionError):
+                        set_mode(at, name, stat.S_IMODE(here.st_mode) | stat.S_IRWXU)
+            after = self.after(before)
+
+    def _differing(self, commit: str, found: ScanResult) -> Iterator[Differs]:
+        states = self.store.states
+        for path, now in found.changes.items():
+            old = states.entry(commit, path)
+            yield path, now, old
+            if old is not None and old.kind == "directory" and (now is None or now.kind != "directory"):
+                folder = states.folder(commit, path)
+                for below, entry in walk(folder, states.objects, os.fsencode(path)) if folder is not None else ():
+                    if os.fsdecode(below) != path:
+                        yield os.fsdecode(below), None, entry
+
+    def changes(self, before: Before, after: After) -> list[Change]:
+        """What a call changed, by path: bytes, kinds, permission bits and link targets."""
+        found: dict[str, Change] = {}
+        for path, now, old in after.differing:
+            if path not in before.left and (now is None or not now.same_content(old)):
+                found[path] = Change(path, self._version(old, None), self._version(now, after.stamps.get(path)))
+        for path in after.found.excluded.keys() - before.left.keys():
+            was = found[path].before if path in found else None
+            found[path] = Change(path, was, self._unread(path))
+        for path, left in before.left.items():
+            here = self._look(path)
+            if here is None or not left.fits(here):
+                found[path] = Change(path, FileVersion("file", 0, left.size), self._unread(path))
+        return [found[path] for path in sorted(found)]
+
+    def _look(self, path: str) -> os.stat_result | None:
+        try:
+            return self._files.look(path)
+        except PermissionError:  # the call made a directory on the way unsearchable
+            return None
+
+    def _unread(self, path: str) -> FileVersion | None:
+        here = self._look(path)
+        if here is None:
+            return None
+        mode = stat.S_IMODE(here.st_mode)
+        return (
+            FileVersion("directory", mode, 0) if stat.S_ISDIR(here.st_mode) else FileVersion("file", mode, here.st_size)
+        )
+
+    def _version(self, entry: Entry | None, stamp: Stamp | None) -> FileVersion | None:
+        try:
+            return self.store.states.version(entry)
+        except KeyError:
+            assert entry is not None
+            return FileVersion(entry.kind, entry.meta.mode, stamp[1] if stamp is not None else 0)
+
+    def scanned(self, before: Before, after: After, changes: Sequence[Change]) -> ScannedFiles:
+        """The call as a history records it; what was too much to be stored so far is stored now."""
+        states: dict[str, Entry | Pending | None] = {**after.found.changes}
+        for path, now, _ in after.differing:
+            if now is not None and now.oid is not None and not self._has(now.oid):
+                states[path] = Pending(now.kind, now.meta, partial(self._read_again, path, now.oid))
+        return ScannedFiles(self.store, before.commit, after, changes, ScannedStates(states, before.prepared))
+
+    def _has(self, oid: str) -> bool:
+        return self.store.objects.has(bytes.fromhex(oid))
+
+    def _read_again(self, path: str, oid: str) -> bytes:
+        here = self._files.look(path)
+        is_link = here is not None and stat.S_ISLNK(here.st_mode)
+        content = os.fsencode(self._files.read_link(path)) if is_link else self._files.read_file(path)[0]
+        if _oid(content) != oid:
+            raise OSError(f"{path} was changed while the call was being recorded")
+        return content
+
+    # What is taken back.
+
+    def keep(self, before: Before, after: After, taken: Iterable[str], *, tool: str, call_id: str) -> Aborted:
+        """Keep what is about to be taken away at these paths, under a name. Never fails: what could not be is said."""
+        taken = set(taken)
+        above = set(_above(taken))
+        notes: list[str] = []
+        states: dict[str, Entry | None] = {}
+        for path, now, _ in after.differing:
+            if path not in taken and path not in above:
+                continue
+            if now is None or now.oid is None or self._has(now.oid):
+                states[path] = now
+            else:
+                notes.append(f"{path} was not kept, for want of space: git blob {now.oid}")
+        excluded = after.found.excluded
+        notes += [
+            f"{path} was not kept ({excluded[path]}): {self._named(path)}" for path in sorted(excluded.keys() & taken)
+        ]
+        if not states:
+            return Aborted(None, None, tuple(notes))
+        store = self.store
+        try:
+            info = CommitInfo("aborted", datetime.now(UTC), tool, call_id)
+            prepared = store.prepare(states, info, after=before.prepared, sync=self._power)
+            numbers = list(store.aborted())
+            name = f"{ABORTED}{numbers[-1] + 1 if numbers else 1}"
+            store.keep(name, prepared.commit)
+            for old in numbers[: max(0, len(numbers) + 1 - MOST_ABORTED)]:
+                store.unkeep(f"{ABORTED}{old}")
+        except (OSError, ValueError, LookupError) as error:
+            notes.append(f"what was taken back could not be kept: {error}")
+            return Aborted(None, None, tuple(notes))
+        return Aborted(prepared.commit, name, tuple(notes))
+
+    def kept_as(self, commit: str) -> Aborted:
+        """What `keep` gave to a process that was killed."""
+        return Aborted(commit, next((name for name, kept in self.store.kept().items() if kept == commit), None))
+
+    def kept_states(self, before: Before, commit: str | None) -> dict[str, Entry]:
+        """What a kept commit has of the paths that a call had changed."""
+        if commit is None:
+            return {}
+        try:
+            found = self.store.states.differences(before.commit, commit)
+        except LookupError:
+            return {}
+        return {path: now for path, _, now in found if now is not None}
+
+    def sync(self) -> None:
+        """Have the tree survive a loss of power, where the journal does."""
+        if self._power:
+            sync_filesystem(self._files.root)
+
+    def _named(self, path: str) -> str:
+        try:
+            with self._files.parent(path) as (directory, name):
+                descriptor, found = open_file(directory, name, path)
+        except OSError:
+            return "no file"
+        try:
+            if found.st_size > _HASHED_BYTES:
+                return f"{found.st_size} bytes"
+            digest = hashlib.sha256()
+            while content := os.read(descriptor, CHUNK_BYTES):
+                digest.update(content)
+            return f"{found.st_size} bytes, sha256 {digest.hexdigest()}"
+        finally:
+            os.close(descriptor)
+
+
+class ScannedFiles(ChangedFiles):
+    """What two scans found."""
+
+    def __init__(
+        self, store: Store, commit: str, after: After, changes: Sequence[Change], scanned: ScannedStates
+    ) -> None:
+        self._store = store
+        self._commit = commit
+        self._now = {path: now for path, now, _ in after.differing}
+        self._changes = changes
+        self._scanned = scanned
+
+    @property
+    def changes(self) -> Sequence[Change]:
+        return self._changes
+
+    @property
+    def scanned(self) -> ScannedStates:
+        return self._scanned
+
+    def before(self, path: str) -> bytes:
+        return self._content(path, self._store.states.entry(self._commit, path))
+
+    def after(self, path: str) -> bytes:
+        return self._content(path, self._now.get(path))
+
+    def _content(self, path: str, entry: Entry | None) -> bytes:
+        if entry is None or entry.oid is None:
+            raise FileNotFoundError(path)
+        return self._store.states.content(entry.oid)
+
+
+class _Keeper:
+    """Stores bytes as long as they are not too many and there is space; their object id in any case."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._bytes = 0
+
+    def keep(self, content: bytes) -> str:
+        self._bytes += len(content)
+        if self._bytes <= KEPT_BYTES:
+            with suppress(OSError):
+                return self._store.add_blob(content)
+        return _oid(content)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._store.objects.log.flush()
+
+
+def _oid(content: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+
+
+def _left(reason: Exclusion, stamp: Stamp | None) -> Left:
+    return Left(reason, *(stamp[:3] if stamp is not None else (0, 0, 0)))
+
+
+def _above(paths: Iterable[str]) -> Iterator[str]:
+    for path in paths:
+        yield ""
+        while path := path.rpartition("/")[0]:
+            yield path

@@ -1,0 +1,204 @@
+"""The opaque calls that are open in one workspace, by the deed that each began with."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Mapping, Sequence
+
+from ringfence.participants import Change
+from ringfence_sandbox.brackets import Aborted, After, Before, Brackets, Differs, ScannedFiles
+from ringfence_sandbox.confined import Confined
+from ringfence_sandbox.entries import Entry
+from ringfence_sandbox.history import ChangedFiles
+from ringfence_sandbox.kernel import Before as Announce
+from ringfence_sandbox.kernel import Renames, birth_ns
+from ringfence_sandbox.owner_stamp import GRACE_NS, OwnerStamp
+from ringfence_sandbox.records import Deed
+from ringfence_sandbox.states import led_to
+from ringfence_sandbox.taking_back import Judge, TakingBack
+from ringfence_sandbox.undoing import Hold, Note, TakenBack
+
+MOST_LISTED = 20
+"""Paths in a note; the rest is counted."""
+
+
+class OpaqueCalls:
+    """What is known of them, and the way back from each."""
+
+    def __init__(
+        self, files: Confined, renames: Renames, brackets: Brackets, stamp: OwnerStamp, announce: Announce
+    ) -> None:
+        self._files = files
+        self._renames = renames
+        self._brackets = brackets
+        self._stamp = stamp
+        self._announce = announce
+        self._before: dict[int, Before] = {}
+        self._after: dict[int, After] = {}
+        self._tried: dict[int, set[str]] = {}
+
+    @property
+    def any_open(self) -> bool:
+        return bool(self._before)
+
+    def begin(self, early: ChangedFiles | None, deeds: Sequence[Deed]) -> Before:
+        """Look at the tree and store it, before a call and after those deeds. OSError: it cannot be."""
+        before = self._brackets.before(early, _inodes(self._files, deeds), nested=self.any_open)
+        self._stamp.start()
+        return before
+
+    def begun(self, deed: Deed, before: Before) -> None:
+        """The journal has the deed that a call begins with."""
+        self._before[deed.seq] = before
+
+    def end(self) -> None:
+        """No call is open any more."""
+        self._forget(-1)
+
+    def _forget(self, down_to: int) -> None:
+        for known in (self._before, self._after, self._tried):
+            for seq in [seq for seq in known if seq >= down_to]:
+                del known[seq]
+        if not self._before:
+            self._stamp.stop()
+
+    def changes(self, deed: Deed, early: Sequence[Change]) -> list[Change]:
+        """Look at the tree; what changed since a call began. ``early`` had changed before, in a call around it."""
+        before = self._before[deed.seq]
+        after = self._after[deed.seq] = self._brackets.after(before)
+        return _merged(early, self._brackets.changes(before, after))
+
+    def scanned(self, deed: Deed, early: Sequence[Change]) -> ScannedFiles:
+        """What changed, for a history; as `changes` saw it, if it was asked."""
+        before, after = self._before[deed.seq], self._after.get(deed.seq)
+        if after is None:
+            after = self._after[deed.seq] = self._brackets.after(before)
+        return self._brackets.scanned(before, after, _merged(early, self._brackets.changes(before, after)))
+
+    def take_back(
+        self, deed: Deed, hold: Hold, note: Note, became: Callable[[int, int], None], *, tool: str, call_id: str
+    ) -> TakenBack:
+        """Bring the tree back to where a call began. OSError: it could not be completed, and may be tried again."""
+        before, after, tried = self._before[deed.seq], self._after.get(deed.seq), self._tried.get(deed.seq)
+        if after is None or tried is not None:
+            after = self._brackets.after(before)
+
+        seen = {path for path, _, _ in after.differing} | after.found.excluded.keys() if tried is None else tried
+        after, opened = self._brackets.made_readable(before, after)
+
+        def judge(item: Differs, here: os.stat_result | None) -> bool:
+            path, _, wanted = item
+            below_opened = any(path.startswith(f"{above}/") for above in opened)
+            return path in seen or below_opened or (tried is not None and _is_directory(wanted))
+
+        way = self._way(before, after, hold, became)
+        paths = way.choose(judge)
+        self._tried[deed.seq] = {*paths, *(tried or ())}
+        aborted = self._brackets.keep(before, after, paths, tool=tool, call_id=call_id)
+        done = self._go(way, deed, paths, aborted, note)
+        self._forget(deed.seq)
+        return done
+
+    def recover(
+        self,
+        deed: Deed,
+        more: bytes,
+        kept: str | None,
+        stamp_path: str,
+        hold: Hold,
+        note: Note,
+        became: Callable[[int, int], None],
+        *,
+        tool: str,
+        call_id: str,
+    ) -> TakenBack:
+        """`take_back` for a call whose process was killed; ``kept`` is the commit that an earlier try has kept.
+
+        Raises:
+            LookupError: the store does not have the state before the call.
+            OSError: it could not be completed.
+        """
+        before = self._brackets.recovered(deed.commit, more)
+        after, opened = self._brackets.made_readable(before, self._brackets.after(before))
+        way = self._way(before, after, hold, became)
+        known = self._brackets.kept_states(before, kept)
+        paths = way.choose(_ended(self._files, OwnerStamp.last_ns(stamp_path) + GRACE_NS, known, opened))
+        if kept is None:
+            aborted = self._brackets.keep(before, after, paths, tool=tool, call_id=call_id)
+        else:
+            aborted = self._brackets.kept_as(kept)
+        return self._go(way, deed, paths, aborted, note)
+
+    def _way(self, before: Before, after: After, hold: Hold, became: Callable[[int, int], None]) -> TakingBack:
+        return TakingBack(
+            self._files,
+            self._renames,
+            hold,
+            self._brackets.store.states,
+            before,
+            after,
+            announce=self._announce,
+            became=became,
+        )
+
+    def _go(self, way: TakingBack, deed: Deed, paths: Sequence[str], aborted: Aborted, note: Note) -> TakenBack:
+        note({"taking back": deed.seq, "kept": aborted.commit})
+        done = way.run()
+        self._brackets.sync()
+        note({"undone": deed.seq})
+        done.notes[:0] = [*_said(paths, aborted), *aborted.notes]
+        return done
+
+
+def _inodes(files: Confined, deeds: Sequence[Deed]) -> dict[str, int]:
+    """The inodes at the places where what deeds were about is now."""
+    found: dict[str, int] = {}
+    for number, deed in enumerate(deeds):
+        for path in (deed.path, deed.to):
+            place = led_to(path, deeds[number + 1 :])
+            there = None if place is None else files.look(place)
+            if place is not None and there is not None:
+                found[place] = there.st_ino
+    return found
+
+
+def _ended(files: Confined, limit_ns: int, kept: Mapping[str, Entry], ctimes_ns: Mapping[str, int]) -> Judge:
+    """The call is over: what has changed after a moment is somebody else's, unless it is what was kept of the call.
+    ``ctimes_ns`` are those of what was changed only now, to be looked at."""
+
+    def judge(item: Differs, here: os.stat_result | None) -> bool:
+        path, now, wanted = item
+        if here is None or (_is_directory(now) and _is_directory(wanted)):
+            return True
+        if ctimes_ns.get(path, here.st_ctime_ns) <= limit_ns:
+            return True
+        if stat.S_ISDIR(here.st_mode):
+            with files.parent(path) as (at, name):
+                born = birth_ns(at, name)
+            return born is not None and born <= limit_ns
+        ours = [one for one in (kept.get(path), wanted) if one is not None]
+        return path in kept and any(now is not None and (now.kind, now.oid) == (one.kind, one.oid) for one in ours)
+
+    return judge
+
+
+def _is_directory(entry: Entry | None) -> bool:
+    return entry is not None and entry.kind == "directory"
+
+
+def _merged(early: Sequence[Change], late: Sequence[Change]) -> list[Change]:
+    found = {change.path: change for change in early}
+    for change in late:
+        before = found[change.path].before if change.path in found else change.before
+        found[change.path] = Change(change.path, before, change.after)
+    return [found[path] for path in sorted(found) if found[path].before != found[path].after]
+
+
+def _said(paths: Sequence[str], aborted: Aborted) -> list[str]:
+    listed = [path for path in paths if path]
+    if not listed:
+        return []
+    more = f" and {len(listed) - MOST_LISTED} more" if len(listed) > MOST_LISTED else ""
+    kept = f"; what they were is kept as {aborted.name}" if aborted.name is not None else ""
+    return [f"taken back: {', '.join(listed[:MOST_LISTED])}{more}{kept}"]

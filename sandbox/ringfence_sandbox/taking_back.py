@@ -1,0 +1,504 @@
+"""Bringing back a tree that was changed unseen, from the store: by descriptors, never through a link.
+
+New things go first, so that a full disk has room. Then inodes that only moved are held, what is in the way goes,
+directories come from the top, files each by a new one and an exchange, and directories get their modes and times last,
+from the bottom. All of it can be done again after it was cut off anywhere: what is as it was before is left alone.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import stat
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+
+from ringfence_sandbox.brackets import After, Before, Differs
+from ringfence_sandbox.confined import Confined
+from ringfence_sandbox.entries import Entry
+from ringfence_sandbox.history_states import States
+from ringfence_sandbox.kernel import Before as Announce
+from ringfence_sandbox.kernel import Renames, lstat, set_mode
+from ringfence_sandbox.undoing import Hold, TakenBack
+
+_UNREACHABLE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
+_FILL = frozenset({errno.ENOTEMPTY, errno.EEXIST})
+_NO_XATTR_OF_OTHER_BYTES = frozenset({"security.capability"})
+
+Judge = Callable[[Differs, os.stat_result | None], bool]
+"""Whether a path that differs was changed by the call; what is there now is given too."""
+
+
+class TakingBack:
+    """One way back, from the state `after` to the state `before`."""
+
+    def __init__(
+        self,
+        files: Confined,
+        renames: Renames,
+        hold: Hold,
+        states: States,
+        before: Before,
+        after: After,
+        *,
+        announce: Announce,
+        became: Callable[[int, int], None],
+    ) -> None:
+        """``became`` hears of each inode that another one is about to take the place of."""
+        self._files = files
+        self._renames = renames
+        self._displaced = hold.held
+        self._make_holding = hold.make
+        self._states = states
+        self._before = before
+        self._after = after
+        self._announce = announce
+        self._became = became
+        self._done = TakenBack()
+        self._items: dict[str, Differs] = {}
+        self._held: dict[int, str] = {}
+        """Places of inodes of before the call, by number: in slots, or below them."""
+        self._touched: set[str] = set()
+
+    # -- what is the call's
+
+    def choose(self, judge: Judge) -> Sequence[str]:
+        """The paths that are to be brought back; what somebody else changed is a conflict, and left alone."""
+        for item in self._all():
+            path, now, wanted = item
+            here = self._look(path)
+            if self._was_left_out(path, here):
+                continue
+            mine = judge(item, here)
+            if mine and now is None and path not in self._after.found.excluded:
+                mine = here is None
+            elif mine and here is not None and not (now is not None and now.kind == "directory"):
+                mine = _stamp(here) == self._after.stamps.get(path)
+            elif mine and now is not None and now.kind == "directory" and here is not None:
+                mine = stat.S_ISDIR(here.st_mode)
+            if mine:
+                self._items[path] = item
+            elif here is not None or wanted is not None:
+                self._done.conflicts.add(path)
+        return sorted(self._items)
+
+    def _all(self) -> Iterable[Differs]:
+        known = {path for path, _, _ in self._after.differing}
+        yield from self._after.differing
+        for path in self._after.found.excluded:
+            if path not in known and path not in self._before.left:
+                yield path, None, None
+        for path, left in self._before.left.items():
+            here = self._look(path)
+            if path not in known and here is not None and here.st_ino != left.inode:
+                yield path, None, None
+
+    def _was_left_out(self, path: str, here: os.stat_result | None) -> bool:
+        """Whether it is, or is in, something that was there before and that no scan took in; or is just as it was."""
+        left = self._before.left
+        if path in left:
+            return here is None or here.st_ino == left[path].inode
+        if path in self._after.found.excluded and here is not None and self._stamp_before(path) == _stamp(here):
+            return True
+        above = path.rpartition("/")[0] if left else ""
+        while above:
+            if above in left:
+                return True
+            above = above.rpartition("/")[0]
+        return False
+
+    def _stamp_before(self, path: str) -> tuple[int, int, int, int] | None:
+        folder, _, name = path.rpartition("/")
+        return self._before.stamps.get(path) or self._before.known.get(folder, {}).get(name)
+
+    # -- the way back
+
+    def run(self) -> TakenBack:
+        """Bring back what was chosen. OSError: something could not be; it may be tried again."""
+        self._index_held()
+        sources = self._sources()
+        gathered = {place for places in sources.values() for place in places}
+        away = [path for path in sorted(self._items, reverse=True) if self._goes(path)]
+        for path in away:
+            if path not in gathered and not self._is_directory(path):
+                self._remove(path)
+        for inode, places in sources.items():
+            self._hold(inode, places)
+        for path in away:
+            self._remove(path)
+        for path, (_, _, wanted) in sorted(self._items.items()):
+            if wanted is not None and wanted.kind == "directory":
+                self._make_directory(path)
+        self._put_files()
+        self._put_left_out()
+        self._finish()
+        return self._done
+
+    def _goes(self, path: str) -> bool:
+        _, now, wanted = self._items[path]
+        if now is None:
+            return path in self._after.found.excluded or path in self._before.left
+        return wanted is None or wanted.kind != now.kind
+
+    def _is_directory(self, path: str) -> bool:
+        here = self._look(path)
+        return here is not None and stat.S_ISDIR(here.st_mode)
+
+    # -- inodes of before
+
+    def _index_held(self) -> None:
+        """What typed calls within the opaque one have displaced, and what an earlier try has gathered."""
+        waiting = [] if self._displaced is None else [self._displaced.name]
+        while waiting:
+            place = waiting.pop()
+            descriptor = self._files.open_directory(place)
+            try:
+                names = os.listdir(descriptor)
+                found = {name: lstat(descriptor, name) for name in names}
+            finally:
+                os.close(descriptor)
+            for name, status in found.items():
+                if status is not None and stat.S_ISDIR(status.st_mode):
+                    waiting.append(f"{place}/{name}")
+                elif status is not None:
+                    self._held[status.st_ino] = f"{place}/{name}"
+
+    def _sources(self) -> dict[int, list[str]]:
+        """Where inodes of before are now that are to be held, since they belong elsewhere."""
+        at: dict[int, list[str]] = {}
+        for path, (_, now, _) in self._items.items():
+            stamp = self._after.stamps.get(path)
+            if stamp is not None and (now is None or now.kind != "directory"):
+                at.setdefault(stamp[0], []).append(path)
+        found: dict[int, list[str]] = {}
+        for path, (_, _, wanted) in self._items.items():
+            inode = self._before.inode(path)
+            if wanted is None or wanted.kind == "directory" or inode not in at or path in at[inode]:
+                continue
+            for place in at[inode]:
+                now = self._items[place][1]
+                if now is not None and (now.kind, now.oid) == (wanted.kind, wanted.oid):
+                    found.setdefault(inode, []).append(place)
+        for path, left in self._before.left.items():
+            for place in at.get(left.inode, ()):
+                here = self._look(place)
+                if place != path and here is not None and left.fits(here):
+                    found.setdefault(left.inode, []).append(place)
+        return found
+
+    def _hold(self, inode: int, places: Sequence[str]) -> None:
+        for place in places:
+            here = self._look(place)
+            if here is None or here.st_ino != inode or inode in self._held:
+                continue
+            holding = self._make_holding()
+            slot = holding.new_slot()
+            self._open_up(place)
+            with self._files.parent(place) as (at, name):
+                self._renames.rename(at, name, holding.descriptor, str(slot))
+            self._touched.add(place)
+            self._held[inode] = f"{holding.name}/{slot}"
+
+    # -- taking away
+
+    def _remove(self, path: str) -> None:
+        here = self._look(path)
+        if here is None:
+            return
+        self._open_up(path)
+        self._touched.add(path)
+        try:
+            with self._files.parent(path) as (at, name):
+                if not stat.S_ISDIR(here.st_mode):
+                    if not self._as_left(path, here):
+                        raise OSError(errno.EEXIST, "was changed by somebody else", path)
+                    self._announce("unlink")
+                    os.unlink(name, dir_fd=at)
+                elif path in self._after.found.excluded:  # nobody knows what is in it, all of it is the call's
+                    holding = self._make_holding()
+                    self._renames.rename(at, name, holding.descriptor, str(holding.new_slot()))
+                else:
+                    self._announce("rmdir")
+                    os.rmdir(name, dir_fd=at)
+        except OSError as error:
+            if error.errno not in _UNREACHABLE | _FILL:
+                raise
+            self._done.conflicts.add(path)
+            self._items.pop(path, None)
+
+    def _as_left(self, path: str, here: os.stat_result) -> bool:
+        """Whether a file is as the scan saw it. (Taking another of its names away changes its ctime.)"""
+        stamp = self._after.stamps.get(path)
+        return stamp is not None and stamp[:3] == _stamp(here)[:3]
+
+    # -- bringing back
+
+    def _make_directory(self, path: str) -> None:
+        here = self._look(path)
+        if here is not None:
+            if not stat.S_ISDIR(here.st_mode):
+                self._done.conflicts.add(path)
+            else:  # perhaps made by an earlier try, which could not say so any more
+                self._tell(path, here)
+            return
+        self._open_up(path)
+        try:
+            with self._files.parent(path) as (at, name):
+                self._announce("mkdir")
+                os.mkdir(name, 0o700, dir_fd=at)
+                self._tell(path, os.lstat(name, dir_fd=at))
+        except OSError as error:
+            self._conflict_or_raise(path, error)
+
+    def _put_files(self) -> None:
+        files = {
+            path: wanted
+            for path, (_, _, wanted) in self._items.items()
+            if wanted is not None and wanted.kind != "directory" and path not in self._done.conflicts
+        }
+        numbers = {wanted.meta.link for wanted in files.values() if wanted.meta.link}
+        groups = self._states.linked(self._before.commit, numbers)
+        done: set[str] = set()
+        for path, wanted in sorted(files.items()):
+            if path not in done:
+                group = groups.get(wanted.meta.link, [path]) if wanted.meta.link else [path]
+                group = [one for one in group if one not in self._done.conflicts]
+                done.update(group)
+                try:
+                    self._put_with_room(group, wanted, files)
+                except OSError as error:
+                    self._conflict_or_raise(path, error)
+
+    def _put_with_room(self, group: Sequence[str], wanted: Entry, files: Mapping[str, Entry]) -> None:
+        try:
+            self._put_group(group, wanted)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            # What the call made of the files that are still to be put is all that there is to give up.
+            for path, entry in files.items():
+                if not self._stands(path, entry, alone=False) and self._items[path][1] is not None:
+                    self._remove(path)
+            self._put_group(group, wanted)
+
+    def _put_group(self, group: Sequence[str], wanted: Entry) -> None:
+        """Have these paths be one file, as before: the very inode where that is still somewhere, else a new one."""
+        standing = next((path for path in group if self._stands(path, wanted, alone=len(group) == 1)), None)
+        if standing is not None:
+            with self._files.parent(standing) as (at, name):
+                self._dress(at, name, wanted, standing)
+            first = standing
+        else:
+            first = group[0]
+            slot = self._held_slot(group, wanted)
+            if slot is None:
+                slot = self._new(wanted, first)
+            self._put(first, slot)
+        there = self._look(first)
+        for path in group:
+            here = self._look(path)
+            if there is not None and (here is None or here.st_ino != there.st_ino):
+                holding = self._make_holding()
+                slot = holding.new_slot()
+                with self._files.parent(first) as (at, name):
+                    self._announce("link")
+                    os.link(name, str(slot), src_dir_fd=at, dst_dir_fd=holding.descriptor, follow_symlinks=False)
+                self._put(path, slot)
+
+    def _stands(self, path: str, wanted: Entry, *, alone: bool) -> bool:
+        here = self._look(path)
+        if here is None or stat.S_ISDIR(here.st_mode):
+            return False
+        item = self._items.get(path)
+        if item is None:
+            return True
+        now = item[1]
+        if now is None or (now.kind, now.oid) != (wanted.kind, wanted.oid) or not self._as_left(path, here):
+            return False
+        return here.st_ino == self._before.inode(path) or (alone and here.st_nlink == 1)
+
+    def _held_slot(self, group: Sequence[str], wanted: Entry) -> int | None:
+        """The slot to which the inode of before has come, if it has still its bytes."""
+        for path in group:
+            place = self._held.get(self._before.inode(path) or -1)
+            if place is None or self._content(place) != wanted.oid:
+                continue
+            holding = self._make_holding()
+            slot = holding.new_slot()
+            with self._files.parent(place) as (at, name):
+                self._renames.rename(at, name, holding.descriptor, str(slot))
+            self._dress(holding.descriptor, str(slot), wanted, path)
+            return slot
+        return None
+
+    def _content(self, place: str) -> str | None:
+        """The git object id of what a file has, or a link."""
+        here = self._files.look(place)
+        if here is None or stat.S_ISDIR(here.st_mode):
+            return None
+        if stat.S_ISLNK(here.st_mode):
+            content = os.fsencode(self._files.read_link(place))
+        elif stat.S_ISREG(here.st_mode):
+            content, _ = self._files.read_file(place)
+        else:
+            return None
+        return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+
+    def _new(self, wanted: Entry, path: str) -> int:
+        assert wanted.oid is not None, "a file has an object id"
+        content = self._states.content(wanted.oid)
+        holding = self._make_holding()
+        slot = holding.new_slot()
+        if wanted.kind == "symlink":
+            self._announce("symlink")
+            os.symlink(os.fsdecode(content), str(slot), dir_fd=holding.descriptor)
+            self._dress(holding.descriptor, str(slot), wanted, path)
+        else:
+            descriptor = holding.create(slot)
+            try:
+                rest = memoryview(content)
+                while rest:
+                    rest = rest[os.write(descriptor, rest) :]
+                self._copy_attributes(path, descriptor)
+                self._dress(holding.descriptor, str(slot), wanted, path)
+            finally:
+                os.close(descriptor)
+        self._tell(path, os.lstat(str(slot), dir_fd=holding.descriptor))
+        return slot
+
+    def _copy_attributes(self, path: str, descriptor: int) -> None:
+        """Of what the call left at the path, if that is a file: what it had before is not known."""
+        with suppress(OSError), self._files.parent(path) as (at, name):
+            original = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=at)
+            try:
+                for attribute in os.listxattr(original):
+                    if attribute not in _NO_XATTR_OF_OTHER_BYTES:
+                        os.setxattr(descriptor, attribute, os.getxattr(original, attribute))
+            finally:
+                os.close(original)
+
+    def _put(self, path: str, slot: int) -> None:
+        """Give what is in a slot its name. Somebody else's at the path stays, and is a conflict."""
+        holding = self._make_holding()
+        self._open_up(path)
+        self._touched.add(path)
+        with self._files.parent(path) as (at, name):
+            if lstat(at, name) is None:
+                self._renames.rename(holding.descriptor, str(slot), at, name)
+                return
+            self._renames.exchange(at, name, holding.descriptor, str(slot))
+            displaced = holding.look(slot)
+            item = self._items.get(path)
+            mine = item is None or (displaced is not None and self._as_left(path, displaced))
+            if not mine:
+                self._renames.exchange(at, name, holding.descriptor, str(slot))
+                raise OSError(errno.EEXIST, "was changed by somebody else", path)
+        if item is not None and displaced is not None and displaced.st_ino not in self._held:
+            self._announce("unlink")
+            os.unlink(str(slot), dir_fd=holding.descriptor)  # at once, for the room
+
+    def _put_left_out(self) -> None:
+        """What no scan took in: back to its place if it only moved; else it is said."""
+        for path, left in self._before.left.items():
+            here = self._look(path)
+            if here is not None and here.st_ino == left.inode:
+                if not left.fits(here) and not stat.S_ISDIR(here.st_mode):
+                    self._done.notes.append(f"{path} was changed, and stays so: it was not taken in ({left.reason})")
+                continue
+            place = self._held.get(left.inode)
+            held = None if place is None else self._files.look(place)
+            if here is None and place is not None and held is not None and left.fits(held):
+                self._open_up(path)
+                with self._files.parent(place) as (at, name), self._files.parent(path) as (to, new):
+                    self._renames.rename(at, name, to, new)
+                self._touched.add(path)
+            else:
+                self._done.notes.append(
+                    f"{path} is gone, and cannot be brought back: it was not taken in ({left.reason})"
+                )
+
+    # -- modes and times
+
+    def _finish(self) -> None:
+        """Directories, from the bottom: those that were changed, and those in which something was."""
+        directories = {path for path, (_, _, wanted) in self._items.items() if _is_directory(wanted)}
+        for path in (*self._items, *self._touched):
+            above = path
+            while above:
+                above = above.rpartition("/")[0]
+                if above in directories:
+                    break
+                directories.add(above)
+        for path in sorted(directories, reverse=True):
+            wanted = self._states.entry(self._before.commit, path)
+            if wanted is None or wanted.kind != "directory" or path in self._done.conflicts:
+                continue
+            try:
+                with self._files.parent(path) as (at, name):
+                    if stat.S_ISDIR(os.lstat(name, dir_fd=at).st_mode):
+                        self._dress(at, name, wanted, path)
+            except OSError as error:
+                self._conflict_or_raise(path, error)
+
+    def _dress(self, at: int, name: str, wanted: Entry, path: str) -> None:
+        """Give what is at a name its owner, permission bits and time, where they are others."""
+        meta = wanted.meta
+        descriptor = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
+        try:
+            here = os.fstat(descriptor)
+            link = stat.S_ISLNK(here.st_mode)
+            # A link's own descriptor cannot be gone through, so it is named; it is never followed.
+            target, where = (name, at) if link else (f"/proc/self/fd/{descriptor}", None)
+            mode = meta.mode
+            if (here.st_uid, here.st_gid) != (meta.uid, meta.gid):
+                self._announce("chown")
+                try:
+                    os.chown(target, meta.uid, meta.gid, dir_fd=where, follow_symlinks=not link)
+                except PermissionError:
+                    mode &= ~(stat.S_ISUID | stat.S_ISGID)
+                    self._done.notes.append(f"{path} has another owner than before, which only root can bring back")
+            if not link and stat.S_IMODE(os.fstat(descriptor).st_mode) != mode:
+                self._announce("chmod")
+                os.chmod(target, mode)
+            if here.st_mtime_ns != meta.mtime_ns:
+                self._announce("utime")
+                with suppress(PermissionError):
+                    os.utime(target, ns=(here.st_atime_ns, meta.mtime_ns), dir_fd=where, follow_symlinks=not link)
+        finally:
+            os.close(descriptor)
+
+    def _open_up(self, path: str) -> None:
+        """Make the directory that a path is in writable for the moment; `_finish` brings its mode back."""
+        if os.geteuid() == 0:
+            return
+        above = path.rpartition("/")[0]
+        here = self._look(above)
+        if here is not None and stat.S_ISDIR(here.st_mode) and here.st_mode & stat.S_IRWXU != stat.S_IRWXU:
+            self._open_up(above)
+            with self._files.parent(above) as (at, name):
+                self._announce("chmod")
+                set_mode(at, name, stat.S_IMODE(here.st_mode) | stat.S_IRWXU)
+
+    # -- shared
+
+    def _look(self, path: str) -> os.stat_result | None:
+        return self._files.look(path)
+
+    def _tell(self, path: str, new: os.stat_result) -> None:
+        old = self._before.inode(path)
+        if old is not None and old != new.st_ino:
+            self._became(old, new.st_ino)
+
+    def _conflict_or_raise(self, path: str, error: OSError) -> None:
+        if error.errno not in _UNREACHABLE | _FILL:
+            raise error
+        self._done.conflicts.add(path)
+
+
+def _is_directory(entry: Entry | None) -> bool:
+    return entry is not None and entry.kind == "directory"
+
+
+def _stamp(found: os.stat_result) -> tuple[int, int, int, int]:
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns

@@ -1,0 +1,231 @@
+"""Opaque calls that damage a tree behind the filesystem's back, at random, and fail at random.
+
+Calls are nested in any way, typed changes come in between, and the tree is compared with what `os.lstat` alone says.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from ringfence.testing import HeldCall
+from ringfence.testing.printed import Printed, printed
+from ringfence_sandbox.confined import Confined
+from ringfence_sandbox.host import HostFilesystem
+from ringfence_sandbox.kernel import Abilities, abilities
+from ringfence_sandbox.scan import ScanLimits
+from ringfence_sandbox.step_history import StepHistory
+
+names = st.sampled_from(["a", "b", "c", ".git", "\udcff"])
+paths = st.lists(names, min_size=1, max_size=3).map("/".join)
+contents = st.sampled_from([b"", b"x", b"y\r\n", b"\x00\xff", b"long" * 9])
+kinds = st.sampled_from(
+    "write write append sneak remove remove tree mkdir move move link symlink chmod touch swap copy fifo".split()
+)
+damages = st.tuples(kinds, st.integers(0, 30), st.integers(0, 30), paths, contents)
+LIMIT = ScanLimits(max_file_bytes=1000)
+
+
+def shape(root: Path) -> dict[str, Printed]:
+    """All that a rollback brings back; which inode it is, is no part of that."""
+    return {
+        path: replace(one, inode=0) for path, one in printed(root).items() if not path.startswith(".ringfence-hold-")
+    }
+
+
+def damage(root: Path, what: tuple[str, int, int, str, bytes]) -> None:
+    """Something that a command may do to a tree. What cannot be done is not done."""
+    kind, one, other, name, content = what
+    there = sorted(path for path in printed(root) if path and not path.startswith(".ringfence-hold-"))
+    path = root / (there[one % len(there)] if there else name)
+    second = root / (there[other % len(there)] if there else name)
+    new = root / name
+    if any(one.is_fifo() for one in (path, new)):  # opening one would wait for ever
+        kind = "remove"
+    with suppress(OSError, shutil.Error):
+        match kind:
+            case "write":
+                new.parent.mkdir(parents=True, exist_ok=True)
+                new.write_bytes(content)
+            case "append":
+                with path.open("ab") as file:
+                    file.write(content)
+            case "sneak":
+                found = path.stat()
+                path.write_bytes(b"z" * found.st_size)
+                os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+            case "remove":
+                path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
+            case "tree":
+                shutil.rmtree(path)
+            case "mkdir":
+                new.mkdir(parents=True)
+            case "move":
+                path.rename(new)
+            case "link":
+                os.link(path, new, follow_symlinks=False)
+            case "symlink":
+                new.symlink_to(os.path.relpath(second, new.parent))
+            case "chmod":
+                path.chmod(0o500 + one, follow_symlinks=path.is_symlink())
+            case "touch":
+                os.utime(path, ns=(0, 10**18 + one), follow_symlinks=False)
+            case "swap":
+                between = root / "between"
+                path.rename(between)
+                second.rename(path)
+                between.rename(second)
+                if one % 3 == 0:
+                    path.replace(second)
+            case "copy":
+                shutil.copytree(path, new, symlinks=True)
+            case "fifo":
+                os.mkfifo(new)
+            case _:
+                raise AssertionError(kind)
+
+
+@dataclass
+class Open:
+    call: HeldCall
+    files: HostFilesystem
+    before: dict[str, Printed]
+    exact: bool = True
+    """Whether nothing changed unseen that is not within an opaque call of its own."""
+
+
+class OpaqueRollback(RuleBasedStateMachine):
+    can: Abilities | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.top = Path(tempfile.mkdtemp(prefix="opaque-rollback-"))
+        self.root = self.top / "root"
+        self.root.mkdir()
+        self.open: list[Open] = []
+        self.number = 0
+
+    @initialize(first=st.lists(damages, max_size=12), history=st.booleans())
+    def build(self, first: list[tuple[str, int, int, str, bytes]], history: bool) -> None:
+        for one in first:
+            damage(self.root, one)
+        self.history: StepHistory | None = None
+        if history:
+            descriptor = os.open(self.root, os.O_RDONLY)
+            self.history = StepHistory(Confined(descriptor, abilities()), self.top / "store", limits=LIMIT, power=False)
+        self.files = HostFilesystem(self.root, store=self.top / "store", history=self.history, can=self.can)
+        if self.history is not None:
+            self.history.look()
+
+    @precondition(lambda self: not self.open)
+    @rule(what=damages)
+    def person(self, what: tuple[str, int, int, str, bytes]) -> None:
+        damage(self.root, what)
+
+    @precondition(lambda self: len(self.open) < 3)
+    @rule(opaque=st.sampled_from([True, True, False]))
+    def begin(self, opaque: bool) -> None:
+        self.number += 1
+        before = shape(self.root)
+        call = HeldCall(f"call-{self.number}", self.open[-1].call if self.open else None, opaque=opaque)
+        call.join(self.files)
+        assert shape(self.root) == before, "looking leaves no trace"
+        self.open.append(Open(call, self.files.for_call(call), before))
+
+    @precondition(lambda self: any(one.call.opaque for one in self.open))
+    @rule(what=damages)
+    def damaged(self, what: tuple[str, int, int, str, bytes]) -> None:
+        damage(self.root, what)
+        for one in reversed(self.open):
+            if one.call.opaque:
+                break
+            one.exact = False
+
+    @precondition(lambda self: self.open)
+    @rule(path=paths, to=paths, content=contents, kind=st.sampled_from(["write", "delete", "move", "mkdir", "chmod"]))
+    def typed(self, path: str, to: str, content: bytes, kind: str) -> None:
+        files = self.open[-1].files
+        with suppress(OSError, ValueError):
+            match kind:
+                case "write":
+                    files.write_bytes(path, content)
+                case "delete":
+                    files.delete(path, recursive=True)
+                case "move":
+                    files.move(path, to, overwrite=True)
+                case "mkdir":
+                    files.mkdir(path)
+                case _:
+                    files.chmod(path, 0o640)
+
+    @precondition(lambda self: self.open)
+    @rule()
+    def fail(self) -> None:
+        one = self.open.pop()
+        now = shape(self.root)
+        if self.number % 2:
+            one.call.changed()
+        report = one.call.rollback()
+        if one.exact:
+            assert shape(self.root) == one.before
+            assert report.conflicts == ()
+            assert one.call.opaque is False or bool(report.notes) == (now != one.before)
+        one.call.release()
+
+    @precondition(lambda self: self.open)
+    @rule()
+    def keep(self) -> None:
+        one = self.open.pop()
+        now = shape(self.root)
+        changed = {change.path for change in one.call.changed()}
+        if one.call.opaque:
+            visible = {path for path in now.keys() | one.before.keys() if _seen(now, path) != _seen(one.before, path)}
+            assert changed == visible
+        step = one.call.commit()
+        assert shape(self.root) == now
+        if not self.open and self.history is not None:
+            assert (step is not None) == bool(changed) or any(path in changed for path in _special(now, one.before))
+            found = self.history.look()
+            assert not one.call.opaque or not changed or not found.changes, "the step has all of it"
+        one.call.release()
+
+    def teardown(self) -> None:
+        while self.open:
+            self.fail()
+        if hasattr(self, "files"):
+            before = shape(self.root)
+            self.files.close()
+            assert shape(self.root) == before
+            if self.history is not None:
+                self.history.close()
+        for path, _, _ in os.walk(self.root):
+            os.chmod(path, stat.S_IRWXU)
+        shutil.rmtree(self.top)
+
+
+def _seen(tree: dict[str, Printed], path: str) -> object:
+    """What counts as a change of a path: not its time, its owner, or its other names."""
+    one = tree.get(path)
+    if one is None:
+        return None
+    return one.kind, one.content, one.mode if one.kind != oct(stat.S_IFLNK) else 0
+
+
+def _special(*trees: dict[str, Printed]) -> list[str]:
+    return [path for tree in trees for path, one in tree.items() if one.kind == oct(stat.S_IFIFO)]
+
+
+class OnAnOldKernel(OpaqueRollback):
+    can = Abilities(openat2=False, renameat2=False, tmpfile=False)
+
+
+TestOpaqueRollback = OpaqueRollback.TestCase
+TestOnAnOldKernel = OnAnOldKernel.TestCase

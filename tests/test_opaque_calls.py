@@ -1,0 +1,656 @@
+"""Opaque calls on a disk workspace: handlers that run programs which change files behind the filesystem's back."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringfence import Prompt, PromptTemplate, Session
+from ringfence.adapters import ScriptedAdapter, ToolExecutor
+from ringfence.adapters.tool_executor import Answer
+from ringfence.errors import TransactionError
+from ringfence.prompt import MarkdownSection, Tool, ToolContext, ToolResult
+from ringfence.runtime import tool_transaction
+from ringfence.testing import held_call
+from ringfence.testing.printed import Printed, printed
+from ringfence_sandbox import CallProcess, HostFilesystem, Workspace
+from ringfence_sandbox.scan import ScanLimits
+from ringfence_tools import VfsToolsSection
+
+ODD = os.fsdecode(b"caf\xe9 \n")
+
+
+def build(root: Path) -> None:
+    (root / "d/e").mkdir(parents=True)
+    (root / "empty").mkdir()
+    (root / "a.txt").write_bytes(b"one\r\ntwo\r\n")
+    (root / "d/b.txt").write_text("b\n")
+    (root / "d/e/c.txt").write_text("c\n")
+    (root / "d/big").write_text("big\n" * 1000)
+    (root / ODD).write_text("odd")
+    (root / "one").write_text("linked")
+    os.link(root / "one", root / "d/two")
+    os.symlink("../a.txt", root / "d/link")
+    (root / ".gitignore").write_text("ignored\n")
+    (root / "ignored").write_text("ignored, and covered")
+    subprocess.run(["git", "init", "-q", "nested"], cwd=root, check=True)
+    os.chmod(root / "d/e/c.txt", 0o640)
+    os.chmod(root / "d/b.txt", 0o4755)
+    for path in ("d/e", "d", "empty", "a.txt", ""):
+        os.utime(root / path, ns=(10**18, 10**18 + len(path)))
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "root").mkdir()
+    build(tmp_path / "root")
+    return tmp_path / "root"
+
+
+@pytest.fixture
+def workspace(root: Path) -> Iterator[Workspace]:
+    with Workspace.open(root, store=root.parent / "store") as workspace:
+        yield workspace
+
+
+@pytest.fixture(params=["a workspace", "a filesystem alone"])
+def files(root: Path, request: pytest.FixtureRequest) -> Iterator[HostFilesystem]:
+    if request.param == "a workspace":
+        with Workspace.open(root, store=root.parent / "store") as workspace:
+            yield workspace.filesystem
+    else:
+        with HostFilesystem(root, store=root.parent / "store") as files:
+            yield files
+
+
+def sh(root: Path, script: str) -> None:
+    subprocess.run(["sh", "-ec", script], cwd=root, check=True)
+
+
+def shape(root: Path) -> dict[str, Printed]:
+    """All that a rollback brings back; which inode it is, is no part of that."""
+    return {path: replace(one, inode=0) for path, one in printed(root).items()}
+
+
+SCRIPTS: dict[str, tuple[str, set[str]]] = {
+    "a new file": ("echo new > n; echo new > d/n", {"n", "d/n"}),
+    "a file in place": ("echo more >> d/big; printf x > a.txt", {"d/big", "a.txt"}),
+    "a file replaced": ("sed -i s/b/B/ d/b.txt", {"d/b.txt"}),
+    "same size, same mtime": (
+        "touch -r a.txt ref; printf 'ONE\\r\\nTWO\\r\\n' > a.txt; touch -r ref a.txt; rm ref",
+        {"a.txt"},
+    ),
+    "a file moved": ("mv d/big moved", {"d/big", "moved"}),
+    "a directory moved": ("mv d/e elsewhere", {"d/e", "d/e/c.txt", "elsewhere", "elsewhere/c.txt"}),
+    "two files exchanged": ("mv a.txt t; mv d/b.txt a.txt; mv t d/b.txt", {"a.txt", "d/b.txt"}),
+    "a directory removed": ("rm -rf d/e empty", {"d/e", "d/e/c.txt", "empty"}),
+    "a file where a directory was": ("rmdir empty; echo x > empty", {"empty"}),
+    "a directory where a file was": ("mv a.txt t; mkdir a.txt; mv t a.txt/a.txt", {"a.txt", "a.txt/a.txt"}),
+    "a directory for a link": ("mv d r; ln -s r l; rm -r r; mkdir d", set()),
+    "copies": ("cp -a d copy; rm -r copy/e", set()),
+    "modes": ("chmod 700 d d/e; chmod 600 d/e/c.txt; chmod u-s d/b.txt", {"d", "d/e", "d/e/c.txt", "d/b.txt"}),
+    "times": ("touch -d 2001-01-01 a.txt d empty d/link", set()),
+    "a hard link cut": ("cp one c; mv c one", set()),
+    "a hard link changed": ("echo more >> one", {"one", "d/two"}),
+    "a hard link more": ("ln a.txt again; ln -f d/b.txt d/e/c.txt", {"again", "d/e/c.txt"}),
+    "a symlink": ("ln -sfn nowhere d/link; ln -s /etc out", {"d/link", "out"}),
+    "a repository": ("cd nested; echo x > f; git add f; git config user.name x; rm .git/description", set()),
+    "odd names": ('for f in caf*; do mv "$f" "$f.moved"; echo x > "$f"; done', set()),
+    "everything": ("rm -rf ./* ./.[!.]*; mkdir -p d/e; echo x > d/e/c.txt; touch new", set()),
+    "sockets and pipes": (
+        f"mkfifo pipe; {sys.executable} -c 'import socket; socket.socket(1).bind(\"s\")'",
+        {"pipe", "s"},
+    ),
+    "another owner": ("chown 12345:54321 a.txt d", set()),
+    "a sparse file": ("truncate -s 1G sparse", {"sparse"}),
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_what_a_failed_program_did_is_taken_back(root: Path, files: HostFilesystem, name: str) -> None:
+    script, changed = SCRIPTS[name]
+    before = shape(root)
+    with held_call(files, opaque=True) as call:
+        sh(root, script)
+        after = shape(root)
+        assert after != before
+        found = {change.path for change in call.changed()}
+        assert not changed or found == changed
+        report = call.rollback()
+    assert shape(root) == before
+    assert report.conflicts == ()
+    with held_call(files, opaque=True) as call:
+        assert call.changed() == []
+        assert call.rollback().notes == ()
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_what_a_program_did_is_a_step_with_exact_paths(root: Path, workspace: Workspace, name: str) -> None:
+    script, changed = SCRIPTS[name]
+    before = shape(root)
+    with held_call(workspace.filesystem, opaque=True) as call:
+        sh(root, script)
+        after = shape(root)
+        step = call.commit()
+    assert shape(root) == after
+    if changed - {"pipe", "s", "sparse"}:
+        assert step is not None
+        assert set(step.paths) == changed
+    if step is not None:
+        assert [entry.kind for entry in workspace.log()] == ["step", "baseline"]
+        workspace.undo()
+        kept = {path for path in ("pipe", "s") if path in after}
+        now = shape(root)
+        assert {path: (one.kind, one.content, one.mode) for path, one in now.items() if path not in kept} == {
+            path: (one.kind, one.content, one.mode) for path, one in before.items()
+        }
+
+
+def test_an_inode_that_only_moved_is_moved_back(root: Path, files: HostFilesystem) -> None:
+    before = printed(root)
+    with held_call(files, opaque=True) as call:
+        sh(root, "mv d/big moved; mv d/e e; mv a.txt t; mv one a.txt; mv t one; chmod 600 d/b.txt")
+        call.rollback()
+    now = printed(root)
+    assert {path for path in before if now[path].inode != before[path].inode} <= {"d/e"}
+
+
+# Somebody else
+
+
+def test_what_a_person_wrote_before_the_call_stays_and_is_not_the_calls(root: Path, workspace: Workspace) -> None:
+    (root / "theirs").write_text("person")
+    (root / "a.txt").write_text("person")
+    with held_call(workspace.filesystem, opaque=True) as call:
+        sh(root, "echo call >> a.txt; rm theirs")
+        call.rollback()
+    assert (root / "a.txt").read_text() == (root / "theirs").read_text() == "person"
+    with held_call(workspace.filesystem, opaque=True) as call:
+        sh(root, "echo call > mine")
+        call.commit()
+    kinds = [(entry.kind, entry.paths) for entry in workspace.log()]
+    assert kinds[:2] == [("step", ("mine",)), ("external", ("a.txt", "theirs"))]
+
+
+def test_what_a_person_writes_meanwhile_is_kept_and_listed(root: Path, workspace: Workspace) -> None:
+    with held_call(workspace.filesystem, opaque=True) as call:
+        (root / "theirs").write_text("an hour of work")
+        [note] = call.rollback().notes
+    assert not (root / "theirs").exists()
+    assert note == "taken back: theirs; what they were is kept as aborted/1"
+    [entry] = workspace.aborted()
+    assert (entry.number, entry.kind, entry.paths) == (1, "aborted", ("theirs",))
+    assert b"+an hour of work" in workspace.aborted_step(1).patch
+    with pytest.raises(LookupError, match="there are 1"):
+        workspace.aborted_step(7)
+    workspace.gc(0)
+    shown = subprocess.run(
+        ["git", "--git-dir", root.parent / "store/history", "show", "refs/ringfence/aborted/1:files/theirs"],
+        capture_output=True,
+        check=True,
+    )
+    assert shown.stdout == b"an hour of work"
+
+
+def test_what_a_person_writes_after_the_call_stays(root: Path, files: HostFilesystem) -> None:
+    with held_call(files, opaque=True) as call:
+        sh(root, "echo call > a.txt; echo call > d/b.txt; mkdir new; echo call > new/call; rm one")
+        call.changed()
+        (root / "d/b.txt").write_text("person")
+        (root / "new/person").write_text("person")
+        (root / "one").write_text("person")
+        (root / "theirs").write_text("person")
+        report = call.rollback()
+    assert report.conflicts == ("d/b.txt", "new", "one")
+    for path in report.conflicts:
+        assert path == "new" or (root / path).read_text() == "person"
+    assert (root / "new/person").exists()
+    assert not (root / "new/call").exists()
+    assert (root / "theirs").read_text() == "person"
+    assert (root / "a.txt").read_bytes() == b"one\r\ntwo\r\n"
+
+
+def test_paths_that_did_not_change_are_not_touched(root: Path, files: HostFilesystem) -> None:
+    def stamps() -> dict[str, int]:
+        return {path: os.lstat(root / path).st_ctime_ns for path in printed(root) if path}
+
+    before = stamps()
+    with held_call(files, opaque=True) as call:
+        sh(root, "echo x > a.txt; mkdir new; rm d/e/c.txt")
+        call.rollback()
+    now = stamps()
+    assert {path for path in before if now[path] != before[path]} == {"a.txt", "d/e/c.txt", "d/e"}
+
+
+def test_only_the_newest_of_what_was_taken_back_are_kept(root: Path, workspace: Workspace) -> None:
+    for number in range(53):
+        with held_call(workspace.filesystem, opaque=True) as call:
+            (root / f"n{number}").touch()
+            call.rollback()
+    assert [entry.number for entry in workspace.aborted()] == list(range(53, 3, -1))
+
+
+# What no scan takes in
+
+
+@contextmanager
+def limited(root: Path, most: int = 1000) -> Iterator[Workspace]:
+    with Workspace.open(root, store=root.parent / "store", limits=ScanLimits(max_file_bytes=most)) as workspace:
+        yield workspace
+
+
+def test_a_file_above_the_limit_that_was_there_is_never_deleted_or_overwritten(root: Path) -> None:
+    before = shape(root)
+    with limited(root) as workspace, held_call(workspace.filesystem, opaque=True) as call:
+        sh(root, "echo more >> d/big; echo x > a.txt")
+        assert [change.path for change in call.changed()] == ["a.txt", "d/big"]
+        notes = call.rollback().notes
+    assert "d/big was changed, and stays so: it was not taken in (too large)" in notes
+    assert (root / "d/big").read_text().endswith("big\nmore\n")
+    assert shape(root)["a.txt"] == before["a.txt"]
+
+
+@pytest.mark.parametrize(
+    "script", ["mv d/big b", "mv d gone", "mkdir n; mv d/big n/b; echo other > d/big", "mv a.txt t"]
+)
+def test_a_file_above_the_limit_that_moved_is_moved_back(root: Path, script: str) -> None:
+    before, inode = shape(root), (root / "d/big").stat().st_ino
+    with limited(root) as workspace, held_call(workspace.filesystem, opaque=True) as call:
+        sh(root, script)
+        call.rollback()
+    assert shape(root) == before
+    assert (root / "d/big").stat().st_ino == inode
+
+
+def test_a_file_above_the_limit_that_is_gone_is_said(root: Path) -> None:
+    with limited(root) as workspace, held_call(workspace.filesystem, opaque=True) as call:
+        sh(root, "rm d/big")
+        assert "d/big is gone, and cannot be brought back: it was not taken in (too large)" in call.rollback().notes
+
+
+def test_what_a_call_made_above_the_limit_goes_and_is_named(root: Path) -> None:
+    before = shape(root)
+    with limited(root) as workspace, held_call(workspace.filesystem, opaque=True) as call:
+        sh(root, "head -c 5000 /dev/zero > big; head -c 5000 /dev/zero > a.txt")
+        notes = call.rollback().notes
+    assert shape(root) == before
+    assert [note.partition(" (")[0] for note in notes[1:]] == ["a.txt was not kept", "big was not kept"]
+    assert f"5000 bytes, sha256 {hashlib.sha256(bytes(5000)).hexdigest()}" in notes[1]
+
+
+def test_files_beyond_the_number_are_left_alone(root: Path) -> None:
+    before = shape(root)
+    with (
+        Workspace.open(root, store=root.parent / "store", limits=ScanLimits(max_files=5)) as workspace,
+        held_call(workspace.filesystem, opaque=True) as call,
+    ):
+        sh(root, "echo new > 0; echo new > d/0; echo new > zzz")
+        call.rollback()
+    assert shape(root) == before
+
+
+def test_a_socket_that_was_there_stays(root: Path, files: HostFilesystem) -> None:
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(root / "s"))
+        before = shape(root)
+        with held_call(files, opaque=True) as call:
+            sh(root, "mv s t; echo x > a.txt")
+            call.rollback()
+        assert shape(root) == before
+
+
+# Links and names that lead elsewhere
+
+
+def test_nothing_is_written_through_a_link_that_a_call_made(root: Path, files: HostFilesystem, tmp_path: Path) -> None:
+    shutil.copytree(root / "d", tmp_path / "outside", symlinks=True)
+    (tmp_path / "outside/b.txt").write_text("outside")
+    outside, before = printed(tmp_path / "outside"), shape(root)
+    with held_call(files, opaque=True) as call:
+        sh(root, f"rm -r d; ln -s {tmp_path}/outside d; rm a.txt; ln -s {tmp_path}/outside/b.txt a.txt")
+        call.rollback()
+    assert shape(root) == before
+    assert printed(tmp_path / "outside") == outside
+
+
+def test_a_name_outside_is_not_written_through(root: Path, files: HostFilesystem, tmp_path: Path) -> None:
+    os.link(root / "a.txt", tmp_path / "outside")
+    with held_call(files, opaque=True) as call:
+        sh(root, "mv a.txt b; echo new > a.txt")
+        call.rollback()
+    assert os.path.samefile(root / "a.txt", tmp_path / "outside")
+    with held_call(files, opaque=True) as call:
+        sh(root, "rm a.txt")
+        call.rollback()
+    assert (tmp_path / "outside").read_bytes() == (root / "a.txt").read_bytes()
+
+
+# Together with typed calls
+
+
+def test_typed_changes_within_an_opaque_call_go_back_with_it(root: Path, files: HostFilesystem) -> None:
+    before = printed(root)
+    with held_call(files, opaque=True) as call:
+        handle = files.for_call(call)
+        handle.write("a.txt", "typed")
+        sh(root, "cat a.txt > copy; mv d/big big; chmod 700 d")
+        handle.write("copy", "typed over it")
+        handle.delete("d", recursive=True)
+        handle.move("big", "d/big")
+        sh(root, "echo more >> copy; rm -rf nested")
+        assert {"a.txt", "copy", "d/b.txt"} <= {change.path for change in call.changed()}
+        assert call.rollback().conflicts == ()
+    now = printed(root)
+    assert {path: replace(one, inode=0) for path, one in now.items()} == {
+        path: replace(one, inode=0) for path, one in before.items()
+    }
+    for path in ("a.txt", "d/b.txt", "d/big", "one"):
+        assert now[path].inode == before[path].inode
+
+
+def test_a_command_that_removes_what_typed_changes_displaced(root: Path, files: HostFilesystem) -> None:
+    before = shape(root)
+    with held_call(files, opaque=True) as call:
+        files.for_call(call).write("a.txt", "typed")
+        sh(root, "rm -rf .ringfence-hold-*")
+        files.for_call(call).write("d/b.txt", "typed")
+        sh(root, "mkdir away; mv .ringfence-hold-* away")
+        call.rollback()
+    assert shape(root) == before
+
+
+def test_an_opaque_call_in_a_typed_one(root: Path, workspace: Workspace) -> None:
+    files, before = workspace.filesystem, shape(root)
+    (root / "theirs").write_text("person")
+    for end in ("rollback", "commit"):
+        with held_call(files, call_id="outer") as outer:
+            files.for_call(outer).write("a.txt", "outer")
+            files.for_call(outer).write("theirs", "outer")
+            with held_call(files, call_id="failed", parent=outer, opaque=True) as inner:
+                sh(root, "echo inner >> a.txt; rm -r d")
+                inner.rollback()
+            assert (root / "a.txt").read_text() == "outer"
+            with held_call(files, call_id="inner", parent=outer, opaque=True) as inner:
+                sh(root, "echo inner > i; rm d/b.txt; echo inner >> a.txt")
+                assert [change.path for change in inner.changed()] == ["a.txt", "d/b.txt", "i"]
+                inner.commit()
+            files.for_call(outer).write("late", "outer")
+            changed = [change.path for change in outer.changed()]
+            assert changed == ["a.txt", "d/b.txt", "i", "late", "theirs"]
+            getattr(outer, end)()
+        if end == "rollback":
+            assert (root / "theirs").read_text() == "person"
+            now = shape(root)
+            del now["theirs"]
+            assert {path: one for path, one in now.items() if path} == {
+                path: one for path, one in before.items() if path
+            }
+    assert workspace.steps()[-1].paths == ("a.txt", "d/b.txt", "i", "late", "theirs")
+    assert [(entry.kind, entry.paths) for entry in workspace.log()][1] == ("external", ("theirs",))
+    workspace.undo()
+    assert (root / "theirs").read_text() == "person"
+    assert (root / "a.txt").read_bytes() == b"one\r\ntwo\r\n"
+
+
+# Through tools
+
+
+@dataclass(frozen=True)
+class Script:
+    text: str
+
+
+def shell(root: Path, *, read_only: bool = False) -> Tool[Script, Script]:
+    def run(params: Script, *, context: ToolContext) -> ToolResult[Script]:
+        ended = subprocess.run(["sh", "-c", params.text], cwd=root, capture_output=True, text=True, check=False)
+        if ended.returncode == 7:
+            raise RuntimeError("a broken handler")
+        if ended.returncode:
+            return ToolResult.error(f"exit code {ended.returncode}")
+        return ToolResult.ok(params)
+
+    return Tool[Script, Script](
+        name="shell", description="Run a script.", handler=run, opaque=True, read_only=read_only
+    )
+
+
+@contextmanager
+def executor(files: HostFilesystem, *tools: Tool[Any, Any], adapter: Any = None) -> Iterator[ToolExecutor]:
+    session = Session()
+    sections = [
+        VfsToolsSection(session=session, filesystem=files),
+        MarkdownSection(title="Shell", key="shell", template="Run.", tools=list(tools)),
+    ]
+    prompt = Prompt(PromptTemplate(ns="tests", key="opaque", sections=sections))
+    with prompt.resources:
+        yield ToolExecutor(prompt=prompt, session=session, adapter=adapter)
+
+
+def execute(run: ToolExecutor, script: str) -> Answer:
+    return run.execute("shell", {"text": script})
+
+
+def test_an_opaque_tool_is_a_transaction(root: Path, workspace: Workspace) -> None:
+    before = shape(root)
+    with executor(workspace.filesystem, shell(root)) as run:
+        for script in ("echo x > a.txt; exit 1", "rm -r d; exit 7"):
+            answer = execute(run, script)
+            assert answer.receipt.outcome == "failed"
+            assert shape(root) == before
+            assert "taken back: " in answer.text
+            assert [change.path for change in answer.receipt.changes] != []
+        answer = execute(run, "echo x > a.txt; rm d/b.txt")
+        assert answer.receipt.outcome == "committed"
+        assert [(change.kind, change.path) for change in answer.receipt.changes] == [
+            ("modified", "a.txt"),
+            ("deleted", "d/b.txt"),
+        ]
+        assert answer.receipt.commit == workspace.steps()[-1].commit
+        quiet = execute(run, "cat a.txt")
+        assert (quiet.receipt.commit, list(quiet.receipt.changes)) == (None, [])
+    assert [step.paths for step in workspace.steps()] == [("a.txt", "d/b.txt")]
+    assert [entry.tool for entry in workspace.aborted()] == ["shell", "shell"]
+
+
+def test_a_read_only_opaque_tool_that_changes_something_fails(root: Path, files: HostFilesystem) -> None:
+    before = shape(root)
+    with executor(files, shell(root, read_only=True)) as run:
+        assert not execute(run, "echo x > a.txt").result.success
+        assert shape(root) == before
+        assert execute(run, "cat a.txt").result.success
+
+
+def test_what_an_opaque_call_changed_must_be_read_again(root: Path, files: HostFilesystem) -> None:
+    with executor(files, shell(root)) as run:
+        run.call("read_file", {"file_path": "a.txt"})
+        assert run.call("write_file", {"file_path": "a.txt", "content": "known\n"}).success
+        assert execute(run, "touch -r a.txt r; printf 'KNOWN\n' > a.txt; touch -r r a.txt; rm r").result.success
+        denied = run.call("write_file", {"file_path": "a.txt", "content": "over it\n"})
+        assert "has changed since it was read" in denied.message
+        assert (root / "a.txt").read_text() == "KNOWN\n"
+        run.call("read_file", {"file_path": "a.txt"})
+        assert run.call("write_file", {"file_path": "a.txt", "content": "over it\n"}).success
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_handler_that_evaluates_a_child_prompt_between_commands(
+    root: Path, workspace: Workspace, fails: bool
+) -> None:
+    before = shape(root)
+
+    def act(params: Script, *, context: ToolContext) -> ToolResult[Script]:
+        sh(root, "echo outer > o")
+        child_section = VfsToolsSection(session=context.session, filesystem=workspace.filesystem)
+        tools = MarkdownSection(title="Shell", key="shell", template="Run.", tools=[shell(root)])
+        child = Prompt(PromptTemplate(ns="tests", key="child", sections=[child_section, tools]))
+        assert context.adapter is not None
+        context.adapter.evaluate(child, session=context.session)
+        sh(root, "echo more >> w")
+        return ToolResult.error("no") if fails else ToolResult.ok(params)
+
+    turns = [
+        {"tool_calls": [{"name": "write_file", "arguments": {"file_path": "w", "content": "typed\n"}}]},
+        {"tool_calls": [{"name": "shell", "arguments": {"text": "rm a.txt; exit 1"}}]},
+        {"tool_calls": [{"name": "shell", "arguments": {"text": "echo shell > s"}}]},
+        {"text": "done"},
+    ]
+    tool = Tool[Script, Script](name="act", description="Act.", handler=act, opaque=True)
+    with executor(workspace.filesystem, tool, adapter=ScriptedAdapter(turns)) as run:
+        answer = run.execute("act", {"text": ""})
+        assert answer.result.success is not fails
+    if fails:
+        assert shape(root) == before
+        assert workspace.steps() == []
+    else:
+        assert (root / "w").read_text() == "typed\nmore\n"
+        assert [step.paths for step in workspace.steps()] == [("o", "s", "w")]
+
+
+def test_a_transaction_of_ones_own_may_be_opaque(root: Path, workspace: Workspace) -> None:
+    @dataclass(frozen=True)
+    class Resources:
+        participants: tuple[HostFilesystem, ...]
+
+    with tool_transaction(Session(), Resources((workspace.filesystem,)), tag="mine", opaque=True):
+        sh(root, "echo x > n")
+    before = shape(root)
+    with (
+        pytest.raises(subprocess.CalledProcessError),
+        tool_transaction(Session(), Resources((workspace.filesystem,)), opaque=True),
+    ):
+        sh(root, "rm n; exit 3")
+    assert shape(root) == before
+    assert [(step.tool, step.paths) for step in workspace.steps()] == [("mine", ("n",))]
+
+
+def test_a_process_is_noted_only_within_an_opaque_call(root: Path, files: HostFilesystem) -> None:
+    process = CallProcess.running(os.getpid(), "a test")
+    with pytest.raises(TransactionError, match="while an opaque call runs"):
+        files.note_process(process)
+    with held_call(files) as call, pytest.raises(TransactionError):
+        files.for_call(call).note_process(process)
+    with held_call(files, opaque=True) as call:
+        files.for_call(call).note_process(process)
+        call.rollback()
+    assert process.lives
+
+
+# Opening and space
+
+
+def test_a_filesystem_alone_leaves_a_store_that_a_workspace_goes_on_with(root: Path) -> None:
+    with HostFilesystem(root, store=root.parent / "store") as files:
+        with held_call(files, opaque=True) as call:
+            sh(root, "echo x > n; echo y > a.txt")
+            assert call.commit() is None, "without a history there are no steps"
+        files.write("typed", "x")
+    with Workspace.open(root, store=root.parent / "store") as workspace:
+        assert next((entry.kind, entry.paths) for entry in workspace.log()) == ("external", ("a.txt", "n", "typed"))
+        assert workspace.steps() == []
+
+
+def test_the_command_line_shows_what_was_taken_back(root: Path, tmp_path: Path) -> None:
+    environment = {**os.environ, "RINGFENCE_STATE_DIR": str(tmp_path / "state")}
+    code = (
+        "import sys; from ringfence.testing import held_call; from ringfence_sandbox import Workspace\n"
+        "with Workspace.open(sys.argv[1]) as w, held_call(w.filesystem, opaque=True) as call:\n"
+        "    open(sys.argv[1] + '/new', 'w').write('kept\\n'); call.rollback()\n"
+    )
+    subprocess.run([sys.executable, "-c", code, root], env=environment, check=True, timeout=60)
+
+    def ringfence(*arguments: str) -> str:
+        command = [sys.executable, "-m", "ringfence_cli", *arguments]
+        return subprocess.run(command, env=environment, check=True, capture_output=True, text=True, timeout=60).stdout
+
+    assert ringfence("log", str(root), "--aborted").split()[-1] == "new"
+    [entry] = json.loads(ringfence("log", str(root), "--aborted", "--json"))["log"]
+    assert (entry["number"], entry["kind"]) == (1, "aborted")
+    shown = ringfence("show", str(root), "1", "--aborted")
+    assert shown.startswith("taken back 1: a test")
+    assert "+kept" in shown
+
+
+@contextmanager
+def small_disk(path: Path) -> Iterator[Path]:
+    path.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "small", path], check=True)
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", path], check=True)
+
+
+@pytest.mark.parametrize("where", ["root", "root and store"])
+def test_a_full_disk_keeps_nothing_from_being_taken_back(tmp_path: Path, where: str) -> None:
+    with small_disk(tmp_path / "small") as small:
+        root = small / "root"
+        root.mkdir()
+        build(root)
+        before = shape(root)
+        store = (small if where == "root and store" else tmp_path) / "store"
+        with HostFilesystem(root, store=store) as files, held_call(files, opaque=True) as call:
+            sh(
+                root,
+                "echo x >> d/big; rm a.txt; for n in 1 2 3; do cat /dev/urandom > fill$n || true; done 2>/dev/null",
+            )
+            assert os.statvfs(root).f_bavail == 0
+            report = call.rollback()
+        assert shape(root) == before
+        assert report.conflicts == ()
+        if where == "root and store":
+            assert any("want of space" in note or "could not be kept" in note for note in report.notes)
+
+
+NOT_ROOT = """
+import encodings.ascii, os, sys
+from pathlib import Path
+from ringfence.testing import held_call
+import ringfence_sandbox.opaque_calls, ringfence_sandbox.workspace
+from ringfence_sandbox import HostFilesystem
+root = Path(sys.argv[1])
+os.setegid(65534); os.seteuid(65534)
+with HostFilesystem(root, store=root.parent / "store") as files, held_call(files, opaque=True) as call:
+    (root / "d/e/new").touch()
+    (root / "d/e/c").write_text("changed")
+    os.chmod(root / "d/e/c", 0)
+    os.chmod(root / "d/e", 0o500)
+    os.chmod(root / "d", 0)
+    (root / "mine/sub").mkdir(parents=True)
+    (root / "mine/sub/f").touch()
+    os.chmod(root / "mine/sub", 0)
+    report = call.rollback()
+    assert not report.conflicts, report
+"""
+
+
+@pytest.fixture
+def public() -> Iterator[Path]:
+    """A directory that other users reach, as pytest's own are not."""
+    path = Path(tempfile.mkdtemp(prefix="opaque-calls-"))
+    path.chmod(0o711)
+    yield path
+    shutil.rmtree(path)
+
+
+def test_directories_that_a_user_who_is_not_root_locked_are_opened_up_again(public: Path) -> None:
+    root = public / "own/root"
+    (root / "d/e").mkdir(parents=True)
+    (root / "d/e/c").write_text("c")
+    for path in (root.parent, root, root / "d", root / "d/e", root / "d/e/c"):
+        os.chown(path, 65534, 65534)
+    before = shape(root)
+    subprocess.run([sys.executable, "-c", NOT_ROOT, root], check=True, timeout=60)
+    assert shape(root) == before
