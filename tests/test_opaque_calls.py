@@ -614,6 +614,33 @@ def test_a_full_disk_keeps_nothing_from_being_taken_back(tmp_path: Path, where: 
             assert any("want of space" in note or "could not be kept" in note for note in report.notes)
 
 
+def test_without_room_for_the_state_before_it_a_call_does_not_begin(root: Path, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "small") as small, HostFilesystem(root, store=small / "store") as files:
+        (root / "incompressible").write_bytes(os.urandom(8 << 20))
+        before = shape(root)
+        with executor(files, shell(root)) as run:
+            answer = execute(run, "echo x > a.txt")
+            assert "No space left" in answer.text
+            assert shape(root) == before
+            (root / "incompressible").unlink()
+            assert execute(run, "echo x > a.txt").result.success
+        assert (root / "a.txt").read_text() == "x\n"
+
+
+def test_a_filesystem_that_only_looks_is_left_alone_by_opaque_calls(root: Path) -> None:
+    with HostFilesystem(root, read_only=True) as files, executor(files, shell(root)) as run:
+        assert execute(run, "cat a.txt").result.success
+
+
+def test_the_limits_of_a_filesystem_alone_are_its_own(root: Path) -> None:
+    with (
+        HostFilesystem(root, store=root.parent / "store", limits=ScanLimits(max_file_bytes=1000)) as files,
+        held_call(files, opaque=True) as call,
+    ):
+        sh(root, "rm d/big")
+        assert any(note.startswith("d/big is gone") for note in call.rollback().notes)
+
+
 NOT_ROOT = """
 import encodings.ascii, os, sys
 from pathlib import Path

@@ -432,7 +432,7 @@ class Core:
         self._deeds.clear()
         self._early.clear()
         self.seen.unsure = False
-        if self._opaque is not None and self._opaque.any_open:
+        if self._opaque is not None:
             self._opaque.end()
         self._bytes.clear()
         self._compared = None

@@ -120,6 +120,7 @@ class HostFilesystem(Transactional):
             history=history,
             before=before,
             can=can,
+            limits=limits,
             only_this_host=only_this_host or said_only_this_host(),
             patience_seconds=patience_seconds,
         )
@@ -442,7 +443,7 @@ class HostFilesystem(Transactional):
 
     def begin(self, call: CallInfo) -> Mark:
         with self._lock.mutex:
-            return self._core.begin(call.call_id, call.tool, opaque=call.opaque)
+            return self._core.begin(call.call_id, call.tool, opaque=call.opaque and not self.read_only)
 
     def note_process(self, process: CallProcess) -> None:
         """Have a process on record whose end is the end of all that the running opaque call started: after a crash

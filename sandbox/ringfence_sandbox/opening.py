@@ -20,6 +20,7 @@ from ringfence_sandbox.store_format import check_format, note_format
 
 if TYPE_CHECKING:
     from ringfence_sandbox.opaque_calls import OpaqueCalls
+    from ringfence_sandbox.scan import ScanLimits
     from ringfence_sandbox.step_history import StepHistory
 
 
@@ -36,6 +37,7 @@ class Opened:
         history: History | None,
         before: Before,
         can: Abilities | None,
+        limits: ScanLimits | None,
         only_this_host: bool,
         patience_seconds: float,
     ) -> None:
@@ -52,6 +54,7 @@ class Opened:
         """What ends with it."""
         self._descriptor = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._power = power
+        self._limits = limits
         self._before = before
         self._history = history
         self._own_history: StepHistory | None = None
@@ -118,7 +121,7 @@ class Opened:
         from ringfence_sandbox.step_history import StepHistory
 
         files = Confined(os.dup(self._descriptor), self.can)
-        history = StepHistory(files, Path(self.store), limits=DEFAULT_LIMITS, power=self._power)
+        history = StepHistory(files, Path(self.store), limits=self._limits or DEFAULT_LIMITS, power=self._power)
         for record in self._journal.records if self._journal is not None else ():
             if record.payload is not None:
                 history.recovered(record.payload, record.blob)
