@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import signal
 import struct
@@ -309,3 +310,48 @@ def test_a_process_that_has_ended_is_no_obstacle(case: Case) -> None:
     assert noted.end() is None, "also where nobody has waited for it yet"
     process.wait()
     noted.end()
+
+
+LOOPING = """
+import sys
+from pathlib import Path
+from ringfence.testing import held_call
+from ringfence_sandbox import Workspace
+root = Path(sys.argv[1])
+with Workspace.open(root, store=sys.argv[2]) as workspace:
+    print("ready", flush=True)
+    for number in range(int((root / "0").read_text()) + 1, 10**6):
+        with held_call(workspace.filesystem, opaque=True) as call:
+            for name in range(8):
+                path = root / str(name)
+                path.unlink()
+                (root / f"t{name}").write_text(str(number))
+                (root / f"t{name}").rename(path)
+            call.commit() if number % 3 == 0 else call.rollback()
+"""
+
+
+def test_a_process_killed_at_any_instant_leaves_the_state_before_or_after(tmp_path: Path) -> None:
+    root, store = tmp_path / "root", tmp_path / "store"
+    root.mkdir()
+    for name in range(8):
+        (root / str(name)).write_text("0")
+    chance = random.Random(7)
+    seen: set[str] = set()
+    for _ in range(150 if EVERY else 8):
+        with subprocess.Popen([sys.executable, "-c", LOOPING, root, store], stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+            time.sleep(chance.random() * 0.15)
+            process.kill()
+        with Workspace.open(root, store=store) as workspace:
+            assert sorted(os.listdir(root)) == [str(name) for name in range(8)]
+            [number] = {(root / str(name)).read_text() for name in range(8)}
+            assert workspace.recovered is None or workspace.recovered.conflicts == ()
+            assert int(number) % 3 == 0 or number in seen
+            newest = next(entry for entry in workspace.log() if entry.kind != "external")
+            assert newest.number is not None
+            assert workspace.diff(newest.number) == b"", "the history has the tree as it is"
+        seen.add(number)
+    git = ["git", "--git-dir", str(store / "history"), "fsck", "--full", "--strict"]
+    subprocess.run(git, check=True, capture_output=True)
