@@ -627,6 +627,22 @@ def test_without_room_for_the_state_before_it_a_call_does_not_begin(root: Path, 
         assert (root / "a.txt").read_text() == "x\n"
 
 
+def test_what_is_mounted_in_a_workspace_is_left_alone(root: Path, tmp_path: Path) -> None:
+    with small_disk(root / "mounted"):
+        (root / "mounted/before").write_text("mounted")
+        before = shape(root)
+        with Workspace.open(root, store=tmp_path / "store") as workspace:
+            assert workspace.left_out == {"mounted": "mounted"}
+            with held_call(workspace.filesystem, opaque=True) as call:
+                sh(root, "echo x > mounted/new; rm a.txt; mv d/b.txt mounted/b.txt")
+                call.rollback()
+        after = shape(root)
+        assert after.keys() - before.keys() == {"mounted/new", "mounted/b.txt"}
+        assert {path: one for path, one in after.items() if "mounted" not in path} == {
+            path: one for path, one in before.items() if "mounted" not in path
+        }
+
+
 def test_a_filesystem_that_only_looks_is_left_alone_by_opaque_calls(root: Path) -> None:
     with HostFilesystem(root, read_only=True) as files, executor(files, shell(root)) as run:
         assert execute(run, "cat a.txt").result.success

@@ -18,6 +18,7 @@ from typing import Literal, TypeAlias
 from ringfence_sandbox.entries import Entry, Meta
 from ringfence_sandbox.folders import Folder
 from ringfence_sandbox.history_states import States
+from ringfence_sandbox.kernel import mounts_below
 from ringfence_sandbox.stat_cache import Stamp, StatCache, is_settled, stamp_of
 
 MAX_DEPTH = 256
@@ -28,7 +29,7 @@ _ATTEMPTS = 3
 _OURS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 """Errors that say nothing about the file."""
 
-Exclusion: TypeAlias = Literal["too large", "too many files", "too deep", "special file", "unreadable"]
+Exclusion: TypeAlias = Literal["too large", "too many files", "too deep", "special file", "unreadable", "mounted"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +134,8 @@ class Scanner:
         self._limits = limits
         self._hidden = hidden
         self._clock = filesystem_clock(root)
+        place = os.path.realpath(f"/proc/self/fd/{root}")
+        self._mounted = {os.path.relpath(path, place) for path in mounts_below(place)}
         self._found = ScanResult()
         self._links: list[tuple[str, Entry | None, Entry]] = []
 
@@ -225,8 +228,10 @@ class Scanner:
             return folder.directory(os.fsencode(name), self._states.objects) if folder is not None else None
 
         old = _Before(load)
-        if depth + 1 >= MAX_DEPTH:
-            self._exclude(path, "too deep", old.get(), _stamp_at(parent, name))
+        if path in self._mounted or depth + 1 >= MAX_DEPTH:
+            # What is in a mount could not be brought back by renaming, so no call may change it.
+            reason = "mounted" if path in self._mounted else "too deep"
+            self._exclude(path, reason, old.get(), _stamp_at(parent, name))
             return
         try:
             descriptor = _open(name, parent, _DIRECTORY)
@@ -247,7 +252,7 @@ class Scanner:
         path, folder = prefix + name, before.get()
         old = folder.file(os.fsencode(name)) if folder is not None else None
         self._found.files += 1
-        reason = self._refused(status)
+        reason = "mounted" if path in self._mounted else self._refused(status)
         if reason is None:
             try:
                 kind, content, status, steady = self._content(parent, name, status)

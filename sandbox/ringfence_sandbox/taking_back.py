@@ -23,7 +23,7 @@ from ringfence_sandbox.kernel import Renames, lstat, set_mode
 from ringfence_sandbox.undoing import Hold, TakenBack
 
 _UNREACHABLE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
-_FILL = frozenset({errno.ENOTEMPTY, errno.EEXIST})
+_IN_THE_WAY = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY, errno.EXDEV})
 _NO_XATTR_OF_OTHER_BYTES = frozenset({"security.capability"})
 
 Judge = Callable[[Differs, os.stat_result | None], bool]
@@ -222,7 +222,7 @@ class TakingBack:
                     self._announce("rmdir")
                     os.rmdir(name, dir_fd=at)
         except OSError as error:
-            if error.errno not in _UNREACHABLE | _FILL:
+            if error.errno not in _UNREACHABLE | _IN_THE_WAY:
                 raise
             self._done.conflicts.add(path)
             self._items.pop(path, None)
@@ -491,7 +491,7 @@ class TakingBack:
             self._became(old, new.st_ino)
 
     def _conflict_or_raise(self, path: str, error: OSError) -> None:
-        if error.errno not in _UNREACHABLE | _FILL:
+        if error.errno not in _UNREACHABLE | _IN_THE_WAY:
             raise error
         self._done.conflicts.add(path)
 
