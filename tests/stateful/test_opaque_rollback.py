@@ -175,9 +175,10 @@ class OpaqueRollback(RuleBasedStateMachine):
             one.call.changed()
         report = one.call.rollback()
         if one.exact:
-            assert shape(self.root) == one.before
+            pipes = _special(one.before)  # which are reported, where a call removed them
+            assert _without(shape(self.root), pipes) == _without(one.before, pipes)
             assert report.conflicts == ()
-            assert one.call.opaque is False or bool(report.notes) == (now != one.before)
+            assert not one.call.opaque or bool(report.notes) == (now != one.before)
         one.call.release()
 
     @precondition(lambda self: self.open)
@@ -217,6 +218,10 @@ def _seen(tree: dict[str, Printed], path: str) -> object:
     if one is None:
         return None
     return one.kind, one.content, one.mode if one.kind != oct(stat.S_IFLNK) else 0
+
+
+def _without(tree: dict[str, Printed], paths: list[str]) -> dict[str, Printed]:
+    return {path: one for path, one in tree.items() if path not in paths}
 
 
 def _special(*trees: dict[str, Printed]) -> list[str]:
