@@ -263,6 +263,36 @@ def test_a_directory_that_somebody_replaced_by_a_link_is_not_followed(
     assert (outside / "b.txt").read_text() == "outside"
 
 
+def test_what_somebody_saved_just_before_a_file_was_deleted_is_at_its_path_again(root: Path, tmp_path: Path) -> None:
+    def person(name: str) -> None:
+        if name == "rename" and (root / "a.txt").exists() and (root / "a.txt").read_text() == "a\n":
+            replaced(root / "a.txt")
+
+    with HostFilesystem(root, store=tmp_path / "s", before=person) as fs, held_call(fs) as call:
+        fs.for_call(call).delete("a.txt")
+        assert not (root / "a.txt").exists()
+        assert call.rollback().conflicts == ()
+    assert (root / "a.txt").read_text() == "person"
+
+
+@pytest.mark.parametrize("hook", ["exchange", "rename"])
+def test_what_somebody_saves_while_it_is_taken_back_stays(root: Path, tmp_path: Path, hook: str) -> None:
+    ending: list[str] = []
+
+    def person(name: str) -> None:
+        if ending and name == hook:
+            for path in ending:
+                in_place(root / path)
+            ending.clear()
+
+    with HostFilesystem(root, store=tmp_path / "s", before=person) as fs, held_call(fs) as call:
+        path = "a.txt" if hook == "exchange" else "new.txt"
+        fs.for_call(call).write(path, "call")
+        ending.append(path)
+        assert call.rollback().conflicts == (path,)
+    assert (root / path).read_text() == "person"
+
+
 # The holding directory
 
 
@@ -333,6 +363,26 @@ def test_a_snapshot_brings_back_what_went_through_the_filesystem_and_leaves_the_
     fs.snapshot()
     os.utime(root, ns=(10**18, 10**18))
     assert printed(root) == before
+
+
+def test_a_directory_of_a_call_that_was_rolled_back_comes_back_with_its_snapshot(
+    root: Path, fs: HostFilesystem, call: HeldCall
+) -> None:
+    before = fs.snapshot()
+    fs.for_call(call).mkdir("new")
+    fs.for_call(call).chmod("new", 0o700)
+    within = fs.snapshot()
+    fs.for_call(call).restore(before)
+    call.rollback()
+    call.release()
+    assert not (root / "new").exists()
+    assert [change.path for change in fs.changes(within)] == ["new"]
+    fs.restore(within)
+    assert (root / "new").is_dir()
+    fs.restore(before)
+    assert not (root / "new").exists()
+    fs.restore(within)
+    assert (root / "new").stat().st_mode & 0o777 == 0o700
 
 
 # Failing system calls

@@ -118,6 +118,18 @@ def test_a_file_that_was_replaced_between_two_looks_is_found_at_the_exchange(roo
         assert held.rollback().conflicts == ()
 
 
+@pytest.mark.parametrize("name", ["write", "delete", "move over"])
+def test_an_edit_between_two_writes_of_a_call_is_not_written_over(workspace: Workspace, root: Path, name: str) -> None:
+    with held_call(workspace.filesystem) as held:
+        fs = workspace.filesystem.for_call(held)
+        fs.write("a.txt", "ours\n")
+        (root / "a.txt").write_text("theirs\n")
+        with pytest.raises(OSError, match="changed by somebody else"):
+            CHANGES[name](fs)
+        assert held.rollback().conflicts == ("a.txt",)
+    assert (root / "a.txt").read_text() == "theirs\n"
+
+
 def test_what_the_call_itself_changed_is_not_taken_for_somebody_else_s(workspace: Workspace, root: Path) -> None:
     os.link(root / "a.txt", root / "twin")
     with held_call(workspace.filesystem) as held:

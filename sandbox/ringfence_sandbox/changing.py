@@ -108,9 +108,10 @@ class Changing:
                 self._core.perform(Deed("move", old, to=new, new=Identity.of(source.stat)))
             else:
                 slot = self._take(source)
-                assert source.stat is not None
+                held = self._core.holding.look(slot)  # as it is by now, not as it was found
+                assert held is not None, "it was taken just now"
                 self._core.seen.check(new, target.stat)
-                swap = Deed("swap", new, slot=slot, new=Identity.of(source.stat), old=Identity.of(target.stat))
+                swap = Deed("swap", new, slot=slot, new=Identity.of(held), old=Identity.of(target.stat))
                 self._core.perform(swap)
                 self._core.seen.forget(new)
 
@@ -220,7 +221,7 @@ class Changing:
         if announced is None or not _gives(announced, content):
             announced = self._put(place, content, place.rpartition("/")[0])
         self._core.perform(announced)
-        self._core.seen.forget(place)
+        self._core.note_own(place, announced)
         self._core.keep_bytes(place, content)
 
     def _put(self, place: str, content: bytes, like_in: str) -> Deed:
@@ -276,7 +277,7 @@ class Changing:
         if not append:
             seen.check_displaced(place, Identity.of(found), swap.old)
             self._core.keep_bytes(place, content)
-        seen.forget(place)
+        self._core.note_own(place, swap)
 
     def _swap(self, place: str, found: os.stat_result, content: bytes, *, append: bool, mode: int | None) -> Deed:
         """A file for the place of another, held until the deed is done."""

@@ -158,6 +158,11 @@ class Core:
         self._write(*(one.to_json() for one in noted))
         return noted
 
+    def note_own(self, place: str, deed: Deed) -> None:
+        """A deed has given the path a file of the call's own."""
+        if self.in_call:
+            self.seen.note_own(place, deed.new)
+
     def set_times(self, place: str, found: os.stat_result, mtime_ns: int) -> None:
         """Give a directory that is ``found`` at a place another time of its last change."""
         times = (found.st_atime_ns, found.st_mtime_ns)
@@ -379,6 +384,7 @@ class Core:
             return CLEAN
         while self._marks[-1] is not mark:  # inner calls that did not come to an end of their own
             self._marks.pop()
+        self.seen.clear()
         taken = self._take_back(mark)
         undone = self._undo(mark.deeds)
         if undone.errors:
@@ -524,6 +530,7 @@ class Core:
         up, down = way(self._tip, state)
         with self.operation():
             self._touched.clear()
+            self.seen.clear()
             for left in up:
                 left.times = self._times_at_end(left)
                 for number, deed in reversed(list(enumerate(left.deeds))):
@@ -547,7 +554,7 @@ class Core:
 
         Only an empty one: what else is in it is somebody else's, and stays.
         """
-        kept = Deed("put", made.path, slot=self.holding.new_slot(), new=made.new)
+        kept = Deed("put", made.path, slot=self.holding.new_slot(), new=made.new, mode=made.mode)
         if self.hands.is_empty(made.path):
             self._perform_if_it_stands(kept.inverse())
         return kept
@@ -563,6 +570,9 @@ class Core:
 
     def _do_again(self, deed: Deed) -> None:
         again = Deed(deed.kind, deed.path, deed.to, deed.slot, deed.new, deed.old, deed.mode, deed.mode_before)
+        if deed.kind == "put" and deed.mode and not self.hands.is_held(deed.slot):
+            # A directory that was set aside in a call which was rolled back: it is made anew.
+            again = Deed("mkdir", deed.path, mode=deed.mode)
         if self._perform_if_it_stands(again):
             deed.new, deed.old = again.new, again.old
 

@@ -58,7 +58,10 @@ class Differences:
                 case "put":
                     self._slots[deed.slot] = self._replace(deed.path, _Node(None))
                 case "take":
-                    self._replace(deed.path, self._slot(deed.slot))
+                    held = self._slot(deed.slot)
+                    if deed.mode and held.where == (deed.slot, "") and self.version((deed.slot, "")) is None:
+                        held = _Node(None, mode=deed.mode, was_directory=True)
+                    self._replace(deed.path, held)
                     self._slots[deed.slot] = _Node(None)
                 case "swap":
                     self._slots[deed.slot] = self._replace(deed.path, self._slot(deed.slot))

@@ -39,6 +39,8 @@ class Hands:
         """Whether content of any size is compared before it is taken for the call's own, as after a crash."""
         self.lost_power = False
         """Whether a file of the call may have lost bytes to the loss of power that ended it."""
+        self.swapped: dict[int, int] = {}
+        """By slot, the inode that a swap took from its path."""
         self.notes: list[str] = []
         """What undoing could not bring back, in words."""
         self._before = before
@@ -106,11 +108,11 @@ class Hands:
         there = self.files.look(deed.path)
         match deed.kind:
             case "put":
-                return there is None and self._slot_full(deed.slot)
+                return there is None and self.is_held(deed.slot)
             case "take":
                 return self._is(deed.path, deed.new)
             case "swap":
-                return self._slot_full(deed.slot) and self._is(deed.path, deed.old)
+                return self.is_held(deed.slot) and self._is(deed.path, deed.old)
             case "move":
                 return self._is(deed.path, deed.new) and self.files.look(deed.to) is None
             case "mkdir":
@@ -129,7 +131,8 @@ class Hands:
         finally:
             os.close(descriptor)
 
-    def _slot_full(self, slot: int) -> bool:
+    def is_held(self, slot: int) -> bool:
+        """Whether there is something in a slot."""
         return self.holding is not None and self.holding.look(slot) is not None
 
     # -- undoing
@@ -146,16 +149,16 @@ class Hands:
     def _undo_put(self, deed: Deed) -> None:
         if self.holding is None:
             return
-        if self._slot_full(deed.slot):
+        if self.is_held(deed.slot):
             with suppress(FileNotFoundError), self.files.parent(deed.path) as (at, name):
                 self._unlink_second(at, name, deed.new)
             return
         with self.files.parent(deed.path) as (at, name):
             if lstat(at, name) is None:
                 return
-            self._expect(at, name, deed.path, deed.new)
+            expected = self._expect(at, name, deed.path, deed.new)
             self._renames.rename(at, name, self._held, str(deed.slot))
-            if not self._same_inode(lstat(self._held, str(deed.slot)), deed.new):
+            if not expected.fits(lstat(self._held, str(deed.slot))):
                 self._renames.rename(self._held, str(deed.slot), at, name)
                 raise Conflict(deed.path)
 
@@ -163,7 +166,7 @@ class Hands:
         held = None if self.holding is None else self.holding.look(deed.slot)
         if held is None:
             return
-        if not self._same_inode(held, deed.new):  # what a swap that stayed a conflict left there
+        if held.st_ino == self.swapped.get(deed.slot):  # what a swap that stayed a conflict left there
             raise Conflict(deed.path)
         with self.files.parent(deed.path) as (at, name):
             try:
@@ -172,17 +175,23 @@ class Hands:
                 if not self._same_inode(lstat(at, name), Identity.of(held)):
                     raise Conflict(deed.path) from None
 
+    def note_swap(self, deed: Deed) -> None:
+        """Remember what a swap takes from its path, also of one that is undone already: see `_undo_take`."""
+        if deed.kind == "swap" and deed.old is not None:
+            self.swapped[deed.slot] = deed.old.inode
+
     def _undo_swap(self, deed: Deed) -> None:
         if self.holding is None:
             return
+        self.note_swap(deed)
         self._renames.settle(self._held, str(deed.slot))
         held = self.holding.look(deed.slot)
         if held is None or self._same_inode(held, deed.new):
             return
         with self.files.parent(deed.path) as (at, name):
-            self._expect(at, name, deed.path, deed.new)
+            expected = self._expect(at, name, deed.path, deed.new)
             self._renames.exchange(at, name, self._held, str(deed.slot))
-            if not self._same_inode(lstat(self._held, str(deed.slot)), deed.new):
+            if not expected.fits(lstat(self._held, str(deed.slot))):
                 self._renames.exchange(at, name, self._held, str(deed.slot))
                 raise Conflict(deed.path)
 
@@ -264,8 +273,8 @@ class Hands:
             return False
         return True
 
-    def _expect(self, at: int, name: str, path: str, identity: Identity | None) -> None:
-        """Conflict unless the very thing is there, with the content that it was given."""
+    def _expect(self, at: int, name: str, path: str, identity: Identity | None) -> Identity:
+        """Conflict unless the very thing is there, with the content that it was given; what it is now."""
         found = lstat(at, name)
         if identity is None or found is None:
             raise Conflict(path)
@@ -273,6 +282,7 @@ class Hands:
             self.lost_power and is_same_writing(found, identity) and is_torn_file(at, name, path, identity)
         ):
             raise Conflict(path)
+        return Identity.of(found)
 
     def _holds(self, at: int, name: str, path: str, identity: Identity, found: os.stat_result) -> bool:
         if not identity.fits(found):

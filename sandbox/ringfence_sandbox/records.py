@@ -65,6 +65,7 @@ class Deed:
     old: Identity | None = None
     """What a swap takes from the path."""
     mode: int = 0
+    """The permission bits that it gives. Of a put or a take: of a directory that may be made anew, with these."""
     mode_before: int = 0
     atime_ns: int = 0
     mtime_ns: int = 0
@@ -85,9 +86,9 @@ class Deed:
         """The deed that takes this one back, as a deed of its own."""
         match self.kind:
             case "put":
-                return Deed("take", self.path, slot=self.slot, new=self.new)
+                return Deed("take", self.path, slot=self.slot, new=self.new, mode=self.mode)
             case "take":
-                return Deed("put", self.path, slot=self.slot, new=self.new)
+                return Deed("put", self.path, slot=self.slot, new=self.new, mode=self.mode)
             case "swap":
                 return Deed("swap", self.path, slot=self.slot, new=self.old, old=self.new)
             case "move":

@@ -62,6 +62,8 @@ class _Story:
     call: tuple[str, str] | None = None
     committed: bool = False
     deeds: list[Deed] = field(default_factory=list[Deed])
+    swaps: list[Deed] = field(default_factory=list[Deed])
+    """All that the open call has noted, those that are undone already too."""
     done: list[CommittedCall] = field(default_factory=list[CommittedCall])
     more: dict[int, bytes] = field(default_factory=dict[int, bytes])
     """Of opaque deeds, what else was known before them."""
@@ -95,10 +97,11 @@ class _Story:
             case {"dropping": str(name), "times": [int(atime_ns), int(mtime_ns)]}:
                 self.in_hand = (name, (atime_ns, mtime_ns))
             case {"begin": str(call_id), "tool": str(tool)}:
-                self.call, self.committed, self.deeds, self.processes = (call_id, tool), False, [], []
+                self.call, self.committed, self.deeds, self.swaps, self.processes = (call_id, tool), False, [], [], []
             case {"do": str()}:
                 deed = Deed.from_json(record.values)
                 self.deeds.append(deed)
+                self.swaps += [deed] if deed.kind == "swap" else []
                 if deed.kind == "opaque":
                     self.more[deed.seq] = record.blob
             case {"undone": int(seq)}:
@@ -211,6 +214,8 @@ def _roll_back(
     hands = Hands(files, can, before)
     hands.thorough = True
     hands.lost_power = story.lost_power
+    for swap in story.swaps:
+        hands.note_swap(swap)
     lost: list[str] = []
     first = next((n for n, deed in enumerate(story.deeds) if deed.kind == "opaque"), len(story.deeds))
     for name in story.holdings:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+from dataclasses import replace
 
 from ringfence.participants import CallInfo
 from ringfence_sandbox.confined import Confined
+from ringfence_sandbox.records import Identity
 from ringfence_sandbox.stat_cache import Stamp, stamp_of
 
 
@@ -19,17 +21,23 @@ class Seen:
         self.unsure = False
         """Whether an opaque call runs: whatever changed may have been changed by it."""
         self._call: CallInfo | None = None
-        self._known: dict[str, tuple[Stamp, str]] = {}
+        self._known: dict[str, tuple[Stamp | Identity, str]] = {}
 
     def note(self, call: CallInfo, place: str, found: os.stat_result, sha256: str) -> None:
         """``found`` is from before the bytes were read."""
         outermost = call
         while outermost.parent is not None:
             outermost = outermost.parent
-        if self._call is not outermost:
+        if self._call is not None and self._call is not outermost:
             self.clear()
-            self._call = outermost
+        self._call = outermost
         self._known[place] = (stamp_of(found), sha256)
+
+    def note_own(self, place: str, identity: Identity | None) -> None:
+        """The call itself has given the path a file: what somebody makes of that is not to be written over either."""
+        self.forget(place)
+        if identity is not None and identity.sha256 is not None:
+            self._known[place] = (identity, identity.sha256)
 
     def clear(self) -> None:
         self._call = None
@@ -45,6 +53,8 @@ class Seen:
         """Raises OSError (ESTALE) where somebody else has changed the file at a place since it was looked into."""
         known = self._known.get(place)
         if known is None or self.unsure or known[0] == stamp_of(found):
+            return
+        if isinstance(known[0], Identity) and replace(known[0], sha256=None).fits(found):
             return
         try:
             # Another ctime alone may come from a name of the same inode elsewhere: the bytes decide.

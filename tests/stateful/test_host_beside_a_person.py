@@ -1,0 +1,242 @@
+"""A person saves files at any instant of a call, of its rollback, after its crash and during the recovery.
+
+What the person saved last of a path stays byte for byte, whatever becomes of the call: in the tree, in the history of
+a call that was committed, or, where two saves want one place, among what is kept for a conflict. Where nobody saved
+anything, the tree is wholly as it was. The process of the call is really killed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ringfence.testing import held_call
+from ringfence.testing.killing import killed_at
+from ringfence.testing.printed import Printed, printed
+from ringfence_sandbox import HostFilesystem, Workspace
+from ringfence_sandbox.reversal import blob_id
+
+CASES = 5000 if os.environ.get("RINGFENCE_PROVE") == "1" else 150
+PATHS = ("a", "b", "d/a", "d/b", "d/e/a", "n/a", "n/o/b", "d", "d/e", "n")
+paths = st.sampled_from(PATHS)
+
+
+@dataclass(frozen=True)
+class Edit:
+    """The person saves a file, in place or by replacing it, before the system call with this number."""
+
+    at: int
+    path: str
+    how: Literal["in place", "replace"]
+    number: int
+
+    @property
+    def content(self) -> bytes:
+        return b"the person's %d\n" % self.number * 20
+
+
+@dataclass(frozen=True)
+class Case:
+    changes: tuple[tuple[str, ...], ...]
+    end: Literal["commit", "rollback"]
+    killed: int
+    edits: tuple[Edit, ...]
+    later: tuple[Edit, ...]
+    """Those after the crash, the first of them before the recovery."""
+    again: int
+    """Where the first recovery is killed."""
+
+
+changes = st.one_of(
+    st.tuples(st.just("write"), paths),
+    st.tuples(st.just("append"), paths),
+    st.tuples(st.just("delete"), paths),
+    st.tuples(st.just("move"), paths, paths),
+    st.tuples(st.just("mkdir"), paths),
+    st.tuples(st.just("chmod"), paths),
+    st.tuples(st.just("symlink"), paths),
+)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    numbers = iter(range(1000))
+
+    def edits(most: int) -> tuple[Edit, ...]:
+        how = st.sampled_from(("in place", "replace"))
+        drawn: list[tuple[int, str, Literal["in place", "replace"]]] = draw(
+            st.lists(st.tuples(st.integers(0, most), paths, how), max_size=4)
+        )
+        return tuple(Edit(at, path, way, next(numbers)) for at, path, way in sorted(drawn))
+
+    return Case(
+        tuple(draw(st.lists(changes, min_size=1, max_size=6))),
+        draw(st.sampled_from(("commit", "rollback"))),
+        draw(st.integers(0, 90)),
+        edits(60),
+        edits(25),
+        draw(st.integers(0, 40)),
+    )
+
+
+class Person:
+    """Saves files, and writes down what was saved: the last of every path counts."""
+
+    def __init__(self, root: Path, diary: Path) -> None:
+        self.root = root
+        self.diary = diary
+
+    def save(self, edit: Edit) -> None:
+        path = self.root / edit.path
+        with suppress(OSError):
+            if path.is_symlink() or path.is_dir():
+                return
+            if edit.how == "in place":
+                self._note(edit)
+                path.write_bytes(edit.content)
+            else:
+                beside = path.with_name("editor's")
+                beside.write_bytes(edit.content)
+                self._note(edit)
+                os.replace(beside, path)
+
+    def _note(self, edit: Edit) -> None:
+        if edit.path.rpartition("/")[0] == "" or (self.root / edit.path).parent.is_dir():
+            inode = (self.root / edit.path).stat().st_ino if (self.root / edit.path).exists() else 0
+            with open(self.diary, "a") as diary:
+                diary.write(json.dumps([edit.path, edit.number, edit.how, inode]) + "\n")
+
+    def at(self, edits: tuple[Edit, ...]) -> Callable[[str], None]:
+        """To be called before every system call."""
+        waiting = list(edits)
+        calls = 0
+
+        def before(name: str) -> None:
+            nonlocal calls
+            while waiting and waiting[0].at <= calls:
+                self.save(waiting.pop(0))
+            calls += 1
+
+        return before
+
+    def saved(self) -> dict[str, bytes]:
+        """By path, what was saved there last. A later save in place, by whatever path, is one of the same inode."""
+        found: dict[str, tuple[bytes, int]] = {}
+        if self.diary.exists():
+            for line in self.diary.read_text().splitlines():
+                path, number, _, inode = json.loads(line)
+                content = Edit(0, path, "replace", number).content
+                for other in [other for other, (_, its) in found.items() if inode and its == inode]:
+                    del found[other]
+                found[path] = (content, inode)
+        return {path: content for path, (content, _) in found.items()}
+
+
+def change(fs: HostFilesystem, deed: str, path: str, to: str = "") -> None:
+    match deed:
+        case "write":
+            fs.write(path, "the call's\n")
+        case "append":
+            fs.write(path, "more\n", mode="append")
+        case "delete":
+            fs.delete(path, recursive=True)
+        case "move":
+            fs.move(path, to, overwrite=True)
+        case "mkdir":
+            fs.mkdir(path)
+        case "chmod":
+            fs.chmod(path, 0o700)
+        case "symlink":
+            fs.symlink(path, "a")
+
+
+@contextmanager
+def place() -> Generator[Path]:
+    top = Path(tempfile.mkdtemp(prefix="beside-a-person-"))
+    try:
+        for path in ("a", "d/a", "d/e/a"):
+            (top / "root" / path).parent.mkdir(parents=True, exist_ok=True)
+            (top / "root" / path).write_text(f"{path} as it was\n")
+        yield top
+    finally:
+        shutil.rmtree(top)
+
+
+def the_call(top: Path, case: Case, person: Person) -> Callable[[Callable[[str], None]], None]:
+    def work(stop: Callable[[str], None]) -> None:
+        saving = person.at(case.edits)
+        started = False
+
+        def before(name: str) -> None:
+            if started:
+                saving(name)
+                stop(name)
+
+        workspace = Workspace.open(top / "root", store=top / "store", before=before)
+        started = True
+        with held_call(workspace.filesystem) as held:
+            fs = workspace.filesystem.for_call(held)
+            for one in case.changes:
+                with suppress(OSError, ValueError):
+                    change(fs, *one)
+            try:
+                held.changed()
+                getattr(held, case.end)()
+            except OSError:
+                held.rollback()
+        workspace.close()
+
+    return work
+
+
+def unchanged(before: Mapping[str, Printed], now: Mapping[str, Printed], conflicts: tuple[str, ...]) -> None:
+    """Every file is the very file that it was, but for conflicts and what the person saved."""
+    for path, one in before.items():
+        if one.kind == "0o100000" and not any(f"{path}/".startswith(f"{conflict}/") for conflict in conflicts):
+            assert now.get(path) == one, path
+
+
+@given(cases())
+@settings(max_examples=CASES)
+def test_what_a_person_saved_stays_byte_for_byte(case: Case) -> None:
+    with place() as top:
+        root, person = top / "root", Person(top / "root", top / "diary")
+        Workspace.open(root, store=top / "store").close()
+        before = printed(root)
+        killed = killed_at(case.killed, the_call(top, case, person))
+        for edit in case.later[:1]:
+            person.save(edit)
+
+        def recovery(stop: Callable[[str], None]) -> None:
+            saving = person.at(case.later[1:])
+
+            def announced(name: str) -> None:
+                saving(name)
+                stop(name)
+
+            Workspace.open(root, store=top / "store", before=announced).close()
+
+        killed_at(case.again, recovery)
+        with Workspace.open(root, store=top / "store") as workspace:
+            done = any(step.call_id == "call-1" for step in workspace.steps())
+            now = printed(root)
+            there = {path.read_bytes() for path in root.rglob("*") if path.is_file() and not path.is_symlink()}
+            # Where the person saved what the call had moved or written over another save, the earlier one is kept aside.
+            there |= {path.read_bytes() for path in (top / "store/kept").rglob("*") if path.is_file()}
+            saved = person.saved()
+            for path, content in saved.items():
+                kept = content in there or (done and workspace._store.objects.has(bytes.fromhex(blob_id(content))))
+                assert kept, (path, content[:20], killed, done)
+            if not done and not saved:
+                unchanged(before, now, ())
+        assert not [name for name in os.listdir(root) if name.startswith(".ringfence")]
