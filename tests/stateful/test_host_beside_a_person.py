@@ -231,7 +231,7 @@ def test_what_a_person_saved_stays_byte_for_byte(case: Case) -> None:
             done = any(step.call_id == "call-1" for step in workspace.steps())
             now = printed(root)
             there = {path.read_bytes() for path in root.rglob("*") if path.is_file() and not path.is_symlink()}
-            # Where the person saved what the call had moved or written over another save, the earlier one is kept aside.
+            # Of two saves that want one place, since the call moved or wrote between them, one is kept aside.
             there |= {path.read_bytes() for path in (top / "store/kept").rglob("*") if path.is_file()}
             saved = person.saved()
             for path, content in saved.items():

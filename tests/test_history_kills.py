@@ -1,0 +1,129 @@
+"""Killed inside of what the store itself writes: the step is there or is not, and git finds the store in order."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ringfence.testing import held_call
+from ringfence.testing.printed import lasting, printed
+from ringfence_sandbox import Workspace
+
+EVERY = os.environ.get("RINGFENCE_PROVE") == "1"
+CALLS = ("write", "pwrite", "fsync", "fdatasync", "replace", "rename", "unlink", "ftruncate", "open", "close", "mkdir")
+needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+
+
+def killed_before(number: int, work: Callable[[], None]) -> bool:
+    """Run it in a process that is killed before its call into the system of that number; False if it made fewer."""
+    child = os.fork()
+    if child == 0:
+        left = number
+
+        def counted(real: Callable[..., object]) -> Callable[..., object]:
+            def call(*arguments: object, **options: object) -> object:
+                nonlocal left
+                left -= 1
+                if left < 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return real(*arguments, **options)
+
+            return call
+
+        try:
+            for name in CALLS:
+                setattr(os, name, counted(getattr(os, name)))
+            work()
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0, "the child failed"
+    return os.WIFSIGNALED(status)
+
+
+def call(workspace: Workspace, content: str, call_id: str) -> None:
+    with held_call(workspace.filesystem, call_id=call_id) as held:
+        fs = workspace.filesystem.for_call(held)
+        fs.write("a.txt", content)
+        fs.write(f"new/{call_id}", content)
+        held.commit()
+
+
+def one_step(root: Path, store: Path) -> None:
+    """The log of objects, the tip, and at the end the pack and the refs."""
+    with Workspace.open(root, store=store) as workspace:
+        call(workspace, "ours\n", "killed")
+
+
+def one_step_with_power(root: Path, store: Path) -> None:
+    with Workspace.open(root, store=store, durability="power") as workspace:
+        call(workspace, "ours\n", "killed")
+
+
+def many_openings(root: Path, store: Path) -> None:
+    """Packs are made into one."""
+    for number in range(14):
+        with Workspace.open(root, store=store) as workspace:
+            call(workspace, f"ours {number}\n", "killed")
+
+
+def collecting(root: Path, store: Path) -> None:
+    with Workspace.open(root, store=store) as workspace:
+        workspace.gc(1)
+        call(workspace, "ours\n", "killed")
+
+
+WORKS = {work.__name__: work for work in (one_step, one_step_with_power, many_openings, collecting)}
+STRIDES = {"many_openings": 149, "collecting": 9}
+
+
+@needs_git
+@pytest.mark.parametrize("name", WORKS)
+def test_killed_anywhere_in_the_store_the_step_is_whole_or_not_there(tmp_path: Path, name: str) -> None:
+    work = WORKS[name]
+    start = tmp_path / "start"
+    (start / "root").mkdir(parents=True)
+    (start / "root/a.txt").write_text("a\n")
+    for number in range(3):
+        with Workspace.open(start / "root", store=start / "store") as workspace:
+            call(workspace, f"{number}\n", f"before-{number}")
+    number, ends = 0, set[str]()
+    while True:
+        # The very tree, since a journal knows it by its inode; only the store is put back.
+        root, store = start / "root", tmp_path / f"store-{number}"
+        shutil.copytree(start / "store", store, symlinks=True)
+        before = lasting(printed(root))
+        killed = killed_before(number, lambda root=root, store=store: work(root, store))
+        with Workspace.open(root, store=store) as again:
+            steps = [step for step in again.steps() if step.call_id == "killed"]
+            if steps:
+                ends.add("after")
+                assert (root / "a.txt").read_text().startswith("ours")
+                assert (root / "new/killed").read_text() == (root / "a.txt").read_text()
+                assert not [entry for entry in again.log() if entry.kind == "external"]
+                again.undo(len(steps))
+            else:
+                ends.add("before")
+            assert lasting(printed(root)) == before, number
+            assert len([step for step in again.steps() if step.call_id.startswith("before")]) >= 1
+        found = subprocess.run(
+            ["git", "-C", str(store / "history"), "fsck", "--full", "--strict", "--no-dangling"],
+            env={"PATH": os.environ["PATH"], "GIT_CONFIG_NOSYSTEM": "1", "HOME": "/nonexistent"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (found.returncode, found.stdout) == (0, ""), (number, found.stdout, found.stderr)
+        shutil.rmtree(store)
+        if not killed:
+            break
+        number += 1 if EVERY else STRIDES.get(name, 6)
+    assert ends == {"before", "after"}
+    assert number > 30
