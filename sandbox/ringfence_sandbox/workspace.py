@@ -236,7 +236,7 @@ class Workspace:
         """What rollbacks of opaque calls took away, newest first; ``number`` is that of `aborted_step`."""
         with self.filesystem.lock.mutex:
             found = [(number, self._store.commit(commit)) for number, commit in self._store.aborted().items()]
-            return [replace(self._entry(record), number=number) for number, record in reversed(found)]
+            return [replace(self._entry(record, ()), number=number) for number, record in reversed(found)]
 
     def aborted_step(self, number: int) -> ShownStep:
         """What a call had changed before it was taken back. LookupError where none of that number is kept."""
