@@ -7,8 +7,15 @@ from ringfence.errors import (
     ToolValidationError,
     VisibilityExpansionRequired,
 )
+from ringfence.prompt.effects import (
+    DeletionLimitPolicy,
+    PathPolicy,
+    ProtectedFilesPolicy,
+    RequireCleanTestsPolicy,
+)
 from ringfence.prompt.markdown import MarkdownSection
 from ringfence.prompt.policy import (
+    EffectPolicy,
     PolicyDecision,
     PolicyState,
     ReadBeforeWritePolicy,
@@ -23,16 +30,21 @@ from ringfence.prompt.tool_result import ToolRenderableResult, ToolResult
 from ringfence.runtime.visibility import SectionVisibility
 
 __all__ = [
+    "DeletionLimitPolicy",
+    "EffectPolicy",
     "MarkdownSection",
     "OutputParseError",
+    "PathPolicy",
     "PolicyDecision",
     "PolicyState",
     "Prompt",
     "PromptRenderError",
     "PromptTemplate",
     "PromptValidationError",
+    "ProtectedFilesPolicy",
     "ReadBeforeWritePolicy",
     "RenderedPrompt",
+    "RequireCleanTestsPolicy",
     "Section",
     "SectionVisibility",
     "SequentialDependencyPolicy",

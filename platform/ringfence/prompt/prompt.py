@@ -28,7 +28,7 @@ from ringfence.resources.registry import ResourceRegistry
 
 if TYPE_CHECKING:
     from ringfence.participants import Transactional
-    from ringfence.prompt.policy import ToolPolicy
+    from ringfence.prompt.policy import Policy
     from ringfence.prompt.tool import Tool
     from ringfence.runtime.session import Session
 
@@ -56,7 +56,7 @@ class PromptTemplate(TypeArgument, Generic[OutputT]):
     key: str
     name: str | None = None
     sections: Sequence[Section[Any]] = ()
-    policies: Sequence[ToolPolicy] = ()
+    policies: Sequence[Policy] = ()
     """Govern the tools of all sections, after the policies of the section itself."""
     allow_extra_keys: bool = False
     """Whether a structured answer may have keys that are no fields."""
@@ -195,7 +195,7 @@ class Prompt(TypeArgument, Generic[OutputT]):
         key: str,
         name: str | None = None,
         sections: Sequence[Section[Any]] = (),
-        policies: Sequence[ToolPolicy] = (),
+        policies: Sequence[Policy] = (),
         allow_extra_keys: bool = False,
         resources: ResourceRegistry = ...,
     ) -> None: ...
@@ -217,7 +217,7 @@ class Prompt(TypeArgument, Generic[OutputT]):
         self._bound_resources = ResourceRegistry()
         self._misbound: PromptValidationError | None = None
         self._defaults: dict[type[Any], Any] = {}
-        self._policies: dict[str, tuple[ToolPolicy, ...]] = {}
+        self._policies: dict[str, tuple[Policy, ...]] = {}
         for node in template.walk():
             kind, default = node.section.params_type, node.section.default_params
             if kind is not None and default is not None:
@@ -287,7 +287,7 @@ class Prompt(TypeArgument, Generic[OutputT]):
         """The tools that a rendering would offer, in the order of their declaration; raises what `render` raises."""
         return tools_of(shown_sections(self.template.nodes, self._params(), session))
 
-    def policies_for_tool(self, name: str) -> tuple[ToolPolicy, ...]:
+    def policies_for_tool(self, name: str) -> tuple[Policy, ...]:
         """What governs a tool: the policies of the section that declares it, then the prompt's. Those of sections
         above that one do not. Raises KeyError for a tool that no section has."""
         return self._policies[name]

@@ -18,7 +18,7 @@ from ringfence.prompt.tool import Tool
 from ringfence.runtime.visibility import SectionVisibility
 
 if TYPE_CHECKING:
-    from ringfence.prompt.policy import ToolPolicy
+    from ringfence.prompt.policy import Policy
     from ringfence.runtime.session import Session
 
 OutputT = TypeVar("OutputT", default=None)
@@ -67,7 +67,7 @@ class SectionNode:
     path: SectionPath
     number: str
     tools: tuple[Tool[Any, Any], ...]
-    policies: tuple[ToolPolicy, ...]
+    policies: tuple[Policy, ...]
     children: tuple[SectionNode, ...]
 
     @property

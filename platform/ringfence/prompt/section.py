@@ -21,7 +21,7 @@ from ringfence.resources.registry import ResourceRegistry
 from ringfence.runtime.visibility import SectionVisibility, VisibilityOverrides
 
 if TYPE_CHECKING:
-    from ringfence.prompt.policy import ToolPolicy
+    from ringfence.prompt.policy import Policy
     from ringfence.runtime.session import Session
 
 ParamsT = TypeVar("ParamsT", default=None)
@@ -137,7 +137,7 @@ class Section(TypeArgument, ABC, Generic[ParamsT]):
         children: Sequence[Section[Any]] = (),
         enabled: Predicate[ParamsT] | None = None,
         tools: Sequence[Tool[Any, Any]] = (),
-        policies: Sequence[ToolPolicy] = (),
+        policies: Sequence[Policy] = (),
         accepts_overrides: bool = True,
         summary: str | None = None,
         visibility: SectionVisibility | Selector[ParamsT] = SectionVisibility.FULL,
@@ -273,7 +273,7 @@ class Section(TypeArgument, ABC, Generic[ParamsT]):
     def tools(self) -> tuple[Tool[Any, Any], ...]:
         return self._tools
 
-    def policies(self) -> tuple[ToolPolicy, ...]:
+    def policies(self) -> tuple[Policy, ...]:
         return self._policies
 
     def resources(self) -> ResourceRegistry:
@@ -301,7 +301,7 @@ class ToolsSection(Section[ParamsT]):
         default_params: ParamsT | None = None,
         children: Sequence[Section[Any]] = (),
         enabled: Predicate[ParamsT] | None = None,
-        policies: Sequence[ToolPolicy] = (),
+        policies: Sequence[Policy] = (),
         accepts_overrides: bool = True,
         summary: str | None = None,
         visibility: SectionVisibility | Selector[ParamsT] = SectionVisibility.FULL,
@@ -356,8 +356,10 @@ def _all_of(kind: type[Any], values: Sequence[Any], what: str) -> tuple[Any, ...
 
 
 def check_policy(policy: object, where: str) -> None:
-    """Raises TypeError where `policy` lacks what a ToolPolicy has."""
-    lacking = [name for name in ("name", "check", "on_result") if not hasattr(policy, name)]
+    """Raises TypeError where `policy` lacks what a ToolPolicy or an EffectPolicy has."""
+    seen = hasattr(policy, "check_effects") and not (hasattr(policy, "check") or hasattr(policy, "on_result"))
+    wanted = ("name", "check_effects") if seen else ("name", "check", "on_result")
+    lacking = [name for name in wanted if not hasattr(policy, name)]
     if lacking:
         raise TypeError(f"{policy!r} in {where} is no policy: it has no {', '.join(lacking)}")
 
