@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ringfence_cli.history_commands import COMMANDS
+from ringfence_cli.policy_commands import POLICY, policies
 from ringfence_cli.signals import Signals
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ def ringfence() -> None:
 )
 @click.option("--deadline", callback=_seconds, metavar="TIME", help="Stop after this time: 90s, 10m, 2h.")
 @click.option("--max-tokens", type=click.IntRange(min=1), metavar="N", help="Stop when the model has used more.")
+@POLICY
 @click.option("--quiet", is_flag=True, help="Say nothing on standard error but errors.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the diff.")
 @click.pass_obj
@@ -78,6 +80,7 @@ def run(
     receipts: Path | None,
     deadline: float | None,
     max_tokens: int | None,
+    policies: tuple[str, ...],
     quiet: bool,
     as_json: bool,
 ) -> int:
@@ -94,7 +97,7 @@ def run(
             "`ringfence undo` takes that back"
         )
     options = Options(
-        directory, task, model, bool(apply), patch, receipts, deadline, max_tokens, quiet, as_json, workspace
+        directory, task, model, bool(apply), patch, receipts, deadline, max_tokens, quiet, as_json, workspace, policies
     )
     return run_task(options, signals)
 
@@ -117,7 +120,7 @@ def demo(signals: Signals, keep: Path | None) -> int:
     return demonstrate(keep, signals)
 
 
-for command in COMMANDS:
+for command in (*COMMANDS, policies):
     ringfence.add_command(command)
 
 

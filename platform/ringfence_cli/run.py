@@ -18,6 +18,7 @@ from ringfence.filesystem.paths import shown
 from ringfence_cli.disk import DiskWorkspace
 from ringfence_cli.history import recovery
 from ringfence_cli.outputs import OutputFile, ReceiptsFile, json_line
+from ringfence_cli.policies import policies_of
 from ringfence_cli.printable import plural
 from ringfence_cli.report import as_json, left_out, summary
 from ringfence_cli.signals import Signals
@@ -45,6 +46,7 @@ class Options:
     quiet: bool = False
     as_json: bool = False
     workspace: WorkspaceKind = "memory"
+    policies: Sequence[str] = ()
 
 
 def run_task(options: Options, signals: Signals) -> int:
@@ -55,6 +57,7 @@ def run_task(options: Options, signals: Signals) -> int:
             with signals.let_through():
                 adapter = model_of(options.model)
                 text = task_of(options.task)
+                policies = policies_of(options.directory, options.policies)
                 workspace = loaded(options.directory) if options.workspace == "memory" else on_disk(options.directory)
                 if isinstance(workspace, DiskWorkspace):
                     files.callback(workspace.close)
@@ -72,7 +75,7 @@ def run_task(options: Options, signals: Signals) -> int:
             for line in left_out(workspace):
                 errors.say(line)
         tally = Tally()
-        task = Task(text, workspace, adapter, options.deadline, options.max_tokens)
+        task = Task(text, workspace, adapter, options.deadline, options.max_tokens, policies)
         watchers: list[Watcher] = [receipts] if receipts is not None else []
         ending = watched(task, signals, tally, watchers, None if options.quiet else errors)
         _finish(options, ending, tally, workspace, patch, errors, signals)

@@ -17,6 +17,7 @@ from ringfence.errors import (
 from ringfence.filesystem.paths import shown
 from ringfence.participants import Change
 from ringfence.prompt.markdown import MarkdownSection
+from ringfence.prompt.policy import Policy
 from ringfence.prompt.prompt import Prompt, PromptTemplate
 from ringfence.runtime.limits import Budget, Deadline
 from ringfence.runtime.session import Session
@@ -53,6 +54,7 @@ class Task:
     adapter: ProviderAdapter
     seconds: float | None = None
     tokens: int | None = None
+    policies: Sequence[Policy] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +130,7 @@ def _prompt(task: Task, session: Session) -> Prompt[None]:
                 mount_point=task.workspace.mount_point,
             ),
         ],
-        policies=[LeftOutPolicy(task.workspace)],
+        policies=[LeftOutPolicy(task.workspace), *task.policies],
     )
     return Prompt(template)
 
