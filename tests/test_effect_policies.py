@@ -395,10 +395,10 @@ def test_an_effect_policy_sees_the_bytes_that_are_about_to_be_kept_and_its_reads
     def look(changes: Sequence[Change], context: ToolContext) -> PolicyDecision:
         assert context.filesystem is not None
         text = context.filesystem.read(changes[0].path).content
-        return PolicyDecision.deny("TODO in it") if "TODO" in text else PolicyDecision.allow()
+        return PolicyDecision.deny("a draft") if "DRAFT" in text else PolicyDecision.allow()
 
     agent = Agent(files, [Effect(look)])
-    assert not agent(lambda files: files.write("README.md", "TODO")).success
+    assert not agent(lambda files: files.write("README.md", "DRAFT")).success
     assert agent(lambda files: files.write("README.md", "done")).success
     assert not agent.receipt().read
 

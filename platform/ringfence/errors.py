@@ -4,7 +4,7 @@ RingfenceError
 ├── PromptError                     where in a prompt: section_path, dataclass_type, placeholder
 │   ├── PromptValidationError       the author's mistake, found when a tool, section or prompt is constructed
 │   ├── PromptRenderError           the prompt cannot be turned into text
-│   └── VisibilityExpansionRequired the model asked to open sections: leaves the loop, which renders again
+│   └── VisibilityExpansionRequired the model asked to open sections: leaves the call, and the loop renders again
 ├── OutputParseError                the final answer does not fit the declared output type
 ├── ToolValidationError (ValueError)            a tool's input is not acceptable: told to the model
 ├── DeadlineExceededError (RuntimeError)        a deadline has passed

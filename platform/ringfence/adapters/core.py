@@ -103,6 +103,7 @@ class ProviderAdapter(Protocol):
 
         Raises:
             PromptEvaluationError: with the phase in which the evaluation could not go on.
-            VisibilityExpansionRequired: the model asked for sections in full.
+            VisibilityExpansionRequired: sections were asked for in full more often than there are any; before that the
+                evaluation opens them in its session and goes on.
         """
         ...

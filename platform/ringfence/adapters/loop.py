@@ -13,13 +13,17 @@ from ringfence.errors import (
     DeadlineExceededError,
     EvaluationPhase,
     OutputParseError,
+    PromptError,
     PromptEvaluationError,
+    VisibilityExpansionRequired,
 )
+from ringfence.prompt.disclosure import OPEN_SECTIONS
 from ringfence.prompt.structured_output import parse_output
 from ringfence.prompt.tool import Tool
 from ringfence.runtime.events import PromptExecuted, PromptRendered, RenderedTools, RunContext, ToolSchema
 from ringfence.runtime.limits import Budget, BudgetTracker, Deadline, Heartbeat, TokenUsage
 from ringfence.runtime.session import Session
+from ringfence.runtime.visibility import SetVisibilityOverride, VisibilityOverrides
 
 if TYPE_CHECKING:
     from ringfence.prompt.prompt import Prompt
@@ -91,45 +95,77 @@ class _Evaluation(Generic[OutputT]):
         self.max_turns = max_turns
         self.evaluation_id = uuid4()
         self.usage = TokenUsage()
+        self.expansions_left = sum(1 for _ in prompt.template.walk())
         self.name = prompt.name or f"{prompt.ns}:{prompt.key}"
 
     def run(self) -> PromptResponse[OutputT]:
         self._check_deadline("request")
-        rendered = self.prompt.render(session=self.session)
-        executor = ToolExecutor(
+        self._render()
+        conversation = [Message("system", self.rendered.text)]
+        for number in range(1, self.max_turns + 1):
+            turn = self._ask(conversation)
+            self.session.notify(ModelTurn(self.name, number, turn))
+            if not turn.tool_calls:
+                return self._finish(turn)
+            conversation.append(Message("assistant", turn.text, turn))
+            conversation.extend(self._answers(turn))
+            conversation[0] = Message("system", self.rendered.text)
+        raise self._stopped(f"{self.max_turns} turns without a final answer", "response")
+
+    def _render(self) -> None:
+        self.rendered = self.prompt.render(session=self.session)
+        self.executor = ToolExecutor(
             prompt=self.prompt,
             session=self.session,
             adapter=self.adapter,
             deadline=self.deadline,
             budget_tracker=self.tracker,
             heartbeat=self.heartbeat,
-            rendered_prompt=rendered,
+            rendered_prompt=self.rendered,
             run_context=self.run_context,
         )
-        tools = tuple(tool_schema(tool, rendered) for tool in rendered.tools)
-        self._say_rendered(rendered, tools)
-        conversation = [Message("system", rendered.text)]
-        for number in range(1, self.max_turns + 1):
-            turn = self._ask(conversation, tools, rendered)
-            self.session.notify(ModelTurn(self.name, number, turn))
-            if not turn.tool_calls:
-                return self._finish(turn, rendered)
-            conversation.append(Message("assistant", turn.text, turn))
-            conversation.extend(_answer(executor, call) for call in turn.tool_calls)
-        raise self._stopped(f"{self.max_turns} turns without a final answer", "response")
+        self.tools = tuple(tool_schema(tool, self.rendered) for tool in self.rendered.tools)
+        self._say_rendered()
 
-    def _ask(
-        self, conversation: list[Message], tools: tuple[ToolSchema, ...], rendered: RenderedPrompt[OutputT]
-    ) -> Turn:
+    def _answers(self, turn: Turn) -> list[Message]:
+        """To every tool call of a turn, in their order. Sections are opened first, so that the rest has their tools."""
+        order = sorted(enumerate(turn.tool_calls), key=lambda numbered: numbered[1].name != OPEN_SECTIONS.name)
+        answers = {place: self._answer(call) for place, call in order}
+        return [answers[place] for place in range(len(answers))]
+
+    def _answer(self, call: ToolCall) -> Message:
+        try:
+            answer = self.executor.execute(call.name, call.arguments, call_id=call.call_id)
+        except VisibilityExpansionRequired as asked:
+            if self.expansions_left == 0:
+                raise
+            self.expansions_left -= 1
+            return self._opened(call, asked)
+        return Message("tool", answer.text, call_id=call.call_id, failed=not answer.result.success)
+
+    def _opened(self, call: ToolCall, asked: VisibilityExpansionRequired) -> Message:
+        """The conversation goes on under instructions that have the sections that were asked for in full."""
+        before = self.session[VisibilityOverrides].all()
+        for path, visibility in asked.requested_overrides.items():
+            self.session.dispatch(SetVisibilityOverride(path, visibility))
+        try:
+            self._render()
+        except PromptError as error:
+            self.session[VisibilityOverrides].seed(before)
+            return Message("tool", f"that cannot be shown: {error}", call_id=call.call_id, failed=True)
+        said = ", ".join(".".join(path) for path in asked.requested_overrides)
+        return Message("tool", f"opened: {said}; your instructions and tools have them now", call_id=call.call_id)
+
+    def _ask(self, conversation: list[Message]) -> Turn:
         if self.heartbeat is not None:
             self.heartbeat.beat()
         self._check_deadline("request")
         self._check_budget()
-        output = rendered.structured_output
+        output = self.rendered.structured_output
         request = Request(
             self.name,
             tuple(conversation),
-            tools,
+            self.tools,
             output_schema=output.schema() if output is not None else None,
             deadline=self.deadline,
         )
@@ -141,13 +177,13 @@ class _Evaluation(Generic[OutputT]):
                 self._check_budget()
         return turn
 
-    def _finish(self, turn: Turn, rendered: RenderedPrompt[OutputT]) -> PromptResponse[OutputT]:
+    def _finish(self, turn: Turn) -> PromptResponse[OutputT]:
         self._check_deadline("response")
-        if rendered.structured_output is None:
+        if self.rendered.structured_output is None:
             response: PromptResponse[OutputT] = PromptResponse(self.name, text=turn.text)
         else:
             try:
-                output = parse_output(rendered, turn.text, parsed=turn.parsed)
+                output = parse_output(self.rendered, turn.text, parsed=turn.parsed)
             except OutputParseError as error:
                 raise PromptEvaluationError(
                     f"the final answer is not what the prompt declares: {error}",
@@ -167,7 +203,7 @@ class _Evaluation(Generic[OutputT]):
         )
         return response
 
-    def _say_rendered(self, rendered: RenderedPrompt[OutputT], tools: tuple[ToolSchema, ...]) -> None:
+    def _say_rendered(self) -> None:
         event = PromptRendered(
             prompt_ns=self.prompt.ns,
             prompt_key=self.prompt.key,
@@ -175,7 +211,7 @@ class _Evaluation(Generic[OutputT]):
             adapter=type(self.adapter).__name__,
             session_id=self.session.session_id,
             render_inputs=self.prompt.params,
-            rendered_prompt=rendered.text,
+            rendered_prompt=self.rendered.text,
             run_context=self.run_context,
         )
         self.session.dispatch(event)
@@ -183,7 +219,7 @@ class _Evaluation(Generic[OutputT]):
             RenderedTools(
                 self.prompt.ns,
                 self.prompt.key,
-                tools,
+                self.tools,
                 event.event_id,
                 session_id=self.session.session_id,
                 run_context=self.run_context,
@@ -203,8 +239,3 @@ class _Evaluation(Generic[OutputT]):
 
     def _stopped(self, why: str, phase: EvaluationPhase) -> PromptEvaluationError:
         return PromptEvaluationError(why, prompt_name=self.name, phase=phase)
-
-
-def _answer(executor: ToolExecutor, call: ToolCall) -> Message:
-    answer = executor.execute(call.name, call.arguments, call_id=call.call_id)
-    return Message("tool", answer.text, call_id=call.call_id, failed=not answer.result.success)

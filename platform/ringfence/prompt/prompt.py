@@ -13,18 +13,22 @@ from typing_extensions import TypeVar
 
 from ringfence.errors import PromptRenderError, PromptValidationError, SectionPath
 from ringfence.filesystem.protocol import Filesystem
+from ringfence.prompt.disclosure import RESERVED_TOOL_NAMES, Place, places
 from ringfence.prompt.rendering import (
     RenderedPrompt,
     SectionNode,
     SectionParams,
+    ShownSection,
     render,
     shown_sections,
+    text_of,
     tools_of,
 )
 from ringfence.prompt.section import UNDECLARED, Section, TypeArgument, check_policy
 from ringfence.prompt.structured_output import StructuredOutput, is_dataclass_type
 from ringfence.resources.context import ResourceContext
 from ringfence.resources.registry import ResourceRegistry
+from ringfence.runtime.visibility import SectionVisibility
 
 if TYPE_CHECKING:
     from ringfence.participants import Transactional
@@ -35,9 +39,6 @@ if TYPE_CHECKING:
 OutputT = TypeVar("OutputT", default=None)
 SectionT = TypeVar("SectionT", bound=Section[Any])
 ResourceT = TypeVar("ResourceT")
-
-RESERVED_TOOL_NAMES = frozenset({"open_sections", "read_section"})
-"""The tools with which a model asks for sections that are summarised."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -281,16 +282,28 @@ class Prompt(TypeArgument, Generic[OutputT]):
             PromptRenderError: params that are missing, a section's own code that raised, a template that does not fit.
             PromptValidationError: something is bound that no section takes.
         """
-        return render(shown_sections(self.template.nodes, self._params(), session), self.structured_output, session)
+        params = self._params()
+        return render(shown_sections(self.template.nodes, params, session), params, self.structured_output, session)
+
+    def render_section(self, node: SectionNode, *, session: Session | None = None) -> str:
+        """One section in full, and below it the enabled ones as they are visible by themselves."""
+        params = self._params()
+        opened = ShownSection(node, params.of(node), SectionVisibility.FULL)
+        return text_of([opened, *shown_sections(node.children, params, session)], params, session)
+
+    def places(self, *, session: Session | None = None) -> Iterator[Place]:
+        """The enabled sections, those too that are hidden below summarised ones; depth first."""
+        return places(self.template.nodes, self._params(), session)
 
     def tools(self, *, session: Session | None = None) -> tuple[Tool[Any, Any], ...]:
         """The tools that a rendering would offer, in the order of their declaration; raises what `render` raises."""
-        return tools_of(shown_sections(self.template.nodes, self._params(), session))
+        params = self._params()
+        return tools_of(shown_sections(self.template.nodes, params, session), params, session)
 
     def policies_for_tool(self, name: str) -> tuple[Policy, ...]:
         """What governs a tool: the policies of the section that declares it, then the prompt's. Those of sections
         above that one do not. Raises KeyError for a tool that no section has."""
-        return self._policies[name]
+        return tuple(self.template.policies) if name in RESERVED_TOOL_NAMES else self._policies[name]
 
     def filesystem(self) -> Filesystem | None:
         """The filesystem that the prompt's tools work on, if there is one. Raises RuntimeError outside of the block."""

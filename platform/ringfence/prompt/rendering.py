@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, get_origin
 from typing_extensions import TypeVar
 
 from ringfence.errors import PromptError, PromptRenderError, SectionPath
+from ringfence.prompt.disclosure import disclosure_tools, how_to_see
 from ringfence.prompt.section import Section
 from ringfence.prompt.structured_output import StructuredOutput
 from ringfence.prompt.text import placeholders
@@ -150,29 +151,41 @@ def shown_sections(
 
 
 def render(
-    shown: Iterable[ShownSection], output: StructuredOutput | None, session: Session | None
+    shown: Iterable[ShownSection], params: SectionParams, output: StructuredOutput | None, session: Session | None
 ) -> RenderedPrompt[Any]:
     """The rendering of these sections, free of side effects."""
     sections = list(shown)
-    tools = tools_of(sections)
+    tools = tools_of(sections, params, session)
     return RenderedPrompt(
-        text="\n\n".join(_text(one, session) for one in sections),
+        text=text_of(sections, params, session),
         tools=tools,
         structured_output=output,
         tool_param_descriptions={tool.name: described for tool in tools if (described := _described(tool))},
     )
 
 
-def tools_of(sections: Iterable[ShownSection]) -> tuple[Tool[Any, Any], ...]:
-    return tuple(tool for one in sections if one.visibility is SectionVisibility.FULL for tool in one.node.tools)
+def tools_of(
+    sections: Iterable[ShownSection], params: SectionParams, session: Session | None
+) -> tuple[Tool[Any, Any], ...]:
+    """The tools of the sections shown in full, and after them those that open or read the others."""
+    shown = list(sections)
+    declared = (tool for one in shown if one.visibility is SectionVisibility.FULL for tool in one.node.tools)
+    return (*declared, *disclosure_tools(shown, params, session))
 
 
-def _text(one: ShownSection, session: Session | None) -> str:
+def text_of(sections: Iterable[ShownSection], params: SectionParams, session: Session | None) -> str:
+    return "\n\n".join(_text(one, params, session) for one in sections)
+
+
+def _text(one: ShownSection, params: SectionParams, session: Session | None) -> str:
     node = one.node
     with _Blame(node, "it could not be rendered"):
-        return node.section.render(
+        text = node.section.render(
             one.params, node.depth, node.number, path=node.path, visibility=one.visibility, session=session
         )
+        if one.visibility is SectionVisibility.FULL:
+            return text
+        return f"{text}\n\n{how_to_see(node, params, session)}"
 
 
 def _described(tool: Tool[Any, Any]) -> dict[str, str]:
