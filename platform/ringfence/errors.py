@@ -11,6 +11,7 @@ RingfenceError
 ├── BudgetExceededError (RuntimeError)          a token budget is used up
 ├── PromptEvaluationError (RuntimeError)        the evaluation cannot go on: phase says where
 ├── SnapshotError (RuntimeError)
+│   ├── SnapshotSerializationError  a snapshot holds something that has no JSON form
 │   └── SnapshotRestoreError        a snapshot does not fit what it should be restored to
 ├── TransactionError (RuntimeError)
 │   ├── ParticipantBusyError        another tool call holds a participant: names the holder
@@ -154,6 +155,10 @@ class PromptEvaluationError(RingfenceError, RuntimeError):
 
 class SnapshotError(RingfenceError, RuntimeError):
     """Something about a snapshot."""
+
+
+class SnapshotSerializationError(SnapshotError):
+    """A snapshot holds something that has no JSON form; the message says in which slice."""
 
 
 class SnapshotRestoreError(SnapshotError):
