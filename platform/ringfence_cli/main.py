@@ -45,7 +45,8 @@ def ringfence() -> None:
 
 @ringfence.command()
 @click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIR")
-@click.option("--task", required=True, metavar="TEXT", help="What to do, or @FILE to read it from.")
+@click.option("--task", metavar="TEXT", help="What to do, or @FILE to read it from.")
+@click.option("--resume", is_flag=True, help="Go on with the run that was interrupted in DIR, instead of a new --task.")
 @click.option("--model", required=True, metavar="SPEC", help="script:FILE, a written model: JSON Lines of turns.")
 @click.option(
     "--workspace",
@@ -72,7 +73,8 @@ def ringfence() -> None:
 def run(
     signals: Signals,
     directory: Path,
-    task: str,
+    task: str | None,
+    resume: bool,
     model: str,
     workspace: WorkspaceKind,
     apply: bool | None,
@@ -91,6 +93,10 @@ def run(
     """
     from ringfence_cli.run import Options, run_task
 
+    if resume == (task is not None):
+        raise click.UsageError("give either --task, for a new run, or --resume, for the one that was interrupted")
+    if resume and workspace != "disk":
+        raise click.UsageError("--resume is for --workspace disk: a copy in memory ends with its run")
     if workspace == "disk" and apply is not None:
         raise click.UsageError(
             "--apply and --no-apply are for --workspace memory: on disk the files change as the agent works, and "

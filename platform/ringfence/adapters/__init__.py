@@ -1,12 +1,14 @@
 """What talks to a model provider: the loop, the way of a tool call, and a model that is written down."""
 
 from ringfence.adapters.core import (
+    Conversation,
     Message,
     Model,
     ModelTurn,
     PromptResponse,
     ProviderAdapter,
     Request,
+    Said,
     ToolCall,
     Turn,
 )
@@ -17,6 +19,7 @@ from ringfence.errors import PromptEvaluationError
 
 __all__ = [
     "Answer",
+    "Conversation",
     "Message",
     "Model",
     "ModelTurn",
@@ -24,6 +27,7 @@ __all__ = [
     "PromptResponse",
     "ProviderAdapter",
     "Request",
+    "Said",
     "ScriptedAdapter",
     "ToolCall",
     "ToolExecutor",

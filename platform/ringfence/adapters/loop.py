@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from uuid import uuid4
 
 from ringfence import serde
-from ringfence.adapters.core import Message, Model, ModelTurn, PromptResponse, ProviderAdapter, Request, ToolCall, Turn
+from ringfence.adapters.core import (
+    Conversation,
+    Message,
+    Model,
+    ModelTurn,
+    PromptResponse,
+    ProviderAdapter,
+    Request,
+    Said,
+    ToolCall,
+    Turn,
+)
 from ringfence.adapters.tool_executor import ToolExecutor
 from ringfence.errors import (
     BudgetExceededError,
@@ -101,15 +113,17 @@ class _Evaluation(Generic[OutputT]):
     def run(self) -> PromptResponse[OutputT]:
         self._check_deadline("request")
         self._render()
-        conversation = [Message("system", self.rendered.text)]
+        conversation = [Message("system", self.rendered.text), *self._begun()]
         for number in range(1, self.max_turns + 1):
+            conversation[0] = Message("system", self.rendered.text)
             turn = self._ask(conversation)
             self.session.notify(ModelTurn(self.name, number, turn))
             if not turn.tool_calls:
                 return self._finish(turn)
-            conversation.append(Message("assistant", turn.text, turn))
-            conversation.extend(self._answers(turn))
-            conversation[0] = Message("system", self.rendered.text)
+            said = Message("assistant", turn.text, turn)
+            self.session.notify(Said(self.name, said))
+            conversation.append(said)
+            conversation.extend(self._answers(turn.tool_calls))
         raise self._stopped(f"{self.max_turns} turns without a final answer", "response")
 
     def _render(self) -> None:
@@ -127,10 +141,21 @@ class _Evaluation(Generic[OutputT]):
         self.tools = tuple(tool_schema(tool, self.rendered) for tool in self.rendered.tools)
         self._say_rendered()
 
-    def _answers(self, turn: Turn) -> list[Message]:
+    def _begun(self) -> list[Message]:
+        """The conversation that the session has for this evaluation to go on with, its last turn answered."""
+        begun = self.session[Conversation].latest()
+        if begun is None or begun.prompt_name != self.name:
+            return []
+        self.session[Conversation].clear()
+        return [*begun.messages, *self._answers(begun.unanswered())]
+
+    def _answers(self, calls: Sequence[ToolCall]) -> list[Message]:
         """To every tool call of a turn, in their order. Sections are opened first, so that the rest has their tools."""
-        order = sorted(enumerate(turn.tool_calls), key=lambda numbered: numbered[1].name != OPEN_SECTIONS.name)
-        answers = {place: self._answer(call) for place, call in order}
+        order = sorted(enumerate(calls), key=lambda numbered: numbered[1].name != OPEN_SECTIONS.name)
+        answers: dict[int, Message] = {}
+        for place, call in order:
+            answers[place] = self._answer(call)
+            self.session.notify(Said(self.name, answers[place]))
         return [answers[place] for place in range(len(answers))]
 
     def _answer(self, call: ToolCall) -> Message:
