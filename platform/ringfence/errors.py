@@ -5,6 +5,7 @@ RingfenceError
 │   ├── PromptValidationError       the author's mistake, found when a tool, section or prompt is constructed
 │   ├── PromptRenderError           the prompt cannot be turned into text
 │   └── VisibilityExpansionRequired the model asked to open sections: leaves the call, and the loop renders again
+├── PromptOverridesError            overrides cannot be read, kept or do not fit their prompt
 ├── OutputParseError                the final answer does not fit the declared output type
 ├── ToolValidationError (ValueError)            a tool's input is not acceptable: told to the model
 ├── DeadlineExceededError (RuntimeError)        a deadline has passed
@@ -98,6 +99,10 @@ class VisibilityExpansionRequired(PromptError):
         self.requested_overrides = dict(requested_overrides)
         self.reason = reason
         self.section_keys = tuple(section_keys)
+
+
+class PromptOverridesError(RingfenceError):
+    """Overrides of a prompt's texts cannot be read or kept, or do not fit the prompt."""
 
 
 class OutputParseError(RingfenceError):

@@ -151,7 +151,7 @@ class _Evaluation(Generic[OutputT]):
 
     def _answers(self, calls: Sequence[ToolCall]) -> list[Message]:
         """To every tool call of a turn, in their order. Sections are opened first, so that the rest has their tools."""
-        order = sorted(enumerate(calls), key=lambda numbered: numbered[1].name != OPEN_SECTIONS.name)
+        order = sorted(enumerate(calls), key=lambda numbered: numbered[1].name != OPEN_SECTIONS)
         answers: dict[int, Message] = {}
         for place, call in order:
             answers[place] = self._answer(call)
@@ -237,6 +237,7 @@ class _Evaluation(Generic[OutputT]):
             session_id=self.session.session_id,
             render_inputs=self.prompt.params,
             rendered_prompt=self.rendered.text,
+            descriptor=self.prompt.descriptor if self.prompt.overrides_store is not None else None,
             run_context=self.run_context,
         )
         self.session.dispatch(event)

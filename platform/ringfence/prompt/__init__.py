@@ -2,6 +2,7 @@
 
 from ringfence.errors import (
     OutputParseError,
+    PromptOverridesError,
     PromptRenderError,
     PromptValidationError,
     ToolValidationError,
@@ -14,6 +15,16 @@ from ringfence.prompt.effects import (
     RequireCleanTestsPolicy,
 )
 from ringfence.prompt.markdown import MarkdownSection
+from ringfence.prompt.override_files import LocalPromptOverridesStore
+from ringfence.prompt.overrides import (
+    PromptDescriptor,
+    PromptOverride,
+    PromptOverridesStore,
+    SectionOverride,
+    TaskExampleOverride,
+    ToolExampleOverride,
+    ToolOverride,
+)
 from ringfence.prompt.policy import (
     EffectPolicy,
     PolicyDecision,
@@ -25,6 +36,7 @@ from ringfence.prompt.policy import (
 from ringfence.prompt.prompt import Prompt, PromptTemplate
 from ringfence.prompt.rendering import RenderedPrompt
 from ringfence.prompt.section import Section, ToolsSection
+from ringfence.prompt.task_examples import TaskExample, TaskExamplesSection, TaskStep
 from ringfence.prompt.tool import Tool, ToolContext, ToolExample, ToolHandler
 from ringfence.prompt.tool_result import ToolRenderableResult, ToolResult
 from ringfence.runtime.visibility import SectionVisibility
@@ -32,12 +44,17 @@ from ringfence.runtime.visibility import SectionVisibility
 __all__ = [
     "DeletionLimitPolicy",
     "EffectPolicy",
+    "LocalPromptOverridesStore",
     "MarkdownSection",
     "OutputParseError",
     "PathPolicy",
     "PolicyDecision",
     "PolicyState",
     "Prompt",
+    "PromptDescriptor",
+    "PromptOverride",
+    "PromptOverridesError",
+    "PromptOverridesStore",
     "PromptRenderError",
     "PromptTemplate",
     "PromptValidationError",
@@ -46,12 +63,19 @@ __all__ = [
     "RenderedPrompt",
     "RequireCleanTestsPolicy",
     "Section",
+    "SectionOverride",
     "SectionVisibility",
     "SequentialDependencyPolicy",
+    "TaskExample",
+    "TaskExampleOverride",
+    "TaskExamplesSection",
+    "TaskStep",
     "Tool",
     "ToolContext",
     "ToolExample",
+    "ToolExampleOverride",
     "ToolHandler",
+    "ToolOverride",
     "ToolPolicy",
     "ToolRenderableResult",
     "ToolResult",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ringfence.errors import PromptRenderError, SectionPath, ToolValidationError, VisibilityExpansionRequired
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
     from ringfence.runtime.session import Session
 
 MAX_KEYS_SAID = 20
+OPEN_SECTIONS = "open_sections"
+READ_SECTION = "read_section"
+RESERVED_TOOL_NAMES = frozenset({OPEN_SECTIONS, READ_SECTION})
+"""The tools with which a model asks for sections that are summarised."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +66,7 @@ def places(
                 continue
         if not node.section.is_enabled(values, session=session):
             continue
-        visibility = node.section.effective_visibility(values, session=session, path=node.path)
+        visibility = node.visibility(values, session)
         on_the_way = (*closed, node.path) if visibility is SectionVisibility.SUMMARY else closed
         yield Place(node, on_the_way)
         yield from places(node.children, params, session, on_the_way)
@@ -73,7 +78,7 @@ def disclosure_tools(
     """What a model needs to get at the summarised ones among these sections."""
     closed = [one.node for one in shown if one.visibility is SectionVisibility.SUMMARY]
     with_tools = [has_tools(node, params, session) for node in closed]
-    return (*([OPEN_SECTIONS] if any(with_tools) else []), *([READ_SECTION] if not all(with_tools) else []))
+    return (*([_opening()] if any(with_tools) else []), *([_reading()] if not all(with_tools) else []))
 
 
 def how_to_see(node: SectionNode, params: SectionParams, session: Session | None) -> str:
@@ -133,19 +138,26 @@ def _found(known: dict[str, list[Place]], key: str) -> list[Place]:
     return found
 
 
-OPEN_SECTIONS = Tool[OpenSections, None](
-    name="open_sections",
-    description="Open sections that you see in summary: you get them in full, with their tools. Call it first.",
-    handler=open_sections,
-    accepts_overrides=False,
-    read_only=True,
-)
-READ_SECTION = Tool[ReadSection, SectionText](
-    name="read_section",
-    description="Read a section that you see in summary, without opening it.",
-    handler=read_section,
-    accepts_overrides=False,
-    read_only=True,
-)
-RESERVED_TOOL_NAMES = frozenset({OPEN_SECTIONS.name, READ_SECTION.name})
-"""The tools with which a model asks for sections that are summarised."""
+# Made when they are first needed: a tool compiles its params, which loads what `import ringfence` does not.
+
+
+@cache
+def _opening() -> Tool[Any, Any]:
+    return Tool[OpenSections, None](
+        name=OPEN_SECTIONS,
+        description="Open sections that you see in summary: you get them in full, with their tools. Call it first.",
+        handler=open_sections,
+        accepts_overrides=False,
+        read_only=True,
+    )
+
+
+@cache
+def _reading() -> Tool[Any, Any]:
+    return Tool[ReadSection, SectionText](
+        name=READ_SECTION,
+        description="Read a section that you see in summary, without opening it.",
+        handler=read_section,
+        accepts_overrides=False,
+        read_only=True,
+    )

@@ -50,6 +50,9 @@ class MarkdownSection(Section[ParamsT]):
         )
         self.template = template
 
+    def original_body_template(self) -> str | None:
+        return self.template
+
     def render_body(
         self, params: Any, *, visibility: SectionVisibility, path: SectionPath, session: Session | None
     ) -> str:

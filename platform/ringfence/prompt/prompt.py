@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cached_property
 from itertools import chain
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, overload
@@ -14,6 +15,8 @@ from typing_extensions import TypeVar
 from ringfence.errors import PromptRenderError, PromptValidationError, SectionPath
 from ringfence.filesystem.protocol import Filesystem
 from ringfence.prompt.disclosure import RESERVED_TOOL_NAMES, Place, places
+from ringfence.prompt.overlay import overlaid
+from ringfence.prompt.overrides import LATEST, PromptDescriptor, PromptOverride, PromptOverridesStore, descriptor_of
 from ringfence.prompt.rendering import (
     RenderedPrompt,
     SectionNode,
@@ -26,6 +29,7 @@ from ringfence.prompt.rendering import (
 )
 from ringfence.prompt.section import UNDECLARED, Section, TypeArgument, check_policy
 from ringfence.prompt.structured_output import StructuredOutput, is_dataclass_type
+from ringfence.prompt.task_examples import TaskExample
 from ringfence.resources.context import ResourceContext
 from ringfence.resources.registry import ResourceRegistry
 from ringfence.runtime.visibility import SectionVisibility
@@ -85,6 +89,11 @@ class PromptTemplate(TypeArgument, Generic[OutputT]):
         object.__setattr__(self, "nodes", tuple(_nodes(self.sections, (), "")))
         self._check_tools()
 
+    @cached_property
+    def descriptor(self) -> PromptDescriptor:
+        """What of the prompt overrides can replace."""
+        return descriptor_of(self)
+
     def walk(self) -> Iterator[SectionNode]:
         """All sections at their places, depth first."""
         return chain.from_iterable(node.walk() for node in self.nodes)
@@ -121,6 +130,10 @@ class PromptTemplate(TypeArgument, Generic[OutputT]):
                     both = f"{'.'.join(owners[tool.name])} and {'.'.join(node.path)}"
                     _refuse(f"two tools are called {tool.name!r}: in {both}", node.path, placeholder=tool.name)
                 owners[tool.name] = node.path
+        tools = {tool.name: tool for node in self.walk() for tool in node.tools}
+        for node in self.walk():
+            if isinstance(node.section, TaskExample):
+                node.section.check(tools, self.structured_output, node.path)
         names = frozenset(owners)
         for policy in self.policies:
             check_policy(policy, f"the prompt {self.ns}:{self.key}")
@@ -187,7 +200,13 @@ class Prompt(TypeArgument, Generic[OutputT]):
     """
 
     @overload
-    def __init__(self, template: PromptTemplate[OutputT]) -> None: ...
+    def __init__(
+        self,
+        template: PromptTemplate[OutputT],
+        *,
+        overrides_store: PromptOverridesStore | None = None,
+        overrides_tag: str = LATEST,
+    ) -> None: ...
     @overload
     def __init__(
         self,
@@ -199,9 +218,21 @@ class Prompt(TypeArgument, Generic[OutputT]):
         policies: Sequence[Policy] = (),
         allow_extra_keys: bool = False,
         resources: ResourceRegistry = ...,
+        overrides_store: PromptOverridesStore | None = None,
+        overrides_tag: str = LATEST,
     ) -> None: ...
-    def __init__(self, template: PromptTemplate[OutputT] | None = None, **parts: Any) -> None:
-        """Raises what `PromptTemplate` raises, and TypeError for a template together with parts of one."""
+    def __init__(
+        self,
+        template: PromptTemplate[OutputT] | None = None,
+        *,
+        overrides_store: PromptOverridesStore | None = None,
+        overrides_tag: str = LATEST,
+        **parts: Any,
+    ) -> None:
+        """With a store, every rendering has the overrides that it has for this prompt under the tag.
+
+        Raises what `PromptTemplate` raises, and TypeError for a template together with parts of one.
+        """
         declared = self.type_argument
         if template is None:
             made: type[PromptTemplate[Any]] = PromptTemplate if declared is UNDECLARED else PromptTemplate[declared]
@@ -211,6 +242,9 @@ class Prompt(TypeArgument, Generic[OutputT]):
         elif declared not in (UNDECLARED, Any, template.type_argument):
             raise PromptValidationError(f"the template's answer is not of type {declared!r}")
         self.template = template
+        self.overrides_store = overrides_store
+        self.overrides_tag = overrides_tag or LATEST
+        self._overlaid: tuple[PromptOverride, tuple[SectionNode, ...]] | None = None
         self.scope = f"{template.ns}:{template.key}"
         """What policies keep their state under."""
         self.resources = PromptResources(self._collected_resources)
@@ -247,6 +281,10 @@ class Prompt(TypeArgument, Generic[OutputT]):
         return self.template.structured_output
 
     @property
+    def descriptor(self) -> PromptDescriptor:
+        return self.template.descriptor
+
+    @property
     def params(self) -> tuple[Any, ...]:
         """What is bound, in the order it was."""
         return tuple(self._bound.values())
@@ -281,9 +319,10 @@ class Prompt(TypeArgument, Generic[OutputT]):
         Raises:
             PromptRenderError: params that are missing, a section's own code that raised, a template that does not fit.
             PromptValidationError: something is bound that no section takes.
+            PromptOverridesError: the store cannot be read.
         """
         params = self._params()
-        return render(shown_sections(self.template.nodes, params, session), params, self.structured_output, session)
+        return render(shown_sections(self._nodes(), params, session), params, self.structured_output, session)
 
     def render_section(self, node: SectionNode, *, session: Session | None = None) -> str:
         """One section in full, and below it the enabled ones as they are visible by themselves."""
@@ -293,12 +332,12 @@ class Prompt(TypeArgument, Generic[OutputT]):
 
     def places(self, *, session: Session | None = None) -> Iterator[Place]:
         """The enabled sections, those too that are hidden below summarised ones; depth first."""
-        return places(self.template.nodes, self._params(), session)
+        return places(self._nodes(), self._params(), session)
 
     def tools(self, *, session: Session | None = None) -> tuple[Tool[Any, Any], ...]:
         """The tools that a rendering would offer, in the order of their declaration; raises what `render` raises."""
         params = self._params()
-        return tools_of(shown_sections(self.template.nodes, params, session), params, session)
+        return tools_of(shown_sections(self._nodes(), params, session), params, session)
 
     def policies_for_tool(self, name: str) -> tuple[Policy, ...]:
         """What governs a tool: the policies of the section that declares it, then the prompt's. Those of sections
@@ -308,6 +347,17 @@ class Prompt(TypeArgument, Generic[OutputT]):
     def filesystem(self) -> Filesystem | None:
         """The filesystem that the prompt's tools work on, if there is one. Raises RuntimeError outside of the block."""
         return self.resources.get_optional(Filesystem)
+
+    def _nodes(self) -> tuple[SectionNode, ...]:
+        """The template's tree, with what the store has for it put in."""
+        if self.overrides_store is None:
+            return self.template.nodes
+        override = self.overrides_store.resolve(self.template.descriptor, self.overrides_tag)
+        if override is None:
+            return self.template.nodes
+        if self._overlaid is None or self._overlaid[0] is not override:
+            self._overlaid = override, overlaid(self.template.nodes, override)
+        return self._overlaid[1]
 
     def _params(self) -> SectionParams:
         if self._misbound is not None:

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Generic, Literal, get_origin
+from typing import TYPE_CHECKING, Any, Generic, Literal
 
 from typing_extensions import TypeVar
 
@@ -58,6 +58,17 @@ class RenderedPrompt(Generic[OutputT]):
 
 
 @dataclass(frozen=True, slots=True)
+class Replaced:
+    """What overrides say in the place of a section's own words, or of its tools'; None leaves those. A literal body is
+    no template."""
+
+    body: str | None = None
+    summary: str | None = None
+    visibility: SectionVisibility | None = None
+    literal: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class SectionNode:
     """A section at its place in a template.
 
@@ -70,6 +81,22 @@ class SectionNode:
     tools: tuple[Tool[Any, Any], ...]
     policies: tuple[Policy, ...]
     children: tuple[SectionNode, ...]
+    replaced: Replaced | None = None
+    param_descriptions: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
+    """By tool, what overrides say that the fields of its params are for."""
+
+    @property
+    def summary(self) -> str | None:
+        other = self.replaced.summary if self.replaced is not None else None
+        return self.section.summary if other is None else other
+
+    def visibility(self, params: Any, session: Session | None) -> SectionVisibility:
+        """What `Section.effective_visibility` says, or an override of it."""
+        if self.replaced is None:
+            return self.section.effective_visibility(params, session=session, path=self.path)
+        return self.section.effective_visibility(
+            params, session=session, path=self.path, override=self.replaced.visibility, summary=self.summary
+        )
 
     @property
     def depth(self) -> int:
@@ -142,8 +169,8 @@ def shown_sections(
             continue
         if missing and not isinstance(section.visibility, SectionVisibility) and section.visibility.takes_params:
             raise missing
-        visibility = section.effective_visibility(values, session=session, path=node.path)
-        if missing and (visibility is SectionVisibility.FULL or placeholders(section.summary or "")):
+        visibility = node.visibility(values, session)
+        if missing and (visibility is SectionVisibility.FULL or placeholders(node.summary or "")):
             raise missing
         yield ShownSection(node, values, visibility)
         if visibility is SectionVisibility.FULL:
@@ -160,7 +187,7 @@ def render(
         text=text_of(sections, params, session),
         tools=tools,
         structured_output=output,
-        tool_param_descriptions={tool.name: described for tool in tools if (described := _described(tool))},
+        tool_param_descriptions=_descriptions(sections, tools),
     )
 
 
@@ -180,19 +207,21 @@ def text_of(sections: Iterable[ShownSection], params: SectionParams, session: Se
 def _text(one: ShownSection, params: SectionParams, session: Session | None) -> str:
     node = one.node
     with _Blame(node, "it could not be rendered"):
-        text = node.section.render(
-            one.params, node.depth, node.number, path=node.path, visibility=one.visibility, session=session
-        )
+        if node.replaced is None:
+            text = node.section.render(
+                one.params, node.depth, node.number, path=node.path, visibility=one.visibility, session=session
+            )
+        else:
+            text = node.section.render_override(one.params, node, visibility=one.visibility, session=session)
         if one.visibility is SectionVisibility.FULL:
             return text
         return f"{text}\n\n{how_to_see(node, params, session)}"
 
 
-def _described(tool: Tool[Any, Any]) -> dict[str, str]:
-    if tool.params_type is None:
-        return {}
-    known = fields(get_origin(tool.params_type) or tool.params_type)
-    return {one.name: str(one.metadata["description"]) for one in known if "description" in one.metadata}
+def _descriptions(sections: Iterable[ShownSection], tools: Iterable[Tool[Any, Any]]) -> dict[str, Mapping[str, str]]:
+    said = {name: texts for one in sections for name, texts in one.node.param_descriptions.items()}
+    found = {tool.name: {**tool.described, **said.get(tool.name, {})} for tool in tools}
+    return {name: texts for name, texts in found.items() if texts}
 
 
 class _Blame:
