@@ -5,6 +5,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ringfence_tools.evaluate import AstevalSection
+    from ringfence_tools.digest import (
+        WorkspaceDigest,
+        WorkspaceDigestSection,
+        clear_workspace_digest,
+        latest_workspace_digest,
+        set_workspace_digest,
+    )
     from ringfence_tools.files import VfsToolsSection
     from ringfence_tools.fsspec_view import WorkspaceFileSystem
     from ringfence_tools.mounts import HostMount, HostMountPreview
@@ -32,12 +39,22 @@ __all__ = [
     "SetupPlan",
     "UpdateStep",
     "VfsToolsSection",
+    "WorkspaceDigest",
+    "WorkspaceDigestSection",
     "WorkspaceFileSystem",
+    "clear_workspace_digest",
+    "latest_workspace_digest",
+    "set_workspace_digest",
 ]
 
 # Imported when asked for: whoever wants a plan does not pay for fsspec.
 _MODULES = {
     "AstevalSection": "evaluate",
+    "set_workspace_digest": "digest",
+    "latest_workspace_digest": "digest",
+    "clear_workspace_digest": "digest",
+    "WorkspaceDigestSection": "digest",
+    "WorkspaceDigest": "digest",
     "HostMount": "mounts",
     "HostMountPreview": "mounts",
     "VfsToolsSection": "files",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ringfence_cli.history_commands import COMMANDS
+from ringfence_cli.override_commands import overrides
 from ringfence_cli.policy_commands import POLICY, policies
 from ringfence_cli.signals import Signals
 
@@ -126,7 +127,7 @@ def demo(signals: Signals, keep: Path | None) -> int:
     return demonstrate(keep, signals)
 
 
-for command in (*COMMANDS, policies):
+for command in (*COMMANDS, policies, overrides):
     ringfence.add_command(command)
 
 

@@ -30,6 +30,7 @@ from ringfence.errors import (
     VisibilityExpansionRequired,
 )
 from ringfence.prompt.disclosure import OPEN_SECTIONS
+from ringfence.prompt.feedback import FeedbackContext, Feedbacks
 from ringfence.prompt.structured_output import parse_output
 from ringfence.prompt.tool import Tool
 from ringfence.runtime.events import PromptExecuted, PromptRendered, RenderedTools, RunContext, ToolSchema
@@ -109,6 +110,8 @@ class _Evaluation(Generic[OutputT]):
         self.usage = TokenUsage()
         self.expansions_left = sum(1 for _ in prompt.template.walk())
         self.name = prompt.name or f"{prompt.ns}:{prompt.key}"
+        self.feedbacks = Feedbacks(prompt.template.feedback_providers, self.name)
+        self.calls = 0
 
     def run(self) -> PromptResponse[OutputT]:
         self._check_deadline("request")
@@ -166,7 +169,10 @@ class _Evaluation(Generic[OutputT]):
                 raise
             self.expansions_left -= 1
             return self._opened(call, asked)
-        return Message("tool", answer.text, call_id=call.call_id, failed=not answer.result.success)
+        self.calls += 1
+        said = self.feedbacks.after(FeedbackContext(self.prompt, self.session, self.calls, self.deadline))
+        text = f"{answer.text}\n\n{said}" if said else answer.text
+        return Message("tool", text, call_id=call.call_id, failed=not answer.result.success)
 
     def _opened(self, call: ToolCall, asked: VisibilityExpansionRequired) -> Message:
         """The conversation goes on under instructions that have the sections that were asked for in full."""

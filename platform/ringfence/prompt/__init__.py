@@ -14,6 +14,13 @@ from ringfence.prompt.effects import (
     ProtectedFilesPolicy,
     RequireCleanTestsPolicy,
 )
+from ringfence.prompt.feedback import (
+    Feedback,
+    FeedbackContext,
+    FeedbackProvider,
+    FeedbackProviderConfig,
+    FeedbackTrigger,
+)
 from ringfence.prompt.markdown import MarkdownSection
 from ringfence.prompt.override_files import LocalPromptOverridesStore
 from ringfence.prompt.overrides import (
@@ -44,6 +51,11 @@ from ringfence.runtime.visibility import SectionVisibility
 __all__ = [
     "DeletionLimitPolicy",
     "EffectPolicy",
+    "Feedback",
+    "FeedbackContext",
+    "FeedbackProvider",
+    "FeedbackProviderConfig",
+    "FeedbackTrigger",
     "LocalPromptOverridesStore",
     "MarkdownSection",
     "OutputParseError",

@@ -15,6 +15,7 @@ from typing_extensions import TypeVar
 from ringfence.errors import PromptRenderError, PromptValidationError, SectionPath
 from ringfence.filesystem.protocol import Filesystem
 from ringfence.prompt.disclosure import RESERVED_TOOL_NAMES, Place, places
+from ringfence.prompt.feedback import FeedbackProviderConfig
 from ringfence.prompt.overlay import overlaid
 from ringfence.prompt.overrides import LATEST, PromptDescriptor, PromptOverride, PromptOverridesStore, descriptor_of
 from ringfence.prompt.rendering import (
@@ -63,6 +64,8 @@ class PromptTemplate(TypeArgument, Generic[OutputT]):
     sections: Sequence[Section[Any]] = ()
     policies: Sequence[Policy] = ()
     """Govern the tools of all sections, after the policies of the section itself."""
+    feedback_providers: Sequence[FeedbackProviderConfig] = ()
+    """Who has something to say to the model now and then, along with a tool's answer; the first that is due does."""
     allow_extra_keys: bool = False
     """Whether a structured answer may have keys that are no fields."""
     resources: ResourceRegistry = field(default_factory=ResourceRegistry)
@@ -86,6 +89,10 @@ class PromptTemplate(TypeArgument, Generic[OutputT]):
         object.__setattr__(self, "structured_output", output)
         object.__setattr__(self, "sections", tuple(self.sections))
         object.__setattr__(self, "policies", tuple(self.policies))
+        object.__setattr__(self, "feedback_providers", tuple(self.feedback_providers))
+        for config in self.feedback_providers:
+            if not isinstance(config, FeedbackProviderConfig):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise TypeError(f"feedback_providers are of type FeedbackProviderConfig, not {config!r}")
         object.__setattr__(self, "nodes", tuple(_nodes(self.sections, (), "")))
         self._check_tools()
 
@@ -216,6 +223,7 @@ class Prompt(TypeArgument, Generic[OutputT]):
         name: str | None = None,
         sections: Sequence[Section[Any]] = (),
         policies: Sequence[Policy] = (),
+        feedback_providers: Sequence[FeedbackProviderConfig] = (),
         allow_extra_keys: bool = False,
         resources: ResourceRegistry = ...,
         overrides_store: PromptOverridesStore | None = None,
