@@ -4,7 +4,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ringfence_tools.evaluate import AstevalSection
     from ringfence_tools.digest import (
         WorkspaceDigest,
         WorkspaceDigestSection,
@@ -12,6 +11,7 @@ if TYPE_CHECKING:
         latest_workspace_digest,
         set_workspace_digest,
     )
+    from ringfence_tools.evaluate import AstevalSection
     from ringfence_tools.files import VfsToolsSection
     from ringfence_tools.fsspec_view import WorkspaceFileSystem
     from ringfence_tools.mounts import HostMount, HostMountPreview
