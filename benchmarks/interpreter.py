@@ -60,4 +60,4 @@ def make(chosen: str, python: Path) -> None:
         constraints.write("\n".join(pinned))
         constraints.flush()
         pip = [python, "-m", "pip", "install", "-qq", "--disable-pip-version-check", "-c", constraints.name]
-        subprocess.run([*pip, "-e", str(ROOT), f"{peer.NAME}=={peer.VERSION}"], check=True)
+        subprocess.run([*pip, "-e", f"{ROOT}[anthropic,openai]", f"{peer.NAME}=={peer.VERSION}"], check=True)

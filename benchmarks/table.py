@@ -19,7 +19,16 @@ import peer
 from measure import Row, Spread, reported
 
 HERE = Path(__file__).resolve().parent
-TIMED = ("tool_call.py", "session.py", "files.py", "transactions.py", "disk.py", "history.py", "rendering.py")
+TIMED = (
+    "tool_call.py",
+    "session.py",
+    "files.py",
+    "transactions.py",
+    "disk.py",
+    "history.py",
+    "providers.py",
+    "rendering.py",
+)
 FILES = (*TIMED, "imports.py", "memory.py")
 HEADINGS = ("ratio", "target", "met", "area", "what", "ringfence", "baseline", "is")
 

@@ -252,7 +252,7 @@ def test_wrong_usage_is_said_on_standard_error(tree: Path) -> None:
         (["TREE", "--task", "  ", "--model", "GOOD"], "empty"),
         (["TREE", "--task", "@TREE/missing", "--model", "GOOD"], "cannot be read"),
         (["TREE", "--task", "x", "--model", "gpt"], "script:FILE"),
-        (["TREE", "--task", "x", "--model", "openai:gpt"], "script:FILE"),
+        (["TREE", "--task", "x", "--model", "gpt-9"], "script:FILE"),
         (["TREE", "--task", "x", "--model", "script:"], "script:FILE"),
         (["TREE", "--task", "x", "--model", "script:TREE/missing"], "cannot be read"),
         (["TREE", "--task", "x", "--model", "script:TREE"], "cannot be read"),

@@ -11,12 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfence.errors import ParticipantBusyError
+from ringfence.errors import CallEndedError, ParticipantBusyError
 from ringfence.filesystem import Filesystem, InMemoryFilesystem
+from ringfence.filesystem.differences import changes_since, differences
 from ringfence.filesystem.lines import line_window
+from ringfence.filesystem.nodes import Directory, File, Node
 from ringfence.filesystem.search import glob_below
-from ringfence.filesystem.tree import Directory, File, Node, Tree, differences
+from ringfence.filesystem.tree import Tree, TreeMark
 from ringfence.participants import CURRENT_CALL, CallInfo, participant_of
+from ringfence.runtime.transaction import Transaction
 from ringfence.testing import HeldCall, held_call
 
 DAY = timedelta(days=1)
@@ -263,6 +266,36 @@ def test_a_change_after_a_mark_copies_the_directories_on_its_way() -> None:
     assert [name for name, node in old.entries.items() if new.entries[name] is not node] == ["10"]
 
 
+@pytest.mark.parametrize(("kept", "content"), [(True, b"y"), (False, b"x")])
+def test_a_call_copies_no_directory_whether_it_is_kept_or_taken_back(kept: bool, content: bytes) -> None:
+    tree = Tree(time.time_ns)
+    tree.put("d/e/a", File(b"x", 0o644, 0, 0))
+    copies, before = Counted.copies, tree.changeable("d/e")
+    before.entries = Counted(before.entries)
+    mark = tree.mark(outermost=True)
+    assert tree.overwrite("d/e/a", b"y")
+    tree.put("d/e/b/c", File(b"z", 0o644, 0, 0))
+    assert [change.path for change in changes_since(tree, mark)] == ["d/e/a", "d/e/b", "d/e/b/c"]
+    (tree.keep if kept else tree.take_back)(mark)
+    assert tree.find("d/e")[1] is before
+    assert Counted.copies == copies
+    node = tree.find("d/e/a")[1]
+    assert isinstance(node, File)
+    assert (node.content, tree.find("d/e/b/c")[1] is None) == (content, not kept)
+
+
+def test_a_file_that_a_call_overwrites_again_and_again_is_kept_once() -> None:
+    filesystem = InMemoryFilesystem()
+    filesystem.write("a.txt", "x")
+    before = nodes()
+    with held_call(filesystem) as call:
+        for number in range(100):
+            filesystem.for_call(call).write("a.txt", str(number))
+        assert nodes() == before + 1
+        call.rollback()
+    assert filesystem.read("a.txt").content == "x"
+
+
 def test_a_thousand_transactions_leave_nothing_behind() -> None:
     filesystem = InMemoryFilesystem()
     for number in range(100):
@@ -274,6 +307,28 @@ def test_a_thousand_transactions_leave_nothing_behind() -> None:
             filesystem.snapshot()
             _ = call.commit() if number % 3 else call.rollback()
     assert nodes() == before
+
+
+class EndsItsCall(InMemoryFilesystem):
+    """Its call has ended when it has given its mark: as where another thread ends it in that moment."""
+
+    def begin(self, call: CallInfo) -> TreeMark:
+        mark = super().begin(call)
+        call.ended = True
+        return mark
+
+
+def test_a_call_that_ends_while_a_filesystem_joins_it_leaves_no_log_behind() -> None:
+    filesystem = EndsItsCall()
+    filesystem.write("a.txt", "x")
+    call = Transaction("call", "a test", None)
+    call.begin()
+    with pytest.raises(CallEndedError):
+        call.join(filesystem)
+    before = nodes()
+    filesystem.write("a.txt", "y")
+    assert nodes() == before
+    assert filesystem.lock.holder is None
 
 
 def test_a_snapshot_that_nobody_keeps_is_gone() -> None:

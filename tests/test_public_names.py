@@ -20,7 +20,8 @@ PROMISED = {
     "ringfence.runtime": "Session InProcessDispatcher reducer Append Extend Replace Clear append_all replace_latest "
     "replace_latest_by upsert_by SlicePolicy ToolInvoked PromptRendered PromptExecuted Deadline "
     "DeadlineExceededError Budget BudgetTracker BudgetExceededError Heartbeat tool_transaction",
-    "ringfence.adapters": "ProviderAdapter PromptResponse PromptEvaluationError ToolExecutor ScriptedAdapter",
+    "ringfence.adapters": "ProviderAdapter PromptResponse PromptEvaluationError ToolExecutor ScriptedAdapter "
+    "OpenAIAdapter AnthropicAdapter",
     "ringfence.filesystem": "Filesystem FilesystemSnapshot FileStat FileEntry GlobMatch GrepMatch ReadResult "
     "ReadBytesResult WriteResult InMemoryFilesystem",
     "ringfence_tools": "VfsToolsSection HostMount PlanningToolsSection PlanningStrategy Plan PlanStep SetupPlan "

@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ringfence_tools.delegation import Delegate, DelegatedTask, DelegationSection
     from ringfence_tools.digest import (
         WorkspaceDigest,
         WorkspaceDigestSection,
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from ringfence_tools.files import VfsToolsSection
     from ringfence_tools.fsspec_view import WorkspaceFileSystem
     from ringfence_tools.mounts import HostMount, HostMountPreview
+    from ringfence_tools.openai_agents import agents_tools
     from ringfence_tools.planning import (
         AddStep,
         Plan,
@@ -25,10 +27,14 @@ if TYPE_CHECKING:
         SetupPlan,
         UpdateStep,
     )
+    from ringfence_tools.pydantic_ai import pydantic_toolset
 
 __all__ = [
     "AddStep",
     "AstevalSection",
+    "Delegate",
+    "DelegatedTask",
+    "DelegationSection",
     "HostMount",
     "HostMountPreview",
     "Plan",
@@ -42,8 +48,10 @@ __all__ = [
     "WorkspaceDigest",
     "WorkspaceDigestSection",
     "WorkspaceFileSystem",
+    "agents_tools",
     "clear_workspace_digest",
     "latest_workspace_digest",
+    "pydantic_toolset",
     "set_workspace_digest",
 ]
 
@@ -55,10 +63,15 @@ _MODULES = {
     "clear_workspace_digest": "digest",
     "WorkspaceDigestSection": "digest",
     "WorkspaceDigest": "digest",
+    "Delegate": "delegation",
+    "DelegatedTask": "delegation",
+    "DelegationSection": "delegation",
     "HostMount": "mounts",
     "HostMountPreview": "mounts",
     "VfsToolsSection": "files",
     "WorkspaceFileSystem": "fsspec_view",
+    "agents_tools": "openai_agents",
+    "pydantic_toolset": "pydantic_ai",
 }
 
 

@@ -47,6 +47,19 @@ def numbered(path: str, text: str, offset: int, total: int, notes: Iterable[str]
     return ToolResult.ok(value, f"{shown(path)}: lines {offset + 1} to {last} of {total:,}")
 
 
+def kept_lines(path: str, text: str, params: ReadFile) -> ToolResult[FileText]:
+    """The answer to reading what a call answered. Long lines go on in the next, so that none is out of reach."""
+    lines = text.split("\n")
+    folded = [
+        line[at : at + MAX_LINE_CHARACTERS] for line in lines for at in range(0, len(line) or 1, MAX_LINE_CHARACTERS)
+    ]
+    notes = ["this is no file of the workspace, but all that a call answered"]
+    if len(folded) > len(lines):
+        notes.append(f"lines of more than {MAX_LINE_CHARACTERS:,} characters go on in the next")
+    window = folded[params.offset : params.offset + min(params.limit, DEFAULT_READ_LIMIT)]
+    return numbered(path, "".join(f"{line}\n" for line in window), params.offset, len(folded), notes)
+
+
 def _cut(line: str) -> str:
     if len(line) <= MAX_LINE_CHARACTERS:
         return line

@@ -11,6 +11,7 @@ from ringfence.filesystem.patch_format import parse_patch
 from ringfence.filesystem.paths import from_model, shown
 from ringfence.filesystem.protocol import DEFAULT_READ_LIMIT, MAX_GREP_MATCHES, FileEntry, Filesystem, GrepMatch
 from ringfence.filesystem.search import path_filter
+from ringfence.prompt.long_results import kept_result
 from ringfence.prompt.tool import Tool, ToolContext
 from ringfence.prompt.tool_result import ToolResult
 from ringfence_tools.file_params import (
@@ -24,7 +25,7 @@ from ringfence_tools.file_params import (
     Remove,
     WriteFile,
 )
-from ringfence_tools.file_reading import numbered, unusual_file
+from ringfence_tools.file_reading import kept_lines, numbered, unusual_file
 from ringfence_tools.file_results import (
     MAX_LISTED,
     MAX_MATCH_CHARACTERS,
@@ -148,6 +149,8 @@ class _FileTools:
 
     def read_file(self, params: ReadFile, *, context: ToolContext) -> ToolResult[FileText]:
         filesystem, path = self._open(context, params.file_path)
+        if (kept := kept_result(context.session, path)) is not None and not filesystem.exists(path):
+            return kept_lines(path, kept, params)
         try:
             try:
                 read = filesystem.read(path, offset=params.offset, limit=min(params.limit, DEFAULT_READ_LIMIT))

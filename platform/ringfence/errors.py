@@ -11,6 +11,7 @@ RingfenceError
 ├── DeadlineExceededError (RuntimeError)        a deadline has passed
 ├── BudgetExceededError (RuntimeError)          a token budget is used up
 ├── PromptEvaluationError (RuntimeError)        the evaluation cannot go on: phase says where
+│   └── ThrottleError               the provider was asked again and again, or must not be: details
 ├── SnapshotError (RuntimeError)
 │   ├── SnapshotSerializationError  a snapshot holds something that has no JSON form
 │   └── SnapshotRestoreError        a snapshot does not fit what it should be restored to
@@ -36,6 +37,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    from ringfence.adapters.throttling import ThrottleDetails, ThrottleKind
     from ringfence.runtime.limits import Budget, TokenUsage
     from ringfence.runtime.visibility import SectionVisibility
 
@@ -156,6 +158,30 @@ class PromptEvaluationError(RingfenceError, RuntimeError):
         self.prompt_name = prompt_name
         self.phase: EvaluationPhase = phase
         self.provider_payload = provider_payload
+
+
+class ThrottleError(PromptEvaluationError):
+    """A provider has no time for a request: it limits rates, is overloaded, or does not answer."""
+
+    def __init__(self, message: str, *, prompt_name: str = "", details: ThrottleDetails) -> None:
+        super().__init__(message, prompt_name=prompt_name, provider_payload=details.provider_payload)
+        self.details = details
+
+    @property
+    def kind(self) -> ThrottleKind:
+        return self.details.kind
+
+    @property
+    def retry_after(self) -> float | None:
+        return self.details.retry_after
+
+    @property
+    def attempts(self) -> int:
+        return self.details.attempts
+
+    @property
+    def retry_safe(self) -> bool:
+        return self.details.retry_safe
 
 
 class SnapshotError(RingfenceError, RuntimeError):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import MISSING, fields
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 ValueT = TypeVar("ValueT")
+Arguments = ParamSpec("Arguments")
 
 
 def quickly_made(kind: type[ValueT]) -> type[ValueT]:
@@ -34,3 +36,29 @@ def quickly_made(kind: type[ValueT]) -> type[ValueT]:
     quick.__qualname__, quick.__module__ = slow.__qualname__, kind.__module__
     known.__init__ = quick
     return kind
+
+
+def quick_maker(kind: Callable[Arguments, ValueT]) -> Callable[Arguments, ValueT]:
+    """A function that makes instances of a frozen dataclass with slots, in a third of the time if it has many fields.
+
+    It fills an instance of a class with the same slots that is not frozen, where an assignment takes no look-up, and
+    turns it into one of ``kind``. Being a function, it takes arguments by name for nothing, too.
+    """
+    known: Any = kind
+    names = [field.name for field in fields(known)]
+    thawed = type(known.__name__, (), {"__slots__": tuple(names)})
+    scope: dict[str, Any] = {"kind": kind, "thawed": thawed}
+    lines = [f"def make({', '.join(names)}):", "    made = thawed()"]
+    for place, field in enumerate(fields(known), start=-len(names)):
+        name = field.name
+        if field.default_factory is MISSING:
+            lines.append(f"    made.{name} = {name}")
+        else:
+            scope |= {f"make_{name}": field.default_factory, f"left_out_{name}": known.__init__.__defaults__[place]}
+            lines.append(f"    made.{name} = make_{name}() if {name} is left_out_{name} else {name}")
+    lines += ["    made.__class__ = kind", "    return made"]
+    exec("\n".join(lines), scope)  # noqa: S102  # as `dataclass` makes its own
+    make: Any = scope["make"]
+    make.__defaults__ = known.__init__.__defaults__
+    make.__qualname__ = f"make {known.__qualname__}"
+    return make

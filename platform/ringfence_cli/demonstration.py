@@ -18,7 +18,7 @@ from pathlib import Path
 
 import click
 
-from ringfence.adapters.core import ModelTurn
+from ringfence.adapters.core import ModelText, ModelTurn
 from ringfence.adapters.failures import said_of
 from ringfence.adapters.scripted import ScriptedAdapter
 from ringfence.runtime.receipts import Receipt
@@ -45,6 +45,8 @@ class Story:
     turns: int = 0
     denied: list[str] = field(default_factory=list[str])
     rolled_back: list[str] = field(default_factory=list[str])
+
+    def text(self, event: ModelText) -> None: ...
 
     def turn(self, event: ModelTurn) -> None:
         self.turns = event.number

@@ -8,7 +8,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from ringfence.adapters.core import ModelTurn
+from ringfence.adapters.core import ModelText, ModelTurn
 from ringfence.runtime.receipts import Outcome, Receipt
 from ringfence_cli.printable import MAX_REASON_CHARACTERS, one_line, outcome_words, params_summary, printable
 from ringfence_cli.terminal import ErrorStream
@@ -21,6 +21,8 @@ MAX_ANSWER_LINES, MAX_ANSWER_CHARACTERS = 200, 20_000
 """Of the final one's."""
 MAX_PLAN_STEPS = 12
 """That the live plan has room for."""
+MAX_WRITING_LINES, MAX_WRITING_CHARACTERS = 3, 1_000
+"""Of what a model has written last of a turn that it still writes."""
 
 STYLES: dict[Outcome, str] = {
     "committed": "green",
@@ -41,6 +43,7 @@ class View:
         self._tally = tally
         self._plan: Plan | None = None
         self._running = False
+        self._writing, self._writes = "", (0, 0)
         terminal = stream.isatty()
         self._console = Console(file=stream, markup=False, emoji=False, highlight=False, soft_wrap=True)
         self._live: Live | None = None
@@ -63,7 +66,14 @@ class View:
         if self._live is not None:
             self._live.stop()
 
+    def text(self, event: ModelText) -> None:
+        """Shown below the lines while it comes; where there is no such place, the whole turn says it soon enough."""
+        writes = event.number, event.attempt
+        kept = self._writing if writes == self._writes else ""
+        self._writing, self._writes = (kept + event.text)[-MAX_WRITING_CHARACTERS:], writes
+
     def turn(self, event: ModelTurn) -> None:
+        self._writing = ""
         text = _bounded(event.turn.text.strip(), final=not event.turn.tool_calls)
         self._print(Text(f"turn {event.number}", style="bold").append(f"  {text}" if text else "", style="not bold"))
 
@@ -89,7 +99,8 @@ class View:
 
     def _region(self) -> RenderableType:
         """The lower part of the terminal; rich asks for it from a thread of its own, several times a second."""
-        parts: list[Text] = []
+        written = printable(self._writing).strip().split("\n")[-MAX_WRITING_LINES:]
+        parts = [Text(f"  {line}", style="italic dim") for line in written if line.strip()]
         if (plan := self._plan) is not None:
             parts.append(Text(f"plan: {one_line(plan.objective, MAX_REASON_CHARACTERS)}", style="bold"))
             open_at = next((n for n, step in enumerate(plan.steps) if step.status != "done"), len(plan.steps))

@@ -48,7 +48,13 @@ def ringfence() -> None:
 @click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIR")
 @click.option("--task", metavar="TEXT", help="What to do, or @FILE to read it from.")
 @click.option("--resume", is_flag=True, help="Go on with the run that was interrupted in DIR, instead of a new --task.")
-@click.option("--model", required=True, metavar="SPEC", help="script:FILE, a written model: JSON Lines of turns.")
+@click.option(
+    "--model",
+    required=True,
+    metavar="SPEC",
+    help="openai:MODEL or anthropic:MODEL, each with @BASE_URL for a compatible server, or script:FILE, a written "
+    "model: JSON Lines of turns.",
+)
 @click.option(
     "--workspace",
     type=click.Choice(["memory", "disk"]),

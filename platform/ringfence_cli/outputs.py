@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from ringfence.adapters.core import ModelTurn
+from ringfence.adapters.core import ModelText, ModelTurn
 from ringfence.runtime.receipts import Receipt
 from ringfence_tools.planning import Plan
 
@@ -69,6 +69,8 @@ class ReceiptsFile(OutputFile):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, append=True)
+
+    def text(self, event: ModelText) -> None: ...
 
     def turn(self, event: ModelTurn) -> None: ...
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import click
 
@@ -27,6 +27,9 @@ from ringfence_cli.task import EXIT_CODES, Ending, Task, apply, perform
 from ringfence_cli.terminal import ErrorStream, put, put_diff
 from ringfence_cli.watch import Tally, Watcher
 from ringfence_cli.workspace import MemoryWorkspace, RunWorkspace
+
+if TYPE_CHECKING:
+    from ringfence.adapters import AnthropicAdapter, OpenAIAdapter
 
 WorkspaceKind = Literal["memory", "disk"]
 OutputT = TypeVar("OutputT", bound=OutputFile)
@@ -57,7 +60,7 @@ def run_task(options: Options, signals: Signals) -> int:
     with ExitStack() as files:
         try:
             with signals.let_through():
-                adapter = model_of(options.model)
+                adapter = model_of(options.model, files)
                 text = task_of(options.task) if options.task is not None else ""
                 policies = policies_of(options.directory, options.policies)
                 workspace = loaded(options.directory) if options.workspace == "memory" else on_disk(options.directory)
@@ -162,19 +165,36 @@ def _writing(ending: Ending, write: Callable[[], None]) -> None:
         ending.fail(f"not everything could be written: {said_of(error)}")
 
 
-def model_of(spec: str) -> ProviderAdapter:
+def model_of(spec: str, files: ExitStack) -> ProviderAdapter:
+    """The model that a SPEC means; ``files`` closes its connections."""
     kind, _, name = spec.partition(":")
-    if kind != "script" or not name:
+    if kind not in ("openai", "anthropic", "script") or not name:
         raise click.BadParameter(
-            f"there is no model {spec!r}; there is script:FILE, a written model (JSON Lines of turns)",
+            f"there is no model {spec!r}; there is openai:MODEL and anthropic:MODEL, each with @BASE_URL for a "
+            "compatible server, and script:FILE, a written model (JSON Lines of turns)",
             param_hint="'--model'",
         )
     try:
-        return ScriptedAdapter(name)
+        if kind == "script":
+            return ScriptedAdapter(name)
+        return files.enter_context(provider_of(kind, name))
     except OSError as error:
         raise click.BadParameter(f"{name!r} cannot be read: {said_of(error)}", param_hint="'--model'") from None
-    except (ValueError, RecursionError) as error:
+    except (ValueError, ImportError, RecursionError) as error:
         raise click.BadParameter(str(error), param_hint="'--model'") from None
+
+
+def provider_of(kind: str, name: str) -> OpenAIAdapter | AnthropicAdapter:
+    """Raises ValueError and ImportError, which say what is missing."""
+    from ringfence.adapters import AnthropicAdapter, OpenAIAdapter
+
+    model, at, url = name.partition("@")
+    if at and (not model or not url.startswith(("http://", "https://"))):
+        raise ValueError(f"{name!r}: it is MODEL@BASE_URL, and a base URL begins with http:// or https://")
+    if kind == "anthropic":
+        return AnthropicAdapter(model, base_url=url or None)
+    # Compatible servers all have Chat Completions, and few have Responses.
+    return OpenAIAdapter(model, base_url=url or None, api="chat" if url else "responses")
 
 
 def task_of(text: str) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Protocol
 
-from ringfence.adapters.core import ModelTurn
+from ringfence.adapters.core import ModelText, ModelTurn
 from ringfence.runtime.limits import TokenUsage
 from ringfence.runtime.receipts import Outcome, Receipt
 from ringfence.runtime.session import Session
@@ -19,6 +19,9 @@ from ringfence_tools.planning import Plan
 
 class Watcher(Protocol):
     """Told of every turn and every tool call as they happen. What it raises fails the task, when that has ended."""
+
+    def text(self, event: ModelText) -> None:
+        """A piece of a turn that the model still writes; `turn` has the whole of it."""
 
     def turn(self, event: ModelTurn) -> None: ...
 
@@ -76,6 +79,7 @@ class Telling:
         self._tally = tally
         self._watchers = watchers
         self._told: set[str] = set()
+        session.dispatcher.subscribe(ModelText, self._text)
         session.dispatcher.subscribe(ModelTurn, self._turn)
         session.dispatcher.subscribe(Receipt, self._call)
 
@@ -83,6 +87,10 @@ class Telling:
         """Tell of the calls that an interrupt kept from being told when they ended."""
         for receipt in self._session[Receipt].all():
             self._call(receipt)
+
+    def _text(self, event: ModelText) -> None:
+        for watcher in self._watchers:
+            self._writing(lambda watcher=watcher: watcher.text(event))
 
     def _turn(self, event: ModelTurn) -> None:
         with self._signals.held():

@@ -1,36 +1,66 @@
 """What talks to a model provider: the loop, the way of a tool call, and a model that is written down."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from ringfence.adapters.core import (
     Conversation,
     Message,
     Model,
+    ModelText,
     ModelTurn,
     PromptResponse,
     ProviderAdapter,
     Request,
     Said,
     ToolCall,
+    ToolChoice,
     Turn,
 )
 from ringfence.adapters.loop import evaluate_with
 from ringfence.adapters.scripted import ScriptedAdapter
+from ringfence.adapters.throttling import ThrottleDetails, ThrottlePolicy
 from ringfence.adapters.tool_executor import Answer, ToolExecutor
-from ringfence.errors import PromptEvaluationError
+from ringfence.errors import PromptEvaluationError, ThrottleError
+
+if TYPE_CHECKING:
+    from ringfence.adapters.anthropic import AnthropicAdapter
+    from ringfence.adapters.model_params import ModelParams
+    from ringfence.adapters.openai import OpenAIAdapter
 
 __all__ = [
     "Answer",
+    "AnthropicAdapter",
     "Conversation",
     "Message",
     "Model",
+    "ModelParams",
+    "ModelText",
     "ModelTurn",
+    "OpenAIAdapter",
     "PromptEvaluationError",
     "PromptResponse",
     "ProviderAdapter",
     "Request",
     "Said",
     "ScriptedAdapter",
+    "ThrottleDetails",
+    "ThrottleError",
+    "ThrottlePolicy",
     "ToolCall",
+    "ToolChoice",
     "ToolExecutor",
     "Turn",
     "evaluate_with",
 ]
+
+# Imported when asked for; the SDKs themselves only when an adapter is made.
+_LATER = {"AnthropicAdapter": "anthropic", "ModelParams": "model_params", "OpenAIAdapter": "openai"}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_LATER[name]}"), name)
+    globals()[name] = value
+    return value

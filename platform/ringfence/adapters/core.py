@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeVar
 
@@ -35,6 +35,10 @@ class ToolCall:
     arguments: str | Mapping[str, object]
 
 
+ToolChoice = Literal["auto", "none", "required"] | Mapping[str, str]
+"""Whether a model has to call tools; ``{"name": NAME}`` names the one that it has to call first."""
+
+
 @dataclass(frozen=True, slots=True)
 class Turn:
     """One answer of a model: text, tool calls, or both. Without tool calls it is the last one."""
@@ -46,6 +50,8 @@ class Turn:
     """The structured output, where the provider has parsed it itself."""
     raw: object = None
     """What the provider wants to see again, as it came."""
+    ended: Literal["whole", "cut", "refused"] = "whole"
+    """"cut" at the provider's limit of tokens; "refused" where the model or its provider would not answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +74,24 @@ class Request:
     tools: Sequence[ToolSchema] = ()
     output_schema: Mapping[str, object] | None = None
     deadline: Deadline | None = None
+    tool_choice: ToolChoice = "auto"
+    on_text: Callable[[str, int], object] | None = None
+    """Told of text as it comes, and of the attempt that it belongs to: what came of an earlier one is void."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelText:
+    """An event for observers: a piece of a turn's text, while the model still writes.
+
+    Pieces of one ``attempt`` belong together. When a higher one begins, the connection broke and the turn is asked for
+    again. The whole turn comes as a `ModelTurn`.
+    """
+
+    prompt_name: str
+    number: int
+    """The turn's, as in the `ModelTurn` that follows."""
+    text: str
+    attempt: int = 1
 
 
 @dataclass(frozen=True, slots=True)

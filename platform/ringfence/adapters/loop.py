@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 from uuid import uuid4
 
 from ringfence import serde
@@ -11,12 +12,14 @@ from ringfence.adapters.core import (
     Conversation,
     Message,
     Model,
+    ModelText,
     ModelTurn,
     PromptResponse,
     ProviderAdapter,
     Request,
     Said,
     ToolCall,
+    ToolChoice,
     Turn,
 )
 from ringfence.adapters.tool_executor import ToolExecutor
@@ -55,7 +58,9 @@ def tool_schema(tool: Tool[Any, Any], rendered: RenderedPrompt[Any]) -> ToolSche
         parameters = serde.schema(tool.params_type, extra="forbid")
     for field, text in rendered.tool_param_descriptions.get(tool.name, {}).items():
         parameters["properties"][field]["description"] = text
-    return ToolSchema(tool.name, tool.description, parameters)
+    given = [example.input for example in tool.examples if example.input is not None]
+    examples = tuple(cast("dict[str, object]", serde.dump(each)) for each in given)
+    return ToolSchema(tool.name, tool.description, parameters, examples)
 
 
 def evaluate_with(
@@ -70,8 +75,12 @@ def evaluate_with(
     heartbeat: Heartbeat | None = None,
     run_context: RunContext | None = None,
     max_turns: int = MAX_TURNS,
+    tool_choice: ToolChoice = "auto",
 ) -> PromptResponse[OutputT]:
     """Evaluate `prompt` with `model`; `adapter` is what tool handlers get for nested evaluations.
+
+    A ``tool_choice`` other than "none" is the first request's only: a model that always had to call a tool could not
+    end.
 
     Raises: what `ProviderAdapter.evaluate` raises.
     """
@@ -79,9 +88,42 @@ def evaluate_with(
         budget_tracker = BudgetTracker(budget)
     with prompt.resources:
         evaluation = _Evaluation(
-            model, adapter, prompt, session, deadline, budget_tracker, heartbeat, run_context, max_turns
+            model, adapter, prompt, session, deadline, budget_tracker, heartbeat, run_context, max_turns, tool_choice
         )
         return evaluation.run()
+
+
+class LoopAdapter(Model, Protocol):
+    """A provider's adapter that is its own model: it has `respond`, and the loop does the rest."""
+
+    max_turns: int
+    tool_choice: ToolChoice
+
+    def evaluate(
+        self,
+        prompt: Prompt[OutputT],
+        *,
+        session: Session,
+        deadline: Deadline | None = None,
+        budget: Budget | None = None,
+        budget_tracker: BudgetTracker | None = None,
+        heartbeat: Heartbeat | None = None,
+        run_context: RunContext | None = None,
+    ) -> PromptResponse[OutputT]:
+        """As `ProviderAdapter.evaluate`."""
+        return evaluate_with(
+            self,
+            self,
+            prompt,
+            session=session,
+            deadline=deadline,
+            budget=budget,
+            budget_tracker=budget_tracker,
+            heartbeat=heartbeat,
+            run_context=run_context,
+            max_turns=self.max_turns,
+            tool_choice=self.tool_choice,
+        )
 
 
 class _Evaluation(Generic[OutputT]):
@@ -96,6 +138,7 @@ class _Evaluation(Generic[OutputT]):
         heartbeat: Heartbeat | None,
         run_context: RunContext | None,
         max_turns: int,
+        tool_choice: ToolChoice,
     ) -> None:
         self.model = model
         self.adapter = adapter
@@ -106,6 +149,7 @@ class _Evaluation(Generic[OutputT]):
         self.heartbeat = heartbeat
         self.run_context = run_context
         self.max_turns = max_turns
+        self.tool_choice: ToolChoice = tool_choice
         self.evaluation_id = uuid4()
         self.usage = TokenUsage()
         self.expansions_left = sum(1 for _ in prompt.template.walk())
@@ -119,8 +163,10 @@ class _Evaluation(Generic[OutputT]):
         conversation = [Message("system", self.rendered.text), *self._begun()]
         for number in range(1, self.max_turns + 1):
             conversation[0] = Message("system", self.rendered.text)
-            turn = self._ask(conversation)
+            turn = self._ask(number, conversation)
             self.session.notify(ModelTurn(self.name, number, turn))
+            if turn.ended == "refused":
+                raise self._stopped(f"the model refused: {turn.text or 'it did not say why'}", "response")
             if not turn.tool_calls:
                 return self._finish(turn)
             said = Message("assistant", turn.text, turn)
@@ -187,7 +233,7 @@ class _Evaluation(Generic[OutputT]):
         said = ", ".join(".".join(path) for path in asked.requested_overrides)
         return Message("tool", f"opened: {said}; your instructions and tools have them now", call_id=call.call_id)
 
-    def _ask(self, conversation: list[Message]) -> Turn:
+    def _ask(self, number: int, conversation: list[Message]) -> Turn:
         if self.heartbeat is not None:
             self.heartbeat.beat()
         self._check_deadline("request")
@@ -198,9 +244,11 @@ class _Evaluation(Generic[OutputT]):
             tuple(conversation),
             self.tools,
             output_schema=output.schema() if output is not None else None,
-            deadline=self.deadline,
+            deadline=self._nearest_deadline(),
+            tool_choice=self.tool_choice if number == 1 or self.tool_choice == "none" else "auto",
+            on_text=lambda text, attempt: self.session.notify(ModelText(self.name, number, text, attempt)),
         )
-        turn = self.model.respond(request)
+        turn = _without_cut_arguments(self.model.respond(request))
         if turn.usage is not None:
             self.usage += turn.usage
             if self.tracker is not None:
@@ -210,6 +258,12 @@ class _Evaluation(Generic[OutputT]):
 
     def _finish(self, turn: Turn) -> PromptResponse[OutputT]:
         self._check_deadline("response")
+        if turn.ended == "cut":
+            raise self._stopped(
+                "the final answer was cut off at the provider's limit: allow it more tokens", "response"
+            )
+        if not turn.text.strip() and turn.parsed is None:
+            raise self._stopped("the model answered nothing: neither text nor a tool call", "response")
         if self.rendered.structured_output is None:
             response: PromptResponse[OutputT] = PromptResponse(self.name, text=turn.text)
         else:
@@ -262,6 +316,13 @@ class _Evaluation(Generic[OutputT]):
         if self.deadline is not None and self.deadline.expired:
             raise self._stopped("the deadline has passed", phase) from DeadlineExceededError("the deadline has passed")
 
+    def _nearest_deadline(self) -> Deadline | None:
+        """The evaluation's, or the budget's where that comes first."""
+        of_budget = self.tracker.budget.deadline if self.tracker is not None else None
+        if self.deadline is None or of_budget is None:
+            return self.deadline or of_budget
+        return min(self.deadline, of_budget, key=Deadline.remaining)
+
     def _check_budget(self) -> None:
         if self.tracker is not None:
             try:
@@ -271,3 +332,11 @@ class _Evaluation(Generic[OutputT]):
 
     def _stopped(self, why: str, phase: EvaluationPhase) -> PromptEvaluationError:
         return PromptEvaluationError(why, prompt_name=self.name, phase=phase)
+
+
+def _without_cut_arguments(turn: Turn) -> Turn:
+    """Arguments that were cut off before they began are not the same as none: no JSON, so that the call is rejected."""
+    if turn.ended != "cut" or not turn.tool_calls or turn.tool_calls[-1].arguments != "":
+        return turn
+    *calls, last = turn.tool_calls
+    return replace(turn, tool_calls=(*calls, replace(last, arguments="{")))

@@ -7,32 +7,27 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, cast
 
 from ringfence import serde
-from ringfence.adapters.core import Message, PromptResponse, Request, ToolCall, Turn
-from ringfence.adapters.loop import MAX_TURNS, evaluate_with
+from ringfence.adapters.core import Message, Request, ToolCall, Turn
+from ringfence.adapters.loop import MAX_TURNS, LoopAdapter
 from ringfence.errors import PromptEvaluationError, described
-from ringfence.runtime.events import RunContext
-from ringfence.runtime.limits import Budget, BudgetTracker, Deadline, Heartbeat, TokenUsage
-from ringfence.runtime.session import Session
-
-if TYPE_CHECKING:
-    from ringfence.prompt.prompt import Prompt
-
-OutputT = TypeVar("OutputT")
+from ringfence.runtime.limits import TokenUsage
 
 ScriptedTurn = Mapping[str, Any]
-"""``{"text": ..., "tool_calls": [{"name": ..., "arguments": {...} or raw text}], "usage": {...}}``, all optional."""
+"""``{"text": ..., "tool_calls": [{"name": ..., "arguments": {...} or raw text}], "usage": {...}}``, all optional.
+``"ended": "cut"`` or ``"refused"`` is as in `Turn`."""
 
 Conversation = Sequence[Mapping[str, Any]]
 """Messages in the style of a chat: ``{"role": ..., "content": ...}``, with ``tool_calls`` or ``tool_call_id``."""
 
-TURN_KEYS = frozenset({"text", "tool_calls", "usage"})
+TURN_KEYS = frozenset({"text", "tool_calls", "usage", "ended"})
+ENDINGS = ("whole", "cut", "refused")
 CALL_KEYS = frozenset({"name", "arguments", "id"})
 
 
-class ScriptedAdapter:
+class ScriptedAdapter(LoopAdapter):
     """Plays turns in the order in which they are asked for, nested evaluations included.
 
     ``requests`` keeps what the model would have been sent, one mapping a request with ``messages``, ``tools`` and,
@@ -53,6 +48,7 @@ class ScriptedAdapter:
         """
         self.requests: list[Mapping[str, Any]] = []
         self.max_turns = max_turns
+        self.tool_choice = "auto"
         self._numbers = count(1)
         self._function: Callable[[Conversation], ScriptedTurn] | None = None
         self._turns: Iterator[Turn] = iter(())
@@ -65,30 +61,6 @@ class ScriptedAdapter:
             self._turns = iter(written)
         else:
             self._turns = iter([self._turn(turn, f"turn {n}") for n, turn in enumerate(turns, 1)])
-
-    def evaluate(
-        self,
-        prompt: Prompt[OutputT],
-        *,
-        session: Session,
-        deadline: Deadline | None = None,
-        budget: Budget | None = None,
-        budget_tracker: BudgetTracker | None = None,
-        heartbeat: Heartbeat | None = None,
-        run_context: RunContext | None = None,
-    ) -> PromptResponse[OutputT]:
-        return evaluate_with(
-            self,
-            self,
-            prompt,
-            session=session,
-            deadline=deadline,
-            budget=budget,
-            budget_tracker=budget_tracker,
-            heartbeat=heartbeat,
-            run_context=run_context,
-            max_turns=self.max_turns,
-        )
 
     def respond(self, request: Request) -> Turn:
         messages = [_as_chat(message) for message in request.messages]
@@ -122,7 +94,10 @@ class ScriptedAdapter:
         usage = _mapping(written.get("usage") or {}, f"{where}, usage", frozenset(TokenUsage.__dataclass_fields__))
         if not all(type(tokens) is int and tokens >= 0 for tokens in usage.values()):
             raise ValueError(f"{where}, usage: tokens are whole numbers from 0, not {usage!r}")
-        return Turn(text, asked, TokenUsage(**usage) if usage else None)
+        ended = written.get("ended", "whole")
+        if ended not in ENDINGS:
+            raise ValueError(f'{where}: "ended" is one of {", ".join(ENDINGS)}, not {ended!r}')
+        return Turn(text, asked, TokenUsage(**usage) if usage else None, ended=ended)
 
     def _call(self, call: object, where: str) -> ToolCall:
         written = _mapping(call, f"{where}, tool call", CALL_KEYS)
@@ -132,7 +107,7 @@ class ScriptedAdapter:
         if arguments is not None and not isinstance(arguments, (str, dict)):
             raise ValueError(f'{where}: "arguments" of {name} is an object, or raw text')
         call_id = str(written.get("id") or f"call_{next(self._numbers)}")
-        return ToolCall(call_id, name, cast("str | Mapping[str, object]", arguments or {}))
+        return ToolCall(call_id, name, cast("str | Mapping[str, object]", {} if arguments is None else arguments))
 
 
 def _mapping(value: object, where: str, keys: frozenset[str]) -> Mapping[str, Any]:

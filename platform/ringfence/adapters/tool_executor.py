@@ -6,7 +6,7 @@ import difflib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -23,12 +23,13 @@ from ringfence.errors import (
     VisibilityExpansionRequired,
 )
 from ringfence.participants import CURRENT_CALL, Mark
+from ringfence.prompt.long_results import READER, kept_at
 from ringfence.prompt.policy import EffectPolicy, Policy, PolicyDecision, ToolPolicy
-from ringfence.prompt.tool import Tool, ToolContext
+from ringfence.prompt.tool import Tool, ToolContext, make_tool_context
 from ringfence.prompt.tool_result import ToolResult, answer_text
-from ringfence.runtime.events import RejectedToolParams, RunContext, ToolInvoked
+from ringfence.runtime.events import RejectedToolParams, RunContext, ToolInvoked, make_tool_invoked
 from ringfence.runtime.limits import BudgetTracker, Deadline, Heartbeat
-from ringfence.runtime.receipts import Outcome, PolicyVerdict, Receipt
+from ringfence.runtime.receipts import Outcome, PolicyVerdict, Receipt, make_receipt
 from ringfence.runtime.session import Session
 from ringfence.runtime.transaction import Interrupts, Transaction, leave, new_id
 from ringfence.values import quickly_made
@@ -70,14 +71,14 @@ class _Ending:
     name: str
     call_id: str
     params: object
-    started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
-    clock: float = field(default_factory=perf_counter)
+    recorded: object
+    """The params as they came: a copy, where a handler could change them."""
+    started_at: datetime
+    clock: float
+    verdicts: list[PolicyVerdict]
     outcome: Outcome = "failed"
     result: ToolResult[Any] = UNFINISHED
     rendered: str = ""
-    verdicts: list[PolicyVerdict] = field(default_factory=list[PolicyVerdict])
-    recorded: object = None
-    """The params as they came: a copy, where a handler could change them."""
     raises: BaseException | None = None
     """What leaves `call` when everything is in order again."""
     invoked: ToolInvoked | None = None
@@ -128,7 +129,7 @@ class ToolExecutor:
         """`call`, with the text for the model and the receipt."""
         if self.heartbeat is not None:
             self.heartbeat.beat()
-        ending = _Ending(name, call_id or new_id(), arguments, recorded=arguments)
+        ending = _Ending(name, call_id or new_id(), arguments, arguments, datetime.now(UTC), perf_counter(), [])
         call = Transaction(ending.call_id, name, CURRENT_CALL.get())
         offer = self._resolved(ending)
         if offer is None or not self._parsed(ending, offer.tool, arguments):
@@ -192,7 +193,7 @@ class ToolExecutor:
         return True
 
     def _context(self, call: Transaction, resources: ResourceContext) -> ToolContext:
-        return ToolContext(
+        return make_tool_context(
             prompt=self.prompt,
             rendered_prompt=self.rendered_prompt,
             adapter=self.adapter,
@@ -269,13 +270,13 @@ class ToolExecutor:
 
     def _took_back(self, before: Mark, call: Transaction) -> bool:
         """Whether a policy had changed the session; it is as it was before then."""
+        if not self.session.changed(before):
+            return False
         with self.session.lock.mutex:
             if self.session.lock.holder is not call:  # the call around has ended: the session may be another's by now
                 raise CallEndedError(f"the call that made {call!r} has ended")
-            changed = self.session.changed(before)
-            if changed:
-                self.session.rollback(before)
-            return changed
+            self.session.rollback(before)
+            return True
 
     def _run(self, ending: _Ending, tool: Tool[Any, Any], context: ToolContext, call: Transaction) -> None:
         """The handler, in its resource scope; from its end on, nothing changes through this call."""
@@ -387,10 +388,11 @@ class ToolExecutor:
         if ending.raises is not None:
             raise ending.raises
         assert ending.receipt is not None
-        return Answer(ending.result, answer_text(ending.result, ending.rendered), ending.receipt)
+        whole_at = kept_at(ending.call_id) if READER in self._offers else None
+        return Answer(ending.result, answer_text(ending.result, ending.rendered, whole_at=whole_at), ending.receipt)
 
     def _event(self, ending: _Ending) -> ToolInvoked:
-        return ToolInvoked(
+        return make_tool_invoked(
             prompt_name=self.prompt_name,
             adapter=self._adapter_name,
             name=ending.name,
@@ -404,7 +406,7 @@ class ToolExecutor:
         )
 
     def _receipt(self, ending: _Ending, call: Transaction) -> Receipt:
-        return Receipt(
+        return make_receipt(
             receipt_id=new_id(),
             call_id=ending.call_id,
             tool=ending.name,

@@ -8,10 +8,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from ringfence.errors import SnapshotRestoreError
+from ringfence.filesystem.differences import changes_since, differences
 from ringfence.filesystem.lines import line_window
+from ringfence.filesystem.nodes import Directory, File, Link, Node
 from ringfence.filesystem.paths import check_link_target, normalise, os_error
 from ringfence.filesystem.protocol import (
     MAX_GREP_MATCHES,
@@ -26,7 +28,7 @@ from ringfence.filesystem.protocol import (
     WriteResult,
 )
 from ringfence.filesystem.search import glob_below, grep_files, path_filter
-from ringfence.filesystem.tree import Directory, File, Link, Node, Tree, differences
+from ringfence.filesystem.tree import Tree, TreeMark
 from ringfence.participants import (
     CLEAN,
     CURRENT_CALL,
@@ -34,7 +36,6 @@ from ringfence.participants import (
     CallInfo,
     CallLock,
     Change,
-    Mark,
     RollbackReport,
     Step,
     Transactional,
@@ -125,11 +126,11 @@ class InMemoryFilesystem(Transactional):
         return result
 
     def read_bytes(self, path: str, *, offset: int = 0, limit: int | None = None) -> ReadBytesResult:
-        if offset < 0 or (limit is not None and limit < 0):
+        whole = offset == 0 and limit is None
+        if not whole and (offset < 0 or (limit is not None and limit < 0)):
             raise ValueError(f"offset and limit count bytes, they cannot be negative: {offset}, {limit}")
         normal = normalise(path)
         place, file = self._file(normal)
-        whole = offset == 0 and limit is None
         if whole and file.bytes_read is not None and file.bytes_read.path == normal:
             result = file.bytes_read
         else:
@@ -157,7 +158,7 @@ class InMemoryFilesystem(Transactional):
     def write_bytes(
         self, path: str, content: bytes, *, mode: WriteMode = "overwrite", create_parents: bool = True
     ) -> WriteResult:
-        if mode not in _WRITE_MODES:
+        if mode != "overwrite" and mode not in _WRITE_MODES:
             raise ValueError(f"mode is one of {', '.join(sorted(_WRITE_MODES))}, not {mode!r}")
         normal = normalise(path) or _below_root(path)
         if type(content) is not bytes:
@@ -221,8 +222,7 @@ class InMemoryFilesystem(Transactional):
                 raise IsADirectoryError(errno.EISDIR, "is a directory, which a move does not replace", new)
             if there is not None and isinstance(node, Directory):
                 raise NotADirectoryError(errno.ENOTDIR, "is no directory, so a directory cannot replace it", new)
-            self._tree.put(new, node)
-            self._tree.remove(old)
+            self._tree.move(old, new)
 
     def chmod(self, path: str, mode: int) -> None:
         if not 0 <= mode <= 0o7777:
@@ -234,7 +234,7 @@ class InMemoryFilesystem(Transactional):
             if isinstance(node, File):
                 self._tree.put(place, File(node.content, mode, node.mtime_ns, node.birth_ns))
             else:
-                self._tree.changeable(place).mode = mode
+                self._tree.set_directory(place, mode=mode)
 
     def symlink(self, path: str, target: str) -> None:
         check_link_target(target)
@@ -326,26 +326,27 @@ class InMemoryFilesystem(Transactional):
             self._admit()
             self._tree.go_back(state)
 
-    def changes(self, since: FilesystemSnapshot | Directory) -> Sequence[Change]:
-        before = since if isinstance(since, Directory) else self._state(since)
-        after = self._tree.root
-        return [] if before is after else differences(before, after)
+    def changes(self, since: FilesystemSnapshot | TreeMark) -> Sequence[Change]:
+        if isinstance(since, tuple):
+            return changes_since(self._tree, since)
+        return differences(self._state(since), self._tree.root)
 
     @property
     def lock(self) -> CallLock:
         return self._lock
 
-    def begin(self, call: CallInfo) -> Directory:
+    def begin(self, call: CallInfo) -> TreeMark:
         # Without the mutex: whoever was in the middle of a change finished it before `call` got the lock.
-        return self._tree.freeze()
+        return self._tree.mark(outermost=call.parent is None)
 
-    def commit(self, mark: Mark, receipt: Receipt) -> Step | None:
+    def commit(self, mark: TreeMark, receipt: Receipt) -> Step | None:
+        self._tree.keep(mark)
         return None
 
-    def rollback(self, mark: Directory) -> RollbackReport:
-        # A thread of the call that is in the middle of a change finishes it first, else it would put its root back.
+    def rollback(self, mark: TreeMark) -> RollbackReport:
+        # A thread of the call that is in the middle of a change finishes it first, else it would come after the end.
         with self._lock.mutex:
-            self._tree.go_back(mark)
+            self._tree.take_back(mark)
         return CLEAN
 
     def load(self, path: str, content: bytes, *, mode: int = 0o644, mtime_ns: int | None = None) -> None:
@@ -365,10 +366,7 @@ class InMemoryFilesystem(Transactional):
             place, node = self._place(normalise(path))
             if node is not None and not isinstance(node, Directory):
                 raise os_error(errno.EEXIST, path)
-            directory = self._tree.changeable(place)
-            directory.mode = mode
-            if mtime_ns is not None:
-                directory.mtime_ns = mtime_ns
+            self._tree.set_directory(place, mode=mode, mtime_ns=mtime_ns)
 
     def load_symlink(self, path: str, target: str, *, mtime_ns: int | None = None) -> None:
         """Set a link with its time."""
@@ -384,7 +382,9 @@ class InMemoryFilesystem(Transactional):
     def _admit(self, *, loading: bool = False) -> None:
         if self._read_only and not loading:
             raise PermissionError(errno.EROFS, "the filesystem is read-only")
-        self._lock.admit(self, self._current_call())
+        call = self._current_call()
+        if call is not None or self._lock.holder is not None:
+            self._lock.admit(self, call)
 
     def _current_call(self) -> CallInfo | None:
         current = CURRENT_CALL.get()
@@ -416,14 +416,14 @@ class InMemoryFilesystem(Transactional):
         return place, node
 
     def _file(self, normal: str) -> tuple[str, File]:
-        node: Node | None = self._tree.root
-        for name in normal.split("/"):  # the common case, without links, in one loop
-            if type(node) is not Directory:
-                break
-            node = node.entries.get(name)
-        else:
-            if type(node) is File:
-                return normal, node
+        node: Any = self._tree.root
+        try:
+            for name in normal.split("/"):  # the common case, without links, in one loop
+                node = node.entries[name]
+        except (KeyError, AttributeError):
+            node = None
+        if type(node) is File:
+            return normal, node
         place, node, _ = self._tree.find(normal)
         if type(node) is File:
             return place, node

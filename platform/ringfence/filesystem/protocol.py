@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
+from ringfence.values import quickly_made
+
 if TYPE_CHECKING:
     from typing import Self
 
@@ -26,6 +28,7 @@ READ_ENTIRE_FILE = -1
 MAX_GREP_MATCHES = 1000
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class FileStat:
     """``size_bytes`` is 0 for a directory; ``mode`` has the permission bits. A symlink answers for its target."""
@@ -41,6 +44,7 @@ class FileStat:
     """True where the path itself is a symlink; the rest then describes what it leads to."""
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class FileEntry:
     """One name of a directory. A link that leads nowhere, or out of the root, is neither file nor directory."""
@@ -53,12 +57,14 @@ class FileEntry:
     is_symlink: bool = False
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class GlobMatch:
     path: str
     is_file: bool
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class GrepMatch:
     """The first match of a line. ``match_start`` and ``match_end`` count characters of ``line_content``."""
@@ -71,6 +77,7 @@ class GrepMatch:
     match_end: int
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class ReadResult:
     content: str
@@ -84,6 +91,7 @@ class ReadResult:
     """Whether lines follow."""
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class ReadBytesResult:
     content: bytes
@@ -96,6 +104,7 @@ class ReadBytesResult:
     truncated: bool
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class WriteResult:
     path: str

@@ -1,8 +1,11 @@
-"""The copy-on-write tree in which the filesystem in memory keeps its files.
+"""The tree in which the filesystem in memory keeps its files: every state can be kept, and every change taken back.
 
-Files and links never change. A directory may be changed in place only in the generation that it was made or copied
-in; freezing the tree starts the next generation, so whoever holds a frozen root has that state for ever, and the
-first change after it copies the directories on its way and nothing else. Going back is putting a root back.
+A state to keep is a frozen root. Files and links never change. A directory may be changed in place only in the
+generation that it was made or copied in; freezing the tree starts the next generation, so whoever holds a frozen root
+has that state for ever, and the first change after it copies the directories on its way and nothing else.
+
+A mark, to which a tool call goes back if it fails, copies nothing: from the first mark on, each change first notes in
+a log what was there, by path, and going back puts that back, the newest first.
 
 Changes exclude each other and freezing (the filesystem's lock); looking does not wait for them. So what looks at
 a directory takes a copy of its names first, and what it derives is kept together with the version it was derived from.
@@ -11,111 +14,59 @@ a directory takes a copy of its names first, and what it derives is kept togethe
 from __future__ import annotations
 
 import errno
-import hashlib
-import itertools
 from collections.abc import Callable, Iterator
-from operator import attrgetter
-from typing import Final, TypeAlias, final
+from dataclasses import dataclass
+from typing import Any, TypeAlias, final
 
+from ringfence.filesystem.nodes import Directory, File, Link, Node
 from ringfence.filesystem.paths import os_error, outside
-from ringfence.filesystem.protocol import FileEntry, GlobMatch, ReadBytesResult, ReadResult
+from ringfence.filesystem.protocol import FileEntry, GlobMatch
 from ringfence.filesystem.search import Child
-from ringfence.participants import Change, FileVersion
 
 MAX_LINK_HOPS = 40
 """As in Linux."""
 
-
-@final
-class File:
-    __slots__ = ("_sha256", "birth_ns", "bytes_read", "content", "mode", "mtime_ns", "text_read")
-
-    def __init__(self, content: bytes, mode: int, mtime_ns: int, birth_ns: int) -> None:
-        self.content: Final = content
-        self.mode: Final = mode
-        self.mtime_ns: Final = mtime_ns
-        self.birth_ns: Final = birth_ns
-        # The last answers to the usual questions, whose making takes longer than all else about a read.
-        self.bytes_read: ReadBytesResult | None = None
-        self.text_read: ReadResult | None = None
-        self._sha256: str | None = None
-
-    @property
-    def sha256(self) -> str:
-        if self._sha256 is None:
-            self._sha256 = hashlib.sha256(self.content).hexdigest()
-        return self._sha256
-
-
-@final
-class Link:
-    __slots__ = ("birth_ns", "mtime_ns", "target")
-
-    def __init__(self, target: str, mtime_ns: int, birth_ns: int) -> None:
-        self.target: Final = target
-        self.mtime_ns: Final = mtime_ns
-        self.birth_ns: Final = birth_ns
-
-
-@final
-class Directory:
-    __slots__ = (
-        "birth_ns",
-        "children",
-        "copied_from",
-        "entries",
-        "generation",
-        "listing",
-        "mode",
-        "mtime_ns",
-        "serial",
-        "touched",
-        "version",
-    )
-    _serials = itertools.count()
-
-    def __init__(
-        self, generation: int, mode: int, mtime_ns: int, birth_ns: int, entries: dict[str, Node] | None = None
-    ) -> None:
-        self.entries: dict[str, Node] = {} if entries is None else entries
-        self.mode = mode
-        self.mtime_ns = mtime_ns
-        self.birth_ns: Final = birth_ns
-        self.generation: Final = generation
-        self.serial: Final = next(self._serials)
-        self.copied_from: int | None = None
-        """The serial of the directory that this one is a changed copy of; ``touched`` has the names that may differ.
-
-        A serial and no reference: a copy must not keep alive what nobody else holds."""
-        self.touched: set[str] | None = None
-        self.version = 0
-        """Counts changes in place. Raised after each, so what was derived during one is not taken for current."""
-        self.children: tuple[int, str, tuple[Child[Directory], ...]] | None = None
-        self.listing: tuple[int, str, tuple[FileEntry, ...]] | None = None
-
-    def copy(self, generation: int) -> Directory:
-        twin = Directory(generation, self.mode, self.mtime_ns, self.birth_ns, self.entries.copy())
-        twin.copied_from = self.serial
-        twin.touched = set()
-        return twin
-
-    def put(self, name: str, node: Node) -> None:
-        self.entries[name] = node
-        self._changed(name)
-
-    def remove(self, name: str) -> None:
-        del self.entries[name]
-        self._changed(name)
-
-    def _changed(self, name: str) -> None:
-        if self.touched is not None:
-            self.touched.add(name)
-        self.version += 1
-
-
-Node: TypeAlias = File | Link | Directory
 Found: TypeAlias = tuple[str, Node | None, OSError | None]
 """A resolved path, what is there, and why nothing can be made there: a file in the way, or a dangling link."""
+
+Was: TypeAlias = tuple[str, Node | None, Directory, int]
+"""What was at a path; the directory above it, while that is not frozen, and its time."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class DirectoryWas:
+    """A directory's own bits and time."""
+
+    path: str
+    mode: int
+    mtime_ns: int
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class DirectoryMoved:
+    """A directory has gone elsewhere, with all that is in it; and the times of those above both places."""
+
+    source: str
+    target: str
+    source_mtime_ns: int
+    target_mtime_ns: int
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RootWas:
+    """All of the tree."""
+
+    root: Directory
+
+
+Log: TypeAlias = list[Was | DirectoryWas | DirectoryMoved | RootWas]
+"""What takes back the changes since a mark, oldest first. It is noted before the change itself, so that an interrupt in
+between does no harm."""
+TreeMark: TypeAlias = tuple[Log, int, bool]
+"""A log, how long it was, and whether it begins and ends with this mark."""
 
 
 class Tree:
@@ -126,6 +77,10 @@ class Tree:
         now = clock()
         self._generation = 0
         self.root = Directory(0, 0o755, now, now)
+        self._log: Log | None = None
+        self._noted: set[str] | None = None
+        """The paths whose files the next change need not note again: so one that is overwritten a thousand times is
+        kept once a mark. Begun anew whenever something happens to a whole directory."""
 
     def freeze(self) -> Directory:
         """The state now, for ever; O(1)."""
@@ -134,8 +89,85 @@ class Tree:
 
     def go_back(self, root: Directory) -> None:
         """Make a frozen state the current one; O(1)."""
+        if self._log is not None:
+            self._log.append(RootWas(self.freeze()))
+            self._noted = None
         self._generation += 1
         self.root = root
+
+    def mark(self, *, outermost: bool) -> TreeMark:
+        """A place to go back to; O(1). Nested marks are ended before the outermost one, or together with it."""
+        log = self._log
+        self._noted = None
+        if outermost or log is None:
+            begun: Log = []
+            self._log = begun
+            return begun, 0, True
+        return log, len(log), False
+
+    def keep(self, mark: TreeMark) -> None:
+        """End a mark. What was changed since an inner one can still go back with the one around it."""
+        if mark[2]:
+            self._log = None
+
+    def take_back(self, mark: TreeMark) -> None:
+        """Undo every change since a mark, and end it. May be called again where it was interrupted."""
+        log, length, outermost = mark
+        if self._log is not None and self._log is not log:
+            return  # it has ended long since
+        self._noted = None
+        while len(log) > length:
+            self._undo(log[-1])
+            log.pop()
+        if outermost:
+            self._log = None
+
+    def as_it_was(self, mark: TreeMark) -> Directory:
+        """The frozen state at a mark; the current one stays, and is frozen too."""
+        before = Tree(self.clock)
+        before.root = self.freeze()
+        before._generation = self._generation
+        for entry in reversed(mark[0][mark[1] :]):
+            before._undo(entry)
+        return before.freeze()
+
+    def _undo(self, entry: Was | DirectoryWas | DirectoryMoved | RootWas) -> None:
+        if isinstance(entry, tuple):
+            path, node, directory, mtime_ns = entry
+            above, _, name = path.rpartition("/")
+            if directory.generation != self._generation:
+                directory = self.changeable(above)
+            if node is None:
+                directory.remove(name)
+            else:
+                directory.put(name, node)
+            directory.mtime_ns = mtime_ns
+        elif isinstance(entry, DirectoryWas):
+            directory = self.changeable(entry.path)
+            directory.mode, directory.mtime_ns = entry.mode, entry.mtime_ns
+        elif isinstance(entry, RootWas):
+            self._generation += 1
+            self.root = entry.root
+        else:
+            source, _, old = entry.source.rpartition("/")
+            target, _, new = entry.target.rpartition("/")
+            node = self.changeable(target).entries.get(new)
+            if node is not None:
+                self.changeable(source).put(old, node)
+                self.changeable(target).remove(new)
+            self.changeable(source).mtime_ns = entry.source_mtime_ns
+            self.changeable(target).mtime_ns = entry.target_mtime_ns
+
+    def _note(self, path: str, node: Node | None, above: Directory) -> None:
+        log, noted = self._log, self._noted
+        if log is None:
+            return
+        if noted is None or (type(node) is Directory and node.entries):
+            self._noted = noted = _no_paths()
+        elif path in noted and type(node) is File:
+            return
+        log.append((path, node, above, above.mtime_ns))
+        noted.add(path)
 
     def find(self, path: str, *, follow: bool = True) -> Found:
         """What a normal path leads to; without `follow`, a link at its very end is itself.
@@ -158,9 +190,37 @@ class Tree:
         """Set what is at a resolved path; directories that are missing above it are made."""
         parent, _, name = path.rpartition("/")
         directory = self.changeable(parent)
-        if name not in directory.entries:
+        old = directory.entries.get(name)
+        self._note(path, old, directory)
+        if old is None:
             directory.mtime_ns = self.clock()
         directory.put(name, node)
+
+    def move(self, source: str, target: str) -> None:
+        """Rename what is at a resolved path; directories that are missing above the new one are made."""
+        above, _, name = source.rpartition("/")
+        to, _, new = target.rpartition("/")
+        node = self.changeable(above).entries[name]
+        if type(node) is not Directory:
+            self.put(target, node)
+            self.remove(source)
+            return
+        there, here = self.changeable(to), self.changeable(above)
+        if self._log is not None:
+            self._log.append(DirectoryMoved(source, target, here.mtime_ns, there.mtime_ns))
+            self._noted = None
+        there.put(new, node)
+        here.remove(name)
+        here.mtime_ns = there.mtime_ns = self.clock()
+
+    def set_directory(self, path: str, *, mode: int, mtime_ns: int | None = None) -> None:
+        """Give the directory at a resolved path these bits, and this time; it is made if it is missing."""
+        directory = self.changeable(path)
+        if self._log is not None:
+            self._log.append(DirectoryWas(path, directory.mode, directory.mtime_ns))
+        directory.mode = mode
+        if mtime_ns is not None:
+            directory.mtime_ns = mtime_ns
 
     def overwrite(self, path: str, content: bytes) -> bool:
         """Give the file at a normal path other bytes. False, and nothing is changed, where that is not all it takes.
@@ -172,17 +232,20 @@ class Tree:
         if directory.generation != generation:
             directory = self._changeable_root()
         *above, name = path.split("/")
-        for step in above:
-            child = directory.entries.get(step)
-            if type(child) is not Directory:
-                return False
-            if child.generation != generation:
-                child = child.copy(generation)
-                directory.put(step, child)
-            directory = child
-        old = directory.entries.get(name)
+        try:
+            for step in above:
+                child: Any = directory.entries[step]
+                if child.generation != generation:
+                    child = child.copy(generation)
+                    directory.put(step, child)
+                directory = child
+            old = directory.entries[name]
+        except (KeyError, AttributeError):  # nothing, or no directory
+            return False
         if type(old) is not File:
             return False
+        if self._log is not None:
+            self._note(path, old, directory)
         directory.entries[name] = File(content, old.mode, self.clock(), old.birth_ns)
         if directory.touched is not None:
             directory.touched.add(name)
@@ -192,6 +255,7 @@ class Tree:
     def remove(self, path: str) -> None:
         parent, _, name = path.rpartition("/")
         directory = self.changeable(parent)
+        self._note(path, directory.entries[name], directory)
         directory.remove(name)
         directory.mtime_ns = self.clock()
 
@@ -199,10 +263,12 @@ class Tree:
         """The directory at a resolved path, of this generation: made if it is missing, copied if it is older."""
         generation = self._generation
         directory = self._changeable_root()
-        for name in path.split("/") if path else ():
+        names = path.split("/") if path else ()
+        for depth, name in enumerate(names, 1):
             child = directory.entries.get(name)
             if child is None:
                 child = self.new_directory()
+                self._note("/".join(names[:depth]), None, directory)
                 directory.mtime_ns = child.mtime_ns
                 directory.put(name, child)
             elif type(child) is not Directory:
@@ -291,6 +357,10 @@ class Tree:
                 above.pop()
 
 
+def _no_paths() -> set[str]:
+    return set()  # where `set[str]()` takes twenty times as long
+
+
 def _walk_key(found: tuple[str, Node]) -> str:
     # "a.txt" comes before "a/b": compare a directory as what its paths begin with.
     name, node = found
@@ -345,56 +415,3 @@ def _as_far_as_it_goes(path: str, names: list[str], rest: list[str]) -> str:
         else:
             raise outside(path)
     return "/".join(names)
-
-
-_NOTHING = Directory(0, 0, 0, 0)
-
-
-def differences(before: Directory, after: Directory) -> list[Change]:
-    """What differs between two states, sorted by path; it looks only where their nodes differ.
-
-    Bytes, kinds, permission bits and link targets count, times do not.
-    """
-    changes: list[Change] = []
-    if before.mode != after.mode:
-        changes.append(Change("", _version(before), _version(after)))
-    waiting = [("", before, after)]
-    while waiting:
-        prefix, old, new = waiting.pop()
-        for name in _names_that_may_differ(old, new):
-            was, now = old.entries.get(name), new.entries.get(name)
-            if was is now:
-                continue
-            path = prefix + name
-            if not _alike(was, now):
-                changes.append(Change(path, was and _version(was), now and _version(now)))
-            below_was = was if type(was) is Directory else _NOTHING
-            below_now = now if type(now) is Directory else _NOTHING
-            if below_was is not below_now:
-                waiting.append((f"{path}/", below_was, below_now))
-    changes.sort(key=attrgetter("path"))
-    return changes
-
-
-def _names_that_may_differ(old: Directory, new: Directory) -> set[str]:
-    if new.touched is not None and new.copied_from == old.serial:
-        return new.touched.copy()
-    if old.touched is not None and old.copied_from == new.serial:
-        return old.touched.copy()
-    return {*old.entries.copy(), *new.entries.copy()} if old is not new else set()
-
-
-def _alike(was: Node | None, now: Node | None) -> bool:
-    if type(was) is File and type(now) is File:
-        return was.mode == now.mode and was.content == now.content
-    if type(was) is Directory and type(now) is Directory:
-        return was.mode == now.mode
-    return type(was) is Link and type(now) is Link and was.target == now.target
-
-
-def _version(node: Node) -> FileVersion:
-    if type(node) is File:
-        return FileVersion("file", node.mode, len(node.content), node.sha256)
-    if type(node) is Link:
-        return FileVersion("symlink", 0o777, len(node.target.encode("utf-8", "surrogateescape")), None, node.target)
-    return FileVersion("directory", node.mode, 0)

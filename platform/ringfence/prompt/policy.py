@@ -295,6 +295,9 @@ def _files_scope(context: ToolContext, filesystem: Filesystem) -> str:
     return f"{context.prompt.scope}@{root}"
 
 
+_PATH_FIELDS = ("file_path", "path", "source", "target")
+
+
 def _targets(tool: Tool[Any, Any], params: Any) -> list[str] | None:
     """None where the tool says that this call is to change no file that is there."""
     if tool.writes is not None:
@@ -305,8 +308,7 @@ def _targets(tool: Tool[Any, Any], params: Any) -> list[str] | None:
         if not all(isinstance(path, str) for path in paths):
             raise TypeError(f"the paths that {tool.name} says it writes are no strings: {paths!r}")
         return paths
-    named = [getattr(params, field, None) for field in ("file_path", "path", "source", "target")]
-    return [path for path in named if isinstance(path, str)]
+    return [path for field in _PATH_FIELDS if isinstance(path := getattr(params, field, None), str)]
 
 
 def _files_at(filesystem: Filesystem, path: str) -> Iterable[tuple[str, str]]:

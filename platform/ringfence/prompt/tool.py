@@ -17,7 +17,7 @@ from ringfence.errors import PromptValidationError
 from ringfence.filesystem.protocol import Filesystem
 from ringfence.prompt.tool_result import ToolResult
 from ringfence.runtime.limits import BudgetTracker
-from ringfence.values import quickly_made
+from ringfence.values import quick_maker, quickly_made
 
 if TYPE_CHECKING:
     from ringfence.adapters.core import ProviderAdapter
@@ -66,7 +66,7 @@ class ToolContext:
     @property
     def filesystem(self) -> Filesystem | None:
         scope = self.scope
-        return (self.resources if scope is None else scope).get_optional(Filesystem)
+        return self.resources.get_optional(Filesystem) if scope is None else scope.get_optional(Filesystem)
 
     @property
     def budget_tracker(self) -> BudgetTracker | None:
@@ -94,6 +94,9 @@ class ToolContext:
         """Say that the call is alive; for handlers that take long."""
         if self.heartbeat is not None:
             self.heartbeat.beat()
+
+
+make_tool_context = quick_maker(ToolContext)
 
 
 class ToolHandler(Protocol[ContraParamsT, CoResultT]):
@@ -146,6 +149,7 @@ class Tool(Generic[ParamsT, ResultT]):
     result_type: type[Any] | None = dataclasses.field(init=False, compare=False)
     """The dataclass; of the items, where the result is an array."""
     result_container: Literal["object", "array"] = dataclasses.field(init=False, compare=False)
+    _result_class: type[Any] = dataclasses.field(init=False, compare=False, repr=False)
     decode: Callable[[Mapping[str, object] | str | bytes], ParamsT] = dataclasses.field(
         init=False, compare=False, repr=False
     )
@@ -172,6 +176,7 @@ class Tool(Generic[ParamsT, ResultT]):
         result_type, container = _result_type(result, self.name)
         _put(self, "result_type", result_type)
         _put(self, "result_container", container)
+        _put(self, "_result_class", get_origin(result_type) or result_type or object)
         if self.handler is not None:
             _check_handler(self.handler, self.name, params, result)
         _put(self, "examples", tuple(self.examples))
@@ -230,12 +235,9 @@ class Tool(Generic[ParamsT, ResultT]):
     def fits(self, value: object) -> bool:
         """Whether a result's value is of the declared type; what is no dataclass (None, text, a mapping) fits any."""
         if self.result_container == "object" or not isinstance(value, Sequence):
-            return not dataclasses.is_dataclass(value) or self.result_type is None or self._is_result(value)
+            return isinstance(value, self._result_class) or not dataclasses.is_dataclass(value)
         items = typing.cast("Sequence[object]", value)
-        return all(self._is_result(item) or not dataclasses.is_dataclass(item) for item in items)
-
-    def _is_result(self, value: object) -> bool:
-        return isinstance(value, get_origin(self.result_type) or self.result_type or object)
+        return all(isinstance(item, self._result_class) or not dataclasses.is_dataclass(item) for item in items)
 
     @classmethod
     def wrap(cls, function: Callable[..., ToolResult[Any]]) -> Tool[Any, Any]:

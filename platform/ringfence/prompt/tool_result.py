@@ -58,20 +58,34 @@ class ToolResult(Generic[ValueT]):
         return answer_text(self, self.render())
 
 
-def answer_text(result: ToolResult[object], rendered: str) -> str:
-    """The message, a blank line and the rendered value; whatever of it there is."""
+def answer_text(result: ToolResult[object], rendered: str, *, whole_at: str | None = None) -> str:
+    """The message, a blank line and the rendered value; whatever of it there is, and bounded."""
+    return bounded(whole_text(result, rendered), whole_at=whole_at)
+
+
+def whole_text(result: ToolResult[object], rendered: str) -> str:
+    """The same, however long it is."""
     if not rendered or result.exclude_value_from_context:
-        return bounded(result.message)
-    return bounded(f"{result.message}\n\n{rendered}" if result.message else rendered)
+        return sendable(result.message)
+    return sendable(f"{result.message}\n\n{rendered}" if result.message else rendered)
 
 
-def bounded(text: str) -> str:
-    """`text` as it can be sent, cut in the middle where it is longer than a model should get at once."""
+def bounded(text: str, *, whole_at: str | None = None) -> str:
+    """`text`, cut in the middle where it is longer than a model should get at once.
+
+    ``whole_at`` is a path at which `read_file` shows all of it.
+    """
     if len(text) > MAX_RESULT_CHARACTERS:
         kept = MAX_RESULT_CHARACTERS // 2
         gone = len(text) - 2 * kept
-        text = f"{text[:kept]}\n[... {gone} characters left out: ask for a smaller part ...]\n{text[-kept:]}"
-    # A lone surrogate (of a file name that is not UTF-8, or from a model's own JSON) could not be sent.
+        advice = f"read_file shows all of it: {whole_at}" if whole_at is not None else "ask for a smaller part"
+        text = f"{text[:kept]}\n[... {gone} characters left out: {advice} ...]\n{text[-kept:]}"
+    return text
+
+
+def sendable(text: str) -> str:
+    """`text` with lone surrogates escaped (of a file name that is not UTF-8, or from a model's own JSON), which could
+    not be sent."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 

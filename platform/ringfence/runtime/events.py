@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from uuid import UUID, uuid4
 
 from ringfence.runtime.limits import TokenUsage, utc_now
-from ringfence.values import quickly_made
+from ringfence.values import quick_maker, quickly_made
 
 if TYPE_CHECKING:
     from ringfence.adapters.core import PromptResponse
@@ -86,6 +86,9 @@ class ToolInvoked:
     event_id: UUID = field(default_factory=new_event_id)
 
 
+make_tool_invoked = quick_maker(ToolInvoked)
+
+
 @dataclass(frozen=True, slots=True)
 class PromptRendered:
     """A prompt has been rendered; ``rendered_prompt`` is the text that goes to the model."""
@@ -120,11 +123,12 @@ class PromptExecuted:
 
 @dataclass(frozen=True, slots=True)
 class ToolSchema:
-    """One tool as the model is told of it; ``parameters`` is a JSON Schema."""
+    """One tool as the model is told of it; ``parameters`` is a JSON Schema, ``examples`` are arguments that fit it."""
 
     name: str
     description: str
     parameters: Mapping[str, object]
+    examples: Sequence[Mapping[str, object]] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,8 +132,10 @@ class Budget:
 class BudgetTracker:
     """Adds up what evaluations use of one budget; any thread may use it."""
 
-    def __init__(self, budget: Budget) -> None:
+    def __init__(self, budget: Budget, parent: BudgetTracker | None = None) -> None:
+        """What is used of a part of a bigger budget, its ``parent``, counts there as well."""
         self.budget = budget
+        self.parent = parent
         self._usage: dict[Hashable, TokenUsage] = {}
         self._lock = threading.Lock()
 
@@ -141,6 +143,8 @@ class BudgetTracker:
         """`usage` is all that this evaluation has used so far: it takes the place of what was recorded for it."""
         with self._lock:
             self._usage[evaluation_id] = usage
+        if self.parent is not None:
+            self.parent.record_cumulative(evaluation_id, usage)
 
     @property
     def consumed(self) -> TokenUsage:
@@ -149,7 +153,8 @@ class BudgetTracker:
             return sum(self._usage.values(), TokenUsage())
 
     def check(self) -> None:
-        """Raise BudgetExceededError, for the first of deadline, input, output and total that is over its limit."""
+        """Raise BudgetExceededError, for the first of deadline, input, output and total that is over its limit, here or
+        in the parent."""
         budget, consumed = self.budget, self.consumed
         if budget.deadline is not None and budget.deadline.expired:
             raise BudgetExceededError(budget, consumed, "deadline")
@@ -162,6 +167,8 @@ class BudgetTracker:
         for dimension, used, limit in dimensions:
             if used is not None and limit is not None and used > limit:
                 raise BudgetExceededError(budget, consumed, dimension)
+        if self.parent is not None:
+            self.parent.check()
 
 
 class Heartbeat:

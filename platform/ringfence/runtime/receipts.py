@@ -9,7 +9,7 @@ from typing import Literal
 
 from ringfence import serde
 from ringfence.participants import Change
-from ringfence.values import quickly_made
+from ringfence.values import quick_maker, quickly_made
 
 Outcome = Literal["committed", "failed", "denied", "rejected", "interrupted", "doubtful"]
 """How a call ended: its transaction committed; its handler or its commit failed, and all was rolled back; a policy or
@@ -70,3 +70,6 @@ class Receipt:
         record["changes"] = [{"kind": change.kind, **serde.dump(change)} for change in self.changes]
         record["diff_bytes"] = self.diff_bytes
         return {name: serde.dump_any(value) for name, value in record.items()}
+
+
+make_receipt = quick_maker(Receipt)

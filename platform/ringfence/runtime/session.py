@@ -203,7 +203,9 @@ class Session(Transactional):
 
     def log_values(self, invoked: ToolInvoked) -> None:
         """The rest of it: that value, whose own code (and that of its reducers) may do anything."""
-        self._slices.apply(carried_by(invoked), state=False, logs=True, context=self._context)
+        for value in carried_by(invoked):
+            if self._slices.may_log(type(value)):
+                self._slices.apply((value,), state=False, logs=True, context=self._context)
 
     def notify(self, event: object) -> DispatchResult:
         """Tell the dispatcher's handlers of an event that this session has applied: it will not apply it again."""
@@ -311,9 +313,9 @@ class Session(Transactional):
 def carried_by(event: object) -> Sequence[object]:
     """The dataclass values that an event brings along for the slices of their own types."""
     value: object = None
-    if isinstance(event, ToolInvoked):
+    if type(event) is ToolInvoked:
         value = event.result.value if event.result.success else None
-    elif isinstance(event, PromptExecuted):
+    elif type(event) is PromptExecuted:
         value = event.result.output
     if value is None:
         return ()

@@ -269,6 +269,10 @@ class Slices:
                 for event_type, method in methods:
                     self.register(slice_type, event_type, MethodReducer(method, initial))
 
+    def may_log(self, kind: type[Any]) -> bool:
+        """Whether an event of this type may change a LOG slice."""
+        return kind in self._logs or kind in self._reducers or kind not in self._policies
+
     def apply(
         self, events: Iterable[object], *, state: bool, logs: bool, context: ReducerContext
     ) -> tuple[HandlerFailure, ...]:
@@ -282,21 +286,22 @@ class Slices:
                 kind = type(event)
                 registered = self._reducers.get(kind)
                 if registered is None:
-                    policy = self._policies.get(kind)
-                    if policy is None:
-                        self._admit(kind)
-                    if policy is LOG:
+                    log = self._logs.get(kind)
+                    if log is not None:
                         if logs:
-                            self._logs[kind] = self._logs[kind].append(event)
+                            self._logs[kind] = log.append(event)
                             if self._files is not None:
                                 self._files.appended(kind, event, in_a_call=self._lock.holder is not None)
-                    elif state:
+                        continue
+                    if kind not in self._state:
+                        self._admit(kind)
+                    if state:
                         self._put(kind, self._state[kind].append(event))
                     continue
                 for one in registered:
                     if logs if self._policies[one.target] is LOG else state:
                         self._reduce(one, event, context, failures)
-        return tuple(failures)
+        return tuple(failures) if failures else ()
 
     def _reduce(
         self, registration: Registration, event: object, context: ReducerContext, failures: list[HandlerFailure]

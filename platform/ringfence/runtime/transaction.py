@@ -72,7 +72,7 @@ class Transaction(CallInfo):
     __slots__ = ("_begun", "_children", "_held", "_marks", "_superseded", "inner")
 
     def __init__(self, call_id: str, tool: str, parent: CallInfo | None) -> None:
-        super().__init__(call_id, tool, parent)
+        CallInfo.__init__(self, call_id, tool, parent)
         self.sealed = True
         self.inner: list[str] = []
         self._held: dict[CallLock, Transactional] = {}
@@ -94,10 +94,9 @@ class Transaction(CallInfo):
         if parent is not None:
             everybody.update(parent._adopt(self))
         for lock in sorted(everybody, key=_serial):
-            participant = everybody[lock]
             if parent is not None:
-                parent.join(participant)
-            self._held[lock] = participant
+                parent.join(everybody[lock])
+            self._held[lock] = everybody[lock]
             lock.take(self)
 
     def _adopt(self, child: Transaction) -> dict[CallLock, Transactional]:
@@ -133,6 +132,7 @@ class Transaction(CallInfo):
             if self.parent is not None:
                 self.parent.join(participant)
             self._refuse_late(participant)
+            mark = None
             try:
                 lock.take(self, patience_seconds=0)
                 mark = participant.begin(self) if self._begun else None
@@ -142,6 +142,8 @@ class Transaction(CallInfo):
                     if self._begun:
                         self._marks[lock] = mark
             except BaseException:
+                if mark is not None:
+                    participant.rollback(mark)
                 lock.give_back(self, self.parent)
                 raise
 
@@ -157,16 +159,16 @@ class Transaction(CallInfo):
         """The handler has ended: no more changes through this call, and what it changed is known."""
         with _guard:
             self.sealed = True
-            marks, running = list(self._marks.items()), list(self._children)
-        for lock, _ in marks:
-            with lock.mutex:  # a thread that was let through just before finishes its change
-                pass
+            marks, running = [*self._marks.items()], [*self._children]
         for child in running:
             # Its changes are half of something, so they cannot be kept; they go back with this call's.
             child.supersede()
             self.problems.append(TransactionError(f"{child!r} was still running when the handler that made it ended"))
         for lock, mark in marks:
-            if changes := self._held[lock].changes(mark):
+            with lock.mutex:  # a thread that was let through just before finishes its change
+                pass
+            changes = self._held[lock].changes(mark)
+            if changes:
                 self.changes[lock] = changes
         if self._superseded:
             raise CallEndedError(f"the call that made {self!r} has ended, and took it back")
@@ -174,7 +176,8 @@ class Transaction(CallInfo):
     def reads_by_path(self) -> dict[str, str]:
         """The sha256 of what was read; where it was of several filesystems, their names stand before the paths."""
         if len(self.reads) == 1:
-            return next(iter(self.reads.values())).copy()
+            [reads] = self.reads.values()
+            return reads.copy()
         return {
             _named(lock, path, self.reads): sha for lock, reads in self.reads.items() for path, sha in reads.items()
         }
@@ -207,15 +210,15 @@ class Transaction(CallInfo):
         """
         if self._superseded:
             raise CallEndedError(f"the call that made {self!r} has ended, and took it back")
-        marks = self._marks.copy()
-        durable = [lock for lock in marks if self._held[lock].durable]
+        marks, held = self._marks.copy(), self._held
+        durable = [lock for lock in marks if held[lock].durable]
         if len(durable) > 1 and len(changed := [lock.name for lock in durable if lock in self.changes]) > 1:
             raise TransactionError(f"one call can change one workspace on disk, not several: {', '.join(changed)}")
         step = None
         for lock in durable:
-            step = self._held[lock].commit(marks.pop(lock), receipt) or step
+            step = held[lock].commit(marks.pop(lock), receipt) or step
         for lock, mark in marks.items():
-            self._held[lock].commit(mark, receipt)
+            held[lock].commit(mark, receipt)
         with _guard:
             self._marks = {}
             self.ended = True
@@ -299,14 +302,13 @@ class Interrupts:
 
     _installed: Interrupts | None = None
 
-    __slots__ = ("_delivered", "_holding", "_outer", "_pending", "_previous")
+    _holding = True
+    _pending = False
+    _delivered = 0.0  # when one was let through that may still be on its way; 0: none
+    _previous: Callable[[int, FrameType | None], Any] | None = None
+    _outer: Interrupts | None = None
 
     def __init__(self) -> None:
-        self._holding = True
-        self._pending = False
-        self._delivered = 0.0  # when one was let through that may still be on its way; 0: none
-        self._previous: Callable[[int, FrameType | None], Any] | None = None
-        self._outer: Interrupts | None = None
         if threading.get_ident() != threading.main_thread().ident:
             return
         if Interrupts._installed is not None:  # a nested call shares its outer call's

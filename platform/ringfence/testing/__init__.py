@@ -1,6 +1,7 @@
 """What tests need, of this project and of those who use it. Nothing in here imports pytest."""
 
+from ringfence.testing.adapter_contract import AdapterContract
 from ringfence.testing.calls import HeldCall, held_call
 from ringfence.testing.filesystem_contract import FilesystemContract
 
-__all__ = ["FilesystemContract", "HeldCall", "held_call"]
+__all__ = ["AdapterContract", "FilesystemContract", "HeldCall", "held_call"]

@@ -1,0 +1,171 @@
+"""A tool that hands a part of the work to a child prompt: same session, same adapter, a transaction of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from ringfence.adapters.failures import said_of
+from ringfence.errors import (
+    DeadlineExceededError,
+    PromptEvaluationError,
+    PromptValidationError,
+    RestoreFailedError,
+    SectionPath,
+    ToolValidationError,
+    VisibilityExpansionRequired,
+)
+from ringfence.prompt.prompt import Prompt, PromptTemplate
+from ringfence.prompt.section import Section
+from ringfence.prompt.tool import Tool, ToolContext
+from ringfence.prompt.tool_result import ToolResult, render_value
+from ringfence.runtime.limits import SHORTEST_DEADLINE, Budget, BudgetTracker, Deadline
+from ringfence.runtime.session import Session
+from ringfence.runtime.visibility import SectionVisibility, SetVisibilityOverride
+
+MAX_TASK_CHARACTERS = 20_000
+MAX_EXPANSIONS = 20
+"""How often a child may open sections and begin again."""
+
+
+@dataclass(frozen=True, slots=True)
+class DelegatedTask:
+    """The params that a child prompt gets: a section of it has ``$task`` in its template."""
+
+    task: str
+
+
+@dataclass(frozen=True, slots=True)
+class Delegate:
+    """A child that work can be handed to. ``name`` and ``description`` are for the model that hands it over."""
+
+    name: str
+    description: str
+    template: PromptTemplate[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Delegation:
+    to: str = field(metadata={"description": "Who does it, by name."})
+    task: str = field(metadata={"description": "What is to be done, with all that has to be known for it."})
+
+
+@dataclass(frozen=True, slots=True)
+class Delegated:
+    """What came back: ``text``, or ``output`` where the child's prompt declares a type."""
+
+    to: str
+    text: str | None = None
+    output: object = None
+
+    def render(self) -> str:
+        return self.text if self.text is not None else render_value(self.output)
+
+
+class DelegationSection(Section[None]):
+    """The tool ``delegate`` over child prompts.
+
+    A child works in the same session, with the same adapter, and its calls are nested transactions. When it fails, what
+    it did is rolled back, and the model that delegated goes on. It may use ``share`` of the time and of the tokens that
+    are left.
+    """
+
+    def __init__(
+        self, delegates: Sequence[Delegate], *, share: float = 0.5, key: str = "delegation", title: str = "Delegation"
+    ) -> None:
+        """
+        Raises:
+            PromptValidationError: no delegates, two of one name, a child without a section for its `DelegatedTask`, or
+                a share that is not over 0 and at most 1.
+        """
+        if not delegates:
+            raise PromptValidationError("there is nobody to delegate to: give at least one Delegate")
+        if not 0 < share <= 1:
+            raise PromptValidationError(f"a share is a part of what is left, over 0 and at most 1; got {share}")
+        self.delegates = {delegate.name: delegate for delegate in delegates}
+        if len(self.delegates) < len(delegates):
+            raise PromptValidationError("two delegates have one name")
+        for delegate in delegates:
+            if DelegatedTask not in delegate.template.params_types:
+                raise PromptValidationError(
+                    f"the prompt of {delegate.name!r} has no section for its task: one with $task in its template and "
+                    "DelegatedTask for its params"
+                )
+        self.share = share
+        tool = Tool[Delegation, Delegated](
+            name="delegate",
+            description="Hand a part of the work to somebody else. If it fails, nothing of it is left.",
+            handler=self._delegate,
+            accepts_overrides=False,
+        )
+        super().__init__(title=title, key=key, tools=[tool], accepts_overrides=False)
+
+    def render_body(
+        self, params: None, *, visibility: SectionVisibility, path: SectionPath, session: Session | None
+    ) -> str:
+        known = "\n".join(f"- `{delegate.name}`: {delegate.description}" for delegate in self.delegates.values())
+        return f"With `delegate` you hand work that stands for itself to somebody else. There are:\n\n{known}"
+
+    def _delegate(self, params: Delegation, *, context: ToolContext) -> ToolResult[Delegated]:
+        delegate = self.delegates.get(params.to)
+        if delegate is None:
+            raise ToolValidationError(f"there is no {params.to!r}; there are: {', '.join(self.delegates)}")
+        if not params.task.strip() or len(params.task) > MAX_TASK_CHARACTERS:
+            raise ToolValidationError(f"a task has 1 to {MAX_TASK_CHARACTERS:,} characters")
+        if context.adapter is None:
+            raise ToolValidationError("no model is connected that could do it")
+        deadline, tracker = self._limits(context)
+        for _ in range(MAX_EXPANSIONS):
+            prompt = Prompt(delegate.template).bind(DelegatedTask(params.task))
+            try:
+                response = context.adapter.evaluate(
+                    prompt,
+                    session=context.session,
+                    deadline=deadline,
+                    budget_tracker=tracker,
+                    heartbeat=context.heartbeat,
+                    run_context=context.run_context,
+                )
+            except VisibilityExpansionRequired as wanted:
+                for section, visibility in wanted.requested_overrides.items():
+                    context.session.dispatch(SetVisibilityOverride(section, visibility))
+                continue
+            except PromptEvaluationError as error:
+                return _failed(delegate, error, context)
+            return ToolResult.ok(Delegated(delegate.name, response.text, response.output), f"{delegate.name} is done")
+        return ToolResult.error(f"{delegate.name} only opened sections, {MAX_EXPANSIONS} times")
+
+    def _limits(self, context: ToolContext) -> tuple[Deadline | None, BudgetTracker | None]:
+        """A share of what is left to the call. Raises DeadlineExceededError where that is nothing."""
+        outer = context.budget_tracker
+        ends = [limit for limit in (context.deadline, outer.budget.deadline if outer else None) if limit is not None]
+        deadline = None
+        if ends:
+            nearest = min(ends, key=Deadline.remaining)
+            if nearest.remaining() < SHORTEST_DEADLINE:
+                raise DeadlineExceededError("there is no time left to delegate anything")
+            seconds = max(nearest.remaining() * self.share, SHORTEST_DEADLINE) / timedelta(seconds=1)
+            deadline = Deadline.after(seconds, clock=nearest.clock)
+        return deadline, None if outer is None else self._part_of(outer)
+
+    def _part_of(self, outer: BudgetTracker) -> BudgetTracker:
+        used, budget = outer.consumed, outer.budget
+
+        def part(limit: int | None, used: int | None) -> int | None:
+            return None if limit is None else max(int((limit - (used or 0)) * self.share), 1)
+
+        total = part(budget.max_total_tokens, used.total_tokens)
+        inputs = part(budget.max_input_tokens, used.input_tokens)
+        outputs = part(budget.max_output_tokens, used.output_tokens)
+        return BudgetTracker(Budget(budget.deadline, total, inputs, outputs), parent=outer)
+
+
+def _failed(delegate: Delegate, error: PromptEvaluationError, context: ToolContext) -> ToolResult[Delegated]:
+    """A failure for the model that delegated, unless there is nothing left to go on with."""
+    if isinstance(error.__cause__, RestoreFailedError):
+        raise error
+    if context.deadline is not None and context.deadline.expired:
+        raise DeadlineExceededError(str(error)) from error
+    return ToolResult.error(f"{delegate.name} failed, and what it did is undone: {said_of(error)}")

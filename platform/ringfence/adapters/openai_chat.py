@@ -1,0 +1,148 @@
+"""OpenAI's Chat Completions, which most compatible servers speak as well."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ringfence.adapters.core import Message, Request, ToolCall, Turn
+from ringfence.adapters.model_params import ModelParams
+from ringfence.adapters.provider import (
+    OPENING,
+    CutOffError,
+    arguments_to_send,
+    chosen_tool,
+    name_to_send,
+    output_in_words,
+    schema_name,
+    tokens,
+)
+from ringfence.adapters.strict_schema import strict_schema
+from ringfence.runtime.events import ToolSchema
+from ringfence.runtime.limits import TokenUsage
+
+if TYPE_CHECKING:
+    import openai
+
+
+@dataclass(slots=True)
+class _Call:
+    """One tool call, put together from the pieces of a stream."""
+
+    call_id: str = ""
+    name: str = ""
+    arguments: list[str] = field(default_factory=list[str])
+
+
+class ChatWire:
+    """A `Wire`."""
+
+    def __init__(
+        self, client: openai.OpenAI, model: str, params: ModelParams, *, strict_tools: bool, native_output: bool
+    ) -> None:
+        self._client = client
+        self._model = model
+        self._options = params.of_chat()
+        self._strict_tools = strict_tools
+        self._native_output = native_output
+
+    def arguments(self, request: Request) -> dict[str, Any]:
+        found: dict[str, Any] = {"model": self._model, **self._options}
+        schema = request.output_schema
+        words = output_in_words(schema) if schema is not None and not self._native_output else ""
+        found["messages"] = list(_messages(request.messages, words))
+        if request.tools:
+            found["tools"] = [self._tool(tool) for tool in request.tools]
+            name = chosen_tool(request)
+            found["tool_choice"] = (
+                request.tool_choice if name is None else {"type": "function", "function": {"name": name}}
+            )
+        if schema is not None and self._native_output:
+            strict = strict_schema(schema)
+            wanted = {
+                "name": schema_name(request.prompt_name),
+                "schema": strict or schema,
+                "strict": strict is not None,
+            }
+            found["response_format"] = {"type": "json_schema", "json_schema": wanted}
+        return found
+
+    def _tool(self, tool: ToolSchema) -> dict[str, Any]:
+        strict = strict_schema(tool.parameters) if self._strict_tools else None
+        function = {"name": tool.name, "description": tool.description, "parameters": strict or tool.parameters}
+        return {"type": "function", "function": {**function, **({"strict": True} if strict else {})}}
+
+    def send(self, arguments: Mapping[str, Any], *, seconds: float, stream: bool) -> Any:
+        if stream:
+            arguments = {**arguments, "stream": True, "stream_options": {"include_usage": True}}
+        create: Any = self._client.chat.completions.create  # whose overloads tell answers and streams apart
+        return create(**arguments, timeout=seconds)
+
+    def turn(self, answer: Any) -> Turn:
+        choice = answer.choices[0]
+        message = choice.message
+        calls = tuple(
+            ToolCall(call.id, call.function.name, call.function.arguments or "") for call in message.tool_calls or ()
+        )
+        return _turn(message.content or "", message.refusal, calls, choice.finish_reason, _usage(answer.usage))
+
+    def turn_of_events(self, events: Iterable[Any], say: Callable[[str], None]) -> Turn:
+        text: list[str] = []
+        refusal: list[str] = []
+        calls: dict[int, _Call] = {}
+        finished: str | None = None
+        usage: TokenUsage | None = None
+        for chunk in events:
+            usage = _usage(chunk.usage) or usage
+            for choice in chunk.choices[:1]:
+                finished = choice.finish_reason or finished
+                delta = choice.delta
+                text.append(delta.content or "")
+                refusal.append(delta.refusal or "")
+                say(delta.content or "")
+                for piece in delta.tool_calls or ():
+                    call = calls.setdefault(piece.index, _Call())
+                    call.call_id = piece.id or call.call_id
+                    call.name += piece.function.name or ""
+                    call.arguments.append(piece.function.arguments or "")
+        asked = tuple(ToolCall(call.call_id, call.name, "".join(call.arguments)) for _, call in sorted(calls.items()))
+        return _turn("".join(text), "".join(refusal), asked, finished, usage)
+
+
+def _turn(
+    text: str, refusal: str | None, calls: tuple[ToolCall, ...], finished: str | None, usage: TokenUsage | None
+) -> Turn:
+    if finished is None:
+        raise CutOffError("the answer broke off")
+    if refusal or finished == "content_filter":
+        return Turn(refusal or text or "its answer was withheld", (), usage, ended="refused")
+    return Turn(text, calls, usage, ended="cut" if finished == "length" else "whole")
+
+
+def _usage(found: Any) -> TokenUsage | None:
+    if found is None:
+        return None
+    cached = tokens(found, "prompt_tokens_details.cached_tokens")
+    return TokenUsage(tokens(found, "prompt_tokens"), tokens(found, "completion_tokens"), cached)
+
+
+def _messages(messages: Iterable[Message], words: str) -> Iterable[dict[str, Any]]:
+    for message in messages:
+        if message.role == "system":
+            yield {"role": "system", "content": message.text + words}
+            yield {"role": "user", "content": OPENING}
+        elif message.role == "tool":
+            yield {"role": "tool", "tool_call_id": message.call_id, "content": message.text}
+        else:
+            calls = message.turn.tool_calls if message.turn is not None else ()
+            said: dict[str, Any] = {"role": "assistant", "content": message.text}
+            if calls:
+                said["tool_calls"] = [_sent_back(call) for call in calls]
+            yield said
+
+
+def _sent_back(call: ToolCall) -> dict[str, Any]:
+    function = {"name": name_to_send(call), "arguments": json.dumps(arguments_to_send(call))}
+    return {"id": call.call_id, "type": "function", "function": function}

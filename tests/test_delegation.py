@@ -1,0 +1,177 @@
+"""A model that hands work to a child prompt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from ringfence.adapters import PromptEvaluationError, Request, ScriptedAdapter, Turn
+from ringfence.errors import PromptValidationError
+from ringfence.filesystem import InMemoryFilesystem
+from ringfence.prompt import MarkdownSection, Prompt, PromptTemplate
+from ringfence.runtime import Budget, BudgetTracker, Deadline, Receipt, Session, ToolInvoked
+from ringfence_tools import Delegate, DelegatedTask, DelegationSection, VfsToolsSection
+from ringfence_tools.delegation import Delegated
+
+
+@dataclass(frozen=True)
+class Verdict:
+    good: bool
+
+
+class World:
+    """An outer prompt with two children, all of them on the same files."""
+
+    def __init__(self, share: float = 0.5) -> None:
+        self.session = Session()
+        self.files = InMemoryFilesystem()
+        task = MarkdownSection[DelegatedTask](title="Your task", key="task", template="Do this: $task")
+        workspace = VfsToolsSection(session=self.session, filesystem=self.files)
+        writer = PromptTemplate(ns="tests", key="writer", sections=[task, workspace])
+        judge = PromptTemplate[Verdict](ns="tests", key="judge", sections=[task])
+        section = DelegationSection(
+            [Delegate("writer", "Writes files.", writer), Delegate("judge", "Judges.", judge)], share=share
+        )
+        lead = MarkdownSection(title="Lead", key="lead", template="Lead.")
+        own = VfsToolsSection(session=self.session, filesystem=self.files)
+        self.prompt = Prompt(PromptTemplate(ns="tests", key="lead", sections=[lead, section, own]))
+
+    def run(self, *turns: dict[str, Any], **options: Any) -> tuple[str | None, ScriptedAdapter]:
+        adapter = ScriptedAdapter(turns)
+        return adapter.evaluate(self.prompt, session=self.session, **options).text, adapter
+
+    @property
+    def written(self) -> dict[str, str]:
+        found = [match.path for match in self.files.glob("**") if match.is_file]
+        return {path: self.files.read(path).content for path in found}
+
+
+def delegate(to: str = "writer", task: str = "write a.txt") -> dict[str, Any]:
+    return {"tool_calls": [{"name": "delegate", "arguments": {"to": to, "task": task}}]}
+
+
+def write(path: str, **usage: int) -> dict[str, Any]:
+    call = {"name": "write_file", "arguments": {"file_path": path, "content": "x"}}
+    return {"tool_calls": [call], **({"usage": usage} if usage else {})}
+
+
+DONE = {"text": "Done."}
+
+
+def test_a_child_works_in_the_session_and_on_the_files_of_the_call() -> None:
+    world = World()
+    text, adapter = world.run(delegate(), write("a.txt"), {"text": "Written."}, DONE)
+    assert (text, world.written) == ("Done.", {"a.txt": "x"})
+    assert "Do this: write a.txt" in adapter.requests[1]["messages"][0]["content"]
+    assert adapter.requests[3]["messages"][-1]["content"] == "writer is done\n\nWritten."
+    inner, outer = world.session[Receipt].all()
+    assert (inner.tool, outer.tool) == ("write_file", "delegate")
+    assert list(outer.inner) == [inner.call_id]
+
+
+def test_a_typed_answer_comes_back_as_json() -> None:
+    world = World()
+    world.run(delegate("judge"), {"text": '{"good": true}'}, DONE)
+    value = world.session[Delegated].latest()
+    assert value == Delegated("judge", None, Verdict(good=True))
+    assert value.render() == '{"good": true}'
+
+
+@pytest.mark.parametrize("end", [{"text": ""}, {"text": "I must not.", "ended": "refused"}])
+def test_a_child_that_fails_takes_back_its_own_work_only(end: dict[str, Any]) -> None:
+    world = World()
+    text, adapter = world.run(write("mine.txt"), delegate(), write("a.txt"), write("b.txt"), end, DONE)
+    assert (text, world.written) == ("Done.", {"mine.txt": "x"})
+    assert "what it did is undone" in adapter.requests[5]["messages"][-1]["content"]
+    assert [invoked.result.success for invoked in world.session[ToolInvoked].all()][-1] is False
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (delegate("nobody"), "writer, judge"),
+        (delegate(task=" "), "characters"),
+        (delegate(task="x" * 20_001), "20,000"),
+    ],
+)
+def test_what_cannot_be_delegated_is_an_answer(call: dict[str, Any], said: str) -> None:
+    text, adapter = World().run(call, DONE)
+    assert text == "Done."
+    assert said in adapter.requests[1]["messages"][-1]["content"]
+
+
+def test_a_child_gets_a_share_of_the_tokens_that_are_left() -> None:
+    world, tracker = World(share=0.5), BudgetTracker(Budget(max_total_tokens=1000))
+    first = {**delegate(), "usage": {"input_tokens": 200}}  # 800 are left, so the child may use 400
+    text, adapter = world.run(
+        first, write("a.txt", input_tokens=300), write("b.txt", input_tokens=300), DONE, budget_tracker=tracker
+    )
+    assert (text, world.written) == ("Done.", {})
+    assert "budget" in adapter.requests[3]["messages"][-1]["content"]
+    assert tracker.consumed.input_tokens == 800
+
+
+def test_what_children_use_counts_for_the_outer_budget() -> None:
+    world = World(share=1.0)
+    with pytest.raises(PromptEvaluationError) as caught:
+        world.run(
+            delegate(),
+            {"text": "Written.", "usage": {"output_tokens": 90}},
+            {**DONE, "usage": {"output_tokens": 20}},
+            budget=Budget(max_output_tokens=100),
+        )
+    assert caught.value.phase == "budget"
+
+
+class Watching(ScriptedAdapter):
+    """Remembers the deadline of every request."""
+
+    def __init__(self, turns: list[dict[str, Any]]) -> None:
+        super().__init__(turns)
+        self.deadlines: list[Deadline | None] = []
+
+    def respond(self, request: Request) -> Turn:
+        self.deadlines.append(request.deadline)
+        return super().respond(request)
+
+
+@pytest.mark.parametrize("of_budget", [False, True])
+def test_a_child_gets_a_share_of_the_time_that_is_left(of_budget: bool) -> None:
+    world, adapter, deadline = World(share=0.25), Watching([delegate(), {"text": "W."}, DONE]), Deadline.after(400)
+    limits: Any = {"budget": Budget(deadline=deadline)} if of_budget else {"deadline": deadline}
+    adapter.evaluate(world.prompt, session=world.session, **limits)
+    outer, inner, _ = adapter.deadlines
+    assert outer is not None
+    assert inner is not None
+    assert timedelta(seconds=90) < inner.remaining() <= timedelta(seconds=100)
+    assert outer == deadline
+
+
+def test_without_time_nothing_is_delegated() -> None:
+    world, start = World(), Deadline.after(10)
+    now = [start.started_at]
+    deadline = Deadline(start.expires_at, start.started_at, clock=lambda: now[0])
+
+    def late(conversation: Any) -> dict[str, Any]:
+        now[0] = start.expires_at - timedelta(milliseconds=10)
+        return delegate()
+
+    with pytest.raises(PromptEvaluationError, match="no time left") as caught:
+        ScriptedAdapter(late).evaluate(world.prompt, session=world.session, deadline=deadline)
+    assert caught.value.phase == "tool"
+
+
+def test_a_section_is_checked_when_it_is_made() -> None:
+    blind = PromptTemplate(ns="t", key="k", sections=[MarkdownSection(title="T", key="t", template="No task.")])
+    for delegates, share, said in (
+        ([], 0.5, "at least one"),
+        ([Delegate("a", "A.", blind)], 0.5, r"\$task"),
+        ([Delegate("a", "A.", blind), Delegate("a", "A.", blind)], 0.5, "one name"),
+        ([Delegate("a", "A.", blind)], 0.0, "share"),
+        ([Delegate("a", "A.", blind)], 1.5, "share"),
+    ):
+        with pytest.raises(PromptValidationError, match=said):
+            DelegationSection(delegates, share=share)

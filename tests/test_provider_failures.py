@@ -1,0 +1,280 @@
+"""Providers that fail, over real HTTP and with the official SDKs: what is repeated, what ends the evaluation."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from functools import partial
+from typing import Any
+
+import pytest
+
+from ringfence.adapters import (
+    AnthropicAdapter,
+    ModelText,
+    OpenAIAdapter,
+    PromptEvaluationError,
+    ThrottleError,
+    ThrottlePolicy,
+)
+from ringfence.errors import DeadlineExceededError
+from ringfence.prompt import MarkdownSection, Prompt, PromptTemplate, Tool, ToolContext, ToolResult
+from ringfence.runtime import Budget, Deadline, Session, ToolInvoked
+from ringfence.testing.adapter_contract import Note, called
+from ringfence.testing.provider_server import Broken, Failure, ProviderServer, Reply, Slow
+
+DONE = {"text": "All of it is done."}
+WIRES = ("responses", "chat", "messages")
+WAYS = [(wire, stream) for wire in WIRES for stream in (False, True)]
+STREAMED = [(wire, True) for wire in WIRES]
+every_way = pytest.mark.parametrize(("wire", "stream"), WAYS)
+every_stream = pytest.mark.parametrize(("wire", "stream"), STREAMED)
+
+
+def note(params: Note, *, context: ToolContext) -> ToolResult[Note]:
+    return ToolResult.ok(params, "noted")
+
+
+def prompt() -> Prompt[None]:
+    tool = Tool[Note, Note](name="note", description="Write a note.", handler=note)
+    return Prompt(
+        PromptTemplate(ns="tests", key="fail", sections=[MarkdownSection(title="T", template="T", tools=[tool])])
+    )
+
+
+class Trial:
+    """One evaluation against a server with a script; waits are written down and not waited."""
+
+    def __init__(self, wire: str, stream: bool, replies: Sequence[Reply], **limits: Any) -> None:
+        self.waits: list[float] = []
+        policy = ThrottlePolicy(sleep=self.waits.append, jitter=lambda low, high: high, **limits)
+        self.server = ProviderServer(replies)
+        self.session = Session()
+        self.texts: list[ModelText] = []
+        self.session.dispatcher.subscribe(ModelText, self.texts.append)
+        make: Callable[..., AbstractContextManager[Any]] = {
+            "responses": partial(OpenAIAdapter, base_url=self.server.openai_url),
+            "chat": partial(OpenAIAdapter, base_url=self.server.openai_url, api="chat"),
+            "messages": partial(AnthropicAdapter, base_url=self.server.url),
+        }[wire]
+        self.adapter = make("m", api_key="secret", stream=stream, throttle=policy)
+
+    def run(self, **options: Any) -> str | None:
+        with self.server, self.adapter as adapter:
+            return adapter.evaluate(prompt(), session=self.session, **options).text
+
+    def error(self, **options: Any) -> PromptEvaluationError:
+        with pytest.raises(PromptEvaluationError) as caught:
+            self.run(**options)
+        assert "secret" not in str(caught.value)
+        return caught.value
+
+
+def failure(status: int, message: str = "no", kind: str = "some_error", **headers: str) -> Failure:
+    return Failure(status, {"type": "error", "error": {"message": message, "type": kind}}, headers)
+
+
+@every_way
+@pytest.mark.parametrize("status", [408, 429, 500, 529])
+def test_what_passes_is_repeated_once_and_the_sdk_repeats_nothing(wire: str, stream: bool, status: int) -> None:
+    trial = Trial(wire, stream, [failure(status), called("a"), failure(status), DONE])
+    assert trial.run() == DONE["text"]
+    assert (len(trial.server.asked), trial.waits) == (4, [0.5, 0.5])
+    assert len(trial.session[ToolInvoked].all()) == 1
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({"retry-after": "3"}, 3),
+        ({"Retry-After": "2.5"}, 2.5),
+        ({"retry-after-ms": "1500", "retry-after": "9"}, 1.5),
+        ({"retry-after": "0"}, 0.5),
+        ({"retry-after": "-7"}, 0.5),
+        ({"retry-after": "soon"}, 0.5),
+        ({"retry-after": "nan"}, 0.5),
+    ],
+)
+def test_a_wait_is_as_long_as_the_provider_asks(wire: str, headers: dict[str, str], seconds: float) -> None:
+    trial = Trial(wire, False, [failure(429, **headers), DONE])
+    trial.run()
+    assert trial.waits == [seconds]
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_a_provider_may_name_the_time_when_to_come_back(wire: str) -> None:
+    when = format_datetime(datetime.now(UTC) + timedelta(seconds=20), usegmt=True)
+    trial = Trial(wire, False, [failure(503, **{"retry-after": when}), DONE])
+    trial.run()
+    assert 15 < trial.waits[0] <= 20
+
+
+@every_way
+def test_in_the_end_it_is_given_up(wire: str, stream: bool) -> None:
+    trial = Trial(wire, stream, [failure(429, "slow down")] * 9, max_attempts=3)
+    error = trial.error()
+    assert isinstance(error, ThrottleError)
+    assert (error.kind, error.attempts, error.retry_safe, error.phase) == ("rate_limit", 3, False, "request")
+    assert trial.waits == [0.5, 1.0]
+    assert "slow down" in str(error)
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_a_wait_that_is_too_long_is_not_begun(wire: str) -> None:
+    trial = Trial(wire, False, [failure(429, **{"retry-after": "3600"}), DONE])
+    error = trial.error()
+    assert isinstance(error, ThrottleError)
+    assert (error.retry_after, trial.waits) == (3600, [])
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_a_wait_beyond_the_deadline_is_not_begun(wire: str) -> None:
+    trial = Trial(wire, False, [failure(429, **{"retry-after": "20"}), DONE])
+    assert "after the deadline" in str(trial.error(deadline=Deadline.after(10)))
+    assert trial.waits == []
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize(("status", "kind"), [(429, "insufficient_quota"), (402, "billing_error")])
+def test_a_quota_that_is_used_up_is_not_asked_again(wire: str, status: int, kind: str) -> None:
+    trial = Trial(wire, False, [failure(status, kind=kind), DONE])
+    error = trial.error()
+    assert isinstance(error, ThrottleError)
+    assert (error.kind, trial.waits, len(trial.server.asked)) == ("quota_exhausted", [], 1)
+
+
+@every_way
+@pytest.mark.parametrize(("status", "hint"), [(400, "too long"), (401, "check the key"), (404, "the model's name")])
+def test_what_does_not_pass_ends_it_and_says_what_to_do(wire: str, stream: bool, status: int, hint: str) -> None:
+    trial = Trial(wire, stream, [failure(status, "too long"), DONE])
+    error = trial.error()
+    assert not isinstance(error, ThrottleError)
+    assert (error.phase, len(trial.server.asked)) == ("request", 1)
+    assert hint in str(error)
+
+
+@every_way
+@pytest.mark.parametrize(
+    "reply",
+    [
+        Failure(200, b'{"id": "x", "cho'),
+        Failure(200, b"null"),
+        Failure(200, {"message": "hello"}),
+        Failure(200, {"choices": [], "content": None, "output": 3, "status": "completed"}),
+        Failure(200, b"<html>Sign in</html>", content_type="text/html"),
+        Failure(200, b"", content_type="text/plain"),
+        Failure(200, b"data: {oh\n\n", content_type="text/event-stream"),
+        Failure(200, b"event: message_start\ndata: {oh\n\n", content_type="text/event-stream"),
+        Failure(200, b"data: 3\n\ndata: [DONE]\n\n", content_type="text/event-stream"),
+    ],
+)
+def test_an_answer_in_no_known_shape_ends_it(wire: str, stream: bool, reply: Failure) -> None:
+    trial = Trial(wire, stream, [reply] * 2, max_attempts=2)
+    assert trial.error().phase in ("response", "request")
+
+
+@every_stream
+@pytest.mark.parametrize("after", range(5))
+@pytest.mark.parametrize("politely", [False, True])
+def test_a_stream_that_breaks_off_is_no_answer_and_is_asked_for_again(
+    wire: str, stream: bool, after: int, politely: bool
+) -> None:
+    trial = Trial(wire, stream, [Broken(called("a", "b"), after, politely), Broken(DONE, after, politely), DONE])
+    assert trial.run() == DONE["text"]
+    assert (len(trial.server.asked), trial.waits) == (3, [0.5, 1.0])
+    assert trial.session[ToolInvoked].all() == ()
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_a_body_that_breaks_off_is_asked_for_again(wire: str) -> None:
+    trial = Trial(wire, False, [Broken(DONE), DONE])
+    assert trial.run() == DONE["text"]
+    assert trial.waits == [0.5]
+
+
+@every_stream
+def test_text_is_told_as_it_comes_and_says_which_attempt_it_is_of(wire: str, stream: bool) -> None:
+    long = {"text": DONE["text"] * 9}
+    trial = Trial(wire, stream, [Broken(long, after=10), long])
+    trial.run()
+    told = {attempt: "".join(text.text for text in trial.texts if text.attempt == attempt) for attempt in (1, 2)}
+    assert told[2] == long["text"]
+    assert 0 < len(told[1]) < len(long["text"])
+    assert {(text.prompt_name, text.number) for text in trial.texts} == {("tests:fail", 1)}
+    assert len(trial.texts) > 3
+
+
+ERROR_EVENTS = {
+    "responses": b'event: error\ndata: {"type": "error", "code": "server_error", "message": "busy"}\n\n',
+    "chat": b'data: {"error": {"message": "busy", "type": "server_error", "code": "server_error"}}\n\n',
+    "messages": b'event: error\ndata: {"type": "error", "error": {"type": "overloaded_error", "message": "busy"}}\n\n',
+}
+
+
+@every_stream
+def test_an_error_in_the_middle_of_a_stream_is_one(wire: str, stream: bool) -> None:
+    broken = Broken(DONE, after=3, politely=True, then=ERROR_EVENTS[wire])
+    assert Trial(wire, stream, [broken, DONE]).run() == DONE["text"]
+    error = Trial(wire, stream, [broken] * 2, max_attempts=2).error()
+    assert isinstance(error, ThrottleError)
+    assert (error.kind, "busy" in str(error)) == ("overloaded", True)
+
+
+@every_way
+def test_a_response_that_says_it_failed_has_failed(wire: str, stream: bool) -> None:
+    body = {"id": "r", "status": "failed", "output": [], "error": {"code": "invalid_prompt", "message": "bad words"}}
+    told = {"type": "response.failed", "sequence_number": 0, "response": body}
+    event = f"event: response.failed\ndata: {json.dumps(told)}\n\n".encode()
+    reply = Failure(200, event, content_type="text/event-stream") if stream else Failure(200, body)
+    error = Trial(wire, stream, [reply], max_attempts=1).error()
+    if wire == "responses":
+        assert "bad words" in str(error)
+
+
+@every_way
+def test_silence_lasts_no_longer_than_the_deadline(wire: str, stream: bool) -> None:
+    trial = Trial(wire, stream, [Slow(DONE, before=30)])
+    started = time.monotonic()
+    error = trial.error(deadline=Deadline.after(1))
+    assert time.monotonic() - started < 3
+    assert isinstance(error.__cause__, DeadlineExceededError)
+
+
+@every_stream
+def test_a_trickle_lasts_no_longer_than_the_deadline(wire: str, stream: bool) -> None:
+    trial = Trial(wire, stream, [Slow({"text": "la " * 200}, between=0.3)])
+    started = time.monotonic()
+    error = trial.error(deadline=Deadline.after(1))
+    assert time.monotonic() - started < 3
+    assert isinstance(error.__cause__, DeadlineExceededError)
+
+
+@every_stream
+def test_the_deadline_of_a_budget_counts_as_well(wire: str, stream: bool) -> None:
+    trial = Trial(wire, stream, [Slow(DONE, before=30)])
+    started = time.monotonic()
+    trial.error(budget=Budget(deadline=Deadline.after(1)))
+    assert time.monotonic() - started < 3
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_a_server_that_is_not_there_is_asked_a_few_times(wire: str) -> None:
+    trial = Trial(wire, True, [DONE], max_attempts=2)
+    trial.server.__enter__()
+    trial.server.__exit__(None, None, None)
+    with pytest.raises(ThrottleError) as caught, trial.adapter as adapter:
+        adapter.evaluate(prompt(), session=Session())
+    assert (caught.value.kind, trial.waits) == ("connection", [0.5])
+
+
+@pytest.mark.parametrize(
+    "limits", [{"max_attempts": 0}, {"base_delay": 0.0}, {"max_delay": -1.0}, {"max_total_delay": 0.0}]
+)
+def test_limits_of_throttling_are_positive(limits: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(limits))):
+        ThrottlePolicy(**limits)

@@ -1,0 +1,66 @@
+"""Values that are made many times in every call are what their dataclasses would have made, however they are made."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from dataclasses import FrozenInstanceError, dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from ringfence.values import quick_maker, quickly_made
+
+
+@dataclass(frozen=True, slots=True)
+class Slow:
+    name: str
+    tags: list[str] = field(default_factory=lambda: ["made"])
+    size: int = 3
+
+
+@quickly_made
+@dataclass(frozen=True, slots=True)
+class Quick:
+    name: str
+    tags: list[str] = field(default_factory=lambda: ["made"])
+    size: int = 3
+
+
+make_slow = quick_maker(Slow)
+MAKERS = pytest.mark.parametrize(("make", "kind"), [(Slow, Slow), (Quick, Quick), (make_slow, Slow)])
+
+
+@MAKERS
+def test_it_is_an_instance_like_any_other(make: Callable[..., Any], kind: type[Any]) -> None:
+    made = make("a", size=4)
+    assert type(made) is kind
+    assert (made.name, made.tags, made.size) == ("a", ["made"], 4)
+    assert made == kind("a", ["made"], 4)
+    assert repr(made) == f"{kind.__qualname__}(name='a', tags=['made'], size=4)"
+    assert replace(made, size=5).size == 5
+    assert pickle.loads(pickle.dumps(made)) == copy.deepcopy(made) == made
+
+
+@MAKERS
+def test_it_is_frozen(make: Callable[..., Any], kind: type[Any]) -> None:
+    made = make("a")
+    with pytest.raises(FrozenInstanceError):
+        made.size = 5
+    with pytest.raises((AttributeError, TypeError)):
+        made.other = 5
+
+
+@MAKERS
+def test_a_default_that_is_made_is_made_anew(make: Callable[..., Any], kind: type[Any]) -> None:
+    assert make("a").tags is not make("a").tags
+
+
+@MAKERS
+@pytest.mark.parametrize("arguments", [{}, {"name": "a", "other": 1}])
+def test_arguments_that_do_not_fit_are_refused(
+    make: Callable[..., Any], kind: type[Any], arguments: dict[str, Any]
+) -> None:
+    with pytest.raises(TypeError, match=r"name|other"):
+        make(**arguments)
