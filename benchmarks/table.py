@@ -28,6 +28,7 @@ TIMED = (
     "history.py",
     "providers.py",
     "mcp_call.py",
+    "rendering.py",
 )
 FILES = (*TIMED, "imports.py", "memory.py")
 HEADINGS = ("ratio", "target", "met", "area", "what", "ringfence", "baseline", "is")

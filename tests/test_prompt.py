@@ -296,7 +296,7 @@ def test_params_of_what_is_not_shown_are_not_required(above: dict[str, Any]) -> 
 
 def test_params_of_a_section_are_not_required_while_its_summary_mentions_none() -> None:
     section = MarkdownSection[Task](title="T", template="$what", summary="Short.", visibility=SectionVisibility.SUMMARY)
-    assert prompt(section).render().text.endswith("Short.")
+    assert "Short.\n\nThis is a summary." in prompt(section).render().text
     section = MarkdownSection[Task](
         title="T", template="", summary="About $what.", visibility=SectionVisibility.SUMMARY
     )

@@ -374,12 +374,17 @@ def hidden(visibility: Any = SUMMARY, **arguments: Any) -> Section[Any]:
 
 def test_a_summarised_section_shows_its_summary_and_hides_its_tools_and_what_is_below() -> None:
     prompt = Prompt(ns="n", key="k", sections=[hidden()])
-    assert prompt.render().text == "## 1. T (t)\n\nShort."
-    assert prompt.render().tools == prompt.tools() == ()
+    heading, summary, how = prompt.render().text.split("\n\n")
+    assert (heading, summary) == ("## 1. T (t)", "Short.")
+    assert "open_sections" in how
+    assert "t.below" in how
+    assert [tool.name for tool in prompt.render().tools] == ["open_sections"]
+    assert prompt.tools() == prompt.render().tools
 
 
 def test_a_summary_is_a_template_too() -> None:
-    assert rendered(hidden(summary="About $what.", default_params=Task())) == "## 1. T (t)\n\nAbout it."
+    text = rendered(hidden(summary="About $what.", default_params=Task()))
+    assert text.startswith("## 1. T (t)\n\nAbout it.\n\nThis is a summary.")
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ringfence.filesystem.git_names import is_dotgit
 from ringfence_sandbox.commit_messages import CommitInfo, format_message, parse_message
 from ringfence_sandbox.deltas import applied, delta
 from ringfence_sandbox.entries import Entry, Meta, Pending, decode_lines, encode_line
-from ringfence_sandbox.git_names import escaped, is_dotgit, unescaped
+from ringfence_sandbox.git_names import escaped, unescaped
 from ringfence_sandbox.history_gc import gc
 from ringfence_sandbox.reversal import Workspace, plan_undo
 from ringfence_sandbox.store import SEAL_BYTES, PreparedStep, Store

@@ -5,6 +5,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ringfence_tools.delegation import Delegate, DelegatedTask, DelegationSection
+    from ringfence_tools.digest import (
+        WorkspaceDigest,
+        WorkspaceDigestSection,
+        clear_workspace_digest,
+        latest_workspace_digest,
+        set_workspace_digest,
+    )
     from ringfence_tools.evaluate import AstevalSection
     from ringfence_tools.files import VfsToolsSection
     from ringfence_tools.fsspec_view import WorkspaceFileSystem
@@ -40,14 +47,24 @@ __all__ = [
     "SetupPlan",
     "UpdateStep",
     "VfsToolsSection",
+    "WorkspaceDigest",
+    "WorkspaceDigestSection",
     "WorkspaceFileSystem",
     "agents_tools",
+    "clear_workspace_digest",
+    "latest_workspace_digest",
     "pydantic_toolset",
+    "set_workspace_digest",
 ]
 
 # Imported when asked for: whoever wants a plan does not pay for fsspec.
 _MODULES = {
     "AstevalSection": "evaluate",
+    "set_workspace_digest": "digest",
+    "latest_workspace_digest": "digest",
+    "clear_workspace_digest": "digest",
+    "WorkspaceDigestSection": "digest",
+    "WorkspaceDigest": "digest",
     "Delegate": "delegation",
     "DelegatedTask": "delegation",
     "DelegationSection": "delegation",

@@ -10,7 +10,7 @@ from ringfence.errors import PromptValidationError, SectionPath
 from ringfence.filesystem.memory import InMemoryFilesystem
 from ringfence.filesystem.paths import shown
 from ringfence.filesystem.protocol import Filesystem
-from ringfence.prompt.policy import ReadBeforeWritePolicy, ToolPolicy
+from ringfence.prompt.policy import Policy, ReadBeforeWritePolicy
 from ringfence.prompt.section import Section
 from ringfence.resources.binding import Binding
 from ringfence.resources.registry import ResourceRegistry
@@ -50,7 +50,7 @@ class VfsToolsSection(Section[None]):
         mounts: Sequence[HostMount] = (),
         filesystem: Filesystem | None = None,
         allowed_host_roots: Iterable[str | PathLike[str]] | None = None,
-        policies: Sequence[ToolPolicy] | None = None,
+        policies: Sequence[Policy] | None = None,
         mount_point: str | None = None,
         accepts_overrides: bool = False,
     ) -> None:

@@ -4,7 +4,8 @@ RingfenceError
 ├── PromptError                     where in a prompt: section_path, dataclass_type, placeholder
 │   ├── PromptValidationError       the author's mistake, found when a tool, section or prompt is constructed
 │   ├── PromptRenderError           the prompt cannot be turned into text
-│   └── VisibilityExpansionRequired the model asked to open sections: leaves the loop, which renders again
+│   └── VisibilityExpansionRequired the model asked to open sections: leaves the call, and the loop renders again
+├── PromptOverridesError            overrides cannot be read, kept or do not fit their prompt
 ├── OutputParseError                the final answer does not fit the declared output type
 ├── ToolValidationError (ValueError)            a tool's input is not acceptable: told to the model
 ├── DeadlineExceededError (RuntimeError)        a deadline has passed
@@ -12,6 +13,7 @@ RingfenceError
 ├── PromptEvaluationError (RuntimeError)        the evaluation cannot go on: phase says where
 │   └── ThrottleError               the provider was asked again and again, or must not be: details
 ├── SnapshotError (RuntimeError)
+│   ├── SnapshotSerializationError  a snapshot holds something that has no JSON form
 │   └── SnapshotRestoreError        a snapshot does not fit what it should be restored to
 ├── TransactionError (RuntimeError)
 │   ├── ParticipantBusyError        another tool call holds a participant: names the holder
@@ -102,6 +104,10 @@ class VisibilityExpansionRequired(PromptError):
         self.section_keys = tuple(section_keys)
 
 
+class PromptOverridesError(RingfenceError):
+    """Overrides of a prompt's texts cannot be read or kept, or do not fit the prompt."""
+
+
 class OutputParseError(RingfenceError):
     """The model's final answer is not of the output type that the prompt declares."""
 
@@ -181,6 +187,10 @@ class ThrottleError(PromptEvaluationError):
 
 class SnapshotError(RingfenceError, RuntimeError):
     """Something about a snapshot."""
+
+
+class SnapshotSerializationError(SnapshotError):
+    """A snapshot holds something that has no JSON form; the message says in which slice."""
 
 
 class SnapshotRestoreError(SnapshotError):

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 import click
 
 from ringfence_cli.history_commands import COMMANDS
+from ringfence_cli.override_commands import overrides
+from ringfence_cli.policy_commands import POLICY, policies
 from ringfence_cli.signals import Signals
 
 if TYPE_CHECKING:
@@ -45,7 +47,8 @@ def ringfence() -> None:
 
 @ringfence.command()
 @click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIR")
-@click.option("--task", required=True, metavar="TEXT", help="What to do, or @FILE to read it from.")
+@click.option("--task", metavar="TEXT", help="What to do, or @FILE to read it from.")
+@click.option("--resume", is_flag=True, help="Go on with the run that was interrupted in DIR, instead of a new --task.")
 @click.option(
     "--model",
     required=True,
@@ -71,13 +74,15 @@ def ringfence() -> None:
 )
 @click.option("--deadline", callback=_seconds, metavar="TIME", help="Stop after this time: 90s, 10m, 2h.")
 @click.option("--max-tokens", type=click.IntRange(min=1), metavar="N", help="Stop when the model has used more.")
+@POLICY
 @click.option("--quiet", is_flag=True, help="Say nothing on standard error but errors.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the diff.")
 @click.pass_obj
 def run(
     signals: Signals,
     directory: Path,
-    task: str,
+    task: str | None,
+    resume: bool,
     model: str,
     workspace: WorkspaceKind,
     apply: bool | None,
@@ -85,6 +90,7 @@ def run(
     receipts: Path | None,
     deadline: float | None,
     max_tokens: int | None,
+    policies: tuple[str, ...],
     quiet: bool,
     as_json: bool,
 ) -> int:
@@ -95,13 +101,17 @@ def run(
     """
     from ringfence_cli.run import Options, run_task
 
+    if resume == (task is not None):
+        raise click.UsageError("give either --task, for a new run, or --resume, for the one that was interrupted")
+    if resume and workspace != "disk":
+        raise click.UsageError("--resume is for --workspace disk: a copy in memory ends with its run")
     if workspace == "disk" and apply is not None:
         raise click.UsageError(
             "--apply and --no-apply are for --workspace memory: on disk the files change as the agent works, and "
             "`ringfence undo` takes that back"
         )
     options = Options(
-        directory, task, model, bool(apply), patch, receipts, deadline, max_tokens, quiet, as_json, workspace
+        directory, task, model, bool(apply), patch, receipts, deadline, max_tokens, quiet, as_json, workspace, policies
     )
     return run_task(options, signals)
 
@@ -168,7 +178,7 @@ def demo(signals: Signals, keep: Path | None) -> int:
     return demonstrate(keep, signals)
 
 
-for command in COMMANDS:
+for command in (*COMMANDS, policies, overrides):
     ringfence.add_command(command)
 
 

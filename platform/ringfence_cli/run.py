@@ -18,8 +18,10 @@ from ringfence.filesystem.paths import shown
 from ringfence_cli.disk import DiskWorkspace
 from ringfence_cli.history import recovery
 from ringfence_cli.outputs import OutputFile, ReceiptsFile, json_line
+from ringfence_cli.policies import policies_of
 from ringfence_cli.printable import plural
 from ringfence_cli.report import as_json, left_out, summary
+from ringfence_cli.resuming import RunRecord, interrupted_run
 from ringfence_cli.signals import Signals
 from ringfence_cli.task import EXIT_CODES, Ending, Task, apply, perform
 from ringfence_cli.terminal import ErrorStream, put, put_diff
@@ -35,10 +37,11 @@ OutputT = TypeVar("OutputT", bound=OutputFile)
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What was asked for. ``task`` is a text or @FILE, ``model`` a SPEC; ``deadline`` is in seconds."""
+    """What was asked for. ``task`` is a text or @FILE, None for that of the run to resume; ``model`` is a SPEC;
+    ``deadline`` is in seconds."""
 
     directory: Path
-    task: str
+    task: str | None
     model: str
     apply: bool = False
     patch: Path | None = None
@@ -48,6 +51,7 @@ class Options:
     quiet: bool = False
     as_json: bool = False
     workspace: WorkspaceKind = "memory"
+    policies: Sequence[str] = ()
 
 
 def run_task(options: Options, signals: Signals) -> int:
@@ -57,10 +61,12 @@ def run_task(options: Options, signals: Signals) -> int:
         try:
             with signals.let_through():
                 adapter = model_of(options.model, files)
-                text = task_of(options.task)
+                text = task_of(options.task) if options.task is not None else ""
+                policies = policies_of(options.directory, options.policies)
                 workspace = loaded(options.directory) if options.workspace == "memory" else on_disk(options.directory)
                 if isinstance(workspace, DiskWorkspace):
                     files.callback(workspace.close)
+                record = _record(options.directory, text, files) if isinstance(workspace, DiskWorkspace) else None
                 # Opened only now, so that a new file in the directory itself is not taken for one of its own.
                 patch = _opened(OutputFile, options.patch, files)
                 receipts = _opened(ReceiptsFile, options.receipts, files)
@@ -75,7 +81,15 @@ def run_task(options: Options, signals: Signals) -> int:
             for line in left_out(workspace):
                 errors.say(line)
         tally = Tally()
-        task = Task(text, workspace, adapter, options.deadline, options.max_tokens)
+        task = Task(
+            text if record is None else record.task,
+            workspace,
+            adapter,
+            options.deadline,
+            options.max_tokens,
+            policies,
+            record,
+        )
         watchers: list[Watcher] = [receipts] if receipts is not None else []
         ending = watched(task, signals, tally, watchers, None if options.quiet else errors)
         _finish(options, ending, tally, workspace, patch, errors, signals)
@@ -127,6 +141,8 @@ def _what_next(options: Options, ending: Ending, steps: int) -> Iterator[str]:
     if steps:
         undo = f"`ringfence undo {options.directory} {steps}`"
         yield f"{plural(steps, 'step')} in {options.directory}: {undo} takes them back"
+        if ending.outcome != "done":
+            yield f"`ringfence run {options.directory} --resume --model ...` goes on from there"
         return
     if not ending.changes:
         return
@@ -206,6 +222,17 @@ def on_disk(directory: Path) -> DiskWorkspace:
         raise click.ClickException(str(error)) from None
     except (OSError, ValueError) as error:
         raise click.BadParameter(said_of(error), param_hint="'DIR'") from None
+
+
+def _record(directory: Path, task: str, files: ExitStack) -> RunRecord:
+    """Where a run is written down, so that it can go on when it was interrupted; without a task, the one that was."""
+    try:
+        before = None if task else interrupted_run(directory)
+        if not task and before is None:
+            raise click.UsageError(f"there is no interrupted run in {directory}: give a new one its --task")
+        return files.enter_context(closing(RunRecord(directory, before.task if before else task, before)))
+    except (OSError, ValueError) as error:
+        raise click.UsageError(said_of(error)) from None
 
 
 def _opened(kind: type[OutputT], path: Path | None, files: ExitStack) -> OutputT | None:

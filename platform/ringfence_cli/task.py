@@ -17,10 +17,13 @@ from ringfence.errors import (
 from ringfence.filesystem.paths import shown
 from ringfence.participants import Change
 from ringfence.prompt.markdown import MarkdownSection
+from ringfence.prompt.policy import Policy
 from ringfence.prompt.prompt import Prompt, PromptTemplate
 from ringfence.runtime.limits import Budget, Deadline
 from ringfence.runtime.session import Session
+from ringfence_cli.disk import DiskWorkspace
 from ringfence_cli.printable import one_line, plural
+from ringfence_cli.resuming import PROMPT_NAME, RunRecord
 from ringfence_cli.signals import Signals
 from ringfence_cli.watch import Tally, Telling, Watcher
 from ringfence_cli.workspace import LeftOutPolicy, MemoryWorkspace, RunWorkspace
@@ -53,6 +56,8 @@ class Task:
     adapter: ProviderAdapter
     seconds: float | None = None
     tokens: int | None = None
+    policies: Sequence[Policy] = ()
+    record: RunRecord | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +95,8 @@ def perform(task: Task, signals: Signals, tally: Tally, watchers: Sequence[Watch
     deadline = Deadline.after(task.seconds) if task.seconds is not None else None
     ending = Ending()
     try:
+        if task.record is not None and isinstance(task.workspace, DiskWorkspace):
+            task.record.attend(session, signals, task.workspace.opened.steps())
         with signals.let_through():
             response = task.adapter.evaluate(
                 _prompt(task, session),
@@ -109,6 +116,8 @@ def perform(task: Task, signals: Signals, tally: Tally, watchers: Sequence[Watch
         ending.fail("interrupted, and a rollback could not be completed: the files in the workspace are doubtful")
     if telling.problems and ending.outcome == "done":
         ending.fail(f"not everything could be written down: {one_line(said_of(telling.problems[0]), 300)}")
+    if task.record is not None and ending.outcome == "done":
+        task.record.finish()
     ending.plan = session[Plan].latest()
     ending.changes = task.workspace.changes()
     ending.patch = task.workspace.patch(ending.changes)
@@ -119,6 +128,7 @@ def _prompt(task: Task, session: Session) -> Prompt[None]:
     template = PromptTemplate(
         ns="ringfence",
         key="run",
+        name=PROMPT_NAME,
         sections=[
             MarkdownSection(title="Task", key="task", template=INSTRUCTIONS, default_params=TaskParams(task.text)),
             PlanningToolsSection(session=session, strategy=PlanningStrategy.PLAN_ACT_REFLECT),
@@ -128,7 +138,7 @@ def _prompt(task: Task, session: Session) -> Prompt[None]:
                 mount_point=task.workspace.mount_point,
             ),
         ],
-        policies=[LeftOutPolicy(task.workspace)],
+        policies=[LeftOutPolicy(task.workspace), *task.policies],
     )
     return Prompt(template)
 

@@ -10,8 +10,8 @@ from datetime import UTC
 from email.utils import format_datetime
 
 from ringfence.filesystem.diffs import patch_of
+from ringfence.filesystem.git_names import is_dotgit
 from ringfence.participants import Change
-from ringfence_sandbox.git_names import is_dotgit
 from ringfence_sandbox.store import CommitRecord, Store
 
 _BASE64_LINE = 57

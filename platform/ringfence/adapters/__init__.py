@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from ringfence.adapters.core import (
+    Conversation,
     Message,
     Model,
     ModelText,
@@ -11,6 +12,7 @@ from ringfence.adapters.core import (
     PromptResponse,
     ProviderAdapter,
     Request,
+    Said,
     ToolCall,
     ToolChoice,
     Turn,
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Answer",
     "AnthropicAdapter",
+    "Conversation",
     "Message",
     "Model",
     "ModelParams",
@@ -39,6 +42,7 @@ __all__ = [
     "PromptResponse",
     "ProviderAdapter",
     "Request",
+    "Said",
     "ScriptedAdapter",
     "ThrottleDetails",
     "ThrottleError",

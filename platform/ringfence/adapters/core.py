@@ -103,6 +103,33 @@ class ModelTurn:
     turn: Turn
 
 
+@dataclass(frozen=True, slots=True)
+class Said:
+    """An event for observers: a message has joined the conversation of an evaluation. Instructions are not told."""
+
+    prompt_name: str
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A conversation to go on with. Put into a session, the next evaluation of that prompt begins with it: calls of the
+    last turn that have no answer yet run first, then the model is asked."""
+
+    prompt_name: str
+    messages: tuple[Message, ...]
+    """Without the instructions, which are rendered anew."""
+
+    def unanswered(self) -> tuple[ToolCall, ...]:
+        """The calls of the last turn that have no answer."""
+        answered: set[str] = set()
+        for message in reversed(self.messages):
+            if message.turn is not None:
+                return tuple(call for call in message.turn.tool_calls if call.call_id not in answered)
+            answered.add(message.call_id)
+        return ()
+
+
 class Model(Protocol):
     """One request, one answer. Raises PromptEvaluationError when the provider fails."""
 
@@ -127,6 +154,7 @@ class ProviderAdapter(Protocol):
 
         Raises:
             PromptEvaluationError: with the phase in which the evaluation could not go on.
-            VisibilityExpansionRequired: the model asked for sections in full.
+            VisibilityExpansionRequired: sections were asked for in full more often than there are any; before that the
+                evaluation opens them in its session and goes on.
         """
         ...

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 from uuid import uuid4
 
 from ringfence import serde
 from ringfence.adapters.core import (
+    Conversation,
     Message,
     Model,
     ModelText,
@@ -15,6 +17,7 @@ from ringfence.adapters.core import (
     PromptResponse,
     ProviderAdapter,
     Request,
+    Said,
     ToolCall,
     ToolChoice,
     Turn,
@@ -25,13 +28,18 @@ from ringfence.errors import (
     DeadlineExceededError,
     EvaluationPhase,
     OutputParseError,
+    PromptError,
     PromptEvaluationError,
+    VisibilityExpansionRequired,
 )
+from ringfence.prompt.disclosure import OPEN_SECTIONS
+from ringfence.prompt.feedback import FeedbackContext, Feedbacks
 from ringfence.prompt.structured_output import parse_output
 from ringfence.prompt.tool import Tool
 from ringfence.runtime.events import PromptExecuted, PromptRendered, RenderedTools, RunContext, ToolSchema
 from ringfence.runtime.limits import Budget, BudgetTracker, Deadline, Heartbeat, TokenUsage
 from ringfence.runtime.session import Session
+from ringfence.runtime.visibility import SetVisibilityOverride, VisibilityOverrides
 
 if TYPE_CHECKING:
     from ringfence.prompt.prompt import Prompt
@@ -144,47 +152,97 @@ class _Evaluation(Generic[OutputT]):
         self.tool_choice: ToolChoice = tool_choice
         self.evaluation_id = uuid4()
         self.usage = TokenUsage()
+        self.expansions_left = sum(1 for _ in prompt.template.walk())
         self.name = prompt.name or f"{prompt.ns}:{prompt.key}"
+        self.feedbacks = Feedbacks(prompt.template.feedback_providers, self.name)
+        self.calls = 0
 
     def run(self) -> PromptResponse[OutputT]:
         self._check_deadline("request")
-        rendered = self.prompt.render(session=self.session)
-        executor = ToolExecutor(
+        self._render()
+        conversation = [Message("system", self.rendered.text), *self._begun()]
+        for number in range(1, self.max_turns + 1):
+            conversation[0] = Message("system", self.rendered.text)
+            turn = self._ask(number, conversation)
+            self.session.notify(ModelTurn(self.name, number, turn))
+            if turn.ended == "refused":
+                raise self._stopped(f"the model refused: {turn.text or 'it did not say why'}", "response")
+            if not turn.tool_calls:
+                return self._finish(turn)
+            said = Message("assistant", turn.text, turn)
+            self.session.notify(Said(self.name, said))
+            conversation.append(said)
+            conversation.extend(self._answers(turn.tool_calls))
+        raise self._stopped(f"{self.max_turns} turns without a final answer", "response")
+
+    def _render(self) -> None:
+        self.rendered = self.prompt.render(session=self.session)
+        self.executor = ToolExecutor(
             prompt=self.prompt,
             session=self.session,
             adapter=self.adapter,
             deadline=self.deadline,
             budget_tracker=self.tracker,
             heartbeat=self.heartbeat,
-            rendered_prompt=rendered,
+            rendered_prompt=self.rendered,
             run_context=self.run_context,
         )
-        tools = tuple(tool_schema(tool, rendered) for tool in rendered.tools)
-        self._say_rendered(rendered, tools)
-        conversation = [Message("system", rendered.text)]
-        for number in range(1, self.max_turns + 1):
-            turn = self._ask(number, conversation, tools, rendered)
-            self.session.notify(ModelTurn(self.name, number, turn))
-            if turn.ended == "refused":
-                raise self._stopped(f"the model refused: {turn.text or 'it did not say why'}", "response")
-            if not turn.tool_calls:
-                return self._finish(turn, rendered)
-            conversation.append(Message("assistant", turn.text, turn))
-            conversation.extend(_answer(executor, call) for call in turn.tool_calls)
-        raise self._stopped(f"{self.max_turns} turns without a final answer", "response")
+        self.tools = tuple(tool_schema(tool, self.rendered) for tool in self.rendered.tools)
+        self._say_rendered()
 
-    def _ask(
-        self, number: int, conversation: list[Message], tools: tuple[ToolSchema, ...], rendered: RenderedPrompt[OutputT]
-    ) -> Turn:
+    def _begun(self) -> list[Message]:
+        """The conversation that the session has for this evaluation to go on with, its last turn answered."""
+        begun = self.session[Conversation].latest()
+        if begun is None or begun.prompt_name != self.name:
+            return []
+        self.session[Conversation].clear()
+        return [*begun.messages, *self._answers(begun.unanswered())]
+
+    def _answers(self, calls: Sequence[ToolCall]) -> list[Message]:
+        """To every tool call of a turn, in their order. Sections are opened first, so that the rest has their tools."""
+        order = sorted(enumerate(calls), key=lambda numbered: numbered[1].name != OPEN_SECTIONS)
+        answers: dict[int, Message] = {}
+        for place, call in order:
+            answers[place] = self._answer(call)
+            self.session.notify(Said(self.name, answers[place]))
+        return [answers[place] for place in range(len(answers))]
+
+    def _answer(self, call: ToolCall) -> Message:
+        try:
+            answer = self.executor.execute(call.name, call.arguments, call_id=call.call_id)
+        except VisibilityExpansionRequired as asked:
+            if self.expansions_left == 0:
+                raise
+            self.expansions_left -= 1
+            return self._opened(call, asked)
+        self.calls += 1
+        said = self.feedbacks.after(FeedbackContext(self.prompt, self.session, self.calls, self.deadline))
+        text = f"{answer.text}\n\n{said}" if said else answer.text
+        return Message("tool", text, call_id=call.call_id, failed=not answer.result.success)
+
+    def _opened(self, call: ToolCall, asked: VisibilityExpansionRequired) -> Message:
+        """The conversation goes on under instructions that have the sections that were asked for in full."""
+        before = self.session[VisibilityOverrides].all()
+        for path, visibility in asked.requested_overrides.items():
+            self.session.dispatch(SetVisibilityOverride(path, visibility))
+        try:
+            self._render()
+        except PromptError as error:
+            self.session[VisibilityOverrides].seed(before)
+            return Message("tool", f"that cannot be shown: {error}", call_id=call.call_id, failed=True)
+        said = ", ".join(".".join(path) for path in asked.requested_overrides)
+        return Message("tool", f"opened: {said}; your instructions and tools have them now", call_id=call.call_id)
+
+    def _ask(self, number: int, conversation: list[Message]) -> Turn:
         if self.heartbeat is not None:
             self.heartbeat.beat()
         self._check_deadline("request")
         self._check_budget()
-        output = rendered.structured_output
+        output = self.rendered.structured_output
         request = Request(
             self.name,
             tuple(conversation),
-            tools,
+            self.tools,
             output_schema=output.schema() if output is not None else None,
             deadline=self._nearest_deadline(),
             tool_choice=self.tool_choice if number == 1 or self.tool_choice == "none" else "auto",
@@ -203,7 +261,7 @@ class _Evaluation(Generic[OutputT]):
             self.heartbeat.beat()
         self.session.notify(text)
 
-    def _finish(self, turn: Turn, rendered: RenderedPrompt[OutputT]) -> PromptResponse[OutputT]:
+    def _finish(self, turn: Turn) -> PromptResponse[OutputT]:
         self._check_deadline("response")
         if turn.ended == "cut":
             raise self._stopped(
@@ -211,11 +269,11 @@ class _Evaluation(Generic[OutputT]):
             )
         if not turn.text.strip() and turn.parsed is None:
             raise self._stopped("the model answered nothing: neither text nor a tool call", "response")
-        if rendered.structured_output is None:
+        if self.rendered.structured_output is None:
             response: PromptResponse[OutputT] = PromptResponse(self.name, text=turn.text)
         else:
             try:
-                output = parse_output(rendered, turn.text, parsed=turn.parsed)
+                output = parse_output(self.rendered, turn.text, parsed=turn.parsed)
             except OutputParseError as error:
                 raise PromptEvaluationError(
                     f"the final answer is not what the prompt declares: {error}",
@@ -235,7 +293,7 @@ class _Evaluation(Generic[OutputT]):
         )
         return response
 
-    def _say_rendered(self, rendered: RenderedPrompt[OutputT], tools: tuple[ToolSchema, ...]) -> None:
+    def _say_rendered(self) -> None:
         event = PromptRendered(
             prompt_ns=self.prompt.ns,
             prompt_key=self.prompt.key,
@@ -243,7 +301,8 @@ class _Evaluation(Generic[OutputT]):
             adapter=type(self.adapter).__name__,
             session_id=self.session.session_id,
             render_inputs=self.prompt.params,
-            rendered_prompt=rendered.text,
+            rendered_prompt=self.rendered.text,
+            descriptor=self.prompt.descriptor if self.prompt.overrides_store is not None else None,
             run_context=self.run_context,
         )
         self.session.dispatch(event)
@@ -251,7 +310,7 @@ class _Evaluation(Generic[OutputT]):
             RenderedTools(
                 self.prompt.ns,
                 self.prompt.key,
-                tools,
+                self.tools,
                 event.event_id,
                 session_id=self.session.session_id,
                 run_context=self.run_context,
@@ -289,8 +348,3 @@ def _without_cut_arguments(turn: Turn) -> Turn:
     if last.arguments and isinstance(last.arguments, str):
         return turn
     return replace(turn, tool_calls=(*calls, replace(last, arguments="{ cut off at the limit of tokens")))
-
-
-def _answer(executor: ToolExecutor, call: ToolCall) -> Message:
-    answer = executor.execute(call.name, call.arguments, call_id=call.call_id)
-    return Message("tool", answer.text, call_id=call.call_id, failed=not answer.result.success)

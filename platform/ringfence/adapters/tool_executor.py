@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -25,7 +25,7 @@ from ringfence.errors import (
 )
 from ringfence.participants import CURRENT_CALL, Mark
 from ringfence.prompt.long_results import READER, kept_at
-from ringfence.prompt.policy import PolicyDecision
+from ringfence.prompt.policy import EffectPolicy, Policy, PolicyDecision, ToolPolicy
 from ringfence.prompt.tool import Tool, ToolContext, make_tool_context
 from ringfence.prompt.tool_result import ToolResult, answer_text
 from ringfence.runtime.events import RejectedToolParams, RunContext, ToolInvoked, make_tool_invoked
@@ -37,7 +37,6 @@ from ringfence.values import quickly_made
 
 if TYPE_CHECKING:
     from ringfence.adapters.core import ProviderAdapter
-    from ringfence.prompt.policy import ToolPolicy
     from ringfence.prompt.prompt import Prompt
     from ringfence.prompt.rendering import RenderedPrompt
     from ringfence.resources.context import ResourceContext
@@ -62,6 +61,7 @@ UNFINISHED = ToolResult.error("the call did not come to an end")
 class _Offer:
     tool: Tool[Any, Any]
     policies: tuple[ToolPolicy, ...]
+    effect_policies: tuple[EffectPolicy, ...]
     allowed: Mapping[str, PolicyVerdict]
 
 
@@ -223,29 +223,9 @@ class ToolExecutor:
         """Policies, of the section and then of the prompt, until one denies; then the deadline and cancellation."""
         before = self.session.begin(call)
         for policy in offer.policies:
-            try:
-                decision = policy.check(offer.tool, ending.params, context=context)
-                if not isinstance(decision, PolicyDecision) or type(decision.allowed) is not bool:  # pyright: ignore[reportUnnecessaryIsInstance]
-                    raise TypeError(f"it answered {decision!r}, which is no PolicyDecision that says yes or no")
-                if self._took_back(before, call):
-                    raise TypeError("it changed the session while it decided")
-                verdict = (
-                    offer.allowed[policy.name]
-                    if decision.allowed
-                    else PolicyVerdict(policy.name, False, decision.reason)
-                )
-            except Exception as error:
-                self._took_back(before, call)
-                logger.warning("the policy %s could not decide on %s", policy.name, ending.name, exc_info=True)
-                verdict = PolicyVerdict(policy.name, False, f"the policy could not decide: {said_of(error)}")
-            except BaseException:
-                self._took_back(before, call)
-                raise
-            ending.verdicts.append(verdict)
-            if not verdict.allowed:
-                ending.outcome = "denied"
-                reason = verdict.reason or "no reason given"
-                ending.result = ToolResult.error(f"denied by the policy {policy.name}: {reason}")
+            if not self._allows(
+                policy, policy.check, (offer.tool, ending.params), ending, offer, context, call, before
+            ):
                 return False
         if self.deadline is not None and self.deadline.remaining().total_seconds() <= 0:
             ending.outcome = "denied"
@@ -253,6 +233,55 @@ class ToolExecutor:
         if context.cancellation is not None:
             context.cancellation.check()
         return True
+
+    def _effects_permitted(self, ending: _Ending, offer: _Offer, context: ToolContext, call: Transaction) -> bool:
+        """Effect policies, until one denies what the call has changed; what they read does not count as read by it."""
+        before, read = self.session.begin(call), {lock: dict(reads) for lock, reads in call.reads.items()}
+        changes = [change for changes in call.changes.values() for change in changes]
+        asked = (offer.tool, ending.params, changes)
+        try:
+            return all(
+                self._allows(policy, policy.check_effects, asked, ending, offer, context, call, before)
+                for policy in offer.effect_policies
+            )
+        finally:
+            call.reads.clear()
+            call.reads.update(read)
+
+    def _allows(
+        self,
+        policy: Policy,
+        decide: Callable[..., PolicyDecision],
+        asked: Sequence[object],
+        ending: _Ending,
+        offer: _Offer,
+        context: ToolContext,
+        call: Transaction,
+        before: Mark,
+    ) -> bool:
+        """What one policy decides; one that raises, or changes the session (which was `before`), denies."""
+        try:
+            decision = decide(*asked, context=context)
+            if not isinstance(decision, PolicyDecision) or type(decision.allowed) is not bool:  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise TypeError(f"it answered {decision!r}, which is no PolicyDecision that says yes or no")
+            if self._took_back(before, call):
+                raise TypeError("it changed the session while it decided")
+            verdict = (
+                offer.allowed[policy.name] if decision.allowed else PolicyVerdict(policy.name, False, decision.reason)
+            )
+        except Exception as error:
+            self._took_back(before, call)
+            logger.warning("the policy %s could not decide on %s", policy.name, ending.name, exc_info=True)
+            verdict = PolicyVerdict(policy.name, False, f"the policy could not decide: {said_of(error)}")
+        except BaseException:
+            self._took_back(before, call)
+            raise
+        ending.verdicts.append(verdict)
+        if not verdict.allowed:
+            ending.outcome = "denied"
+            reason = verdict.reason or "no reason given"
+            ending.result = ToolResult.error(f"denied by the policy {policy.name}: {reason}")
+        return verdict.allowed
 
     def _took_back(self, before: Mark, call: Transaction) -> bool:
         """Whether a policy had changed the session; it is as it was before then."""
@@ -285,6 +314,9 @@ class ToolExecutor:
     def _settle(self, ending: _Ending, offer: _Offer, context: ToolContext, call: Transaction) -> None:
         """Everything that may still turn a successful call into a failed one."""
         result = ending.result
+        looked_at = result.success and offer.effect_policies and call.changes
+        if looked_at and not self._effects_permitted(ending, offer, context, call):
+            return
         ending.rendered = result.render() if result.value is not None else ""
         if not result.success:
             return
@@ -411,7 +443,12 @@ class ToolExecutor:
 
 def _offer(tool: Tool[Any, Any], prompt: Prompt[Any]) -> _Offer:
     policies = prompt.policies_for_tool(tool.name)
-    return _Offer(tool, policies, {policy.name: PolicyVerdict(policy.name, True) for policy in policies})
+    return _Offer(
+        tool,
+        tuple(policy for policy in policies if isinstance(policy, ToolPolicy)),
+        tuple(policy for policy in policies if isinstance(policy, EffectPolicy)),
+        {policy.name: PolicyVerdict(policy.name, True) for policy in policies},
+    )
 
 
 def _as_it_came(params: object) -> object:

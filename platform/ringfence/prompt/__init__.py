@@ -2,13 +2,38 @@
 
 from ringfence.errors import (
     OutputParseError,
+    PromptOverridesError,
     PromptRenderError,
     PromptValidationError,
     ToolValidationError,
     VisibilityExpansionRequired,
 )
+from ringfence.prompt.effects import (
+    DeletionLimitPolicy,
+    PathPolicy,
+    ProtectedFilesPolicy,
+    RequireCleanTestsPolicy,
+)
+from ringfence.prompt.feedback import (
+    Feedback,
+    FeedbackContext,
+    FeedbackProvider,
+    FeedbackProviderConfig,
+    FeedbackTrigger,
+)
 from ringfence.prompt.markdown import MarkdownSection
+from ringfence.prompt.override_files import LocalPromptOverridesStore
+from ringfence.prompt.overrides import (
+    PromptDescriptor,
+    PromptOverride,
+    PromptOverridesStore,
+    SectionOverride,
+    TaskExampleOverride,
+    ToolExampleOverride,
+    ToolOverride,
+)
 from ringfence.prompt.policy import (
+    EffectPolicy,
     PolicyDecision,
     PolicyState,
     ReadBeforeWritePolicy,
@@ -18,28 +43,51 @@ from ringfence.prompt.policy import (
 from ringfence.prompt.prompt import Prompt, PromptTemplate
 from ringfence.prompt.rendering import RenderedPrompt
 from ringfence.prompt.section import Section, ToolsSection
+from ringfence.prompt.task_examples import TaskExample, TaskExamplesSection, TaskStep
 from ringfence.prompt.tool import Tool, ToolContext, ToolExample, ToolHandler
 from ringfence.prompt.tool_result import ToolRenderableResult, ToolResult
 from ringfence.runtime.visibility import SectionVisibility
 
 __all__ = [
+    "DeletionLimitPolicy",
+    "EffectPolicy",
+    "Feedback",
+    "FeedbackContext",
+    "FeedbackProvider",
+    "FeedbackProviderConfig",
+    "FeedbackTrigger",
+    "LocalPromptOverridesStore",
     "MarkdownSection",
     "OutputParseError",
+    "PathPolicy",
     "PolicyDecision",
     "PolicyState",
     "Prompt",
+    "PromptDescriptor",
+    "PromptOverride",
+    "PromptOverridesError",
+    "PromptOverridesStore",
     "PromptRenderError",
     "PromptTemplate",
     "PromptValidationError",
+    "ProtectedFilesPolicy",
     "ReadBeforeWritePolicy",
     "RenderedPrompt",
+    "RequireCleanTestsPolicy",
     "Section",
+    "SectionOverride",
     "SectionVisibility",
     "SequentialDependencyPolicy",
+    "TaskExample",
+    "TaskExampleOverride",
+    "TaskExamplesSection",
+    "TaskStep",
     "Tool",
     "ToolContext",
     "ToolExample",
+    "ToolExampleOverride",
     "ToolHandler",
+    "ToolOverride",
     "ToolPolicy",
     "ToolRenderableResult",
     "ToolResult",

@@ -12,7 +12,7 @@ from ringfence.prompt.tool import Tool
 from ringfence.runtime.visibility import SectionVisibility
 
 if TYPE_CHECKING:
-    from ringfence.prompt.policy import ToolPolicy
+    from ringfence.prompt.policy import Policy
     from ringfence.runtime.session import Session
 
 
@@ -29,7 +29,7 @@ class MarkdownSection(Section[ParamsT]):
         children: Sequence[Section[Any]] = (),
         enabled: Predicate[ParamsT] | None = None,
         tools: Sequence[Tool[Any, Any]] = (),
-        policies: Sequence[ToolPolicy] = (),
+        policies: Sequence[Policy] = (),
         accepts_overrides: bool = True,
         summary: str | None = None,
         visibility: SectionVisibility | Selector[ParamsT] = SectionVisibility.FULL,
@@ -49,6 +49,9 @@ class MarkdownSection(Section[ParamsT]):
             visibility=visibility,
         )
         self.template = template
+
+    def original_body_template(self) -> str | None:
+        return self.template
 
     def render_body(
         self, params: Any, *, visibility: SectionVisibility, path: SectionPath, session: Session | None

@@ -1,10 +1,10 @@
-"""Policies: what must hold before a tool call runs, remembered in the session, rolled back with it."""
+"""Policies: what must hold before a tool call runs and before it is kept, remembered in the session."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast, runtime_checkable
 
 from ringfence.errors import PromptValidationError
 from ringfence.filesystem.paths import from_model, shown
@@ -14,6 +14,7 @@ from ringfence.values import quickly_made
 if TYPE_CHECKING:
     from rpds import HashTrieMap
 
+    from ringfence.participants import Change
     from ringfence.prompt.tool import Tool, ToolContext
     from ringfence.prompt.tool_result import ToolResult
 
@@ -37,6 +38,7 @@ class PolicyDecision:
 ALLOW = PolicyDecision(allowed=True)
 
 
+@runtime_checkable
 class ToolPolicy(Protocol):
     """A constraint on tool calls. A policy that raises denies.
 
@@ -54,6 +56,32 @@ class ToolPolicy(Protocol):
     def on_result(self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext) -> None:
         """After a handler that succeeded, inside its transaction; raising rolls the call back."""
         ...
+
+
+@runtime_checkable
+class EffectPolicy(Protocol):
+    """A constraint on what tool calls change. A policy that denies or raises rolls the call back.
+
+    It stands among the ``policies`` of a section or a prompt, and may be a `ToolPolicy` as well. It keeps what it knows
+    in the session only. Calls that fail by themselves, or change no file, do not come to it.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    def check_effects(
+        self, tool: Tool[Any, Any], params: Any, changes: Sequence[Change], *, context: ToolContext
+    ) -> PolicyDecision:
+        """After a handler that succeeded, before the commit. Must change nothing.
+
+        ``changes`` are of every filesystem that the call has changed, with resolved paths: what became of each path, in
+        whatever way, through links, by moving or removing a directory above it. ``context.filesystem`` has the bytes.
+        """
+        ...
+
+
+Policy: TypeAlias = ToolPolicy | EffectPolicy
+"""What stands among the ``policies`` of a section or a prompt."""
 
 
 @quickly_made

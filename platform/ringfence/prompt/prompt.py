@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cached_property
 from itertools import chain
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, overload
@@ -13,31 +14,36 @@ from typing_extensions import TypeVar
 
 from ringfence.errors import PromptRenderError, PromptValidationError, SectionPath
 from ringfence.filesystem.protocol import Filesystem
+from ringfence.prompt.disclosure import RESERVED_TOOL_NAMES, Place, places
+from ringfence.prompt.feedback import FeedbackProviderConfig
+from ringfence.prompt.overlay import overlaid
+from ringfence.prompt.overrides import LATEST, PromptDescriptor, PromptOverride, PromptOverridesStore, descriptor_of
 from ringfence.prompt.rendering import (
     RenderedPrompt,
     SectionNode,
     SectionParams,
+    ShownSection,
     render,
     shown_sections,
+    text_of,
     tools_of,
 )
 from ringfence.prompt.section import UNDECLARED, Section, TypeArgument, check_policy
 from ringfence.prompt.structured_output import StructuredOutput, is_dataclass_type
+from ringfence.prompt.task_examples import TaskExample
 from ringfence.resources.context import ResourceContext
 from ringfence.resources.registry import ResourceRegistry
+from ringfence.runtime.visibility import SectionVisibility
 
 if TYPE_CHECKING:
     from ringfence.participants import Transactional
-    from ringfence.prompt.policy import ToolPolicy
+    from ringfence.prompt.policy import Policy
     from ringfence.prompt.tool import Tool
     from ringfence.runtime.session import Session
 
 OutputT = TypeVar("OutputT", default=None)
 SectionT = TypeVar("SectionT", bound=Section[Any])
 ResourceT = TypeVar("ResourceT")
-
-RESERVED_TOOL_NAMES = frozenset({"open_sections", "read_section"})
-"""The tools with which a model asks for sections that are summarised."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -56,8 +62,10 @@ class PromptTemplate(TypeArgument, Generic[OutputT]):
     key: str
     name: str | None = None
     sections: Sequence[Section[Any]] = ()
-    policies: Sequence[ToolPolicy] = ()
+    policies: Sequence[Policy] = ()
     """Govern the tools of all sections, after the policies of the section itself."""
+    feedback_providers: Sequence[FeedbackProviderConfig] = ()
+    """Who has something to say to the model now and then, along with a tool's answer; the first that is due does."""
     allow_extra_keys: bool = False
     """Whether a structured answer may have keys that are no fields."""
     resources: ResourceRegistry = field(default_factory=ResourceRegistry)
@@ -81,8 +89,17 @@ class PromptTemplate(TypeArgument, Generic[OutputT]):
         object.__setattr__(self, "structured_output", output)
         object.__setattr__(self, "sections", tuple(self.sections))
         object.__setattr__(self, "policies", tuple(self.policies))
+        object.__setattr__(self, "feedback_providers", tuple(self.feedback_providers))
+        for config in self.feedback_providers:
+            if not isinstance(config, FeedbackProviderConfig):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise TypeError(f"feedback_providers are of type FeedbackProviderConfig, not {config!r}")
         object.__setattr__(self, "nodes", tuple(_nodes(self.sections, (), "")))
         self._check_tools()
+
+    @cached_property
+    def descriptor(self) -> PromptDescriptor:
+        """What of the prompt overrides can replace."""
+        return descriptor_of(self)
 
     def walk(self) -> Iterator[SectionNode]:
         """All sections at their places, depth first."""
@@ -120,6 +137,10 @@ class PromptTemplate(TypeArgument, Generic[OutputT]):
                     both = f"{'.'.join(owners[tool.name])} and {'.'.join(node.path)}"
                     _refuse(f"two tools are called {tool.name!r}: in {both}", node.path, placeholder=tool.name)
                 owners[tool.name] = node.path
+        tools = {tool.name: tool for node in self.walk() for tool in node.tools}
+        for node in self.walk():
+            if isinstance(node.section, TaskExample):
+                node.section.check(tools, self.structured_output, node.path)
         names = frozenset(owners)
         for policy in self.policies:
             check_policy(policy, f"the prompt {self.ns}:{self.key}")
@@ -186,7 +207,13 @@ class Prompt(TypeArgument, Generic[OutputT]):
     """
 
     @overload
-    def __init__(self, template: PromptTemplate[OutputT]) -> None: ...
+    def __init__(
+        self,
+        template: PromptTemplate[OutputT],
+        *,
+        overrides_store: PromptOverridesStore | None = None,
+        overrides_tag: str = LATEST,
+    ) -> None: ...
     @overload
     def __init__(
         self,
@@ -195,12 +222,25 @@ class Prompt(TypeArgument, Generic[OutputT]):
         key: str,
         name: str | None = None,
         sections: Sequence[Section[Any]] = (),
-        policies: Sequence[ToolPolicy] = (),
+        policies: Sequence[Policy] = (),
+        feedback_providers: Sequence[FeedbackProviderConfig] = (),
         allow_extra_keys: bool = False,
         resources: ResourceRegistry = ...,
+        overrides_store: PromptOverridesStore | None = None,
+        overrides_tag: str = LATEST,
     ) -> None: ...
-    def __init__(self, template: PromptTemplate[OutputT] | None = None, **parts: Any) -> None:
-        """Raises what `PromptTemplate` raises, and TypeError for a template together with parts of one."""
+    def __init__(
+        self,
+        template: PromptTemplate[OutputT] | None = None,
+        *,
+        overrides_store: PromptOverridesStore | None = None,
+        overrides_tag: str = LATEST,
+        **parts: Any,
+    ) -> None:
+        """With a store, every rendering has the overrides that it has for this prompt under the tag.
+
+        Raises what `PromptTemplate` raises, and TypeError for a template together with parts of one.
+        """
         declared = self.type_argument
         if template is None:
             made: type[PromptTemplate[Any]] = PromptTemplate if declared is UNDECLARED else PromptTemplate[declared]
@@ -210,6 +250,9 @@ class Prompt(TypeArgument, Generic[OutputT]):
         elif declared not in (UNDECLARED, Any, template.type_argument):
             raise PromptValidationError(f"the template's answer is not of type {declared!r}")
         self.template = template
+        self.overrides_store = overrides_store
+        self.overrides_tag = overrides_tag or LATEST
+        self._overlaid: tuple[PromptOverride, tuple[SectionNode, ...]] | None = None
         self.scope = f"{template.ns}:{template.key}"
         """What policies keep their state under."""
         self.resources = PromptResources(self._collected_resources)
@@ -217,7 +260,7 @@ class Prompt(TypeArgument, Generic[OutputT]):
         self._bound_resources = ResourceRegistry()
         self._misbound: PromptValidationError | None = None
         self._defaults: dict[type[Any], Any] = {}
-        self._policies: dict[str, tuple[ToolPolicy, ...]] = {}
+        self._policies: dict[str, tuple[Policy, ...]] = {}
         for node in template.walk():
             kind, default = node.section.params_type, node.section.default_params
             if kind is not None and default is not None:
@@ -244,6 +287,10 @@ class Prompt(TypeArgument, Generic[OutputT]):
     @property
     def structured_output(self) -> StructuredOutput | None:
         return self.template.structured_output
+
+    @property
+    def descriptor(self) -> PromptDescriptor:
+        return self.template.descriptor
 
     @property
     def params(self) -> tuple[Any, ...]:
@@ -280,21 +327,45 @@ class Prompt(TypeArgument, Generic[OutputT]):
         Raises:
             PromptRenderError: params that are missing, a section's own code that raised, a template that does not fit.
             PromptValidationError: something is bound that no section takes.
+            PromptOverridesError: the store cannot be read.
         """
-        return render(shown_sections(self.template.nodes, self._params(), session), self.structured_output, session)
+        params = self._params()
+        return render(shown_sections(self._nodes(), params, session), params, self.structured_output, session)
+
+    def render_section(self, node: SectionNode, *, session: Session | None = None) -> str:
+        """One section in full, and below it the enabled ones as they are visible by themselves."""
+        params = self._params()
+        opened = ShownSection(node, params.of(node), SectionVisibility.FULL)
+        return text_of([opened, *shown_sections(node.children, params, session)], params, session)
+
+    def places(self, *, session: Session | None = None) -> Iterator[Place]:
+        """The enabled sections, those too that are hidden below summarised ones; depth first."""
+        return places(self._nodes(), self._params(), session)
 
     def tools(self, *, session: Session | None = None) -> tuple[Tool[Any, Any], ...]:
         """The tools that a rendering would offer, in the order of their declaration; raises what `render` raises."""
-        return tools_of(shown_sections(self.template.nodes, self._params(), session))
+        params = self._params()
+        return tools_of(shown_sections(self._nodes(), params, session), params, session)
 
-    def policies_for_tool(self, name: str) -> tuple[ToolPolicy, ...]:
+    def policies_for_tool(self, name: str) -> tuple[Policy, ...]:
         """What governs a tool: the policies of the section that declares it, then the prompt's. Those of sections
         above that one do not. Raises KeyError for a tool that no section has."""
-        return self._policies[name]
+        return tuple(self.template.policies) if name in RESERVED_TOOL_NAMES else self._policies[name]
 
     def filesystem(self) -> Filesystem | None:
         """The filesystem that the prompt's tools work on, if there is one. Raises RuntimeError outside of the block."""
         return self.resources.get_optional(Filesystem)
+
+    def _nodes(self) -> tuple[SectionNode, ...]:
+        """The template's tree, with what the store has for it put in."""
+        if self.overrides_store is None:
+            return self.template.nodes
+        override = self.overrides_store.resolve(self.template.descriptor, self.overrides_tag)
+        if override is None:
+            return self.template.nodes
+        if self._overlaid is None or self._overlaid[0] is not override:
+            self._overlaid = override, overlaid(self.template.nodes, override)
+        return self._overlaid[1]
 
     def _params(self) -> SectionParams:
         if self._misbound is not None:

@@ -6,11 +6,12 @@ import copy
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Generic, Literal, get_origin
+from typing import TYPE_CHECKING, Any, Generic, Literal
 
 from typing_extensions import TypeVar
 
 from ringfence.errors import PromptError, PromptRenderError, SectionPath
+from ringfence.prompt.disclosure import disclosure_tools, how_to_see
 from ringfence.prompt.section import Section
 from ringfence.prompt.structured_output import StructuredOutput
 from ringfence.prompt.text import placeholders
@@ -18,7 +19,7 @@ from ringfence.prompt.tool import Tool
 from ringfence.runtime.visibility import SectionVisibility
 
 if TYPE_CHECKING:
-    from ringfence.prompt.policy import ToolPolicy
+    from ringfence.prompt.policy import Policy
     from ringfence.runtime.session import Session
 
 OutputT = TypeVar("OutputT", default=None)
@@ -57,6 +58,17 @@ class RenderedPrompt(Generic[OutputT]):
 
 
 @dataclass(frozen=True, slots=True)
+class Replaced:
+    """What overrides say in the place of a section's own words, or of its tools'; None leaves those. A literal body is
+    no template."""
+
+    body: str | None = None
+    summary: str | None = None
+    visibility: SectionVisibility | None = None
+    literal: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class SectionNode:
     """A section at its place in a template.
 
@@ -67,8 +79,24 @@ class SectionNode:
     path: SectionPath
     number: str
     tools: tuple[Tool[Any, Any], ...]
-    policies: tuple[ToolPolicy, ...]
+    policies: tuple[Policy, ...]
     children: tuple[SectionNode, ...]
+    replaced: Replaced | None = None
+    param_descriptions: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
+    """By tool, what overrides say that the fields of its params are for."""
+
+    @property
+    def summary(self) -> str | None:
+        other = self.replaced.summary if self.replaced is not None else None
+        return self.section.summary if other is None else other
+
+    def visibility(self, params: Any, session: Session | None) -> SectionVisibility:
+        """What `Section.effective_visibility` says, or an override of it."""
+        if self.replaced is None:
+            return self.section.effective_visibility(params, session=session, path=self.path)
+        return self.section.effective_visibility(
+            params, session=session, path=self.path, override=self.replaced.visibility, summary=self.summary
+        )
 
     @property
     def depth(self) -> int:
@@ -141,8 +169,8 @@ def shown_sections(
             continue
         if missing and not isinstance(section.visibility, SectionVisibility) and section.visibility.takes_params:
             raise missing
-        visibility = section.effective_visibility(values, session=session, path=node.path)
-        if missing and (visibility is SectionVisibility.FULL or placeholders(section.summary or "")):
+        visibility = node.visibility(values, session)
+        if missing and (visibility is SectionVisibility.FULL or placeholders(node.summary or "")):
             raise missing
         yield ShownSection(node, values, visibility)
         if visibility is SectionVisibility.FULL:
@@ -150,36 +178,50 @@ def shown_sections(
 
 
 def render(
-    shown: Iterable[ShownSection], output: StructuredOutput | None, session: Session | None
+    shown: Iterable[ShownSection], params: SectionParams, output: StructuredOutput | None, session: Session | None
 ) -> RenderedPrompt[Any]:
     """The rendering of these sections, free of side effects."""
     sections = list(shown)
-    tools = tools_of(sections)
+    tools = tools_of(sections, params, session)
     return RenderedPrompt(
-        text="\n\n".join(_text(one, session) for one in sections),
+        text=text_of(sections, params, session),
         tools=tools,
         structured_output=output,
-        tool_param_descriptions={tool.name: described for tool in tools if (described := _described(tool))},
+        tool_param_descriptions=_descriptions(sections, tools),
     )
 
 
-def tools_of(sections: Iterable[ShownSection]) -> tuple[Tool[Any, Any], ...]:
-    return tuple(tool for one in sections if one.visibility is SectionVisibility.FULL for tool in one.node.tools)
+def tools_of(
+    sections: Iterable[ShownSection], params: SectionParams, session: Session | None
+) -> tuple[Tool[Any, Any], ...]:
+    """The tools of the sections shown in full, and after them those that open or read the others."""
+    shown = list(sections)
+    declared = (tool for one in shown if one.visibility is SectionVisibility.FULL for tool in one.node.tools)
+    return (*declared, *disclosure_tools(shown, params, session))
 
 
-def _text(one: ShownSection, session: Session | None) -> str:
+def text_of(sections: Iterable[ShownSection], params: SectionParams, session: Session | None) -> str:
+    return "\n\n".join(_text(one, params, session) for one in sections)
+
+
+def _text(one: ShownSection, params: SectionParams, session: Session | None) -> str:
     node = one.node
     with _Blame(node, "it could not be rendered"):
-        return node.section.render(
-            one.params, node.depth, node.number, path=node.path, visibility=one.visibility, session=session
-        )
+        if node.replaced is None:
+            text = node.section.render(
+                one.params, node.depth, node.number, path=node.path, visibility=one.visibility, session=session
+            )
+        else:
+            text = node.section.render_override(one.params, node, visibility=one.visibility, session=session)
+        if one.visibility is SectionVisibility.FULL:
+            return text
+        return f"{text}\n\n{how_to_see(node, params, session)}"
 
 
-def _described(tool: Tool[Any, Any]) -> dict[str, str]:
-    if tool.params_type is None:
-        return {}
-    known = fields(get_origin(tool.params_type) or tool.params_type)
-    return {one.name: str(one.metadata["description"]) for one in known if "description" in one.metadata}
+def _descriptions(sections: Iterable[ShownSection], tools: Iterable[Tool[Any, Any]]) -> dict[str, Mapping[str, str]]:
+    said = {name: texts for one in sections for name, texts in one.node.param_descriptions.items()}
+    found = {tool.name: {**tool.described, **said.get(tool.name, {})} for tool in tools}
+    return {name: texts for name, texts in found.items() if texts}
 
 
 class _Blame:

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeAl
 from typing_extensions import TypeVar
 
 from ringfence.errors import PromptRenderError, PromptValidationError, SectionPath
-from ringfence.prompt.text import expand, placeholders, tool_examples
+from ringfence.prompt.text import examples_of, expand, placeholders
 from ringfence.prompt.tool import Tool
 from ringfence.resources.registry import ResourceRegistry
 from ringfence.runtime.visibility import SectionVisibility, VisibilityOverrides
 
 if TYPE_CHECKING:
-    from ringfence.prompt.policy import ToolPolicy
+    from ringfence.prompt.policy import Policy
+    from ringfence.prompt.rendering import SectionNode
     from ringfence.runtime.session import Session
 
 ParamsT = TypeVar("ParamsT", default=None)
@@ -137,7 +138,7 @@ class Section(TypeArgument, ABC, Generic[ParamsT]):
         children: Sequence[Section[Any]] = (),
         enabled: Predicate[ParamsT] | None = None,
         tools: Sequence[Tool[Any, Any]] = (),
-        policies: Sequence[ToolPolicy] = (),
+        policies: Sequence[Policy] = (),
         accepts_overrides: bool = True,
         summary: str | None = None,
         visibility: SectionVisibility | Selector[ParamsT] = SectionVisibility.FULL,
@@ -206,8 +207,18 @@ class Section(TypeArgument, ABC, Generic[ParamsT]):
     def is_enabled(self, params: Any, *, session: Session | None) -> bool:
         return self.enabled is None or bool(self.enabled(params, session))
 
-    def effective_visibility(self, params: Any, *, session: Session | None, path: SectionPath) -> SectionVisibility:
-        """What the session says about this section, else what the section says itself.
+    def effective_visibility(
+        self,
+        params: Any,
+        *,
+        session: Session | None,
+        path: SectionPath,
+        override: SectionVisibility | None = None,
+        summary: str | None = None,
+    ) -> SectionVisibility:
+        """What the session says about this section, else an override, else what the section says itself.
+
+        ``summary`` is another summary than the section's own.
 
         Raises:
             TypeError: the selector answered something else than a SectionVisibility.
@@ -217,8 +228,8 @@ class Section(TypeArgument, ABC, Generic[ParamsT]):
         overrides = session[VisibilityOverrides].latest() if session is not None else None
         chosen = overrides.get(path) if overrides is not None else None
         if chosen is None:
-            chosen = self._own_visibility(params, session, path)
-        if chosen is SectionVisibility.SUMMARY and self.summary is None:
+            chosen = override or self._own_visibility(params, session, path)
+        if chosen is SectionVisibility.SUMMARY and self.summary is None and summary is None:
             raise PromptValidationError(f"section {'.'.join(path)} has no summary to show", section_path=path)
         return chosen
 
@@ -258,13 +269,32 @@ class Section(TypeArgument, ABC, Generic[ParamsT]):
         body = self.render_body(params, visibility=visibility, path=path, session=session)
         return _paragraphs(heading, body, self.render_tool_examples())
 
+    def render_override(
+        self, params: Any, node: SectionNode, *, visibility: SectionVisibility, session: Session | None
+    ) -> str:
+        """`render`, with the texts and the tools of overrides that ``node`` has in the place of the section's own."""
+        path, said = node.path, node.replaced
+        heading = self.format_heading(node.depth, node.number, path)
+        if visibility is SectionVisibility.SUMMARY:
+            other = said.summary if said is not None else None
+            return _paragraphs(heading, expand(self.summary or "" if other is None else other, params, path))
+        body = said.body if said is not None else None
+        if body is None:
+            body = self.render_body(params, visibility=visibility, path=path, session=session)
+        elif said is not None and not said.literal:
+            body = expand(body, params, path)
+        return _paragraphs(heading, body, examples_of(node.tools))
+
+    def original_body_template(self) -> str | None:
+        """The text that an override may replace; None where there is none to be replaced."""
+        return None
+
     def render_summary(self, params: Any, *, path: SectionPath) -> str:
         return expand(self.summary or "", params, path)
 
     def render_tool_examples(self) -> str:
         """The calls that the section's tools give as examples; empty where they give none."""
-        tools = [tool for tool in self.tools() if tool.examples]
-        return "\n".join(["Examples of tool calls:", "", *map(tool_examples, tools)]) if tools else ""
+        return examples_of(self.tools())
 
     def placeholder_names(self) -> frozenset[str]:
         """The fields of the params that the section's texts mention."""
@@ -273,7 +303,7 @@ class Section(TypeArgument, ABC, Generic[ParamsT]):
     def tools(self) -> tuple[Tool[Any, Any], ...]:
         return self._tools
 
-    def policies(self) -> tuple[ToolPolicy, ...]:
+    def policies(self) -> tuple[Policy, ...]:
         return self._policies
 
     def resources(self) -> ResourceRegistry:
@@ -301,7 +331,7 @@ class ToolsSection(Section[ParamsT]):
         default_params: ParamsT | None = None,
         children: Sequence[Section[Any]] = (),
         enabled: Predicate[ParamsT] | None = None,
-        policies: Sequence[ToolPolicy] = (),
+        policies: Sequence[Policy] = (),
         accepts_overrides: bool = True,
         summary: str | None = None,
         visibility: SectionVisibility | Selector[ParamsT] = SectionVisibility.FULL,
@@ -320,6 +350,9 @@ class ToolsSection(Section[ParamsT]):
             visibility=visibility,
         )
         self.description = description or ""
+
+    def original_body_template(self) -> str | None:
+        return self.description
 
     def render_body(
         self, params: Any, *, visibility: SectionVisibility, path: SectionPath, session: Session | None
@@ -356,8 +389,10 @@ def _all_of(kind: type[Any], values: Sequence[Any], what: str) -> tuple[Any, ...
 
 
 def check_policy(policy: object, where: str) -> None:
-    """Raises TypeError where `policy` lacks what a ToolPolicy has."""
-    lacking = [name for name in ("name", "check", "on_result") if not hasattr(policy, name)]
+    """Raises TypeError where `policy` lacks what a ToolPolicy or an EffectPolicy has."""
+    seen = hasattr(policy, "check_effects") and not (hasattr(policy, "check") or hasattr(policy, "on_result"))
+    wanted = ("name", "check_effects") if seen else ("name", "check", "on_result")
+    lacking = [name for name in wanted if not hasattr(policy, name)]
     if lacking:
         raise TypeError(f"{policy!r} in {where} is no policy: it has no {', '.join(lacking)}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import textwrap
+from collections.abc import Iterable
 from dataclasses import fields
 from string import Template
 from typing import Any
@@ -38,19 +39,25 @@ def expand(template: str, params: Any, path: SectionPath) -> str:
         raise PromptRenderError(message, section_path=path, dataclass_type=kind) from None
 
 
-def tool_examples(tool: Tool[Any, Any]) -> str:
+def examples_of(tools: Iterable[Tool[Any, Any]]) -> str:
+    """The calls that tools give as examples; empty where they give none."""
+    found = [_tool_examples(tool) for tool in tools if tool.examples]
+    return "\n".join(["Examples of tool calls:", "", *found]) if found else ""
+
+
+def _tool_examples(tool: Tool[Any, Any]) -> str:
     """A tool's examples as an item of a list."""
     lines = [f"- {tool.name}: {tool.description}"]
     for example in tool.examples:
         asked = "null" if example.input is None else json.dumps(serde.dump(example.input), ensure_ascii=False, indent=2)
-        lines += [f"  - {example.description}", "    input:", _fenced(asked, "json")]
+        lines += [f"  - {example.description}", "    input:", fenced(asked, "json")]
         if example.output is not None:
-            lines += ["    output:", _fenced(render_value(example.output))]
+            lines += ["    output:", fenced(render_value(example.output))]
     return "\n".join(lines)
 
 
-def _fenced(text: str, language: str = "") -> str:
-    """`text` in a fence that nothing inside of it can end."""
+def fenced(text: str, language: str = "") -> str:
+    """`text`, indented, in a fence that nothing inside of it can end."""
     longest = max(map(len, re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return textwrap.indent(f"{fence}{language}\n{text}\n{fence}", "    ")

@@ -170,7 +170,7 @@ class Tool(Generic[ParamsT, ResultT]):
             return super().__class_getitem__(item)
 
     def __post_init__(self) -> None:
-        _put(self, "description", _description(self.description, self.name))
+        _put(self, "description", checked_description(self.description, self.name))
         if TOOL_NAME.fullmatch(self.name) is None:
             raise _invalid(f"tool name {self.name!r}: use 1 to 64 lower-case letters, digits, '_' and '-'", self.name)
         params, result = self._types()
@@ -183,7 +183,7 @@ class Tool(Generic[ParamsT, ResultT]):
             _check_handler(self.handler, self.name, params, result)
         _put(self, "examples", tuple(self.examples))
         for example in self.examples:
-            self._check_example(example)
+            self.check_example(example)
         _put(self, "decode", _decoder(self.params_type, self.name))
 
     def _types(self) -> tuple[Any, Any]:
@@ -198,10 +198,11 @@ class Tool(Generic[ParamsT, ResultT]):
             )
         return params, result
 
-    def _check_example(self, example: ToolExample[ParamsT, ResultT]) -> None:
+    def check_example(self, example: ToolExample[ParamsT, ResultT]) -> None:
+        """Raises PromptValidationError for an example that is not of this tool's types."""
         if not isinstance(example, ToolExample):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not type
             raise _invalid(f"tool {self.name!r}: {example!r} is not a ToolExample", "examples")
-        _description(example.description, f"{self.name} example")
+        checked_description(example.description, f"{self.name} example")
         if not _is_exactly(example.input, self.params_type):
             raise _invalid(
                 f"tool {self.name!r}: an example's input is a {type(example.input).__name__}, not "
@@ -221,6 +222,17 @@ class Tool(Generic[ParamsT, ResultT]):
             raise _invalid(
                 f"tool {self.name!r}: an example's output is not of type {_name(self.result_type)}", "examples"
             )
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The names of the params' fields."""
+        return tuple(one.name for one in _fields_of(self.params_type))
+
+    @property
+    def described(self) -> dict[str, str]:
+        """What the params' fields are for, by name, where their metadata says it."""
+        known = _fields_of(self.params_type)
+        return {one.name: str(one.metadata["description"]) for one in known if "description" in one.metadata}
 
     def fits(self, value: object) -> bool:
         """Whether a result's value is of the declared type; what is no dataclass (None, text, a mapping) fits any."""
@@ -266,7 +278,8 @@ def _name(kind: object) -> str:
     return kind.__qualname__ if isinstance(kind, type) and not isinstance(kind, types.GenericAlias) else str(kind)
 
 
-def _description(text: str, name: str) -> str:
+def checked_description(text: str, name: str) -> str:
+    """`text` without surrounding blanks. Raises PromptValidationError for what cannot be a tool's description."""
     stripped = text.strip()
     if not 1 <= len(stripped) <= MAX_DESCRIPTION_CHARACTERS or not stripped.isascii():
         raise _invalid(
@@ -283,6 +296,10 @@ def _is_dataclass_type(kind: object) -> bool:
 
 def _is_exactly(value: object, kind: object) -> bool:
     return value is None if kind is None else type(value) is (get_origin(kind) or kind)
+
+
+def _fields_of(kind: Any) -> tuple[dataclasses.Field[Any], ...]:
+    return () if kind is None else dataclasses.fields(get_origin(kind) or kind)
 
 
 def _params_type(kind: Any, name: str) -> Any:

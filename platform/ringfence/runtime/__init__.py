@@ -12,6 +12,7 @@ from ringfence.runtime.events import (
     ToolInvoked,
     ToolSchema,
 )
+from ringfence.runtime.json_lines import SliceConfig, read_log
 from ringfence.runtime.limits import Budget, BudgetTracker, Cancellation, Deadline, Heartbeat, TokenUsage
 from ringfence.runtime.receipts import PolicyVerdict, Receipt
 from ringfence.runtime.reducers import (
@@ -25,8 +26,9 @@ from ringfence.runtime.reducers import (
     replace_latest_by,
     upsert_by,
 )
-from ringfence.runtime.session import Session, Snapshot
+from ringfence.runtime.session import Session
 from ringfence.runtime.slices import SlicePolicy
+from ringfence.runtime.snapshots import Snapshot
 from ringfence.runtime.transaction import Transaction, tool_transaction
 
 __all__ = [
@@ -52,6 +54,7 @@ __all__ = [
     "RestoreFailedError",
     "RunContext",
     "Session",
+    "SliceConfig",
     "SlicePolicy",
     "Snapshot",
     "TokenUsage",
@@ -60,6 +63,7 @@ __all__ = [
     "Transaction",
     "TransactionError",
     "append_all",
+    "read_log",
     "reducer",
     "replace_latest",
     "replace_latest_by",

@@ -13,8 +13,9 @@ from ringfence.values import quick_maker, quickly_made
 
 Outcome = Literal["committed", "failed", "denied", "rejected", "interrupted", "doubtful"]
 """How a call ended: its transaction committed; its handler or its commit failed, and all was rolled back; a policy or
-the deadline denied it before it ran; it named no tool or its arguments did not fit; it was cancelled, or an interrupt
-or another `BaseException` ended it, and all was rolled back; its rollback could not be completed."""
+the deadline denied it before it ran, or an effect policy what it had changed; it named no tool or its arguments did not
+fit; it was cancelled, or an interrupt or another `BaseException` ended it, and all was rolled back; its rollback could
+not be completed."""
 
 
 @quickly_made

@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from datetime import datetime
 from threading import get_ident
 from types import MappingProxyType
@@ -23,14 +22,13 @@ from ringfence.runtime.events import (
     RenderedTools,
     ToolInvoked,
 )
+from ringfence.runtime.json_lines import JsonLines, SliceConfig
 from ringfence.runtime.limits import require_aware, utc_now
 from ringfence.runtime.receipts import Receipt
 from ringfence.runtime.reducers import ReducerContext
 from ringfence.runtime.slices import (
-    EMPTY,
     LOG,
     STATE,
-    Items,
     SliceAccessor,
     SlicePolicy,
     Slices,
@@ -38,6 +36,7 @@ from ringfence.runtime.slices import (
     is_slice_value,
     require_slice_type,
 )
+from ringfence.runtime.snapshots import Snapshot, SnapshotSlices
 from ringfence.runtime.visibility import VisibilityOverrides
 
 T = TypeVar("T")
@@ -46,66 +45,6 @@ HEARD_BY_SESSIONS: Sequence[type[Any]] = (ToolInvoked, PromptRendered, PromptExe
 """The events that a session applies also when somebody else publishes them on its dispatcher."""
 LOGS_BY_DEFAULT = (*HEARD_BY_SESSIONS, Receipt)
 STATE_ONLY = frozenset({STATE})
-
-
-class SnapshotSlices(Mapping[type[Any], tuple[Any, ...]]):
-    """The items of every slice that a snapshot covers; a slice's tuple is made when it is asked for."""
-
-    __slots__ = ("held",)
-
-    def __init__(self, held: Mapping[type[Any], Items[Any]]) -> None:
-        self.held = held
-
-    def __getitem__(self, slice_type: type[T]) -> tuple[T, ...]:
-        return self.held[slice_type].all()
-
-    def __iter__(self) -> Iterator[type[Any]]:
-        return iter(self.held)
-
-    def __len__(self) -> int:
-        return len(self.held)
-
-    def __repr__(self) -> str:
-        return f"{{{', '.join(f'{kind.__qualname__}: {items.length} items' for kind, items in self.held.items())}}}"
-
-    def lengths(self) -> frozenset[tuple[type[Any], int]]:
-        """Of the slices that hold anything: to a restore, an empty slice and none are the same."""
-        return frozenset((kind, items.length) for kind, items in self.held.items() if items.length)
-
-    def equals(self, other: SnapshotSlices) -> bool:
-        return self.lengths() == other.lengths() and all(
-            items.equals(other.held.get(kind, EMPTY)) for kind, items in self.held.items()
-        )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Snapshot:
-    """The slices of a session at one moment, to go back to; taking one copies nothing.
-
-    Two snapshots are equal if they hold the same, whenever they were taken. ``policies`` says which kinds of slices are
-    covered; ``tag`` is a name for people.
-    """
-
-    created_at: datetime
-    parent_id: UUID | None
-    children_ids: tuple[UUID, ...]
-    slices: SnapshotSlices
-    tags: Mapping[str, str]
-    policies: frozenset[SlicePolicy]
-    tag: str | None = None
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Snapshot):
-            return NotImplemented
-        return (
-            (self.parent_id, self.children_ids, self.policies) == (other.parent_id, other.children_ids, other.policies)
-            and self.tags == other.tags
-            and self.slices.equals(other.slices)
-        )
-
-    def __hash__(self) -> int:
-        # Not of the items: those need not be hashable.
-        return hash((self.parent_id, self.children_ids, self.policies, self.slices.lengths()))
 
 
 class SessionView:
@@ -157,8 +96,10 @@ class Session(Transactional):
         session_id: UUID | None = None,
         created_at: datetime | None = None,
         tags: Mapping[str, str] | None = None,
+        slice_config: SliceConfig | None = None,
     ) -> None:
-        """``tags`` are extended by ``session_id`` and, with a parent, by ``parent_session_id``.
+        """``tags`` are extended by ``session_id`` and, with a parent, by ``parent_session_id``. ``slice_config`` can
+        have LOG slices written to files as well (`read_log` reads them).
 
         Raises:
             ValueError: ``created_at`` has no timezone, or the session would be its own parent.
@@ -172,7 +113,9 @@ class Session(Transactional):
         self._given_tags = dict(tags or {})
         self.tags: Mapping[str, str] = MappingProxyType(self._all_tags())
         self._lock = CallLock(f"session {self.session_id}")
-        self._slices = Slices(self._lock, LOGS_BY_DEFAULT)
+        logs = None if slice_config is None else slice_config.logs
+        self._files = None if logs is None else JsonLines(logs, self.session_id)
+        self._slices = Slices(self._lock, LOGS_BY_DEFAULT, self._files)
         self.view = SessionView(self.session_id, self.created_at, self.tags, self._slices)
         """The session to look at."""
         self._accessors: dict[type[Any], SliceAccessor[Any]] = {}
@@ -203,6 +146,11 @@ class Session(Transactional):
     def children(self) -> tuple[Session, ...]:
         """In the order in which they were made. A parent does not keep its children alive."""
         return tuple(child for reference in tuple(self._children) if (child := reference()) is not None)
+
+    @property
+    def slice_types(self) -> frozenset[type[Any]]:
+        """Every slice that this session knows: what a snapshot may hold that is read for it (`Snapshot.from_json`)."""
+        return self._slices.types()
 
     def __getitem__(self, slice_type: type[T]) -> SliceAccessor[T]:
         accessor = self._accessors.get(slice_type)
@@ -261,6 +209,9 @@ class Session(Transactional):
 
     def notify(self, event: object) -> DispatchResult:
         """Tell the dispatcher's handlers of an event that this session has applied: it will not apply it again."""
+        if self._files is not None and isinstance(event, Receipt):
+            with self._slices.locked():
+                self._files.flush(event.receipt_id)
         key = (get_ident(), id(event))
         if key in self._publishing:
             return self.dispatcher.dispatch(event)
@@ -322,6 +273,7 @@ class Session(Transactional):
         session_id: UUID | None = None,
         created_at: datetime | None = None,
         tags: Mapping[str, str] | None = None,
+        slice_config: SliceConfig | None = None,
     ) -> Session:
         """A session of its own with the same values, reducers and policies, and the same identity where nothing else is
         given. Without a dispatcher it gets a new one: it never publishes on this session's."""
@@ -331,6 +283,7 @@ class Session(Transactional):
             session_id=self.session_id if session_id is None else session_id,
             created_at=self.created_at if created_at is None else created_at,
             tags=self._given_tags if tags is None else tags,
+            slice_config=slice_config,
         )
         self._slices.copy_to(clone._slices)
         return clone

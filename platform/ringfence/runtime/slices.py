@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, is_dataclass
 from enum import Enum
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from ringfence.errors import SnapshotRestoreError
 from ringfence.participants import CURRENT_CALL, CallLock, Mark
 from ringfence.runtime.events import HandlerFailure
+from ringfence.runtime.items import EMPTY, Items, applied
 from ringfence.runtime.reducers import (
     Append,
     Clear,
-    Extend,
     MethodReducer,
     Reducer,
     ReducerContext,
@@ -40,101 +40,6 @@ class SlicePolicy(Enum):
 
 
 STATE, LOG = SlicePolicy.STATE, SlicePolicy.LOG
-
-
-class Items(Generic[T]):
-    """What a slice holds at one moment: the first `length` items of a list that only grows. The value never changes.
-
-    So keeping a value costs nothing, and neither does going back to it. A value that owns its list and ends where the
-    list ends appends in place, behind itself; any other value appends to a copy of its own. To be used while the slices
-    are locked, except for reading what `Slices.capture` gave out: only that is never cut off by a rollback.
-    """
-
-    __slots__ = ("_items", "_owns_list", "length")
-
-    def __init__(self, items: list[T], length: int, owns_list: bool = True) -> None:
-        self._items = items
-        self.length = length
-        self._owns_list = owns_list
-
-    @staticmethod
-    def of(items: Iterable[V]) -> Items[V]:
-        held = list(items)
-        return Items(held, len(held))
-
-    def all(self) -> tuple[T, ...]:
-        return tuple(self._items[: self.length])
-
-    def latest(self) -> T | None:
-        return self._items[self.length - 1] if self.length else None
-
-    def append(self, item: T) -> Items[T]:
-        items, length = self._items, self.length
-        if len(items) != length or not self._owns_list:
-            items = items[:length]
-        items.append(item)
-        return Items(items, length + 1)
-
-    def extend(self, more: Sequence[T]) -> Items[T]:
-        items, length = self._items, self.length
-        if len(items) != length or not self._owns_list:
-            items = items[:length]
-        items.extend(more)
-        return Items(items, length + len(more))
-
-    def exchange(self, old: T, new: T) -> Items[T]:
-        items = self._items[: self.length]
-        for place, item in enumerate(items):
-            if item is old:
-                items[place] = new
-                break
-        else:
-            items.append(new)
-        return Items(items, len(items))
-
-    def reopened(self, *, cut: bool) -> Items[T]:
-        """The same items, for going on from a mark: the next append is in place again.
-
-        ``cut`` says that nobody can hold more of the list than this value; then what was appended since is cut off.
-        Without that, a call that fails again and again would copy the whole slice every time.
-        """
-        in_place = self._owns_list and (cut or len(self._items) == self.length)
-        if not in_place:
-            return Items(self._items[: self.length], self.length)
-        del self._items[self.length :]
-        return self
-
-    def shared(self) -> Items[T]:
-        """The same items, for somebody who leaves the list as it is."""
-        return Items(self._items, self.length, owns_list=False)
-
-    def equals(self, other: Items[T]) -> bool:
-        if self.length != other.length:
-            return False
-        return self._items is other._items or self.all() == other.all()
-
-    def holds_the_objects_of(self, other: Items[T]) -> bool:
-        """`equals` for values that may not be comparable: by identity."""
-        if self is other or self.length != other.length:
-            return self is other
-        return all(mine is theirs for mine, theirs in zip(self.all(), other.all(), strict=True))
-
-
-EMPTY: Items[Any] = Items([], 0, owns_list=False)
-
-
-def applied(op: SliceOp[T], items: Items[T]) -> Items[T]:
-    """What `items` become. Whatever raises (an iterable, a predicate) does so before anything has changed."""
-    if isinstance(op, Append):
-        return items.append(op.item)
-    if isinstance(op, Extend):
-        return items.extend(tuple(op.items))
-    if isinstance(op, Replace):
-        return Items.of(op.items)
-    if isinstance(op, Clear):  # pyright: ignore[reportUnnecessaryIsInstance]  # reducers are not all type-checked
-        drop = op.predicate
-        return EMPTY if drop is None else Items.of(item for item in items.all() if not drop(item))
-    raise TypeError(f"a reducer returns Append, Extend, Replace or Clear; this one returned {op!r}")
 
 
 class SliceView(Generic[T]):
@@ -227,6 +132,14 @@ class Registration:
     reducer: Reducer[Any, Any]
 
 
+class LogFiles(Protocol):
+    """What hears of every change of a LOG slice, with the slices locked."""
+
+    def put(self, slice_type: type[Any], before: Items[Any], after: Items[Any], *, in_a_call: bool) -> None: ...
+
+    def appended(self, slice_type: type[Any], item: object, *, in_a_call: bool) -> None: ...
+
+
 class Slices:
     """All slices of one session. Changes made while a tool call holds `lock` roll back with it, except in LOG slices.
 
@@ -234,8 +147,9 @@ class Slices:
     outside does not wait for the end of a tool call.
     """
 
-    def __init__(self, lock: CallLock, logs: Iterable[type[Any]] = ()) -> None:
+    def __init__(self, lock: CallLock, logs: Iterable[type[Any]] = (), files: LogFiles | None = None) -> None:
         self._lock = lock
+        self._files = files
         self._mutex = threading.RLock()
         self._policies: dict[type[Any], SlicePolicy] = dict.fromkeys(logs, LOG)
         """Every slice type that is known here. Each has an entry in one of the next two."""
@@ -281,6 +195,10 @@ class Slices:
                 self.refuse_in_a_call()
             self._put(slice_type, self.read(slice_type).exchange(old, new))
 
+    def types(self) -> frozenset[type[Any]]:
+        with self._mutex:
+            return frozenset(self._policies)
+
     def refuse_in_a_call(self) -> None:
         """Logs are never rolled back, so what a call that fails took out of them would be lost."""
         if self._lock.holder is not None:
@@ -292,6 +210,9 @@ class Slices:
 
     def _put(self, slice_type: type[Any], items: Items[Any]) -> None:
         if self._policies[slice_type] is LOG:
+            if self._files is not None:
+                before = self._logs.get(slice_type, EMPTY)
+                self._files.put(slice_type, before, items, in_a_call=self._lock.holder is not None)
             self._logs[slice_type] = items
             return
         if self._state_is_kept:
@@ -369,6 +290,8 @@ class Slices:
                     if log is not None:
                         if logs:
                             self._logs[kind] = log.append(event)
+                            if self._files is not None:
+                                self._files.appended(kind, event, in_a_call=self._lock.holder is not None)
                         continue
                     if kind not in self._state:
                         self._admit(kind)
@@ -449,7 +372,8 @@ class Slices:
                 self._state = {kind: captured.get(kind, EMPTY).shared() for kind in self._state}
                 self._state_is_kept = False
             if LOG in policies:
-                self._logs = {kind: captured.get(kind, EMPTY).shared() for kind in self._logs}
+                for kind in self._logs:
+                    self._put(kind, captured.get(kind, EMPTY).shared())
 
     def copy_to(self, other: Slices) -> None:
         """Make `other`, which nobody uses yet, hold and know what these do."""

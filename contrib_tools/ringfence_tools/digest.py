@@ -1,0 +1,116 @@
+"""The workspace in words: a digest that an agent, or whoever knows the repository, leaves for the next prompt."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+from ringfence.errors import SectionPath
+from ringfence.prompt.section import Section, normalized_key
+from ringfence.runtime.session import Session
+from ringfence.runtime.visibility import SectionVisibility
+
+if TYPE_CHECKING:
+    from ringfence.prompt.rendering import SectionNode
+
+logger = logging.getLogger(__name__)
+
+DIGEST_KEY = "workspace-digest"
+PLACEHOLDER = "There is no digest of the workspace yet: find out about it with the tools that you have."
+
+
+@dataclass(frozen=True, slots=True)
+class WorkspaceDigest:
+    """What is known of a workspace, for the section with this key: all of it, and in short."""
+
+    section_key: str
+    summary: str
+    body: str
+
+
+def set_workspace_digest(
+    session: Session, section_key: str, body: str, *, summary: str | None = None
+) -> WorkspaceDigest:
+    """Keep a digest in the place of what there was for this key. Raises ValueError for what cannot be a key."""
+    key = normalized_key(section_key)
+    short = summary if summary is not None else f"There is a digest of the workspace, of {len(body):,} characters."
+    digest = WorkspaceDigest(key, short.strip(), body.strip())
+    with session.locked():
+        session[WorkspaceDigest].clear(lambda one: one.section_key == key)
+        session[WorkspaceDigest].append(digest)
+    return digest
+
+
+def clear_workspace_digest(session: Session, section_key: str) -> None:
+    key = normalized_key(section_key)
+    session[WorkspaceDigest].clear(lambda one: one.section_key == key)
+
+
+def latest_workspace_digest(session: Session, section_key: str) -> WorkspaceDigest | None:
+    key = normalized_key(section_key)
+    return next((one for one in session[WorkspaceDigest].all() if one.section_key == key), None)
+
+
+class WorkspaceDigestSection(Section[None]):
+    """Shows the digest of its own session: in short, with the whole to be read; a placeholder while there is none.
+
+    A digest is a text of a model or of a repository: it is inserted as it is, never expanded. Overrides count only
+    while there is none.
+    """
+
+    def __init__(
+        self,
+        *,
+        session: Session,
+        title: str = "Workspace digest",
+        key: str = DIGEST_KEY,
+        placeholder: str = PLACEHOLDER,
+    ) -> None:
+        self.session = session
+        self.placeholder = placeholder
+        super().__init__(title=title, key=key, summary="")
+
+    def effective_visibility(
+        self,
+        params: None,
+        *,
+        session: Session | None,
+        path: SectionPath,
+        override: SectionVisibility | None = None,
+        summary: str | None = None,
+    ) -> SectionVisibility:
+        own = SectionVisibility.FULL if self._digest() is None else SectionVisibility.SUMMARY
+        return super().effective_visibility(params, session=session, path=path, override=own)
+
+    def _digest(self) -> WorkspaceDigest | None:
+        return latest_workspace_digest(self.session, self.key)
+
+    def render_body(
+        self, params: None, *, visibility: SectionVisibility, path: SectionPath, session: Session | None
+    ) -> str:
+        digest = self._digest()
+        if digest is None:
+            logger.warning("the session has no digest for the section %s", ".".join(path))
+            return self.placeholder
+        return digest.body
+
+    def render_summary(self, params: None, *, path: SectionPath) -> str:
+        digest = self._digest()
+        return self.placeholder if digest is None else digest.summary
+
+    def render_override(
+        self, params: None, node: SectionNode, *, visibility: SectionVisibility, session: Session | None
+    ) -> str:
+        if self._digest() is None:
+            return super().render_override(params, node, visibility=visibility, session=session)
+        return self.render(params, node.depth, node.number, path=node.path, visibility=visibility, session=session)
+
+    def original_body_template(self) -> str | None:
+        return self.placeholder.replace("$", "$$")
+
+    def clone(self, **changes: Any) -> Self:
+        """The same section; with ``session``, for that session."""
+        twin = super().clone(**changes)
+        twin.session = changes.get("session", self.session)
+        return twin

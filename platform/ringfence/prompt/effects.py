@@ -1,0 +1,306 @@
+"""Policies that see effects: what a call has really changed, before any of it is kept."""
+
+from __future__ import annotations
+
+import os
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ringfence.errors import PromptValidationError
+from ringfence.filesystem.git_names import is_dotgit
+from ringfence.filesystem.paths import shown
+from ringfence.filesystem.search import compiled_glob, path_filter
+from ringfence.participants import Change, FileVersion
+from ringfence.prompt.policy import ALLOW, PathHashes, PolicyDecision, PolicyState, policy_state
+
+if TYPE_CHECKING:
+    from ringfence.prompt.tool import Tool, ToolContext
+    from ringfence.prompt.tool_result import ToolResult
+
+Matches = Callable[[str], bool]
+
+
+class PathPolicy:
+    """Calls change nothing that ``deny`` names, and nothing but what ``allow`` names.
+
+    Patterns are globs: ``*`` stays within a name, ``**`` stands for any directories. One without a ``/`` is for names
+    at any depth, one with a ``/`` (``/src``, ``docs/*.md``) for paths from the root. What matches takes along all that
+    is below it. For ``deny`` neither case nor the way in which accents are encoded counts.
+    """
+
+    name = "paths"
+
+    def __init__(self, *, allow: Iterable[str] | None = None, deny: Iterable[str] = ()) -> None:
+        """``allow`` None allows all that is not denied; empty, nothing. PromptValidationError for a bad pattern."""
+        if isinstance(allow, str) or isinstance(deny, str):
+            raise PromptValidationError(f"the policy {self.name} takes lists of patterns, not a text")
+        self.allow = None if allow is None else tuple(allow)
+        self.deny = tuple(deny)
+        denied = [_folded(pattern) for pattern in self.deny]
+        self._allowed = _covering(self.allow or ())
+        self._denied = _covering(denied)
+        self._above_denied = {above for pattern in denied for above in _fixed_above(pattern)}
+
+    def check_effects(
+        self, tool: Tool[Any, Any], params: Any, changes: Sequence[Change], *, context: ToolContext
+    ) -> PolicyDecision:
+        for change in changes:
+            path = _folded(change.path)
+            if self._denied(path):
+                return PolicyDecision.deny(f"{shown(change.path)} must not be {change.kind}")
+            if path in self._above_denied and change.after is not None and change.after.kind == "symlink":
+                return PolicyDecision.deny(f"{shown(change.path)} must not become a link: what is below is denied")
+        if self.allow is None:
+            return ALLOW
+        outside = [change for change in changes if not self._allowed(change.path)]
+        if outside:
+            # A directory may come into being on the way to what is allowed.
+            on_the_way = {above for change in changes if self._allowed(change.path) for above in _above(change.path)}
+            for change in outside:
+                if not (change.before is None and _is_directory(change.after) and change.path in on_the_way):
+                    return PolicyDecision.deny(f"{shown(change.path)} is not among what may be changed")
+        return ALLOW
+
+
+SECRETS = (
+    *(".env", ".env.*", ".envrc", "*.pem", "*.key", "*.p12", "*.pfx", "*.jks", "*.keystore", "*.kdbx", "*.ppk"),
+    *("id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", ".ssh", ".gnupg", ".aws", ".azure", ".kube"),
+    *(".netrc", "_netrc", ".npmrc", ".pypirc", ".git-credentials", ".htpasswd", "**/.docker/config.json"),
+    *("credentials", "credentials.json", "secrets", "secrets.*"),
+)
+"""Where keys, passwords and tokens are kept, by habit of the programs that use them."""
+NO_SECRETS = (".env.example", ".env.sample", ".env.template", ".env.dist", "id_*.pub")
+
+
+class ProtectedFilesPolicy:
+    """Calls change nothing of git's own data, of the workflows that a forge runs, and of where secrets are kept."""
+
+    name = "protected_files"
+
+    def __init__(self) -> None:
+        self._workflows = PathPolicy(deny=[".github/workflows"])
+        self._secret = _each_name(SECRETS, besides=NO_SECRETS)
+
+    def check_effects(
+        self, tool: Tool[Any, Any], params: Any, changes: Sequence[Change], *, context: ToolContext
+    ) -> PolicyDecision:
+        for change in changes:
+            if any(is_dotgit(os.fsencode(name)) for name in change.path.split("/")):
+                return PolicyDecision.deny(f"{shown(change.path)} is git's own data")
+            if self._secret(_folded(change.path)):
+                return PolicyDecision.deny(f"{shown(change.path)} is where secrets are kept")
+        return self._workflows.check_effects(tool, params, changes, context=context)
+
+
+class DeletionLimitPolicy:
+    """A session removes at most so many files of those that it did not make itself.
+
+    Emptied, or replaced by something else than a file, counts as removed; moved does not. What comes back under its
+    path counts no longer.
+    """
+
+    name = "deletion_limit"
+
+    def __init__(self, *, max_files: int) -> None:
+        """Raises PromptValidationError for less than 0."""
+        if type(max_files) is not int or max_files < 0:
+            raise PromptValidationError(f"max_files is a number of files, 0 or more, not {max_files!r}")
+        self.max_files = max_files
+
+    def check_effects(
+        self, tool: Tool[Any, Any], params: Any, changes: Sequence[Change], *, context: ToolContext
+    ) -> PolicyDecision:
+        removed, _ = self._after(changes, context)
+        if len(removed) <= self.max_files or len(removed) <= len(self._known(context, "removed")):
+            return ALLOW
+        return PolicyDecision.deny(
+            f"that makes {len(removed)} files removed in this session, {self.max_files} are allowed: "
+            f"{_listed(path for path, _ in removed)}"
+        )
+
+    def check(self, tool: Tool[Any, Any], params: Any, *, context: ToolContext) -> PolicyDecision:
+        return ALLOW
+
+    def on_result(self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext) -> None:
+        changes = changes_of(context)
+        if changes:
+            for which, known in zip(("removed", "made"), self._after(changes, context), strict=True):
+                state = policy_state(context, self.name, self._scope(context, which))
+                if known != state.invoked_keys:
+                    changed = PolicyState(self.name, frozenset(), known, state.scope)
+                    context.session[PolicyState].exchange(state, changed)
+
+    def _after(self, changes: Sequence[Change], context: ToolContext) -> tuple[PathHashes, PathHashes]:
+        """What counts as removed, and what as made by the session, when these changes are kept."""
+        removed, made = self._known(context, "removed"), self._known(context, "made")
+        arrived = {content: change.path for change in changes if (content := _new_content(change))}
+        moved_to: set[str] = set()
+        for change in changes:
+            if change.before is None or not _lost(change.before, change.after):
+                continue
+            own = made.of(change.path) is not None
+            if change.after is None:
+                made = made.updated({change.path: None})
+            target = arrived.pop(change.before.content_hash or "", None)
+            if target is not None:  # whose it was, it stays
+                moved_to.add(target)
+                made = made.updated({target: "made" if own else None})
+            elif not own:
+                removed = removed.updated({change.path: "removed"})
+        for change in changes:
+            if change.after is None or not _lost(change.after, change.before):
+                continue
+            if change.before is not None and change.before.kind != change.after.kind:
+                continue
+            if removed.of(change.path) is not None:
+                removed = removed.updated({change.path: None})
+            elif change.before is None and change.path not in moved_to:
+                made = made.updated({change.path: "made"})
+        return removed, made
+
+    def _known(self, context: ToolContext, which: str) -> PathHashes:
+        keys = policy_state(context, self.name, self._scope(context, which)).invoked_keys
+        return keys if isinstance(keys, PathHashes) else PathHashes(keys)
+
+    def _scope(self, context: ToolContext, which: str) -> str:
+        return f"{context.prompt.scope}#{which}"
+
+
+class RequireCleanTestsPolicy:
+    """Certain tools run, and certain files change, only when the tests have passed since the last change of a file.
+
+    The tests have passed when ``test_tool`` succeeded (with an exit code of 0, where its result has one). It belongs to
+    the prompt, not to a section: it has to hear of the calls of all tools.
+    """
+
+    name = "require_clean_tests"
+
+    def __init__(self, test_tool: str, *, before: Iterable[str] = (), paths: Iterable[str] = ()) -> None:
+        """``before`` names the tools, and ``paths`` the files (patterns as in `PathPolicy`) that have to wait.
+
+        Raises:
+            PromptValidationError: nothing has to wait, or the test tool has to wait for itself.
+        """
+        if isinstance(before, str) or isinstance(paths, str):
+            raise PromptValidationError(f"the policy {self.name} takes lists of tools and patterns, not a text")
+        self.test_tool = test_tool
+        self.before = frozenset(before)
+        self.paths = tuple(paths)
+        self._waiting = _covering([_folded(pattern) for pattern in self.paths])
+        if not (self.before or self.paths):
+            raise PromptValidationError(f"{self.name} needs tools (before=) or files (paths=) that have to wait")
+        if test_tool in self.before:
+            raise PromptValidationError(f"{test_tool} would wait for itself", placeholder=test_tool)
+
+    def check(self, tool: Tool[Any, Any], params: Any, *, context: ToolContext) -> PolicyDecision:
+        return self._decision(tool.name, context) if tool.name in self.before else ALLOW
+
+    def check_effects(
+        self, tool: Tool[Any, Any], params: Any, changes: Sequence[Change], *, context: ToolContext
+    ) -> PolicyDecision:
+        for change in changes:
+            if self._waiting(_folded(change.path)):
+                return self._decision(shown(change.path), context)
+        return ALLOW
+
+    def on_result(self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext) -> None:
+        if tool.name == self.test_tool:
+            clean = result.success and getattr(result.value, "exit_code", 0) == 0
+        elif changes_of(context):
+            clean = False
+        else:
+            return
+        state = policy_state(context, self.name, context.prompt.scope)
+        known = frozenset({self.test_tool} if clean else ())
+        if state.invoked_tools != known:
+            changed = PolicyState(self.name, known, scope=state.scope)
+            context.session[PolicyState].exchange(state, changed)
+
+    def validate(self, tool_names: frozenset[str]) -> None:
+        if unknown := sorted({self.test_tool, *self.before} - tool_names):
+            raise PromptValidationError(
+                f"the policy {self.name} names tools that this prompt does not have: {', '.join(unknown)}",
+                placeholder=unknown[0],
+            )
+
+    def _decision(self, what: str, context: ToolContext) -> PolicyDecision:
+        if self.test_tool in policy_state(context, self.name, context.prompt.scope).invoked_tools:
+            return ALLOW
+        return PolicyDecision.deny(f"{what} has to wait: run {self.test_tool} first, it has not passed since a change")
+
+
+def changes_of(context: ToolContext) -> list[Change]:
+    """What the call has changed, in every filesystem."""
+    return [] if context.call is None else [change for changes in context.call.changes.values() for change in changes]
+
+
+def _folded(path: str) -> str:
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", path).casefold())
+
+
+def _covering(patterns: Iterable[str]) -> Matches:
+    """Whether a path, or a directory above it, matches one of these."""
+    tests = [test for pattern in patterns for test in _tests(pattern)]
+
+    def covers(path: str) -> bool:
+        return bool(tests) and any(test(place) for place in (path, *_above(path)) for test in tests)
+
+    return covers
+
+
+def _each_name(patterns: Iterable[str], *, besides: Iterable[str]) -> Matches:
+    """`_covering`, but for names that are among ``besides``."""
+    covered, spared = _covering(patterns), [path_filter(pattern) for pattern in besides]
+
+    def covers(path: str) -> bool:
+        names = path.split("/")
+        kept = "/".join("-" if any(one(name) for one in spared) else name for name in names)
+        return covered(kept)
+
+    return covers
+
+
+def _tests(pattern: str) -> Iterator[Matches]:
+    try:
+        yield path_filter(pattern)
+        if pattern.endswith("/**") and pattern.strip("/*"):
+            yield path_filter(f"/{pattern.removesuffix('/**')}")
+    except ValueError as error:
+        raise PromptValidationError(str(error), placeholder=pattern) from None
+
+
+def _fixed_above(pattern: str) -> list[str]:
+    """The directories that every match is below of."""
+    if "/" not in pattern:
+        return []
+    fixed = compiled_glob(pattern).fixed
+    return ["/".join(fixed[:depth]) for depth in range(1, len(fixed) + 1)]
+
+
+def _above(path: str) -> Iterator[str]:
+    while "/" in path:
+        path = path.rpartition("/")[0]
+        yield path
+
+
+def _is_directory(version: FileVersion | None) -> bool:
+    return version is not None and version.kind == "directory"
+
+
+def _lost(version: FileVersion, other: FileVersion | None) -> bool:
+    """Whether a file or a link is there at one moment, and not, or emptied, at the other."""
+    if version.kind == "directory":
+        return False
+    return other is None or other.kind != version.kind or (version.size > 0 and other.size == 0)
+
+
+def _new_content(change: Change) -> str | None:
+    """The hash of what came to a path, if that is another content than it had."""
+    after = change.after.content_hash if change.after is not None else None
+    return None if change.before is not None and change.before.content_hash == after else after
+
+
+def _listed(paths: Iterable[str]) -> str:
+    names = sorted(shown(path) for path in paths)
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -1,0 +1,144 @@
+"""Snapshots of a session: what its slices held at one moment, to go back to, and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, TypeVar, cast
+from uuid import UUID
+
+from ringfence.errors import SnapshotRestoreError, SnapshotSerializationError
+from ringfence.runtime.items import EMPTY, Items
+from ringfence.runtime.limits import require_aware
+from ringfence.runtime.slices import SlicePolicy
+from ringfence.serde.tagged import decode, encode, type_id, types_within
+
+T = TypeVar("T")
+
+VERSION = "1"
+
+
+class SnapshotSlices(Mapping[type[Any], tuple[Any, ...]]):
+    """The items of every slice that a snapshot covers; a slice's tuple is made when it is asked for."""
+
+    __slots__ = ("held",)
+
+    def __init__(self, held: Mapping[type[Any], Items[Any]]) -> None:
+        self.held = held
+
+    def __getitem__(self, slice_type: type[T]) -> tuple[T, ...]:
+        return self.held[slice_type].all()
+
+    def __iter__(self) -> Iterator[type[Any]]:
+        return iter(self.held)
+
+    def __len__(self) -> int:
+        return len(self.held)
+
+    def __repr__(self) -> str:
+        return f"{{{', '.join(f'{kind.__qualname__}: {items.length} items' for kind, items in self.held.items())}}}"
+
+    def lengths(self) -> frozenset[tuple[type[Any], int]]:
+        """Of the slices that hold anything: to a restore, an empty slice and none are the same."""
+        return frozenset((kind, items.length) for kind, items in self.held.items() if items.length)
+
+    def equals(self, other: SnapshotSlices) -> bool:
+        return self.lengths() == other.lengths() and all(
+            items.equals(other.held.get(kind, EMPTY)) for kind, items in self.held.items()
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Snapshot:
+    """The slices of a session at one moment, to go back to; taking one copies nothing.
+
+    Two snapshots are equal if they hold the same, whenever they were taken. ``policies`` says which kinds of slices are
+    covered; ``tag`` is a name for people.
+    """
+
+    created_at: datetime
+    parent_id: UUID | None
+    children_ids: tuple[UUID, ...]
+    slices: SnapshotSlices
+    tags: Mapping[str, str]
+    policies: frozenset[SlicePolicy]
+    tag: str | None = None
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Snapshot):
+            return NotImplemented
+        return (
+            (self.parent_id, self.children_ids, self.policies) == (other.parent_id, other.children_ids, other.policies)
+            and self.tags == other.tags
+            and self.slices.equals(other.slices)
+        )
+
+    def __hash__(self) -> int:
+        # Not of the items: those need not be hashable.
+        return hash((self.parent_id, self.children_ids, self.policies, self.slices.lengths()))
+
+    def to_json(self) -> str:
+        """One JSON object, the same for the same content; ``from_json`` takes it back.
+
+        Raises:
+            SnapshotSerializationError: a slice holds something without a JSON form.
+        """
+        slices: list[dict[str, object]] = []
+        for kind, items in self.slices.items():
+            kinds = {type_id(item.__class__) for item in items}
+            try:
+                held = encode(list(items))
+            except (TypeError, ValueError) as error:
+                raise SnapshotSerializationError(f"the slice {kind.__qualname__} cannot be JSON: {error}") from error
+            item_type = next(iter(kinds)) if len(kinds) == 1 else None
+            slices.append({"slice_type": type_id(kind), "item_type": item_type, "items": held})
+        return json.dumps(
+            {
+                "version": VERSION,
+                "created_at": self.created_at.isoformat(),
+                "parent_id": None if self.parent_id is None else str(self.parent_id),
+                "children_ids": [str(child) for child in self.children_ids],
+                "slices": sorted(slices, key=lambda one: str(one["slice_type"])),
+                "tags": dict(self.tags),
+                "policies": sorted(policy.value for policy in self.policies),
+                "tag": self.tag,
+            },
+            sort_keys=True,
+        )
+
+    @staticmethod
+    def from_json(text: str | bytes, *, types: Iterable[type[Any]]) -> Snapshot:
+        """A snapshot from what `to_json` made. ``types`` are the dataclasses and enums that may be in it, with those
+        that their fields declare: `Session.slice_types` of a session that knows them. Nothing is imported.
+
+        Raises:
+            SnapshotRestoreError: it is of another version or form, or has a type that is not among these.
+        """
+        known = types_within(types)
+        try:
+            data: dict[str, Any] = json.loads(text)
+            if data["version"] != VERSION:
+                raise ValueError(f"it is of version {data['version']!r}, not {VERSION!r}")
+            held = {
+                _slice_type(one["slice_type"], known): Items.of(cast("list[Any]", decode(one["items"], known)))
+                for one in data["slices"]
+            }
+            return Snapshot(
+                created_at=require_aware("created_at", datetime.fromisoformat(data["created_at"])),
+                parent_id=None if data["parent_id"] is None else UUID(data["parent_id"]),
+                children_ids=tuple(UUID(child) for child in data["children_ids"]),
+                slices=SnapshotSlices(held),
+                tags={str(name): str(value) for name, value in data["tags"].items()},
+                policies=frozenset(SlicePolicy(policy) for policy in data["policies"]),
+                tag=data["tag"],
+            )
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise SnapshotRestoreError(f"this is no snapshot that can be restored here: {error}") from error
+
+
+def _slice_type(name: str, known: Mapping[str, type[Any]]) -> type[Any]:
+    if name not in known:
+        raise ValueError(f"the slice {name} is not known here; register or install it first")
+    return known[name]

@@ -1,0 +1,117 @@
+"""Overrides of a user's prompts: seeded, listed, checked and compared."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ringfence.adapters.failures import said_of
+from ringfence.adapters.loop import tool_schema
+from ringfence.errors import PromptError, PromptOverridesError
+from ringfence.prompt.override_files import LocalPromptOverridesStore
+from ringfence.prompt.overrides import problems
+from ringfence.prompt.prompt import Prompt, PromptTemplate
+from ringfence_cli.printable import one_line, plural
+from ringfence_cli.terminal import put_diff
+
+
+def seed(spec: str, root: Path | None, tag: str) -> int:
+    prompt, store = _prompt(spec), _store(root)
+    try:
+        path = store.path(prompt.ns, prompt.key, tag)
+        there = path.exists()
+        store.seed(prompt, tag)
+    except PromptOverridesError as error:
+        raise click.ClickException(str(error)) from None
+    click.echo(
+        f"{path} was there already and stays as it is" if there else f"{path} has the prompt's own texts", err=True
+    )
+    click.echo(path)
+    return 0
+
+
+def list_files(root: Path | None) -> int:
+    store = _store(root)
+    for path in store.files():
+        try:
+            one = store.read(path)
+        except PromptOverridesError as error:
+            click.echo(one_line(str(error), 300), err=True)
+            continue
+        counts = (plural(len(one.sections), "section"), plural(len(one.tools), "tool"))
+        tasks = plural(len(one.task_examples), "task example")
+        click.echo(f"{one.ns}:{one.prompt_key} {one.tag}  {', '.join((*counts, tasks))}  {path}")
+    return 0
+
+
+def check(spec: str, root: Path | None, tag: str) -> int:
+    prompt, store = _prompt(spec), _store(root)
+    try:
+        path = store.path(prompt.ns, prompt.key, tag)
+        wrong = problems(prompt.descriptor, store.read(path)) if path.exists() else {}
+    except PromptOverridesError as error:
+        raise click.ClickException(str(error)) from None
+    for said in wrong.values():
+        click.echo(one_line(said, 500))
+    click.echo(f"{plural(len(wrong), 'override')} of {path} would be left out" if wrong else "all fit", err=True)
+    return 1 if wrong else 0
+
+
+def diff(spec: str, root: Path | None, tag: str) -> int:
+    prompt, store = _prompt(spec), _store(root)
+    plain = Prompt[Any](prompt.template)
+    overridden = Prompt[Any](prompt.template, overrides_store=store, overrides_tag=tag)
+    for one in (plain, overridden):
+        one.bind(*prompt.params)
+    try:
+        before, after = _as_text(plain), _as_text(overridden)
+    except (PromptError, PromptOverridesError) as error:
+        raise click.ClickException(str(error)) from None
+    name = f"{prompt.ns}:{prompt.key}"
+    lines = difflib.unified_diff(before, after, f"a/{name}", f"b/{name} ({tag})", lineterm="")
+    put_diff("".join(f"{line}\n" for line in lines).encode())
+    return 0
+
+
+def _as_text(prompt: Prompt[Any]) -> list[str]:
+    """All that a model is told: the text, then each tool's description and schema."""
+    rendered = prompt.render()
+    lines = rendered.text.splitlines()
+    for tool in rendered.tools:
+        schema = tool_schema(tool, rendered)
+        lines += ["", f"tool {tool.name}: {tool.description}"]
+        lines += json.dumps(schema.parameters, indent=2, ensure_ascii=False).splitlines()
+    return lines
+
+
+def _store(root: Path | None) -> LocalPromptOverridesStore:
+    try:
+        return LocalPromptOverridesStore(root)
+    except PromptOverridesError as error:
+        raise click.UsageError(f"{error}; or --root") from None
+
+
+def _prompt(spec: str) -> Prompt[Any]:
+    """The prompt that a user names; what its module does when it is imported, it does."""
+    module, _, name = spec.partition(":")
+    if not module or not name:
+        raise click.UsageError(f"{spec!r} names no prompt: write MODULE:NAME, such as app.prompts:MAIN")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except Exception as error:  # a user's module may raise anything
+        raise click.UsageError(f"{spec!r} cannot be had: {type(error).__name__}: {said_of(error)}") from None
+    kind: type[Any] = found.__class__
+    if issubclass(kind, PromptTemplate):
+        return Prompt[Any](found)
+    if issubclass(kind, Prompt):
+        return found
+    raise click.UsageError(f"{spec!r} is no Prompt or PromptTemplate but a {kind.__name__}")

@@ -1,0 +1,204 @@
+"""The policies of a workspace's owner: from the command line and from a file that no agent can reach."""
+
+from __future__ import annotations
+
+import json
+import os
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ringfence import serde
+from ringfence.adapters.failures import said_of
+from ringfence.errors import PromptValidationError
+from ringfence.participants import CallInfo, CallLock, Change
+from ringfence.prompt.effects import DeletionLimitPolicy, PathPolicy, ProtectedFilesPolicy, RequireCleanTestsPolicy
+from ringfence.prompt.policy import EffectPolicy, Policy, ToolPolicy
+from ringfence.prompt.prompt import Prompt
+from ringfence.prompt.tool import Tool, ToolContext
+from ringfence.prompt.tool_result import ToolResult
+from ringfence.runtime.session import Session
+from ringfence_sandbox.places import store_of
+
+FILE_NAME = "ringfence.toml"
+KINDS = "allow:GLOB, deny:GLOB, deletions:N, protected, tests:TOOL:GLOB or FILE.toml"
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    allow: tuple[str, ...] | None = None
+    deny: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Tests:
+    tool: str
+    before: tuple[str, ...] = ()
+    paths: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The table ``[policies]`` of a file. The fields are those of the policies' constructors."""
+
+    protected: bool = False
+    deletions: int | None = None
+    paths: Paths | None = None
+    tests: Tests | None = None
+
+    def policies(self) -> Iterator[Policy]:
+        if self.protected:
+            yield ProtectedFilesPolicy()
+        if self.paths is not None:
+            yield PathPolicy(allow=self.paths.allow, deny=self.paths.deny)
+        if self.deletions is not None:
+            yield DeletionLimitPolicy(max_files=self.deletions)
+        if self.tests is not None:
+            yield RequireCleanTestsPolicy(self.tests.tool, before=self.tests.before, paths=self.tests.paths)
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyFile:
+    policies: Wanted = field(default_factory=Wanted)
+
+
+def owner_file(directory: Path) -> Path:
+    """Where the owner of a workspace keeps its policies: beside its store, whether there is one yet or not."""
+    return Path(store_of(os.path.realpath(directory)), FILE_NAME)
+
+
+def policies_of(directory: Path, specs: Sequence[str]) -> tuple[Policy, ...]:
+    """What holds for a workspace: its owner's file, if there is one, and what is said on the command line.
+
+    Raises:
+        click.BadParameter: a file that cannot be read or understood, or that the agent could change; a bad SPEC.
+    """
+    file = owner_file(directory)
+    owned = _of_file(file, directory) if os.path.lexists(file) else ()
+    return (*owned, *policies_said(specs, directory))
+
+
+def policies_said(specs: Sequence[str], directory: Path | None = None) -> tuple[Policy, ...]:
+    """The same of the command line alone."""
+    found: list[Policy] = []
+    lists: dict[str, list[str]] = {"allow": [], "deny": []}
+    for spec in specs:
+        kind, _, rest = spec.partition(":")
+        try:
+            if kind in lists and rest:
+                lists[kind].append(rest)
+            elif spec == "protected":
+                found.append(ProtectedFilesPolicy())
+            elif kind == "deletions" and rest.isascii() and rest.isdigit():
+                found.append(DeletionLimitPolicy(max_files=int(rest)))
+            elif kind == "tests" and rest.partition(":")[2]:
+                tool, _, pattern = rest.partition(":")
+                found.append(RequireCleanTestsPolicy(tool, paths=[pattern]))
+            elif spec.endswith(".toml"):
+                found.extend(_of_file(Path(spec), directory))
+            else:
+                raise _bad(f"there is no policy {spec!r}; there are {KINDS}")
+        except (PromptValidationError, ValueError) as error:
+            raise _bad(f"{spec!r}: {said_of(error)}") from None
+    if any(lists.values()):
+        try:
+            found.append(PathPolicy(allow=lists["allow"] or None, deny=lists["deny"]))
+        except PromptValidationError as error:
+            raise _bad(said_of(error)) from None
+    return tuple(found)
+
+
+def _of_file(file: Path, directory: Path | None) -> tuple[Policy, ...]:
+    if directory is not None:
+        root = os.path.realpath(directory)
+        for place in (os.path.abspath(file), os.path.realpath(file)):
+            if os.path.commonpath((root, place)) == root:
+                raise _bad(f"{file} is inside of the workspace, where the agent could change it: keep it elsewhere")
+    try:
+        table = tomllib.loads(file.read_text(encoding="utf-8"))
+        wanted = serde.parse(PolicyFile, table, extra="forbid", coerce=False)
+        return tuple(wanted.policies.policies())
+    except (OSError, PromptValidationError, ValueError) as error:
+        raise _bad(f"{file}: {said_of(error)}") from None
+
+
+def _bad(message: str) -> click.BadParameter:
+    return click.BadParameter(message, param_hint="'--policy'")
+
+
+@dataclass(frozen=True, slots=True)
+class Denial:
+    """What a policy would have said of a call that was committed."""
+
+    call_id: str
+    tool: str
+    policy: str
+    reason: str
+
+
+def replayed(receipts: Path, policies: Sequence[Policy]) -> tuple[int, list[Denial]]:
+    """How many committed calls a receipts file has, and those that the policies would have denied.
+
+    Every call is judged as if all before it had been kept, those aside that would have been denied. A receipt does not
+    say what a tool answered: tests count as passed where their call was committed.
+
+    Raises:
+        click.BadParameter: a line that is no receipt.
+    """
+    session, denials, calls = Session(), list[Denial](), 0
+    prompt = Prompt[None](ns="ringfence", key="policies")
+    with receipts.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                receipt = serde.read_json(line)
+                changes = [serde.parse(Change, one) for one in _list_of(receipt["changes"])]
+                call_id, name, outcome = (str(receipt[key]) for key in ("call_id", "tool", "outcome"))
+                if outcome != "committed":
+                    continue
+                tool = Tool[None, None](name=name, description="A tool of a past run.", handler=None)
+            except (ValueError, KeyError, TypeError, PromptValidationError) as error:
+                raise click.BadParameter(f"line {number} is no receipt: {said_of(error)}") from None
+            calls += 1
+            call = CallInfo(call_id, name)
+            call.changes = {CallLock("a past run"): changes} if changes else {}
+            context = ToolContext(prompt=prompt, rendered_prompt=None, adapter=None, session=session, call=call)
+            denial = _denial(policies, tool, receipt.get("params"), changes, context)
+            if denial is not None:
+                denials.append(Denial(call_id, name, *denial))
+                continue
+            for policy in policies:
+                if isinstance(policy, ToolPolicy):
+                    policy.on_result(tool, receipt.get("params"), ToolResult("done"), context=context)
+    return calls, denials
+
+
+def _denial(
+    policies: Sequence[Policy], tool: Tool[Any, Any], params: object, changes: Sequence[Change], context: ToolContext
+) -> tuple[str, str] | None:
+    for policy in policies:
+        if isinstance(policy, ToolPolicy):
+            decision = policy.check(tool, params, context=context)
+            if not decision.allowed:
+                return policy.name, decision.reason or ""
+    for policy in policies:
+        if changes and isinstance(policy, EffectPolicy):
+            decision = policy.check_effects(tool, params, changes, context=context)
+            if not decision.allowed:
+                return policy.name, decision.reason or ""
+    return None
+
+
+def _list_of(value: object) -> list[Any]:
+    if not isinstance(value, list):
+        raise TypeError("its changes are no list")
+    return [*value]  # pyright: ignore[reportUnknownArgumentType]
+
+
+def as_json(calls: int, denials: Sequence[Denial]) -> str:
+    return json.dumps({"calls": calls, "denied": serde.dump(list(denials))})

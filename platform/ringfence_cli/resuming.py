@@ -1,0 +1,153 @@
+"""The record of a run on disk, beside the history of the workspace, so that one that was interrupted can go on."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ringfence.adapters.core import Conversation, Message, Said
+from ringfence.filesystem.paths import shown
+from ringfence.participants import Step
+from ringfence.prompt.policy import PolicyState
+from ringfence.runtime.session import Session
+from ringfence.runtime.visibility import VisibilityOverrides
+from ringfence.serde.tagged import decode, encode, types_within
+from ringfence_cli.outputs import OutputFile
+from ringfence_cli.signals import Signals
+from ringfence_sandbox.places import store_of
+from ringfence_tools.planning import Plan
+
+FILE_NAME = "run.jsonl"
+PROMPT_NAME = "ringfence:run"
+KEPT: Sequence[type[Any]] = (Plan, PolicyState, VisibilityOverrides)
+"""What of a session a run goes on with. What tools answered is in the conversation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """A run that has not come to its end."""
+
+    task: str
+    session_id: str
+    """Of the session in which it was interrupted; its steps bear it."""
+    messages: tuple[Message, ...]
+    state: tuple[object, ...]
+    """The items of the slices that are kept."""
+
+
+class RunRecord:
+    """Writes a line for every message of a run, with the state after it where that has changed.
+
+    A line is one write, so that whoever reads it finds a call with its answer and its state, or none of it.
+    """
+
+    def __init__(self, directory: Path, task: str, before: Interrupted | None = None) -> None:
+        """``before`` is the run to go on with. The workspace has to be open: its lock guards the record too."""
+        self.path = record_of(directory)
+        self.task = task
+        self._before = before
+        self._file = OutputFile(self.path, append=before is not None)
+        self._written: list[tuple[Any, ...]] = []
+
+    def attend(self, session: Session, signals: Signals, steps: Sequence[Step]) -> None:
+        """Bring a new session to where the interrupted one stood, if there is one, and listen to it."""
+        record: dict[str, object] = {"task": self.task, "session": str(session.session_id)}
+        if self._before is not None:
+            for kind in KEPT:
+                session[kind].seed([item for item in self._before.state if type(item) is kind])
+            answered = _answers_of_steps(self._before, steps)
+            session[Conversation].seed(Conversation(PROMPT_NAME, (*self._before.messages, *answered)))
+            record["messages"] = [encode(message) for message in answered]
+        if self._before is None:
+            self._file.replace(_line(record))
+        else:
+            self._file.write(_line(record))
+        self._written = [session[kind].all() for kind in KEPT]
+
+        def said(event: Said) -> None:
+            with signals.held():
+                self._add(event.message, session)
+
+        session.dispatcher.subscribe(Said, said)
+
+    def _add(self, message: Message, session: Session) -> None:
+        record: dict[str, object] = {"messages": [_encoded(message)]}
+        held = [session[kind].all() for kind in KEPT]
+        if not _same(held, self._written):
+            record["state"] = [encode(item) for items in held for item in items]
+            self._written = held
+        self._file.write(_line(record))
+
+    def finish(self) -> None:
+        """The run has come to its end: there is nothing to go on with."""
+        self.path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def record_of(directory: Path) -> Path:
+    return Path(store_of(os.path.realpath(directory)), FILE_NAME)
+
+
+def interrupted_run(directory: Path) -> Interrupted | None:
+    """The run that was interrupted in a workspace, if one was. A torn last line is as if it had not been written.
+
+    Raises:
+        ValueError: the record is of another version of this program, or damaged.
+    """
+    types = types_within((Message, *KEPT))
+    task, session_id, messages, state = "", "", list[Message](), tuple[object, ...]()
+    try:
+        *lines, _torn = record_of(directory).read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return None
+    try:
+        for line in lines:
+            record: dict[str, Any] = json.loads(line)
+            task, session_id = record.get("task", task), record.get("session", session_id)
+            messages += [decode(message, types) for message in record.get("messages", ())]
+            if "state" in record:
+                state = tuple(decode(item, types) for item in record["state"])
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"the record of the interrupted run cannot be read: {error}") from error
+    return Interrupted(task, session_id, tuple(messages), state) if lines else None
+
+
+def _answers_of_steps(before: Interrupted, steps: Iterable[Step]) -> list[Message]:
+    """What the model is told of calls that were committed when the run was killed, before it could be."""
+    made = {step.call_id: step for step in steps if step.session_id == before.session_id}
+    pending = Conversation("", before.messages).unanswered()
+    return [
+        Message("tool", _committed(made[call.call_id]), call_id=call.call_id)
+        for call in pending
+        if call.call_id in made
+    ]
+
+
+def _committed(step: Step) -> str:
+    paths = ", ".join(shown(path) for path in step.paths[:20])
+    return f"This call was committed as step {step.number}, which changed {paths}. An interruption lost its answer."
+
+
+def _encoded(message: Message) -> object:
+    try:
+        return encode(message)
+    except (TypeError, ValueError):  # what a provider wants to see again may be an object of its own
+        assert message.turn is not None
+        return encode(replace(message, turn=replace(message.turn, raw=None, parsed=None)))
+
+
+def _same(held: list[tuple[Any, ...]], written: list[tuple[Any, ...]]) -> bool:
+    return all(
+        len(one) == len(other) and all(map(lambda a, b: a is b, one, other))
+        for one, other in zip(held, written, strict=True)
+    )
+
+
+def _line(record: dict[str, object]) -> bytes:
+    return json.dumps(record).encode() + b"\n"

@@ -1,0 +1,76 @@
+"""`ringfence overrides` as a user meets it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+MODULE = """
+from dataclasses import dataclass
+from ringfence.prompt import MarkdownSection, Prompt, PromptTemplate, Tool
+
+@dataclass(frozen=True)
+class Find:
+    what: str
+
+tool = Tool[Find, None](name="find", description="Find.", handler=None)
+section = MarkdownSection(title="T", template="Be kind.", tools=[tool])
+TEMPLATE = PromptTemplate(ns="app", key="main", sections=[section])
+PROMPT = Prompt(TEMPLATE)
+OTHER = 3
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "prompts.py").write_text(MODULE)
+    return tmp_path
+
+
+def overrides(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ringfence_cli", "overrides", *arguments]
+    return subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=60)
+
+
+def test_texts_are_seeded_edited_listed_compared_and_checked(project: Path) -> None:
+    seeded = overrides(project, "seed", "prompts:TEMPLATE")
+    path = Path(seeded.stdout.strip())
+    assert path == project / ".ringfence" / "prompts" / "overrides" / "app" / "main" / "latest.json"
+    assert overrides(project, "diff", "prompts:PROMPT").stdout == ""
+    path.write_text(path.read_text().replace("Be kind.", "Be brave.").replace("Find.", "Seek."))
+    assert "stays as it is" in overrides(project, "seed", "prompts:PROMPT").stderr
+    assert "app:main latest  1 section, 1 tool" in overrides(project, "list").stdout
+    shown = overrides(project, "diff", "prompts:PROMPT").stdout
+    assert "-Be kind.\n+Be brave." in shown
+    assert "-tool find: Find.\n+tool find: Seek." in shown
+    checked = overrides(project, "check", "prompts:PROMPT")
+    assert (checked.returncode, checked.stdout) == (0, "")
+    (project / "prompts.py").write_text(MODULE.replace("Be kind.", "Be calm."))
+    checked = overrides(project, "check", "prompts:PROMPT")
+    assert checked.returncode == 1
+    assert "section t: it has changed since" in checked.stdout
+
+
+def test_a_root_and_a_tag_can_be_named(project: Path) -> None:
+    overrides(project, "seed", "prompts:PROMPT", "--root", "elsewhere", "--tag", "stable")
+    assert (project / "elsewhere" / "app" / "main" / "stable.json").exists()
+    assert "stable" in overrides(project, "list", "--root", "elsewhere").stdout
+
+
+@pytest.mark.parametrize("spec", ["prompts", "prompts:NOTHING", "nowhere:X", "prompts:OTHER", ":"])
+def test_what_names_no_prompt_is_wrong_usage(project: Path, spec: str) -> None:
+    assert overrides(project, "check", spec).returncode == 2
+
+
+def test_a_damaged_file_is_said(project: Path) -> None:
+    path = Path(overrides(project, "seed", "prompts:PROMPT").stdout.strip())
+    path.write_text("{")
+    for command in ("check", "diff", "seed"):
+        done = overrides(project, command, "prompts:PROMPT")
+        assert done.returncode == 1
+        assert "cannot be read" in done.stderr
+    assert "cannot be read" in overrides(project, "list").stderr

@@ -1,0 +1,148 @@
+"""Policies on the command line, in the owner's file, and tried on a past run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CALLS: list[Mapping[str, object]] = [
+    {"name": "read_file", "arguments": {"file_path": "a.txt"}},
+    {"name": "write_file", "arguments": {"file_path": "src/new.py", "content": "new\n"}},
+    {"name": "write_file", "arguments": {"file_path": ".github/workflows/ci.yml", "content": "on: push\n"}},
+    {"name": "rm", "arguments": {"path": "a.txt"}},
+]
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "a.txt").write_text("one\n")
+    turns: list[Mapping[str, object]] = [{"tool_calls": CALLS}, {"text": "Done."}]
+    (tmp_path / "script.jsonl").write_text("".join(json.dumps(turn) + "\n" for turn in turns))
+    return tmp_path / "tree"
+
+
+def ringfence(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    import os
+
+    return subprocess.run(
+        [sys.executable, "-m", "ringfence_cli", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=os.environ | environment,
+    )
+
+
+def run(tree: Path, *options: str | Path, workspace: str = "disk") -> tuple[int, dict[str, Any], str]:
+    model = f"script:{tree.parent / 'script.jsonl'}"
+    given = ("--task", "Do it.", "--model", model, "--json", "--workspace", workspace, *options)
+    done = ringfence("run", tree, *given)
+    return done.returncode, json.loads(done.stdout) if done.stdout else {}, done.stderr
+
+
+def changed(record: Mapping[str, Any]) -> set[str]:
+    return {change["path"] for change in record["changes"] if change["after"] is None or change["after"]["size"]}
+
+
+ALL = {"src/new.py", ".github/workflows/ci.yml", "a.txt"}
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ([], ALL),
+        (["--policy", "allow:/src/**"], {"src/new.py"}),
+        (["--policy", "allow:/src/**", "--policy", "allow:a.txt"], {"src/new.py", "a.txt"}),
+        (["--policy", "deny:.GITHUB"], ALL - {".github/workflows/ci.yml"}),
+        (["--policy", "deletions:0"], ALL - {"a.txt"}),
+        (["--policy", "protected", "--policy", "deletions:0"], {"src/new.py"}),
+        (["--policy", "tests:ls:/src/**"], ALL - {"src/new.py"}),
+    ],
+)
+def test_a_policy_of_the_command_line_holds(tree: Path, options: list[str], kept: set[str]) -> None:
+    code, record, _ = run(tree, *options, workspace="memory")
+    assert code == 0
+    assert changed(record) == kept
+    assert record["tool_calls"]["denied"] == 3 - len(kept)
+
+
+def test_the_owner_s_file_beside_the_store_holds_and_what_is_said_comes_on_top(tree: Path) -> None:
+    place = Path(ringfence("policies", "file", tree).stdout.strip())
+    assert not place.is_relative_to(tree)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text("[policies]\nprotected = true\n")
+    assert changed(run(tree, workspace="memory")[1]) == ALL - {".github/workflows/ci.yml"}
+    assert changed(run(tree, "--policy", "deletions:0")[1]) == {"src/new.py"}
+
+
+def test_a_file_that_is_named_says_all_that_there_is_to_say(tree: Path, tmp_path: Path) -> None:
+    file = tmp_path / "own.toml"
+    file.write_text(
+        '[policies]\nprotected = true\ndeletions = 3\npaths = {allow = ["/src/**", "a.txt"], deny = ["*.sh"]}\n'
+        '[policies.tests]\ntool = "ls"\nbefore = ["rm"]\n'
+    )
+    assert changed(run(tree, "--policy", str(file))[1]) == {"src/new.py"}
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("policies = 3", "policies"),
+        ("[policies]\nprotect = true", "protect"),
+        ("[policies]\ndeletions = -1", "max_files"),
+        ("[policies.paths]\ndeny = ['../x']", "'..'"),
+        ("[policies", "own.toml"),
+    ],
+)
+def test_a_file_that_is_not_understood_stops_the_run(tree: Path, tmp_path: Path, content: str, said: str) -> None:
+    file = tmp_path / "own.toml"
+    file.write_text(content)
+    code, _, errors = run(tree, "--policy", str(file))
+    assert code == 2
+    assert said in errors
+    assert (tree / "a.txt").exists()
+
+
+@pytest.mark.parametrize(
+    "spec", ["", "allow:", "deny", "deletions:-1", "deletions:x", "tests:ls", "guard", "deny:../x"]
+)
+def test_a_spec_that_says_nothing_is_wrong_usage(tree: Path, spec: str) -> None:
+    assert run(tree, "--policy", spec)[0] == 2
+
+
+def test_a_file_within_reach_of_the_agent_is_refused(tree: Path, tmp_path: Path) -> None:
+    (tree / "ringfence.toml").write_text("[policies]\n")
+    (tmp_path / "link.toml").symlink_to(tree / "ringfence.toml")
+    for path in (tree / "ringfence.toml", tmp_path / "link.toml"):
+        code, _, errors = run(tree, "--policy", path)
+        assert (code, "inside of the workspace" in errors) == (2, True)
+
+
+def test_a_past_run_says_what_a_policy_would_have_denied(tree: Path, tmp_path: Path) -> None:
+    receipts = tmp_path / "receipts.jsonl"
+    run(tree, "--receipts", receipts)
+    tried = ringfence("policies", "try", receipts, "--policy", "protected", "--policy", "deletions:0")
+    assert tried.returncode == 1
+    lines = tried.stdout.splitlines()
+    assert len(lines) == 2
+    assert "write_file would have been denied by protected_files: .github/workflows" in lines[0]
+    assert "rm would have been denied by deletion_limit" in lines[1]
+    assert "2 of 4 committed calls" in tried.stderr
+    record = json.loads(ringfence("policies", "try", receipts, "--policy", "allow:/src/**", "--json").stdout)
+    assert (record["calls"], [denial["tool"] for denial in record["denied"]]) == (4, ["write_file", "rm"])
+    assert ringfence("policies", "try", receipts, "--policy", "deny:nothing").returncode == 0
+
+
+def test_what_cannot_be_tried_is_wrong_usage(tmp_path: Path) -> None:
+    receipts = tmp_path / "receipts.jsonl"
+    receipts.write_text('{"tool": "x"}\n')
+    assert ringfence("policies", "try", receipts).returncode == 2
+    tried = ringfence("policies", "try", receipts, "--policy", "protected")
+    assert (tried.returncode, "line 1 is no receipt" in tried.stderr) == (2, True)

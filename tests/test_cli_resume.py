@@ -1,0 +1,196 @@
+"""A run that was interrupted goes on where it stood: with its conversation, its plan, and what it has read."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringfence.adapters import ScriptedAdapter
+from ringfence.errors import PromptEvaluationError
+from ringfence_cli.disk import DiskWorkspace
+from ringfence_cli.resuming import RunRecord, interrupted_run, record_of
+from ringfence_cli.signals import Signals
+from ringfence_cli.task import Ending, Task, perform
+from ringfence_cli.watch import Tally
+
+DONE: Mapping[str, Any] = {"text": "Done."}
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "a.txt").write_text("one\n")
+    return tmp_path / "tree"
+
+
+def call(name: str, **arguments: object) -> dict[str, object]:
+    return {"name": name, "arguments": arguments}
+
+
+def calls(*tool_calls: Mapping[str, object]) -> dict[str, Any]:
+    return {"tool_calls": list(tool_calls)}
+
+
+def performed(tree: Path, turns: Sequence[Any], *, resume: bool = False) -> tuple[Ending, ScriptedAdapter]:
+    """A run in this process, so that a test can see what the model was sent."""
+    before = interrupted_run(tree) if resume else None
+    workspace, adapter = DiskWorkspace(tree), ScriptedAdapter(turns)
+    with closing(workspace), closing(RunRecord(tree, "Do it.", before)) as record, Signals() as signals:
+        return perform(Task("Do it.", workspace, adapter, record=record), signals, Tally(), []), adapter
+
+
+READ = calls(call("planning_setup_plan", objective="fix", initial_steps=["edit"]), call("read_file", file_path="a.txt"))
+EDIT = call("edit_file", file_path="a.txt", old_string="one", new_string="two")
+
+
+def test_a_resumed_run_has_its_conversation_its_plan_and_what_it_has_read(tree: Path) -> None:
+    ending, first = performed(tree, [READ])
+    assert ending.outcome == "provider_failed"
+    ending, second = performed(tree, [calls(EDIT), DONE], resume=True)
+    assert ending.outcome == "done"
+    assert second.requests[0]["messages"] == first.requests[-1]["messages"]
+    assert (tree / "a.txt").read_text() == "two\n"
+    assert ending.plan is not None
+    assert ending.plan.objective == "fix"
+
+
+def test_a_run_can_be_interrupted_and_resumed_again_and_again(tree: Path) -> None:
+    performed(tree, [READ])
+    performed(tree, [calls(EDIT)], resume=True)
+    ending, last = performed(tree, [calls(call("write_file", file_path="a.txt", content="3\n")), DONE], resume=True)
+    assert ending.outcome == "done"
+    assert (tree / "a.txt").read_text() == "3\n"
+    assert [message["role"] for message in last.requests[-1]["messages"]] == [
+        *("system", "assistant", "tool", "tool", "assistant", "tool", "assistant", "tool")
+    ]
+
+
+def test_a_run_that_is_done_cannot_be_resumed(tree: Path) -> None:
+    performed(tree, [READ, DONE])
+    assert interrupted_run(tree) is None
+
+
+def test_a_new_run_takes_the_place_of_an_interrupted_one(tree: Path) -> None:
+    performed(tree, [READ])
+    performed(tree, [calls(call("ls"))])
+    before = interrupted_run(tree)
+    assert before is not None
+    assert len(before.messages) == 2
+
+
+def cut(tree: Path, lines: int, rest: bytes = b"") -> None:
+    """As if the process had been killed so many lines before the end of its record."""
+    record = record_of(tree)
+    kept = record.read_bytes().splitlines(keepends=True)
+    record.write_bytes(b"".join(kept[: len(kept) - lines]) + rest)
+
+
+@pytest.mark.parametrize("torn", [b"", b'{"messages": [{"$ty'])
+def test_a_call_that_was_committed_but_not_answered_is_told_so_and_not_run_again(tree: Path, torn: bytes) -> None:
+    create = call("write_file", file_path="new.txt", content="new\n")
+    performed(tree, [READ, calls(create, call("ls"))])
+    cut(tree, 2, torn)
+    (tree / "new.txt").unlink()
+    ending, second = performed(tree, [DONE], resume=True)
+    assert ending.outcome == "done"
+    *_, committed, listed = second.requests[0]["messages"]
+    assert committed["content"].startswith("This call was committed as step 1, which changed new.txt.")
+    assert "a.txt" in listed["content"]
+    assert not (tree / "new.txt").exists()
+
+
+def test_a_call_that_was_neither_answered_nor_committed_runs_now(tree: Path) -> None:
+    performed(tree, [READ, calls(call("ls"), call("grep", pattern="one"))])
+    cut(tree, 2)
+    _, second = performed(tree, [DONE], resume=True)
+    assert [message["role"] for message in second.requests[0]["messages"][-3:]] == ["assistant", "tool", "tool"]
+    assert "a.txt:1" in second.requests[0]["messages"][-1]["content"]
+
+
+def test_what_somebody_changed_meanwhile_has_to_be_read_again(tree: Path) -> None:
+    performed(tree, [READ])
+    (tree / "a.txt").write_text("one, by hand\n")
+    _, second = performed(tree, [calls(EDIT), DONE], resume=True)
+    assert "has changed since it was read" in second.requests[-1]["messages"][-1]["content"]
+    assert (tree / "a.txt").read_text() == "one, by hand\n"
+
+
+def test_a_damaged_record_is_said(tree: Path) -> None:
+    performed(tree, [READ])
+    cut(tree, 0, b'{"messages": [{"$type": "os:system", "fields": {}}]}\n')
+    with pytest.raises(ValueError, match="cannot be read"):
+        interrupted_run(tree)
+
+
+def ringfence(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ringfence_cli", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def script(tree: Path, name: str, *turns: Mapping[str, Any]) -> str:
+    (tree.parent / name).write_text("".join(json.dumps(turn) + "\n" for turn in turns))
+    return f"script:{tree.parent / name}"
+
+
+def test_a_run_that_was_killed_goes_on_from_its_last_step(tree: Path) -> None:
+    turns = [calls(call("write_file", file_path=f"{number}.txt", content="x\n")) for number in range(2000)]
+    receipts = tree.parent / "receipts.jsonl"
+    command = ["run", tree, "--task", "Write.", "--model", script(tree, "1.jsonl", *turns), "--receipts", receipts]
+    with subprocess.Popen(
+        [sys.executable, "-m", "ringfence_cli", *map(str, command)],
+        stderr=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+    ) as running:
+        until = time.monotonic() + 60
+        while not receipts.exists() or receipts.read_bytes().count(b"\n") < 20:
+            assert time.monotonic() < until
+            time.sleep(0.005)
+        os.kill(running.pid, signal.SIGKILL)
+    overwrite = calls(*(call("write_file", file_path=f"{number}.txt", content="y\n") for number in range(15)))
+    done = ringfence("run", tree, "--resume", "--model", script(tree, "2.jsonl", overwrite, DONE), "--json")
+    assert done.returncode == 0, done.stderr
+    record = json.loads(done.stdout)
+    assert record["tool_calls"]["denied"] == 0, "it knows what it wrote before it was killed"
+    assert (tree / "14.txt").read_text() == "y\n"
+    assert interrupted_run(tree) is None
+
+
+def test_a_run_that_failed_says_how_it_can_go_on(tree: Path) -> None:
+    write = calls(call("write_file", file_path="b.txt", content="x\n"))
+    done = ringfence("run", tree, "--task", "Write.", "--model", script(tree, "1.jsonl", write))
+    assert done.returncode == 3
+    assert f"`ringfence run {tree} --resume" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "options", [[], ["--resume", "--task", "x"], ["--resume", "--workspace", "memory"], ["--resume"]], ids=" ".join
+)
+def test_what_cannot_be_resumed_is_wrong_usage(tree: Path, options: list[str]) -> None:
+    assert ringfence("run", tree, *options, "--model", script(tree, "1.jsonl", DONE)).returncode == 2
+
+
+def test_an_adapter_s_own_object_does_not_keep_a_turn_from_the_record(tree: Path) -> None:
+    class Failing(ScriptedAdapter):
+        def respond(self, request: Any) -> Any:
+            from dataclasses import replace
+
+            if self.requests:
+                raise PromptEvaluationError("lost")
+            return replace(super().respond(request), raw=object())
+
+    workspace = DiskWorkspace(tree)
+    with closing(workspace), closing(RunRecord(tree, "Do it.")) as record, Signals() as signals:
+        perform(Task("Do it.", workspace, Failing([READ]), record=record), signals, Tally(), [])
+    before = interrupted_run(tree)
+    assert before is not None
+    assert len(before.messages) == 3

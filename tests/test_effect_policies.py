@@ -1,0 +1,466 @@
+"""Policies that see what a call has really changed, attacked through every way of changing something."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringfence.adapters import ScriptedAdapter, ToolExecutor
+from ringfence.errors import PromptValidationError
+from ringfence.filesystem import Filesystem, InMemoryFilesystem
+from ringfence.participants import Change, FileVersion
+from ringfence.prompt import (
+    DeletionLimitPolicy,
+    MarkdownSection,
+    PathPolicy,
+    PolicyDecision,
+    Prompt,
+    PromptTemplate,
+    ProtectedFilesPolicy,
+    RequireCleanTestsPolicy,
+    Tool,
+    ToolContext,
+    ToolResult,
+)
+from ringfence.runtime import Receipt, Session
+from ringfence_sandbox import HostFilesystem
+
+Do = Callable[[Filesystem, ToolContext], object]
+
+
+@dataclass(frozen=True)
+class Ran:
+    exit_code: int
+
+
+class Agent:
+    """A prompt whose one tool does with the files what a test says; `tests` stands for running the tests."""
+
+    def __init__(self, files: Filesystem, policies: Sequence[Any]) -> None:
+        self.files = files
+        self.session = Session()
+        self.do: Do = lambda files, context: None
+        self.exit_code = 0
+        tools: list[Tool[Any, Any]] = [
+            Tool[None, None](name="act", description="Act.", handler=self._act),
+            Tool[None, None](name="publish", description="Publish.", handler=self._act),
+            Tool[None, Ran](name="tests", description="Test.", handler=self._test),
+        ]
+        section = MarkdownSection(title="Work", key="work", template="Do it.", tools=tools)
+        self.prompt = Prompt(PromptTemplate(ns="tests", key="effects", sections=[section], policies=policies))
+        self.prompt.bind(resources={Filesystem: files})
+
+    def _act(self, params: None, *, context: ToolContext) -> ToolResult[None]:
+        assert context.filesystem is not None
+        self.do(context.filesystem, context)
+        return ToolResult("done")
+
+    def _test(self, params: None, *, context: ToolContext) -> ToolResult[Ran]:
+        return ToolResult.ok(Ran(self.exit_code))
+
+    def __call__(self, do: Do | Callable[[Filesystem], object], tool: str = "act") -> ToolResult[Any]:
+        takes_context = do.__code__.co_argcount == 2  # type: ignore[union-attr]
+        self.do = do if takes_context else (lambda files, context: do(files))  # type: ignore[call-arg,assignment]
+        with self.prompt.resources:
+            adapter: Any = ScriptedAdapter([{"text": "done"}])
+            return ToolExecutor(prompt=self.prompt, session=self.session, adapter=adapter).call(tool, {})
+
+    def receipt(self) -> Receipt:
+        receipt = self.session[Receipt].latest()
+        assert receipt is not None
+        return receipt
+
+
+TREE = {
+    "src/a.py": "a\n",
+    "src/deep/b.py": "b\n",
+    "docs/x.md": "x\n",
+    "keep/.env": "SECRET=1\n",
+    "keep/data.txt": "data\n",
+    ".github/workflows/ci.yml": "on: push\n",
+    "README.md": "read\n",
+    "empty.txt": "",
+}
+
+
+@pytest.fixture(params=["memory", "disk"])
+def files(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Filesystem]:
+    with made_files(request.param, tmp_path) as files:
+        yield files
+
+
+@contextmanager
+def made_files(kind: str, tmp_path: Path) -> Iterator[Filesystem]:
+    if kind == "memory":
+        memory = InMemoryFilesystem()
+        fill(memory)
+        yield memory
+        return
+    (tmp_path / "tree").mkdir()
+    with HostFilesystem(tmp_path / "tree", store=tmp_path / "store") as disk:
+        fill(disk)
+        yield disk
+
+
+def fill(files: Filesystem) -> None:
+    for path, content in TREE.items():
+        files.write(path, content)
+
+
+def contents(files: Filesystem) -> dict[str, bytes]:
+    return {found.path: files.read_bytes(found.path).content for found in files.glob("**") if found.is_file}
+
+
+def link_and_write(files: Filesystem) -> None:
+    files.symlink("src/link", "../docs")
+    files.write("src/link/x.md", "through a link\n")
+
+
+def swap_directories(files: Filesystem) -> None:
+    files.move("docs", "src/docs")
+    files.mkdir("docs")
+
+
+WAYS_OUT_OF_SRC: list[Callable[[Filesystem], object]] = [
+    lambda files: files.write("docs/new.md", "x"),
+    lambda files: files.write("src/../docs/x.md", "x"),
+    lambda files: files.write(".//docs//./x.md", "x"),
+    lambda files: files.write("/docs/x.md", "x", mode="append"),
+    lambda files: files.delete("docs", recursive=True),
+    lambda files: files.delete("docs/x.md"),
+    lambda files: files.move("docs/x.md", "src/x.md"),
+    lambda files: files.move("docs", "src/docs"),
+    lambda files: files.move("src", "lib"),
+    lambda files: files.move("src/a.py", "docs/a.py"),
+    lambda files: files.chmod("docs/x.md", 0o755),
+    lambda files: files.mkdir("elsewhere"),
+    lambda files: files.symlink("ln", "src"),
+    lambda files: files.write("SRC/a.py", "x"),
+    link_and_write,
+    swap_directories,
+]
+
+
+@pytest.mark.parametrize("do", WAYS_OUT_OF_SRC)
+def test_nothing_outside_of_what_is_allowed_changes_in_whatever_way(
+    files: Filesystem, do: Callable[[Filesystem], object]
+) -> None:
+    agent, before = Agent(files, [PathPolicy(allow=["/src/**"])]), contents(files)
+    result = agent(do)
+    assert not result.success
+    assert "denied by the policy paths" in result.message
+    assert contents(files) == before
+    assert agent.receipt().outcome == "denied"
+    assert agent.receipt().changes, "the receipt says what the call had changed"
+    assert agent(lambda files: files.write("src/deep/er/c.py", "c")).success
+
+
+@pytest.mark.parametrize("do", WAYS_OUT_OF_SRC[:10])
+@pytest.mark.parametrize("pattern", ["docs", "/docs", "docs/", "docs/**", "DOCS", "d?cs", "**/docs"])
+def test_what_is_denied_does_not_change_in_whatever_way(
+    files: Filesystem, do: Callable[[Filesystem], object], pattern: str
+) -> None:
+    agent, before = Agent(files, [PathPolicy(deny=[pattern, "/src/**"])]), contents(files)
+    assert "denied by the policy paths" in agent(do).message
+    assert contents(files) == before
+    assert agent(lambda files: files.write("README.md", "x")).success
+
+
+def test_the_way_to_an_allowed_file_may_be_made_and_no_more(files: Filesystem) -> None:
+    agent = Agent(files, [PathPolicy(allow=["/new/**/*.py"])])
+    assert agent(lambda files: files.write("new/deep/a.py", "x")).success
+    assert not agent(lambda files: files.mkdir("new/other")).success
+    assert not agent(lambda files: files.write("new/deep/a.txt", "x")).success
+
+
+def test_an_empty_list_allows_nothing_and_none_allows_all(files: Filesystem) -> None:
+    assert not Agent(files, [PathPolicy(allow=[])])(lambda files: files.write("x", "x")).success
+    assert Agent(files, [PathPolicy()])(lambda files: files.write("x", "x")).success
+
+
+@pytest.mark.parametrize("path", ["caf\u00e9/x", "cafe\u0301/x", "CAFE\u0301/x", "STRASSE/x", "stra\u00dfe/x"])
+def test_other_ways_of_writing_a_denied_name_are_denied(path: str) -> None:
+    files = InMemoryFilesystem()
+    agent = Agent(files, [PathPolicy(deny=["caf\u00e9", "stra\u00dfe"])])
+    assert not agent(lambda files: files.write(path, "x")).success
+
+
+PROTECTED = [
+    ".git/hooks/post-checkout",
+    "sub/.git",
+    ".GIT/config",
+    "git~1/config",
+    ".git . /config",
+    ".g\u200cit/config",
+    ".github/workflows/new.yml",
+    ".GitHub/Workflows/new.yml",
+    ".env",
+    "app/.env.production",
+    "id_rsa",
+    "x/.ssh/config",
+    "certs/server.PEM",
+    "config/secrets.yaml",
+    "a/.docker/config.json",
+]
+
+
+@pytest.mark.parametrize("path", PROTECTED)
+def test_protected_files_are_not_made(files: Filesystem, path: str) -> None:
+    agent = Agent(files, [ProtectedFilesPolicy()])
+    assert "denied by the policy protected_files" in agent(lambda files: files.write(path, "x")).message
+
+
+@pytest.mark.parametrize("path", [".gitignore", ".github/CODEOWNERS", ".env.example", "environment.py", "keys.py"])
+def test_other_files_are_not_taken_for_protected_ones(files: Filesystem, path: str) -> None:
+    assert Agent(files, [ProtectedFilesPolicy()])(lambda files: files.write(path, "x")).success
+
+
+def link_in_the_way(files: Filesystem) -> None:
+    files.symlink(".github", "mine")
+
+
+@pytest.mark.parametrize(
+    "do",
+    [
+        lambda files: files.delete("keep", recursive=True),
+        lambda files: files.move("keep", "elsewhere"),
+        lambda files: files.move("src", ".github/workflows/src"),
+        lambda files: files.delete(".github", recursive=True),
+        lambda files: files.move(".github", "github"),
+        lambda files: (files.symlink("src/w", "../.github/workflows"), files.write("src/w/ci.yml", "x")),
+    ],
+)
+def test_protected_files_do_not_go_with_a_directory_or_through_a_link(files: Filesystem, do: Any) -> None:
+    agent, before = Agent(files, [ProtectedFilesPolicy()]), contents(files)
+    assert not agent(do).success
+    assert contents(files) == before
+
+
+def test_a_link_does_not_take_the_place_of_a_directory_above_a_protected_one() -> None:
+    agent = Agent(InMemoryFilesystem(), [ProtectedFilesPolicy()])
+    assert "must not become a link" in agent(link_in_the_way).message
+
+
+def test_so_many_files_may_be_removed_and_no_more(files: Filesystem) -> None:
+    agent = Agent(files, [DeletionLimitPolicy(max_files=2)])
+    assert "3 files" in agent(lambda files: [files.delete(name, recursive=True) for name in ("src", "docs")]).message
+    assert agent(lambda files: files.delete("docs", recursive=True)).success
+    assert agent(lambda files: files.delete("empty.txt")).success
+    denied = agent(lambda files: files.delete("README.md"))
+    assert "deletion_limit" in denied.message
+    assert "README.md" in denied.message
+    assert files.exists("README.md")
+    assert agent(lambda files: files.write("README.md", "x")).success
+    assert agent(lambda files: files.write("docs/x.md", "back")).success
+    assert agent(lambda files: files.delete("README.md")).success
+
+
+@pytest.mark.parametrize(
+    "do",
+    [
+        lambda files: files.write("README.md", ""),
+        lambda files: (files.delete("README.md"), files.symlink("README.md", "src/a.py")),
+        lambda files: (files.delete("README.md"), files.mkdir("README.md")),
+        lambda files: (files.move("src/a.py", "README.md", overwrite=True), files.delete("README.md")),
+        lambda files: files.delete("README.md"),
+    ],
+)
+def test_emptied_or_replaced_is_removed(files: Filesystem, do: Any) -> None:
+    agent = Agent(files, [DeletionLimitPolicy(max_files=0)])
+    assert "deletion_limit" in agent(do).message
+    assert files.read("README.md").content == "read\n"
+
+
+def test_what_a_session_made_itself_it_may_remove(files: Filesystem) -> None:
+    agent = Agent(files, [DeletionLimitPolicy(max_files=0)])
+    assert agent(lambda files: files.write("tmp/note.txt", "mine")).success
+    assert agent(lambda files: files.move("tmp/note.txt", "tmp/other.txt")).success
+    assert agent(lambda files: files.write("tmp/other.txt", "")).success
+    assert agent(lambda files: files.delete("tmp", recursive=True)).success
+
+
+def test_a_moved_file_is_not_removed_and_stays_somebody_else_s(files: Filesystem) -> None:
+    agent = Agent(files, [DeletionLimitPolicy(max_files=0)])
+    assert agent(lambda files: files.write("own.txt", "mine")).success
+    assert agent(lambda files: files.move("src", "lib")).success
+    assert agent(lambda files: files.move("README.md", "own.txt", overwrite=True)).success
+    assert not agent(lambda files: files.delete("own.txt")).success
+    assert not agent(lambda files: files.delete("lib", recursive=True)).success
+
+
+def test_what_was_rolled_back_does_not_count_as_removed(files: Filesystem) -> None:
+    def delete_and_fail(files: Filesystem) -> None:
+        files.delete("README.md")
+        raise OSError("broken")
+
+    agent = Agent(files, [DeletionLimitPolicy(max_files=1)])
+    assert not agent(delete_and_fail).success
+    assert agent(lambda files: files.delete("docs/x.md")).success
+
+
+def test_tools_and_files_wait_for_tests_that_have_passed_since_the_last_change(files: Filesystem) -> None:
+    agent = Agent(files, [RequireCleanTestsPolicy("tests", before=["publish"], paths=["README.md"])])
+    nothing: Callable[[Filesystem], object] = lambda files: None  # noqa: E731
+    release: Callable[[Filesystem], object] = lambda files: files.write("README.md", "1.0")  # noqa: E731
+    assert "run tests first" in agent(nothing, "publish").message
+    assert "run tests first" in agent(release).message
+    agent.exit_code = 1
+    agent(nothing, "tests")
+    assert not agent(nothing, "publish").success
+    agent.exit_code = 0
+    agent(nothing, "tests")
+    assert agent(nothing).success
+    assert agent(nothing, "publish").success
+    assert agent(release).success
+    assert not agent(nothing, "publish").success, "that was a change, too"
+    agent(nothing, "tests")
+    agent.exit_code = 2
+    agent(nothing, "tests")
+    assert not agent(nothing, "publish").success, "a later failure counts"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: PathPolicy(deny=[""]),
+        lambda: PathPolicy(allow=["../x"]),
+        lambda: PathPolicy(deny="src"),
+        lambda: DeletionLimitPolicy(max_files=-1),
+        lambda: DeletionLimitPolicy(max_files=True),
+        lambda: RequireCleanTestsPolicy("tests"),
+        lambda: RequireCleanTestsPolicy("tests", before=["tests"]),
+        lambda: RequireCleanTestsPolicy("tests", paths="x"),
+        lambda: Agent(InMemoryFilesystem(), [RequireCleanTestsPolicy("tset", before=["publish"])]),
+    ],
+)
+def test_what_cannot_be_a_policy_is_refused_at_once(make: Callable[[], object]) -> None:
+    with pytest.raises(PromptValidationError):
+        make()
+
+
+class Effect:
+    """An effect policy that does what a test says."""
+
+    name = "effect"
+
+    def __init__(self, decide: Callable[[Sequence[Change], ToolContext], Any]) -> None:
+        self.decide = decide
+        self.asked = 0
+
+    def check_effects(self, tool: Any, params: Any, changes: Sequence[Change], *, context: ToolContext) -> Any:
+        self.asked += 1
+        return self.decide(changes, context)
+
+
+@pytest.mark.parametrize(
+    "decide",
+    [
+        lambda changes, context: 1 / 0,
+        lambda changes, context: None,
+        lambda changes, context: True,
+        lambda changes, context: PolicyDecision("no"),
+        lambda changes, context: context.session.dispatch(Ran(1)) and PolicyDecision.allow(),
+        lambda changes, context: context.filesystem.write("late", "x") and PolicyDecision.allow(),
+    ],
+)
+def test_an_effect_policy_that_cannot_decide_denies(files: Filesystem, decide: Any) -> None:
+    agent, before = Agent(files, [Effect(decide)]), contents(files)
+    assert "denied by the policy effect: the policy could not decide" in agent(lambda f: f.write("x", "x")).message
+    assert contents(files) == before
+    assert agent.session[Ran].all() == ()
+
+
+def test_all_have_to_allow_and_the_first_denial_ends_it(files: Filesystem) -> None:
+    first, second, third = (
+        Effect(lambda changes, context: PolicyDecision.allow()),
+        Effect(lambda changes, context: PolicyDecision.deny("because")),
+        Effect(lambda changes, context: PolicyDecision.allow()),
+    )
+    agent = Agent(files, [first, second, third])
+    assert agent(lambda files: files.write("x", "x")).message.endswith("because")
+    assert (first.asked, second.asked, third.asked) == (1, 1, 0)
+    assert [verdict.allowed for verdict in agent.receipt().policies] == [True, False]
+
+
+def test_an_effect_policy_sees_the_bytes_that_are_about_to_be_kept_and_its_reads_are_not_the_call_s(
+    files: Filesystem,
+) -> None:
+    def look(changes: Sequence[Change], context: ToolContext) -> PolicyDecision:
+        assert context.filesystem is not None
+        text = context.filesystem.read(changes[0].path).content
+        return PolicyDecision.deny("a draft") if "DRAFT" in text else PolicyDecision.allow()
+
+    agent = Agent(files, [Effect(look)])
+    assert not agent(lambda files: files.write("README.md", "DRAFT")).success
+    assert agent(lambda files: files.write("README.md", "done")).success
+    assert not agent.receipt().read
+
+
+def test_calls_that_change_nothing_or_fail_anyway_are_not_looked_at(files: Filesystem) -> None:
+    def fail(files: Filesystem) -> None:
+        files.write("x", "x")
+        raise ValueError("no")
+
+    policy = Effect(lambda changes, context: PolicyDecision.allow())
+    agent = Agent(files, [policy])
+    agent(lambda files: files.read("README.md"))
+    agent(fail)
+    agent(lambda files: (files.write("x", "x"), files.delete("x")))
+    assert policy.asked == 0
+
+
+def test_what_a_nested_call_changed_is_looked_at_with_the_call_around_it(files: Filesystem) -> None:
+    inner = Agent(files, [])
+    inner.do = lambda files, context: files.write("docs/x.md", "inner")
+
+    def delegate(files: Filesystem, context: ToolContext) -> None:
+        with inner.prompt.resources:
+            assert ToolExecutor(prompt=inner.prompt, session=context.session).call("act", {}).success
+
+    agent, before = Agent(files, [PathPolicy(deny=["docs"])]), contents(files)
+    assert "denied by the policy paths" in agent(delegate).message
+    assert contents(files) == before
+
+
+def test_what_is_no_policy_is_refused() -> None:
+    class Half:
+        name = "half"
+
+        def check(self) -> None: ...
+
+        def check_effects(self) -> None: ...
+
+    with pytest.raises(TypeError, match="on_result"):
+        Agent(InMemoryFilesystem(), [Half()])
+
+
+NAMES = st.sampled_from(["src", "SRC", "docs", "a.py", ".git", "\u00e9", "x y", "\udcff"])
+PATHS = st.lists(NAMES, min_size=1, max_size=4).map("/".join)
+FILE = FileVersion("file", 0o644, 1, "0" * 64)
+
+
+@given(st.lists(PATHS, unique=True), st.sampled_from(["src", "/src", "src/**", "**/docs", "*.py", "/docs/*"]))
+def test_what_denies_a_directory_denies_all_below_and_what_allows_allows_no_less_than_it_matches(
+    paths: list[str], pattern: str
+) -> None:
+    def permitted(policy: PathPolicy, *changed: str) -> bool:
+        changes = [Change(path, None, FILE) for path in changed]
+        context: Any = None
+        tool: Any = None
+        return policy.check_effects(tool, None, changes, context=context).allowed
+
+    deny, allow = PathPolicy(deny=[pattern]), PathPolicy(allow=[pattern])
+    assert permitted(deny, *paths) == all(permitted(deny, path) for path in paths)
+    for path in paths:
+        if not permitted(deny, path):
+            assert not permitted(deny, f"{path}/below")
+        if permitted(allow, path):
+            assert permitted(allow, f"{path}/below")
+            assert not permitted(deny, path)

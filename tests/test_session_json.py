@@ -1,0 +1,359 @@
+"""Sessions as JSON: snapshots that come back whole or not at all, and logs in files."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from pathlib import Path, PurePosixPath
+from typing import Any, Generic, TypeVar
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringfence.adapters import PromptResponse, ScriptedAdapter
+from ringfence.errors import SnapshotRestoreError, SnapshotSerializationError
+from ringfence.prompt import MarkdownSection, PolicyState, Prompt, SectionVisibility, Tool, ToolContext, ToolResult
+from ringfence.prompt.policy import PathHashes
+from ringfence.runtime import (
+    PromptExecuted,
+    Receipt,
+    Session,
+    SliceConfig,
+    SlicePolicy,
+    Snapshot,
+    ToolInvoked,
+    append_all,
+    read_log,
+    tool_transaction,
+)
+from ringfence.runtime.visibility import SetVisibilityOverride
+from ringfence.serde.tagged import decode, encode, types_within
+from ringfence_tools import Plan, PlanningToolsSection, SetupPlan
+
+T = TypeVar("T")
+
+
+class Colour(Enum):
+    RED = "red"
+    BLUE = 2
+
+
+@dataclass(frozen=True)
+class Inner:
+    name: str
+    colour: Colour | None = None
+
+
+@dataclass(frozen=True)
+class Box(Generic[T]):
+    held: T
+
+
+@dataclass(frozen=True)
+class Fact:
+    """Fields whose types JSON does not have, and one that may hold anything."""
+
+    anything: object = None
+    inner: Inner | None = None
+    boxes: tuple[Box[Inner], ...] = ()
+    counted: int = field(default=0, init=False)
+
+
+@dataclass(frozen=True)
+class Line:
+    text: str
+
+
+LEAVES = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text(st.characters(exclude_categories=()), max_size=10)
+    | st.binary(max_size=10)
+    | st.dates()
+    | st.datetimes()
+    | st.datetimes(timezones=st.just(UTC))
+    | st.times()
+    | st.timedeltas()
+    | st.uuids()
+    | st.decimals(allow_nan=False)
+    | st.sampled_from(Colour)
+    | st.builds(Inner, st.text(max_size=5), st.none() | st.sampled_from(Colour))
+    | st.sampled_from([Path("/a/b"), PurePosixPath("c")])
+)
+KEYS = st.text(max_size=5) | st.integers() | st.tuples(st.text(max_size=3), st.integers())
+VALUES = st.recursive(
+    LEAVES,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.lists(inner, max_size=4).map(tuple)
+        | st.dictionaries(KEYS, inner, max_size=4)
+        | st.frozensets(KEYS, max_size=4)
+        | st.sets(KEYS, max_size=4)
+        | st.builds(Box, inner)
+        | st.builds(Fact, inner, boxes=st.lists(st.builds(Box, st.builds(Inner, st.text(max_size=3)))).map(tuple))
+    ),
+    max_leaves=8,
+)
+KNOWN = types_within([Fact, Colour])
+
+
+@given(VALUES)
+def test_a_value_comes_back_equal_and_of_its_type(value: Any) -> None:
+    text = json.dumps(encode(value))
+    back = decode(json.loads(text), KNOWN)
+    assert back == value
+    assert type(back) is type(value)
+    assert json.dumps(encode(back)) == text
+
+
+def restored(session: Session, **options: Any) -> Session:
+    twin = session.clone()
+    text = session.snapshot(**options).to_json()
+    twin.reset()
+    twin.restore(Snapshot.from_json(text, types=twin.slice_types), preserve_logs=False)
+    return twin
+
+
+@given(st.lists(st.builds(Fact, VALUES), max_size=3))
+def test_a_snapshot_comes_back_from_json(facts: list[Fact]) -> None:
+    session = Session(tags={"run": "1"})
+    session[Fact].seed(facts)
+    assert restored(session)[Fact].all() == tuple(facts)
+    snapshot = session.snapshot(tag="here")
+    back = Snapshot.from_json(snapshot.to_json(), types=session.slice_types)
+    assert back == snapshot
+    assert (back.tag, back.created_at, back.tags["run"]) == ("here", snapshot.created_at, "1")
+    assert back.to_json() == snapshot.to_json()
+
+
+def test_what_the_runtime_and_the_tools_keep_comes_back() -> None:
+    session = Session()
+    PlanningToolsSection(session=session)
+    session.dispatch(SetupPlan("fix", ("one", "two")))
+    session.dispatch(SetVisibilityOverride(("a", "b.c"), SectionVisibility.FULL))
+    hashes = PathHashes([("a.txt", "1"), ("\udcff", "2")])
+    session[PolicyState].seed(PolicyState("p", frozenset({"t"}), hashes, "s"))
+    twin = restored(session)
+    assert twin[Plan].all() == session[Plan].all()
+    assert twin.snapshot() == session.snapshot()
+    assert twin[PolicyState].latest() == session[PolicyState].latest()
+
+
+def test_logs_come_along_where_they_are_asked_for() -> None:
+    def act(params: Inner, *, context: ToolContext) -> ToolResult[Inner]:
+        return ToolResult.ok(params)
+
+    tool = Tool[Inner, Inner](name="act", description="Act.", handler=act)
+    prompt = Prompt(ns="t", key="t", sections=[MarkdownSection(title="T", template="x", tools=[tool])])
+    turns = [{"tool_calls": [{"name": "act", "arguments": {"name": "n"}}]}, {"text": "done"}]
+    session = Session()
+    ScriptedAdapter(turns).evaluate(prompt, session=session)
+    text = session.snapshot(include_all=True).to_json()
+    types = {*session.slice_types, ToolResult, PromptResponse}
+    back = Snapshot.from_json(text, types=types)
+    for kind in (ToolInvoked, Receipt, PromptExecuted, Inner):
+        assert back.slices[kind] == session[kind].all() != ()
+
+
+def test_the_json_is_the_same_whatever_the_order_in_which_slices_came() -> None:
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    one, other = (Session(session_id=UUID(int=1), created_at=at) for _ in range(2))
+    one.dispatch(Line("x"))
+    one.dispatch(Fact(frozenset({"a", "b", "c"})))
+    other.dispatch(Fact(frozenset({"c", "b", "a"})))
+    other.dispatch(Line("x"))
+    texts = [json.loads(session.snapshot().to_json()) | {"created_at": ""} for session in (one, other)]
+    assert texts[0] == texts[1]
+    assert [one["slice_type"] for one in texts[0]["slices"]] == sorted(one["slice_type"] for one in texts[0]["slices"])
+    line = next(one for one in texts[0]["slices"] if one["slice_type"].endswith(":Line"))
+    assert line["item_type"] == line["slice_type"]
+
+
+def test_a_slice_of_several_types_comes_back() -> None:
+    session = Session()
+    session[Line].seed([Line("a")])
+    session[Fact].seed(Fact(Line("in a field that says nothing")))
+    assert restored(session)[Fact].latest() == Fact(Line("in a field that says nothing"))
+
+
+@pytest.mark.parametrize("value", [print, threading.Lock(), sys.stdout, object()], ids=["f", "lock", "file", "object"])
+def test_what_has_no_json_form_is_said_with_its_slice(value: object) -> None:
+    session = Session()
+    session.dispatch(Fact(value))
+    with pytest.raises(SnapshotSerializationError, match="Fact"):
+        session.snapshot().to_json()
+
+
+def test_what_contains_itself_is_said_too() -> None:
+    around: list[object] = []
+    around.append(around)
+    session = Session()
+    session.dispatch(Fact(around))
+    with pytest.raises(SnapshotSerializationError, match="nested"):
+        session.snapshot().to_json()
+
+
+def tampered(change: Mapping[str, Any]) -> str:
+    session = Session()
+    session.dispatch(Line("x"))
+    return json.dumps(json.loads(session.snapshot().to_json()) | change)
+
+
+LINE = f"{__name__}:Line"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "null",
+        "{",
+        tampered({"version": "2"}),
+        tampered({"version": 1}),
+        tampered({"created_at": "2026-01-01T00:00:00"}),
+        tampered({"slices": None}),
+        tampered({"policies": ["forever"]}),
+        tampered({"parent_id": "me"}),
+        tampered({"slices": [{"slice_type": "subprocess:Popen", "items": []}]}),
+        tampered({"slices": [{"slice_type": LINE, "items": [{"$type": "antigravity:x", "fields": {}}]}]}),
+        tampered({"slices": [{"slice_type": LINE, "items": [{"$type": LINE, "fields": {}}]}]}),
+        tampered({"slices": [{"slice_type": LINE, "items": [{"$type": LINE, "fields": {"text": "x", "more": 1}}]}]}),
+        tampered({"slices": [{"slice_type": LINE, "items": [{"$enum": LINE, "name": "x"}]}]}),
+        tampered({"slices": [{"slice_type": LINE, "items": [{"$what": 1}]}]}),
+        tampered({"slices": [{"slice_type": LINE, "items": 3}]}),
+        "[" * 100_000,
+    ],
+)
+def test_what_is_no_snapshot_is_refused_and_imports_nothing(text: str) -> None:
+    session = Session()
+    session.dispatch(Line("kept"))
+    with pytest.raises(SnapshotRestoreError):
+        Snapshot.from_json(text, types=session.slice_types)
+    assert "antigravity" not in sys.modules
+
+
+def test_a_type_that_a_session_does_not_know_is_refused_before_anything_changes() -> None:
+    text = tampered({})
+    session = Session()
+    with pytest.raises(SnapshotRestoreError, match="Line is not known"):
+        Snapshot.from_json(text, types=session.slice_types)
+
+
+# Logs in files
+
+
+def logged(directory: Path) -> Session:
+    session = Session(slice_config=SliceConfig(logs=directory))
+    session[Fact].register(Fact, append_all, policy=SlicePolicy.LOG)
+    return session
+
+
+def test_a_log_is_in_its_file_item_by_item(tmp_path: Path) -> None:
+    session = logged(tmp_path)
+    facts = [Fact(date(2026, 1, 1)), Fact(time(1)), Fact(Decimal("1.0")), Fact(timedelta(1)), Fact({("a",): "\udcff"})]
+    for number, fact in enumerate(facts, 1):
+        session.dispatch(fact)
+        assert read_log(tmp_path, session.session_id, Fact) == tuple(facts[:number]) == session[Fact].all()
+    assert read_log(tmp_path, session.session_id, Line) == ()
+
+
+def test_two_sessions_share_no_file(tmp_path: Path) -> None:
+    one, other = logged(tmp_path), logged(tmp_path)
+    one.dispatch(Fact(1))
+    other.dispatch(Fact(2))
+    assert read_log(tmp_path, one.session_id, Fact) == (Fact(1),)
+    assert read_log(tmp_path, other.session_id, Fact) == (Fact(2),)
+
+
+def test_what_was_emptied_or_replaced_is_so_in_the_file_which_only_grows(tmp_path: Path) -> None:
+    session = logged(tmp_path)
+    session.dispatch(Fact(1))
+    session.dispatch(Fact(2))
+    snapshot = session.snapshot(include_all=True)
+    (file,) = (tmp_path / str(session.session_id)).iterdir()
+    before = file.read_bytes()
+    session[Fact].clear(lambda fact: fact.anything == 1)
+    assert read_log(tmp_path, session.session_id, Fact) == (Fact(2),)
+    session.reset()
+    assert read_log(tmp_path, session.session_id, Fact) == ()
+    session.restore(snapshot, preserve_logs=False)
+    assert read_log(tmp_path, session.session_id, Fact) == (Fact(1), Fact(2))
+    assert file.read_bytes().startswith(before)
+
+
+def test_what_comes_in_a_call_is_written_when_it_has_ended_with_the_receipt_s_id(tmp_path: Path) -> None:
+    seen: list[tuple[Fact, ...]] = []
+
+    def act(params: None, *, context: ToolContext) -> ToolResult[None]:
+        context.session.dispatch(Fact("seen"))
+        seen.append(read_log(tmp_path, context.session.session_id, Fact))
+        return ToolResult.error("and failed")
+
+    session = logged(tmp_path)
+    tool = Tool[None, None](name="act", description="Act.", handler=act)
+    prompt = Prompt(ns="t", key="t", sections=[MarkdownSection(title="T", template="x", tools=[tool])])
+    ScriptedAdapter([{"tool_calls": [{"name": "act"}]}, {"text": "done"}]).evaluate(prompt, session=session)
+    assert seen == [()]
+    assert read_log(tmp_path, session.session_id, Fact) == (Fact("seen"),)
+    receipt = session[Receipt].latest()
+    assert receipt is not None
+    file = next((tmp_path / str(session.session_id)).glob("*Fact.jsonl"))
+    assert json.loads(file.read_text())["receipt"] == receipt.receipt_id
+    assert read_log(tmp_path, session.session_id, Receipt) == (receipt,)
+    assert read_log(tmp_path, session.session_id, ToolInvoked, types=[ToolResult]) == session[ToolInvoked].all()
+
+
+def test_what_comes_in_a_transaction_of_one_s_own_is_written_with_what_comes_next(tmp_path: Path) -> None:
+    session = logged(tmp_path)
+    with tool_transaction(session):
+        session.dispatch(Fact(1))
+    session.dispatch(Fact(2))
+    assert read_log(tmp_path, session.session_id, Fact) == (Fact(1), Fact(2))
+
+
+def test_a_torn_last_line_is_left_out_and_an_item_without_a_json_form_is_said(tmp_path: Path) -> None:
+    session = logged(tmp_path)
+    session.dispatch(Fact(1))
+    (file,) = (tmp_path / str(session.session_id)).iterdir()
+    with file.open("a") as out:
+        out.write('{"receipt": nu')
+    assert read_log(tmp_path, session.session_id, Fact) == (Fact(1),)
+    other = logged(tmp_path)
+    other.dispatch(Fact(print))
+    with pytest.raises(ValueError, match="no JSON form"):
+        read_log(tmp_path, other.session_id, Fact)
+
+
+def test_a_disk_that_fails_fails_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "logs").write_text("a file where the directory should be")
+    session = logged(tmp_path / "logs")
+    assert session.dispatch(Fact(1)).ok
+    assert session[Fact].all() == (Fact(1),)
+
+
+def test_a_hundred_threads_lose_no_line(tmp_path: Path) -> None:
+    session, start = logged(tmp_path), threading.Barrier(100)
+
+    def dispatch(number: int) -> None:
+        start.wait()
+        for each in range(10):
+            session.dispatch(Fact((number, each)))
+
+    threads = [threading.Thread(target=dispatch, args=(number,)) for number in range(100)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert read_log(tmp_path, session.session_id, Fact) == session[Fact].all()
+    assert {fact.anything for fact in session[Fact].all()} == {(n, e) for n in range(100) for e in range(10)}
