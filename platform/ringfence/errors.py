@@ -22,6 +22,7 @@ RingfenceError
 │   └── RestoreFailedError          a rollback could not be completed: state is doubtful
 ├── WorkspaceConflictError (RuntimeError)       files changed on disk since they were read
 ├── WorkspaceLockedError (RuntimeError)         another opener has the workspace: path, holder
+├── ExecutorLostError (RuntimeError)            a sandbox's container, or the way to it, ended: ended
 └── ResourceError (RuntimeError)
     ├── UnboundResourceError (LookupError)
     ├── CircularDependencyError     cycle: the protocols in order
@@ -239,6 +240,17 @@ class WorkspaceLockedError(RingfenceError, RuntimeError):
         )
         self.path = path
         self.holder = holder
+
+
+class ExecutorLostError(RingfenceError, RuntimeError):
+    """The executor of a container has ended or cannot be trusted any more, so no command can run there.
+
+    ``ended`` says that every process of the container is known to have ended; otherwise end the container.
+    """
+
+    def __init__(self, message: str, *, ended: bool = False) -> None:
+        super().__init__(message)
+        self.ended = ended
 
 
 class ResourceError(RingfenceError, RuntimeError):
