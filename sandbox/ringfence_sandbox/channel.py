@@ -38,6 +38,7 @@ SOCKET_NAME: Final = "socket"
 
 _PATIENCE_SECONDS = protocol.ENDING_SECONDS + 5  # after a timeout the executor answers in this time, or ends itself
 _ENDING_ALONE_SECONDS = 1.0  # an executor whose stream has ended is killed after so long
+_EVER = 1e9  # seconds
 _NOT_STARTED, _NOT_FOUND = 126, 127  # a shell's exit codes for what it cannot start
 
 
@@ -198,7 +199,7 @@ class Channel:
         pipes = Pipes(stdin, events)
         sent = False
         try:
-            self._running = self._number
+            self._running = self._number  # until the executor says that it has ended
             self._stream.send(protocol.RUN, request, limit)
             sent = True
             ended = self._attend(events, pipes, limit, on_output)
@@ -206,10 +207,10 @@ class Channel:
             raise ExecutorLostError(str(error), ended=self.close()) from None
         except BaseException:
             pipes.close()
-            if sent:
-                self._abandon()
-            else:  # half a frame
+            if self._closed or not sent:  # but half a frame, perhaps
                 self.close()
+            elif self._running:
+                self._abandon()
             raise
         finally:
             self._running = 0
@@ -222,7 +223,7 @@ class Channel:
         """Hand on output and input until the command has ended."""
         stream = self._stream.fileno()
         while True:
-            ready = [descriptor for descriptor, _ in events.poll(max(0.0, limit - time.monotonic()) * 1000)]
+            ready = [descriptor for descriptor, _ in events.poll(_milliseconds(limit - time.monotonic()))]
             for descriptor in ready:
                 if descriptor != stream:
                     pipes.serve(descriptor, on_output)
@@ -251,12 +252,13 @@ class Channel:
                 head, text = payload[: protocol.FAILED_HEAD.size], payload[protocol.FAILED_HEAD.size :]
                 number, code = protocol.FAILED_HEAD.unpack(head)
                 if number == self._number:
+                    self._running = 0
                     return Ended(_NOT_FOUND if code == ENOENT else _NOT_STARTED, problem=_text(text))
             elif kind == protocol.ENDED:
                 number, code, timed_out, took, kills, leftovers, changed = protocol.OUTCOME.unpack(payload)
                 if number == self._number:
-                    if changed:
-                        self._closed = True
+                    self._running = 0
+                    self._closed |= changed
                     return Ended(code, timed_out, kills > 0, took / 1e9, leftovers)
         raise ExecutorLostError("the executor sent what it must not send")
 
@@ -374,11 +376,16 @@ def _request(number: int, argv: Sequence[str], cwd: str, env: Mapping[str, str],
     words = [cwd, *argv, *(f"{name}={value}" for name, value in env.items())]
     if any("\0" in word for word in words):
         raise ValueError("a command cannot hold a zero character")
-    head = protocol.RUN_HEAD.pack(number, stdin, math.ceil(seconds * 1000), len(argv), len(env))
+    head = protocol.RUN_HEAD.pack(number, stdin, math.ceil(min(seconds, _EVER) * 1000), len(argv), len(env))
     request = head + b"".join(os.fsencode(word) + b"\0" for word in words)
     if len(request) > protocol.LONGEST:
         raise ValueError(f"a command and its environment have at most {protocol.LONGEST} bytes; use stdin or a file")
     return request
+
+
+def _milliseconds(seconds: float) -> float:
+    """For `poll`, which takes no great numbers; its caller looks at the clock again."""
+    return min(max(0.0, seconds), 3600.0) * 1000
 
 
 def _text(payload: bytes) -> str:

@@ -95,7 +95,7 @@ class Link:
         frame = self._complete()
         if frame is not None:
             return frame
-        ready = self._events.poll(None if seconds is None else max(0, int(seconds * 1000) + 1))
+        ready = self._events.poll(None if seconds is None else int(min(max(0.0, seconds), 3600.0) * 1000) + 1)
         if all(place != self._stream.fileno() for place, _ in ready):
             return None
         received = self._stream.recv(65536)
@@ -142,7 +142,6 @@ class Children:
 
     def __init__(self, base_environment: dict[bytes, bytes]) -> None:
         self._base_environment = base_environment
-        self._nothing = os.open(os.devnull, os.O_RDONLY)
         self._own_score = os.open("/proc/self/oom_score_adj", os.O_RDWR)
         self._score = os.pread(self._own_score, 16, 0).strip()
         ignored = [number for number in signal.valid_signals() if signal.getsignal(number) == signal.SIG_IGN]
@@ -172,8 +171,7 @@ class Children:
                 theirs.append(reading if writes else writing)
                 if not writes:
                     _widen(writing)
-            stdin = theirs[2] if command.has_stdin else self._nothing
-            process = self._spawn(command, (stdin, theirs[0], theirs[1]))
+            process = self._spawn(command, theirs)
         except BaseException:
             close_all(ours)
             raise
@@ -181,9 +179,16 @@ class Children:
             close_all(theirs)
         return process, tuple(ours)
 
-    def _spawn(self, command: Command, streams: tuple[int, int, int]) -> int:
+    def _spawn(self, command: Command, pipes: list[int]) -> int:
         # The directory and the score are inherited. Nothing else runs at this moment that could make use of either.
         environment = {**self._base_environment, **command.environment}
+        streams: list[tuple[int, ...] | tuple[int, int, str, int, int]] = [
+            (os.POSIX_SPAWN_DUP2, pipes[0], 1),
+            (os.POSIX_SPAWN_DUP2, pipes[1], 2),
+            (os.POSIX_SPAWN_DUP2, pipes[2], 0)
+            if command.has_stdin
+            else (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        ]
         os.chdir(command.directory)
         try:
             os.pwrite(self._own_score, b"%d" % _ALWAYS_LAST, 0)
@@ -192,7 +197,7 @@ class Children:
                     _found(command.arguments[0], environment),
                     command.arguments,
                     environment,
-                    file_actions=[(os.POSIX_SPAWN_DUP2, stream, place) for place, stream in enumerate(streams)],
+                    file_actions=streams,
                     setsid=True,
                     setsigmask=(),
                     setsigdef=self._to_default,
@@ -345,13 +350,17 @@ def _found(name: bytes, environment: dict[bytes, bytes]) -> bytes:
 def _own_state() -> tuple[object, ...]:
     """What a process of the same user may change about this one without touching its memory."""
     limits = [resource.getrlimit(limit) for limit in _LIMITS]
-    return limits, os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0), os.sched_getaffinity(0)
+    try:
+        scheduler = os.sched_getscheduler(0)
+    except OSError:  # musl has none
+        scheduler = 0
+    return limits, os.getpriority(os.PRIO_PROCESS, 0), scheduler, os.sched_getaffinity(0)
 
 
 def _counters() -> list[str]:
     """Where the counter may be: cgroup version 2, then 1; as a container sees it, and as the machine does."""
     places: list[str] = []
-    with open("/proc/self/cgroup", encoding="utf-8", errors="surrogateescape") as groups:
+    with suppress(OSError), open("/proc/self/cgroup", encoding="utf-8", errors="surrogateescape") as groups:
         for line in groups:
             number, controllers, path = line.rstrip("\n").split(":", 2)
             if number == "0" and not controllers:

@@ -23,18 +23,21 @@ class Pipes:
     def __init__(self, stdin: bytes | None, events: select.poll) -> None:
         """``events`` is told of each pipe as long as it is open."""
         self._events = events
-        self._expected = [os.O_RDONLY, os.O_RDONLY] if stdin is None else [os.O_RDONLY, os.O_RDONLY, os.O_WRONLY]
+        self._expected: list[int] = (
+            [os.O_RDONLY, os.O_RDONLY] if stdin is None else [os.O_RDONLY, os.O_RDONLY, os.O_WRONLY]
+        )
         self._unwritten = memoryview(stdin or b"")
         self._readable: dict[int, Stream] = {}
         self._writable: int | None = None
 
     def take(self, descriptors: Sequence[int]) -> bool:
         """Take over the descriptors that a started command came with; False where they are not what they should be."""
-        fits = len(descriptors) == len(self._expected) and all(map(_is_pipe, descriptors, self._expected))
-        if not fits or self._readable:
+        fits = 0 < len(descriptors) == len(self._expected) and all(map(_is_pipe, descriptors, self._expected))
+        if not fits:
             for descriptor in descriptors:
                 os.close(descriptor)
             return False
+        self._expected = []  # once
         for descriptor in descriptors:
             os.set_blocking(descriptor, False)
         self._readable = dict(zip(descriptors[:2], _STREAMS, strict=True))
