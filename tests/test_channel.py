@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,10 +19,14 @@ from ringfence_sandbox.channel import SOCKET_NAME, Channel, Ended
 
 READY = (protocol.READY, protocol.NUMBER.pack(protocol.PROTOCOL))
 FIRST = protocol.NUMBER.pack(1)
+MUST_NOT = "the executor sent what it must not send"
 
 
 def frame(kind: int, payload: bytes) -> bytes:
     return protocol.HEADER.pack(kind, len(payload)) + payload
+
+
+DONE = frame(protocol.ENDED, protocol.OUTCOME.pack(1, 0, False, 0, 0, 0, False))
 
 
 @contextmanager
@@ -83,7 +88,7 @@ def test_no_answer_does_more_than_close_the_channel(answer: bytes) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-@pytest.mark.parametrize("kinds", ["", "r", "rrr", "w", "ww", "rw", "rf", "fd", "rrrr", "rrrrrrrr"])
+@pytest.mark.parametrize("kinds", ["", "r", "rrr", "w", "ww", "rw", "rf", "fd", "rd", "dd", "rrrr", "rrrrrrrr"])
 def test_descriptors_that_are_not_two_pipes_to_read_close_the_channel(kinds: str, tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     reading, writing = os.pipe()
@@ -115,12 +120,47 @@ def test_the_end_of_a_command_is_believed_although_a_pipe_stays_open() -> None:
     os.write(writing, b"all of it")
     seen: list[bytes] = []
     with greeted() as (channel, theirs):
-        socket.send_fds(theirs, [frame(protocol.STARTED, FIRST)], [reading, reading])
-        theirs.sendall(frame(protocol.ENDED, protocol.OUTCOME.pack(1, 0, False, 0, 0, 0, False)))
+        socket.send_fds(theirs, [frame(protocol.STARTED, FIRST), DONE], [reading, reading])
         channel.run(["x"], cwd="/", env={}, stdin=None, timeout_seconds=5, on_output=lambda _, data: seen.append(data))
     os.close(reading)
     os.close(writing)
     assert seen == [b"all of it"]
+
+
+def test_output_that_is_not_wanted_after_the_end_costs_no_waiting() -> None:
+    def refuse(_stream: str, _data: bytes) -> None:
+        raise KeyError("enough")
+
+    reading, writing = os.pipe()
+    os.write(writing, b"more")
+    begun = time.monotonic()
+    with greeted() as (channel, theirs):
+        socket.send_fds(theirs, [frame(protocol.STARTED, FIRST), DONE], [reading, reading])
+        with pytest.raises(KeyError, match="enough"):
+            channel.run(["x"], cwd="/", env={}, stdin=None, timeout_seconds=5, on_output=refuse)
+        assert not channel.closed
+    os.close(reading)
+    os.close(writing)
+    assert time.monotonic() - begun < 5
+
+
+def test_descriptors_that_pile_up_close_the_channel() -> None:
+    reading, writing = os.pipe()
+    with greeted() as (channel, theirs):
+        for _ in range(2):
+            socket.send_fds(theirs, [b"\x12"], [reading, reading])
+        with pytest.raises(ExecutorLostError, match=MUST_NOT):
+            run(channel)
+    os.close(reading)
+    os.close(writing)
+
+
+@pytest.mark.parametrize("kind", [protocol.FAILED, 99])
+def test_a_frame_that_would_be_long_is_not_waited_for(kind: int) -> None:
+    with greeted() as (channel, theirs):
+        theirs.sendall(protocol.HEADER.pack(kind, 4097) + b"x")
+        with pytest.raises(ExecutorLostError, match=MUST_NOT):
+            run(channel)
 
 
 @pytest.mark.parametrize(

@@ -213,6 +213,7 @@ def test_a_command_gets_nothing_but_what_it_was_given(sandbox: Sandboxed) -> Non
     assert sandbox.run("grep -E 'Sig(Ign|Blk)|Cap(Prm|Eff|Bnd)|NoNewPrivs' /proc/self/status").exit_code == 0
     # Ignored are 32 and 33, which are the C library's own: it does that in every process that it spawns.
     assert {line.split()[1].lstrip("0") for line in sandbox.text.splitlines()} <= {"", "1", "180000000"}
+    assert "NoNewPrivs:\t1\n" in sandbox.text
 
 
 def test_names_and_values_that_are_not_utf8_go_through(sandbox: Sandboxed) -> None:
@@ -606,6 +607,8 @@ def frame(kind: int, payload: bytes) -> bytes:
         + frame(protocol.KILL, b""),
         frame(protocol.RUN, protocol.RUN_HEAD.pack(1, False, 9000, 2, 0) + b"/\0sleep\09\0") * 2,
         frame(protocol.RUN, protocol.RUN_HEAD.pack(1, False, 9000, 2, 0) + b"/\0sleep\09\0") + frame(99, b""),
+        frame(protocol.RUN, protocol.RUN_HEAD.pack(1, False, 9000, 2, 0) + b"/\0sleep\09\0")
+        + frame(99, protocol.NUMBER.pack(1)),
     ],
 )
 def test_what_is_no_frame_ends_the_executor(sent: bytes, tmp_path: Path) -> None:
@@ -624,3 +627,9 @@ def test_what_is_no_frame_ends_the_executor(sent: bytes, tmp_path: Path) -> None
                 while connection.recv(100):
                     pass
             unshare.wait(5)
+
+
+def test_an_executor_that_stands_still_is_ended_all_the_same(sandbox: Sandboxed) -> None:
+    (first,) = sandbox.pids()
+    os.kill(first, signal.SIGSTOP)
+    assert sandbox.channel.close()
