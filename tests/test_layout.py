@@ -102,7 +102,7 @@ def test_git_ignores_no_file_of_a_package(tmp_path: Path) -> None:
 
 def test_the_wheel_takes_every_file_of_the_packages() -> None:
     taken = {Path(file.path).relative_to(ROOT).as_posix() for file in WheelBuilder(str(ROOT)).recurse_included_files()}
-    assert taken == set(package_files())
+    assert taken == {*package_files(), *(path.relative_to(ROOT).as_posix() for path in files_below(ROOT / "images"))}
 
 
 def test_both_ways_of_starting_pytest_collect_the_same() -> None:

@@ -32,10 +32,12 @@ EXAMPLES = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL
 
 
 def test_the_python_examples_run_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert len(EXAMPLES) == 4
+    assert len(EXAMPLES) == 5
     module = ModuleType("readme")  # a real one: dataclasses look their module up
     monkeypatch.setitem(sys.modules, "readme", module)
     for example in EXAMPLES:
+        if "PodmanSandbox" in example:  # in tests/podman
+            continue
         exec(compile(example, "README.md", "exec"), vars(module))
 
 

@@ -23,6 +23,7 @@ RingfenceError
 ├── WorkspaceConflictError (RuntimeError)       files changed on disk since they were read
 ├── WorkspaceLockedError (RuntimeError)         another opener has the workspace: path, holder
 ├── ExecutorLostError (RuntimeError)            a sandbox's container, or the way to it, ended: ended
+├── SandboxUnavailableError (RuntimeError)      commands cannot run here: the message says what to do
 └── ResourceError (RuntimeError)
     ├── UnboundResourceError (LookupError)
     ├── CircularDependencyError     cycle: the protocols in order
@@ -251,6 +252,10 @@ class ExecutorLostError(RingfenceError, RuntimeError):
     def __init__(self, message: str, *, ended: bool = False) -> None:
         super().__init__(message)
         self.ended = ended
+
+
+class SandboxUnavailableError(RingfenceError, RuntimeError):
+    """A sandbox cannot be had here. The message ends with what to do about it; the command line exits with 4."""
 
 
 class ResourceError(RingfenceError, RuntimeError):

@@ -15,6 +15,7 @@ import click
 from ringfence_cli.history_commands import COMMANDS
 from ringfence_cli.override_commands import overrides
 from ringfence_cli.policy_commands import POLICY, policies
+from ringfence_cli.sandbox_commands import sandbox
 from ringfence_cli.signals import Signals
 
 if TYPE_CHECKING:
@@ -180,6 +181,7 @@ def demo(signals: Signals, keep: Path | None) -> int:
 
 for command in (*COMMANDS, policies, overrides):
     ringfence.add_command(command)
+ringfence.add_command(sandbox)
 
 
 def main() -> None:

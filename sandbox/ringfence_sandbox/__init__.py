@@ -1,23 +1,42 @@
-"""Where work happens other than in memory: workspaces on disk, and their history."""
+"""Where work happens other than in memory: workspaces on disk, their history, and commands in a container."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ringfence.errors import SandboxUnavailableError
     from ringfence_sandbox.call_process import CallProcess
     from ringfence_sandbox.host import HostFilesystem
+    from ringfence_sandbox.isolation import SandboxLimits
+    from ringfence_sandbox.podman import CommandResult, PodmanSandbox
     from ringfence_sandbox.workspace import Workspace
 
-__all__ = ["CallProcess", "HostFilesystem", "Workspace"]
+__all__ = [
+    "CallProcess",
+    "CommandResult",
+    "HostFilesystem",
+    "PodmanSandbox",
+    "SandboxLimits",
+    "SandboxUnavailableError",
+    "Workspace",
+]
 
-# Imported when asked for: a filesystem on its own needs no git.
-_MODULES = {"CallProcess": "call_process", "HostFilesystem": "host", "Workspace": "workspace"}
+# Imported when asked for: a filesystem on its own needs no git, and a workspace no Podman.
+_MODULES = {
+    "CallProcess": "ringfence_sandbox.call_process",
+    "CommandResult": "ringfence_sandbox.podman",
+    "HostFilesystem": "ringfence_sandbox.host",
+    "PodmanSandbox": "ringfence_sandbox.podman",
+    "SandboxLimits": "ringfence_sandbox.isolation",
+    "SandboxUnavailableError": "ringfence.errors",
+    "Workspace": "ringfence_sandbox.workspace",
+}
 
 
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    value = getattr(import_module(_MODULES[name]), name)
     globals()[name] = value
     return value
 

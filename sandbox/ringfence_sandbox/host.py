@@ -49,6 +49,7 @@ from ringfence_sandbox.history import History
 from ringfence_sandbox.kernel import Abilities, Before, birth_ns, nothing_before
 from ringfence_sandbox.looking import Looking, read_text
 from ringfence_sandbox.opening import Opened
+from ringfence_sandbox.outputs import KeptOutputs, is_output
 from ringfence_sandbox.places import said_only_this_host
 from ringfence_sandbox.recovery import Recovered
 from ringfence_sandbox.sharing import Share, opened_here, sharing
@@ -199,6 +200,13 @@ class HostFilesystem(Transactional):
     @property
     def root(self) -> str:
         return self._opened.root
+
+    @property
+    def outputs(self) -> KeptOutputs:
+        """Where what commands print is kept. ValueError for a read-only one, which no command works on."""
+        if self._opened.outputs is None:
+            raise ValueError(f"{self!r} is read-only: nothing is run there")
+        return self._opened.outputs
 
     @property
     def read_only(self) -> bool:
@@ -357,6 +365,8 @@ class HostFilesystem(Transactional):
         if mode not in _WRITE_MODES:
             raise ValueError(f"mode is one of {', '.join(sorted(_WRITE_MODES))}, not {mode!r}")
         normal = _below_root(path)
+        if is_output(normal):
+            raise PermissionError(errno.EROFS, "is what a command printed, which is kept as it is", normal)
         if type(content) is not bytes:
             content = bytes(memoryview(content))
         with self._lock.mutex:
@@ -502,6 +512,9 @@ class HostFilesystem(Transactional):
         return found
 
     def _content(self, normal: str) -> tuple[str, bytes, os.stat_result]:
+        kept = None if self._opened.outputs is None else self._opened.outputs.read(normal)
+        if kept is not None:
+            return normal, *kept
         place = self._file(normal).place
         return place, *self._files.read_file(place)
 

@@ -37,11 +37,11 @@ def nothing_before(name: str) -> None:
 
 
 @cache
-def _libc() -> Any:
+def libc() -> Any:
     return ctypes.CDLL(None, use_errno=True)
 
 
-def _failed(path: str) -> OSError:
+def raised(path: str) -> OSError:
     code = ctypes.get_errno()
     return OSError(code, os.strerror(code), path)
 
@@ -49,7 +49,7 @@ def _failed(path: str) -> OSError:
 def filesystem_type(descriptor: int) -> int:
     """The number of the kind of filesystem that something is on; 0 where that cannot be told."""
     buffer = ctypes.create_string_buffer(512)
-    if _libc().fstatfs(descriptor, buffer) != 0:
+    if libc().fstatfs(descriptor, buffer) != 0:
         return 0
     return ctypes.c_ulong.from_buffer(buffer).value & 0xFFFFFFFF
 
@@ -88,9 +88,9 @@ def open_within(directory: int, path: str, flags: int, *, one_mount: bool = Fals
     """Open what is at `path` below a directory; a link anywhere on the way, or at its end, is an OSError (ELOOP), and
     with ``one_mount`` so is what is mounted there (EXDEV)."""
     how = struct.pack("=QQQ", flags, 0, _RESOLVE_WITHIN | (_RESOLVE_ONE_MOUNT if one_mount else 0))
-    descriptor: int = _libc().syscall(_OPENAT2, directory, os.fsencode(path), how, len(how))
+    descriptor: int = libc().syscall(_OPENAT2, directory, os.fsencode(path), how, len(how))
     if descriptor < 0:
-        raise _failed(path)
+        raise raised(path)
     return descriptor
 
 
@@ -99,7 +99,7 @@ def birth_ns(descriptor: int, name: str = "") -> int | None:
     buffer = ctypes.create_string_buffer(256)
     flags = _AT_SYMLINK_NOFOLLOW | (0 if name else _AT_EMPTY_PATH)
     try:
-        if _libc().statx(descriptor, os.fsencode(name), flags, _STATX_BTIME, buffer) != 0:
+        if libc().statx(descriptor, os.fsencode(name), flags, _STATX_BTIME, buffer) != 0:
             return None
     except AttributeError:  # a C library older than the call
         return None
@@ -110,8 +110,8 @@ def birth_ns(descriptor: int, name: str = "") -> int | None:
 
 def sync_filesystem(descriptor: int) -> None:
     """Wait until all of a filesystem is on its disk."""
-    if _libc().syncfs(descriptor) != 0:
-        raise _failed("syncfs")
+    if libc().syncfs(descriptor) != 0:
+        raise raised("syncfs")
 
 
 class Renames:
@@ -167,9 +167,9 @@ class Renames:
         """False where the kernel or the filesystem has no such rename."""
         if self._number is None:
             return False
-        if _libc().syscall(self._number, source, os.fsencode(old), target, os.fsencode(new), flags) == 0:
+        if libc().syscall(self._number, source, os.fsencode(old), target, os.fsencode(new), flags) == 0:
             return True
-        error = _failed(new)
+        error = raised(new)
         if error.errno in _NOT_HERE:
             return False
         raise error

@@ -14,6 +14,7 @@ from ringfence_sandbox.history import History
 from ringfence_sandbox.journal import Journal
 from ringfence_sandbox.kernel import Abilities, Before, Renames, abilities
 from ringfence_sandbox.locking import RootLock, check_locks
+from ringfence_sandbox.outputs import KeptOutputs
 from ringfence_sandbox.places import made_outside, root_record, store_of
 from ringfence_sandbox.recovery import STAMP, Recovered, recover
 from ringfence_sandbox.store_format import check_format, note_format
@@ -58,6 +59,7 @@ class Opened:
         self._before = before
         self._history = history
         self._own_history: StepHistory | None = None
+        self.outputs: KeptOutputs | None = None
         self._lock: RootLock | None = None
         self._journal: Journal | None = None
         self._closed = False
@@ -68,6 +70,7 @@ class Opened:
                 store = self.store = made_outside(self.root, store or store_of(self.root))
                 if not only_this_host:
                     check_locks(self._descriptor, self.root, store, self.can.filesystem_type)
+                self.outputs = KeptOutputs(os.path.join(store, "outputs"))
                 kept = os.path.join(store, "kept")
                 check_format(store)
                 self._lock = RootLock(self._descriptor, self.root, store)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import tempfile
 
 from ringfence_sandbox.confined import Confined
 from ringfence_sandbox.kernel import birth_ns, boot_id
@@ -51,6 +52,18 @@ def made_outside(root: str, store: str) -> str:
 def _unusable(store: str, code: int) -> OSError:
     words = f"the store cannot be there ({os.strerror(code)}): see to that, or name another place for it"
     return OSError(code, f"{words} (store=, RINGFENCE_STATE_DIR)", store)
+
+
+def write_once(path: str, content: str) -> str:
+    """The path of a file with this content, whose name has the content's hash in it: written if it is not there."""
+    if not os.path.exists(path):
+        directory = os.path.dirname(path)
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=directory, delete=False) as file:
+            file.write(content)
+            os.fchmod(file.fileno(), 0o644)  # also for who is not us in a container that has it mounted
+        os.replace(file.name, path)
+    return path
 
 
 def root_record(files: Confined) -> dict[str, Json]:

@@ -1,0 +1,72 @@
+"""The commands about where commands run, as they are typed."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Literal
+
+import click
+
+from ringfence.errors import SandboxUnavailableError
+
+UNAVAILABLE = 4
+
+
+@click.group()
+def sandbox() -> None:
+    """Containers for the commands of an agent: what works here, and their images."""
+
+
+@sandbox.command()
+@click.option("--image", metavar="NAME", help="Look with this image; by default that of `ringfence sandbox build`.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def doctor(image: str | None, as_json: bool) -> int:
+    """Try what a sandbox promises, from inside a container, and say what to do about what does not work.
+
+    Exit codes: 0 everything works, 4 something does not.
+    """
+    from ringfence_cli.outputs import json_line
+    from ringfence_sandbox.doctor import Finding, examine
+
+    findings: list[Finding] = []
+    for finding in examine(image):
+        findings.append(finding)
+        if not as_json:
+            click.echo(f"{'works' if finding.works else 'FAILS':6} {finding.name}: {finding.found}")
+            if not finding.works and finding.advice:
+                click.echo(f"       -> {finding.advice}")
+    everything = all(finding.works for finding in findings)
+    if as_json:
+        found = {"works": everything, "findings": [asdict(finding) for finding in findings]}
+        click.echo(json_line(found).decode(), nl=False)
+    return 0 if everything else UNAVAILABLE
+
+
+@sandbox.command()
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.option(
+    "--from",
+    "source",
+    type=click.Choice(["registry", "debian"]),
+    help="Build on what a registry has, or from Debian's packages.  [default: the first that works]",
+)
+def build(names: tuple[str, ...], source: Literal["registry", "debian"] | None) -> int:
+    """Build the images that come with ringfence, by default that for commands; print their names.
+
+    NAME is python (the default image) or base (a shell, no Python). Built ones are left as they are.
+    """
+    from ringfence_sandbox.images import DEFAULT_RECIPE, SOURCES, build, recipe
+    from ringfence_sandbox.podman_connection import connect
+
+    try:
+        recipes = [recipe(name) for name in names or (DEFAULT_RECIPE,)]
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    try:
+        with connect() as connection:
+            for wanted in recipes:
+                click.echo(build(connection, wanted, SOURCES if source is None else (source,)))
+    except SandboxUnavailableError as error:
+        click.echo(f"ringfence: {error}", err=True)
+        return UNAVAILABLE
+    return 0

@@ -1,0 +1,65 @@
+"""Looks, while a command runs, whether it fills the disk that the workspace is on."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+
+_LOOK_SECONDS = 0.05
+
+
+class DiskWatch:
+    """Ends a command that leaves too little space, or too few inodes. One thread, asleep between commands."""
+
+    def __init__(self, root: str, free_bytes: int, free_inodes: int) -> None:
+        self._root = root
+        self._least = free_bytes, free_inodes
+        self._running = threading.Event()
+        self._closed = False
+        self._end: Callable[[], None] | None = None
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self.filled = ""
+        """What the command had used up, in words, if it was ended for that."""
+
+    def begin(self, end: Callable[[], None]) -> None:
+        """Watch from now on; ``end`` is called in another thread, again and again until `stop`."""
+        self.filled = ""
+        # On a disk that is nearly full already a command may use half of what is left.
+        self._floor = tuple(min(least, left // 2) for least, left in zip(self._least, _left(self._root), strict=True))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._watch, name="ringfence disk watch", daemon=True)
+            self._thread.start()
+        self._end = end
+        self._running.set()
+
+    def stop(self) -> None:
+        with self._lock:
+            self._running.clear()
+            self._end = None
+
+    def close(self) -> None:
+        self._closed = True
+        self._running.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _watch(self) -> None:
+        pause = threading.Event()
+        while self._running.wait() and not self._closed:
+            pause.wait(_LOOK_SECONDS)
+            with self._lock:
+                if self._end is None:
+                    continue
+                for left, floor, what in zip(_left(self._root), self._floor, ("bytes", "inodes"), strict=True):
+                    if left < floor:
+                        self.filled = f"{left} {what} are left on the disk"
+                        self._end()
+
+
+def _left(root: str) -> tuple[int, int]:
+    found = os.statvfs(root)
+    # Filesystems without a number of inodes say 0.
+    return found.f_bavail * found.f_frsize, found.f_favail if found.f_files else 1 << 62

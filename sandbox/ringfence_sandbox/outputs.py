@@ -1,0 +1,121 @@
+"""What commands print: a little for the model, the whole of it in a file of the store."""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+SHOWN_BYTES = 32 * 1024
+_HEAD_BYTES = SHOWN_BYTES // 2
+_KEPT_FILES = 100
+_KEPT_BYTES = 1 << 30
+_FOLDER = ".ringfence-output"
+_NAME = re.compile(re.escape(_FOLDER) + r"/([0-9a-f]{16}\.std(?:out|err))\Z")
+
+
+def is_output(normal: str) -> bool:
+    """Whether a path of a workspace is one of those that outputs are read under: no file of the tree, never written."""
+    return _NAME.match(normal) is not None
+
+
+class KeptOutputs:
+    """The outputs of a workspace's commands, outside of its tree. The newest are kept."""
+
+    def __init__(self, directory: str) -> None:
+        self.directory = Path(directory)
+
+    def stream(self, command: str, stream: str, keep_bytes: int) -> Stream:
+        """For a stream of a command, of which ``command`` is 16 hexadecimal digits."""
+        name = f"{command}.{stream}"
+        return Stream(self.directory / name, f"{_FOLDER}/{name}", keep_bytes)
+
+    def read(self, normal: str) -> tuple[bytes, os.stat_result] | None:
+        """What is kept under a path, and its file's status; None where it names nothing that is."""
+        found = _NAME.match(normal)
+        if found is None:
+            return None
+        with suppress(FileNotFoundError):
+            path = self.directory / found[1]
+            return path.read_bytes(), path.stat()
+        return None
+
+    def prune(self) -> None:
+        """Remove all but the newest, by number and by size."""
+        if not self.directory.is_dir():
+            return
+        with os.scandir(self.directory) as entries:
+            found = sorted(((entry.stat(), entry.path) for entry in entries), key=lambda item: -item[0].st_mtime_ns)
+        size = 0
+        for number, (known, path) in enumerate(found):
+            size += known.st_size
+            if number >= _KEPT_FILES or size > _KEPT_BYTES:
+                with suppress(FileNotFoundError):
+                    os.unlink(path)
+
+
+class Stream:
+    """One stream of one command. A file is made only of what is too long to be shown."""
+
+    def __init__(self, path: Path, name: str, keep_bytes: int) -> None:
+        """``name`` is how a model asks for the file."""
+        self._path = path
+        self._name = name
+        self._keep = keep_bytes
+        self._start = bytearray()
+        self._end = bytearray()
+        self._file: BinaryIO | None = None
+        self._written = 0
+        self._problem = ""
+        self.total = 0
+
+    def take(self, data: bytes) -> None:
+        before, self.total = self.total, self.total + len(data)
+        if self.total > SHOWN_BYTES >= before:
+            self._open()
+            self._write(bytes(self._start))
+            self._end += self._start
+        if before < SHOWN_BYTES:
+            self._start += data[: SHOWN_BYTES - before]
+        if self.total > SHOWN_BYTES:
+            self._write(data)
+            self._end += data[-_HEAD_BYTES:]
+            del self._end[:-_HEAD_BYTES]
+
+    def _open(self) -> None:
+        try:
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._file = self._path.open("wb")
+        except OSError as error:
+            self._problem = str(error)
+
+    def _write(self, data: bytes) -> None:
+        room = self._keep - self._written
+        if self._file is not None and room > 0:
+            try:
+                self._file.write(data[:room])
+                self._written += min(room, len(data))
+            except OSError as error:  # a full disk: the command is ended for it, its output is not the place to fail
+                self._problem, self._keep = str(error), self._written
+
+    def close(self) -> None:
+        if self._file is not None:
+            with suppress(OSError):
+                self._file.close()
+            self._file = None
+
+    @property
+    def is_kept(self) -> bool:
+        return self._written > 0
+
+    def text(self) -> str:
+        """What is shown, once it is closed: all, or both ends and where the rest is. Bad bytes are replaced."""
+        if self.total <= SHOWN_BYTES:
+            return self._start.decode("utf-8", "replace")
+        left_out = self.total - _HEAD_BYTES - len(self._end)
+        kept = "" if self._written == self.total else f" (its first {self._written} bytes)"
+        where = f"read {self._name} for all of it{kept}" if self._written else f"it was not kept: {self._problem}"
+        start, end = self._start[:_HEAD_BYTES].decode("utf-8", "replace"), self._end.decode("utf-8", "replace")
+        return f"{start}\n[... {left_out} bytes left out; {where} ...]\n{end}"

@@ -1,0 +1,357 @@
+"""Commands in a container over a workspace on disk: each is a transaction, and nothing of it outlives its call."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ringfence.errors import ExecutorLostError, TransactionError
+from ringfence.filesystem.paths import normalise
+from ringfence.participants import CURRENT_CALL, CallInfo, Transactional
+from ringfence.runtime.session import Session
+from ringfence.runtime.transaction import tool_transaction
+from ringfence_sandbox.channel import Ended
+from ringfence_sandbox.container import Container, remove_orphans
+from ringfence_sandbox.disk_space import DiskWatch
+from ringfence_sandbox.host import HostFilesystem
+from ringfence_sandbox.images import existing
+from ringfence_sandbox.isolation import NETWORKS, WORKSPACE, Network, Property, SandboxLimits
+from ringfence_sandbox.podman_connection import Connection, connect
+from ringfence_sandbox.workspace import Workspace
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+KILLED = 137
+_TAG = "shell_execute"
+_LONGEST_SECONDS = 24 * 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class CommandResult:
+    """How a command ended, and what it printed.
+
+    ``exit_code`` is 124 after a timeout and 128 + N where signal N ended the command. ``stdout`` and ``stderr`` are
+    text of up to 32 KiB, bytes that are not UTF-8 replaced; of more, both ends are shown, and between them where the
+    rest is. ``changed_paths`` is known when the transaction has ended: empty in the middle of a tool call.
+    """
+
+    exit_code: int
+    stdout: str
+    stderr: str
+    timed_out: bool
+    duration_seconds: float
+    changed_paths: tuple[str, ...] = ()
+    failure: str = ""
+    """Why it was not let come to its end: a timeout, a full disk, a container that was lost. What it did is to be
+    rolled back. Empty otherwise, whatever the exit code."""
+    out_of_memory: bool = False
+    """Whether the out-of-memory killer took any of its processes."""
+
+
+class PodmanSandbox:
+    """A container over the tree at ``root``, started by the first command and used by all of them.
+
+    Outside of a tool call each `run` is a transaction of its own; in one (which has to be opaque) it belongs to it.
+    Files that a command makes belong to the owner of the tree. There is no network unless it is asked for.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        *,
+        image: str | None = None,
+        limits: SandboxLimits | None = None,
+        network: Network = "none",
+        filesystem: HostFilesystem | None = None,
+        session: Session | None = None,
+        connection: Connection | None = None,
+        url: str | None = None,
+        strict: bool = True,
+    ) -> None:
+        """``filesystem`` is one that is open over ``root`` already; without it the root is opened as a `Workspace`,
+        until `close`. So it is with ``connection``; ``url`` is where to connect otherwise. ``image`` is never fetched;
+        without it, the one that comes with ringfence is built when it is first needed. ``session`` is told in
+        receipts. ``strict=False`` also takes a machine where memory and processor time
+        cannot be limited, or users not be mapped.
+
+        Raises:
+            WorkspaceLockedError, FileNotFoundError: the root cannot be opened.
+            ValueError: the network is of no kind, or the filesystem has another root.
+        """
+        if network not in NETWORKS:
+            raise ValueError(f"network is one of {', '.join(NETWORKS)}, not {network!r}")
+        self._image = image
+        self.limits = limits or SandboxLimits()
+        self._network: Network = network
+        self._url = url
+        self._strict = strict
+        self._session = session or Session()
+        self._turn = threading.RLock()
+        self._held = _Held()
+        if filesystem is None:
+            self.workspace: Workspace | None = Workspace.open(root)
+            self._held.workspace = self.workspace
+            filesystem = self.workspace.filesystem
+        else:
+            self.workspace = None
+            if os.path.realpath(root) != filesystem.root:
+                raise ValueError(f"the filesystem is over {filesystem.root}, not over {os.path.realpath(root)}")
+        self.filesystem: HostFilesystem = filesystem
+        self._held.watch = DiskWatch(filesystem.root, self.limits.free_disk_bytes, self.limits.free_inodes)
+        self._held.connection = connection
+        self._held.owns_connection = connection is None
+        self._finalizer = weakref.finalize(self, self._held.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the container, and let go of what the sandbox opened itself. Once is enough."""
+        with self._turn:
+            self._finalizer()
+
+    # -- the container
+
+    def start(self) -> Container:
+        """The running container; started if there is none, or if it was lost.
+
+        Raises:
+            SandboxUnavailableError: it cannot be had; the message says what to do.
+        """
+        with self._turn:
+            self._check_open()
+            container = self._held.container
+            if container is not None and not container.channel.closed and container.process.lives:
+                return container
+            self._end_container()
+            connection = self._connection()
+            self._held.container = Container.start(
+                connection,
+                self.filesystem.root,
+                image=existing(connection, self._image),
+                limits=self.limits,
+                network=self._network,
+                strict=self._strict,
+            )
+            return self._held.container
+
+    def _check_open(self) -> None:
+        if not self._finalizer.alive:
+            raise ValueError("the sandbox is closed")
+
+    @property
+    def properties(self) -> Sequence[Property]:
+        """What was found when the container was looked at from inside; nothing before it was started."""
+        return self._held.container.properties if self._held.container is not None else ()
+
+    def _connection(self) -> Connection:
+        if self._held.connection is None:
+            self._held.connection = connect(self._url)
+        if not self._held.swept:
+            self._held.connection.renew()
+            remove_orphans(self._held.connection)
+            self._held.swept = True
+        self._held.connection.renew()
+        return self._held.connection
+
+    def _end_container(self) -> None:
+        container, self._held.container = self._held.container, None
+        if container is not None:
+            container.close()
+
+    # -- commands
+
+    def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str = "",
+        env: Mapping[str, str] | None = None,
+        stdin: str | bytes | None = None,
+        timeout_seconds: float = 30.0,
+        on_output: Callable[[str, bytes], None] | None = None,
+    ) -> CommandResult:
+        """Run a command: text for the shell, or a program and its arguments. When this returns, all of it has ended.
+
+        ``cwd`` is a directory of the workspace, ``env`` is added to the container's own; ``on_output`` gets the names
+        of streams and pieces of output as they come. Outside of tool calls what the command did is kept, unless it
+        was not let come to its end (`CommandResult.failure`).
+
+        Raises:
+            SandboxUnavailableError: there is no container to run it in.
+            ValueError, TypeError: the command cannot be asked for so.
+            FileNotFoundError, NotADirectoryError: ``cwd`` is no directory of the workspace.
+            TransactionError: it is run in a tool call whose tool is not declared opaque.
+        """
+        asked = _Asked.of(command, cwd, env or {}, stdin, timeout_seconds)
+        call = CURRENT_CALL.get()
+        with self._turn:
+            self._check_open()
+            if call is not None:
+                self._join(call)
+                return self._run(asked, on_output)
+            if self._held.container is None:
+                self.start()  # before files are looked at, which is in vain without it
+            try:
+                with tool_transaction(self._session, _Participants((self.filesystem,)), tag=_TAG, opaque=True) as own:
+                    result = self._run(asked, on_output)
+                    if result.failure:
+                        raise _NotKept(result)
+            except _NotKept as ended:
+                return ended.result
+            return replace(result, changed_paths=tuple(change.path for change in own.all_changes()))
+
+    def _join(self, call: CallInfo) -> None:
+        around: CallInfo | None = call
+        while around is not None and not around.opaque:
+            around = around.parent
+        if around is None:
+            raise TransactionError(
+                f"{call!r} runs a command, whose changes are only seen around a call of an opaque tool: declare it so, "
+                "Tool(..., opaque=True)"
+            )
+        call.join(self.filesystem)
+
+    def _run(self, asked: _Asked, on_output: Callable[[str, bytes], None] | None) -> CommandResult:
+        directory = self._directory(asked.cwd)
+        before = self._held.container
+        container = self.start()
+        replaced = "the container had ended, and this is a new one" if before not in (None, container) else ""
+        # Whoever recovers the workspace after us ends the container before anything is taken back.
+        self.filesystem.note_process(container.process)
+        command = os.urandom(8).hex()
+        outputs, most = self.filesystem.outputs, self.limits.output_bytes
+        streams = {name: outputs.stream(command, name, most) for name in ("stdout", "stderr")}
+
+        def take(stream: str, data: bytes) -> None:
+            streams[stream].take(data)
+            if on_output is not None:
+                on_output(stream, data)
+
+        assert self._held.watch is not None
+        watch = self._held.watch
+        begun = time.monotonic()
+        watch.begin(container.channel.kill)
+        try:
+            ended = container.channel.run(
+                asked.argv,
+                cwd=directory,
+                env=asked.env,
+                stdin=asked.stdin,
+                timeout_seconds=asked.timeout_seconds,
+                on_output=take,
+            )
+            failure = f"timed out after {asked.timeout_seconds:g} seconds" if ended.timed_out else ""
+        except ExecutorLostError as lost:
+            self._end_container()
+            ended = Ended(KILLED, duration_seconds=time.monotonic() - begun)
+            failure = f"the container was lost ({lost}); the next command gets a new one"
+        finally:
+            watch.stop()
+            for stream in streams.values():
+                stream.close()
+            if any(stream.is_kept for stream in streams.values()):
+                outputs.prune()
+        if watch.filled:
+            failure = f"ended because {watch.filled}"
+        said = [replaced, ended.problem, failure, "out of memory: a process was killed" if ended.killed_by_oom else ""]
+        return CommandResult(
+            ended.exit_code,
+            streams["stdout"].text(),
+            "\n".join([streams["stderr"].text(), *(f"[{words}]" for words in said if words)]).lstrip("\n"),
+            ended.timed_out,
+            ended.duration_seconds,
+            failure=failure,
+            out_of_memory=ended.killed_by_oom,
+        )
+
+    def _directory(self, cwd: str) -> str:
+        """A directory of the workspace as the container sees it."""
+        inside = cwd.removeprefix(WORKSPACE) if f"{cwd}/".startswith(f"{WORKSPACE}/") else cwd
+        place = self.filesystem.resolve(normalise(inside))
+        if not self.filesystem.stat(place).is_directory:
+            raise NotADirectoryError(f"cwd is {cwd!r}, which is not a directory of the workspace")
+        return f"{WORKSPACE}/{place}" if place else WORKSPACE
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A command, checked."""
+
+    argv: tuple[str, ...]
+    cwd: str
+    env: Mapping[str, str]
+    stdin: bytes | None
+    timeout_seconds: float
+
+    @classmethod
+    def of(
+        cls,
+        command: str | Sequence[str],
+        cwd: str,
+        env: Mapping[str, str],
+        stdin: str | bytes | None,
+        timeout_seconds: float,
+    ) -> Self:
+        argv = ("/bin/sh", "-c", command) if isinstance(command, str) else tuple(command)
+        if not argv or not argv[0] or not argv[-1].strip():
+            raise ValueError("the command is empty: give text for the shell, or a program and its arguments")
+        if any("\0" in word for word in argv):
+            raise ValueError("a command has no zero characters")
+        for name, value in env.items():
+            if not name or "=" in name or "\0" in name + value:
+                raise ValueError(f"{name!r} cannot be the name of a variable, or its value has a zero character")
+        if not 0 < timeout_seconds <= _LONGEST_SECONDS or not math.isfinite(timeout_seconds):
+            raise ValueError(f"timeout_seconds is above 0 and at most {_LONGEST_SECONDS:g}, not {timeout_seconds}")
+        given = stdin.encode() if isinstance(stdin, str) else stdin
+        return cls(argv, cwd, env, given, timeout_seconds)
+
+
+class _NotKept(Exception):
+    """Rolls back the transaction of a command that was not let come to its end."""
+
+    def __init__(self, result: CommandResult) -> None:
+        super().__init__(result.failure)
+        self.result = result
+
+
+@dataclass(frozen=True, slots=True)
+class _Participants:
+    participants: tuple[Transactional, ...]
+
+
+@dataclass(slots=True)
+class _Held:
+    """What a sandbox has to let go of, also when nobody refers to it any more and when the interpreter ends."""
+
+    watch: DiskWatch | None = None
+    container: Container | None = None
+    connection: Connection | None = None
+    owns_connection: bool = True
+    workspace: Workspace | None = None
+    swept: bool = False
+
+    def close(self) -> None:
+        with ExitStack() as stack:
+            if self.workspace is not None:
+                stack.callback(self.workspace.close)
+            if self.connection is not None and self.owns_connection:
+                stack.callback(self.connection.close)
+            if self.watch is not None:
+                stack.callback(self.watch.close)
+            if self.container is not None:
+                stack.callback(self.container.close)

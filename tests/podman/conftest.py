@@ -1,0 +1,73 @@
+"""A Podman for the tests: found or started once a session. What each test makes is gone when it ends."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringfence_sandbox import PodmanSandbox, SandboxLimits, SandboxUnavailableError
+from ringfence_sandbox.container import WORKSPACE_LABEL
+from ringfence_sandbox.images import DEFAULT_RECIPE, built, recipe
+from ringfence_sandbox.podman_connection import Connection, connect
+
+MIB = 1 << 20
+SMALL = SandboxLimits(memory_bytes=256 * MIB, tmp_bytes=32 * MIB, processes=64, file_bytes=64 * MIB, open_files=256)
+
+MakeSandbox = Callable[..., PodmanSandbox]
+
+
+def _lacking(why: str) -> Any:
+    if os.environ.get("RINGFENCE_REQUIRE_PODMAN") == "1":
+        pytest.fail(why)
+    pytest.skip(why)
+
+
+@pytest.fixture(scope="session")
+def podman() -> Iterator[Connection]:
+    try:
+        connection = connect()
+    except SandboxUnavailableError as error:
+        _lacking(str(error))
+        return
+    with connection:
+        if built(connection, recipe(DEFAULT_RECIPE)) is None:
+            _lacking("the default image is not built: `ringfence sandbox build`")
+        yield connection
+
+
+def containers_over(podman: Connection, root: str | os.PathLike[str]) -> list[Any]:
+    found: list[Any] = podman.client.containers.list(all=True, filters={"label": f"{WORKSPACE_LABEL}={root}"})
+    return found
+
+
+@pytest.fixture
+def make_sandbox(podman: Connection, tmp_path: Path) -> Iterator[MakeSandbox]:
+    made: list[PodmanSandbox] = []
+
+    def make(root: Path | None = None, **options: Any) -> PodmanSandbox:
+        place = root or tmp_path / "workspace"
+        place.mkdir(exist_ok=True)
+        sandbox = PodmanSandbox(place, **{"limits": SMALL, "connection": podman, **options})
+        made.append(sandbox)
+        return sandbox
+
+    yield make
+    for sandbox in made:
+        sandbox.close()
+        assert containers_over(podman, sandbox.filesystem.root) == []
+
+
+@pytest.fixture
+def sandbox(make_sandbox: MakeSandbox) -> PodmanSandbox:
+    return make_sandbox()
+
+
+@pytest.fixture(scope="module")
+def shared(podman: Connection, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PodmanSandbox]:
+    """One container for tests that only look at what a command can do in it."""
+    with PodmanSandbox(tmp_path_factory.mktemp("shared"), limits=SMALL, connection=podman) as sandbox:
+        yield sandbox

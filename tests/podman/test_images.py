@@ -1,0 +1,109 @@
+"""Images: recipes that ship with the package, built once; and what a container of one must offer."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ringfence_sandbox import PodmanSandbox, SandboxUnavailableError
+from ringfence_sandbox.doctor import examine
+from ringfence_sandbox.images import SOURCES, Recipe, build, built, recipe, recipe_names
+from ringfence_sandbox.podman_connection import Connection, socket_path
+
+
+def test_an_image_that_is_built_is_not_built_again(podman: Connection) -> None:
+    begun = time.monotonic()
+    tag = build(podman, recipe("python"), ("debian",) if built(podman, recipe("python")) else SOURCES)
+    assert time.monotonic() - begun < 1
+    assert tag == built(podman, recipe("python"))
+
+
+def test_recipes_have_a_name_a_base_and_packages() -> None:
+    assert recipe_names() == ["base", "python"]
+    assert recipe("python").base == "docker.io/library/python:3.12-slim"
+    assert {"git", "ripgrep", "python3"} <= set(recipe("python").packages)
+    tags = {recipe(name).tag(source) for name in recipe_names() for source in SOURCES}
+    assert len(tags) == 4
+    with pytest.raises(ValueError, match="only base, python"):
+        recipe("../etc")
+
+
+def test_the_default_image_has_what_an_agent_uses(sandbox: PodmanSandbox) -> None:
+    Path(sandbox.filesystem.root, "test_it.py").write_text("def test_it():\n    assert 1 + 1 == 2\n")
+    done = sandbox.run(
+        "python3 -m pytest -q test_it.py && git --version && rg -c assert . && make --version && awk 1 /dev/null"
+    )
+    assert done.exit_code == 0, done
+    assert "1 passed" in done.stdout
+    # Compiled files go elsewhere than into the workspace.
+    assert not Path(sandbox.filesystem.root, "__pycache__").exists()
+
+
+def test_the_image_works_for_other_programs_too(podman: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    # As testcontainers starts it, over the same service: nothing of ours is in the way.
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{socket_path(podman.url)}")
+    monkeypatch.setenv("TESTCONTAINERS_RYUK_DISABLED", "true")
+    monkeypatch.setenv("TESTCONTAINERS_CONNECTION_MODE", "docker_host")
+    from docker.types import Ulimit
+    from testcontainers.core.container import DockerContainer
+
+    limits = [Ulimit(name=name, soft=512, hard=512) for name in ("nofile", "nproc")]
+    container = DockerContainer(built(podman, recipe("python")) or "").with_command("sleep 60")
+    container.with_kwargs(ulimits=limits, stop_signal="SIGKILL", network_mode="none", labels={"io.ringfence.test": "1"})
+    with container as started:
+        code, output = started.exec(["python3", "-c", "import os, pytest; print(os.getcwd(), os.environ['LANG'])"])
+        assert (code, output) == (0, b"/workspace C.UTF-8\n")
+        assert started.exec(["sh", "-c", "grep :1000: /etc/passwd | wc -l"]).output == b"1\n"
+    assert podman.client.containers.list(all=True, filters={"label": "io.ringfence.test=1"}) == []
+
+
+def test_ringfence_says_what_works_here(podman: Connection) -> None:
+    findings = list(examine(url=podman.url))
+    assert [finding for finding in findings if not finding.works] == []
+    assert {"refused: the network", "files belong to the tree's owner", "memory is limited"} <= {
+        f.name for f in findings
+    }
+
+
+def cli(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [Path(sys.executable).with_name("ringfence"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment}, timeout=120)
+
+
+def test_the_doctor_is_a_command(podman: Connection) -> None:
+    done = cli("sandbox", "doctor", CONTAINER_HOST=podman.url)
+    assert (done.returncode, done.stderr) == (0, ""), done
+    assert "works  refused: a user namespace" in done.stdout
+    assert "FAILS" not in done.stdout
+
+
+def test_without_podman_commands_end_with_exit_code_4(tmp_path: Path) -> None:
+    bare = {"PATH": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path), "HOME": str(tmp_path)}
+    if Path("/run/podman/podman.sock").exists():
+        pytest.skip("the system's own service would be found")
+    looked = cli("sandbox", "doctor", **bare)
+    assert looked.returncode == 4
+    assert "apt-get install" in looked.stdout
+    tried = cli("sandbox", "build", **bare)
+    assert tried.returncode == 4
+    assert "apt-get install" in tried.stderr
+
+
+def test_an_image_of_no_recipe_is_a_mistake_of_usage() -> None:
+    assert cli("sandbox", "build", "nonsense").returncode == 2
+
+
+def test_a_recipe_that_cannot_be_built_says_why(
+    podman: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    other = Recipe("other", containerfile="ARG BASE=docker.io/library/debian:bookworm-slim\n", packages=("dash",))
+    with pytest.raises(SandboxUnavailableError) as refused:
+        build(podman, other, ("debian",))
+    assert "no mmdebstrap" in str(refused.value)
+    assert "podman pull docker.io/library/debian" in str(refused.value)

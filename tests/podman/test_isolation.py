@@ -1,0 +1,342 @@
+"""What a command in a container cannot do: each is tried from inside."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from ringfence_sandbox import PodmanSandbox
+from ringfence_sandbox.isolation import PROBE, verified
+from ringfence_sandbox.seccomp import REFUSED
+
+PRELUDE = """
+import ctypes, errno, json, os, resource, signal, socket, struct, subprocess, sys
+libc = ctypes.CDLL(None, use_errno=True)
+def call(name, *arguments):
+    result = getattr(libc, name)(*arguments)
+    if result < 0: raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return result
+"""
+
+
+def python(sandbox: PodmanSandbox, code: str) -> str:
+    """What a program in the container prints; it has to end well."""
+    result = sandbox.run(["python3", "-I", "-S", "-c", PRELUDE + code])
+    assert result.exit_code == 0, result
+    return result.stdout
+
+
+def refusal(sandbox: PodmanSandbox, code: str) -> str:
+    """The error that a statement ends with in the container; it has to end with one."""
+    result = sandbox.run(["python3", "-I", "-S", "-c", PRELUDE + code])
+    assert result.exit_code == 1, result
+    return result.stderr.strip().splitlines()[-1]
+
+
+def test_every_capability_is_gone_and_cannot_come_back(shared: PodmanSandbox) -> None:
+    assert (
+        python(shared, "print(*[l.split()[1] for l in open('/proc/self/status') if l.startswith('Cap')])").split()
+        == ["0000000000000000"] * 5
+    )
+    # PR_CAP_AMBIENT_RAISE, and capset of everything.
+    raising = "print(sum(libc.prctl(47, 2, number, 0, 0) == 0 for number in range(64)))"
+    assert python(shared, raising) == "0\n"
+
+
+def test_capset_gives_nothing(shared: PodmanSandbox) -> None:
+    code = """
+head = struct.pack('=Ii', 0x20080522, 0)
+data = struct.pack('=6I', 0xffffffff, 0xffffffff, 0, 0x1ff, 0x1ff, 0)
+call('capset', head, data)"""
+    assert "Operation not permitted" in refusal(shared, code)
+
+
+def test_a_setuid_program_gives_nothing(shared: PodmanSandbox) -> None:
+    done = shared.run(
+        "cp /bin/busybox /workspace/root 2>/dev/null || cp /bin/cat /workspace/root; chmod 6755 /workspace/root; "
+        "find / -xdev -perm -4000 -type f 2>/dev/null | wc -l; /workspace/root id -u 2>/dev/null || id -u; "
+        "rm /workspace/root"
+    )
+    assert done.stdout.split()[-1] == "1000"
+    assert "NoNewPrivs:\t1" in shared.run("cat /proc/self/status").stdout
+
+
+@pytest.mark.parametrize(
+    "flag",
+    ["0x20000", "0x02000000", "0x04000000", "0x08000000", "0x10000000", "0x20000000", "0x40000000", "0x80"],
+    ids=["mount", "cgroup", "uts", "ipc", "user", "pid", "net", "time"],
+)
+def test_no_namespace_can_be_made(shared: PodmanSandbox, flag: str) -> None:
+    assert "Error: [Errno" in refusal(shared, f"call('unshare', {flag})")
+    if flag != "0x80":  # of clone that is part of the exit signal
+        # clone with the stack of the parent, as fork has it, and the flag.
+        assert "Error: [Errno" in refusal(shared, f"call('syscall', 56, {flag} | 17, 0, 0, 0, 0)")
+    # clone3 has its flags where no filter sees them.
+    clone3 = f"call('syscall', 435, struct.pack('=8Q', {flag}, 0, 0, 0, 17, 0, 0, 0), 64)"
+    assert "Function not implemented" in refusal(shared, clone3)
+
+
+@pytest.mark.parametrize("kind", ["user", "mnt", "pid", "net", "ipc", "uts", "cgroup"])
+def test_no_namespace_can_be_entered(shared: PodmanSandbox, kind: str) -> None:
+    assert "Error: [Errno" in refusal(shared, f"call('setns', os.open('/proc/self/ns/{kind}', os.O_RDONLY), 0)")
+
+
+def test_no_process_can_be_traced(shared: PodmanSandbox) -> None:
+    assert "Operation not permitted" in refusal(shared, "call('ptrace', 16, 1, 0, 0)")
+    own = "child = subprocess.Popen(['sleep', '5']); call('ptrace', 16, child.pid, 0, 0)"
+    assert "Operation not permitted" in refusal(shared, own)
+    for file in ("mem", "maps", "environ", "fd/1", "root/etc/passwd", "cwd"):
+        assert "Permission" in refusal(shared, f"os.open('/proc/1/{file}', os.O_RDONLY)"), file
+    assert "Operation not permitted" in refusal(shared, "call('syscall', 310, 1, 0, 0, 0, 0, 0)")  # process_vm_readv
+    assert "Operation not permitted" in refusal(shared, "call('syscall', 438, 3, 0, 0)")  # pidfd_getfd
+
+
+@pytest.mark.parametrize(
+    ("number", "name"), [(250, "keyctl"), (248, "add_key"), (249, "request_key"), (303, "name_to_handle_at")]
+)
+def test_calls_into_what_the_kernel_keeps_are_refused(shared: PodmanSandbox, number: int, name: str) -> None:
+    assert name in REFUSED
+    assert "Operation not permitted" in refusal(shared, f"call('syscall', {number}, 0, 0, 0, 0, 0)")
+
+
+@pytest.mark.parametrize("number", [425, 426, 427, 321, 298, 323, 175, 246, 155, 165, 166, 428, 429, 430, 442, 101])
+def test_calls_that_only_privileged_programs_need_are_refused(shared: PodmanSandbox, number: int) -> None:
+    error = refusal(shared, f"call('syscall', {number}, 0, 0, 0, 0, 0, 0)")
+    assert "Operation not permitted" in error or "Function not implemented" in error
+
+
+@pytest.mark.parametrize("family", [n for n in range(46) if n not in (1, 2, 10, 16)])
+def test_no_socket_but_of_the_usual_families(shared: PodmanSandbox, family: int) -> None:
+    # With bits above the lower 32 too, which the kernel drops and a filter may not.
+    error = refusal(
+        shared,
+        f"""
+for number in ({family}, {family} | 1 << 32):
+    found = libc.syscall(ctypes.c_long(41), ctypes.c_long(number), ctypes.c_long(1), ctypes.c_long(0))
+    if found >= 0: sys.exit('a socket')
+raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))""",
+    )
+    assert "Error: [Errno" in error
+
+
+def test_programs_of_another_architecture_make_no_calls(shared: PodmanSandbox) -> None:
+    # int 0x80 from a 64-bit process: getpid of 32 bits, whose numbers the list does not know.
+    code = """
+import mmap
+page = mmap.mmap(-1, 4096, prot=7)
+page.write(bytes.fromhex('b814000000cd80c3'))
+address = ctypes.addressof(ctypes.c_char.from_buffer(page))
+print(ctypes.CFUNCTYPE(ctypes.c_int)(address)())"""
+    result = shared.run(["python3", "-I", "-S", "-c", PRELUDE + code])
+    assert result.exit_code >= 128 or result.stdout.strip() in ("-1", "-38"), result
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/proc/sys/kernel/hostname",
+        "/proc/sys/kernel/core_pattern",
+        "/proc/sys/vm/overcommit_memory",
+        "/proc/sysrq-trigger",
+        "/proc/1/oom_score_adj",
+        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+        "/sys/fs/cgroup/pids/pids.max",
+        "/sys/fs/cgroup/memory.max",
+        "/sys/kernel/uevent_helper",
+        "/sys/kernel/mm/transparent_hugepage/enabled",
+        "/etc/passwd",
+        "/etc/hosts",
+        "/usr/bin/python3",
+        "/run/executor.py",
+        "/run/ringfence/other",
+        "/dev/sda",
+        "/dev/other",
+        "/var/other",
+        "/root/other",
+        "/other",
+    ],
+)
+def test_nothing_outside_of_the_workspace_can_be_written(shared: PodmanSandbox, path: str) -> None:
+    assert "Error" in refusal(shared, f"os.write(os.open({path!r}, os.O_WRONLY | os.O_CREAT), b'1')")
+
+
+def test_only_the_workspace_and_temporary_directories_are_writable(shared: PodmanSandbox) -> None:
+    found = shared.run(
+        "find / -xdev -writable -not -type l 2>/dev/null; find /dev /run /sys -writable -type d 2>/dev/null"
+    )
+    assert {line for line in found.stdout.split() if not line.startswith("/proc/")} <= {
+        "/workspace",
+        "/tmp",
+        "/dev/shm",
+        "/dev/mqueue",
+    }
+
+
+@pytest.mark.parametrize("path", ["/proc/kcore", "/proc/keys", "/proc/timer_list", "/sys/firmware/acpi"])
+def test_what_tells_of_the_machine_is_masked(shared: PodmanSandbox, path: str) -> None:
+    assert shared.run(f"cat {path} 2>/dev/null | head -c 100").stdout == ""
+
+
+def test_no_device_can_be_made_or_opened(shared: PodmanSandbox) -> None:
+    for kind, major, minor in (("b", 8, 0), ("b", 254, 0), ("c", 1, 1), ("c", 5, 1)):
+        mode = "0o60666" if kind == "b" else "0o20666"
+        for place in ("/workspace", "/tmp", "/dev/shm"):
+            made = f"os.mknod('{place}/device', {mode}, os.makedev({major}, {minor}))"
+            assert "Operation not permitted" in refusal(shared, made)
+    devices = python(shared, "print(*sorted(n for n in os.listdir('/dev') if os.path.exists('/dev/' + n)))").split()
+    assert set(devices) <= set(
+        "console core fd full mqueue null ptmx pts random shm stderr stdin stdout tty urandom zero".split()
+    )
+
+
+def test_a_device_that_lies_in_the_workspace_cannot_be_opened(shared: PodmanSandbox) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root makes devices")
+    device = Path(shared.filesystem.root, "disk")
+    os.mknod(device, 0o60666, os.stat("/").st_dev)
+    try:
+        os.chmod(device, 0o666)
+        assert "Error" in refusal(shared, "os.open('/workspace/disk', os.O_RDONLY)")
+    finally:
+        device.unlink()
+
+
+def test_nothing_can_be_mounted(shared: PodmanSandbox) -> None:
+    for attempt in (
+        "call('mount', b'none', b'/tmp', b'tmpfs', 0, None)",
+        "call('mount', None, b'/', None, 0x20 | 0x1000, None)",
+        "call('umount2', b'/workspace', 2)",
+        "call('syscall', 155, b'/tmp', b'/tmp')",
+        "os.chroot('/tmp')",
+    ):
+        assert "Error: [Errno" in refusal(shared, attempt) or "PermissionError" in refusal(shared, attempt)
+
+
+def test_there_is_no_network(shared: PodmanSandbox) -> None:
+    assert python(shared, "print(*os.listdir('/sys/class/net'))").split() == ["lo"]
+    reach = "socket.create_connection(('{}', {}), 1)"
+    for address, port in (("192.0.2.1", 80), ("169.254.169.254", 80), ("10.88.0.1", 22), ("1.1.1.1", 53)):
+        assert "Network is unreachable" in refusal(shared, reach.format(address, port))
+    # Sockets of the host without a name in any directory belong to its network namespace.
+    assert python(shared, "print(sum(1 for line in open('/proc/net/unix')))").strip() in ("1", "2", "3")
+
+
+def test_processes_of_the_host_cannot_be_seen_or_signalled(shared: PodmanSandbox) -> None:
+    pids = python(shared, "print(*[p for p in os.listdir('/proc') if p.isdigit()])").split()
+    assert len(pids) <= 3
+    assert "ProcessLookupError" in refusal(shared, f"os.kill({os.getpid() + 1_000_000}, 0)")
+
+
+def test_the_first_process_survives_every_signal(shared: PodmanSandbox) -> None:
+    before = shared.start().process
+    python(shared, "for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}: os.kill(1, number)")
+    shared.run("kill -KILL 1; kill -STOP 1")
+    assert shared.run("echo here").stdout == "here\n"
+    assert shared.start().process == before
+
+
+def test_the_control_socket_takes_nobody_else(shared: PodmanSandbox) -> None:
+    tried = "s = socket.socket(socket.AF_UNIX); s.connect('/run/ringfence/socket')"
+    assert "Error" in refusal(shared, tried)
+
+
+def test_limits_are_as_asked_for_and_cannot_be_raised(shared: PodmanSandbox) -> None:
+    limits = shared.limits
+    code = "print(*[resource.getrlimit(getattr(resource, 'RLIMIT_' + n))[1] for n in ('NOFILE', 'FSIZE', 'CORE')])"
+    assert python(shared, code).split() == [str(limits.open_files), str(limits.file_bytes), "0"]
+    for name in ("NOFILE", "FSIZE", "CORE", "NPROC"):
+        limit = f"resource.RLIMIT_{name}"
+        raised = f"hard = resource.getrlimit({limit})[1]; resource.setrlimit({limit}, (hard, hard + 1))"
+        assert "not allowed to raise maximum limit" in refusal(shared, raised)
+
+
+def test_a_file_has_a_largest_size_and_a_process_a_most_of_files(shared: PodmanSandbox) -> None:
+    big = shared.run("head -c 100M /dev/zero > big; code=$?; stat -c %s big; rm big; exit $code")
+    assert big.exit_code != 0
+    assert int(big.stdout) <= shared.limits.file_bytes
+    assert "Too many open files" in refusal(shared, "held = [os.open('/dev/null', 0) for _ in range(300)]")
+
+
+def test_temporary_space_and_shared_memory_are_bounded(shared: PodmanSandbox) -> None:
+    for place in ("/tmp", "/dev/shm"):
+        filled = shared.run(f"head -c 60M /dev/zero > {place}/fill; code=$?; rm -f {place}/fill; exit $code")
+        assert "No space left on device" in filled.stderr
+
+
+def test_core_dumps_are_not_written(shared: PodmanSandbox) -> None:
+    crashed = shared.run("sh -c 'kill -SEGV $$'; ls -A")
+    assert crashed.stdout == ""
+
+
+def test_what_a_link_leads_to_is_looked_for_in_the_container(shared: PodmanSandbox) -> None:
+    # And the host's file tools, on the other side of the same tree, refuse to follow it at all.
+    shared.run("ln -s /etc/passwd link; ln -s /etc up")
+    with pytest.raises(PermissionError):
+        shared.filesystem.read("link")
+    with pytest.raises(PermissionError):
+        shared.run("true", cwd="up")
+    shared.run("rm link up")
+
+
+def test_a_path_out_of_the_workspace_is_no_working_directory(shared: PodmanSandbox) -> None:
+    for cwd in ("..", "../..", "/etc", "a/../../.."):
+        with pytest.raises((ValueError, PermissionError, FileNotFoundError)):
+            shared.run("pwd", cwd=cwd)
+
+
+def test_a_link_that_is_swapped_while_tools_read_never_shows_a_file_of_the_host(shared: PodmanSandbox) -> None:
+    once = "mv d e; ln -s /etc d; rm d; mv e d; i=$((i+1))"
+    swap = f"i=0; mkdir -p d; echo inside > d/passwd; while [ $i -lt 300 ]; do {once}; done"
+    seen: set[str] = set()
+
+    def look(_stream: str, _data: bytes) -> None:
+        for _ in range(50):
+            try:
+                seen.add(shared.filesystem.read("d/passwd").content)
+            except OSError:
+                seen.add("refused")
+
+    shared.run(f"echo go; {swap}", on_output=look)
+    shared.run("rm -rf d e")
+    assert seen <= {"inside\n", "refused"}
+
+
+def test_environment_of_the_host_does_not_come_in(shared: PodmanSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://user:secret@proxy.invalid")
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    assert "secret" not in shared.run("env; cat /proc/1/environ 2>/dev/null").stdout
+
+
+def test_what_did_not_come_out_as_asked_for_is_found_from_inside(shared: PodmanSandbox) -> None:
+    shown = json.loads(shared.run(["python3", "-I", "-S", "-c", PROBE]).stdout)
+
+    def lacking(**changed: object) -> set[str]:
+        found = verified(json.dumps({**shown, **changed}), shared.limits, "none", rootless=False)
+        return {one.name for one in found if not one.holds}
+
+    assert lacking() == set()
+    status = shown["status"]
+    assert lacking(status=status.replace("CapEff:\t0", "CapEff:\t1")) == {"no capabilities (CapEff)"}
+    assert lacking(status=status.replace("NoNewPrivs:\t1", "NoNewPrivs:\t0")) == {"no new privileges"}
+    assert lacking(status=status.replace("Seccomp:\t2", "Seccomp:\t0")) == {"system calls filtered"}
+    assert lacking(status=status.replace("1000", "0")) >= {"not root"}
+    assert lacking(uids="0 0 4294967295\n") == lacking(uids="0 1 1000\n1000 0 1\n") == {"users mapped to nobody's"}
+    assert lacking(net=["lo", "eth0"]) == {"no network"}
+    assert lacking(mounts=shown["mounts"].replace(" ro,", " rw,")) >= {"read-only root", "read-only control directory"}
+    assert lacking(limits="") >= {"max processes", "max file size", "max open files", "max core file size"}
+    assert lacking(pids="max", memory="", swap="9223372036854771712", cpu="-1") == {
+        "limit of processes",
+        "limit of memory",
+        "limit of memory and swap",
+        "limit of processor time",
+    }
+    assert lacking(memory="max") == {"limit of memory"}
+
+
+def test_the_network_of_the_host_cannot_be_asked_for(tmp_path: Path) -> None:
+    for network in ("host", "container:other", ""):
+        with pytest.raises(ValueError, match="network is one of"):
+            PodmanSandbox(tmp_path, network=network)  # type: ignore[arg-type]

@@ -1,0 +1,19 @@
+"""The README's example of commands in a container runs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from ringfence_sandbox.podman_connection import Connection
+
+README = Path(__file__).parents[2].joinpath("README.md").read_text(encoding="utf-8")
+
+
+def test_the_example_of_commands_runs(podman: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CONTAINER_HOST", podman.url)
+    examples = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    (example,) = (example for example in examples if "PodmanSandbox" in example)
+    exec(compile(example, "README.md", "exec"), {})
