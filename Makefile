@@ -40,6 +40,7 @@ prove: podman
 
 bench: $(READY)
 	@$(PY) benchmarks/table.py
+	-@$(PY) benchmarks/sandbox.py
 
 check: format lint imports types dead wheel
 

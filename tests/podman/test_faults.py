@@ -129,8 +129,9 @@ def test_a_client_that_is_killed_leaves_nothing_that_runs(
     size = (root / "late").stat().st_size
     time.sleep(0.2)
     assert (root / "late").stat().st_size == size
-    # The next one removes what is left of the container, and works.
+    # The next one removes what is left of the container, takes back what the command did, and works.
     with PodmanSandbox(root, connection=podman) as sandbox:
+        assert list(root.iterdir()) == []
         assert sandbox.run("echo next").stdout == "next\n"
         assert wait_until(lambda: len(list_of(podman, root)) == 1)
     assert list_of(podman, root) == []

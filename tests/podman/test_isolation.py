@@ -10,6 +10,7 @@ import pytest
 
 from ringfence_sandbox import PodmanSandbox
 from ringfence_sandbox.isolation import PROBE, verified
+from ringfence_sandbox.podman_connection import Connection
 from ringfence_sandbox.seccomp import REFUSED
 
 PRELUDE = """
@@ -340,3 +341,8 @@ def test_the_network_of_the_host_cannot_be_asked_for(tmp_path: Path) -> None:
     for network in ("host", "container:other", ""):
         with pytest.raises(ValueError, match="network is one of"):
             PodmanSandbox(tmp_path, network=network)  # type: ignore[arg-type]
+
+
+def test_a_network_is_there_when_it_is_asked_for(podman: Connection, tmp_path: Path) -> None:
+    with PodmanSandbox(tmp_path, network="bridge", connection=podman) as sandbox:
+        assert len(sandbox.run("ls /sys/class/net").stdout.split()) == 2
