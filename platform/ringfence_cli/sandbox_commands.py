@@ -7,8 +7,6 @@ from typing import Literal
 
 import click
 
-from ringfence.errors import SandboxUnavailableError
-
 UNAVAILABLE = 4
 
 
@@ -55,6 +53,7 @@ def build(names: tuple[str, ...], source: Literal["registry", "debian"] | None) 
 
     NAME is python (the default image) or base (a shell, no Python). Built ones are left as they are.
     """
+    from ringfence.errors import SandboxUnavailableError
     from ringfence_sandbox.images import DEFAULT_RECIPE, SOURCES, build, recipe
     from ringfence_sandbox.podman_connection import connect
 
