@@ -21,6 +21,7 @@ from mcp.client.stdio import StdioServerParameters
 from mcp_types import TextContent
 
 from ringfence.errors import WorkspaceLockedError
+from ringfence_cli.policies import owner_file
 from ringfence_cli.serve.stdio import MAX_LINE_BYTES
 from ringfence_sandbox import Workspace
 
@@ -313,3 +314,28 @@ def test_the_server_costs_less_than_a_second_before_its_first_answer(root: Path)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         spent.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     assert min(spent) < 1, spent
+
+
+def test_the_policies_of_the_owner_and_of_the_command_line_hold_for_clients(root: Path) -> None:
+    owners = owner_file(root)
+    owners.parent.mkdir(parents=True, exist_ok=True)
+    owners.write_text('[policies.paths]\ndeny = ["secret/**"]\n')
+    with started(root, "--policy", "deletions:0") as server:
+        server.hello()
+        calls = [
+            ("write_file", {"file_path": "secret/new.txt", "content": "x"}),
+            ("read_file", {"file_path": "a.txt"}),
+            ("rm", {"path": "a.txt"}),
+            ("write_file", {"file_path": "b.txt", "content": "x"}),
+        ]
+        for number, (name, arguments) in enumerate(calls, start=1):
+            server.call(name, arguments, number)
+        answers = [server.answer()["result"] for _ in calls]
+        assert [answer.get("isError", False) for answer in answers] == [True, False, True, False]
+        assert "denied by the policy" in answers[0]["content"][0]["text"]
+    assert not (root / "secret").exists()
+    assert (root / "a.txt").read_text() == "one\n"
+    with started(root, "--policy", "nonsense") as server:
+        code, _, said = server.end()
+        assert code == 2
+        assert b"nonsense" in said

@@ -136,6 +136,7 @@ def run(
 @click.option(
     "--receipts", type=click.Path(path_type=Path), metavar="FILE", help="Append a line of JSON for every tool call."
 )
+@POLICY
 @click.option("--read-only", is_flag=True, help="Offer only the tools that change nothing.")
 @click.pass_obj
 def serve(
@@ -145,6 +146,7 @@ def serve(
     http: str | None,
     allow_host: tuple[str, ...],
     receipts: Path | None,
+    policies: tuple[str, ...],
     read_only: bool,
 ) -> int:
     """Serve the files of DIR to agents over the Model Context Protocol; every tool call is a transaction.
@@ -158,7 +160,7 @@ def serve(
         if error.name is None or error.name.startswith("ringfence"):
             raise
         raise click.UsageError(f"{error.name} is not installed: pip install 'ringfence[mcp]'") from None
-    return serve(ServeOptions(directory, workspace, http, allow_host, receipts, read_only), signals)
+    return serve(ServeOptions(directory, workspace, http, allow_host, receipts, read_only, policies), signals)
 
 
 @ringfence.command()

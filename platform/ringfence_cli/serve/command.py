@@ -18,6 +18,7 @@ import click
 from ringfence.adapters.failures import said_of
 from ringfence.runtime.receipts import Receipt
 from ringfence_cli.outputs import ReceiptsFile
+from ringfence_cli.policies import policies_of
 from ringfence_cli.serve import stdio
 from ringfence_cli.serve.server import WorkspaceServer
 from ringfence_cli.serve.workspaces import ServedKind, open_workspace
@@ -39,6 +40,7 @@ class ServeOptions:
     allowed_hosts: Sequence[str] = ()
     receipts: Path | None = None
     read_only: bool = False
+    policies: Sequence[str] = ()
 
 
 def serve(options: ServeOptions, signals: Signals) -> int:
@@ -48,7 +50,10 @@ def serve(options: ServeOptions, signals: Signals) -> int:
         try:
             with signals.let_through():
                 transport, hints = _transport(options, stack)
-                workspace = open_workspace(options.workspace, options.directory, read_only=options.read_only)
+                owned = policies_of(options.directory, options.policies)
+                workspace = open_workspace(
+                    options.workspace, options.directory, read_only=options.read_only, policies=owned
+                )
                 stack.callback(workspace.close)
                 receipts = _receipts(options.receipts, stack)
         except KeyboardInterrupt:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from ringfence.filesystem.protocol import Filesystem
-from ringfence.prompt.policy import PolicyDecision, ToolPolicy
+from ringfence.prompt.policy import Policy, PolicyDecision
 from ringfence.prompt.section import Section
 from ringfence.prompt.tool import Tool, ToolContext
 from ringfence.prompt.tool_result import ToolResult
@@ -32,7 +32,7 @@ class ServedWorkspace(Protocol):
 
     directory: Path
     read_only: bool
-    policies: Sequence[ToolPolicy]
+    policies: Sequence[Policy]
     """For every tool, besides those of the sections."""
 
     @property
@@ -49,11 +49,13 @@ class ServedWorkspace(Protocol):
     def close(self) -> None: ...
 
 
-def open_workspace(kind: ServedKind, directory: Path, *, read_only: bool) -> ServedWorkspace:
-    """Raises click's errors, in words for a person."""
+def open_workspace(
+    kind: ServedKind, directory: Path, *, read_only: bool, policies: Sequence[Policy] = ()
+) -> ServedWorkspace:
+    """``policies`` are those of the workspace's owner. Raises click's errors, in words for a person."""
     if kind == "memory":
-        return MemoryServed(loaded(directory), read_only=read_only)
-    return LookedAt(directory) if read_only else DiskServed(on_disk(directory))
+        return MemoryServed(loaded(directory), policies, read_only=read_only)
+    return LookedAt(directory) if read_only else DiskServed(on_disk(directory), policies)
 
 
 class ReadOnlyPolicy:
@@ -73,10 +75,11 @@ class ReadOnlyPolicy:
 class MemoryServed:
     """A copy in memory: what clients do to it, nothing on disk hears of."""
 
-    def __init__(self, workspace: MemoryWorkspace, *, read_only: bool) -> None:
+    def __init__(self, workspace: MemoryWorkspace, owned: Sequence[Policy] = (), *, read_only: bool) -> None:
         self.directory = workspace.directory
         self.read_only = read_only
-        self.policies: Sequence[ToolPolicy] = [LeftOutPolicy(workspace), *([ReadOnlyPolicy()] if read_only else [])]
+        looking = [ReadOnlyPolicy()] if read_only else []
+        self.policies: Sequence[Policy] = [LeftOutPolicy(workspace), *looking, *owned]
         self._workspace = workspace
 
     @property
@@ -97,10 +100,10 @@ class MemoryServed:
 class DiskServed:
     """The files as they are. Every call that changes any is a step, and can be undone."""
 
-    def __init__(self, workspace: DiskWorkspace) -> None:
+    def __init__(self, workspace: DiskWorkspace, owned: Sequence[Policy] = ()) -> None:
         self.directory = workspace.directory
         self.read_only = False
-        self.policies: Sequence[ToolPolicy] = [LeftOutPolicy(workspace)]
+        self.policies: Sequence[Policy] = [LeftOutPolicy(workspace), *owned]
         self._workspace = workspace
 
     @property
@@ -128,7 +131,7 @@ class LookedAt:
         self.directory = directory
         self.read_only = True
         self.filesystem: Filesystem = HostFilesystem(directory, read_only=True)
-        self.policies: Sequence[ToolPolicy] = [ReadOnlyPolicy()]
+        self.policies: Sequence[Policy] = [ReadOnlyPolicy()]
 
     def sections(self, session: Session) -> Sequence[Section[Any]]:
         # Opened anew for every call: an agent that works there makes steps.
