@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         UpdateStep,
     )
     from ringfence_tools.pydantic_ai import pydantic_toolset
+    from ringfence_tools.shell import PodmanSandboxSection
 
 __all__ = [
     "AddStep",
@@ -43,6 +44,7 @@ __all__ = [
     "PlanStep",
     "PlanningStrategy",
     "PlanningToolsSection",
+    "PodmanSandboxSection",
     "ReadPlan",
     "SetupPlan",
     "UpdateStep",
@@ -71,6 +73,7 @@ _MODULES = {
     "HistoryToolsSection": "history",
     "HostMount": "mounts",
     "HostMountPreview": "mounts",
+    "PodmanSandboxSection": "shell",
     "VfsToolsSection": "files",
     "WorkspaceFileSystem": "fsspec_view",
     "agents_tools": "openai_agents",

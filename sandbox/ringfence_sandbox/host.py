@@ -328,6 +328,8 @@ class HostFilesystem(Transactional):
         literal: bool = False,
     ) -> Sequence[GrepMatch]:
         normal = normalise(path)
+        if (kept := self._kept_output(normal)) is not None:
+            return grep_files(iter([(normal, kept[0])]), pattern, literal=literal, max_matches=max_matches)
         top = self._existing(normal)
         if top.is_directory:
             prefix = _prefix(normal)
@@ -512,11 +514,13 @@ class HostFilesystem(Transactional):
         return found
 
     def _content(self, normal: str) -> tuple[str, bytes, os.stat_result]:
-        kept = None if self._opened.outputs is None else self._opened.outputs.read(normal)
-        if kept is not None:
+        if (kept := self._kept_output(normal)) is not None:
             return normal, *kept
         place = self._file(normal).place
         return place, *self._files.read_file(place)
+
+    def _kept_output(self, normal: str) -> tuple[bytes, os.stat_result] | None:
+        return None if self._opened.outputs is None else self._opened.outputs.read(normal)
 
     def _note_read(self, place: str, content: bytes, found: os.stat_result) -> None:
         call = self._current_call()

@@ -55,6 +55,8 @@ class CommandResult:
     rolled back. Empty otherwise, whatever the exit code."""
     out_of_memory: bool = False
     """Whether the out-of-memory killer took any of its processes."""
+    leftovers: int = 0
+    """About how many of its processes were still running when the main one had ended, and were ended then."""
 
 
 class PodmanSandbox:
@@ -91,7 +93,7 @@ class PodmanSandbox:
             raise ValueError(f"network is one of {', '.join(NETWORKS)}, not {network!r}")
         self._image = image
         self.limits = limits or SandboxLimits()
-        self._network: Network = network
+        self.network: Network = network
         self._url = url
         self._strict = strict
         self._session = session or Session()
@@ -144,7 +146,7 @@ class PodmanSandbox:
                 self.filesystem.root,
                 image=existing(connection, self._image),
                 limits=self.limits,
-                network=self._network,
+                network=self.network,
                 strict=self._strict,
             )
             return self._held.container
@@ -277,6 +279,7 @@ class PodmanSandbox:
             ended.duration_seconds,
             failure=failure,
             out_of_memory=ended.killed_by_oom,
+            leftovers=ended.leftovers,
         )
 
     def _directory(self, cwd: str) -> str:

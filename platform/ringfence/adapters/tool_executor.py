@@ -27,7 +27,7 @@ from ringfence.participants import CURRENT_CALL, Mark
 from ringfence.prompt.long_results import READER, kept_at
 from ringfence.prompt.policy import EffectPolicy, Policy, PolicyDecision, ToolPolicy
 from ringfence.prompt.tool import Tool, ToolContext, make_tool_context
-from ringfence.prompt.tool_result import ToolResult, answer_text
+from ringfence.prompt.tool_result import KnowsChanges, ToolResult, answer_text
 from ringfence.runtime.events import RejectedToolParams, RunContext, ToolInvoked, make_tool_invoked
 from ringfence.runtime.limits import BudgetTracker, Cancellation, Deadline, Heartbeat
 from ringfence.runtime.receipts import Outcome, PolicyVerdict, Receipt, make_receipt
@@ -310,6 +310,8 @@ class ToolExecutor:
             )
         ending.result = result
         call.seal()
+        if tool.opaque and result.success and isinstance(result.value, KnowsChanges):
+            ending.result = replace(result, value=result.value.with_changes(call.all_changes()))
 
     def _settle(self, ending: _Ending, offer: _Offer, context: ToolContext, call: Transaction) -> None:
         """Everything that may still turn a successful call into a failed one."""

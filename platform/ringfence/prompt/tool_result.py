@@ -7,9 +7,12 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, Never, Protocol, TypeVar, cast, runtime_checkable
+from typing import TYPE_CHECKING, Generic, Never, Protocol, Self, TypeVar, cast, runtime_checkable
 
 from ringfence import serde
+
+if TYPE_CHECKING:
+    from ringfence.participants import Change
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +28,13 @@ class ToolRenderableResult(Protocol):
     """A result value that says itself what the model reads."""
 
     def render(self) -> str: ...
+
+
+@runtime_checkable
+class KnowsChanges(Protocol):
+    """A result value of an opaque tool that is told what its call changed, which the handler cannot know."""
+
+    def with_changes(self, changes: Sequence[Change]) -> Self: ...
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,248 @@
+"""The section that gives a model files and a shell: commands run in a container that has the same files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Self
+
+from ringfence.errors import PromptValidationError, SandboxUnavailableError, SectionPath, ToolValidationError
+from ringfence.filesystem.paths import from_model
+from ringfence.filesystem.protocol import Filesystem
+from ringfence.prompt.policy import ReadBeforeWritePolicy, ToolPolicy
+from ringfence.prompt.section import Section
+from ringfence.prompt.tool import Tool, ToolContext
+from ringfence.prompt.tool_result import ToolResult
+from ringfence.resources.binding import Binding
+from ringfence.resources.registry import ResourceRegistry
+from ringfence.runtime.session import Session
+from ringfence.runtime.visibility import SectionVisibility
+from ringfence_sandbox.isolation import WORKSPACE, Network, SandboxLimits
+from ringfence_sandbox.podman import CommandResult, PodmanSandbox
+from ringfence_tools.file_tools import file_tools
+from ringfence_tools.files import CHANGING, FAILING, FINDING, READING_FIRST
+from ringfence_tools.shell_params import (
+    LONGEST_SECONDS,
+    SHORTEST_SECONDS,
+    CommandOutcome,
+    EvaluatePython,
+    ShellExecute,
+)
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+ENVIRONMENT: Mapping[str, str] = {"PYTHONPYCACHEPREFIX": "/tmp/pycache"}  # noqa: S108 - the container's own
+"""Of every command, unless it is given another value: what Python compiles would be among the changes otherwise."""
+
+INTRODUCTION = (
+    f"You work on a tree of files and run commands in a container that has the same tree at {WORKSPACE}, where they "
+    "begin. Paths are relative to it, or begin with it."
+)
+RUNNING = (
+    "`shell_execute` runs a command: tests, a build, git. Each gets a shell of its own: a directory that it changes "
+    "to, variables and background processes end with it; what it leaves in the tree stays."
+)
+SHORT_OF_IT = "`evaluate_python` runs a short program, which prints what you want to know."
+READING_OUTPUT = (
+    "Of long output you see both ends, and a path between them: `read_file` and `grep` have the rest there."
+)
+READING_AGAIN = (
+    "What a command made or changed counts as changed by somebody else: read it before you change it yourself."
+)
+COMMANDS_FAILING = (
+    "A command that takes too long is ended, and what it did is taken back. One with another exit code than 0 has "
+    "failed by its own account: what it did stays, unless you set rollback_on_error."
+)
+CONFINED = f"Commands can write in {WORKSPACE} and /tmp alone, and have limits of memory, processes and time."
+NO_NETWORK = "They have no network: nothing can be downloaded."
+
+
+class PodmanSandboxSection(Section[None]):
+    """The file tools over a directory as it is on disk, and commands in one container over the same files.
+
+    It is the `Filesystem` resource of every prompt that has the section. The container is started by the first command;
+    a prompt with the section can be made, and its files be worked on, where there is no Podman. A context manager, or
+    `close`.
+    """
+
+    def __init__(
+        self,
+        *,
+        session: Session,
+        root: str | PathLike[str] | None = None,
+        image: str | None = None,
+        limits: SandboxLimits | None = None,
+        network: Network = "none",
+        sandbox: PodmanSandbox | None = None,
+        policies: Sequence[ToolPolicy] | None = None,
+        accepts_overrides: bool = False,
+    ) -> None:
+        """``root``, ``image``, ``limits`` and ``network`` are as in `PodmanSandbox`.
+
+        Args:
+            sandbox: one that is there already, instead of these four; whoever made it closes it.
+            policies: what governs the tools; left out, `ReadBeforeWritePolicy`.
+            accepts_overrides: whether the texts of the section and its tools may be replaced from outside.
+
+        Raises:
+            PromptValidationError: a sandbox, and what another one is made with; or neither.
+            WorkspaceLockedError, FileNotFoundError: the root cannot be opened.
+        """
+        if (sandbox is None) == (root is None):
+            raise PromptValidationError("PodmanSandboxSection takes either root=, a directory, or sandbox=")
+        self.session = session
+        self._own: PodmanSandbox | None = None
+        if sandbox is None:
+            assert root is not None
+            sandbox = self._own = PodmanSandbox(root, image=image, limits=limits, network=network, session=session)
+        elif image is not None or limits is not None or network != "none":
+            raise PromptValidationError("image, limits and network are those of the sandbox that was given: leave them")
+        self.sandbox = sandbox
+        super().__init__(
+            title="Workspace and shell",
+            key="podman.shell",
+            tools=(
+                *file_tools(mount_point=WORKSPACE, accepts_overrides=accepts_overrides),
+                *command_tools(sandbox, accepts_overrides=accepts_overrides),
+            ),
+            policies=(ReadBeforeWritePolicy(mount_point=WORKSPACE),) if policies is None else policies,
+            accepts_overrides=accepts_overrides,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the container and let go of the workspace, unless the sandbox was given. Once is enough."""
+        if self._own is not None:
+            self._own.close()
+
+    @property
+    def filesystem(self) -> Filesystem:
+        return self.sandbox.filesystem
+
+    def resources(self) -> ResourceRegistry:
+        return ResourceRegistry.of(Binding.instance(Filesystem, self.filesystem))
+
+    def render_body(
+        self, params: None, *, visibility: SectionVisibility, path: SectionPath, session: Session | None
+    ) -> str:
+        governed = any(isinstance(policy, ReadBeforeWritePolicy) for policy in self.policies())
+        confined = CONFINED if self.sandbox.network != "none" else f"{CONFINED} {NO_NETWORK}"
+        rules = (
+            *(FINDING, *([READING_FIRST, READING_AGAIN] if governed else []), CHANGING),
+            *(RUNNING, SHORT_OF_IT, READING_OUTPUT, COMMANDS_FAILING, confined, FAILING),
+        )
+        return "\n".join((INTRODUCTION, "", *(f"- {rule}" for rule in rules)))
+
+    def clone(self, **changes: Any) -> Self:
+        """The same section over the same files and container, which close with this one; with ``session``, for that."""
+        twin = super().clone(**changes)
+        twin.session = changes.get("session", self.session)
+        twin._own = None
+        return twin
+
+
+def command_tools(sandbox: PodmanSandbox, *, accepts_overrides: bool = False) -> tuple[Tool[Any, Any], ...]:
+    """`shell_execute` and `evaluate_python` in that sandbox."""
+    tools = _CommandTools(sandbox)
+    return (
+        Tool[ShellExecute, CommandOutcome](
+            name="shell_execute",
+            description="Run a command in the container. Says its exit code, what it printed and which files it changed.",
+            handler=tools.shell_execute,
+            accepts_overrides=accepts_overrides,
+            opaque=True,
+        ),
+        Tool[EvaluatePython, CommandOutcome](
+            name="evaluate_python",
+            description="Run a Python program in the container. Says what it printed; an exit code other than 0 fails.",
+            handler=tools.evaluate_python,
+            accepts_overrides=accepts_overrides,
+            opaque=True,
+        ),
+    )
+
+
+class _CommandTools:
+    """The handlers."""
+
+    def __init__(self, sandbox: PodmanSandbox) -> None:
+        self._sandbox = sandbox
+
+    def shell_execute(self, params: ShellExecute, *, context: ToolContext) -> ToolResult[CommandOutcome]:
+        return self._run(
+            params.command if params.command is not None else params.argv,
+            context,
+            cwd=from_model(self._sandbox.filesystem, params.cwd, mount_point=WORKSPACE),
+            env=params.env,
+            stdin=params.stdin,
+            timeout_seconds=params.timeout_seconds,
+            take_back="as rollback_on_error asks" if params.rollback_on_error else None,
+        )
+
+    def evaluate_python(self, params: EvaluatePython, *, context: ToolContext) -> ToolResult[CommandOutcome]:
+        return self._run(
+            ("python3", "-c", params.code),
+            context,
+            timeout_seconds=params.timeout_seconds,
+            take_back="since the program failed",
+        )
+
+    def _run(
+        self,
+        command: str | Sequence[str],
+        context: ToolContext,
+        *,
+        timeout_seconds: float,
+        take_back: str | None,
+        cwd: str = "",
+        env: Mapping[str, str] | None = None,
+        stdin: str | None = None,
+    ) -> ToolResult[CommandOutcome]:
+        """``take_back`` says why what a command did is taken back where its exit code is not 0; None: it is not."""
+        try:
+            ended = self._sandbox.run(
+                command,
+                cwd=cwd,
+                env={**ENVIRONMENT, **(env or {})},
+                stdin=stdin,
+                timeout_seconds=_allowed_seconds(timeout_seconds, context),
+                on_output=lambda stream, data: context.beat(),
+            )
+        except SandboxUnavailableError as error:
+            return ToolResult.error(f"no command can be run here: {error}")
+        except (FileNotFoundError, NotADirectoryError):
+            raise ToolValidationError(f"cwd is {cwd!r}, which is no directory of the workspace") from None
+        outcome = _outcome(ended)
+        if ended.failure:
+            return ToolResult(f"{outcome.summary()}; {ended.failure}; what it did is taken back", outcome, False)
+        if ended.exit_code != 0 and take_back is not None:
+            return ToolResult(f"{outcome.summary()}; what it did is taken back, {take_back}", outcome, False)
+        return ToolResult.ok(outcome, outcome.summary())
+
+
+def _allowed_seconds(asked: float, context: ToolContext) -> float:
+    seconds = min(max(asked, SHORTEST_SECONDS), LONGEST_SECONDS)
+    if context.deadline is None:
+        return seconds
+    # What goes on past the deadline is in vain.
+    return max(SHORTEST_SECONDS, min(seconds, context.deadline.remaining().total_seconds()))
+
+
+def _outcome(ended: CommandResult) -> CommandOutcome:
+    return CommandOutcome(
+        ended.exit_code,
+        ended.stdout,
+        ended.stderr,
+        timed_out=ended.timed_out,
+        duration_seconds=ended.duration_seconds,
+        out_of_memory=ended.out_of_memory,
+        leftovers=ended.leftovers,
+    )
