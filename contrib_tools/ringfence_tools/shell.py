@@ -32,8 +32,15 @@ from ringfence_tools.shell_params import (
 if TYPE_CHECKING:
     from types import TracebackType
 
-ENVIRONMENT: Mapping[str, str] = {"PYTHONPYCACHEPREFIX": "/tmp/pycache"}  # noqa: S108 - the container's own
-"""Of every command, unless it is given another value: what Python compiles would be among the changes otherwise."""
+ENVIRONMENT: Mapping[str, str] = {
+    "GIT_OPTIONAL_LOCKS": "0",
+    "GIT_CONFIG_COUNT": "1",
+    "GIT_CONFIG_KEY_0": "diff.autoRefreshIndex",
+    "GIT_CONFIG_VALUE_0": "false",
+    "PYTHONPYCACHEPREFIX": "/tmp/pycache",  # noqa: S108 - the container's own
+}
+"""Of every command, unless it is given another value. Without it, what `git status` and `git diff` note down for
+themselves and what Python compiles would be changes of the workspace."""
 
 INTRODUCTION = (
     f"You work on a tree of files and run commands in a container that has the same tree at {WORKSPACE}, where they "
@@ -155,7 +162,7 @@ def command_tools(sandbox: PodmanSandbox, *, accepts_overrides: bool = False) ->
     return (
         Tool[ShellExecute, CommandOutcome](
             name="shell_execute",
-            description="Run a command in the container. Says its exit code, what it printed and which files it changed.",
+            description="Run a command in the container. Says its exit code, what it printed, and what it changed.",
             handler=tools.shell_execute,
             accepts_overrides=accepts_overrides,
             opaque=True,

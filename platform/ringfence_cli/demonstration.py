@@ -12,25 +12,33 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ringfence.adapters.core import ModelText, ModelTurn
 from ringfence.adapters.failures import said_of
 from ringfence.adapters.scripted import ScriptedAdapter
+from ringfence.errors import SandboxUnavailableError
 from ringfence.runtime.receipts import Receipt
+from ringfence_cli.disk import PodmanWorkspace
 from ringfence_cli.printable import outcome_words
 from ringfence_cli.report import summary
 from ringfence_cli.run import watched
+from ringfence_cli.sandbox_commands import UNAVAILABLE
 from ringfence_cli.signals import Signals
 from ringfence_cli.task import EXIT_CODES, Task, apply
 from ringfence_cli.terminal import ErrorStream, put_diff
 from ringfence_cli.watch import Tally
 from ringfence_cli.workspace import MemoryWorkspace
 from ringfence_tools.planning import Plan
+
+if TYPE_CHECKING:
+    from ringfence_sandbox.podman import PodmanSandbox
 
 PAUSE_SECONDS = 0.8
 """After each turn, at a terminal, so that a person can follow."""
@@ -39,12 +47,13 @@ TESTS_SECONDS = 60.0
 
 @dataclass(slots=True)
 class Story:
-    """A watcher that remembers where a call was denied and where one was rolled back."""
+    """A watcher that remembers where a call was denied, where one was rolled back, and how commands ended."""
 
     pause: Callable[[], None]
     turns: int = 0
     denied: list[str] = field(default_factory=list[str])
     rolled_back: list[str] = field(default_factory=list[str])
+    commands: list[str] = field(default_factory=list[str])
 
     def text(self, event: ModelText) -> None: ...
 
@@ -53,6 +62,8 @@ class Story:
         self.pause()
 
     def call(self, receipt: Receipt, plan: Plan | None) -> None:
+        if receipt.tool == "shell_execute":
+            self.commands.append(receipt.message)
         told = {"denied": self.denied, "failed": self.rolled_back}.get(receipt.outcome)
         if told is not None:
             told.append(f"turn {self.turns}, {receipt.tool}: {outcome_words(receipt)}")
@@ -69,10 +80,18 @@ class TestRun:
     """What the test runner said last."""
 
 
-def demonstrate(keep: Path | None, signals: Signals, data: Traversable | None = None) -> int:
+def demonstrate(
+    keep: Path | None,
+    signals: Signals,
+    data: Traversable | None = None,
+    *,
+    in_container: bool = False,
+    image: str | None = None,
+) -> int:
     """The exit code: 0 only if everything happened that the demonstration is there to show.
 
-    `data` is a directory with what the package has in ``demo``.
+    `data` is a directory with what the package has in ``demo``. With ``in_container`` the agent works on the files as
+    they are, and whatever runs of the repository runs in a container of ``image``.
 
     Raises:
         click.UsageError: `keep` cannot be made.
@@ -80,14 +99,29 @@ def demonstrate(keep: Path | None, signals: Signals, data: Traversable | None = 
     errors = ErrorStream()
     with ExitStack() as stack:
         directory = _place(keep, stack)
+        data = files("ringfence_cli") / "demo" if data is None else data
         try:
-            shown = _shown(directory, files("ringfence_cli") / "demo" if data is None else data, errors, signals)
+            with signals.let_through():
+                copy_tree(data / "repository", directory)
+                container = _container(directory, image, keep is not None, stack) if in_container else None
+            shown = _shown(directory, data, errors, signals, container)
         except KeyboardInterrupt:
             errors.say("ringfence: interrupted")
             return EXIT_CODES["interrupted"]
+        except SandboxUnavailableError as error:
+            errors.say(f"ringfence: {error}")
+            return UNAVAILABLE
     for what, happened in shown:
         errors.say(f"{'yes' if happened else 'NO '}  {what}")
     return 0 if shown and all(happened for _, happened in shown) else 1
+
+
+def _container(directory: Path, image: str | None, kept: bool, stack: ExitStack) -> PodmanWorkspace:
+    # The history goes the way of the directory.
+    store = None if kept else Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ringfence-demo-"))) / "store"
+    workspace = PodmanWorkspace(directory, image=image, store=store)
+    stack.callback(workspace.close)
+    return workspace
 
 
 def _place(keep: Path | None, stack: ExitStack) -> Path:
@@ -100,31 +134,37 @@ def _place(keep: Path | None, stack: ExitStack) -> Path:
     return keep
 
 
-def _shown(directory: Path, data: Traversable, errors: ErrorStream, signals: Signals) -> list[tuple[str, bool]]:
+def _shown(
+    directory: Path, data: Traversable, errors: ErrorStream, signals: Signals, container: PodmanWorkspace | None
+) -> list[tuple[str, bool]]:
     """What was to happen, and whether it did."""
     task = (data / "task.txt").read_text(encoding="utf-8").strip()
+    tests = partial(run_tests, directory, data) if container is None else partial(run_tests_in, container.sandbox, data)
     with signals.let_through():
-        copy_tree(data / "repository", directory)
-        errors.say(f"A copy of unidiff, a parser of diffs, is in {directory}. Its own tests, run there:")
-        before = run_tests(directory, data)
+        where = "there" if container is None else "in a container that has it"
+        errors.say(f"A copy of unidiff, a parser of diffs, is in {directory}. Its own tests, run {where}:")
+        before = tests()
     errors.say(f"  {before.said}\n\nThe task: {task}\n")
 
     tally = Tally()
     story = Story(_pause if errors.isatty() else _no_pause)
-    workspace = MemoryWorkspace(directory)
-    turns = [json.loads(line) for line in (data / "script.jsonl").read_text(encoding="utf-8").split("\n") if line]
+    workspace = MemoryWorkspace(directory) if container is None else container
+    turns = turns_for("memory" if container is None else "podman", data)
     ending = watched(Task(task, workspace, ScriptedAdapter(turns)), signals, tally, [story], errors)
     if ending.outcome == "interrupted":
         raise KeyboardInterrupt
     errors.say("")
     put_diff(ending.patch)
-    apply(ending, workspace, signals)
+    if isinstance(workspace, MemoryWorkspace):
+        apply(ending, workspace, signals)
+    else:
+        ending.applied = ending.outcome == "done" and bool(ending.changes)
     for line in summary(ending, tally):
         errors.say(line)
 
     errors.say(f"\n{'Applied' if ending.applied else 'NOT applied'} to the repository. Its own tests, run again:")
     with signals.let_through():
-        after = run_tests(directory, data)
+        after = tests()
     errors.say(f"  {after.said}\n")
     for line in (*story.denied, *story.rolled_back):
         errors.say(f"at {line}")
@@ -132,9 +172,22 @@ def _shown(directory: Path, data: Traversable, errors: ErrorStream, signals: Sig
         (f"a test failed before: {', '.join(before.failing)}", not before.passed and len(before.failing) == 1),
         ("a write was denied, since the model had not read the file", bool(story.denied)),
         ("a failed call was rolled back", bool(story.rolled_back)),
+        *([] if container is None else [_ran_the_tests(story)]),
         (f"the task was done and applied{f': {ending.error}' if ending.error else ''}", ending.applied),
         ("all tests pass now", after.passed),
     ]
+
+
+def _ran_the_tests(story: Story) -> tuple[str, bool]:
+    ended = [words.split(" after ")[0] for words in story.commands]
+    return f"the agent ran the tests itself: {', '.join(ended)}", ended == ["exit code 1", "exit code 0"]
+
+
+def turns_for(workspace: str, data: Traversable) -> list[dict[str, Any]]:
+    """The scripted model's turns: those for every workspace, and those that are ``only`` for this one."""
+    lines = (data / "script.jsonl").read_text(encoding="utf-8").split("\n")
+    turns: list[dict[str, Any]] = [json.loads(line) for line in lines if line]
+    return [turn for turn in turns if turn.pop("only", workspace) == workspace]
 
 
 def _pause() -> None:
@@ -158,7 +211,7 @@ def copy_tree(source: Traversable, target: Path) -> None:
 
 def run_tests(directory: Path, data: Traversable) -> TestRun:
     """The repository's own tests, with this interpreter, in a process of their own."""
-    command = json.loads((data / "test_command.json").read_text(encoding="utf-8"))
+    command = _test_command(data)
     try:
         ended = subprocess.run(
             [sys.executable, *command["argv"]],
@@ -173,7 +226,22 @@ def run_tests(directory: Path, data: Traversable) -> TestRun:
         )
     except subprocess.TimeoutExpired:
         return TestRun(False, (), f"they did not end within {TESTS_SECONDS:g} s")
+    return _test_run(ended.returncode, ended.stderr)
+
+
+def run_tests_in(sandbox: PodmanSandbox, data: Traversable) -> TestRun:
+    """The repository's own tests, in a container. SandboxUnavailableError: there is none."""
+    command = _test_command(data)
+    ended = sandbox.run(["python3", *command["argv"]], env=command["env"], timeout_seconds=TESTS_SECONDS)
+    return TestRun(False, (), ended.failure) if ended.failure else _test_run(ended.exit_code, ended.stderr)
+
+
+def _test_command(data: Traversable) -> dict[str, Any]:
+    return json.loads((data / "test_command.json").read_text(encoding="utf-8"))
+
+
+def _test_run(exit_code: int, said_by_tests: str) -> TestRun:
     # unittest's own words: "ERROR: test_name (where)", "Ran 62 tests in ...", "FAILED (errors=1)"
-    failing = tuple(re.findall(r"^(?:ERROR|FAIL): (\w+)", ended.stderr, re.MULTILINE))
-    said = re.findall(r"^(?:Ran \d+ tests?|OK|FAILED).*", ended.stderr, re.MULTILINE)
-    return TestRun(ended.returncode == 0 and bool(said), failing, ": ".join((*said, *failing)) or ended.stderr[-500:])
+    failing = tuple(re.findall(r"^(?:ERROR|FAIL): (\w+)", said_by_tests, re.MULTILINE))
+    said = re.findall(r"^(?:Ran \d+ tests?|OK|FAILED).*", said_by_tests, re.MULTILINE)
+    return TestRun(exit_code == 0 and bool(said), failing, ": ".join((*said, *failing)) or said_by_tests[-500:])

@@ -1,22 +1,30 @@
-"""A directory's files as they are: every step is on disk when it is committed, and can be undone."""
+"""A directory's files as they are: every step is on disk when it is committed, and can be undone. With a container
+over them where commands run, too."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ringfence.participants import Change
+from ringfence.prompt.section import Section
+from ringfence.runtime.session import Session
 from ringfence_sandbox import HostFilesystem, Workspace
 from ringfence_tools.contents import LeftOut
+from ringfence_tools.files import VfsToolsSection
+
+if TYPE_CHECKING:
+    from ringfence_sandbox.isolation import Network
 
 
 class DiskWorkspace:
     """A workspace on disk for the length of a task."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, store: Path | None = None) -> None:
         """Raises what `Workspace.open` does."""
         self.directory = directory
-        self.opened = Workspace.open(directory)
+        self.opened = Workspace.open(directory, store=store)
         self.mount_point = self.opened.root
         self.left_out: Sequence[LeftOut] = [
             LeftOut(path, f"{reason}: its content before the first change is not in the history")
@@ -39,5 +47,43 @@ class DiskWorkspace:
     def steps(self) -> int:
         return len(self.opened.steps()) - self._steps_before
 
+    def section(self, session: Session) -> Section[Any]:
+        return VfsToolsSection(session=session, filesystem=self.filesystem, mount_point=self.mount_point)
+
     def close(self) -> None:
         self.opened.close()
+
+
+class PodmanWorkspace(DiskWorkspace):
+    """A workspace on disk, and a container over it that runs from the start."""
+
+    def __init__(
+        self, directory: Path, *, image: str | None = None, network: Network = "none", store: Path | None = None
+    ) -> None:
+        """Raises what `Workspace.open` does, and SandboxUnavailableError where commands cannot be run."""
+        from ringfence_sandbox.isolation import WORKSPACE
+        from ringfence_sandbox.podman import PodmanSandbox
+
+        super().__init__(directory, store=store)
+        try:
+            self.sandbox = PodmanSandbox(directory, filesystem=self.filesystem, image=image, network=network)
+            try:
+                self.sandbox.start()
+            except BaseException:
+                self.sandbox.close()
+                raise
+        except BaseException:
+            super().close()
+            raise
+        self.mount_point = WORKSPACE
+
+    def section(self, session: Session) -> Section[Any]:
+        from ringfence_tools.shell import PodmanSandboxSection
+
+        return PodmanSandboxSection(session=session, sandbox=self.sandbox)
+
+    def close(self) -> None:
+        try:
+            self.sandbox.close()
+        finally:
+            super().close()

@@ -19,10 +19,14 @@ from ringfence_cli.sandbox_commands import sandbox
 from ringfence_cli.signals import Signals
 
 if TYPE_CHECKING:
+    from typing import Literal
+
     from ringfence_cli.run import WorkspaceKind
     from ringfence_cli.serve.workspaces import ServedKind
+    from ringfence_sandbox.isolation import Network
 
 INTERRUPTED = 130
+NETWORKS = ("none", "bridge", "slirp4netns", "pasta")
 SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 LONGEST_SECONDS = 365 * 24 * 3600.0
 
@@ -59,10 +63,15 @@ def ringfence() -> None:
 )
 @click.option(
     "--workspace",
-    type=click.Choice(["memory", "disk"]),
+    type=click.Choice(["memory", "disk", "podman"]),
     default="disk",
     show_default=True,
-    help="Where the agent works: on the files of DIR as they are, every step undoable, or on a copy in memory.",
+    help="Where the agent works: on the files of DIR as they are, every step undoable; so, and with commands in a "
+    "Podman container; or on a copy in memory.",
+)
+@click.option("--image", metavar="NAME", help="With podman: the container's image.  [default: ringfence's own]")
+@click.option(
+    "--network", type=click.Choice(NETWORKS), help="With podman: what network commands have.  [default: none]"
 )
 @click.option(
     "--apply/--no-apply",
@@ -86,6 +95,8 @@ def run(
     resume: bool,
     model: str,
     workspace: WorkspaceKind,
+    image: str | None,
+    network: Network | None,
     apply: bool | None,
     patch: Path | None,
     receipts: Path | None,
@@ -98,21 +109,37 @@ def run(
     """Run an agent's task on the files of DIR; print what it changed.
 
     The diff, or the JSON object, goes to standard output and everything else to standard error. Exit codes: 0 done,
-    1 the task failed, 2 usage, 3 the model provider failed, 5 deadline or budget, 130 interrupted and rolled back.
+    1 the task failed, 2 usage, 3 the model provider failed, 4 the sandbox is not available, 5 deadline or budget,
+    130 interrupted and rolled back.
     """
     from ringfence_cli.run import Options, run_task
 
     if resume == (task is not None):
         raise click.UsageError("give either --task, for a new run, or --resume, for the one that was interrupted")
-    if resume and workspace != "disk":
-        raise click.UsageError("--resume is for --workspace disk: a copy in memory ends with its run")
-    if workspace == "disk" and apply is not None:
+    if resume and workspace == "memory":
+        raise click.UsageError("--resume is for --workspace disk or podman: a copy in memory ends with its run")
+    if workspace != "memory" and apply is not None:
         raise click.UsageError(
             "--apply and --no-apply are for --workspace memory: on disk the files change as the agent works, and "
             "`ringfence undo` takes that back"
         )
+    if workspace != "podman" and (image is not None or network is not None):
+        raise click.UsageError("--image and --network are for --workspace podman, where commands run")
     options = Options(
-        directory, task, model, bool(apply), patch, receipts, deadline, max_tokens, quiet, as_json, workspace, policies
+        directory,
+        task,
+        model,
+        apply=bool(apply),
+        patch=patch,
+        receipts=receipts,
+        deadline=deadline,
+        max_tokens=max_tokens,
+        quiet=quiet,
+        as_json=as_json,
+        workspace=workspace,
+        image=image,
+        network=network or "none",
+        policies=policies,
     )
     return run_task(options, signals)
 
@@ -170,15 +197,25 @@ def serve(
     metavar="DIR",
     help="Work in DIR, which must not exist yet, and leave it there.",
 )
+@click.option(
+    "--workspace",
+    type=click.Choice(["memory", "podman"]),
+    default="memory",
+    show_default=True,
+    help="With podman the agent runs the repository's tests itself, in a container.",
+)
+@click.option("--image", metavar="NAME", help="With podman: the container's image.  [default: ringfence's own]")
 @click.pass_obj
-def demo(signals: Signals, keep: Path | None) -> int:
+def demo(signals: Signals, keep: Path | None, workspace: Literal["memory", "podman"], image: str | None) -> int:
     """Mend a real repository with a scripted model: no network, no key.
 
     Its tests fail before and pass after. On the way a write is denied and a failed call is rolled back.
     """
     from ringfence_cli.demonstration import demonstrate
 
-    return demonstrate(keep, signals)
+    if workspace != "podman" and image is not None:
+        raise click.UsageError("--image is for --workspace podman, where commands run")
+    return demonstrate(keep, signals, in_container=workspace == "podman", image=image)
 
 
 for command in (*COMMANDS, policies, overrides):

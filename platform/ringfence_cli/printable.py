@@ -48,7 +48,8 @@ def params_summary(params: object) -> str:
     said: list[str] = []
     for field in dataclasses.fields(params):
         value: object = getattr(params, field.name)
-        if value != field.default:
+        factory = field.default_factory
+        if value != (field.default if factory is dataclasses.MISSING else factory()):
             said.append(f"{field.name}={_value(value)}")
     return one_line(" ".join(said), MAX_PARAMS_CHARACTERS)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
@@ -13,15 +14,16 @@ import click
 from ringfence.adapters.core import ProviderAdapter
 from ringfence.adapters.failures import said_of
 from ringfence.adapters.scripted import ScriptedAdapter
-from ringfence.errors import RestoreFailedError, WorkspaceLockedError
+from ringfence.errors import RestoreFailedError, SandboxUnavailableError, WorkspaceLockedError
 from ringfence.filesystem.paths import shown
-from ringfence_cli.disk import DiskWorkspace
+from ringfence_cli.disk import DiskWorkspace, PodmanWorkspace
 from ringfence_cli.history import recovery
 from ringfence_cli.outputs import OutputFile, ReceiptsFile, json_line
 from ringfence_cli.policies import policies_of
 from ringfence_cli.printable import plural
 from ringfence_cli.report import as_json, left_out, summary
 from ringfence_cli.resuming import RunRecord, interrupted_run
+from ringfence_cli.sandbox_commands import UNAVAILABLE
 from ringfence_cli.signals import Signals
 from ringfence_cli.task import EXIT_CODES, Ending, Task, apply, perform
 from ringfence_cli.terminal import ErrorStream, put, put_diff
@@ -30,9 +32,11 @@ from ringfence_cli.workspace import MemoryWorkspace, RunWorkspace
 
 if TYPE_CHECKING:
     from ringfence.adapters import AnthropicAdapter, OpenAIAdapter
+    from ringfence_sandbox.isolation import Network
 
-WorkspaceKind = Literal["memory", "disk"]
+WorkspaceKind = Literal["memory", "disk", "podman"]
 OutputT = TypeVar("OutputT", bound=OutputFile)
+DiskT = TypeVar("DiskT", bound=DiskWorkspace)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,8 @@ class Options:
     as_json: bool = False
     workspace: WorkspaceKind = "memory"
     policies: Sequence[str] = ()
+    image: str | None = None
+    network: Network = "none"
 
 
 def run_task(options: Options, signals: Signals) -> int:
@@ -63,7 +69,7 @@ def run_task(options: Options, signals: Signals) -> int:
                 adapter = model_of(options.model, files)
                 text = task_of(options.task) if options.task is not None else ""
                 policies = policies_of(options.directory, options.policies)
-                workspace = loaded(options.directory) if options.workspace == "memory" else on_disk(options.directory)
+                workspace = workspace_of(options)
                 if isinstance(workspace, DiskWorkspace):
                     files.callback(workspace.close)
                 record = _record(options.directory, text, files) if isinstance(workspace, DiskWorkspace) else None
@@ -73,6 +79,9 @@ def run_task(options: Options, signals: Signals) -> int:
         except KeyboardInterrupt:
             errors.say("ringfence: interrupted: nothing was changed")
             return EXIT_CODES["interrupted"]
+        except SandboxUnavailableError as error:
+            errors.say(f"ringfence: {error}")
+            return UNAVAILABLE
         if patch is not None and receipts is not None and patch.is_same_file(receipts):
             raise click.UsageError("--patch and --receipts name the same file")
         if isinstance(workspace, DiskWorkspace) and (recovered := workspace.opened.recovered) is not None:
@@ -216,8 +225,21 @@ def loaded(directory: Path) -> MemoryWorkspace:
 
 
 def on_disk(directory: Path) -> DiskWorkspace:
+    return _on_disk(partial(DiskWorkspace, directory))
+
+
+def workspace_of(options: Options) -> RunWorkspace:
+    """Where the options say that the agent works. SandboxUnavailableError: commands cannot be run."""
+    if options.workspace == "memory":
+        return loaded(options.directory)
+    if options.workspace == "disk":
+        return on_disk(options.directory)
+    return _on_disk(partial(PodmanWorkspace, options.directory, image=options.image, network=options.network))
+
+
+def _on_disk(opening: Callable[[], DiskT]) -> DiskT:
     try:
-        return DiskWorkspace(directory)
+        return opening()
     except (WorkspaceLockedError, RestoreFailedError) as error:
         raise click.ClickException(str(error)) from None
     except (OSError, ValueError) as error:

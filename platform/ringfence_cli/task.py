@@ -27,7 +27,6 @@ from ringfence_cli.resuming import PROMPT_NAME, RunRecord
 from ringfence_cli.signals import Signals
 from ringfence_cli.watch import Tally, Telling, Watcher
 from ringfence_cli.workspace import LeftOutPolicy, MemoryWorkspace, RunWorkspace
-from ringfence_tools.files import VfsToolsSection
 from ringfence_tools.planning import Plan, PlanningStrategy, PlanningToolsSection
 from ringfence_tools.write_back import write_back
 
@@ -132,11 +131,7 @@ def _prompt(task: Task, session: Session) -> Prompt[None]:
         sections=[
             MarkdownSection(title="Task", key="task", template=INSTRUCTIONS, default_params=TaskParams(task.text)),
             PlanningToolsSection(session=session, strategy=PlanningStrategy.PLAN_ACT_REFLECT),
-            VfsToolsSection(
-                session=session,
-                filesystem=task.workspace.filesystem,
-                mount_point=task.workspace.mount_point,
-            ),
+            task.workspace.section(session),
         ],
         policies=[LeftOutPolicy(task.workspace), *task.policies],
     )

@@ -16,9 +16,12 @@ from ringfence.filesystem.paths import from_model, shown
 from ringfence.filesystem.protocol import Filesystem
 from ringfence.participants import Change
 from ringfence.prompt.policy import PolicyDecision
+from ringfence.prompt.section import Section
 from ringfence.prompt.tool import Tool, ToolContext
 from ringfence.prompt.tool_result import ToolResult
+from ringfence.runtime.session import Session
 from ringfence_tools.contents import LeftOut
+from ringfence_tools.files import VfsToolsSection
 from ringfence_tools.mounts import HostMount, mount_all
 
 MAX_BYTES = 1 << 30
@@ -49,6 +52,10 @@ class RunWorkspace(Protocol):
 
     def steps(self) -> int:
         """How many steps on disk the task has made."""
+        ...
+
+    def section(self, session: Session) -> Section[Any]:
+        """The tools that an agent works with here."""
         ...
 
 
@@ -100,6 +107,9 @@ class MemoryWorkspace:
     def steps(self) -> int:
         return 0
 
+    def section(self, session: Session) -> Section[Any]:
+        return VfsToolsSection(session=session, filesystem=self.filesystem, mount_point=self.mount_point)
+
 
 class LeftOutPolicy:
     """Nothing is written where something was left out: it could not be written back, and the agent would not know."""
@@ -135,7 +145,11 @@ class LeftOutPolicy:
         return None
 
     def on_result(self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext) -> None:
-        """It remembers nothing."""
+        """A command says what it changes only by changing it; raising takes that back."""
+        if tool.opaque:
+            for change in context.changes:
+                if reason := self._refusal(change.path):
+                    raise ToolValidationError(f"what it did is taken back: {reason}")
 
 
 def is_git_data(path: str) -> bool:

@@ -1,0 +1,142 @@
+"""`ringfence run` and `ringfence demo` with a container."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringfence.testing.printed import Printed, printed
+from ringfence_sandbox.podman_connection import Connection
+
+pytestmark = pytest.mark.usefixtures("podman")
+SECONDS = 120
+DONE: Mapping[str, Any] = {"text": "Done."}
+
+
+def call(name: str, **arguments: object) -> Mapping[str, Any]:
+    return {"tool_calls": [{"name": name, "arguments": arguments}]}
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "a.txt").write_text("one\n")
+    return tmp_path / "tree"
+
+
+def shape(root: Path) -> dict[str, Printed]:
+    """All that a rollback brings back; which inode it is, is no part of that."""
+    return {path: replace(one, inode=0) for path, one in printed(root).items()}
+
+
+def ringfence(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ringfence_cli", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS, **options)
+
+
+def command_of(tree: Path, *turns: Mapping[str, Any]) -> list[str | Path]:
+    script = tree.parent / "script.jsonl"
+    script.write_text("".join(json.dumps(turn) + "\n" for turn in turns))
+    return ["run", tree, "--workspace", "podman", "--task", "Do it.", "--model", f"script:{script}"]
+
+
+def test_a_run_ends_with_a_diff_of_what_files_and_commands_became_and_can_be_undone(tree: Path) -> None:
+    turns = (
+        call("shell_execute", command="echo two > a.txt; echo new > b.txt"),
+        call("read_file", file_path="/workspace/a.txt"),
+        call("write_file", file_path="a.txt", content="three\n"),
+        call("shell_execute", command="rm a.txt; exit 7", rollback_on_error=True),
+        call("shell_execute", argv=["cat", "a.txt"]),
+    )
+    receipts = tree.parent / "receipts.jsonl"
+    ended = ringfence(*command_of(tree, *turns, DONE), "--receipts", receipts)
+    assert ended.returncode == 0, ended.stderr
+    assert "-one\n+three\n" in ended.stdout
+    assert "+new\n" in ended.stdout
+    assert "exit code 7" in ended.stderr
+    assert "failed and rolled back" in ended.stderr
+    outcomes = [json.loads(line)["outcome"] for line in receipts.read_text().splitlines()]
+    assert outcomes == ["committed", "committed", "committed", "failed", "committed"]
+    logged = ringfence("log", tree)
+    assert logged.stdout.count("shell_execute") == 1
+    assert "write_file" in logged.stdout
+    assert ringfence("undo", tree, "2").returncode == 0
+    assert {path.name: path.read_text() for path in tree.iterdir()} == {"a.txt": "one\n"}
+
+
+def test_commands_may_look_into_a_git_repository_and_not_change_its_own_data(tree: Path) -> None:
+    for arguments in (
+        ["init", "-q"],
+        ["add", "."],
+        ["-c", "user.name=x", "-c", "user.email=x@x", "commit", "-qm", "x"],
+    ):
+        subprocess.run(["git", *arguments], cwd=tree, check=True)
+    before = shape(tree)
+    turns = (
+        call("shell_execute", command="git status --short && git diff && git log --oneline"),
+        call("shell_execute", command="echo two > a.txt; printf 'touch ran' > .git/hooks/post-checkout"),
+        call("shell_execute", command="rm .git/config"),
+    )
+    ended = ringfence(*command_of(tree, *turns, DONE))
+    assert ended.returncode == 0
+    assert "exit code 0" in ended.stderr
+    assert ended.stderr.count("git's own data") == 2
+    assert shape(tree) == before
+
+
+def test_commands_of_a_run_have_no_network_unless_it_is_asked_for(tree: Path) -> None:
+    turns = (call("shell_execute", command="ls /sys/class/net > net"), DONE)
+    assert ringfence(*command_of(tree, *turns)).returncode == 0
+    assert (tree / "net").read_text().split() == ["lo"]
+
+
+def test_an_image_that_is_not_there_ends_a_run_with_4(tree: Path) -> None:
+    ended = ringfence(*command_of(tree, DONE), "--image", "localhost/no-such-image:1")
+    assert ended.returncode == 4
+    assert "no-such-image" in ended.stderr
+    assert "turn 1" not in ended.stderr
+
+
+def test_an_interrupted_command_is_rolled_back(tree: Path, podman: Connection) -> None:
+    turns = (call("shell_execute", command="echo two > a.txt"), call("shell_execute", command="rm a.txt; sleep 60"))
+    command = [sys.executable, "-m", "ringfence_cli", *map(str, command_of(tree, *turns, DONE))]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        until = time.monotonic() + SECONDS
+        while (tree / "a.txt").exists():
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=SECONDS)
+    assert process.returncode == 130
+    assert b"1 step committed before" in said
+    assert (tree / "a.txt").read_text() == "two\n"
+
+
+def test_the_demonstration_runs_the_repository_s_tests_in_the_container(tmp_path: Path) -> None:
+    (tmp_path / "tmp").mkdir()
+    environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
+    ended = ringfence("demo", "--workspace", "podman", env=environment)
+    assert ended.returncode == 0, ended.stderr
+    assert "yes  the agent ran the tests itself: exit code 1, exit code 0" in ended.stderr
+    assert "NO " not in ended.stderr
+    assert ended.stdout.startswith("diff --git a/HISTORY b/HISTORY\n")
+    assert [name for name in os.listdir(tmp_path / "tmp") if name.startswith("ringfence-demo")] == []
+
+
+def test_a_demonstration_that_is_kept_can_be_undone(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    ended = ringfence("demo", "--workspace", "podman", "--keep", kept)
+    assert ended.returncode == 0, ended.stderr
+    assert "Target without source" in (kept / "unidiff" / "patch.py").read_text()
+    assert ringfence("undo", kept, "2").returncode == 0
+    assert "unreleased" not in (kept / "HISTORY").read_text()

@@ -1,0 +1,165 @@
+"""What a model may ask of a sandbox, and what it is told where there is none. No Podman is needed here."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from ringfence.adapters.tool_executor import ToolExecutor
+from ringfence.errors import PromptValidationError, ToolValidationError
+from ringfence.participants import Change, FileVersion
+from ringfence.prompt import Prompt, PromptTemplate, ReadBeforeWritePolicy
+from ringfence.runtime import Session
+from ringfence_cli.main import NETWORKS
+from ringfence_sandbox import PodmanSandbox, SandboxLimits
+from ringfence_sandbox.isolation import Network
+from ringfence_tools import PodmanSandboxSection
+from ringfence_tools.shell import command_tools
+from ringfence_tools.shell_params import MAX_CHANGES, CommandOutcome, EvaluatePython, ShellExecute
+
+NOWHERE = "unix:///nowhere/podman.sock"
+FILE = FileVersion("file", 0o644, 1, "0" * 64)
+
+
+@pytest.fixture
+def sandbox(tmp_path: Path) -> Any:
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "a.txt").write_text("one\n")
+    with PodmanSandbox(tmp_path / "tree", url=NOWHERE) as sandbox:
+        yield sandbox
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({}, "either command"),
+        ({"command": "true", "argv": ("true",)}, "either command"),
+        ({"command": "  "}, "empty"),
+        ({"argv": ("", "x")}, "empty"),
+        ({"command": "x" * 48_001}, "write a script"),
+        ({"argv": ("echo", "x" * 48_000)}, "write a script"),
+        ({"command": "cat", "stdin": "x" * 48_001}, "redirect"),
+        ({"command": "a\0b"}, "zero"),
+        ({"command": "true", "env": {"A": "\0"}}, "zero"),
+        ({"command": "true", "env": {"A=B": "x"}}, "no name of a variable"),
+        ({"command": "true", "env": {"": "x"}}, "no name of a variable"),
+        ({"command": "true", "env": {"A" * 81: "x"}}, "no name of a variable"),
+        ({"command": "true", "env": {"A": "x" * 513}}, "513 characters"),
+        ({"command": "true", "env": {f"A{n}": "" for n in range(65)}}, "65 variables"),
+        ({"command": "true", "timeout_seconds": float("nan")}, "not a number"),
+    ],
+)
+def test_what_cannot_be_a_command_is_refused_with_what_to_do(arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(ToolValidationError, match=said):
+        ShellExecute(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"code": " \n"}, "empty"),
+        ({"code": "x" * 48_001}, "write_file"),
+        ({"code": "print(1)\r"}, "control characters"),
+        ({"code": "print(1)", "timeout_seconds": float("nan")}, "not a number"),
+    ],
+)
+def test_what_cannot_be_a_program_is_refused_with_what_to_do(arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(ToolValidationError, match=said):
+        EvaluatePython(**arguments)
+
+
+def test_the_same_words_are_known_as_names_and_as_limits(sandbox: PodmanSandbox) -> None:
+    shell, python = command_tools(sandbox)
+    assert shell.decode('{"command": "ls", "timeout_seconds": 7, "env": {"ä": "ö"}}').timeout_seconds == 7
+    assert shell.decode({"argv": ["ls", "-l"]}).argv == ("ls", "-l")
+    assert python.decode({"code": "1"}).timeout_seconds == 5
+    assert (shell.opaque, python.opaque) == (True, True)
+    assert get_args(Network) == NETWORKS
+
+
+def test_changes_are_listed_up_to_a_number_and_shown_as_paths_are() -> None:
+    changes = [Change("b\udcff", None, FILE), *(Change(f"c{n:03}", FILE, None) for n in range(MAX_CHANGES + 5))]
+    told = CommandOutcome(0, "out\n", "").with_changes(changes)
+    assert told.changed_paths[:2] == ("b\\xff", "c000")
+    assert told.changes_left_out == 6
+    assert told.render().startswith("stdout:\nout\nchanged:\ncreated b\\xff\ndeleted c000\n")
+    assert told.render().endswith("\n[and 6 more]")
+
+
+def test_a_section_is_rendered_and_its_files_are_worked_on_without_podman(sandbox: PodmanSandbox) -> None:
+    session = Session()
+    section = PodmanSandboxSection(session=session, sandbox=sandbox)
+    prompt = Prompt(PromptTemplate(ns="tests", key="shell", sections=[section]))
+    with prompt.resources:
+        text = prompt.render(session=session).text
+        assert "at /workspace" in text
+        assert "no network" in text
+        executor = ToolExecutor(prompt=prompt, session=session)
+        assert executor.call("read_file", {"file_path": "/workspace/a.txt"}).success
+        assert executor.call("write_file", {"file_path": "a.txt", "content": "two\n"}).success
+        result = executor.call("shell_execute", {"command": "true"})
+        assert not result.success
+        assert result.message.startswith(f"no command can be run here: no Podman service answers at {NOWHERE}")
+        assert "no command can be run here" in executor.call("evaluate_python", {"code": "1"}).message
+    assert Path(sandbox.filesystem.root, "a.txt").read_text() == "two\n"
+
+
+def test_a_section_takes_a_directory_or_a_sandbox(sandbox: PodmanSandbox, tmp_path: Path) -> None:
+    session = Session()
+    with pytest.raises(PromptValidationError, match="either root"):
+        PodmanSandboxSection(session=session)
+    with pytest.raises(PromptValidationError, match="either root"):
+        PodmanSandboxSection(session=session, root=tmp_path, sandbox=sandbox)
+    with pytest.raises(PromptValidationError, match="leave them"):
+        PodmanSandboxSection(session=session, sandbox=sandbox, limits=SandboxLimits())
+    with pytest.raises(ValueError, match="network"):
+        PodmanSandboxSection(session=session, root=tmp_path / "tree", network="host")  # pyright: ignore[reportArgumentType]
+
+
+def test_its_policy_can_be_taken_off(sandbox: PodmanSandbox) -> None:
+    governed = PodmanSandboxSection(session=Session(), sandbox=sandbox)
+    free = PodmanSandboxSection(session=Session(), sandbox=sandbox, policies=())
+    assert [type(policy) for policy in governed.policies()] == [ReadBeforeWritePolicy]
+    assert free.policies() == ()
+
+
+def ringfence(tree: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ringfence_cli", *arguments]
+    environment = {**os.environ, "CONTAINER_HOST": NOWHERE, **environment}
+    return subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_without_podman_a_run_ends_with_4_before_the_model_is_asked(tmp_path: Path) -> None:
+    (tmp_path / "tree").mkdir()
+    script = tmp_path / "script.jsonl"
+    script.write_text(json.dumps({"text": "Done."}) + "\n")
+    ended = ringfence(
+        tmp_path, "run", "tree", "--workspace", "podman", "--task", "Do it.", "--model", f"script:{script}"
+    )
+    assert ended.returncode == 4
+    assert NOWHERE in ended.stderr
+    assert "turn 1" not in ended.stderr
+    assert "Traceback" not in ended.stderr
+    again = ringfence(tmp_path, "run", "tree", "--task", "Do it.", "--model", f"script:{script}")
+    assert again.returncode == 0
+
+
+def test_without_podman_the_demonstration_in_a_container_ends_with_4(tmp_path: Path) -> None:
+    (tmp_path / "tmp").mkdir()
+    ended = ringfence(tmp_path, "demo", "--workspace", "podman", TMPDIR=str(tmp_path / "tmp"))
+    assert ended.returncode == 4
+    assert NOWHERE in ended.stderr
+    assert os.listdir(tmp_path / "tmp") == []
+
+
+@pytest.mark.parametrize("option", [("--image", "x"), ("--network", "bridge")])
+def test_an_image_and_a_network_are_for_podman(tmp_path: Path, option: tuple[str, str]) -> None:
+    ended = ringfence(tmp_path, "run", ".", "--task", "x", "--model", "script:x", *option)
+    assert ended.returncode == 2
+    assert "--workspace podman" in ended.stderr
