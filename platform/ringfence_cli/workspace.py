@@ -145,11 +145,16 @@ class LeftOutPolicy:
         return None
 
     def on_result(self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext) -> None:
-        """A command says what it changes only by changing it; raising takes that back."""
-        if tool.opaque:
-            for change in context.changes:
-                if reason := self._refusal(change.path):
-                    raise ToolValidationError(f"what it did is taken back: {reason}")
+        """It remembers nothing."""
+
+    def check_effects(
+        self, tool: Tool[Any, Any], params: Any, changes: Sequence[Change], *, context: ToolContext
+    ) -> PolicyDecision:
+        """What a command writes, it says only by writing it."""
+        for change in changes:
+            if reason := self._refusal(change.path):
+                return PolicyDecision.deny(reason)
+        return PolicyDecision.allow()
 
 
 def is_git_data(path: str) -> bool:

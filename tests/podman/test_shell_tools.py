@@ -16,7 +16,15 @@ import pytest
 from ringfence.adapters import ScriptedAdapter
 from ringfence.adapters.tool_executor import ToolExecutor
 from ringfence.errors import PromptValidationError
-from ringfence.prompt import MarkdownSection, Prompt, PromptTemplate, Tool, ToolContext, ToolResult
+from ringfence.prompt import (
+    MarkdownSection,
+    Prompt,
+    PromptTemplate,
+    ProtectedFilesPolicy,
+    Tool,
+    ToolContext,
+    ToolResult,
+)
 from ringfence.runtime import Session
 from ringfence.testing.printed import Printed, printed
 from ringfence_sandbox import PodmanSandbox
@@ -340,3 +348,23 @@ def test_a_section_opens_a_sandbox_of_its_own_and_closes_it(tmp_path: Path, podm
     assert not process.lives
     with pytest.raises(PromptValidationError, match="either root"):
         PodmanSandboxSection(session=session)
+
+
+def test_what_a_command_really_changed_is_seen_by_policies_before_it_is_kept(sandbox: PodmanSandbox) -> None:
+    root = Path(sandbox.filesystem.root)
+    (root / ".git").mkdir()
+    (root / ".git" / "config").write_text("[core]\n")
+    (root / "a.txt").write_text("one\n")
+    session = Session()
+    section = PodmanSandboxSection(session=session, sandbox=sandbox)
+    template = PromptTemplate(ns="tests", key="shell", sections=[section], policies=[ProtectedFilesPolicy()])
+    prompt = Prompt(template)
+    before = shape(root)
+    with prompt.resources:
+        executor = ToolExecutor(prompt=prompt, session=session)
+        answer = executor.execute("shell_execute", {"command": "echo two > a.txt; rm .git/config"})
+        assert answer.receipt.outcome == "denied"
+        assert answer.result.message.startswith("denied by the policy protected_files: .git/config is git's own data")
+        assert shape(root) == before
+        assert executor.call("shell_execute", {"command": "echo two > a.txt; cat .git/config"}).success
+    assert (root / "a.txt").read_text() == "two\n"
