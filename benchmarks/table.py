@@ -29,6 +29,7 @@ TIMED = (
     "providers.py",
     "mcp_call.py",
     "rendering.py",
+    "shell.py",
 )
 FILES = (*TIMED, "imports.py", "memory.py")
 HEADINGS = ("ratio", "target", "met", "area", "what", "ringfence", "baseline", "is")

@@ -16,7 +16,13 @@ import pytest
 
 from ringfence.runtime import Session
 from ringfence_sandbox import Workspace
-from ringfence_tools import HistoryToolsSection, PlanningToolsSection, VfsToolsSection, WorkspaceFileSystem
+from ringfence_tools import (
+    HistoryToolsSection,
+    PlanningToolsSection,
+    PodmanSandboxSection,
+    VfsToolsSection,
+    WorkspaceFileSystem,
+)
 
 README_PATH = Path(__file__).parent.parent / "README.md"
 README = README_PATH.read_text(encoding="utf-8")
@@ -32,7 +38,7 @@ EXAMPLES = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL
 
 
 def test_the_python_examples_run_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert len(EXAMPLES) == 5
+    assert len(EXAMPLES) == 6
     module = ModuleType("readme")  # a real one: dataclasses look their module up
     monkeypatch.setitem(sys.modules, "readme", module)
     for example in EXAMPLES:
@@ -53,7 +59,7 @@ def test_the_python_examples_pass_the_strict_type_checker(tmp_path: Path) -> Non
     assert done.returncode == 0, done.stdout
 
 
-def test_the_tools_that_the_readme_names_are_those_that_there_are_with_their_arguments() -> None:
+def test_the_tools_that_the_readme_names_are_those_that_there_are_with_their_arguments(tmp_path: Path) -> None:
     rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| (.*) \|$", README, re.MULTILINE)
     said = {name: set(re.findall(r"`(\w+)`", what)) for names, what in rows for name in re.findall(r"`(\w+)`", names)}
     session = Session()
@@ -62,7 +68,8 @@ def test_the_tools_that_the_readme_names_are_those_that_there_are_with_their_arg
         PlanningToolsSection(session=session),
         HistoryToolsSection(session=session, workspace=lambda: Workspace.open("nowhere", read_only=True)),
     )
-    tools = [tool for section in sections for tool in section.tools()]
+    with PodmanSandboxSection(session=session, root=tmp_path) as shell:
+        tools = [tool for section in (*sections, shell) for tool in section.tools()]
     assert said == {tool.name: {one.name for one in fields(tool.params_type)} for tool in tools if tool.params_type}
 
 
