@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import mimetypes
+import re
 from collections.abc import Iterable
+from contextlib import suppress
 
 from ringfence.filesystem.patches import split_lines
 from ringfence.filesystem.paths import shown
 from ringfence.filesystem.protocol import DEFAULT_READ_LIMIT, Filesystem
 from ringfence.prompt.tool_result import ToolResult
+from ringfence_sandbox.outputs import is_output
 from ringfence_tools.file_params import ReadFile
 from ringfence_tools.file_results import MAX_LINE_CHARACTERS, FileText, count, fitting
 
+_LONG_LINE = re.compile(rb"[^\n]{%d}" % (MAX_LINE_CHARACTERS + 1))
 BYTE_ORDER_MARK = "\ufeff"
 
 
@@ -47,17 +51,28 @@ def numbered(path: str, text: str, offset: int, total: int, notes: Iterable[str]
     return ToolResult.ok(value, f"{shown(path)}: lines {offset + 1} to {last} of {total:,}")
 
 
-def kept_lines(path: str, text: str, params: ReadFile) -> ToolResult[FileText]:
+def kept_lines(path: str, text: str, params: ReadFile, what: str = "a call answered") -> ToolResult[FileText]:
     """The answer to reading what a call answered. Long lines go on in the next, so that none is out of reach."""
     lines = text.split("\n")
     folded = [
         line[at : at + MAX_LINE_CHARACTERS] for line in lines for at in range(0, len(line) or 1, MAX_LINE_CHARACTERS)
     ]
-    notes = ["this is no file of the workspace, but all that a call answered"]
+    notes = [f"this is no file of the workspace, but all that {what}"]
     if len(folded) > len(lines):
         notes.append(f"lines of more than {MAX_LINE_CHARACTERS:,} characters go on in the next")
     window = folded[params.offset : params.offset + min(params.limit, DEFAULT_READ_LIMIT)]
     return numbered(path, "".join(f"{line}\n" for line in window), params.offset, len(folded), notes)
+
+
+def long_lined_output(filesystem: Filesystem, path: str) -> str | None:
+    """The text of what a command printed, if a line of it is too long to be shown; None for any other path."""
+    if not is_output(path):
+        return None
+    with suppress(OSError):
+        content = filesystem.read_bytes(path).content
+        if _LONG_LINE.search(content) is not None:
+            return content.decode("utf-8", "backslashreplace")
+    return None
 
 
 def _cut(line: str) -> str:

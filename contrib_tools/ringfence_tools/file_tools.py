@@ -25,7 +25,7 @@ from ringfence_tools.file_params import (
     Remove,
     WriteFile,
 )
-from ringfence_tools.file_reading import kept_lines, numbered, unusual_file
+from ringfence_tools.file_reading import kept_lines, long_lined_output, numbered, unusual_file
 from ringfence_tools.file_results import (
     MAX_LISTED,
     MAX_MATCH_CHARACTERS,
@@ -151,6 +151,8 @@ class _FileTools:
         filesystem, path = self._open(context, params.file_path)
         if (kept := kept_result(context.session, path)) is not None and not filesystem.exists(path):
             return kept_lines(path, kept, params)
+        if (printed := long_lined_output(filesystem, path)) is not None:
+            return kept_lines(path, printed, params, "a command printed")
         try:
             try:
                 read = filesystem.read(path, offset=params.offset, limit=min(params.limit, DEFAULT_READ_LIMIT))

@@ -201,21 +201,20 @@ class PodmanSandbox:
         """
         asked = _Asked.of(command, cwd, env or {}, stdin, timeout_seconds)
         call = CURRENT_CALL.get()
-        with self._turn:
-            self._check_open()
-            if call is not None:
-                self._join(call)
-                return self._run(asked, on_output)
-            if self._held.container is None:
-                self.start()  # before files are looked at, which is in vain without it
-            try:
-                with tool_transaction(self._session, _Participants((self.filesystem,)), tag=_TAG, opaque=True) as own:
-                    result = self._run(asked, on_output)
-                    if result.failure:
-                        raise _NotKept(result)
-            except _NotKept as ended:
-                return ended.result
-            return replace(result, changed_paths=tuple(change.path for change in own.all_changes()))
+        self._check_open()
+        if call is not None:
+            self._join(call)
+            return self._run(asked, on_output)
+        if self._held.container is None:
+            self.start()  # before files are looked at, which is in vain without it
+        try:
+            with tool_transaction(self._session, _Participants((self.filesystem,)), tag=_TAG, opaque=True) as own:
+                result = self._run(asked, on_output)
+                if result.failure:
+                    raise _NotKept(result)
+        except _NotKept as ended:
+            return ended.result
+        return replace(result, changed_paths=tuple(change.path for change in own.all_changes()))
 
     def _join(self, call: CallInfo) -> None:
         around: CallInfo | None = call
@@ -229,6 +228,11 @@ class PodmanSandbox:
         call.join(self.filesystem)
 
     def _run(self, asked: _Asked, on_output: Callable[[str, bytes], None] | None) -> CommandResult:
+        # After the transaction has begun, as in a tool call: the two locks are always taken in this order.
+        with self._turn:
+            return self._run_now(asked, on_output)
+
+    def _run_now(self, asked: _Asked, on_output: Callable[[str, bytes], None] | None) -> CommandResult:
         directory = self._directory(asked.cwd)
         before = self._held.container
         container = self.start()

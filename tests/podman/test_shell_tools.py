@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -265,6 +266,20 @@ def test_the_whole_of_a_long_output_can_be_read_and_searched(tools: Tools) -> No
     assert sorted(os.listdir(tools.root)) == ["a.txt", "sub"]
 
 
+def test_no_part_of_a_long_line_is_out_of_reach(tools: Tools) -> None:
+    result = tools.call("shell_execute", command="seq -s , 1 20000; echo end")
+    where = result.value.stdout.split("; read ")[1].split(" for all of it")[0]
+    whole = ",".join(map(str, range(1, 20001)))
+    read = tools.call("read_file", file_path=where)
+    lines = [line.partition(" | ")[2] for line in read.value.content.split("\n")]
+    offset = len(lines)
+    while any("read on with" in note for note in read.value.notes):
+        read = tools.call("read_file", file_path=where, offset=offset)
+        lines += [line.partition(" | ")[2] for line in read.value.content.split("\n")]
+        offset = len(lines)
+    assert "".join(lines) == f"{whole}end"
+
+
 def test_the_whole_of_an_output_can_be_read_after_what_the_command_did_was_taken_back(tools: Tools) -> None:
     result = tools.call("shell_execute", command="seq 1 20000; exit 1", rollback_on_error=True)
     where = result.value.stdout.split("; read ")[1].split(" for all of it")[0]
@@ -297,6 +312,20 @@ def test_the_call_of_another_tool_that_runs_a_command_is_one_transaction_with_it
     assert kept.success
     assert kept.value.changed_paths == ("a.txt", "copied.txt", "typed.txt")
     assert (tools.root / "a.txt").read_text() == "two\n"
+
+
+def test_calls_and_commands_of_several_threads_take_turns(tools: Tools) -> None:
+    def commands() -> list[int]:
+        return [tools.sandbox.run("echo x >> log; sleep 0.05").exit_code for _ in range(5)]
+
+    begun = time.monotonic()
+    with ThreadPoolExecutor() as pool:
+        running = [pool.submit(commands) for _ in range(2)]
+        for _ in range(10):
+            tools.shell("echo y >> log; sleep 0.02")
+        assert [one.result() for one in running] == [[0] * 5] * 2
+    assert time.monotonic() - begun < 30
+    assert sorted((tools.root / "log").read_text().split()) == ["x"] * 10 + ["y"] * 10
 
 
 def test_each_call_is_a_step_that_can_be_undone(tools: Tools) -> None:
