@@ -205,6 +205,29 @@ def test_what_a_person_writes_meanwhile_is_kept_and_listed(root: Path, workspace
     assert shown.stdout == b"an hour of work"
 
 
+@pytest.mark.parametrize("script", ["touch n; rm n", "mkfifo p; rm p", "mkdir d/n; rmdir d/n", "touch empty"])
+def test_of_directories_of_which_only_the_time_differs_nothing_is_kept_or_said(
+    root: Path, workspace: Workspace, script: str
+) -> None:
+    before = shape(root)
+    with held_call(workspace.filesystem, opaque=True) as call:
+        sh(root, script)
+        assert call.changed() == []
+        report = call.rollback()
+    assert shape(root) == before
+    assert report.notes == report.conflicts == ()
+    assert workspace.aborted() == []
+
+
+def test_the_root_is_said_where_it_is_more_than_its_time(root: Path, workspace: Workspace) -> None:
+    before = shape(root)
+    with held_call(workspace.filesystem, opaque=True) as call:
+        sh(root, "chmod 711 .; chmod 711 d; touch empty")
+        [note] = call.rollback().notes
+    assert shape(root) == before
+    assert note == "taken back: the root, d; what they were is kept as aborted/1"
+
+
 def test_what_a_person_writes_after_the_call_stays(root: Path, files: HostFilesystem) -> None:
     with held_call(files, opaque=True) as call:
         sh(root, "echo call > a.txt; echo call > d/b.txt; mkdir new; echo call > new/call; rm one")

@@ -40,6 +40,17 @@ Differs = tuple[str, Entry | None, Entry | None]
 """A path, what is there now, and what was there before the call."""
 
 
+def is_only_time(item: Differs) -> bool:
+    """Whether it is a directory of which only the time differs, as it does after anything that was done in it."""
+    _, now, old = item
+    return (
+        now is not None
+        and old is not None
+        and now.kind == old.kind == "directory"
+        and now.meta == replace(old.meta, mtime_ns=now.meta.mtime_ns)
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Left:
     """Something that a scan left out: it was there before the call, and only its name and stamp are known."""
@@ -292,7 +303,7 @@ class Brackets:
         notes += [
             f"{path} was not kept ({excluded[path]}): {self._named(path)}" for path in sorted(excluded.keys() & taken)
         ]
-        if not states:
+        if all(is_only_time(item) for item in after.differing if item[0] in states):
             return Aborted(None, None, tuple(notes))
         store = self.store
         try:

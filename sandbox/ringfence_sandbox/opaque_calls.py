@@ -7,7 +7,7 @@ import stat
 from collections.abc import Callable, Mapping, Sequence
 
 from ringfence.participants import Change
-from ringfence_sandbox.brackets import Aborted, After, Before, Brackets, Differs, ScannedFiles
+from ringfence_sandbox.brackets import Aborted, After, Before, Brackets, Differs, ScannedFiles, is_only_time
 from ringfence_sandbox.confined import Confined
 from ringfence_sandbox.entries import Entry
 from ringfence_sandbox.history import ChangedFiles
@@ -96,7 +96,7 @@ class OpaqueCalls:
         paths = way.choose(judge)
         self._tried[deed.seq] = {*paths, *(tried or ())}
         aborted = self._brackets.keep(before, after, paths, tool=tool, call_id=call_id)
-        done = self._go(way, deed, paths, aborted, note)
+        done = self._go(way, deed, _told(paths, after), aborted, note)
         self._forget(deed.seq)
         return done
 
@@ -128,7 +128,7 @@ class OpaqueCalls:
             aborted = self._brackets.keep(before, after, paths, tool=tool, call_id=call_id)
         else:
             aborted = self._brackets.kept_as(kept)
-        return self._go(way, deed, paths, aborted, note)
+        return self._go(way, deed, _told(paths, after), aborted, note)
 
     def _way(self, before: Before, after: After, hold: Hold, became: Callable[[int, int], None]) -> TakingBack:
         return TakingBack(
@@ -142,12 +142,12 @@ class OpaqueCalls:
             became=became,
         )
 
-    def _go(self, way: TakingBack, deed: Deed, paths: Sequence[str], aborted: Aborted, note: Note) -> TakenBack:
+    def _go(self, way: TakingBack, deed: Deed, told: Sequence[str], aborted: Aborted, note: Note) -> TakenBack:
         note({"taking back": deed.seq, "kept": aborted.commit})
         done = way.run()
         self._brackets.sync()
         note({"undone": deed.seq})
-        done.notes[:0] = [*_said(paths, aborted), *aborted.notes]
+        done.notes[:0] = [*_said(told, aborted), *aborted.notes]
         return done
 
 
@@ -195,8 +195,13 @@ def _merged(early: Sequence[Change], late: Sequence[Change]) -> list[Change]:
     return [found[path] for path in sorted(found) if found[path].before != found[path].after]
 
 
-def _said(paths: Sequence[str], aborted: Aborted) -> list[str]:
-    listed = [path for path in paths if path]
+def _told(paths: Sequence[str], after: After) -> list[str]:
+    """Of the paths that are taken back, those that somebody wants to hear of."""
+    silent = {item[0] for item in after.differing if is_only_time(item)}
+    return [path or "the root" for path in paths if path not in silent]
+
+
+def _said(listed: Sequence[str], aborted: Aborted) -> list[str]:
     if not listed:
         return []
     more = f" and {len(listed) - MOST_LISTED} more" if len(listed) > MOST_LISTED else ""
