@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +22,15 @@ from ringfence import Prompt, PromptTemplate, Session
 from ringfence.adapters import ScriptedAdapter, ToolExecutor
 from ringfence.adapters.tool_executor import Answer
 from ringfence.errors import TransactionError
-from ringfence.prompt import MarkdownSection, Tool, ToolContext, ToolResult
+from ringfence.prompt import (
+    DeletionLimitPolicy,
+    MarkdownSection,
+    PathPolicy,
+    ProtectedFilesPolicy,
+    Tool,
+    ToolContext,
+    ToolResult,
+)
 from ringfence.runtime import tool_transaction
 from ringfence.testing import held_call
 from ringfence.testing.printed import Printed, printed
@@ -451,13 +459,15 @@ def shell(root: Path, *, read_only: bool = False) -> Tool[Script, Script]:
 
 
 @contextmanager
-def executor(files: HostFilesystem, *tools: Tool[Any, Any], adapter: Any = None) -> Iterator[ToolExecutor]:
+def executor(
+    files: HostFilesystem, *tools: Tool[Any, Any], adapter: Any = None, policies: Sequence[Any] = ()
+) -> Iterator[ToolExecutor]:
     session = Session()
     sections = [
         VfsToolsSection(session=session, filesystem=files),
         MarkdownSection(title="Shell", key="shell", template="Run.", tools=list(tools)),
     ]
-    prompt = Prompt(PromptTemplate(ns="tests", key="opaque", sections=sections))
+    prompt = Prompt(PromptTemplate(ns="tests", key="opaque", sections=sections, policies=policies))
     with prompt.resources:
         yield ToolExecutor(prompt=prompt, session=session, adapter=adapter)
 
@@ -486,6 +496,47 @@ def test_an_opaque_tool_is_a_transaction(root: Path, workspace: Workspace) -> No
         assert (quiet.receipt.commit, list(quiet.receipt.changes)) == (None, [])
     assert [step.paths for step in workspace.steps()] == [("a.txt", "d/b.txt")]
     assert [entry.tool for entry in workspace.aborted()] == ["shell", "shell"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "denied", "why"),
+    [
+        (ProtectedFilesPolicy(), "echo KEY=1 > d/.env", "d/.env is where secrets are kept"),
+        (ProtectedFilesPolicy(), "cd nested; git config user.name x", "nested/.git/config is git's own data"),
+        (ProtectedFilesPolicy(), "mv nested moved", "moved/.git is git's own data"),
+        (ProtectedFilesPolicy(), "ln -s ../d nested/.GIT", "nested/.GIT is git's own data"),
+        (ProtectedFilesPolicy(), "rm -r nested/.git", "is git's own data"),
+        (ProtectedFilesPolicy(), "mkdir -p .github/workflows; echo on > .github/workflows/x", ".github/workflows"),
+        (
+            ProtectedFilesPolicy(),
+            "mkdir .github; ln -s ../d .github/workflows",
+            ".github/workflows must not be created",
+        ),
+        (ProtectedFilesPolicy(), "chmod 600 nested/.git/HEAD", "nested/.git/HEAD is git's own data"),
+        (PathPolicy(deny=["d/two"]), "echo more >> one", "d/two must not be modified"),
+        (PathPolicy(deny=["d/e"]), "mv d/e elsewhere", "d/e must not be deleted"),
+        (PathPolicy(deny=["d/e"]), "rm -r d; ln -s nested d", "d must not become a link"),
+        (PathPolicy(deny=["d/b.txt"]), "touch -r d/b.txt r; printf 'B\n' > d/b.txt; touch -r r d/b.txt", "d/b.txt"),
+        (PathPolicy(deny=["pipe"]), "mkfifo pipe", "pipe must not be created"),
+        (PathPolicy(deny=["large"]), "truncate -s 300M large", "large must not be created"),
+        (PathPolicy(allow=["d"]), "echo x > d/n; echo x > n", "n is not among what may be changed"),
+        (DeletionLimitPolicy(max_files=1), "rm d/b.txt; : > a.txt", "2 files removed"),
+    ],
+)
+def test_an_effect_policy_sees_what_a_program_changed_and_its_denial_takes_that_back(
+    root: Path, workspace: Workspace, policy: Any, denied: str, why: str
+) -> None:
+    before = shape(root)
+    with executor(workspace.filesystem, shell(root), policies=[policy]) as run:
+        answer = execute(run, denied)
+        assert (answer.result.success, answer.receipt.outcome) == (False, "denied")
+        assert f"denied by the policy {policy.name}: " in answer.text
+        assert why in answer.text
+        assert "taken back: " in answer.text
+        assert shape(root) == before
+        assert workspace.steps() == []
+        assert execute(run, "mv d/big d/c; echo x > d/n").result.success
+    assert [step.paths for step in workspace.steps()] == [("d/big", "d/c", "d/n")]
 
 
 def test_a_read_only_opaque_tool_that_changes_something_fails(root: Path, files: HostFilesystem) -> None:
