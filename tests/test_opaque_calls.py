@@ -306,6 +306,30 @@ def test_a_file_above_the_limit_that_moved_is_moved_back(root: Path, script: str
     assert (root / "d/big").stat().st_ino == inode
 
 
+def test_permission_bits_of_what_a_scan_leaves_out_are_seen_and_brought_back(root: Path) -> None:
+    os.mkfifo(root / "pipe")
+    with HostFilesystem(root, store=root.parent / "store", limits=ScanLimits(max_file_bytes=3000)) as files:
+        before = shape(root)
+        with held_call(files, opaque=True) as call:
+            sh(root, "chmod 700 pipe d/big; mv d/big big")
+            assert {change.path for change in call.changed()} == {"pipe", "d/big", "big"}
+            report = call.rollback()
+        assert shape(root) == before
+        assert report.conflicts == ()
+        assert "pipe has its permissions again" in report.notes
+
+
+def test_a_pipe_that_a_typed_change_took_away_in_an_opaque_call_is_back_and_said(
+    root: Path, files: HostFilesystem
+) -> None:
+    os.mkfifo(root / "pipe")
+    before = shape(root)
+    with held_call(files, opaque=True) as call:
+        files.for_call(call).delete("pipe")
+        assert call.rollback().notes == ("pipe is back in its place",)
+    assert shape(root) == before
+
+
 def test_a_file_above_the_limit_that_is_gone_is_said(root: Path) -> None:
     with limited(root) as workspace, held_call(workspace.filesystem, opaque=True) as call:
         sh(root, "rm d/big")
@@ -434,6 +458,37 @@ def test_an_opaque_call_in_a_typed_one(root: Path, workspace: Workspace) -> None
     workspace.undo()
     assert (root / "theirs").read_text() == "person"
     assert (root / "a.txt").read_bytes() == b"one\r\ntwo\r\n"
+
+
+@pytest.mark.parametrize("later", ["chmod 700 p p/q", "rm -r p", "true"])
+def test_typed_changes_are_known_again_after_two_ways_back_have_given_their_directories_other_inodes(
+    root: Path, files: HostFilesystem, later: str
+) -> None:
+    before = shape(root)
+    with held_call(files, call_id="outer") as outer:
+        files.for_call(outer).write("p/q/f", "outer")
+        with held_call(files, call_id="middle", parent=outer, opaque=True) as middle:
+            with held_call(files, call_id="inner", parent=middle, opaque=True) as inner:
+                sh(root, "mv p/q t; rmdir p; mv t p")  # the inode of the one is the other's now
+                assert inner.rollback().conflicts == ()
+            sh(root, later)
+            assert middle.rollback().conflicts == ()
+        assert outer.rollback().conflicts == ()
+    assert shape(root) == before
+
+
+@pytest.mark.parametrize("script", ["rm d/two", "echo x > d/two", "mv d/two gone", "rm -r d"])
+def test_what_a_typed_change_displaced_stays_its_own_when_another_name_of_it_comes_back(
+    root: Path, files: HostFilesystem, script: str
+) -> None:
+    before = shape(root)
+    with held_call(files, call_id="outer") as outer:
+        files.for_call(outer).write("one", "outer")
+        with held_call(files, call_id="inner", parent=outer, opaque=True) as inner:
+            sh(root, script)
+            assert inner.rollback().conflicts == ()
+        assert outer.rollback().conflicts == ()
+    assert shape(root) == before
 
 
 # Through tools

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -53,15 +53,20 @@ def is_only_time(item: Differs) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """Something that a scan left out: it was there before the call, and only its name and stamp are known."""
+    """Something that a scan left out: it was there before the call, and only its name, stamp and mode are known."""
 
     reason: Exclusion
     inode: int
     size: int
     mtime_ns: int
+    mode: int
+    """The permission bits; -1: not known, or another filesystem's."""
 
     def fits(self, found: os.stat_result) -> bool:
         return (found.st_ino, found.st_size, found.st_mtime_ns) == (self.inode, self.size, self.mtime_ns)
+
+    def has_mode(self, found: os.stat_result) -> bool:
+        return self.mode in (-1, stat.S_IMODE(found.st_mode))
 
 
 @dataclass(slots=True)
@@ -74,7 +79,7 @@ class Before:
     stamps: Mapping[str, Stamp] = field(default_factory=dict[str, Stamp])
     left: Mapping[str, Left] = field(default_factory=dict[str, Left])
     inodes: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Of what deeds before the call are about, by path."""
+    """Of what deeds before the call are about, and of other names of what they hold, by path."""
 
     def inode(self, path: str) -> int | None:
         """The inode at a path; None where it is not known, as may be after a crash."""
@@ -86,15 +91,26 @@ class Before:
             stamp = self.known.get(path, {}).get("") or self.known.get(folder, {}).get(name)
         return None if stamp is None else stamp[0]
 
+    def paths_of(self, inodes: Set[int]) -> dict[str, int]:
+        """Where files of these inodes are in the tree."""
+        found = {path: stamp[0] for path, stamp in self.stamps.items() if stamp[0] in inodes}
+        for folder, names in self.known.items():
+            for name, stamp in names.items():
+                if stamp[0] in inodes and name:
+                    found[f"{folder}/{name}" if folder else name] = stamp[0]
+        return found
+
     def more(self) -> bytes:
         """What the journal is to have besides the commit."""
-        left: Json = {path: [left.reason, left.inode, left.size, left.mtime_ns] for path, left in self.left.items()}
+        left: Json = {
+            path: [left.reason, left.inode, left.size, left.mtime_ns, left.mode] for path, left in self.left.items()
+        }
         return json.dumps({"left": left, "inodes": {**self.inodes}}).encode()
 
     def with_more(self, more: bytes) -> Before:
         """With what `more` gave."""
         found = json.loads(more)
-        left = cast("dict[str, tuple[Exclusion, int, int, int]]", found["left"])
+        left = cast("dict[str, tuple[Exclusion, int, int, int, int]]", found["left"])
         inodes = cast("dict[str, int]", found["inodes"])
         return replace(self, left={path: Left(*row) for path, row in left.items()}, inodes=inodes)
 
@@ -162,9 +178,14 @@ class Brackets:
             prepared,
             history.known(commit),
             found.stamps,
-            {path: _left(reason, found.stamps.get(path)) for path, reason in found.excluded.items()},
+            {path: self._left(path, reason, found.stamps.get(path)) for path, reason in found.excluded.items()},
             inodes,
         )
+
+    def _left(self, path: str, reason: Exclusion, stamp: Stamp | None) -> Left:
+        here = self._look(path)
+        mode = -1 if here is None or reason == "mounted" else stat.S_IMODE(here.st_mode)
+        return Left(reason, *(stamp[:3] if stamp is not None else (0, 0, 0)), mode)
 
     def _publish_theirs(
         self, early: ChangedFiles, found: ScanResult, states: dict[str, Entry | Pending | None]
@@ -239,8 +260,8 @@ class Brackets:
             found[path] = Change(path, was, self._unread(path))
         for path, left in before.left.items():
             here = self._look(path)
-            if here is None or not left.fits(here):
-                found[path] = Change(path, FileVersion("file", 0, left.size), self._unread(path))
+            if here is None or not (left.fits(here) and left.has_mode(here)):
+                found[path] = Change(path, FileVersion("file", max(left.mode, 0), left.size), self._unread(path))
         return [found[path] for path in sorted(found)]
 
     def _look(self, path: str) -> os.stat_result | None:
@@ -408,10 +429,6 @@ class _Keeper:
 
 def _oid(content: bytes) -> str:
     return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
-
-
-def _left(reason: Exclusion, stamp: Stamp | None) -> Left:
-    return Left(reason, *(stamp[:3] if stamp is not None else (0, 0, 0)))
 
 
 def _above(paths: Iterable[str]) -> Iterator[str]:

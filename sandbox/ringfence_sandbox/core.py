@@ -27,7 +27,7 @@ from ringfence_sandbox.places import root_record
 from ringfence_sandbox.records import Deed, Identity, Json, Kind
 from ringfence_sandbox.seen import Seen
 from ringfence_sandbox.states import State, Token, led_to, way
-from ringfence_sandbox.undoing import Became, Hold, TakenBack, Undone, undo_deeds
+from ringfence_sandbox.undoing import Hold, TakenBack, Undone, slots_of, undo_deeds
 
 if TYPE_CHECKING:
     from ringfence.runtime.receipts import Receipt
@@ -296,7 +296,7 @@ class Core:
                 self._early[mark] = changes
                 if mark.outermost and self._compared is not None:
                     early = DeedsChanges(changes, self._compared[2], self._bytes)
-        before = self._opaque.begin(early, self._deeds)
+        before = self._opaque.begin(early, self._deeds, self.hands.holding)
         deed = Deed("opaque", "", seq=next(self._seqs), commit=before.commit)
         self._write(deed.to_json(), blob=before.more())
         self._deeds.append(deed)
@@ -406,12 +406,11 @@ class Core:
             return TakenBack()
         self._give_up_announced()
         self._find_holding()
-        hold = Hold(self.hands.holding, lambda: self.holding)
-        became = Became(self._deeds[:first], self._journal.note)
+        hold = Hold(self.hands.holding, lambda: self.holding, slots_of(self._deeds[:first]))
         call_id, tool = self._label
-        taken = self._opaque.take_back(self._deeds[first], hold, self._journal.note, became, tool=tool, call_id=call_id)
-        became.settle()
+        taken = self._opaque.take_back(self._deeds[first], hold, self._journal.note, tool=tool, call_id=call_id)
         del self._deeds[first:]
+        taken.settle(self._deeds)
         self.seen.unsure = self._opaque.any_open
         return taken
 

@@ -7,7 +7,7 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from ringfence.filesystem.paths import os_error
@@ -99,6 +99,22 @@ class Holding:
             root = os.path.realpath(f"/proc/self/fd/{self.descriptor}")
             shutil.copytree(os.path.join(root, str(slot)), kept, symlinks=True, dirs_exist_ok=True)
         return kept
+
+    def files(self) -> Iterator[tuple[str, int]]:
+        """All that is held but directories: places in the workspace, and inodes."""
+        waiting = [self.name]
+        while waiting:
+            place = waiting.pop()
+            descriptor = self._files.open_directory(place)
+            try:
+                found = {name: lstat(descriptor, name) for name in os.listdir(descriptor)}
+            finally:
+                os.close(descriptor)
+            for name, status in found.items():
+                if status is not None and stat.S_ISDIR(status.st_mode):
+                    waiting.append(f"{place}/{name}")
+                elif status is not None:
+                    yield f"{place}/{name}", status.st_ino
 
     def empty(self) -> Sequence[str]:
         """Remove all that is in it; the names of what would not go, where something would not."""

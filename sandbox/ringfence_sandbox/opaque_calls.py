@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from ringfence.participants import Change
 from ringfence_sandbox.brackets import Aborted, After, Before, Brackets, Differs, ScannedFiles, is_only_time
 from ringfence_sandbox.confined import Confined
 from ringfence_sandbox.entries import Entry
 from ringfence_sandbox.history import ChangedFiles
+from ringfence_sandbox.holding import Holding
 from ringfence_sandbox.kernel import Before as Announce
 from ringfence_sandbox.kernel import Renames, birth_ns
 from ringfence_sandbox.owner_stamp import GRACE_NS, OwnerStamp
 from ringfence_sandbox.records import Deed
-from ringfence_sandbox.states import led_to
+from ringfence_sandbox.states import led_to, since_opaque
 from ringfence_sandbox.taking_back import Judge, TakingBack
 from ringfence_sandbox.undoing import Hold, Note, TakenBack
 
@@ -42,9 +43,11 @@ class OpaqueCalls:
     def any_open(self) -> bool:
         return bool(self._before)
 
-    def begin(self, early: ChangedFiles | None, deeds: Sequence[Deed]) -> Before:
+    def begin(self, early: ChangedFiles | None, deeds: Sequence[Deed], holding: Holding | None) -> Before:
         """Look at the tree and store it, before a call and after those deeds. OSError: it cannot be."""
-        before = self._brackets.before(early, _inodes(self._files, deeds), nested=self.any_open)
+        before = self._brackets.before(early, _inodes(self._files, since_opaque(deeds)), nested=self.any_open)
+        if holding is not None and (held := {inode for _, inode in holding.files()}):
+            before.inodes = {**before.paths_of(held), **before.inodes}
         self._stamp.start()
         return before
 
@@ -76,9 +79,7 @@ class OpaqueCalls:
             after = self._after[deed.seq] = self._brackets.after(before)
         return self._brackets.scanned(before, after, _merged(early, self._brackets.changes(before, after)))
 
-    def take_back(
-        self, deed: Deed, hold: Hold, note: Note, became: Callable[[int, int], None], *, tool: str, call_id: str
-    ) -> TakenBack:
+    def take_back(self, deed: Deed, hold: Hold, note: Note, *, tool: str, call_id: str) -> TakenBack:
         """Bring the tree back to where a call began. OSError: it could not be completed, and may be tried again."""
         before, after, tried = self._before[deed.seq], self._after.get(deed.seq), self._tried.get(deed.seq)
         if after is None or tried is not None:
@@ -92,7 +93,7 @@ class OpaqueCalls:
             below_opened = any(path.startswith(f"{above}/") for above in opened)
             return path in seen or below_opened or (tried is not None and _is_directory(wanted))
 
-        way = self._way(before, after, hold, became)
+        way = self._way(before, after, hold)
         paths = way.choose(judge)
         self._tried[deed.seq] = {*paths, *(tried or ())}
         aborted = self._brackets.keep(before, after, paths, tool=tool, call_id=call_id)
@@ -108,7 +109,6 @@ class OpaqueCalls:
         stamp_path: str,
         hold: Hold,
         note: Note,
-        became: Callable[[int, int], None],
         *,
         tool: str,
         call_id: str,
@@ -121,7 +121,7 @@ class OpaqueCalls:
         """
         before = self._brackets.recovered(deed.commit, more)
         after, opened = self._brackets.made_readable(before, self._brackets.after(before))
-        way = self._way(before, after, hold, became)
+        way = self._way(before, after, hold)
         known = self._brackets.kept_states(before, kept)
         paths = way.choose(_ended(self._files, OwnerStamp.last_ns(stamp_path) + GRACE_NS, known, opened))
         if kept is None:
@@ -130,7 +130,7 @@ class OpaqueCalls:
             aborted = self._brackets.kept_as(kept)
         return self._go(way, deed, _told(paths, after), aborted, note)
 
-    def _way(self, before: Before, after: After, hold: Hold, became: Callable[[int, int], None]) -> TakingBack:
+    def _way(self, before: Before, after: After, hold: Hold) -> TakingBack:
         return TakingBack(
             self._files,
             self._renames,
@@ -139,14 +139,13 @@ class OpaqueCalls:
             before,
             after,
             announce=self._announce,
-            became=became,
         )
 
     def _go(self, way: TakingBack, deed: Deed, told: Sequence[str], aborted: Aborted, note: Note) -> TakenBack:
         note({"taking back": deed.seq, "kept": aborted.commit})
         done = way.run()
         self._brackets.sync()
-        note({"undone": deed.seq})
+        note({"undone": deed.seq, "became": [[old, new] for old, new in done.became.items()]})
         done.notes[:0] = [*_said(told, aborted), *aborted.notes]
         return done
 

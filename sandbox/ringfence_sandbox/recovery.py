@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 from ringfence.errors import RestoreFailedError
 from ringfence_sandbox.call_process import CallProcess
@@ -24,7 +24,7 @@ from ringfence_sandbox.journal import Journal, Record
 from ringfence_sandbox.kernel import Abilities, Before, Renames, boot_id
 from ringfence_sandbox.places import root_record
 from ringfence_sandbox.records import Deed
-from ringfence_sandbox.undoing import Became, Hold, TakenBack, undo_deeds
+from ringfence_sandbox.undoing import Hold, TakenBack, slots_of, undo_deeds
 
 if TYPE_CHECKING:
     from ringfence_sandbox.opaque_calls import OpaqueCalls
@@ -69,8 +69,6 @@ class _Story:
     """Of opaque deeds, what else was known before them."""
     kept: dict[int, str | None] = field(default_factory=dict[int, "str | None"])
     """Of those that are being taken back, the commit that has what they had changed."""
-    became: dict[int, int] = field(default_factory=dict[int, int])
-    """Inodes of deeds that others took the place of, in a way back that is not complete."""
     processes: list[CallProcess] = field(default_factory=list[CallProcess])
     commits: list[Record] = field(default_factory=list[Record])
 
@@ -108,12 +106,10 @@ class _Story:
                 behind = any(deed.seq == seq and deed.kind == "opaque" for deed in self.deeds)
                 self.deeds = [deed for deed in self.deeds if deed.seq != seq and not (behind and deed.seq > seq)]
                 if behind:
-                    Became(self.deeds, lambda record: None, self.became).settle()
-                    self.became = {}
+                    became = cast("list[tuple[int, int]]", record.values.get("became", []))
+                    TakenBack(became=dict(became)).settle(self.deeds)
             case {"taking back": int(seq), "kept": (str() | None) as commit}:
                 self.kept[seq] = commit
-            case {"became": [int(old), int(new)]}:
-                self.became[old] = new
             case {"process": [str(name), int(pid), int(ticks), str(boot)]}:
                 self.processes.append(CallProcess(name, pid, ticks, boot))
             case {"commit": str()}:
@@ -256,20 +252,18 @@ def _take_back(
         return hands.holding
 
     call_id, tool = story.call
-    became = Became(story.deeds[:first], journal.note, story.became)
     try:
         taken = opaque.recover(
             deed,
             story.more[deed.seq],
             story.kept.get(deed.seq),
             os.path.join(os.path.dirname(journal.path), STAMP),
-            Hold(hands.holding, make),
+            Hold(hands.holding, make, slots_of(story.deeds[:first])),
             journal.note,
-            became,
             tool=tool,
             call_id=call_id,
         )
-        became.settle()
+        taken.settle(story.deeds[:first])
         return taken
     except LookupError as error:
         what = (

@@ -51,3 +51,9 @@ def led_to(path: str, deeds: Sequence[Deed]) -> str | None:
                 return None
             path = deed.to + path[len(deed.path) :]
     return path
+
+
+def since_opaque(deeds: Sequence[Deed]) -> Sequence[Deed]:
+    """Those after the last opaque one."""
+    last = max((number for number, deed in enumerate(deeds) if deed.kind == "opaque"), default=-1)
+    return deeds[last + 1 :]

@@ -14,7 +14,7 @@ import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 
-from ringfence_sandbox.brackets import After, Before, Differs
+from ringfence_sandbox.brackets import After, Before, Differs, Left
 from ringfence_sandbox.confined import Confined
 from ringfence_sandbox.entries import Entry
 from ringfence_sandbox.history_states import States
@@ -43,23 +43,24 @@ class TakingBack:
         after: After,
         *,
         announce: Announce,
-        became: Callable[[int, int], None],
     ) -> None:
-        """``became`` hears of each inode that another one is about to take the place of."""
         self._files = files
         self._renames = renames
-        self._displaced = hold.held
+        self._hold_of = hold
         self._make_holding = hold.make
         self._states = states
         self._before = before
         self._after = after
         self._announce = announce
-        self._became = became
         self._done = TakenBack()
         self._items: dict[str, Differs] = {}
         self._held: dict[int, str] = {}
         """Places of inodes of before the call, by number: in slots, or below them."""
+        self._of_deeds: dict[int, list[str]] = {}
+        """The same of those that deeds before the call are to bring back; the tree may have other names of them."""
         self._touched: set[str] = set()
+        self._modes: set[str] = set()
+        """What no scan took in, and has other permission bits."""
 
     # -- what is the call's
 
@@ -81,6 +82,13 @@ class TakingBack:
                 self._items[path] = item
             elif here is not None or wanted is not None:
                 self._done.conflicts.add(path)
+        for path, left in self._before.left.items():
+            here = self._look(path)
+            if here is not None and here.st_ino == left.inode and not left.has_mode(here):
+                if judge((path, None, None), here):
+                    self._modes.add(path)
+                else:
+                    self._done.conflicts.add(path)
         return sorted(self._items)
 
     def _all(self) -> Iterable[Differs]:
@@ -133,6 +141,7 @@ class TakingBack:
         self._put_files()
         self._put_left_out()
         self._finish()
+        self._find_new_inodes()
         return self._done
 
     def _goes(self, path: str) -> bool:
@@ -148,21 +157,12 @@ class TakingBack:
     # -- inodes of before
 
     def _index_held(self) -> None:
-        """What typed calls within the opaque one have displaced, and what an earlier try has gathered."""
-        waiting = [] if self._displaced is None else [self._displaced.name]
-        while waiting:
-            place = waiting.pop()
-            descriptor = self._files.open_directory(place)
-            try:
-                names = os.listdir(descriptor)
-                found = {name: lstat(descriptor, name) for name in names}
-            finally:
-                os.close(descriptor)
-            for name, status in found.items():
-                if status is not None and stat.S_ISDIR(status.st_mode):
-                    waiting.append(f"{place}/{name}")
-                elif status is not None:
-                    self._held[status.st_ino] = f"{place}/{name}"
+        """What typed calls have displaced, and what an earlier try has gathered."""
+        for place, inode, of_deeds in self._hold_of:
+            if of_deeds:
+                self._of_deeds.setdefault(inode, []).append(place)
+            else:
+                self._held[inode] = place
 
     def _sources(self) -> dict[int, list[str]]:
         """Where inodes of before are now that are to be held, since they belong elsewhere."""
@@ -239,15 +239,12 @@ class TakingBack:
         if here is not None:
             if not stat.S_ISDIR(here.st_mode):
                 self._done.conflicts.add(path)
-            else:  # perhaps made by an earlier try, which could not say so any more
-                self._tell(path, here)
             return
         self._open_up(path)
         try:
             with self._files.parent(path) as (at, name):
                 self._announce("mkdir")
                 os.mkdir(name, 0o700, dir_fd=at)
-                self._tell(path, os.lstat(name, dir_fd=at))
         except OSError as error:
             self._conflict_or_raise(path, error)
 
@@ -305,6 +302,24 @@ class TakingBack:
                     self._announce("link")
                     os.link(name, str(slot), src_dir_fd=at, dst_dir_fd=holding.descriptor, follow_symlinks=False)
                 self._put(path, slot)
+        if there is not None:
+            for inode in {self._before.inode(path) for path in group}:
+                for place in self._of_deeds.get(inode or -1, ()):
+                    self._make_one(first, there, place)
+
+    def _make_one(self, path: str, there: os.stat_result, place: str) -> None:
+        """Have a place where a deed before the call holds a file be another name of it, as it was."""
+        here = self._look(place)
+        if here is not None and here.st_ino == there.st_ino:
+            return
+        holding = self._make_holding()
+        slot = str(holding.new_slot())
+        with self._files.parent(path) as (at, name):
+            self._announce("link")
+            os.link(name, slot, src_dir_fd=at, dst_dir_fd=holding.descriptor, follow_symlinks=False)
+        with self._files.parent(place) as (at, name):
+            self._announce("rename")
+            os.rename(slot, name, src_dir_fd=holding.descriptor, dst_dir_fd=at)
 
     def _stands(self, path: str, wanted: Entry, *, alone: bool) -> bool:
         here = self._look(path)
@@ -321,13 +336,19 @@ class TakingBack:
     def _held_slot(self, group: Sequence[str], wanted: Entry) -> int | None:
         """The slot to which the inode of before has come, if it has still its bytes."""
         for path in group:
-            place = self._held.get(self._before.inode(path) or -1)
+            inode = self._before.inode(path) or -1
+            [shared, *_] = self._of_deeds.get(inode, [None])
+            place = shared or self._held.get(inode)
             if place is None or self._content(place) != wanted.oid:
                 continue
             holding = self._make_holding()
             slot = holding.new_slot()
             with self._files.parent(place) as (at, name):
-                self._renames.rename(at, name, holding.descriptor, str(slot))
+                if shared is None:
+                    self._renames.rename(at, name, holding.descriptor, str(slot))
+                else:
+                    self._announce("link")
+                    os.link(name, str(slot), src_dir_fd=at, dst_dir_fd=holding.descriptor, follow_symlinks=False)
             self._dress(holding.descriptor, str(slot), wanted, path)
             return slot
         return None
@@ -364,7 +385,6 @@ class TakingBack:
                 self._dress(holding.descriptor, str(slot), wanted, path)
             finally:
                 os.close(descriptor)
-        self._tell(path, os.lstat(str(slot), dir_fd=holding.descriptor))
         return slot
 
     def _copy_attributes(self, path: str, descriptor: int) -> None:
@@ -405,6 +425,9 @@ class TakingBack:
             if here is not None and here.st_ino == left.inode:
                 if not left.fits(here) and not stat.S_ISDIR(here.st_mode):
                     self._done.notes.append(f"{path} was changed, and stays so: it was not taken in ({left.reason})")
+                if path in self._modes:
+                    self._give_mode(path, left)
+                    self._done.notes.append(f"{path} has its permissions again")
                 continue
             place = self._held.get(left.inode)
             held = None if place is None else self._files.look(place)
@@ -413,12 +436,20 @@ class TakingBack:
                 with self._files.parent(place) as (at, name), self._files.parent(path) as (to, new):
                     self._renames.rename(at, name, to, new)
                 self._touched.add(path)
+                if not left.has_mode(held):
+                    self._give_mode(path, left)
+                self._done.notes.append(f"{path} is back in its place")
             else:
                 self._done.notes.append(
                     f"{path} is gone, and cannot be brought back: it was not taken in ({left.reason})"
                 )
 
     # -- modes and times
+
+    def _give_mode(self, path: str, left: Left) -> None:
+        with self._files.parent(path) as (at, name):
+            self._announce("chmod")
+            set_mode(at, name, left.mode)
 
     def _finish(self) -> None:
         """Directories, from the bottom: those that were changed, and those in which something was."""
@@ -480,15 +511,19 @@ class TakingBack:
                 self._announce("chmod")
                 set_mode(at, name, stat.S_IMODE(here.st_mode) | stat.S_IRWXU)
 
+    def _find_new_inodes(self) -> None:
+        """Of what earlier deeds are about: this way back has made some anew, or one before it, or a try cut off."""
+        for path, old in self._before.inodes.items():
+            here, wanted = self._look(path), self._states.entry(self._before.commit, path)
+            if here is None or wanted is None or path in self._done.conflicts:
+                continue
+            if here.st_ino != old and stat.S_ISDIR(here.st_mode) == (wanted.kind == "directory"):
+                self._done.became[old] = here.st_ino
+
     # -- shared
 
     def _look(self, path: str) -> os.stat_result | None:
         return self._files.look(path)
-
-    def _tell(self, path: str, new: os.stat_result) -> None:
-        old = self._before.inode(path)
-        if old is not None and old != new.st_ino:
-            self._became(old, new.st_ino)
 
     def _conflict_or_raise(self, path: str, error: OSError) -> None:
         if error.errno not in _UNREACHABLE | _IN_THE_WAY:

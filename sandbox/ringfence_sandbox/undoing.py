@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from ringfence_sandbox.hands import Conflict, Hands
 from ringfence_sandbox.holding import Holding
 from ringfence_sandbox.records import Deed, Json
+from ringfence_sandbox.states import since_opaque
 
 Note = Callable[[Mapping[str, Json]], None]
 """Writes a record into the journal, if there is room."""
@@ -30,32 +31,35 @@ class TakenBack:
 
     conflicts: set[str] = field(default_factory=set[str])
     notes: list[str] = field(default_factory=list[str])
+    became: dict[int, int] = field(default_factory=dict[int, int])
+    """Inodes of deeds before the call that others have taken the place of."""
+
+    def settle(self, deeds: Sequence[Deed]) -> None:
+        """Have the deeds before the call know theirs again, so that they can be undone. Those before an earlier opaque
+        call stay: they are undone after the way back from that one, which knows the inodes of its own beginning."""
+        for deed in since_opaque(deeds):
+            deed.become(self.became)
 
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Where displaced files are, and how to have a directory for them."""
+    """Where displaced files are, and how to have a directory for them. What is in the ``slots`` of the deeds before
+    belongs to those."""
 
     held: Holding | None
     make: Callable[[], Holding]
+    slots: Set[int] = frozenset()
+
+    def __iter__(self) -> Iterator[tuple[str, int, bool]]:
+        """The places of held files, with their inodes, and whether they belong to deeds before."""
+        if self.held is not None:
+            for place, inode in self.held.files():
+                slot = place.split("/")[1]
+                yield place, inode, slot.isdigit() and int(slot) in self.slots
 
 
-@dataclass(frozen=True, slots=True)
-class Became:
-    """Inodes of deeds that others take the place of, so that the deeds can be undone after that; noted first."""
-
-    deeds: Sequence[Deed]
-    note: Note
-    others: dict[int, int] = field(default_factory=dict[int, int])
-
-    def __call__(self, old: int, new: int) -> None:
-        if any(deed.is_about(old) for deed in self.deeds):
-            self.note({"became": [old, new]})
-            self.others[old] = new
-
-    def settle(self) -> None:
-        for deed in self.deeds:
-            deed.become(self.others)
+def slots_of(deeds: Iterable[Deed]) -> Set[int]:
+    return {deed.slot for deed in deeds if deed.slot >= 0}
 
 
 def undo_deeds(hands: Hands, deeds: list[Deed], down_to: int, noted: Callable[[Deed], None]) -> Undone:
