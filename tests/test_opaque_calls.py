@@ -319,6 +319,32 @@ def test_permission_bits_of_what_a_scan_leaves_out_are_seen_and_brought_back(roo
         assert "pipe has its permissions again" in report.notes
 
 
+def test_another_thing_that_has_the_inode_of_a_pipe_is_not_taken_for_it(root: Path, files: HostFilesystem) -> None:
+    os.mkfifo(root / "pipe")
+    inode = os.lstat(root / "pipe").st_ino
+    before = shape(root)
+    with held_call(files, opaque=True) as call:
+        (root / "pipe").unlink()
+        for number in range(1000):  # the number that is free now is given away soon
+            (root / "pipe").write_text("x")
+            if os.lstat(root / "pipe").st_ino == inode:
+                break
+            (root / "pipe").rename(root / f"n{number}")
+        notes = call.rollback().notes
+    assert [note for note in notes if note.startswith("pipe is gone")] != []
+    assert {path: one for path, one in before.items() if path != "pipe"} == shape(root)
+
+
+def test_a_directory_in_the_place_of_a_pipe_goes_with_all_that_is_in_it(root: Path, files: HostFilesystem) -> None:
+    os.mkfifo(root / "pipe")
+    before = shape(root)
+    with held_call(files, opaque=True) as call:
+        sh(root, "rm pipe; mkdir -p pipe/d; echo x > pipe/d/x")
+        report = call.rollback()
+    assert report.conflicts == ()
+    assert {path: one for path, one in before.items() if path != "pipe"} == shape(root)
+
+
 def test_a_pipe_that_a_typed_change_took_away_in_an_opaque_call_is_back_and_said(
     root: Path, files: HostFilesystem
 ) -> None:

@@ -53,20 +53,25 @@ def is_only_time(item: Differs) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """Something that a scan left out: it was there before the call, and only its name, stamp and mode are known."""
+    """Something that a scan left out: it was there before the call, and only its name and status are known."""
 
     reason: Exclusion
     inode: int
     size: int
     mtime_ns: int
     mode: int
-    """The permission bits; -1: not known, or another filesystem's."""
+    """Its kind and permission bits; -1: not known, or of what is mounted there."""
+
+    def is_at(self, found: os.stat_result) -> bool:
+        """Whether this is the very thing, changed or not. (An inode's number may have gone to something else.)"""
+        kind = stat.S_IFMT(found.st_mode if self.mode == -1 else self.mode)
+        return (found.st_ino, stat.S_IFMT(found.st_mode)) == (self.inode, kind)
 
     def fits(self, found: os.stat_result) -> bool:
-        return (found.st_ino, found.st_size, found.st_mtime_ns) == (self.inode, self.size, self.mtime_ns)
+        return self.is_at(found) and (found.st_size, found.st_mtime_ns) == (self.size, self.mtime_ns)
 
     def has_mode(self, found: os.stat_result) -> bool:
-        return self.mode in (-1, stat.S_IMODE(found.st_mode))
+        return self.mode in (-1, found.st_mode)
 
 
 @dataclass(slots=True)
@@ -184,7 +189,7 @@ class Brackets:
 
     def _left(self, path: str, reason: Exclusion, stamp: Stamp | None) -> Left:
         here = self._look(path)
-        mode = -1 if here is None or reason == "mounted" else stat.S_IMODE(here.st_mode)
+        mode = -1 if here is None or reason == "mounted" else here.st_mode
         return Left(reason, *(stamp[:3] if stamp is not None else (0, 0, 0)), mode)
 
     def _publish_theirs(
@@ -261,7 +266,8 @@ class Brackets:
         for path, left in before.left.items():
             here = self._look(path)
             if here is None or not (left.fits(here) and left.has_mode(here)):
-                found[path] = Change(path, FileVersion("file", max(left.mode, 0), left.size), self._unread(path))
+                was = FileVersion("file", stat.S_IMODE(max(left.mode, 0)), left.size)
+                found[path] = Change(path, was, self._unread(path))
         return [found[path] for path in sorted(found)]
 
     def _look(self, path: str) -> os.stat_result | None:

@@ -84,7 +84,7 @@ class TakingBack:
                 self._done.conflicts.add(path)
         for path, left in self._before.left.items():
             here = self._look(path)
-            if here is not None and here.st_ino == left.inode and not left.has_mode(here):
+            if here is not None and left.is_at(here) and not left.has_mode(here):
                 if judge((path, None, None), here):
                     self._modes.add(path)
                 else:
@@ -99,20 +99,21 @@ class TakingBack:
                 yield path, None, None
         for path, left in self._before.left.items():
             here = self._look(path)
-            if path not in known and here is not None and here.st_ino != left.inode:
+            if path not in known and here is not None and not left.is_at(here):
                 yield path, None, None
 
     def _was_left_out(self, path: str, here: os.stat_result | None) -> bool:
         """Whether it is, or is in, something that was there before and that no scan took in; or is just as it was."""
         left = self._before.left
         if path in left:
-            return here is None or here.st_ino == left[path].inode
+            return here is None or left[path].is_at(here)
         if path in self._after.found.excluded and here is not None and self._stamp_before(path) == _stamp(here):
             return True
         above = path.rpartition("/")[0] if left else ""
         while above:
             if above in left:
-                return True
+                there = self._look(above)
+                return there is not None and left[above].is_at(there)
             above = above.rpartition("/")[0]
         return False
 
@@ -422,7 +423,7 @@ class TakingBack:
         """What no scan took in: back to its place if it only moved; else it is said."""
         for path, left in self._before.left.items():
             here = self._look(path)
-            if here is not None and here.st_ino == left.inode:
+            if here is not None and left.is_at(here):
                 if not left.fits(here) and not stat.S_ISDIR(here.st_mode):
                     self._done.notes.append(f"{path} was changed, and stays so: it was not taken in ({left.reason})")
                 if path in self._modes:
@@ -449,7 +450,7 @@ class TakingBack:
     def _give_mode(self, path: str, left: Left) -> None:
         with self._files.parent(path) as (at, name):
             self._announce("chmod")
-            set_mode(at, name, left.mode)
+            set_mode(at, name, stat.S_IMODE(left.mode))
 
     def _finish(self) -> None:
         """Directories, from the bottom: those that were changed, and those in which something was."""

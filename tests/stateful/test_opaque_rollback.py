@@ -85,10 +85,12 @@ def damage(root: Path, what: tuple[str, int, int, str, bytes]) -> None:
                 between.rename(second)
                 if one % 3 == 0:
                     path.replace(second)
-            case "copy":
+            case "copy" if not new.resolve().is_relative_to(path.resolve()):
                 shutil.copytree(path, new, symlinks=True)
             case "fifo":
                 os.mkfifo(new)
+            case "copy":  # of a directory into itself
+                pass
             case _:
                 raise AssertionError(kind)
 
