@@ -167,6 +167,44 @@ def test_what_a_program_did_is_a_step_with_exact_paths(root: Path, workspace: Wo
         }
 
 
+DEEP = "i=0; while [ $i -lt 260 ]; do mkdir d; cd -P d; i=$((i + 1)); done"
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "rm -r d; mkfifo d",
+        "mv d e; mkfifo d",
+        "rm -r d/e; truncate -s 257M d/e",
+        f"mkdir x; cd x; {DEEP}; mv {{root}}/d {{root}}/a.txt {{root}}/empty .; mkfifo {{root}}/empty",
+    ],
+)
+def test_what_no_scan_takes_in_is_taken_away_where_a_directory_was(
+    root: Path, files: HostFilesystem, script: str
+) -> None:
+    before = shape(root)
+    with held_call(files, opaque=True) as call:
+        sh(root, script.replace("{root}", str(root)))
+        assert shape(root) != before
+        report = call.rollback()
+    assert shape(root) == before
+    assert report.conflicts == ()
+
+
+def test_a_directory_too_deep_to_be_taken_in_goes_where_a_file_was(root: Path, files: HostFilesystem) -> None:
+    deep = root.joinpath(*["d"] * 254)
+    deep.mkdir(parents=True)
+    (deep / "last").write_text("a file, at the greatest depth")
+    before = (deep / "last").lstat()
+    with held_call(files, opaque=True) as call:
+        (deep / "last").unlink()
+        (deep / "last").mkdir()
+        (deep / "last/below").write_text("too deep")
+        assert call.rollback().conflicts == ()
+    assert (deep / "last").read_text() == "a file, at the greatest depth"
+    assert (deep / "last").lstat().st_mtime_ns == before.st_mtime_ns
+
+
 def test_an_inode_that_only_moved_is_moved_back(root: Path, files: HostFilesystem) -> None:
     before = printed(root)
     with held_call(files, opaque=True) as call:

@@ -218,7 +218,8 @@ class Scanner:
         for raw in before.directories():
             name = os.fsdecode(raw)
             if name not in folders:
-                if name not in files:
+                # A file in its place is a change of its own, unless it is one that was not taken in.
+                if name not in files or prefix + name in self._found.excluded:
                     self._found.changes[prefix + name] = None
                 self._cache.forget(prefix + name)
 
@@ -227,11 +228,16 @@ class Scanner:
             folder = before.get()
             return folder.directory(os.fsencode(name), self._states.objects) if folder is not None else None
 
+        def known() -> Entry | Folder | None:
+            """Also a file, where the directory is new and not taken in."""
+            folder = before.get()
+            return old.get() or (folder.file(os.fsencode(name)) if folder is not None else None)
+
         old = _Before(load)
         if path in self._mounted or depth + 1 >= MAX_DEPTH:
             # What is in a mount could not be brought back by renaming, so no call may change it.
             reason = "mounted" if path in self._mounted else "too deep"
-            self._exclude(path, reason, old.get(), _stamp_at(parent, name))
+            self._exclude(path, reason, known(), _stamp_at(parent, name))
             return
         try:
             descriptor = _open(name, parent, _DIRECTORY)
@@ -242,7 +248,7 @@ class Scanner:
             if error.errno in _OURS:
                 raise
             # It may not be read, or became something else just now, which the next scan will find.
-            self._exclude(path, "unreadable", old.get(), _stamp_at(parent, name))
+            self._exclude(path, "unreadable", known(), _stamp_at(parent, name))
             return
         with _closing(descriptor):
             self._folder(descriptor, path, old, depth + 1)
