@@ -39,7 +39,13 @@ _NEW_TIME = 0x80  # of unshare only; clone has the exit signal there
 _FAMILIES = (1, 2, 10, 16)  # UNIX, INET, INET6, NETLINK
 # A process may ask these for any other of its user's: commands could starve the executor, or cut its limits.
 _OF_ITSELF = ("prlimit64", "sched_setattr", "sched_setparam", "sched_setscheduler")
-_BY_ARGUMENT = frozenset({"clone", "clone3", "unshare", "socket", "setpriority", *_OF_ITSELF})
+# What a command makes belongs to the owner of the tree: a set-user-id program would be the owner's, root's perhaps.
+_SET_USER_ID = 0o4000
+_MODE_AT = {"chmod": 1, "fchmod": 1, "fchmodat": 2, "fchmodat2": 2, "creat": 1, "mknod": 1, "mknodat": 2}
+_OPEN_FLAGS_AT = {"open": 1, "openat": 2}  # the mode comes next, and counts where a file is made
+_MAKES_A_FILE = 0o100 | 0o20000000  # O_CREAT, and the bit of O_TMPFILE that is not O_DIRECTORY
+_BY_ARGUMENT = frozenset({"clone", "unshare", "socket", "setpriority", *_OF_ITSELF, *_MODE_AT, *_OPEN_FLAGS_AT})
+_UNSEEN = frozenset({"clone3", "openat2"})  # their arguments are where no filter sees them
 
 
 def profile_path() -> str:
@@ -69,7 +75,7 @@ def stricter(stock: dict[str, Any], machine: str) -> dict[str, Any]:
         here = not includes.get("arches") or _GO_NAMES.get(machine, machine) in includes["arches"]
         if rule["action"] != "SCMP_ACT_ALLOW" or includes.get("caps") or excludes.get("arches") or not here:
             continue
-        names = [name for name in rule["names"] if name not in REFUSED | _BY_ARGUMENT]
+        names = [name for name in rule["names"] if name not in REFUSED | _BY_ARGUMENT | _UNSEEN]
         if names:
             allowed.append({"names": names, "action": "SCMP_ACT_ALLOW", "args": rule.get("args") or []})
     by_argument = [
@@ -81,8 +87,12 @@ def stricter(stock: dict[str, Any], machine: str) -> dict[str, Any]:
         *(_rule("SCMP_ACT_ERRNO", name, [_argument("SCMP_CMP_NE", 0)], _EPERM) for name in _OF_ITSELF),
         _rule("SCMP_ACT_ERRNO", "setpriority", [_argument("SCMP_CMP_NE", 0)], _EPERM),
         _rule("SCMP_ACT_ERRNO", "setpriority", [_argument("SCMP_CMP_NE", 0, index=1)], _EPERM),
-        # Who meets this asks clone instead, whose flags can be seen from here.
-        _rule("SCMP_ACT_ERRNO", "clone3", [], _ENOSYS),
+        *(_rule("SCMP_ACT_ALLOW", name, [_no_bits(_SET_USER_ID, at)]) for name, at in _MODE_AT.items()),
+        *(_rule("SCMP_ACT_ERRNO", name, [_bit(_SET_USER_ID, at)], _EPERM) for name, at in _MODE_AT.items()),
+        *(_rule("SCMP_ACT_ALLOW", name, [_no_bits(_MAKES_A_FILE, at)]) for name, at in _OPEN_FLAGS_AT.items()),
+        *(_rule("SCMP_ACT_ALLOW", name, [_no_bits(_SET_USER_ID, at + 1)]) for name, at in _OPEN_FLAGS_AT.items()),
+        # Who meets this asks clone, or openat, instead.
+        *(_rule("SCMP_ACT_ERRNO", name, [], _ENOSYS) for name in sorted(_UNSEEN)),
         _rule("SCMP_ACT_ERRNO", "socket", [_argument("SCMP_CMP_GT", max(_FAMILIES))], _EAFNOSUPPORT),
     ]
     refused = {"names": sorted(REFUSED), "action": "SCMP_ACT_ERRNO", "errnoRet": _EPERM, "args": []}
@@ -97,6 +107,14 @@ def stricter(stock: dict[str, Any], machine: str) -> dict[str, Any]:
 def _rule(action: str, name: str, arguments: list[dict[str, Any]], code: int | None = None) -> dict[str, Any]:
     rule: dict[str, Any] = {"names": [name], "action": action, "args": arguments}
     return rule if code is None else {**rule, "errnoRet": code}
+
+
+def _no_bits(bits: int, index: int) -> dict[str, Any]:
+    return _argument("SCMP_CMP_MASKED_EQ", bits, 0, index=index)
+
+
+def _bit(bit: int, index: int) -> dict[str, Any]:
+    return _argument("SCMP_CMP_MASKED_EQ", bit, bit, index=index)
 
 
 def _argument(operator: str, value: int, value_two: int = 0, *, index: int = 0) -> dict[str, Any]:

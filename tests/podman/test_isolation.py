@@ -57,12 +57,47 @@ call('capset', head, data)"""
 
 def test_a_setuid_program_gives_nothing(shared: PodmanSandbox) -> None:
     done = shared.run(
-        "cp /bin/busybox /workspace/root 2>/dev/null || cp /bin/cat /workspace/root; chmod 6755 /workspace/root; "
+        "cp /bin/busybox /workspace/root 2>/dev/null || cp /bin/cat /workspace/root; chmod 2755 /workspace/root; "
         "find / -xdev -perm -4000 -type f 2>/dev/null | wc -l; /workspace/root id -u 2>/dev/null || id -u; "
         "rm /workspace/root"
     )
     assert done.stdout.split()[-1] == "1000"
     assert "NoNewPrivs:\t1" in shared.run("cat /proc/self/status").stdout
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "os.chmod('s', 0o4755)",
+        "os.chmod('s', 0o104755)",
+        "os.fchmod(os.open('s', os.O_RDONLY), 0o6755)",
+        "os.chmod('s', 0o4755, dir_fd=os.open('.', os.O_RDONLY))",
+        "call('syscall', 452, -100, b's', 0o4755, 0)",  # fchmodat2
+        "os.open('made', os.O_CREAT | os.O_RDWR, 0o4755)",
+        "call('syscall', 2, b'made', os.O_CREAT | os.O_RDWR, 0o4755)",  # open
+        "call('syscall', 85, b'made', 0o4755)",  # creat
+        "os.link(f'/proc/self/fd/{os.open(chr(46), os.O_TMPFILE | os.O_RDWR, 0o4755)}', 'made')",
+        "os.mknod('made', 0o104755)",
+        "os.mknod('made', 0o104755, dir_fd=os.open('.', os.O_RDONLY))",
+        "call('syscall', 437, -100, b'made', struct.pack('=3Q', os.O_CREAT | os.O_RDWR, 0o4755, 0), 24)",  # openat2
+    ],
+)
+def test_no_program_can_be_made_that_runs_as_the_owner_of_the_tree(shared: PodmanSandbox, code: str) -> None:
+    root = Path(shared.filesystem.root)
+    (root / "s").write_text("#!/bin/sh\n")
+    assert "Error: [Errno" in refusal(shared, f"os.umask(0); os.chdir('/workspace'); {code}")
+    assert [path.name for path in root.iterdir() if path.stat().st_mode & 0o4000] == []
+    (root / "s").unlink()
+
+
+def test_all_other_modes_can_be_given(shared: PodmanSandbox) -> None:
+    code = """
+os.umask(0); os.chdir('/workspace')
+os.close(os.open('made', os.O_CREAT | os.O_RDWR, 0o1777)); os.chmod('made', 0o754)
+os.mkdir('shared'); os.chmod('shared', 0o2775)
+os.close(call('syscall', 257, -100, b'made', os.O_RDONLY, 0xffffffff))  # a mode that is not looked at
+print(oct(os.stat('made').st_mode), oct(os.stat('shared').st_mode)); os.unlink('made'); os.rmdir('shared')"""
+    assert python(shared, code).split() == ["0o100754", "0o42775"]
 
 
 @pytest.mark.parametrize(
