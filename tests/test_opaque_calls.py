@@ -555,6 +555,30 @@ def test_what_a_typed_change_displaced_stays_its_own_when_another_name_of_it_com
     assert shape(root) == before
 
 
+@pytest.mark.parametrize("asked", [True, False])
+@pytest.mark.parametrize("last", ["typed", "rolled back", "nothing"])
+def test_what_came_after_an_opaque_call_goes_back_with_the_call_around_both(
+    root: Path, files: HostFilesystem, asked: bool, last: str
+) -> None:
+    before = shape(root)
+    with held_call(files, call_id="outer") as outer:
+        with held_call(files, call_id="first", parent=outer, opaque=True) as inner:
+            sh(root, "echo inner > d/b.txt")
+            inner.changed()
+            inner.commit()
+        if asked:
+            outer.changed()
+        if last == "typed":
+            files.for_call(outer).write("late/n", "outer")
+            files.for_call(outer).write("d/b.txt", "outer")
+        elif last == "rolled back":
+            with held_call(files, call_id="second", parent=outer, opaque=True) as inner:
+                sh(root, "rm d/b.txt; touch d/n")
+                inner.rollback()
+        assert outer.rollback().conflicts == ()
+    assert shape(root) == before
+
+
 # Through tools
 
 

@@ -350,7 +350,7 @@ class Core:
         assert self._history is not None
         first = self._opaque_since(mark)
         if first is not None and self._opaque is not None:
-            scanned = self._opaque.scanned(self._deeds[first], self._early.get(mark, ()))
+            scanned = self._opaque.scanned(self._deeds[first:], self._early.get(mark, ()))
             return self._history.record(scanned, receipt) if scanned.changes else None
         changes = self.changes_since_mark(mark)
         if not changes or self._compared is None:
@@ -408,7 +408,7 @@ class Core:
         self._find_holding()
         hold = Hold(self.hands.holding, lambda: self.holding, slots_of(self._deeds[:first]))
         call_id, tool = self._label
-        taken = self._opaque.take_back(self._deeds[first], hold, self._journal.note, tool=tool, call_id=call_id)
+        taken = self._opaque.take_back(self._deeds[first:], hold, self._journal.note, tool=tool, call_id=call_id)
         del self._deeds[first:]
         taken.settle(self._deeds)
         self.seen.unsure = self._opaque.any_open
@@ -489,7 +489,7 @@ class Core:
     def changes_since_mark(self, mark: Mark) -> list[Change]:
         first = self._opaque_since(mark)
         if first is not None and self._opaque is not None:
-            return self._opaque.changes(self._deeds[first], self._early.get(mark, ()))
+            return self._opaque.changes(self._deeds[first:], self._early.get(mark, ()))
         deeds = self._deeds[mark.deeds :]
         if not deeds:
             return []

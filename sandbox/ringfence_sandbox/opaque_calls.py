@@ -36,7 +36,8 @@ class OpaqueCalls:
         self._stamp = stamp
         self._announce = announce
         self._before: dict[int, Before] = {}
-        self._after: dict[int, After] = {}
+        self._after: dict[int, tuple[int, After]] = {}
+        """With the number of the last deed that there was."""
         self._tried: dict[int, set[str]] = {}
 
     @property
@@ -60,28 +61,38 @@ class OpaqueCalls:
         self._forget(-1)
 
     def _forget(self, down_to: int) -> None:
-        for known in (self._before, self._after, self._tried):
+        self._after.clear()
+        for known in (self._before, self._tried):
             for seq in [seq for seq in known if seq >= down_to]:
                 del known[seq]
         if not self._before:
             self._stamp.stop()
 
-    def changes(self, deed: Deed, early: Sequence[Change]) -> list[Change]:
-        """Look at the tree; what changed since a call began. ``early`` had changed before, in a call around it."""
-        before = self._before[deed.seq]
-        after = self._after[deed.seq] = self._brackets.after(before)
+    def changes(self, deeds: Sequence[Deed], early: Sequence[Change]) -> list[Change]:
+        """Look at the tree; what changed since a call began, which the first of these deeds is of, and the last of all
+        deeds is the last. ``early`` had changed before, in a call around it."""
+        before, after = self._before[deeds[0].seq], self._look(deeds)
         return _merged(early, self._brackets.changes(before, after))
 
-    def scanned(self, deed: Deed, early: Sequence[Change]) -> ScannedFiles:
+    def scanned(self, deeds: Sequence[Deed], early: Sequence[Change]) -> ScannedFiles:
         """What changed, for a history; as `changes` saw it, if it was asked."""
-        before, after = self._before[deed.seq], self._after.get(deed.seq)
-        if after is None:
-            after = self._after[deed.seq] = self._brackets.after(before)
+        before, after = self._before[deeds[0].seq], self._seen(deeds) or self._look(deeds)
         return self._brackets.scanned(before, after, _merged(early, self._brackets.changes(before, after)))
 
-    def take_back(self, deed: Deed, hold: Hold, note: Note, *, tool: str, call_id: str) -> TakenBack:
+    def _look(self, deeds: Sequence[Deed]) -> After:
+        after = self._brackets.after(self._before[deeds[0].seq])
+        self._after[deeds[0].seq] = deeds[-1].seq, after
+        return after
+
+    def _seen(self, deeds: Sequence[Deed]) -> After | None:
+        """What a look at the tree has found, unless calls have gone on since."""
+        last, after = self._after.get(deeds[0].seq, (-1, None))
+        return after if last == deeds[-1].seq else None
+
+    def take_back(self, deeds: Sequence[Deed], hold: Hold, note: Note, *, tool: str, call_id: str) -> TakenBack:
         """Bring the tree back to where a call began. OSError: it could not be completed, and may be tried again."""
-        before, after, tried = self._before[deed.seq], self._after.get(deed.seq), self._tried.get(deed.seq)
+        deed = deeds[0]
+        before, after, tried = self._before[deed.seq], self._seen(deeds), self._tried.get(deed.seq)
         if after is None or tried is not None:
             after = self._brackets.after(before)
 
