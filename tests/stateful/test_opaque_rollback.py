@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from ringfence.testing import HeldCall
 from ringfence.testing.printed import Printed, printed
-from ringfence_sandbox.confined import Confined
+from ringfence_sandbox.confined import HOLDING_PREFIX, Confined
 from ringfence_sandbox.host import HostFilesystem
 from ringfence_sandbox.kernel import Abilities, abilities
 from ringfence_sandbox.scan import ScanLimits
@@ -35,16 +35,18 @@ LIMIT = ScanLimits(max_file_bytes=1000)
 
 
 def shape(root: Path) -> dict[str, Printed]:
-    """All that a rollback brings back; which inode it is, is no part of that."""
+    """All that a rollback brings back; which inode it is, is no part of that, nor is what calls hold."""
     return {
-        path: replace(one, inode=0) for path, one in printed(root).items() if not path.startswith(".ringfence-hold-")
+        path: replace(one, inode=0, links=tuple(link for link in one.links if not link.startswith(HOLDING_PREFIX)))
+        for path, one in printed(root).items()
+        if not path.startswith(HOLDING_PREFIX)
     }
 
 
 def damage(root: Path, what: tuple[str, int, int, str, bytes]) -> None:
     """Something that a command may do to a tree. What cannot be done is not done."""
     kind, one, other, name, content = what
-    there = sorted(path for path in printed(root) if path and not path.startswith(".ringfence-hold-"))
+    there = sorted(path for path in printed(root) if path and not path.startswith(HOLDING_PREFIX))
     path = root / (there[one % len(there)] if there else name)
     second = root / (there[other % len(there)] if there else name)
     new = root / name
