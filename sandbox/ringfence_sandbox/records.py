@@ -72,9 +72,6 @@ class Deed:
     seq: int = -1
     commit: str = ""
 
-    def is_about(self, inode: int) -> bool:
-        return any(one is not None and one.inode == inode for one in (self.new, self.old))
-
     def become(self, others: Mapping[int, int]) -> None:
         """Know files and directories again whose inodes had to become others."""
         if self.new is not None:
