@@ -87,7 +87,7 @@ def damage(root: Path, what: tuple[str, int, int, str, bytes]) -> None:
                 between.rename(second)
                 if one % 3 == 0:
                     path.replace(second)
-            case "copy" if not new.resolve().is_relative_to(path.resolve()):
+            case "copy" if not Path(os.path.realpath(new)).is_relative_to(os.path.realpath(path)):
                 shutil.copytree(path, new, symlinks=True)
             case "fifo":
                 os.mkfifo(new)
