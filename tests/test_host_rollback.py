@@ -377,6 +377,8 @@ def test_a_directory_of_a_call_that_was_rolled_back_comes_back_with_its_snapshot
     call.release()
     assert not (root / "new").exists()
     assert [change.path for change in fs.changes(within)] == ["new"]
+    for number in range(8):  # one of them has the inode now
+        (root.parent / f"other-{number}").mkdir()
     fs.restore(within)
     assert (root / "new").is_dir()
     fs.restore(before)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ringfence_sandbox.journal import Journal
@@ -139,6 +139,7 @@ deeds = st.builds(
 )
 
 
+@example(deeds=[Deed("times", "d", mtime_ns=-1)])
 @given(deeds=st.lists(deeds, max_size=5))
 def test_deeds_come_back_as_they_were(tmp_path_factory: pytest.TempPathFactory, deeds: list[Deed]) -> None:
     path = tmp_path_factory.mktemp("journal") / "j"

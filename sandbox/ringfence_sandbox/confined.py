@@ -13,6 +13,7 @@ import stat
 from dataclasses import dataclass
 
 from ringfence.filesystem.paths import os_error, outside
+from ringfence.values import quickly_made
 from ringfence_sandbox.kernel import Abilities, lstat, open_within
 
 MAX_LINK_HOPS = 40
@@ -32,6 +33,7 @@ def is_reserved(path: str) -> bool:
     return path.startswith(HOLDING_PREFIX) and _HOLDING.match(path.partition("/")[0]) is not None
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class Found:
     """A resolved path, what is there, and why nothing can be made there: a file in the way, or a dangling link."""

@@ -94,6 +94,7 @@ class Core:
         self._seqs = itertools.count()
         self._live: weakref.WeakSet[Token] = weakref.WeakSet()
         self._bytes: dict[str, bytes] = {}
+        self._bytes_size = 0
         self._compared: tuple[Mark, int, Differences, list[Change]] | None = None
         self._know_boot()
 
@@ -220,9 +221,10 @@ class Core:
 
     def keep_bytes(self, place: str, content: bytes) -> None:
         """Remember what was written, for the history, as long as it is not too much."""
-        self._bytes.pop(place, None)
-        if sum(map(len, self._bytes.values())) + len(content) <= _KEPT_WRITTEN_BYTES:
+        self._bytes_size -= len(self._bytes.pop(place, b""))
+        if self._bytes_size + len(content) <= _KEPT_WRITTEN_BYTES:
             self._bytes[place] = content
+            self._bytes_size += len(content)
 
     # -- transactions
 
@@ -440,6 +442,7 @@ class Core:
         if self._opaque is not None:
             self._opaque.end()
         self._bytes.clear()
+        self._bytes_size = 0
         self._compared = None
         self._touched.clear()
         self.seen.clear()
@@ -539,10 +542,11 @@ class Core:
                         left.deeds[number] = self._set_aside(deed)
                     else:
                         self._perform_if_it_stands(deed.inverse())
+            became: dict[int, int] = {}
             for entered in down:
                 for deed in entered.deeds:
                     if deed.kind != "times":
-                        self._do_again(deed)
+                        self._do_again(deed, became)
                 for path, (atime_ns, mtime_ns) in entered.times.items():
                     self.hands.set_times(path, atime_ns, mtime_ns, None)
             self._tip = State(state)
@@ -567,12 +571,15 @@ class Core:
             pass
         return False
 
-    def _do_again(self, deed: Deed) -> None:
+    def _do_again(self, deed: Deed, became: dict[int, int]) -> None:
+        deed.become(became)
         again = Deed(deed.kind, deed.path, deed.to, deed.slot, deed.new, deed.old, deed.mode, deed.mode_before)
         if deed.kind == "put" and deed.mode and not self.hands.is_held(deed.slot):
             # A directory that was set aside in a call which was rolled back: it is made anew.
             again = Deed("mkdir", deed.path, mode=deed.mode)
         if self._perform_if_it_stands(again):
+            if deed.new is not None and again.new is not None:  # what is made anew has another inode
+                became[deed.new.inode] = again.new.inode
             deed.new, deed.old = again.new, again.old
 
     def _times_at_end(self, state: State) -> dict[str, tuple[int, int]]:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import struct
 
 _INSERT_MOST = 127
 _COPY_MOST = 0xFFFF
+_COPY_NEAR = struct.Struct("<BHH")
+_COPY_FAR = struct.Struct("<BIH")
+_NEAR, _FAR = 0xB3, 0xBF
+"""A copy with two bytes of its offset, or all four, and both bytes of its size."""
 
 
 def delta(old: bytes, new: bytes) -> bytes:
     """How `new` is made of `old`: what they begin with in common, what is new, what they end with in common."""
     most = min(len(old), len(new))
-    start = _common(most, lambda n: old[:n] == new[:n])
-    end = _common(most - start, lambda n: n == 0 or old[-n:] == new[-n:])
+    start = _common_start(old, new, most)
+    end = _common_end(old, new, most - start)
     out = [_size(len(old)), _size(len(new))]
     _copy(out, 0, start)
     middle = new[start : len(new) - end]
@@ -23,15 +27,27 @@ def delta(old: bytes, new: bytes) -> bytes:
     return b"".join(out)
 
 
-def _common(most: int, equal: Callable[[int], bool]) -> int:
-    low, high = 0, most
-    while low < high:
-        middle = (low + high + 1) // 2
-        if equal(middle):
-            low = middle
+def _common_start(old: bytes, new: bytes, most: int) -> int:
+    same, open_to = 0, most
+    while same < open_to:
+        middle = (same + open_to + 1) // 2
+        if old[same:middle] == new[same:middle]:
+            same = middle
         else:
-            high = middle - 1
-    return low
+            open_to = middle - 1
+    return same
+
+
+def _common_end(old: bytes, new: bytes, most: int) -> int:
+    old_end, new_end = len(old), len(new)
+    same, open_to = 0, most
+    while same < open_to:
+        middle = (same + open_to + 1) // 2
+        if old[old_end - middle : old_end - same] == new[new_end - middle : new_end - same]:
+            same = middle
+        else:
+            open_to = middle - 1
+    return same
 
 
 def _size(size: int) -> bytes:
@@ -46,12 +62,10 @@ def _size(size: int) -> bytes:
 def _copy(out: list[bytes], offset: int, size: int) -> None:
     while size:
         part = min(size, _COPY_MOST)
-        operation, arguments = 0x80, bytearray()
-        for bit, byte in enumerate((*offset.to_bytes(4, "little"), *part.to_bytes(2, "little"))):
-            if byte:
-                operation |= 1 << bit
-                arguments.append(byte)
-        out.append(bytes([operation, *arguments]))
+        if offset <= 0xFFFF:
+            out.append(_COPY_NEAR.pack(_NEAR, offset, part))
+        else:
+            out.append(_COPY_FAR.pack(_FAR, offset, part))
         offset += part
         size -= part
 

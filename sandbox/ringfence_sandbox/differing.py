@@ -50,6 +50,8 @@ class Differences:
         self._top = _Node((_IN_TREE, ""))
         self._slots: dict[int, _Node] = {}
         self._found: list[Change] = []
+        self.looked: dict[str, os.stat_result] = {}
+        """What was found at the paths of the workspace that were compared."""
 
     def undo(self, deeds: Iterable[Deed]) -> None:
         """Go back over `deeds`, given latest first."""
@@ -168,24 +170,37 @@ class Differences:
 
     def version(self, where: Where) -> FileVersion | None:
         """What is at a place on disk today."""
-        files, path = self._files_of(where)
-        found = files.look(path)
+        found = self._look(where)
         if found is None:
             return None
         mode = stat.S_IMODE(found.st_mode)
         if stat.S_ISDIR(found.st_mode):
             return FileVersion("directory", mode, 0)
         if stat.S_ISLNK(found.st_mode):
+            files, path = self._files_of(where)
             target = files.read_link(path)
             return FileVersion("symlink", 0o777, len(os.fsencode(target)), None, target)
         if not stat.S_ISREG(found.st_mode):
             return FileVersion("file", mode, 0)
         known = self._known(found)
-        return FileVersion("file", mode, found.st_size, known or self._hash(files, path, found))
+        return FileVersion("file", mode, found.st_size, known or self._hash(where, found))
 
-    def _hash(self, files: Confined, path: str, found: os.stat_result) -> str | None:
+    def _look(self, where: Where) -> os.stat_result | None:
+        slot, path = where
+        if slot == _IN_TREE:
+            found = self._files.look(path)
+            if found is not None:
+                self.looked[path] = found
+            return found
+        if not path and self._holding is not None:
+            return self._holding.look(slot)
+        files, path = self._files_of(where)
+        return files.look(path)
+
+    def _hash(self, where: Where, found: os.stat_result) -> str | None:
         if found.st_size > HASHED_BYTES:
             return None
+        files, path = self._files_of(where)
         try:
             with files.parent(path) as (at, name):
                 descriptor, _ = open_file(at, name, path)

@@ -6,9 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from ringfence.values import quickly_made
+
 Kind: TypeAlias = Literal["file", "directory", "symlink"]
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class Meta:
     """What git does not keep of a path.
@@ -24,6 +27,7 @@ class Meta:
     link: int = 0
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One path of a step; ``oid`` is the git object id of a file's bytes, or of a symlink's target, in hex."""
@@ -41,6 +45,7 @@ class Entry:
         )
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class Pending:
     """A new state of a path whose bytes the store may not have yet: a file's, or a symlink's target."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
@@ -35,6 +36,10 @@ class ChangedFiles(Protocol):
     def after(self, path: str) -> bytes:
         """The bytes that the call left at `path`."""
         ...
+
+    def found(self, path: str) -> os.stat_result | None:
+        """What was found at `path` when the changes were told, if that is known, and so are the bytes."""
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +80,9 @@ class DeedsChanges(ChangedFiles):
         """As they were written, where they are still in memory."""
         written = self._written.get(path)
         return self._differences.read((-1, path)) if written is None else written
+
+    def found(self, path: str) -> os.stat_result | None:
+        return self._differences.looked.get(path) if path in self._written else None
 
 
 @dataclass(frozen=True, slots=True)

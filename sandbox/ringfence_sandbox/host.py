@@ -8,7 +8,7 @@ import itertools
 import os
 import stat
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal, get_args
@@ -43,7 +43,7 @@ from ringfence.participants import (
 from ringfence_sandbox.bringing_back import BringingBack
 from ringfence_sandbox.call_process import CallProcess
 from ringfence_sandbox.changing import Changing
-from ringfence_sandbox.confined import CHUNK_BYTES, Confined, Found, open_file
+from ringfence_sandbox.confined import CHUNK_BYTES, Confined, Found, is_reserved, open_file
 from ringfence_sandbox.core import Mark
 from ringfence_sandbox.history import History
 from ringfence_sandbox.kernel import Abilities, Before, birth_ns, nothing_before
@@ -516,6 +516,10 @@ class HostFilesystem(Transactional):
     def _content(self, normal: str) -> tuple[str, bytes, os.stat_result]:
         if (kept := self._kept_output(normal)) is not None:
             return normal, *kept
+        self._share.check_open()
+        if normal and not is_reserved(normal):
+            with suppress(OSError):  # a link is on the way, or the careful look says what is wrong
+                return normal, *self._files.read_file(normal)
         place = self._file(normal).place
         return place, *self._files.read_file(place)
 

@@ -29,6 +29,7 @@ _FIRST = len(_MAGIC) + 16
 _RESERVE_BYTES = 1 << 16
 _ROOM_BYTES = 1 << 18
 _ALIGN = struct.Struct("<Q")
+_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,7 @@ class Journal:
         at = self._end
         written = bytearray()
         for place, values in enumerate(records):
-            text = json.dumps(values, separators=(",", ":")).encode()
+            text = _json(values).encode()
             tail = blob if place == len(records) - 1 else b""
             checksum = self._checksum(at + len(written), text + tail)
             written += _HEAD.pack(_MARK, len(text), len(tail), checksum) + text + tail

@@ -8,7 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
+from ringfence.values import quickly_made
+
 Json: TypeAlias = str | int | float | bool | list["Json"] | dict[str, "Json"] | None
+
+_REGULAR = oct(stat.S_IFREG)
 
 Kind = Literal["put", "take", "swap", "move", "mkdir", "rmdir", "mode", "times", "opaque"]
 """put: what is held gets a name. take: what has the name is held. swap: both at once. times: of a directory, noted
@@ -16,6 +20,7 @@ before the first change in it; nothing is done but at the undoing. opaque: from 
 ``commit`` has it as it was."""
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class Identity:
     """Enough of a file, link or directory to know it again: a directory by its inode, a file by its content too."""
@@ -30,8 +35,11 @@ class Identity:
 
     @classmethod
     def of(cls, found: os.stat_result, sha256: str | None = None) -> Identity:
-        kind = oct(stat.S_IFMT(found.st_mode))
-        if stat.S_ISDIR(found.st_mode):
+        mode = found.st_mode
+        if stat.S_ISREG(mode):
+            return cls(_REGULAR, found.st_ino, found.st_size, found.st_mtime_ns, sha256)
+        kind = oct(stat.S_IFMT(mode))
+        if stat.S_ISDIR(mode):
             return cls(kind, found.st_ino)
         return cls(kind, found.st_ino, found.st_size, found.st_mtime_ns, sha256)
 
@@ -74,10 +82,10 @@ class Deed:
 
     def become(self, others: Mapping[int, int]) -> None:
         """Know files and directories again whose inodes had to become others."""
-        if self.new is not None:
-            self.new = replace(self.new, inode=others.get(self.new.inode, self.new.inode))
-        if self.old is not None:
-            self.old = replace(self.old, inode=others.get(self.old.inode, self.old.inode))
+        if self.new is not None and self.new.inode in others:
+            self.new = replace(self.new, inode=others[self.new.inode])
+        if self.old is not None and self.old.inode in others:
+            self.old = replace(self.old, inode=others[self.old.inode])
 
     def inverse(self) -> Deed:
         """The deed that takes this one back, as a deed of its own."""
@@ -107,12 +115,12 @@ class Deed:
 
     def to_json(self) -> dict[str, Json]:
         record: dict[str, Json] = {"do": self.kind, "seq": self.seq, "path": self.path}
-        for name in ("to", "slot", "mode", "mode_before", "atime_ns", "mtime_ns", "commit"):
+        for name in ("to", "mode", "mode_before", "atime_ns", "mtime_ns", "commit"):
             value: str | int = getattr(self, name)
-            if value not in ("", -1, 0):
+            if value:
                 record[name] = value
-        if self.slot == 0:
-            record["slot"] = 0
+        if self.slot != -1:
+            record["slot"] = self.slot
         if self.new is not None:
             record["new"] = self.new.to_json()
         if self.old is not None:

@@ -35,9 +35,10 @@ class Seen:
 
     def note_own(self, place: str, identity: Identity | None) -> None:
         """The call itself has given the path a file: what somebody makes of that is not to be written over either."""
-        self.forget(place)
         if identity is not None and identity.sha256 is not None:
             self._known[place] = (identity, identity.sha256)
+        else:
+            self._known.pop(place, None)
 
     def clear(self) -> None:
         self._call = None

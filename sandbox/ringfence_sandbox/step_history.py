@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 FOLDER = "history"
 _CACHE = "stat-cache"
+_HASHED_BYTES = 1 << 16
+_MOST_HASHES = 4096
+"""What is longer, or longer ago, is read again where its hash is asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,8 @@ class StepHistory(History):
         self._prepared: _Prepared | None = None
         self._cache: StatCache | None = None
         self._cache_saved = True
+        self._hashes: dict[str, str] = {}
+        """Of some files that steps of late left, the sha256 by object id: their bytes need not be read for it."""
         self.last: Step | None = None
         """The newest step that was made since opening."""
         self.lost: list[str] = []
@@ -85,7 +90,7 @@ class StepHistory(History):
         if changed.scanned is not None:
             ours = self._since_tip(changed.scanned, info)
         else:
-            differing = Differing(self._files, self.store, changed, receipt.started_at)
+            differing = Differing(self._files, self.store, changed, receipt.started_at, self._hashes)
             ours = differing.ours()
             theirs = differing.theirs()
             if theirs:
@@ -223,10 +228,14 @@ class Differing:
     """What a call changed, as states of the store: what was there before it and is not in the history, and what it
     left."""
 
-    def __init__(self, files: Confined, store: Store, changed: ChangedFiles, at: datetime) -> None:
+    def __init__(
+        self, files: Confined, store: Store, changed: ChangedFiles, at: datetime, hashes: dict[str, str] | None = None
+    ) -> None:
+        """``hashes`` has the sha256 of some objects by their ids, and gets what is written here."""
         self._files = files
         self._store = store
         self._changed = changed
+        self._hashes = hashes if hashes is not None else {}
         self._at_ns = int(at.timestamp() * 1e9)
         self._paths = {change.path for change in changed.changes}
 
@@ -267,6 +276,8 @@ class Differing:
             return False
         if known.oid is None:
             return True
+        if before.content_hash is not None and known.oid in self._hashes:
+            return self._hashes[known.oid] == before.content_hash
         content = self._store.states.content(known.oid)
         if before.kind == "symlink":
             return content == os.fsencode(before.target or "")
@@ -285,8 +296,8 @@ class Differing:
             return Pending("directory", meta)
         return Pending("file", meta, partial(self._changed.before, path))
 
-    def _now(self, path: str) -> Pending | None:
-        found = self._files.look(path)
+    def _now(self, path: str) -> Entry | Pending | None:
+        found = self._changed.found(path) or self._files.look(path)
         if found is None:
             return None
         link = found.st_ino if found.st_nlink > 1 and not stat.S_ISDIR(found.st_mode) else 0
@@ -296,8 +307,17 @@ class Differing:
         if stat.S_ISLNK(found.st_mode):
             return Pending("symlink", meta, os.fsencode(self._files.read_link(path)))
         if stat.S_ISREG(found.st_mode):
-            return Pending("file", meta, partial(self._changed.after, path))
+            return self._stored(path, meta)
         return None  # a socket, a pipe or a device: no history has it
+
+    def _stored(self, path: str, meta: Meta) -> Entry:
+        content = self._changed.after(path)
+        oid = self._store.add_blob(content)
+        if len(content) <= _HASHED_BYTES:
+            if len(self._hashes) >= _MOST_HASHES:
+                del self._hashes[next(iter(self._hashes))]
+            self._hashes[oid] = hashlib.sha256(content).hexdigest()
+        return Entry("file", meta, oid)
 
     def _above(self, paths: Iterable[str]) -> Iterator[str]:
         """The directories above, from the top; the root is one."""
