@@ -79,6 +79,23 @@ def test_files_are_read_whole_and_written_when_the_code_succeeds(
     assert value_of(tools, "read_text('numbers.txt')[0]") == "'3'"
 
 
+def test_code_does_not_keep_the_host_busy_with_files(tools: ToolExecutor, files: InMemoryFilesystem) -> None:
+    result = evaluated(tools, "for i in range(101): write_text('many/%d' % i, 'x')")
+    assert not result.success
+    assert "101 files are to be written, at most 100" in result.message
+    assert not files.exists("many")
+
+
+@pytest.mark.parametrize("size", [3, 300_000])
+def test_code_that_is_ended_while_it_is_answered_has_not_ended_in_time(
+    tools: ToolExecutor, files: InMemoryFilesystem, size: int
+) -> None:
+    files.write("asked", "x" * size)
+    result = evaluated(tools, "while True: read_text('asked')")
+    assert not result.success
+    assert "did not end within 5 seconds" in result.message
+
+
 def test_code_that_fails_writes_nothing(tools: ToolExecutor, files: InMemoryFilesystem) -> None:
     result = evaluated(tools, "write_text('a.txt', 'x')\nprint('so far')\n1 / 0", writes=[{"path": "b.txt"}])
     assert not result.success

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -30,6 +31,7 @@ from ringfence_tools.file_params import MAX_PARAMETER_CHARACTERS
 WALL_SECONDS = 5.0
 MAX_CODE_CHARACTERS = 2_000
 MAX_READ_CHARACTERS = 4 << 20
+MAX_WRITES = 100
 _LONGEST_MESSAGE_BYTES = 32 << 20
 _SCRIPT = Path(__file__).with_name("evaluator.py")
 
@@ -40,7 +42,7 @@ the value of the last expression.
 
 - Name files in `reads` and find their texts in `vfs_reads["path"]`, or call `read_text("path")`.
 - `write_text("path", text)` makes a new file. To replace or extend one, name it in `writes` with its mode as well.
-- Files are written when the code has come to its end, all of them or none."""
+- Files are written when the code has come to its end, all of them or none, at most {MAX_WRITES} in a call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +220,8 @@ class _Files:
             if len(text) > MAX_PARAMETER_CHARACTERS:
                 raise ToolValidationError(f"{shown(place)}: at most {MAX_PARAMETER_CHARACTERS:,} characters at once")
             wanted[place] = (text, mode if declared is None else declared.mode)
+        if len(wanted) > MAX_WRITES:
+            raise ToolValidationError(f"{len(wanted):,} files are to be written, at most {MAX_WRITES} in a call")
         for place, (content, mode) in wanted.items():
             if mode != "create" and not self._given().exists(place):
                 raise FileNotFoundError(f"{shown(place)} is not there: create it")
@@ -248,8 +252,9 @@ def _run(request: dict[str, Any], files: _Files) -> dict[str, Any]:
         in_time = limit.is_alive()
         limit.cancel()
         process.kill()
-        with process:
-            pass
+        assert process.stdin is not None
+        with process, suppress(BrokenPipeError):  # of what it did not live to hear
+            process.stdin.close()
     if outcome is not None:
         return outcome
     failed = (
