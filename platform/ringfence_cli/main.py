@@ -22,11 +22,14 @@ if TYPE_CHECKING:
     from typing import Literal
 
     from ringfence_cli.run import WorkspaceKind
-    from ringfence_cli.serve.workspaces import ServedKind
     from ringfence_sandbox.isolation import Network
 
 INTERRUPTED = 130
 NETWORKS = ("none", "bridge", "slirp4netns", "pasta")
+IMAGE = click.option("--image", metavar="NAME", help="With podman: the container's image.  [default: ringfence's own]")
+NETWORK = click.option(
+    "--network", type=click.Choice(NETWORKS), help="With podman: what network commands have.  [default: none]"
+)
 SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 LONGEST_SECONDS = 365 * 24 * 3600.0
 
@@ -42,6 +45,11 @@ def _seconds(ctx: click.Context, param: click.Parameter, value: str | None) -> f
     if not 1 <= seconds <= LONGEST_SECONDS:
         raise click.BadParameter(f"{value!r} is not between 1s and a year", ctx, param)
     return seconds
+
+
+def _refuse_without_container(workspace: str, image: str | None, network: str | None) -> None:
+    if workspace != "podman" and (image is not None or network is not None):
+        raise click.UsageError("--image and --network are for --workspace podman, where commands run")
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -69,10 +77,8 @@ def ringfence() -> None:
     help="Where the agent works: on the files of DIR as they are, every step undoable; so, and with commands in a "
     "Podman container; or on a copy in memory.",
 )
-@click.option("--image", metavar="NAME", help="With podman: the container's image.  [default: ringfence's own]")
-@click.option(
-    "--network", type=click.Choice(NETWORKS), help="With podman: what network commands have.  [default: none]"
-)
+@IMAGE
+@NETWORK
 @click.option(
     "--apply/--no-apply",
     default=None,
@@ -123,8 +129,7 @@ def run(
             "--apply and --no-apply are for --workspace memory: on disk the files change as the agent works, and "
             "`ringfence undo` takes that back"
         )
-    if workspace != "podman" and (image is not None or network is not None):
-        raise click.UsageError("--image and --network are for --workspace podman, where commands run")
+    _refuse_without_container(workspace, image, network)
     options = Options(
         directory,
         task,
@@ -148,11 +153,14 @@ def run(
 @click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIR")
 @click.option(
     "--workspace",
-    type=click.Choice(["memory", "disk"]),
+    type=click.Choice(["memory", "disk", "podman"]),
     default="disk",
     show_default=True,
-    help="Serve the files of DIR as they are, every step undoable, or a copy in memory that ends with the server.",
+    help="Serve the files of DIR as they are, every step undoable; so, and with commands in a Podman container; or a "
+    "copy in memory that ends with the server.",
 )
+@IMAGE
+@NETWORK
 @click.option("--http", metavar="HOST:PORT", help="Serve streamable HTTP there, with a token, instead of stdio.")
 @click.option(
     "--allow-host",
@@ -169,7 +177,9 @@ def run(
 def serve(
     signals: Signals,
     directory: Path,
-    workspace: ServedKind,
+    workspace: WorkspaceKind,
+    image: str | None,
+    network: Network | None,
     http: str | None,
     allow_host: tuple[str, ...],
     receipts: Path | None,
@@ -187,7 +197,11 @@ def serve(
         if error.name is None or error.name.startswith("ringfence"):
             raise
         raise click.UsageError(f"{error.name} is not installed: pip install 'ringfence[mcp]'") from None
-    return serve(ServeOptions(directory, workspace, http, allow_host, receipts, read_only, policies), signals)
+    _refuse_without_container(workspace, image, network)
+    options = ServeOptions(
+        directory, workspace, http, allow_host, receipts, read_only, policies, image, network or "none"
+    )
+    return serve(options, signals)
 
 
 @ringfence.command()
@@ -204,7 +218,7 @@ def serve(
     show_default=True,
     help="With podman the agent runs the repository's tests itself, in a container.",
 )
-@click.option("--image", metavar="NAME", help="With podman: the container's image.  [default: ringfence's own]")
+@IMAGE
 @click.pass_obj
 def demo(signals: Signals, keep: Path | None, workspace: Literal["memory", "podman"], image: str | None) -> int:
     """Mend a real repository with a scripted model: no network, no key.

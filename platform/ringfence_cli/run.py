@@ -228,13 +228,18 @@ def on_disk(directory: Path) -> DiskWorkspace:
     return _on_disk(partial(DiskWorkspace, directory))
 
 
+def in_container(directory: Path, image: str | None, network: Network) -> PodmanWorkspace:
+    """SandboxUnavailableError: commands cannot be run."""
+    return _on_disk(partial(PodmanWorkspace, directory, image=image, network=network))
+
+
 def workspace_of(options: Options) -> RunWorkspace:
     """Where the options say that the agent works. SandboxUnavailableError: commands cannot be run."""
     if options.workspace == "memory":
         return loaded(options.directory)
     if options.workspace == "disk":
         return on_disk(options.directory)
-    return _on_disk(partial(PodmanWorkspace, options.directory, image=options.image, network=options.network))
+    return in_container(options.directory, options.image, options.network)
 
 
 def _on_disk(opening: Callable[[], DiskT]) -> DiskT:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from ringfence.testing.printed import Printed, printed
+from ringfence_sandbox import Workspace
 from ringfence_sandbox.podman_connection import Connection
 
 pytestmark = pytest.mark.usefixtures("podman")
@@ -140,3 +141,32 @@ def test_a_demonstration_that_is_kept_can_be_undone(tmp_path: Path) -> None:
     assert "Target without source" in (kept / "unidiff" / "patch.py").read_text()
     assert ringfence("undo", kept, "2").returncode == 0
     assert "unreleased" not in (kept / "HISTORY").read_text()
+
+
+def test_a_client_of_the_mcp_server_runs_commands_in_the_container(tree: Path) -> None:
+    hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "raw", "version": "1"}}
+    calls = [
+        ("shell_execute", {"command": "echo two > a.txt && id -u"}),
+        ("shell_execute", {"command": "rm a.txt; sleep 60", "timeout_seconds": 1}),
+        ("read_file", {"file_path": "/workspace/a.txt"}),
+    ]
+    asked: list[Mapping[str, Any]] = [{"id": 0, "method": "initialize", "params": hello}]
+    asked.append({"method": "notifications/initialized"})
+    for number, (name, arguments) in enumerate(calls, start=1):
+        asked.append({"id": number, "method": "tools/call", "params": {"name": name, "arguments": arguments}})
+    command = [sys.executable, "-m", "ringfence_cli", "serve", str(tree), "--workspace", "podman"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        for message in asked:
+            server.stdin.write(json.dumps({"jsonrpc": "2.0", **message}) + "\n")
+            server.stdin.flush()
+        answers = [json.loads(server.stdout.readline())["result"] for _ in range(len(calls) + 1)][1:]
+        server.stdin.close()
+        assert server.wait(SECONDS) == 0
+    assert [answer.get("isError", False) for answer in answers] == [False, True, False]
+    assert "1000" in answers[0]["content"][0]["text"]
+    assert "two" in answers[2]["content"][0]["text"]
+    assert (tree / "a.txt").read_text() == "two\n"
+    with Workspace.open(tree, read_only=True) as workspace:
+        assert [step.tool for step in workspace.steps()] == ["shell_execute"]

@@ -11,17 +11,21 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import anyio
 import click
 
 from ringfence.adapters.failures import said_of
+from ringfence.errors import SandboxUnavailableError
 from ringfence.runtime.receipts import Receipt
 from ringfence_cli.outputs import ReceiptsFile
 from ringfence_cli.policies import policies_of
+from ringfence_cli.run import WorkspaceKind
+from ringfence_cli.sandbox_commands import UNAVAILABLE
 from ringfence_cli.serve import stdio
 from ringfence_cli.serve.server import WorkspaceServer
-from ringfence_cli.serve.workspaces import ServedKind, open_workspace
+from ringfence_cli.serve.workspaces import open_workspace
 from ringfence_cli.signals import Signals
 from ringfence_cli.task import EXIT_CODES
 from ringfence_cli.terminal import ErrorStream
@@ -30,17 +34,23 @@ TOKEN_VARIABLE = "RINGFENCE_MCP_TOKEN"  # noqa: S105  # its name
 MIN_TOKEN_CHARACTERS = 16
 
 
+if TYPE_CHECKING:
+    from ringfence_sandbox.isolation import Network
+
+
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
     """What was asked for. ``http`` is HOST:PORT, or None for standard input and output."""
 
     directory: Path
-    workspace: ServedKind = "disk"
+    workspace: WorkspaceKind = "disk"
     http: str | None = None
     allowed_hosts: Sequence[str] = ()
     receipts: Path | None = None
     read_only: bool = False
     policies: Sequence[str] = ()
+    image: str | None = None
+    network: Network = "none"
 
 
 def serve(options: ServeOptions, signals: Signals) -> int:
@@ -52,13 +62,21 @@ def serve(options: ServeOptions, signals: Signals) -> int:
                 transport, hints = _transport(options, stack)
                 owned = policies_of(options.directory, options.policies)
                 workspace = open_workspace(
-                    options.workspace, options.directory, read_only=options.read_only, policies=owned
+                    options.workspace,
+                    options.directory,
+                    read_only=options.read_only,
+                    policies=owned,
+                    image=options.image,
+                    network=options.network,
                 )
                 stack.callback(workspace.close)
                 receipts = _receipts(options.receipts, stack)
         except KeyboardInterrupt:
             errors.say("ringfence: interrupted: nothing was changed")
             return EXIT_CODES["interrupted"]
+        except SandboxUnavailableError as error:
+            errors.say(f"ringfence: {error}")
+            return UNAVAILABLE
         for line in (*workspace.notes(), *hints):
             errors.say(line)
         server = WorkspaceServer(workspace, partial(_write, receipts, errors) if receipts is not None else _nothing)

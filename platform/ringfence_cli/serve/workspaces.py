@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ringfence.filesystem.protocol import Filesystem
 from ringfence.prompt.policy import Policy, PolicyDecision
@@ -17,13 +17,15 @@ from ringfence.runtime.session import Session
 from ringfence_cli.disk import DiskWorkspace
 from ringfence_cli.history import recovery
 from ringfence_cli.report import left_out
-from ringfence_cli.run import loaded, on_disk
+from ringfence_cli.run import WorkspaceKind, in_container, loaded, on_disk
 from ringfence_cli.workspace import LeftOutPolicy, MemoryWorkspace
 from ringfence_sandbox import HostFilesystem, Workspace
 from ringfence_tools.files import VfsToolsSection
 from ringfence_tools.history import HistoryToolsSection
 
-ServedKind = Literal["memory", "disk"]
+if TYPE_CHECKING:
+    from ringfence_sandbox.isolation import Network
+
 History = Callable[[], AbstractContextManager[Workspace]]
 
 
@@ -50,12 +52,26 @@ class ServedWorkspace(Protocol):
 
 
 def open_workspace(
-    kind: ServedKind, directory: Path, *, read_only: bool, policies: Sequence[Policy] = ()
+    kind: WorkspaceKind,
+    directory: Path,
+    *,
+    read_only: bool,
+    policies: Sequence[Policy] = (),
+    image: str | None = None,
+    network: Network = "none",
 ) -> ServedWorkspace:
-    """``policies`` are those of the workspace's owner. Raises click's errors, in words for a person."""
+    """``policies`` are those of the workspace's owner.
+
+    Raises:
+        click.ClickException: in words for a person.
+        SandboxUnavailableError: commands cannot be run.
+    """
     if kind == "memory":
         return MemoryServed(loaded(directory), policies, read_only=read_only)
-    return LookedAt(directory) if read_only else DiskServed(on_disk(directory), policies)
+    if read_only:
+        return LookedAt(directory)
+    opened = on_disk(directory) if kind == "disk" else in_container(directory, image, network)
+    return DiskServed(opened, policies)
 
 
 class ReadOnlyPolicy:
@@ -98,7 +114,8 @@ class MemoryServed:
 
 
 class DiskServed:
-    """The files as they are. Every call that changes any is a step, and can be undone."""
+    """The files as they are, and with a container over them commands. Every call that changes any file is a step, and
+    can be undone."""
 
     def __init__(self, workspace: DiskWorkspace, owned: Sequence[Policy] = ()) -> None:
         self.directory = workspace.directory
@@ -113,7 +130,7 @@ class DiskServed:
     def sections(self, session: Session) -> Sequence[Section[Any]]:
         opened = self._workspace.opened
         history = HistoryToolsSection(session=session, workspace=lambda: nullcontext(opened))
-        return [_files(session, self.filesystem, self._workspace.mount_point), history]
+        return [self._workspace.section(session), history]
 
     def notes(self) -> Iterator[str]:
         if (recovered := self._workspace.opened.recovered) is not None:
