@@ -579,6 +579,23 @@ def test_what_came_after_an_opaque_call_goes_back_with_the_call_around_both(
     assert shape(root) == before
 
 
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_what_a_program_removes_of_what_a_call_around_it_displaced_is_said(
+    root: Path, files: HostFilesystem, end: str
+) -> None:
+    with held_call(files, call_id="outer") as outer:
+        files.for_call(outer).write("a.txt", "outer")
+        files.for_call(outer).delete("d/e", recursive=True)
+        files.for_call(outer).move("empty", "moved")
+        with held_call(files, call_id="inner", parent=outer, opaque=True) as inner:
+            sh(root, "rm -rf .ringfence-hold-*")
+            getattr(inner, end)()
+        report = outer.rollback()
+    assert set(report.conflicts) == {"a.txt", "d/e"}
+    assert len([note for note in report.notes if "is lost" in note]) == 2
+    assert (root / "empty").is_dir()
+
+
 # Through tools
 
 

@@ -13,6 +13,7 @@ import os
 import stat
 from collections.abc import Callable
 from contextlib import suppress
+from typing import NoReturn
 
 from ringfence_sandbox.confined import Confined, read_file
 from ringfence_sandbox.healing import is_same_writing, is_torn_file
@@ -165,6 +166,8 @@ class Hands:
     def _undo_take(self, deed: Deed) -> None:
         held = None if self.holding is None else self.holding.look(deed.slot)
         if held is None:
+            if self.files.look(deed.path) is None:
+                self._lost(deed)
             return
         if held.st_ino == self.swapped.get(deed.slot):  # what a swap that stayed a conflict left there
             raise Conflict(deed.path)
@@ -180,12 +183,18 @@ class Hands:
         if deed.kind == "swap" and deed.old is not None:
             self.swapped[deed.slot] = deed.old.inode
 
+    def _lost(self, deed: Deed) -> NoReturn:
+        """The deed was done, and what it displaced is no longer held: a program of the call took it away."""
+        self.notes.append(f"what was at {deed.path} before is lost: it was removed from where displaced files wait")
+        raise Conflict(deed.path)
+
     def _undo_swap(self, deed: Deed) -> None:
-        if self.holding is None:
-            return
         self.note_swap(deed)
-        self._renames.settle(self._held, str(deed.slot))
-        held = self.holding.look(deed.slot)
+        if self.holding is not None:
+            self._renames.settle(self._held, str(deed.slot))
+        held = None if self.holding is None else self.holding.look(deed.slot)
+        if held is None and self._same_inode(self.files.look(deed.path), deed.new):
+            self._lost(deed)
         if held is None or self._same_inode(held, deed.new):
             return
         with self.files.parent(deed.path) as (at, name):
