@@ -250,3 +250,12 @@ def test_a_filesystem_on_its_own_leaves_the_history_alone(tree: Path) -> None:
     with HostFilesystem(tree) as filesystem:
         filesystem.write("a.txt", "outside of calls")
     assert [entry["number"] for entry in as_json("log", tree)["log"]] == [2, 1, 0]
+
+
+def test_a_number_of_steps_and_one_step_cannot_both_be_undone(tree: Path) -> None:
+    run(tree)
+    before = printed(tree)
+    ended = ringfence("undo", tree, "2", "--step", "1")
+    assert (ended.returncode, b"either N" in ended.stderr) == (2, True)
+    assert printed(tree) == before
+    assert ringfence("undo", tree, "--step", "1").returncode == 0

@@ -397,6 +397,17 @@ async def test_undo_is_a_step_of_its_call_and_can_be_undone(served: DiskServed, 
     assert server.receipts[3].changes[0].path == "a.txt"
 
 
+async def test_a_number_of_steps_and_one_step_cannot_both_be_undone(served: DiskServed, root: Path, era: str) -> None:
+    server = serving(served, era)
+    async with server.client() as client:
+        await client.call_tool("write_file", {"file_path": "new.txt", "content": "1\n"})
+        await client.call_tool("write_file", {"file_path": "other.txt", "content": "1\n"})
+        refused = await client.call_tool("undo", {"steps": 2, "step": 1})
+        assert refused.is_error
+        assert "either steps" in text(refused)
+        assert (root / "new.txt").exists()
+
+
 async def test_a_checkpoint_is_a_name_to_go_back_to(served: DiskServed, root: Path, era: str) -> None:
     async with serving(served, era).client() as client:
         found(await client.call_tool("write_file", {"file_path": "c.txt", "content": "c\n"}))

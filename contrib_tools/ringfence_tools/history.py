@@ -47,6 +47,10 @@ class UndoSteps:
     step: int | None = field(default=None, metadata={"description": "The number of one step, to take back that alone."})
     dry_run: bool = field(default=False, metadata={"description": "Only say what would become of each path."})
 
+    def __post_init__(self) -> None:
+        if self.step is not None and self.steps != 1:
+            raise ToolValidationError("give either steps, for the newest ones, or step, for that one alone")
+
 
 @dataclass(frozen=True, slots=True)
 class RestoreStep:

@@ -55,14 +55,16 @@ def diff(signals: Signals, directory: Path, as_json: bool, a: int | str | None, 
 
 
 @_command
-@click.argument("n", type=click.IntRange(min=1), default=1)
+@click.argument("n", type=click.IntRange(min=1), required=False)
 @click.option("--step", type=STEP, metavar="K", help="Reverse step K alone.")
 @DRY_RUN
-def undo(signals: Signals, directory: Path, as_json: bool, n: int, step: int | None, dry_run: bool) -> int:
+def undo(signals: Signals, directory: Path, as_json: bool, n: int | None, step: int | None, dry_run: bool) -> int:
     """Reverse the newest N steps of DIR, by default one. What others changed since stays; it can be undone."""
     from ringfence_cli.history import undo
 
-    return undo(directory, signals, as_json, n, step, dry_run)
+    if n is not None and step is not None:
+        raise click.UsageError("give either N, for the newest N steps, or --step, for that one alone")
+    return undo(directory, signals, as_json, n or 1, step, dry_run)
 
 
 @_command
