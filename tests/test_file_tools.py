@@ -557,3 +557,35 @@ def test_a_result_is_a_value_that_a_program_can_use(free: ToolExecutor) -> None:
     edited: ToolResult[EditedFile] = free.call("edit_file", edit)
     assert edited.value == EditedFile("win.txt", replacements=2, lines=(1, 2))
     assert serde.dump(edited.value) == {"path": "win.txt", "replacements": 2, "lines": [1, 2]}
+
+
+@pytest.mark.parametrize("root", ["", "/", ".", "./", "//."])
+@pytest.mark.parametrize(
+    ("tool", "name", "others"),
+    [
+        ("write_file", "file_path", {"content": "x"}),
+        ("edit_file", "file_path", {"old_string": "a", "new_string": "b"}),
+        ("rm", "path", {"recursive": True}),
+        ("move", "source", {"target": "b"}),
+        ("move", "target", {"source": "README.md"}),
+    ],
+)
+def test_the_root_is_not_taken_for_a_file_that_has_to_be_read_first(
+    executor: ToolExecutor, tool: str, name: str, others: dict[str, object], root: str
+) -> None:
+    said = refused(executor, tool, **{name: root}, **others)
+    assert f"{name} is the root" in said
+    assert "read it first" not in said
+
+
+def test_a_path_out_of_the_workspace_is_named_in_the_denial(executor: ToolExecutor) -> None:
+    assert "../b.txt is outside of the workspace root" in refused(
+        executor, "write_file", file_path="../b.txt", content="x"
+    )
+
+
+def test_a_pattern_that_is_no_regular_expression_is_answered_with_what_the_tool_has(executor: ToolExecutor) -> None:
+    said = refused(executor, "grep", pattern="main(")
+    assert "literal=" not in said
+    assert "\\Q" in said
+    assert "def main():" in call(executor, "grep", pattern="\\Qmain(\\E")

@@ -40,6 +40,7 @@ class WriteFile:
     )
 
     def __post_init__(self) -> None:
+        _below_the_root("file_path", self.file_path)
         _bounded("content", self.content, "write the first part, then add the rest with edit_file")
 
 
@@ -55,6 +56,7 @@ class EditFile:
     )
 
     def __post_init__(self) -> None:
+        _below_the_root("file_path", self.file_path)
         for name, text in (("old_string", self.old_string), ("new_string", self.new_string)):
             _bounded(name, text, "make several smaller edits")
         if not self.old_string:
@@ -84,6 +86,10 @@ class ApplyPatch:
 class Move:
     source: str = field(metadata={"description": "The file, symlink or directory to move."})
     target: str = field(metadata={"description": "Its new path, name included. A file there is replaced."})
+
+    def __post_init__(self) -> None:
+        _below_the_root("source", self.source)
+        _below_the_root("target", self.target)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +126,14 @@ class Grep:
 class Remove:
     path: str = field(metadata={"description": "The file, symlink or directory."})
     recursive: bool = field(default=False, metadata={"description": "Remove a directory with everything in it."})
+
+    def __post_init__(self) -> None:
+        _below_the_root("path", self.path)
+
+
+def _below_the_root(name: str, path: str) -> None:
+    if all(part in ("", ".") for part in path.split("/")):
+        raise ToolValidationError(f"{name} is the root of the workspace, which stays: name what is in it")
 
 
 def _bounded(name: str, text: str, what_to_do: str) -> None:

@@ -312,7 +312,7 @@ def _compiled_search(pattern: bytes) -> _Search:
         reason = error.args[0].decode(errors="replace")
         raise ValueError(
             f"not a regular expression of RE2's dialect: {reason} (it has no backreferences and no lookaround, "
-            "and repeats at most 1,000 times; literal=True looks for the text as it is)"
+            "and repeats at most 1,000 times; what stands between \\Q and \\E is taken as it is)"
         ) from None
 
 

@@ -246,8 +246,10 @@ class ReadBeforeWritePolicy:
         for target in targets:
             try:
                 meant = from_model(filesystem, target, mount_point=self.mount_point)
-            except (PermissionError, ValueError) as error:
-                return PolicyDecision.deny(getattr(error, "strerror", None) or str(error))
+            except PermissionError as error:
+                return PolicyDecision.deny(f"{shown(target)} {error.strerror}")
+            except ValueError as error:
+                return PolicyDecision.deny(str(error))
             for file, content_hash in _files_at(filesystem, meant):
                 read = known.of(file)
                 if read == content_hash:
