@@ -145,4 +145,5 @@ def test_what_cannot_be_tried_is_wrong_usage(tmp_path: Path) -> None:
     receipts.write_text('{"tool": "x"}\n')
     assert ringfence("policies", "try", receipts).returncode == 2
     tried = ringfence("policies", "try", receipts, "--policy", "protected")
-    assert (tried.returncode, "line 1 is no receipt" in tried.stderr) == (2, True)
+    assert (tried.returncode, "line 1 is no receipt: it has no 'changes'" in tried.stderr) == (2, True)
+    assert "--receipts" in tried.stderr  # where a file of them comes from

@@ -126,6 +126,10 @@ def _of_file(file: Path, directory: Path | None) -> tuple[Policy, ...]:
         raise _bad(f"{file}: {said_of(error)}") from None
 
 
+def _no_receipt(line: int, reason: str) -> click.BadParameter:
+    return click.BadParameter(f"line {line} is no receipt: {reason}; `ringfence run --receipts FILE` writes them")
+
+
 def _bad(message: str) -> click.BadParameter:
     return click.BadParameter(message, param_hint="'--policy'")
 
@@ -162,8 +166,10 @@ def replayed(receipts: Path, policies: Sequence[Policy]) -> tuple[int, list[Deni
                 if outcome != "committed":
                     continue
                 tool = Tool[None, None](name=name, description="A tool of a past run.", handler=None)
-            except (ValueError, KeyError, TypeError, PromptValidationError) as error:
-                raise click.BadParameter(f"line {number} is no receipt: {said_of(error)}") from None
+            except KeyError as error:
+                raise _no_receipt(number, f"it has no {error}") from None
+            except (ValueError, TypeError, PromptValidationError) as error:
+                raise _no_receipt(number, said_of(error)) from None
             calls += 1
             call = CallInfo(call_id, name)
             call.changes = {CallLock("a past run"): changes} if changes else {}
