@@ -159,6 +159,26 @@ def test_a_restore_goes_back_to_any_step_and_loses_nothing(workspace: Workspace,
     assert lasting(printed(root)) == latest
 
 
+def test_a_restore_leaves_a_person_s_git_commits_alone(workspace: Workspace, root: Path) -> None:
+    def git(*arguments: str) -> str:
+        identity = ["-c", "user.name=p", "-c", "user.email=p@localhost"]
+        command = ["git", "-C", str(root), *identity, *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+    call(workspace, lambda fs: fs.write("x", "1"))
+    git("init", "-q")
+    git("add", "-A")
+    git("commit", "-qm", "by a person")
+    call(workspace, lambda fs: (fs.write("x", "2"), fs.write("lib/.git/hooks/made", "by an agent")))
+    done = workspace.restore(1)
+    assert (root / "x").read_text() == "1"
+    assert not (root / "lib").exists(), "what a step changed is taken back"
+    assert git("log", "--format=%s") == "by a person\n"
+    git("fsck", "--full", "--strict")
+    assert done.outcomes["x"] == "restored"
+    assert done.outcomes[".git/index"] == "kept"
+
+
 def test_directories_that_cannot_be_written_are_opened_for_the_moment(workspace: Workspace, root: Path) -> None:
     call(workspace, lambda fs: (fs.delete("d/b.sh"), fs.chmod("d", 0o500)))
     (root / "d").chmod(0o500)

@@ -32,6 +32,9 @@ _START_SECONDS = 20.0
 _REQUEST_SECONDS = 60.0
 _STOP_SECONDS = 10.0
 _MOST_ULIMIT = 1_048_576
+_SOCKET_NAME = "podman.sock"
+_LONGEST_SOCKET_BYTES = 107
+"""Of a socket's path, in Linux; TMPDIR may be longer."""
 _HELPERS = ("/usr/lib/podman", "/usr/libexec/podman", "/usr/local/libexec/podman", "/usr/local/lib/podman")
 
 INSTALL = (
@@ -175,6 +178,14 @@ def answers(url: str) -> bool:
     return False
 
 
+def _directory_for_a_socket() -> str:
+    directory = tempfile.mkdtemp(prefix="ringfence-podman-")
+    if len(os.fsencode(f"{directory}/{_SOCKET_NAME}")) <= _LONGEST_SOCKET_BYTES:
+        return directory
+    os.rmdir(directory)
+    return tempfile.mkdtemp(prefix="ringfence-podman-", dir="/tmp")
+
+
 class OwnService:
     """`podman system service` as a child of this process, on a socket that only we can reach."""
 
@@ -185,8 +196,8 @@ class OwnService:
         """
         if shutil.which("podman") is None:
             raise SandboxUnavailableError(f"there is no Podman on this machine: {INSTALL}")
-        self._directory = tempfile.mkdtemp(prefix="ringfence-podman-")
-        self.url = f"unix://{self._directory}/podman.sock"
+        self._directory = _directory_for_a_socket()
+        self.url = f"unix://{self._directory}/{_SOCKET_NAME}"
         self._said = Path(self._directory, "said")
         with self._said.open("wb") as output:
             self.process = subprocess.Popen(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from ringfence.errors import TransactionError
+from ringfence.filesystem.git_names import is_dotgit
 from ringfence.participants import Change, Step, Transactional
 from ringfence.runtime.session import Session
 from ringfence.runtime.transaction import Transaction, tool_transaction
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    from ringfence_sandbox.entries import Entry
     from ringfence_sandbox.recovery import Recovered
 
 StepName: TypeAlias = "int | str"
@@ -374,7 +376,8 @@ class Workspace:
     def restore(self, step: StepName, *, dry_run: bool = False) -> Reversal:
         """Bring the files back to what they were after a step; 0 is the baseline, and a name stands for its step.
 
-        What somebody else changed meanwhile goes as well, and is in the history first. It is a step of its own.
+        What somebody else changed meanwhile goes as well, and is in the history first; but a person's commits are not
+        an agent's to take back, so what is git's own data stays, unless a step changed it. It is a step of its own.
 
         Raises:
             LookupError: there is no such step.
@@ -382,14 +385,19 @@ class Workspace:
         with self._alone("restore") as (transaction, history):
             tip = self._tip()
             states = self._store.states
-            target = self._record(step).commit
-            differences = states.differences(tip, target)
-            outcomes: dict[str, Outcome] = {
-                path: "restored" for path, now, state in differences if now is None or not now.same_content(state)
-            }
+            record = self._record(step)
+            by_steps = self._changed_later([record])
+            outcomes: dict[str, Outcome] = {}
+            wanted: dict[str, Entry | None] = {}
+            for path, now, state in states.differences(tip, record.commit):
+                stays = _is_in_dotgit(path) and path not in by_steps
+                if not stays:
+                    wanted[path] = state
+                if now is None or not now.same_content(state):
+                    outcomes[path] = "kept" if stays else "restored"
             writer = TreeWriter(self.filesystem, states, tip, {})
             if not dry_run:
-                outcomes |= writer.write({path: state for path, _, state in differences}, [target], whole=target)
+                outcomes |= writer.write(wanted, [record.commit], whole=record.commit)
         return Reversal(outcomes, None if dry_run else self._made(transaction, history), writer.notes)
 
     def checkpoint(self, name: str) -> NamedStep:
@@ -462,3 +470,7 @@ class Workspace:
             if record.number and record.commit not in commits:
                 found.update(self._store.step_of(record).paths)
         return found
+
+
+def _is_in_dotgit(path: str) -> bool:
+    return any(is_dotgit(os.fsencode(name)) for name in path.split("/"))
