@@ -483,11 +483,25 @@ def test_a_message_reads_back_whatever_the_names_are(tool: str, call: str, chang
     assert (parsed.info, parsed.number, parsed.paths) == (written, 3, tuple(path for path, _ in changed))
 
 
-@given(st.lists(st.sampled_from([b"a", b"bc", b"def" * 30]), max_size=30), st.binary(max_size=300), st.integers(0, 40))
+@given(
+    st.lists(st.sampled_from([b"a", b"bc", b"\n", b"def" * 30]), max_size=30),
+    st.binary(max_size=300),
+    st.integers(0, 40),
+)
 def test_a_delta_makes_the_new_of_the_old(parts: list[bytes], middle: bytes, at: int) -> None:
     old = b"".join(parts)
     for new in (b"".join([*parts[:at], middle, *parts[at + 1 :]]), middle, b""):
         assert applied(old, delta(old, new)) == new
+
+
+def test_a_delta_is_small_where_the_first_line_and_one_other_differ() -> None:
+    lines = [b"644 0 0 1763000000000000000 0 file%06d\n" % number for number in range(8_000)]
+    old = b"755 0 0 1763000000000000000 0 .\n" + b"".join(lines)
+    new = b"755 0 0 1763999999999999999 0 .\n" + b"".join(
+        [*lines[:4_000], b"644 0 0 1 0 file003999a\n", *lines[4_000:]]
+    )
+    assert len(delta(old, new)) < 200
+    assert applied(old, delta(old, new)) == new
 
 
 def test_a_delta_of_large_objects_is_small() -> None:

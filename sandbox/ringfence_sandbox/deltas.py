@@ -13,18 +13,34 @@ _NEAR, _FAR = 0xB3, 0xBF
 
 
 def delta(old: bytes, new: bytes) -> bytes:
-    """How `new` is made of `old`: what they begin with in common, what is new, what they end with in common."""
+    """How `new` is made of `old`: what they begin with in common, what is new, what they end with in common.
+
+    And what they have in common behind the line that differs first: in the lines of a directory that is its own, whose
+    time changes with every name that comes or goes.
+    """
     most = min(len(old), len(new))
     start = _common_start(old, new, most)
     end = _common_end(old, new, most - start)
+    rest_of_old, rest_of_new = old[start : len(old) - end], new[start : len(new) - end]
+    in_old, in_new = rest_of_old.find(b"\n") + 1, rest_of_new.find(b"\n") + 1
+    again = 0
+    if in_old and in_new:
+        behind_old, behind_new = rest_of_old[in_old:], rest_of_new[in_new:]
+        again = _common_start(behind_old, behind_new, min(len(behind_old), len(behind_new)))
     out = [_size(len(old)), _size(len(new))]
     _copy(out, 0, start)
-    middle = new[start : len(new) - end]
-    for at in range(0, len(middle), _INSERT_MOST):
-        piece = middle[at : at + _INSERT_MOST]
-        out += (bytes([len(piece)]), piece)
+    _insert(out, rest_of_new[:in_new] if again else rest_of_new)
+    if again:
+        _copy(out, start + in_old, again)
+        _insert(out, rest_of_new[in_new + again :])
     _copy(out, len(old) - end, end)
     return b"".join(out)
+
+
+def _insert(out: list[bytes], new: bytes) -> None:
+    for at in range(0, len(new), _INSERT_MOST):
+        piece = new[at : at + _INSERT_MOST]
+        out += (bytes([len(piece)]), piece)
 
 
 def _common_start(old: bytes, new: bytes, most: int) -> int:
