@@ -10,7 +10,7 @@ from ringfence.filesystem.edits import replace_exact
 from ringfence.filesystem.patch_format import parse_patch
 from ringfence.filesystem.paths import from_model, shown
 from ringfence.filesystem.protocol import DEFAULT_READ_LIMIT, MAX_GREP_MATCHES, FileEntry, Filesystem, GrepMatch
-from ringfence.filesystem.search import path_filter
+from ringfence.filesystem.search import LITERALLY, path_filter
 from ringfence.prompt.long_results import kept_result
 from ringfence.prompt.tool import Tool, ToolContext
 from ringfence.prompt.tool_result import ToolResult
@@ -252,7 +252,9 @@ class _FileTools:
         except (FileNotFoundError, NotADirectoryError):
             raise ToolValidationError(missing(filesystem, path)) from None
         except ValueError as error:
-            raise ToolValidationError(f"the search cannot be made: {error}") from None
+            # What a program would say by an argument, a model says in the pattern.
+            said = str(error).replace(LITERALLY, r"what stands between \Q and \E is taken as it is")
+            raise ToolValidationError(f"the search cannot be made: {said}") from None
         lines = [FoundLine(shown(match.path), match.line_number, _around(match)) for match in found[:MAX_GREP_MATCHES]]
         kept = fitting(line.render() for line in lines)
         cut = kept < len(found)

@@ -198,6 +198,8 @@ class _Match(Protocol):
 _Search: TypeAlias = Callable[[bytes, int], _Match | None]
 _Find: TypeAlias = Callable[[bytes, int], tuple[int, int] | None]
 _REGEX_MAGIC = re.compile(r"[\\.^$|?*+()\[\]{}]")
+LITERALLY = "literal=True looks for the text as it is"
+"""What a program is advised to, whose pattern is no regular expression."""
 # A line end asked for outside of a character class, where the answer could only be: never.
 _ESCAPED_LINE_END = re.compile(r"(?:[^\\\[]|\\[^n]|\[\^?+\]?+(?:\[:\w+:\]|\\.|[^\]\\])*+\])*+\\n", re.DOTALL)
 
@@ -312,7 +314,7 @@ def _compiled_search(pattern: bytes) -> _Search:
         reason = error.args[0].decode(errors="replace")
         raise ValueError(
             f"not a regular expression of RE2's dialect: {reason} (it has no backreferences and no lookaround, "
-            "and repeats at most 1,000 times; what stands between \\Q and \\E is taken as it is)"
+            f"and repeats at most 1,000 times; {LITERALLY})"
         ) from None
 
 
