@@ -18,7 +18,7 @@ from ringfence.filesystem import InMemoryFilesystem
 from ringfence.participants import CallInfo, Transactional
 from ringfence.runtime import Session, tool_transaction
 from ringfence.runtime.receipts import Receipt
-from ringfence.runtime.transaction import Transaction
+from ringfence.runtime.transaction import Transaction, in_order
 
 BESIDE = "dict copy"
 CONTENTS = cycle([b"a" * 1_000, b"b" * 1_000])
@@ -49,6 +49,7 @@ class Ours:
         self.filesystem: InMemoryFilesystem = loaded(files)
         self.session = Session()
         self.holding = Holding((self.filesystem,))
+        self.locks = in_order((self.filesystem,))
 
     def mark(self) -> None:
         self.filesystem.commit(self.filesystem.begin(CALL), RECEIPT)
@@ -59,7 +60,7 @@ class Ours:
     def transaction(self, writes: list[str], *, keep: bool) -> None:
         content = next(CONTENTS)
         call = Transaction("bench", "bench", None)
-        call.lock((self.filesystem,))
+        call.lock(self.locks)
         call.begin()
         files = self.filesystem.for_call(call)
         for path in writes:

@@ -166,9 +166,10 @@ class CallLock:
             RestoreFailedError: an earlier rollback of it is not complete, and cannot be completed now.
         """
         with self.mutex:
-            if self.holder is not call.parent:
-                self._wait(lambda: self.holder is None or self.holder is call.parent, patience_seconds)
-            if call.parent is not None and (call.ended or call.parent.closed):
+            parent = call.parent
+            if self.holder is not parent:
+                self._wait(parent, patience_seconds)
+            if parent is not None and (call.ended or parent.closed):
                 raise CallEndedError(f"the handler that made {call!r} has ended")
             if self._unfinished is not None:
                 self._unfinished()
@@ -206,20 +207,24 @@ class CallLock:
         if self.holder is call:
             return
         if call is None or self.holder is None or not call.within(self.holder):
-            self._wait(lambda: self.holder is None or self.holder is call, None)
+            self._wait(call, None)
             if call is not None and call.closed:
                 raise CallEndedError(f"{call!r} has ended: nothing changes {self.name} through it")
         if call is not None and self.holder is not call:
             call.join(participant)
 
-    def _wait(self, free: Callable[[], bool], patience_seconds: float | None) -> None:
+    def _free_for(self, call: CallInfo | None) -> bool:
+        return self.holder is None or self.holder is call
+
+    def _wait(self, call: CallInfo | None, patience_seconds: float | None) -> None:
+        """Until nobody, or `call`, is the holder."""
         until = time.monotonic() + (self._patience if patience_seconds is None else patience_seconds)
         self._waiting += 1
         try:
-            while not free():
+            while not self._free_for(call):
                 left = until - time.monotonic()
                 if left <= 0 or not self._condition.wait(left):
-                    if free():
+                    if self._free_for(call):
                         return
                     raise ParticipantBusyError(f"{self.name} is held by {self.holder!r}; try again when it has ended")
         finally:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import difflib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ringfence import serde
 from ringfence.adapters.failures import said_of
@@ -23,16 +23,16 @@ from ringfence.errors import (
     TransactionError,
     VisibilityExpansionRequired,
 )
-from ringfence.participants import CURRENT_CALL, Mark
+from ringfence.participants import CURRENT_CALL, CallLock, Mark, Transactional
 from ringfence.prompt.long_results import READER, kept_at
-from ringfence.prompt.policy import EffectPolicy, Policy, PolicyDecision, ToolPolicy
+from ringfence.prompt.policy import ALLOW, EffectPolicy, Policy, PolicyDecision, ToolPolicy
 from ringfence.prompt.tool import Tool, ToolContext, make_tool_context
 from ringfence.prompt.tool_result import KnowsChanges, ToolResult, answer_text
 from ringfence.runtime.events import RejectedToolParams, RunContext, ToolInvoked, make_tool_invoked
 from ringfence.runtime.limits import BudgetTracker, Cancellation, Deadline, Heartbeat
 from ringfence.runtime.receipts import Outcome, PolicyVerdict, Receipt, make_receipt
 from ringfence.runtime.session import Session
-from ringfence.runtime.transaction import Interrupts, Transaction, leave, new_id
+from ringfence.runtime.transaction import Interrupts, Transaction, in_order, leave, new_id
 from ringfence.values import quickly_made
 
 if TYPE_CHECKING:
@@ -60,9 +60,15 @@ UNFINISHED = ToolResult.error("the call did not come to an end")
 @dataclass(frozen=True, slots=True)
 class _Offer:
     tool: Tool[Any, Any]
-    policies: tuple[ToolPolicy, ...]
-    effect_policies: tuple[EffectPolicy, ...]
-    allowed: Mapping[str, PolicyVerdict]
+    policies: Sequence[tuple[ToolPolicy, PolicyVerdict]]
+    """Each with what the receipt says where it allows a call."""
+    effect_policies: Sequence[tuple[EffectPolicy, PolicyVerdict]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Locks:
+    resources: Sequence[Transactional]
+    by_lock: Mapping[CallLock, Transactional]
 
 
 @dataclass(slots=True)
@@ -119,6 +125,7 @@ class ToolExecutor:
         self._session_id = str(session.session_id)
         self._adapter_name = type(adapter).__name__ if adapter is not None else ""
         self._offers = {tool.name: _offer(tool, prompt) for tool in self.rendered_prompt.tools}
+        self._locks = _Locks((), in_order((session,)))
 
     def call(
         self, name: str, arguments: Mapping[str, object] | str | None, *, call_id: str | None = None
@@ -155,7 +162,7 @@ class ToolExecutor:
             try:
                 CURRENT_CALL.set(call)
                 interrupts.allow()
-                call.lock((self.session, *resources.participants))
+                call.lock(self._locked_for(resources.participants))
                 if self._permitted(ending, offer, context, call):
                     interrupts.hold()
                     call.begin()
@@ -204,6 +211,13 @@ class ToolExecutor:
             ending.recorded = _as_it_came(ending.params)
         return True
 
+    def _locked_for(self, resources: Sequence[Transactional]) -> Mapping[CallLock, Transactional]:
+        """What a call takes; the same again for as long as the resources are."""
+        known = self._locks
+        if known.resources is not resources:
+            known = self._locks = _Locks(resources, in_order((self.session, *resources)))
+        return known.by_lock
+
     def _context(self, call: Transaction, resources: ResourceContext, cancellation: Cancellation | None) -> ToolContext:
         return make_tool_context(
             prompt=self.prompt,
@@ -221,12 +235,18 @@ class ToolExecutor:
 
     def _permitted(self, ending: _Ending, offer: _Offer, context: ToolContext, call: Transaction) -> bool:
         """Policies, of the section and then of the prompt, until one denies; then the deadline and cancellation."""
-        before = self.session.begin(call)
-        for policy in offer.policies:
-            if not self._allows(
-                policy, policy.check, (offer.tool, ending.params), ending, offer, context, call, before
-            ):
-                return False
+        session, tool, params = self.session, offer.tool, ending.params
+        before = session.begin(call)
+        for policy, verdict in offer.policies:
+            try:
+                decision = policy.check(tool, params, context=context)
+                if decision is not ALLOW or session.changed(before):
+                    verdict = self._verdict(policy, decision, verdict, before, call)
+            except BaseException as error:
+                verdict = self._undecided(policy, error, ending.name, before, call)
+            ending.verdicts.append(verdict)
+            if not verdict.allowed:
+                return _denied(ending, verdict)
         if self.deadline is not None and self.deadline.remaining().total_seconds() <= 0:
             ending.outcome = "denied"
             raise DeadlineExceededError(f"the deadline had passed before {ending.name} could run")
@@ -238,50 +258,40 @@ class ToolExecutor:
         """Effect policies, until one denies what the call has changed; what they read does not count as read by it."""
         before, read = self.session.begin(call), {lock: dict(reads) for lock, reads in call.reads.items()}
         changes = [change for changes in call.changes.values() for change in changes]
-        asked = (offer.tool, ending.params, changes)
         try:
-            return all(
-                self._allows(policy, policy.check_effects, asked, ending, offer, context, call, before)
-                for policy in offer.effect_policies
-            )
+            for policy, verdict in offer.effect_policies:
+                try:
+                    decision = policy.check_effects(offer.tool, ending.params, changes, context=context)
+                    verdict = self._verdict(policy, decision, verdict, before, call)
+                except BaseException as error:
+                    verdict = self._undecided(policy, error, ending.name, before, call)
+                ending.verdicts.append(verdict)
+                if not verdict.allowed:
+                    return _denied(ending, verdict)
+            return True
         finally:
             call.reads.clear()
             call.reads.update(read)
 
-    def _allows(
-        self,
-        policy: Policy,
-        decide: Callable[..., PolicyDecision],
-        asked: Sequence[object],
-        ending: _Ending,
-        offer: _Offer,
-        context: ToolContext,
-        call: Transaction,
-        before: Mark,
-    ) -> bool:
-        """What one policy decides; one that raises, or changes the session (which was `before`), denies."""
-        try:
-            decision = decide(*asked, context=context)
-            if not isinstance(decision, PolicyDecision) or type(decision.allowed) is not bool:  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise TypeError(f"it answered {decision!r}, which is no PolicyDecision that says yes or no")
-            if self._took_back(before, call):
-                raise TypeError("it changed the session while it decided")
-            verdict = (
-                offer.allowed[policy.name] if decision.allowed else PolicyVerdict(policy.name, False, decision.reason)
-            )
-        except Exception as error:
-            self._took_back(before, call)
-            logger.warning("the policy %s could not decide on %s", policy.name, ending.name, exc_info=True)
-            verdict = PolicyVerdict(policy.name, False, f"the policy could not decide: {said_of(error)}")
-        except BaseException:
-            self._took_back(before, call)
-            raise
-        ending.verdicts.append(verdict)
-        if not verdict.allowed:
-            ending.outcome = "denied"
-            reason = verdict.reason or "no reason given"
-            ending.result = ToolResult.error(f"denied by the policy {policy.name}: {reason}")
-        return verdict.allowed
+    def _verdict(
+        self, policy: Policy, decision: PolicyDecision, allowed: PolicyVerdict, before: Mark, call: Transaction
+    ) -> PolicyVerdict:
+        """What one policy's decision means. TypeError where it is none, or the policy has changed the session."""
+        if not isinstance(decision, PolicyDecision) or type(decision.allowed) is not bool:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"it answered {decision!r}, which is no PolicyDecision that says yes or no")
+        if self._took_back(before, call):
+            raise TypeError("it changed the session while it decided")
+        return allowed if decision.allowed else PolicyVerdict(policy.name, False, decision.reason)
+
+    def _undecided(
+        self, policy: Policy, error: BaseException, tool: str, before: Mark, call: Transaction
+    ) -> PolicyVerdict:
+        """A policy that raises denies, and has changed nothing. What is no `Exception` goes on."""
+        self._took_back(before, call)
+        if not isinstance(error, Exception):
+            raise error
+        logger.warning("the policy %s could not decide on %s", policy.name, tool, exc_info=error)
+        return PolicyVerdict(policy.name, False, f"the policy could not decide: {said_of(error)}")
 
     def _took_back(self, before: Mark, call: Transaction) -> bool:
         """Whether a policy had changed the session; it is as it was before then."""
@@ -324,7 +334,7 @@ class ToolExecutor:
             return
         if offer.tool.read_only and call.changed(self.session):
             raise TransactionError(f"{ending.name} is declared read-only, but it changed something")
-        for policy in offer.policies:
+        for policy, _ in offer.policies:
             if call.ended:
                 raise CallEndedError(f"the call that made {call!r} has ended, and took it back")
             policy.on_result(offer.tool, ending.params, result, context=context)
@@ -447,9 +457,8 @@ def _offer(tool: Tool[Any, Any], prompt: Prompt[Any]) -> _Offer:
     policies = prompt.policies_for_tool(tool.name)
     return _Offer(
         tool,
-        tuple(policy for policy in policies if isinstance(policy, ToolPolicy)),
-        tuple(policy for policy in policies if isinstance(policy, EffectPolicy)),
-        {policy.name: PolicyVerdict(policy.name, True) for policy in policies},
+        [(policy, PolicyVerdict(policy.name, True)) for policy in policies if isinstance(policy, ToolPolicy)],
+        [(policy, PolicyVerdict(policy.name, True)) for policy in policies if isinstance(policy, EffectPolicy)],
     )
 
 
@@ -462,6 +471,12 @@ def _as_it_came(params: object) -> object:
         return copy(params)
     except Exception:
         return serde.dump_any(params)
+
+
+def _denied(ending: _Ending, verdict: PolicyVerdict) -> Literal[False]:
+    ending.outcome = "denied"
+    ending.result = ToolResult.error(f"denied by the policy {verdict.policy}: {verdict.reason or 'no reason given'}")
+    return False
 
 
 def _failed(ending: _Ending, error: BaseException) -> None:

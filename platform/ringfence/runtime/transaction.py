@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Collection, Generator, Iterable, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -81,35 +81,35 @@ class Transaction(CallInfo):
         self._begun = False
         self._superseded = False
 
-    def lock(self, participants: Iterable[Transactional]) -> None:
-        """Take every participant, in the one order that all calls keep to.
+    def lock(self, participants: Mapping[CallLock, Transactional]) -> None:
+        """Take every participant; they come `in_order`.
 
         Raises:
             ParticipantBusyError: another call holds one of them.
             RestoreFailedError: one of them is in a doubtful state.
             CallEndedError: the handler that makes this call has ended.
         """
-        everybody = {participant.lock: participant for participant in participants}
         parent = self.parent if isinstance(self.parent, Transaction) else None
         if parent is not None:
-            everybody.update(parent._adopt(self))
-        for lock in sorted(everybody, key=_serial):
+            participants = in_order((*participants.values(), *parent._adopt(self)))
+        for lock, participant in participants.items():
             if parent is not None:
-                parent.join(everybody[lock])
-            self._held[lock] = everybody[lock]
+                parent.join(participant)
+            self._held[lock] = participant
             lock.take(self)
 
-    def _adopt(self, child: Transaction) -> dict[CallLock, Transactional]:
+    def _adopt(self, child: Transaction) -> Collection[Transactional]:
         with _guard:
             if self.sealed:
                 raise CallEndedError(f"the handler of {self!r} is not running: it makes no calls")
             self._children.add(child)
-            return dict(self._held)
+            return [*self._held.values()]
 
     def begin(self) -> None:
         """Mark every participant; from here on changes go through."""
+        marks = self._marks
         for lock, participant in self._held.items():
-            self._marks[lock] = participant.begin(self)
+            marks[lock] = participant.begin(self)
         self.reads.clear()
         if self.parent is None:  # so nothing can supersede it
             self._begun = True
@@ -210,15 +210,19 @@ class Transaction(CallInfo):
         """
         if self._superseded:
             raise CallEndedError(f"the call that made {self!r} has ended, and took it back")
-        marks, held = self._marks.copy(), self._held
-        durable = [lock for lock in marks if held[lock].durable]
-        if len(durable) > 1 and len(changed := [lock.name for lock in durable if lock in self.changes]) > 1:
-            raise TransactionError(f"one call can change one workspace on disk, not several: {', '.join(changed)}")
+        held = self._held
+        if len(self.changes) > 1:
+            changed = [lock.name for lock in self.changes if held[lock].durable]
+            if len(changed) > 1:
+                raise TransactionError(f"one call can change one workspace on disk, not several: {', '.join(changed)}")
         step = None
-        for lock in durable:
-            step = held[lock].commit(marks.pop(lock), receipt) or step
-        for lock, mark in marks.items():
-            held[lock].commit(mark, receipt)
+        marks = [*self._marks.items()]
+        for lock, mark in marks:
+            if held[lock].durable:
+                step = held[lock].commit(mark, receipt) or step
+        for lock, mark in marks:
+            if not held[lock].durable:
+                held[lock].commit(mark, receipt)
         with _guard:
             self._marks = {}
             self.ended = True
@@ -274,6 +278,12 @@ class Transaction(CallInfo):
             with _guard:
                 self.parent._children.discard(self)
                 self.parent.inner.append(self.call_id)
+
+
+def in_order(participants: Iterable[Transactional]) -> Mapping[CallLock, Transactional]:
+    """By their locks, in the one order in which all calls take them."""
+    found = {participant.lock: participant for participant in participants}
+    return {lock: found[lock] for lock in sorted(found, key=_serial)}
 
 
 def _named(lock: CallLock, path: str, among: Collection[CallLock]) -> str:
@@ -404,7 +414,7 @@ def tool_transaction(
     try:
         try:
             CURRENT_CALL.set(transaction)
-            transaction.lock((session, *(resources.participants if resources is not None else ())))
+            transaction.lock(in_order((session, *(resources.participants if resources is not None else ()))))
             held.append(Interrupts())
             transaction.begin()
             held.pop().remove()

@@ -41,7 +41,11 @@ def read_json(text: str | bytes) -> dict[str, object]:
     Raises ValueError for anything else, for a key that occurs twice, and for NaN and Infinity.
     """
     try:
-        value = _decoded(text if isinstance(text, str) else text.decode())
+        text = text if isinstance(text, str) else text.decode()
+        # Mostly there are no blanks around an object, and to look for them takes longer than all else.
+        value, end = STRICT_JSON.raw_decode(text) if text.startswith("{") else (None, -1)
+        if end != len(text):
+            value = STRICT_JSON.decode(text)
     except UnicodeDecodeError as error:
         raise ValueError(f"not UTF-8: {error}") from None
     except json.JSONDecodeError as error:
@@ -51,14 +55,6 @@ def read_json(text: str | bytes) -> dict[str, object]:
     if not isinstance(value, dict):
         raise ValueError(f"expected a JSON object (got {shown_value(value)})")
     return value  # pyright: ignore[reportUnknownVariableType]  # JSON has only text for keys
-
-
-def _decoded(text: str) -> object:
-    if text.startswith("{"):  # then there are mostly no blanks around it, which take longer to look for than all else
-        value, end = STRICT_JSON.raw_decode(text)
-        if end == len(text):
-            return value
-    return STRICT_JSON.decode(text)
 
 
 def clone(obj: T, /, **changes: object) -> T:
@@ -89,7 +85,7 @@ def _decoder(cls: type[Any], extra: Extra, coerce: bool) -> Decoder[Any]:
 
     def decode(data: Mapping[str, object] | str | bytes) -> Any:
         if type(data) is not dict:
-            data = _mapping(data)
+            data = read_json(data) if type(data) is str else _mapping(data)
         try:
             return validate(data, extra=extra, by_alias=True, by_name=True)
         except ValidationError as error:
