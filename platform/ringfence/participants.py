@@ -249,7 +249,10 @@ class Transactional(Protocol):
         ...
 
     def changes(self, mark: Mark, /) -> Sequence[Change]:
-        """The paths changed since `mark`, sorted; empty for what holds no files."""
+        """The paths changed since `mark`, sorted; empty for what holds no files.
+
+        Asked when the call is sealed: a thread that was let through just before finishes its change first, which takes
+        the lock's mutex."""
         ...
 
     def commit(self, mark: Mark, receipt: Receipt) -> Step | None:

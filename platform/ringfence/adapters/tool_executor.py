@@ -27,7 +27,7 @@ from ringfence.participants import CURRENT_CALL, CallLock, Mark, Transactional
 from ringfence.prompt.long_results import READER, kept_at
 from ringfence.prompt.policy import ALLOW, EffectPolicy, Policy, PolicyDecision, ToolPolicy
 from ringfence.prompt.tool import Tool, ToolContext, make_tool_context
-from ringfence.prompt.tool_result import KnowsChanges, ToolResult, answer_text
+from ringfence.prompt.tool_result import MAX_RESULT_CHARACTERS, KnowsChanges, ToolResult, bounded, whole_text
 from ringfence.runtime.events import RejectedToolParams, RunContext, ToolInvoked, make_tool_invoked
 from ringfence.runtime.limits import BudgetTracker, Cancellation, Deadline, Heartbeat
 from ringfence.runtime.receipts import Outcome, PolicyVerdict, Receipt, make_receipt
@@ -178,7 +178,8 @@ class ToolExecutor:
         except BaseException as error:  # an interrupt in the one line before the one that holds them back
             _failed(ending, error)
         try:  # No interrupt comes through in here: one that did before is on its way out in `ending.raises`.
-            self._roll_back(ending, context, call)
+            if ending.receipt is None:
+                self._roll_back(ending, context, call)
             self._record(ending, call)
         finally:
             call.release()
@@ -339,10 +340,13 @@ class ToolExecutor:
                 raise CallEndedError(f"the call that made {call!r} has ended, and took it back")
             policy.on_result(offer.tool, ending.params, result, context=context)
         ending.invoked = self._event(ending)
-        with self.session.lock.mutex:
-            if call.ended:
-                raise CallEndedError(f"the call that made {call!r} has ended, and took it back")
+        if call.parent is None:  # so nothing can end it but itself
             self.session.apply(ending.invoked, to="state")
+        else:
+            with self.session.lock.mutex:
+                if call.ended:
+                    raise CallEndedError(f"the call that made {call!r} has ended, and took it back")
+                self.session.apply(ending.invoked, to="state")
         if call.problems:
             raise TransactionError(f"it cannot be kept: {said_of(call.problems[0])}") from call.problems[0]
         if context.cancellation is not None:
@@ -361,9 +365,7 @@ class ToolExecutor:
             ending.receipt = replace(ending.receipt, commit=step.commit)
 
     def _roll_back(self, ending: _Ending, context: ToolContext, call: Transaction) -> None:
-        """The call's own resources closed, if its handler left them open; then everything back, unless committed."""
-        if ending.receipt is not None:
-            return
+        """The call's own resources closed, if its handler left them open; then everything back."""
         try:
             if context.scope is not None:
                 context.scope.close()
@@ -389,11 +391,11 @@ class ToolExecutor:
 
     def _record(self, ending: _Ending, call: Transaction) -> None:
         """The receipt and the event, into the session's logs."""
-        if isinstance(ending.raises, DeadlineExceededError):
-            deadline = ending.raises
-            ending.raises = PromptEvaluationError(str(deadline), prompt_name=self.prompt_name, phase="tool")
-            ending.raises.__cause__ = deadline
         if ending.receipt is None:
+            if isinstance(ending.raises, DeadlineExceededError):
+                deadline = ending.raises
+                ending.raises = PromptEvaluationError(str(deadline), prompt_name=self.prompt_name, phase="tool")
+                ending.raises.__cause__ = deadline
             ending.receipt = self._receipt(ending, call)
             ending.invoked = self._event(ending)
         assert ending.invoked is not None
@@ -417,8 +419,10 @@ class ToolExecutor:
         if ending.raises is not None:
             raise ending.raises
         assert ending.receipt is not None
-        whole_at = kept_at(ending.call_id) if READER in self._offers else None
-        return Answer(ending.result, answer_text(ending.result, ending.rendered, whole_at=whole_at), ending.receipt)
+        text = whole_text(ending.result, ending.rendered)
+        if len(text) > MAX_RESULT_CHARACTERS:
+            text = bounded(text, whole_at=kept_at(ending.call_id) if READER in self._offers else None)
+        return Answer(ending.result, text, ending.receipt)
 
     def _event(self, ending: _Ending) -> ToolInvoked:
         return make_tool_invoked(

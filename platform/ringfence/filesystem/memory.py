@@ -328,7 +328,8 @@ class InMemoryFilesystem(Transactional):
 
     def changes(self, since: FilesystemSnapshot | TreeMark) -> Sequence[Change]:
         if isinstance(since, tuple):
-            return changes_since(self._tree, since)
+            with self._lock.mutex:
+                return changes_since(self._tree, since)
         return differences(self._state(since), self._tree.root)
 
     @property

@@ -261,13 +261,15 @@ class ReadBeforeWritePolicy:
         return ALLOW
 
     def on_result(self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext) -> None:
-        reads, writes = tool.name in self.read_tools, self._governs(tool) and not tool.opaque
+        reads, writes = tool.name in self.read_tools, not tool.opaque and self._governs(tool)
         filesystem = context.filesystem if reads or writes else None
-        if filesystem is None:
+        call = context.call
+        if filesystem is None or call is None:
             return
-        known: dict[str, str | None] = dict(context.reads) if reads else {}
+        lock: Any = getattr(filesystem, "lock", None)
+        known: dict[str, str | None] = {**call.reads.get(lock, {})} if reads else {}
         if writes:
-            for change in context.changes:
+            for change in call.changes.get(lock, ()):
                 after = change.after.content_hash if change.after is not None else None
                 if after is not None or change.before is not None:
                     known[change.path] = after

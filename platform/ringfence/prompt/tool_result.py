@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Never, Protocol, Self, TypeVar, cast, runtime_checkable
 
 from ringfence import serde
+from ringfence.values import quickly_made
 
 if TYPE_CHECKING:
     from ringfence.participants import Change
@@ -37,7 +38,8 @@ class KnowsChanges(Protocol):
     def with_changes(self, changes: Sequence[Change]) -> Self: ...
 
 
-@dataclass(frozen=True)
+@quickly_made
+@dataclass(frozen=True, slots=True)
 class ToolResult(Generic[ValueT]):
     """A message, a typed value, and whether the call is to be committed (``success``) or rolled back.
 
@@ -65,16 +67,11 @@ class ToolResult(Generic[ValueT]):
 
     def text(self) -> str:
         """All that the model reads."""
-        return answer_text(self, self.render())
-
-
-def answer_text(result: ToolResult[object], rendered: str, *, whole_at: str | None = None) -> str:
-    """The message, a blank line and the rendered value; whatever of it there is, and bounded."""
-    return bounded(whole_text(result, rendered), whole_at=whole_at)
+        return bounded(whole_text(self, self.render()))
 
 
 def whole_text(result: ToolResult[object], rendered: str) -> str:
-    """The same, however long it is."""
+    """The message, a blank line and the rendered value, whatever of it there is; however long it is."""
     if not rendered or result.exclude_value_from_context:
         return sendable(result.message)
     return sendable(f"{result.message}\n\n{rendered}" if result.message else rendered)

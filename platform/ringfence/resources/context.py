@@ -96,9 +96,14 @@ class ResourceContext:
 
     def resolve(self, protocol: type[ResourceT], call: CallInfo | None) -> ResourceT | None:
         """`get_optional`, for `call`: what it is given takes part in its transaction."""
+        value = self.living(protocol, call)
+        return self._built(protocol, call) if value is None else value
+
+    def living(self, protocol: type[ResourceT], call: CallInfo | None) -> ResourceT | None:
+        """The same of what has been built already, and is for all calls."""
         value = self._values.get(protocol)
         if value is None:
-            return self._built(protocol, call)
+            return None
         if call is not None and self._joining and not call.sealed:
             participant = self._joining.get(protocol)
             # Another thread, or a policy of this call, may have had it built since the call took its participants.
@@ -231,12 +236,14 @@ class CallResources:
             if handle is not None:
                 return handle
         context = self._context
-        binding = context.registry.binding_for(protocol)
-        if binding is not None and binding.scope is not Scope.SINGLETON:
-            return self._own_instance(binding)
-        value = context.resolve(protocol, self._call)
+        value = context.living(protocol, self._call)
         if value is None:
-            return None
+            binding = context.registry.binding_for(protocol)
+            if binding is not None and binding.scope is not Scope.SINGLETON:
+                return self._own_instance(binding)
+            value = context.resolve(protocol, self._call)
+            if value is None:
+                return None
         handle = self._handle(value)
         if handle is value:
             return value

@@ -203,9 +203,11 @@ class Session(Transactional):
 
     def log_values(self, invoked: ToolInvoked) -> None:
         """The rest of it: that value, whose own code (and that of its reducers) may do anything."""
-        for value in carried_by(invoked):
-            if self._slices.may_log(type(value)):
-                self._slices.apply((value,), state=False, logs=True, context=self._context)
+        value = invoked.result.value
+        if value is not None and self._slices.may_log(type(value)):  # as a list may, for what is in it
+            for one in carried_by(invoked):
+                if self._slices.may_log(type(one)):
+                    self._slices.apply((one,), state=False, logs=True, context=self._context)
 
     def notify(self, event: object) -> DispatchResult:
         """Tell the dispatcher's handlers of an event that this session has applied: it will not apply it again."""

@@ -155,8 +155,9 @@ class Slices:
         """Every slice type that is known here. Each has an entry in one of the next two."""
         self._logs: dict[type[Any], Items[Any]] = dict.fromkeys(logs, EMPTY)
         self._state: dict[type[Any], Items[Any]] = {}
-        self._state_is_kept = False
-        """Whether a mark or a snapshot may have the dictionary: then it is replaced and no longer changed."""
+        self._mark: Mark | None = None
+        """The mark of `_state`, once there is one. Who has it, or a snapshot, has the dictionary: it is replaced then
+        and no longer changed."""
         self._by_calls = 0
         """How many changes of STATE slices came from code that a tool call runs."""
         self._captures = 0
@@ -215,9 +216,9 @@ class Slices:
                 self._files.put(slice_type, before, items, in_a_call=self._lock.holder is not None)
             self._logs[slice_type] = items
             return
-        if self._state_is_kept:
+        if self._mark is not None:
             self._state = self._state.copy()
-            self._state_is_kept = False
+            self._mark = None
         self._count()
         self._state[slice_type] = items
 
@@ -257,7 +258,7 @@ class Slices:
             items = self.read(slice_type)
             self._logs.pop(slice_type, None)
             self._state = {kind: held for kind, held in self._state.items() if kind is not slice_type}
-            self._state_is_kept = False
+            self._mark = None
             self._policies[slice_type] = policy
             self._put(slice_type, items)
 
@@ -321,9 +322,11 @@ class Slices:
 
     def mark(self) -> Mark:
         """The STATE slices now, for `roll_back`; in constant time, since it is the dictionary itself."""
-        with self._mutex:
-            self._state_is_kept = True
-            return self._state, self._captures, self._by_calls
+        mark = self._mark
+        if mark is None:
+            with self._mutex:
+                self._mark = mark = (self._state, self._captures, self._by_calls)
+        return mark
 
     def changed(self, mark: Mark) -> bool:
         """Whether code that a tool call runs has made a STATE slice hold other objects than at `mark`."""
@@ -344,14 +347,15 @@ class Slices:
             for kind, items in current.items():
                 before = marked.get(kind, EMPTY)
                 state[kind] = items if items is before else before.reopened(cut=cut)
-            self._state, self._state_is_kept = state, False
+            self._state, self._mark = state, None
 
     def capture(self, policies: Collection[SlicePolicy]) -> Mapping[type[Any], Items[Any]]:
         """Every slice of these policies, for a snapshot; no item is copied or looked at."""
         with self._mutex:
             self._captures += 1
+            if self._mark is not None or STATE in policies:
+                self._mark = self._state, self._captures, self._by_calls
             if LOG not in policies:
-                self._state_is_kept = self._state_is_kept or STATE in policies
                 return self._state if STATE in policies else {}
             return {**self._state, **self._logs} if STATE in policies else self._logs.copy()
 
@@ -370,7 +374,7 @@ class Slices:
             if STATE in policies:
                 self._count()
                 self._state = {kind: captured.get(kind, EMPTY).shared() for kind in self._state}
-                self._state_is_kept = False
+                self._mark = None
             if LOG in policies:
                 for kind in self._logs:
                     self._put(kind, captured.get(kind, EMPTY).shared())

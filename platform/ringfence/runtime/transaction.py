@@ -165,8 +165,6 @@ class Transaction(CallInfo):
             child.supersede()
             self.problems.append(TransactionError(f"{child!r} was still running when the handler that made it ended"))
         for lock, mark in marks:
-            with lock.mutex:  # a thread that was let through just before finishes its change
-                pass
             changes = self._held[lock].changes(mark)
             if changes:
                 self.changes[lock] = changes
