@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import resource
 import shutil
+import zlib
 from collections.abc import Iterator, Set
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from ringfence.filesystem.git_names import is_dotgit
 from ringfence_sandbox.commit_messages import CommitInfo, format_message, parse_message
+from ringfence_sandbox.deflating import LEVEL, by_zlib, deflated
 from ringfence_sandbox.deltas import applied, delta
 from ringfence_sandbox.entries import Entry, Meta, Pending, decode_lines, encode_line
 from ringfence_sandbox.git_names import escaped, unescaped
@@ -492,6 +494,14 @@ def test_a_delta_makes_the_new_of_the_old(parts: list[bytes], middle: bytes, at:
     old = b"".join(parts)
     for new in (b"".join([*parts[:at], middle, *parts[at + 1 :]]), middle, b""):
         assert applied(old, delta(old, new)) == new
+
+
+@pytest.mark.parametrize("size", [0, 1, 128, 129, 5_000, 1 << 13, 100_000])
+def test_what_is_compressed_is_a_stream_that_zlib_reads(size: int) -> None:
+    raw = (b"def work(self) -> None:\n    self.done()\n" * 3_000)[:size]
+    assert zlib.decompress(deflated(raw)) == raw
+    assert zlib.decompress(by_zlib(raw, LEVEL)) == raw
+    assert len(deflated(raw)) <= max(size, 1) + 16
 
 
 def test_a_delta_is_small_where_the_first_line_and_one_other_differ() -> None:

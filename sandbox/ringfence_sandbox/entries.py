@@ -67,12 +67,13 @@ def decode_lines(blob: bytes) -> list[tuple[bytes, Meta]]:
     Raises:
         ValueError: it is something else.
     """
-    found: list[tuple[bytes, Meta]] = []
-    for line in blob.split(b"\n"):
-        if line:
-            mode, uid, gid, mtime, link, name = line.split(b" ", 5)
-            if b"\\" in name:
-                parts = name.split(b"\\\\")
-                name = b"\\".join(part.replace(b"\\n", b"\n") for part in parts)
-            found.append((name, Meta(int(mode, 8), int(uid), int(gid), int(mtime), int(link))))
-    return found
+    return [decode_line(line) for line in blob.split(b"\n") if line]
+
+
+def decode_line(line: bytes) -> tuple[bytes, Meta]:
+    """One of these lines, without its end."""
+    mode, uid, gid, mtime, link, name = line.split(b" ", 5)
+    if b"\\" in name:
+        parts = name.split(b"\\\\")
+        name = b"\\".join(part.replace(b"\\n", b"\n") for part in parts)
+    return name, Meta(int(mode, 8), int(uid), int(gid), int(mtime), int(link))

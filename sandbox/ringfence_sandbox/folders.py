@@ -10,9 +10,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Protocol, TypeAlias
 
-from ringfence_sandbox.entries import Entry, Meta, decode_lines, encode_line
+from ringfence_sandbox.entries import Entry, Meta, decode_line, encode_line
 from ringfence_sandbox.git_names import escaped, unescaped
 
 COMMIT, TREE, BLOB = 1, 2, 3
@@ -96,16 +97,17 @@ class Folder:
 
     def file(self, name: bytes) -> Entry | None:
         """The file or symlink of that name."""
+        if not self.lines.keys:
+            return None
         line = self.lines.get(name)
         item = self.files.get(escaped(name)) if line is not None else None
         if line is None or item is None:
             return None
-        [(_, meta)] = decode_lines(line)
-        return _entry(item, meta)
+        return _entry(item, decode_line(line[:-1])[1])
 
     def each_file(self) -> Iterator[tuple[bytes, Entry]]:
         for line in self.lines.items:
-            [(name, meta)] = decode_lines(line)
+            name, meta = decode_line(line[:-1])
             item = self.files.get(escaped(name))
             if item is None:
                 raise _damaged(name)
@@ -122,7 +124,7 @@ class Folder:
 
     def directory(self, name: bytes, objects: Objects) -> Folder | None:
         known = self.loaded.get(name)
-        if known is not None:
+        if known is not None or not self.subs.keys:
             return known
         encoded = escaped(name)
         sub = self.subs.get(_SUB + encoded + b"/")
@@ -166,7 +168,7 @@ def load(objects: Objects, meta_oid: bytes, files_oid: bytes | None) -> Folder:
     blob = objects.raw(lines_oid)[1]
     first, *rest = blob.split(b"\n")[:-1]
     lines = [line + b"\n" for line in rest]
-    [(_, meta)] = decode_lines(first)
+    _, meta = decode_line(first)
     keys = [_name(line) for line in lines]
     return Folder(
         meta,
@@ -180,28 +182,54 @@ def load(objects: Objects, meta_oid: bytes, files_oid: bytes | None) -> Folder:
 
 
 class Edit:
-    """What becomes of one name, and of what is below it."""
+    """What becomes of one name, and of what is below it.
 
-    __slots__ = ("below", "given", "state")
+    ``files`` are the names of which no more is said than what they become: files, symlinks, or nothing.
+    """
+
+    __slots__ = ("below", "files", "given", "state")
 
     def __init__(self) -> None:
         self.given = False
         self.state: Entry | None = None
         self.below: dict[bytes, Edit] = {}
+        self.files: dict[bytes, Entry | None] = {}
+
+    def give(self, state: Entry | None) -> None:
+        self.given, self.state = True, state
+
+    def into(self, name: bytes) -> Edit:
+        below = self.below.get(name)
+        if below is None:
+            below = self.below[name] = Edit()
+            if name in self.files:
+                below.give(self.files.pop(name))
+        return below
 
 
 def edits_of(changes: Iterable[tuple[bytes, Entry | None]]) -> Edit:
     """The changes, by paths from the root, as a tree."""
     root = Edit()
+    edits = {b"": root}
+
+    def at(path: bytes) -> Edit:
+        edit = edits.get(path)
+        if edit is None:
+            above, _, name = path.rpartition(b"/")
+            edit = edits[path] = at(above).into(name)
+        return edit
+
     for path, state in changes:
-        edit = root
-        for part in path.split(b"/") if path else ():
-            below = edit.below.get(part)
-            if below is None:
-                below = edit.below[part] = Edit()
-            edit = below
-        edit.given, edit.state = True, state
+        if not path or (state is not None and state.kind == "directory") or path in edits:
+            at(path).give(state)
+        else:
+            above, _, name = path.rpartition(b"/")
+            (edits.get(above) or at(above)).files[name] = state
     return root
+
+
+_NewRows: TypeAlias = tuple[dict[bytes, bytes | None], dict[bytes, bytes | None], dict[bytes, bytes | None]]
+"""What becomes of the rows of a directory's ``lines``, ``files`` and ``subs``."""
 
 
 class Builder:
@@ -230,8 +258,11 @@ class Builder:
         subs: dict[bytes, bytes | None] = {}
         before = folder if folder is not None else Folder(meta)
         loaded = before.loaded.copy()
+        rows = lines, files, subs
+        for name, state in edit.files.items():
+            self._file(before, name, state, path, rows, loaded)
         for name, below in edit.below.items():
-            self._child(before, name, below, path, (lines, files, subs), loaded)
+            self._child(before, name, below, path, rows, loaded)
         if folder is not None and not (lines or files or subs) and meta == folder.meta:
             return folder
         return self._written(
@@ -251,30 +282,48 @@ class Builder:
         name: bytes,
         edit: Edit,
         path: bytes,
-        rows: tuple[dict[bytes, bytes | None], dict[bytes, bytes | None], dict[bytes, bytes | None]],
+        rows: _NewRows,
         loaded: dict[bytes, Folder],
     ) -> None:
+        state = edit.state
+        if edit.given and (state is None or state.kind != "directory"):
+            if _puts_below(edit):
+                whole = _shown(path + b"/" + name if path else name)
+                raise ValueError(f"{whole} is no directory after this step, and yet something is put into it")
+            self._file(before, name, state, path, rows, loaded)
+            return
         lines, files, subs = rows
         encoded = escaped(name)
         whole = path + b"/" + name if path else name
-        state = edit.state
         old = before.directory(name, self._objects)
         file = before.file(name) if edit.given and old is None else None
-        if not edit.given or (state is not None and state.kind == "directory"):
-            new = self.build(old, edit, whole)
-            if new is old:
-                return
-            if file is not None:
-                self.found.append((whole, file, None))
-            loaded[name] = new
-            lines[name] = files[encoded] = None
-            subs[_SUB + encoded + b"/"] = b"40000 +%b\0%b" % (encoded, new.meta_oid)
-            files[encoded + b"/"] = None if new.files_oid is None else b"40000 %b\0%b" % (encoded, new.files_oid)
+        new = self.build(old, edit, whole)
+        if new is old:
             return
-        if any(_puts(below) for below in edit.below.values()):
-            raise ValueError(f"{_shown(whole)} is no directory after this step, and yet something is put into it")
+        if file is not None:
+            self.found.append((whole, file, None))
+        loaded[name] = new
+        lines[name] = files[encoded] = None
+        subs[_SUB + encoded + b"/"] = b"40000 +%b\0%b" % (encoded, new.meta_oid)
+        files[encoded + b"/"] = None if new.files_oid is None else b"40000 %b\0%b" % (encoded, new.files_oid)
+
+    def _file(
+        self,
+        before: Folder,
+        name: bytes,
+        state: Entry | None,
+        path: bytes,
+        rows: _NewRows,
+        loaded: dict[bytes, Folder],
+    ) -> None:
+        """What is no directory afterwards: a file, a symlink, or nothing."""
+        lines, files, subs = rows
+        old = before.directory(name, self._objects)
+        file = before.file(name) if old is None else None
         if old is None and file == state:
             return
+        encoded = escaped(name)
+        whole = path + b"/" + name if path else name
         self.found.append((whole, file, state))
         if old is not None:
             self.found += _differences(old, None, self._objects, whole)
@@ -312,8 +361,10 @@ def _lines_item(oid: bytes) -> bytes:
     return b"100644 " + _LINES + b"\0" + oid
 
 
-def _puts(edit: Edit) -> bool:
-    return (edit.given and edit.state is not None) or any(_puts(below) for below in edit.below.values())
+def _puts_below(edit: Edit) -> bool:
+    return any(state is not None for state in edit.files.values()) or any(
+        (below.given and below.state is not None) or _puts_below(below) for below in edit.below.values()
+    )
 
 
 def _shown(path: bytes) -> str:
@@ -352,12 +403,15 @@ def differences(one: Folder | None, other: Folder | None, objects: Objects) -> l
 
 def in_order(differences: Iterable[Difference]) -> list[Difference]:
     """Sorted, each path once."""
-    found: dict[bytes, tuple[Entry | None, Entry | None]] = {}
-    for path, old, new in differences:
-        # A file that became a directory comes as a file that went and a directory that came.
-        earlier, later = found.get(path, (None, None))
-        found[path] = (old if old is not None else earlier, new if new is not None else later)
-    return [(path, *found[path]) for path in sorted(found)]
+    found: dict[bytes, Difference] = {}
+    for difference in differences:
+        path, old, new = difference
+        known = found.get(path)
+        if known is not None:
+            # A file that became a directory comes as a file that went and a directory that came.
+            difference = (path, old if old is not None else known[1], new if new is not None else known[2])
+        found[path] = difference
+    return sorted(found.values(), key=itemgetter(0))
 
 
 def _differences(one: Folder | None, other: Folder | None, objects: Objects, path: bytes) -> Iterator[Difference]:
@@ -401,7 +455,7 @@ def _changed_files(folder: Folder | None, other: Folder | None) -> Iterator[tupl
 
 
 def _name(line: bytes) -> bytes:
-    return decode_lines(line)[0][0] if b"\\" in line else line.split(b" ", 5)[5][:-1]
+    return decode_line(line[:-1])[0] if b"\\" in line else line.split(b" ", 5)[5][:-1]
 
 
 def _damaged(name: bytes) -> ValueError:

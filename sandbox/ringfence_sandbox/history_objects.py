@@ -20,8 +20,20 @@ _KINDS = {COMMIT: b"commit", TREE: b"tree", BLOB: b"blob"}
 _DEEPEST_DELTA = 30
 _SMALLEST_DELTA_BYTES = 200
 _FLUSH_BYTES = 4 << 20
+_JOINED_BYTES = 1 << 14
+"""What is longer is not copied to stand behind its header."""
 MOST_PACKS = 12
 """More are made into one: every lookup asks every pack."""
+
+
+def object_id(type_number: int, raw: bytes) -> bytes:
+    """Git's name for an object."""
+    header = b"%b %d\0" % (_KINDS[type_number], len(raw))
+    if len(raw) <= _JOINED_BYTES:
+        return hashlib.sha1(header + raw, usedforsecurity=False).digest()
+    digest = hashlib.sha1(header, usedforsecurity=False)
+    digest.update(raw)
+    return digest.digest()
 
 
 class HistoryObjects(BaseObjectStore):
@@ -96,7 +108,9 @@ class HistoryObjects(BaseObjectStore):
     # The same by binary ids, without objects around the bytes.
 
     def has(self, oid: bytes) -> bool:
-        return oid in self.log.objects or any(RawObjectID(oid) in pack for pack in self._packs)
+        if oid in self.log.objects:
+            return True
+        return bool(self._packs) and any(RawObjectID(oid) in pack for pack in self._packs)
 
     def raw(self, oid: bytes) -> tuple[int, bytes]:
         """The type and the bytes of an object.
@@ -137,9 +151,7 @@ class HistoryObjects(BaseObjectStore):
         Returns:
             Its id.
         """
-        digest = hashlib.sha1(b"%b %d\0" % (_KINDS[type_number], len(raw)), usedforsecurity=False)
-        digest.update(raw)
-        oid = digest.digest()
+        oid = object_id(type_number, raw)
         if not self.has(oid):
             self._store(oid, type_number, raw, before)
         return oid

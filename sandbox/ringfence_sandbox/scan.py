@@ -19,7 +19,7 @@ from ringfence_sandbox.entries import Entry, Meta
 from ringfence_sandbox.folders import Folder
 from ringfence_sandbox.history_states import States
 from ringfence_sandbox.kernel import mounts_below
-from ringfence_sandbox.stat_cache import Stamp, StatCache, is_settled, stamp_of
+from ringfence_sandbox.stat_cache import FINE_TICK_NS, Stamp, StatCache, is_settled, stamp_of
 
 MAX_DEPTH = 256
 _NOATIME = getattr(os, "O_NOATIME", 0)
@@ -134,6 +134,8 @@ class Scanner:
         self._limits = limits
         self._hidden = hidden
         self._clock = filesystem_clock(root)
+        self._settled = self._clock - FINE_TICK_NS
+        """Nothing with a later ctime is settled."""
         place = os.path.realpath(f"/proc/self/fd/{root}")
         self._mounted = {os.path.relpath(path, place) for path in mounts_below(place)}
         self._found = ScanResult()
@@ -167,10 +169,12 @@ class Scanner:
         fresh: dict[str, Stamp] = {}
         folders: list[str] = []
         to_read: list[tuple[str, os.stat_result]] = []
+        room = self._limits.max_files - self._found.files
+        hidden = self._hidden if depth == 0 else None
         with os.scandir(descriptor) as listed:
             for entry in listed:
                 name = entry.name
-                if depth == 0 and self._hidden(name):
+                if hidden is not None and hidden(name):
                     continue
                 try:
                     now = entry.stat(follow_symlinks=False)
@@ -183,18 +187,19 @@ class Scanner:
                     and stamp[0] == now.st_ino
                     and stamp[1] == now.st_size
                     and stamp[2] == now.st_mtime_ns
-                    and self._found.files < self._limits.max_files
+                    and len(fresh) < room
                 ):
-                    self._found.files += 1
                     fresh[name] = stamp
                 elif stat.S_ISDIR(now.st_mode):
                     folders.append(name)
                 else:
                     to_read.append((name, now))
         self._cache.folders[path] = fresh
-        there = fresh.keys() | {name for name, now in to_read if self._file(descriptor, prefix, name, now, before)}
+        self._found.files += len(fresh)
+        gone = [name for name, now in to_read if not self._file(descriptor, prefix, fresh, name, now, before)]
         # Where the directory has the stamp it had, no name has come or gone. (Its size is left out of it.)
         if known.get("") != stamp_of(status):
+            there = (fresh.keys() | {name for name, _ in to_read}).difference(gone)
             self._directory(path, status, before.get(), there, set(folders))
         if is_settled(status, self._clock):
             fresh[""] = stamp_of(status)
@@ -253,15 +258,26 @@ class Scanner:
         with _closing(descriptor):
             self._folder(descriptor, path, old, depth + 1)
 
-    def _file(self, parent: int, prefix: str, name: str, status: os.stat_result, before: _Before) -> bool:
-        """Whether it is (still) there."""
+    def _file(
+        self,
+        parent: int,
+        prefix: str,
+        fresh: dict[str, Stamp],
+        name: str,
+        status: os.stat_result,
+        before: _Before,
+    ) -> bool:
+        """Whether it is (still) there. What may be trusted from now on comes into ``fresh``."""
         path, folder = prefix + name, before.get()
         old = folder.file(os.fsencode(name)) if folder is not None else None
         self._found.files += 1
         reason = "mounted" if path in self._mounted else self._refused(status)
         if reason is None:
+            kind, steady = "file", True
             try:
-                kind, content, status, steady = self._content(parent, name, status)
+                content = _at_once(parent, name, status) if stat.S_ISREG(status.st_mode) else None
+                if content is None:
+                    kind, content, status, steady = self._content(parent, name, status)
             except FileNotFoundError:
                 return False
             except OSError as error:
@@ -269,12 +285,13 @@ class Scanner:
                     raise
                 reason = "unreadable"
             else:
+                self._found.read += 1
+                stamp = self._found.stamps[path] = stamp_of(status)
                 self._take(path, old, Entry(kind, _meta(status, link=_link(status)), self._keep(content)))
-                self._found.stamps[path] = stamp_of(status)
                 if not steady:
                     self._found.unsettled.append(path)
-                elif is_settled(status, self._clock):
-                    self._cache.folders[prefix[:-1]][name] = stamp_of(status)
+                elif stamp[3] < self._settled and is_settled(status, self._clock):
+                    fresh[name] = stamp
                 return True
         self._exclude(path, reason, old, stamp_of(status))
         return True
@@ -298,7 +315,6 @@ class Scanner:
         self, parent: int, name: str, status: os.stat_result
     ) -> tuple[Literal["file", "symlink"], bytes, os.stat_result, bool]:
         """What it is, its bytes, its status when they were read, and whether it was left alone meanwhile."""
-        self._found.read += 1
         if stat.S_ISLNK(status.st_mode):
             target = os.fsencode(os.readlink(name, dir_fd=parent))
             again = os.stat(name, dir_fd=parent, follow_symlinks=False)
@@ -375,6 +391,19 @@ def _open(name: str, parent: int, flags: int) -> int:
         return os.open(name, flags | _NOATIME, dir_fd=parent)
     except PermissionError:
         return os.open(name, flags, dir_fd=parent)
+
+
+def _at_once(parent: int, name: str, status: os.stat_result) -> bytes | None:
+    """The bytes of a regular file that nobody has touched between ``status`` and their end; else None."""
+    descriptor = _open(name, parent, _FILE)
+    try:
+        content = os.read(descriptor, status.st_size + 1)
+        steady = len(content) == status.st_size and stamp_of(os.fstat(descriptor)) == stamp_of(status)
+        return content if steady else None
+    except BlockingIOError:  # it has become a pipe
+        return None
+    finally:
+        os.close(descriptor)
 
 
 def _read(descriptor: int, size: int, most: int) -> bytes:

@@ -11,6 +11,7 @@ import hashlib
 import os
 import struct
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import TypeAlias
 
@@ -22,7 +23,8 @@ COARSE_TICK_NS = 2_000_000_000
 
 Stamp: TypeAlias = tuple[int, int, int, int]
 """Inode, size, mtime and ctime in nanoseconds."""
-_STAMP = struct.Struct("<QqqQ")
+_STAMP_FORMAT = "QqqQ"
+_STAMP = struct.Struct("<" + _STAMP_FORMAT)
 _FOLDER = struct.Struct("<II")
 
 
@@ -82,8 +84,9 @@ class StatCache:
         """Write it, with a checksum; a crash leaves the old one or the new one."""
         parts = [(self.commit or "").encode().ljust(40, b" ")]
         for folder, names in self.folders.items():
-            raw = b"\0".join([os.fsencode(folder), *map(os.fsencode, names)])
-            parts += (_FOLDER.pack(len(raw), len(names)), raw, *(_STAMP.pack(*stamp) for stamp in names.values()))
+            raw = os.fsencode("\0".join([folder, *names]))
+            stamps = struct.pack("<" + _STAMP_FORMAT * len(names), *chain.from_iterable(names.values()))
+            parts += (_FOLDER.pack(len(raw), len(names)), raw, stamps)
         body = b"".join(parts)
         with replacing(path) as file:
             file.write(MAGIC + hashlib.sha256(body).digest() + body)
