@@ -147,7 +147,7 @@ def test_output_that_is_not_wanted_after_the_end_costs_no_waiting() -> None:
 def test_descriptors_that_pile_up_close_the_channel() -> None:
     reading, writing = os.pipe()
     with greeted() as (channel, theirs):
-        for _ in range(2):
+        for _ in range(3):
             socket.send_fds(theirs, [b"\x12"], [reading, reading])
         with pytest.raises(ExecutorLostError, match=MUST_NOT):
             run(channel)

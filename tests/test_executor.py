@@ -180,7 +180,7 @@ def test_a_directory_that_is_not_there_is_an_answer(sandbox: Sandboxed) -> None:
     ended = sandbox.channel.run(
         ["true"], cwd="/nowhere", env={}, stdin=None, timeout_seconds=5, on_output=lambda *_: None
     )
-    assert (ended.exit_code, ended.problem) == (127, "No such file or directory")
+    assert (ended.exit_code, ended.problem) == (127, "No such file or directory: /nowhere")
 
 
 def test_a_time_limit_may_be_as_long_as_one_likes(sandbox: Sandboxed) -> None:
@@ -321,7 +321,7 @@ def test_when_all_processes_are_taken_kill_still_works() -> None:
 def test_a_command_that_cannot_get_a_process_is_an_answer() -> None:
     with sandboxed(uid=61003, processes=1) as sandbox:  # the executor is one
         ended = sandbox.run("true")
-        assert (ended.exit_code, ended.problem) == (126, "Resource temporarily unavailable")
+        assert (ended.exit_code, ended.problem) == (126, "Resource temporarily unavailable: /bin/sh")
         sandbox.channel.kill()
         assert sandbox.run("true").exit_code == 126
 
@@ -599,15 +599,15 @@ def frame(kind: int, payload: bytes) -> bytes:
         frame(0, b""),
         frame(protocol.READY, b""),
         frame(protocol.RUN, b""),
-        frame(protocol.RUN, protocol.RUN_HEAD.pack(1, False, 1000, 0, 0) + b"/\0"),
-        frame(protocol.RUN, protocol.RUN_HEAD.pack(1, False, 1000, 1, 0) + b"/\0true"),
-        frame(protocol.RUN, protocol.RUN_HEAD.pack(1, False, 1000, 9, 9) + b"/\0true\0"),
-        frame(protocol.RUN, protocol.RUN_HEAD.pack(1, False, 1000, 1, 1) + b"/\0true\0novalue\0"),
-        frame(protocol.RUN, protocol.RUN_HEAD.pack(1, False, 9000, 2, 0) + b"/\0sleep\09\0")
+        frame(protocol.RUN, protocol.RUN_HEAD.pack(1, False, False, 1000, 0, 0) + b"/\0"),
+        frame(protocol.RUN, protocol.RUN_HEAD.pack(1, False, False, 1000, 1, 0) + b"/\0true"),
+        frame(protocol.RUN, protocol.RUN_HEAD.pack(1, False, False, 1000, 9, 9) + b"/\0true\0"),
+        frame(protocol.RUN, protocol.RUN_HEAD.pack(1, False, False, 1000, 1, 1) + b"/\0true\0=value\0"),
+        frame(protocol.RUN, protocol.RUN_HEAD.pack(1, False, False, 9000, 2, 0) + b"/\0sleep\09\0")
         + frame(protocol.KILL, b""),
-        frame(protocol.RUN, protocol.RUN_HEAD.pack(1, False, 9000, 2, 0) + b"/\0sleep\09\0") * 2,
-        frame(protocol.RUN, protocol.RUN_HEAD.pack(1, False, 9000, 2, 0) + b"/\0sleep\09\0") + frame(99, b""),
-        frame(protocol.RUN, protocol.RUN_HEAD.pack(1, False, 9000, 2, 0) + b"/\0sleep\09\0")
+        frame(protocol.RUN, protocol.RUN_HEAD.pack(1, False, False, 9000, 2, 0) + b"/\0sleep\09\0") * 2,
+        frame(protocol.RUN, protocol.RUN_HEAD.pack(1, False, False, 9000, 2, 0) + b"/\0sleep\09\0") + frame(99, b""),
+        frame(protocol.RUN, protocol.RUN_HEAD.pack(1, False, False, 9000, 2, 0) + b"/\0sleep\09\0")
         + frame(99, protocol.NUMBER.pack(1)),
     ],
 )

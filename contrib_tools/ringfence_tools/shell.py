@@ -7,7 +7,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, Self
 
 from ringfence.errors import PromptValidationError, SandboxUnavailableError, SectionPath, ToolValidationError
-from ringfence.filesystem.paths import from_model
+from ringfence.filesystem.paths import from_model, shown
 from ringfence.filesystem.protocol import Filesystem
 from ringfence.prompt.policy import ReadBeforeWritePolicy, ToolPolicy
 from ringfence.prompt.section import Section
@@ -19,6 +19,7 @@ from ringfence.runtime.session import Session
 from ringfence.runtime.visibility import SectionVisibility
 from ringfence_sandbox.isolation import WORKSPACE, Network, SandboxLimits
 from ringfence_sandbox.podman import CommandResult, PodmanSandbox
+from ringfence_sandbox.shell_environment import ShellEnvironment
 from ringfence_tools.file_tools import file_tools
 from ringfence_tools.files import CHANGING, FAILING, FINDING, READING_FIRST
 from ringfence_tools.shell_params import (
@@ -49,6 +50,11 @@ INTRODUCTION = (
 RUNNING = (
     "`shell_execute` runs a command: tests, a build, git. Each gets a shell of its own: a directory that it changes "
     "to, variables and background processes end with it; what it leaves in the tree stays."
+)
+RUNNING_ON = (
+    "`shell_execute` runs a command: tests, a build, git. Each begins in the directory of the tree where the last one "
+    "ended, with the variables that it exported; what is not exported, functions, aliases and background processes end "
+    "with it. What it leaves in the tree stays."
 )
 SHORT_OF_IT = "`evaluate_python` runs a short program, which prints what you want to know."
 READING_OUTPUT = (
@@ -83,6 +89,7 @@ class PodmanSandboxSection(Section[None]):
         network: Network = "none",
         sandbox: PodmanSandbox | None = None,
         policies: Sequence[ToolPolicy] | None = None,
+        keep_environment: bool = False,
         accepts_overrides: bool = False,
     ) -> None:
         """``root``, ``image``, ``limits`` and ``network`` are as in `PodmanSandbox`.
@@ -90,6 +97,8 @@ class PodmanSandboxSection(Section[None]):
         Args:
             sandbox: one that is there already, instead of these four; whoever made it closes it.
             policies: what governs the tools; left out, `ReadBeforeWritePolicy`.
+            keep_environment: whether commands begin in the directory where the last one ended and with the variables
+                that it exported, as in one shell: ``session[ShellEnvironment]``, which rolls back with a failed call.
             accepts_overrides: whether the texts of the section and its tools may be replaced from outside.
 
         Raises:
@@ -106,12 +115,13 @@ class PodmanSandboxSection(Section[None]):
         elif image is not None or limits is not None or network != "none":
             raise PromptValidationError("image, limits and network are those of the sandbox that was given: leave them")
         self.sandbox = sandbox
+        self.keep_environment = keep_environment
         super().__init__(
             title="Workspace and shell",
             key="podman.shell",
             tools=(
                 *file_tools(mount_point=WORKSPACE, accepts_overrides=accepts_overrides),
-                *command_tools(sandbox, accepts_overrides=accepts_overrides),
+                *command_tools(sandbox, keep_environment=keep_environment, accepts_overrides=accepts_overrides),
             ),
             policies=(ReadBeforeWritePolicy(mount_point=WORKSPACE),) if policies is None else policies,
             accepts_overrides=accepts_overrides,
@@ -144,7 +154,14 @@ class PodmanSandboxSection(Section[None]):
         confined = CONFINED if self.sandbox.network != "none" else f"{CONFINED} {NO_NETWORK}"
         rules = (
             *(FINDING, *([READING_FIRST, READING_AGAIN] if governed else []), CHANGING),
-            *(RUNNING, SHORT_OF_IT, READING_OUTPUT, COMMANDS_FAILING, confined, FAILING),
+            *(
+                RUNNING_ON if self.keep_environment else RUNNING,
+                SHORT_OF_IT,
+                READING_OUTPUT,
+                COMMANDS_FAILING,
+                confined,
+                FAILING,
+            ),
         )
         return "\n".join((INTRODUCTION, "", *(f"- {rule}" for rule in rules)))
 
@@ -156,9 +173,11 @@ class PodmanSandboxSection(Section[None]):
         return twin
 
 
-def command_tools(sandbox: PodmanSandbox, *, accepts_overrides: bool = False) -> tuple[Tool[Any, Any], ...]:
+def command_tools(
+    sandbox: PodmanSandbox, *, keep_environment: bool = False, accepts_overrides: bool = False
+) -> tuple[Tool[Any, Any], ...]:
     """`shell_execute` and `evaluate_python` in that sandbox."""
-    tools = _CommandTools(sandbox)
+    tools = _CommandTools(sandbox, keep_environment=keep_environment)
     return (
         Tool[ShellExecute, CommandOutcome](
             name="shell_execute",
@@ -180,18 +199,23 @@ def command_tools(sandbox: PodmanSandbox, *, accepts_overrides: bool = False) ->
 class _CommandTools:
     """The handlers."""
 
-    def __init__(self, sandbox: PodmanSandbox) -> None:
+    def __init__(self, sandbox: PodmanSandbox, *, keep_environment: bool) -> None:
         self._sandbox = sandbox
+        self._keeps = keep_environment
 
     def shell_execute(self, params: ShellExecute, *, context: ToolContext) -> ToolResult[CommandOutcome]:
+        # "." and other spellings of the root: the root itself, wherever the last command ended.
+        cwd = params.cwd and (from_model(self._sandbox.filesystem, params.cwd, mount_point=WORKSPACE) or ".")
+        kept = (context.session[ShellEnvironment].latest() or ShellEnvironment()) if self._keeps else None
         return self._run(
             params.command if params.command is not None else params.argv,
             context,
-            cwd=from_model(self._sandbox.filesystem, params.cwd, mount_point=WORKSPACE),
+            cwd=cwd,
             env=params.env,
             stdin=params.stdin,
             timeout_seconds=params.timeout_seconds,
             take_back="as rollback_on_error asks" if params.rollback_on_error else None,
+            environment=kept,
         )
 
     def evaluate_python(self, params: EvaluatePython, *, context: ToolContext) -> ToolResult[CommandOutcome]:
@@ -212,16 +236,20 @@ class _CommandTools:
         cwd: str = "",
         env: Mapping[str, str] | None = None,
         stdin: str | None = None,
+        environment: ShellEnvironment | None = None,
     ) -> ToolResult[CommandOutcome]:
         """``take_back`` says why what a command did is taken back where its exit code is not 0; None: it is not."""
+        exported = environment.variables if environment is not None else ()
+        usual = {name: value for name, value in ENVIRONMENT.items() if name not in exported}
         try:
             ended = self._sandbox.run(
                 command,
                 cwd=cwd,
-                env={**ENVIRONMENT, **(env or {})},
+                env={**usual, **(env or {})},
                 stdin=stdin,
                 timeout_seconds=_allowed_seconds(timeout_seconds, context),
                 on_output=lambda stream, data: context.beat(),
+                environment=environment,
             )
         except SandboxUnavailableError as error:
             return ToolResult.error(f"no command can be run here: {error}")
@@ -232,7 +260,16 @@ class _CommandTools:
             return ToolResult(f"{outcome.summary()}; {ended.failure}; what it did is taken back", outcome, False)
         if ended.exit_code != 0 and take_back is not None:
             return ToolResult(f"{outcome.summary()}; what it did is taken back, {take_back}", outcome, False)
-        return ToolResult.ok(outcome, outcome.summary())
+        if environment is None or ended.environment is None or ended.environment == environment:
+            return ToolResult.ok(outcome, outcome.summary())
+        context.session[ShellEnvironment].seed(ended.environment)
+        if ended.environment.cwd == environment.cwd:
+            return ToolResult.ok(outcome, outcome.summary())
+        return ToolResult.ok(outcome, f"{outcome.summary()}; the next begins in {_mounted(ended.environment.cwd)}")
+
+
+def _mounted(cwd: str) -> str:
+    return f"{WORKSPACE}/{shown(cwd)}" if cwd else WORKSPACE
 
 
 def _allowed_seconds(asked: float, context: ToolContext) -> float:

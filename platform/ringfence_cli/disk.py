@@ -58,7 +58,13 @@ class PodmanWorkspace(DiskWorkspace):
     """A workspace on disk, and a container over it that runs from the start."""
 
     def __init__(
-        self, directory: Path, *, image: str | None = None, network: Network = "none", store: Path | None = None
+        self,
+        directory: Path,
+        *,
+        image: str | None = None,
+        network: Network = "none",
+        keep_environment: bool = False,
+        store: Path | None = None,
     ) -> None:
         """Raises what `Workspace.open` does, and SandboxUnavailableError where commands cannot be run."""
         from ringfence_sandbox.isolation import WORKSPACE
@@ -76,11 +82,12 @@ class PodmanWorkspace(DiskWorkspace):
             super().close()
             raise
         self.mount_point = WORKSPACE
+        self._keep_environment = keep_environment
 
     def section(self, session: Session) -> Section[Any]:
         from ringfence_tools.shell import PodmanSandboxSection
 
-        return PodmanSandboxSection(session=session, sandbox=self.sandbox)
+        return PodmanSandboxSection(session=session, sandbox=self.sandbox, keep_environment=self._keep_environment)
 
     def close(self) -> None:
         try:

@@ -30,6 +30,11 @@ IMAGE = click.option("--image", metavar="NAME", help="With podman: the container
 NETWORK = click.option(
     "--network", type=click.Choice(NETWORKS), help="With podman: what network commands have.  [default: none]"
 )
+KEEP_ENVIRONMENT = click.option(
+    "--keep-environment",
+    is_flag=True,
+    help="With podman: a command begins in the directory where the last one ended, with the variables it exported.",
+)
 SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 LONGEST_SECONDS = 365 * 24 * 3600.0
 
@@ -47,9 +52,11 @@ def _seconds(ctx: click.Context, param: click.Parameter, value: str | None) -> f
     return seconds
 
 
-def _refuse_without_container(workspace: str, image: str | None, network: str | None) -> None:
-    if workspace != "podman" and (image is not None or network is not None):
-        raise click.UsageError("--image and --network are for --workspace podman, where commands run")
+def _refuse_without_container(workspace: str, image: str | None, network: str | None, keep: bool) -> None:
+    if workspace != "podman" and (image is not None or network is not None or keep):
+        raise click.UsageError(
+            "--image, --network and --keep-environment are for --workspace podman, where commands run"
+        )
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -79,6 +86,7 @@ def ringfence() -> None:
 )
 @IMAGE
 @NETWORK
+@KEEP_ENVIRONMENT
 @click.option(
     "--apply/--no-apply",
     default=None,
@@ -103,6 +111,7 @@ def run(
     workspace: WorkspaceKind,
     image: str | None,
     network: Network | None,
+    keep_environment: bool,
     apply: bool | None,
     patch: Path | None,
     receipts: Path | None,
@@ -129,7 +138,7 @@ def run(
             "--apply and --no-apply are for --workspace memory: on disk the files change as the agent works, and "
             "`ringfence undo` takes that back"
         )
-    _refuse_without_container(workspace, image, network)
+    _refuse_without_container(workspace, image, network, keep_environment)
     options = Options(
         directory,
         task,
@@ -144,6 +153,7 @@ def run(
         workspace=workspace,
         image=image,
         network=network or "none",
+        keep_environment=keep_environment,
         policies=policies,
     )
     return run_task(options, signals)
@@ -161,6 +171,7 @@ def run(
 )
 @IMAGE
 @NETWORK
+@KEEP_ENVIRONMENT
 @click.option("--http", metavar="HOST:PORT", help="Serve streamable HTTP there, with a token, instead of stdio.")
 @click.option(
     "--allow-host",
@@ -180,6 +191,7 @@ def serve(
     workspace: WorkspaceKind,
     image: str | None,
     network: Network | None,
+    keep_environment: bool,
     http: str | None,
     allow_host: tuple[str, ...],
     receipts: Path | None,
@@ -197,9 +209,18 @@ def serve(
         if error.name is None or error.name.startswith("ringfence"):
             raise
         raise click.UsageError(f"{error.name} is not installed: pip install 'ringfence[mcp]'") from None
-    _refuse_without_container(workspace, image, network)
+    _refuse_without_container(workspace, image, network, keep_environment)
     options = ServeOptions(
-        directory, workspace, http, allow_host, receipts, read_only, policies, image, network or "none"
+        directory,
+        workspace,
+        http,
+        allow_host,
+        receipts,
+        read_only,
+        policies,
+        image,
+        network or "none",
+        keep_environment,
     )
     return serve(options, signals)
 

@@ -19,11 +19,12 @@ from ringfence.serde.tagged import decode, encode, types_within
 from ringfence_cli.outputs import OutputFile
 from ringfence_cli.signals import Signals
 from ringfence_sandbox.places import store_of
+from ringfence_sandbox.shell_environment import ShellEnvironment
 from ringfence_tools.planning import Plan
 
 FILE_NAME = "run.jsonl"
 PROMPT_NAME = "ringfence:run"
-KEPT: Sequence[type[Any]] = (Plan, PolicyState, VisibilityOverrides)
+KEPT: Sequence[type[Any]] = (Plan, PolicyState, ShellEnvironment, VisibilityOverrides)
 """What of a session a run goes on with. What tools answered is in the conversation."""
 
 

@@ -58,6 +58,7 @@ class Options:
     policies: Sequence[str] = ()
     image: str | None = None
     network: Network = "none"
+    keep_environment: bool = False
 
 
 def run_task(options: Options, signals: Signals) -> int:
@@ -228,9 +229,13 @@ def on_disk(directory: Path) -> DiskWorkspace:
     return _on_disk(partial(DiskWorkspace, directory))
 
 
-def in_container(directory: Path, image: str | None, network: Network) -> PodmanWorkspace:
+def in_container(
+    directory: Path, image: str | None, network: Network, *, keep_environment: bool = False
+) -> PodmanWorkspace:
     """SandboxUnavailableError: commands cannot be run."""
-    return _on_disk(partial(PodmanWorkspace, directory, image=image, network=network))
+    return _on_disk(
+        partial(PodmanWorkspace, directory, image=image, network=network, keep_environment=keep_environment)
+    )
 
 
 def workspace_of(options: Options) -> RunWorkspace:
@@ -239,7 +244,7 @@ def workspace_of(options: Options) -> RunWorkspace:
         return loaded(options.directory)
     if options.workspace == "disk":
         return on_disk(options.directory)
-    return in_container(options.directory, options.image, options.network)
+    return in_container(options.directory, options.image, options.network, keep_environment=options.keep_environment)
 
 
 def _on_disk(opening: Callable[[], DiskT]) -> DiskT:

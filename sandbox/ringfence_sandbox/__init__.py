@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from ringfence_sandbox.host import HostFilesystem
     from ringfence_sandbox.isolation import SandboxLimits
     from ringfence_sandbox.podman import CommandResult, PodmanSandbox
+    from ringfence_sandbox.shell_environment import ShellEnvironment
     from ringfence_sandbox.workspace import Workspace
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "PodmanSandbox",
     "SandboxLimits",
     "SandboxUnavailableError",
+    "ShellEnvironment",
     "Workspace",
 ]
 
@@ -29,6 +31,7 @@ _MODULES = {
     "PodmanSandbox": "ringfence_sandbox.podman",
     "SandboxLimits": "ringfence_sandbox.isolation",
     "SandboxUnavailableError": "ringfence.errors",
+    "ShellEnvironment": "ringfence_sandbox.shell_environment",
     "Workspace": "ringfence_sandbox.workspace",
 }
 

@@ -154,16 +154,19 @@ class Channel:
         argv: Sequence[str],
         *,
         cwd: str,
-        env: Mapping[str, str],
+        env: Mapping[str, str | None],
         stdin: bytes | None,
         timeout_seconds: float,
         on_output: OnOutput,
+        report: bool = False,
     ) -> Ended:
         """Run a command, and return when it and every process that it started have ended.
 
-        ``cwd`` is a directory in the container; ``env`` is added to the container's own environment; without ``stdin``
-        the command reads nothing. ``on_output`` gets the output in pieces of up to 256 KiB while the command runs; as
-        long as it does not return, the command waits. If it raises, or on Ctrl-C, the command is ended first.
+        ``cwd`` is a directory in the container; ``env`` is added to the container's own environment, and what is None
+        in it is taken out; without ``stdin`` the command reads nothing. With ``report`` the command may write to the
+        descriptor `executor.REPORT`, which is one more stream. ``on_output`` gets the output in pieces of up to 256 KiB
+        while the command runs; as long as it does not return, the command waits. If it raises, or on Ctrl-C, the
+        command is ended first.
 
         Raises:
             ExecutorLostError: the container or the executor ended, before or during the command.
@@ -173,7 +176,7 @@ class Channel:
             raise ValueError(f"a command needs a time limit above 0 seconds, not {timeout_seconds}")
         try:
             with self._turn:
-                return self._run(argv, cwd, env, stdin, timeout_seconds, on_output)
+                return self._run(argv, cwd, env, stdin, timeout_seconds, on_output, report)
         finally:
             self._free_if_closed()
 
@@ -181,22 +184,23 @@ class Channel:
         self,
         argv: Sequence[str],
         cwd: str,
-        env: Mapping[str, str],
+        env: Mapping[str, str | None],
         stdin: bytes | None,
         timeout_seconds: float,
         on_output: OnOutput,
+        report: bool,
     ) -> Ended:
         if self._closed:
             raise ExecutorLostError("this channel is closed; start another container", ended=self._wait_until_gone(0))
         self._number = self._number % 0xFFFF_FFFF + 1
         try:
-            request = _request(self._number, argv, cwd, env, stdin is not None, timeout_seconds)
+            request = _request(self._number, argv, cwd, env, (stdin is not None, report), timeout_seconds)
         except ValueError as error:
             return Ended(_NOT_STARTED, problem=str(error))
         limit = time.monotonic() + timeout_seconds + _PATIENCE_SECONDS
         events = select.poll()
         events.register(self._stream, select.POLLIN)
-        pipes = Pipes(stdin, events)
+        pipes = Pipes(stdin, events, report=report)
         sent = False
         try:
             self._running = self._number  # until the executor says that it has ended
@@ -366,17 +370,25 @@ def _greet(stream: FrameStream, limit: float) -> None:
         raise ExecutorLostError("the container does not speak this executor's protocol")
 
 
-def _request(number: int, argv: Sequence[str], cwd: str, env: Mapping[str, str], stdin: bool, seconds: float) -> bytes:
-    """The payload of a RUN. Raises ValueError where a command cannot be said so."""
+def _request(
+    number: int,
+    argv: Sequence[str],
+    cwd: str,
+    env: Mapping[str, str | None],
+    pipes: tuple[bool, bool],
+    seconds: float,
+) -> bytes:
+    """The payload of a RUN; ``pipes``: whether there is stdin, and a report. Raises ValueError where a command cannot
+    be said so."""
     if not argv:
         raise ValueError("a command has at least one argument: the program")
     for name in env:
         if not name or "=" in name:
             raise ValueError(f"not a name of a variable: {name!r}")
-    words = [cwd, *argv, *(f"{name}={value}" for name, value in env.items())]
+    words = [cwd, *argv, *(name if value is None else f"{name}={value}" for name, value in env.items())]
     if any("\0" in word for word in words):
         raise ValueError("a command cannot hold a zero character")
-    head = protocol.RUN_HEAD.pack(number, stdin, math.ceil(min(seconds, _EVER) * 1000), len(argv), len(env))
+    head = protocol.RUN_HEAD.pack(number, *pipes, math.ceil(min(seconds, _EVER) * 1000), len(argv), len(env))
     request = head + b"".join(os.fsencode(word) + b"\0" for word in words)
     if len(request) > protocol.LONGEST:
         raise ValueError(f"a command and its environment have at most {protocol.LONGEST} bytes; use stdin or a file")

@@ -23,6 +23,7 @@ from ringfence_sandbox.isolation import (
     Network,
     Property,
     SandboxLimits,
+    environment,
     options,
     verified,
 )
@@ -53,6 +54,8 @@ class Container:
         self.way = way
         """How its users are mapped, in words."""
         self.properties: Sequence[Property] = ()
+        self.environment: Mapping[str, str] = {}
+        """What every command gets, unless it is told otherwise."""
 
     @property
     def name(self) -> str:
@@ -144,7 +147,9 @@ class Container:
         try:
             ended = self.run([*self.python.argv, "-c", PROBE], printed)
             if ended.exit_code == 0:
-                return verified(b"".join(printed).decode(), limits, network, rootless=self._connection.host.rootless)
+                found = b"".join(printed).decode()
+                self.environment = environment(found)
+                return verified(found, limits, network, rootless=self._connection.host.rootless)
             said = ended.problem or f"exit code {ended.exit_code}"
         except (ExecutorLostError, ValueError, KeyError, TypeError) as error:
             said = str(error)

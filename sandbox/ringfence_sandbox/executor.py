@@ -28,27 +28,32 @@ import sys
 import time
 from contextlib import suppress
 
-PROTOCOL = 1
+PROTOCOL = 2
 HEADER = struct.Struct("<BI")
 LONGEST = 4 * 1024 * 1024  # bytes of a frame's payload; Linux takes at most half of it as arguments
 
 # From the host.
-RUN = 1  # RUN_HEAD, then the directory, the arguments and the environment ("NAME=value"), each ended by a zero byte
+# RUN_HEAD, then the directory, the arguments and the environment ("NAME=value", or "NAME" to take one out), each ended
+# by a zero byte
+RUN = 1
 KILL = 2  # NUMBER: end this command now; ignored when it has ended already
 # To the host.
 READY = 16  # NUMBER: the version of the protocol
 REFUSED = 17  # text: why no command can run here
-STARTED = 18  # NUMBER, and as descriptors: the reading ends of stdout and stderr, then the writing end of stdin
+# NUMBER, and as descriptors: the reading ends of stdout, stderr and the report, then the writing end of stdin
+STARTED = 18
 FAILED = 19  # FAILED_HEAD, then text: the command could not be started
 ENDED = 20  # OUTCOME: every process that the command started has ended
 
 NUMBER = struct.Struct("<I")
-RUN_HEAD = struct.Struct("<I?QII")  # number, whether there is stdin, milliseconds, how many arguments, how many names
+# number, whether there is stdin, whether there is a report, milliseconds, how many arguments, how many names
+RUN_HEAD = struct.Struct("<I??QII")
 FAILED_HEAD = struct.Struct("<Ii")  # number, errno
 OUTCOME = struct.Struct("<IB?QII?")  # number, exit code, timed out, nanoseconds, how many processes the out-of-memory
 # killer took, how many had to be ended, whether the command changed this process: then this process ends, too
 
 GRACE_SECONDS = 0.2  # what is left of a command when its main process has exited may go on for so long
+REPORT = 19  # the descriptor that a command may say something on to the host; above those that a script would use
 ENDING_SECONDS = 10.0  # when something is still there after so long, ending this process is what is left
 TIMEOUT_EXIT_CODE = 124
 
@@ -122,19 +127,19 @@ class Command:
     """What the host asked to be run."""
 
     def __init__(self, payload: bytes) -> None:
-        self.number, self.has_stdin, milliseconds, arguments, names = RUN_HEAD.unpack_from(payload)
+        self.number, self.has_stdin, self.has_report, milliseconds, arguments, names = RUN_HEAD.unpack_from(payload)
         self.timeout_seconds: float = milliseconds / 1000
         words = payload[RUN_HEAD.size :].split(b"\0")
         if arguments < 1 or len(words) != 1 + arguments + names + 1 or words.pop():
             raise HostError("a command is malformed")
         self.directory = words[0]
         self.arguments = words[1 : 1 + arguments]
-        self.environment: dict[bytes, bytes] = {}
+        self.environment: dict[bytes, bytes | None] = {}
         for word in words[1 + arguments :]:
             name, equals, value = word.partition(b"=")
-            if not equals or not name:
+            if not name:
                 raise HostError("a variable of the environment is malformed")
-            self.environment[name] = value
+            self.environment[name] = value if equals else None
 
 
 class Children:
@@ -165,7 +170,7 @@ class Children:
         ours: list[int] = []
         theirs: list[int] = []
         try:
-            for writes in (False, False, True)[: 3 if command.has_stdin else 2]:
+            for writes in (False, False, *([False] * command.has_report), *([True] * command.has_stdin)):
                 reading, writing = os.pipe()
                 ours.append(writing if writes else reading)
                 theirs.append(reading if writes else writing)
@@ -181,14 +186,17 @@ class Children:
 
     def _spawn(self, command: Command, pipes: list[int]) -> int:
         # The directory and the score are inherited. Nothing else runs at this moment that could make use of either.
-        environment = {**self._base_environment, **command.environment}
+        given = {**self._base_environment, **command.environment}
+        environment = {name: value for name, value in given.items() if value is not None}
         streams: list[tuple[int, ...] | tuple[int, int, str, int, int]] = [
             (os.POSIX_SPAWN_DUP2, pipes[0], 1),
             (os.POSIX_SPAWN_DUP2, pipes[1], 2),
-            (os.POSIX_SPAWN_DUP2, pipes[2], 0)
+            (os.POSIX_SPAWN_DUP2, pipes[-1], 0)
             if command.has_stdin
             else (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
         ]
+        if command.has_report:
+            streams.append((os.POSIX_SPAWN_DUP2, pipes[2], REPORT))
         os.chdir(command.directory)
         try:
             os.pwrite(self._own_score, b"%d" % _ALWAYS_LAST, 0)
@@ -283,6 +291,8 @@ class Executor:
             process, pipes = self._children.start(command)
         except OSError as error:
             text = (error.strerror or str(error)).encode(errors="replace")
+            if error.filename is not None:
+                text += b": " + os.fsencode(error.filename)[:1000]
             self._link.send(FAILED, FAILED_HEAD.pack(command.number, error.errno or 0) + text)
             return
         try:
@@ -344,7 +354,7 @@ def _found(name: bytes, environment: dict[bytes, bytes]) -> bytes:
                 return path
             denied = True
     code = errno.EACCES if denied else errno.ENOENT
-    raise OSError(code, os.strerror(code))
+    raise OSError(code, os.strerror(code), name)
 
 
 def _own_state() -> tuple[object, ...]:

@@ -13,7 +13,7 @@ from ringfence.errors import ExecutorLostError
 from ringfence_sandbox.executor import HEADER
 
 _LONGEST = 4096  # bytes of a payload from the executor
-_MOST_DESCRIPTORS = 3
+_MOST_DESCRIPTORS = 4
 
 
 class FrameStream:

@@ -140,7 +140,7 @@ PROBE = """
 import json, os
 def read(path):
     try:
-        with open(path) as file: return file.read(65536)
+        with open(path, encoding="utf-8", errors="surrogateescape") as file: return file.read(65536)
     except OSError: return ""
 group = [(line.split(":")[1], line.rstrip().split(":", 2)[2]) for line in read("/proc/self/cgroup").splitlines()]
 def limit(controller, *names):
@@ -159,6 +159,7 @@ print(json.dumps({
     "memory": limit("memory", "memory.max", "memory.limit_in_bytes"),
     "swap": limit("memory", "memory.swap.max", "memory.memsw.limit_in_bytes"),
     "cpu": limit("cpu", "cpu.max", "cpu.cfs_quota_us"),
+    "environment": read("/proc/self/environ"),
 }))
 """
 """A program for the container's Python. What it prints is for `verified`."""
@@ -178,6 +179,12 @@ class Property:
 def verified(printed: str, limits: SandboxLimits, network: Network, *, rootless: bool) -> Sequence[Property]:
     """What `PROBE` found, judged. ValueError where that is not what it prints."""
     return list(_judged(json.loads(printed), limits, network, rootless))
+
+
+def environment(printed: str) -> Mapping[str, str]:
+    """The variables that a container gives to every command, as `PROBE` found them."""
+    words: list[str] = json.loads(printed)["environment"].split("\0")
+    return {name: value for name, equals, value in (word.partition("=") for word in words) if equals}
 
 
 def _judged(found: dict[str, Any], limits: SandboxLimits, network: Network, rootless: bool) -> Iterator[Property]:

@@ -9,23 +9,22 @@ import stat
 from collections.abc import Callable, Sequence
 from typing import Final, Literal
 
-Stream = Literal["stdout", "stderr"]
+Stream = Literal["stdout", "stderr", "report"]
 OnOutput = Callable[[Stream, bytes], None]
 
 _CHUNK = 256 * 1024
 _MOST_READS = 4096  # of one stream after its writers have ended; a pipe never holds so much
-_STREAMS: Final[tuple[Stream, Stream]] = ("stdout", "stderr")
+_STREAMS: Final[tuple[Stream, ...]] = ("stdout", "stderr", "report")
 
 
 class Pipes:
     """They came from the container: nothing here waits for what is behind them."""
 
-    def __init__(self, stdin: bytes | None, events: select.poll) -> None:
-        """``events`` is told of each pipe as long as it is open."""
+    def __init__(self, stdin: bytes | None, events: select.poll, *, report: bool = False) -> None:
+        """``events`` is told of each pipe as long as it is open; with ``report``, one more comes that is read."""
         self._events = events
-        self._expected: list[int] = (
-            [os.O_RDONLY, os.O_RDONLY] if stdin is None else [os.O_RDONLY, os.O_RDONLY, os.O_WRONLY]
-        )
+        self._streams = _STREAMS if report else _STREAMS[:2]
+        self._expected: list[int] = [os.O_RDONLY] * len(self._streams) + [os.O_WRONLY] * (stdin is not None)
         self._unwritten = memoryview(stdin or b"")
         self._readable: dict[int, Stream] = {}
         self._writable: int | None = None
@@ -40,11 +39,11 @@ class Pipes:
         self._expected = []  # once
         for descriptor in descriptors:
             os.set_blocking(descriptor, False)
-        self._readable = dict(zip(descriptors[:2], _STREAMS, strict=True))
+        self._readable = dict(zip(descriptors, self._streams, strict=False))
         for descriptor in self._readable:
             self._events.register(descriptor, select.POLLIN)
-        if len(descriptors) > 2:
-            self._writable = descriptors[2]
+        if len(descriptors) > len(self._streams):
+            self._writable = descriptors[-1]
             self._events.register(self._writable, select.POLLOUT)
             self._write(self._writable)
         return True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import threading
 import time
@@ -13,17 +12,20 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ringfence.errors import ExecutorLostError, TransactionError
-from ringfence.filesystem.paths import normalise
+from ringfence.filesystem.paths import normalise, shown
 from ringfence.participants import CURRENT_CALL, CallInfo, Transactional
 from ringfence.runtime.session import Session
 from ringfence.runtime.transaction import tool_transaction
+from ringfence_sandbox.asked import Asked, explained
 from ringfence_sandbox.channel import Ended
 from ringfence_sandbox.container import Container, remove_orphans
 from ringfence_sandbox.disk_space import DiskWatch
+from ringfence_sandbox.handover import UNKNOWN, Handover
 from ringfence_sandbox.host import HostFilesystem
 from ringfence_sandbox.images import existing
 from ringfence_sandbox.isolation import NETWORKS, WORKSPACE, Network, Property, SandboxLimits
 from ringfence_sandbox.podman_connection import Connection, connect
+from ringfence_sandbox.shell_environment import ShellEnvironment
 from ringfence_sandbox.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -32,7 +34,6 @@ if TYPE_CHECKING:
 
 KILLED = 137
 _TAG = "shell_execute"
-_LONGEST_SECONDS = 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,8 @@ class CommandResult:
     """Whether the out-of-memory killer took any of its processes."""
     leftovers: int = 0
     """About how many of its processes were still running when the main one had ended, and were ended then."""
+    environment: ShellEnvironment | None = None
+    """What the next command begins with, where this one was given an environment to begin with."""
 
 
 class PodmanSandbox:
@@ -186,6 +189,7 @@ class PodmanSandbox:
         stdin: str | bytes | None = None,
         timeout_seconds: float = 30.0,
         on_output: Callable[[str, bytes], None] | None = None,
+        environment: ShellEnvironment | None = None,
     ) -> CommandResult:
         """Run a command: text for the shell, or a program and its arguments. When this returns, all of it has ended.
 
@@ -193,13 +197,24 @@ class PodmanSandbox:
         of streams and pieces of output as they come. Outside of tool calls what the command did is kept, unless it
         was not let come to its end (`CommandResult.failure`).
 
+        With ``environment`` the command begins where another one left off, unless ``cwd`` and ``env`` say otherwise,
+        and `CommandResult.environment` is what it leaves itself: give that to the next one. Only the shell leaves one,
+        and only a command that came to its end.
+
         Raises:
             SandboxUnavailableError: there is no container to run it in.
             ValueError, TypeError: the command cannot be asked for so.
             FileNotFoundError, NotADirectoryError: ``cwd`` is no directory of the workspace.
             TransactionError: it is run in a tool call whose tool is not declared opaque.
         """
-        asked = _Asked.of(command, cwd, env or {}, stdin, timeout_seconds)
+        asked = Asked.of(
+            command,
+            cwd=cwd,
+            env=env or {},
+            stdin=stdin,
+            timeout_seconds=timeout_seconds,
+            environment=environment,
+        )
         call = CURRENT_CALL.get()
         self._check_open()
         if call is not None:
@@ -227,23 +242,27 @@ class PodmanSandbox:
             )
         call.join(self.filesystem)
 
-    def _run(self, asked: _Asked, on_output: Callable[[str, bytes], None] | None) -> CommandResult:
+    def _run(self, asked: Asked, on_output: Callable[[str, bytes], None] | None) -> CommandResult:
         # After the transaction has begun, as in a tool call: the two locks are always taken in this order.
         with self._turn:
             return self._run_now(asked, on_output)
 
-    def _run_now(self, asked: _Asked, on_output: Callable[[str, bytes], None] | None) -> CommandResult:
-        directory = self._directory(asked.cwd)
+    def _run_now(self, asked: Asked, on_output: Callable[[str, bytes], None] | None) -> CommandResult:
+        directory, moved = self._beginning(asked)
         before = self._held.container
         container = self.start()
         replaced = "the container had ended, and this is a new one" if before not in (None, container) else ""
         # Whoever recovers the workspace after us ends the container before anything is taken back.
         self.filesystem.note_process(container.process)
+        handover = Handover(asked, directory, container.environment)
         command = os.urandom(8).hex()
         outputs, most = self.filesystem.outputs, self.limits.output_bytes
         streams = {name: outputs.stream(command, name, most) for name in ("stdout", "stderr")}
 
         def take(stream: str, data: bytes) -> None:
+            if stream == "report":
+                handover.take(data)
+                return
             streams[stream].take(data)
             if on_output is not None:
                 on_output(stream, data)
@@ -254,12 +273,13 @@ class PodmanSandbox:
         watch.begin(container.channel.kill)
         try:
             ended = container.channel.run(
-                asked.argv,
+                handover.argv,
                 cwd=directory,
-                env=asked.env,
+                env=handover.env,
                 stdin=asked.stdin,
                 timeout_seconds=asked.timeout_seconds,
                 on_output=take,
+                report=handover.reports,
             )
             failure = f"timed out after {asked.timeout_seconds:g} seconds" if ended.timed_out else ""
         except ExecutorLostError as lost:
@@ -274,7 +294,10 @@ class PodmanSandbox:
                 outputs.prune()
         if watch.filled:
             failure = f"ended because {watch.filled}"
-        said = [replaced, ended.problem, failure, "out of memory: a process was killed" if ended.killed_by_oom else ""]
+        left = asked.environment if failure else handover.left()
+        said = [replaced, moved, explained(asked, ended), failure]
+        said += ["out of memory: a process was killed"] * ended.killed_by_oom
+        said += [UNKNOWN] * (asked.environment is not None and left is None)
         return CommandResult(
             ended.exit_code,
             streams["stdout"].text(),
@@ -284,7 +307,18 @@ class PodmanSandbox:
             failure=failure,
             out_of_memory=ended.killed_by_oom,
             leftovers=ended.leftovers,
+            environment=left or asked.environment,
         )
+
+    def _beginning(self, asked: Asked) -> tuple[str, str]:
+        """Where in the container a command begins, and in words why that is not where the last one ended."""
+        if asked.cwd or asked.environment is None:
+            return self._directory(asked.cwd), ""
+        try:
+            return self._directory(asked.environment.cwd), ""
+        except (OSError, ValueError):
+            gone = shown(asked.environment.cwd)
+            return WORKSPACE, f"{gone} is no longer a directory of the workspace: this command began in the root"
 
     def _directory(self, cwd: str) -> str:
         """A directory of the workspace as the container sees it."""
@@ -293,39 +327,6 @@ class PodmanSandbox:
         if not self.filesystem.stat(place).is_directory:
             raise NotADirectoryError(f"cwd is {cwd!r}, which is not a directory of the workspace")
         return f"{WORKSPACE}/{place}" if place else WORKSPACE
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """A command, checked."""
-
-    argv: tuple[str, ...]
-    cwd: str
-    env: Mapping[str, str]
-    stdin: bytes | None
-    timeout_seconds: float
-
-    @classmethod
-    def of(
-        cls,
-        command: str | Sequence[str],
-        cwd: str,
-        env: Mapping[str, str],
-        stdin: str | bytes | None,
-        timeout_seconds: float,
-    ) -> Self:
-        argv = ("/bin/sh", "-c", command) if isinstance(command, str) else tuple(command)
-        if not argv or not argv[0] or not argv[-1].strip():
-            raise ValueError("the command is empty: give text for the shell, or a program and its arguments")
-        if any("\0" in word for word in argv):
-            raise ValueError("a command has no zero characters")
-        for name, value in env.items():
-            if not name or "=" in name or "\0" in name + value:
-                raise ValueError(f"{name!r} cannot be the name of a variable, or its value has a zero character")
-        if not 0 < timeout_seconds <= _LONGEST_SECONDS or not math.isfinite(timeout_seconds):
-            raise ValueError(f"timeout_seconds is above 0 and at most {_LONGEST_SECONDS:g}, not {timeout_seconds}")
-        given = stdin.encode() if isinstance(stdin, str) else stdin
-        return cls(argv, cwd, env, given, timeout_seconds)
 
 
 class _NotKept(Exception):

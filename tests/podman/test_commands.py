@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -165,3 +166,64 @@ def test_a_sandbox_that_is_closed_runs_nothing(make_sandbox: MakeSandbox) -> Non
     sandbox.close()
     with pytest.raises(ValueError, match="closed"):
         sandbox.run("true")
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (None, "the command is None: give text for the shell, or a list of texts"),
+        (b"ls", "the command is b'ls' \\(bytes\\): give text for the shell, or a list"),
+        (7, "the command is 7 \\(int\\)"),
+        ({"ls", "-l"}, "\\(set\\): give text for the shell, or a list"),
+        (["ls", 3], "argument 1 of the command is a text, not 3 \\(int\\); write str"),
+        (["ls", None], "argument 1 of the command is a text, not None"),
+        ([b"ls"], "argument 0 of the command is a text, not b'ls' \\(bytes\\); decode it"),
+        (["ls", Path("a")], "argument 1 of the command is a text, not .*; write str"),
+        (["ls", "a\0b"], "argument 1 of the command has a zero character, .*: give it as stdin"),
+        ("echo \0", "the command has a zero character, .*: give it as stdin"),
+        (["echo", "x" * 131_072], "argument 1 of the command has 131,072 bytes, .* write it to a file"),
+        ("echo " + "é" * 70_000, "the command has 140,005 bytes, .* write it to a file"),
+    ],
+)
+def test_a_command_of_the_wrong_kind_is_refused_in_words(shared: PodmanSandbox, command: Any, said: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=said):
+        shared.run(command)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"cwd": Path("a")}, "cwd is a text, the path of a directory of the workspace, not "),
+        ({"stdin": 1}, "stdin is a text or bytes, not 1 \\(int\\)"),
+        ({"timeout_seconds": "30"}, "timeout_seconds is a number of seconds, not '30' \\(str\\)"),
+        ({"env": ["A=1"]}, "env is a mapping of names to values, not "),
+        ({"env": {"A": 1}}, "the variable A is a text, not 1 \\(int\\); write str"),
+        ({"env": {"A=": "1"}}, "'A=' cannot be the name of a variable"),
+        ({"env": {"A": "x" * 131_070}}, "the variable A has 131,072 bytes"),
+    ],
+)
+def test_what_a_command_is_run_with_is_refused_in_words(shared: PodmanSandbox, options: Any, said: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=said):
+        shared.run("true", **options)
+
+
+def test_arguments_may_be_empty_and_as_long_as_the_kernel_takes(shared: PodmanSandbox) -> None:
+    assert shared.run(["printf", "%s|", "", "a", ""]).stdout == "|a||"
+    assert shared.run(["sh", "-c", "echo ${#1}", "sh", "x" * 131_071]).stdout == "131071\n"
+    many = shared.run(["true", *["x" * 1000] * 3000])
+    assert many.exit_code == 126
+    assert "Argument list too long" in many.stderr
+
+
+def test_a_program_that_is_not_there_is_said_with_what_to_do(shared: PodmanSandbox) -> None:
+    Path(shared.filesystem.root, "script").write_text("#!/no/such/interpreter\n")
+    Path(shared.filesystem.root, "script").chmod(0o755)
+    for command, advice in (
+        (["no-such"], "No such file or directory: no-such; the container's PATH has no such program"),
+        (["ls -l"], "a line for the shell is one text, not a list"),
+        (["/no/such"], "that, or the interpreter which its first line names, is not in the container"),
+        (["/workspace/script"], "that, or the interpreter which its first line names, is not in the container"),
+    ):
+        result = shared.run(command)
+        assert result.exit_code == 127
+        assert advice in result.stderr

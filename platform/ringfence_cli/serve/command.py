@@ -51,6 +51,7 @@ class ServeOptions:
     policies: Sequence[str] = ()
     image: str | None = None
     network: Network = "none"
+    keep_environment: bool = False
 
 
 def serve(options: ServeOptions, signals: Signals) -> int:
@@ -68,6 +69,7 @@ def serve(options: ServeOptions, signals: Signals) -> int:
                     policies=owned,
                     image=options.image,
                     network=options.network,
+                    keep_environment=options.keep_environment,
                 )
                 stack.callback(workspace.close)
                 receipts = _receipts(options.receipts, stack)

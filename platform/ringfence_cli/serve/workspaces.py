@@ -59,6 +59,7 @@ def open_workspace(
     policies: Sequence[Policy] = (),
     image: str | None = None,
     network: Network = "none",
+    keep_environment: bool = False,
 ) -> ServedWorkspace:
     """``policies`` are those of the workspace's owner.
 
@@ -70,8 +71,9 @@ def open_workspace(
         return MemoryServed(loaded(directory), policies, read_only=read_only)
     if read_only:
         return LookedAt(directory)
-    opened = on_disk(directory) if kind == "disk" else in_container(directory, image, network)
-    return DiskServed(opened, policies)
+    if kind == "disk":
+        return DiskServed(on_disk(directory), policies)
+    return DiskServed(in_container(directory, image, network, keep_environment=keep_environment), policies)
 
 
 class ReadOnlyPolicy:
