@@ -64,6 +64,7 @@ ALL = {"src/new.py", ".github/workflows/ci.yml", "a.txt"}
         (["--policy", "deletions:0"], ALL - {"a.txt"}),
         (["--policy", "protected", "--policy", "deletions:0"], {"src/new.py"}),
         (["--policy", "tests:ls:/src/**"], ALL - {"src/new.py"}),
+        (["--policy", "tests:ls=pytest tests::a*:/src/**"], ALL - {"src/new.py"}),
     ],
 )
 def test_a_policy_of_the_command_line_holds(tree: Path, options: list[str], kept: set[str]) -> None:
@@ -111,7 +112,20 @@ def test_a_file_that_is_not_understood_stops_the_run(tree: Path, tmp_path: Path,
 
 
 @pytest.mark.parametrize(
-    "spec", ["", "allow:", "deny", "deletions:-1", "deletions:x", "tests:ls", "guard", "deny:../x"]
+    "spec",
+    [
+        "",
+        "allow:",
+        "deny",
+        "deletions:-1",
+        "deletions:x",
+        "tests:ls",
+        "tests:ls:",
+        "tests:ls=:a",
+        "tests:ls=pytest",
+        "guard",
+        "deny:../x",
+    ],
 )
 def test_a_spec_that_says_nothing_is_wrong_usage(tree: Path, spec: str) -> None:
     assert run(tree, "--policy", spec)[0] == 2
@@ -147,3 +161,17 @@ def test_what_cannot_be_tried_is_wrong_usage(tmp_path: Path) -> None:
     tried = ringfence("policies", "try", receipts, "--policy", "protected")
     assert (tried.returncode, "line 1 is no receipt: it has no 'changes'" in tried.stderr) == (2, True)
     assert "--receipts" in tried.stderr  # where a file of them comes from
+
+
+def test_a_past_run_is_judged_by_the_command_that_it_ran(tree: Path, tmp_path: Path) -> None:
+    file = tmp_path / "own.toml"
+    file.write_text(
+        '[policies.tests]\ntool = "shell_execute"\ncommand = ["pytest", "make check"]\nbefore = ["deploy"]\n'
+    )
+    call = {"call_id": "1", "outcome": "committed", "changes": []}
+    for command, denied in (("true", True), ("pytest || true", True), ("make check", False)):
+        receipts = tmp_path / "receipts.jsonl"
+        tests = {**call, "tool": "shell_execute", "params": {"command": command, "argv": [], "env": {}}}
+        lines = [json.dumps(one) + "\n" for one in (tests, {**call, "tool": "deploy", "params": {}})]
+        receipts.write_text("".join(lines))
+        assert ringfence("policies", "try", receipts, "--policy", file).returncode == int(denied)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -326,10 +326,121 @@ def test_tools_and_files_wait_for_tests_that_have_passed_since_the_last_change(f
     assert not agent(nothing, "publish").success, "a later failure counts"
 
 
+@dataclass(frozen=True)
+class RunAny:
+    """What a tool that runs any command is told."""
+
+    command: str | None = None
+    argv: tuple[str, ...] = ()
+    cwd: str = ""
+    env: dict[str, str] = field(default_factory=dict[str, str])
+    stdin: str | None = None
+
+
+def counts(patterns: str | list[str], arguments: dict[str, object]) -> bool:
+    """Whether a call of such a tool, which ends with 0, counts as the tests that a release waits for."""
+
+    def run(params: RunAny, *, context: ToolContext) -> ToolResult[Ran]:
+        return ToolResult.ok(Ran(0))
+
+    def release(params: None, *, context: ToolContext) -> ToolResult[None]:
+        return ToolResult("released")
+
+    tools: list[Tool[Any, Any]] = [
+        Tool[RunAny, Ran](name="shell", description="Run.", handler=run),
+        Tool[None, None](name="release", description="Release.", handler=release),
+    ]
+    section = MarkdownSection(title="Work", key="work", template="Do it.", tools=tools)
+    policy = RequireCleanTestsPolicy("shell", command=patterns, before=["release"])
+    prompt = Prompt(PromptTemplate(ns="tests", key="commands", sections=[section], policies=[policy]))
+    with prompt.resources:
+        executor = ToolExecutor(prompt=prompt, session=Session())
+        assert executor.call("shell", arguments).success
+        released = executor.call("release", {})
+    assert released.success or f"run shell with {policy.command[0]!r}" in released.message
+    return released.success
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"command": "pytest"},
+        {"command": "  pytest -q tests/test_a.py "},
+        {"command": "pytest -k 'a and b' \"x\""},
+        {"command": "pytest", "cwd": ".", "env": {}},
+        {"argv": ["pytest", "-k", "a and (b)"]},
+        {"command": "make check"},
+    ],
+)
+def test_a_command_that_is_named_counts_as_the_tests(arguments: dict[str, object]) -> None:
+    assert counts(["pytest*", "make check"], arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"command": command}
+        for command in (
+            *("true", "echo pytest", "xpytest", "./pytest", "PYTEST", "pytes", "make  checks", "make check VAR=1 x"),
+            *(
+                "pytest || true",
+                "pytest; true",
+                "pytest & true",
+                "pytest | cat",
+                "pytest\ntrue",
+                "pytest &",
+                "! pytest",
+            ),
+            *("pytest > a.py", "pytest < x", "pytest $(true)", "pytest `true`", "pytest $X", "(pytest)", "pytest # x"),
+            *(
+                "pytest --version",
+                "pytest --help",
+                "pytest 'a",
+                "pytest \\a",
+                "A=1 pytest",
+                "PATH=. pytest",
+                "if pytest",
+            ),
+            *("pytest --version || true", "exit 0\npytest", "true #\npytest", "eval pytest", "'pytest;true'"),
+        )
+    ]
+    + [
+        {"argv": ["sh", "-c", "pytest"]},
+        {"argv": ["/tmp/pytest"]},
+        {"argv": ["true", "pytest"]},
+        {"argv": ["pytest", "--version"]},
+        {"argv": []},
+        {"command": "pytest", "argv": ["true"]},
+        {"command": "pytest", "cwd": "empty"},
+        {"command": "pytest", "env": {"PYTEST_ADDOPTS": "--collect-only"}},
+        {"command": "pytest", "stdin": "x"},
+        {},
+    ],
+    ids=str,
+)
+def test_another_command_does_not_whatever_its_exit_code(arguments: dict[str, object]) -> None:
+    assert not counts(["pytest*", "make check"], arguments)
+
+
+def test_a_whole_command_is_that_one_alone() -> None:
+    assert counts("pytest", {"command": "pytest"})
+    for other in ("pytest -q", "pytest --collect-only", "pytest-other"):
+        assert not counts("pytest", {"command": other})
+
+
+def test_a_tool_without_commands_never_counts_where_one_is_named(files: Filesystem) -> None:
+    agent = Agent(files, [RequireCleanTestsPolicy("tests", command="*", before=["publish"])])
+    agent(lambda files: None, "tests")
+    assert not agent(lambda files: None, "publish").success
+
+
 @pytest.mark.parametrize(
     "make",
     [
         lambda: PathPolicy(deny=[""]),
+        lambda: RequireCleanTestsPolicy("tests", command="", before=["x"]),
+        lambda: RequireCleanTestsPolicy("tests", command=["pytest", " "], before=["x"]),
+        lambda: RequireCleanTestsPolicy("tests", command=[3], before=["x"]),  # type: ignore[list-item]
         lambda: PathPolicy(allow=["../x"]),
         lambda: PathPolicy(deny="src"),
         lambda: DeletionLimitPolicy(max_files=-1),

@@ -25,7 +25,7 @@ from ringfence.runtime.session import Session
 from ringfence_sandbox.places import store_of
 
 FILE_NAME = "ringfence.toml"
-KINDS = "allow:GLOB, deny:GLOB, deletions:N, protected, tests:TOOL:GLOB or FILE.toml"
+KINDS = "allow:GLOB, deny:GLOB, deletions:N, protected, tests:TOOL[=COMMAND]:GLOB or FILE.toml"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,7 @@ class Paths:
 @dataclass(frozen=True, slots=True)
 class Tests:
     tool: str
+    command: str | tuple[str, ...] = ()
     before: tuple[str, ...] = ()
     paths: tuple[str, ...] = ()
 
@@ -58,7 +59,8 @@ class Wanted:
         if self.deletions is not None:
             yield DeletionLimitPolicy(max_files=self.deletions)
         if self.tests is not None:
-            yield RequireCleanTestsPolicy(self.tests.tool, before=self.tests.before, paths=self.tests.paths)
+            tests = self.tests
+            yield RequireCleanTestsPolicy(tests.tool, command=tests.command, before=tests.before, paths=tests.paths)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +97,8 @@ def policies_said(specs: Sequence[str], directory: Path | None = None) -> tuple[
                 found.append(ProtectedFilesPolicy())
             elif kind == "deletions" and rest.isascii() and rest.isdigit():
                 found.append(DeletionLimitPolicy(max_files=int(rest)))
-            elif kind == "tests" and rest.partition(":")[2]:
-                tool, _, pattern = rest.partition(":")
-                found.append(RequireCleanTestsPolicy(tool, paths=[pattern]))
+            elif kind == "tests" and rest.rpartition(":")[2] and ":" in rest:
+                found.append(_tests_said(rest))
             elif spec.endswith(".toml"):
                 found.extend(_of_file(Path(spec), directory))
             else:
@@ -110,6 +111,16 @@ def policies_said(specs: Sequence[str], directory: Path | None = None) -> tuple[
         except PromptValidationError as error:
             raise _bad(said_of(error)) from None
     return tuple(found)
+
+
+def _tests_said(rest: str) -> Policy:
+    """Of ``TOOL:GLOB``, or ``TOOL=COMMAND:GLOB``, where the command may have colons and the glob not."""
+    tool, _, pattern = rest.partition(":")
+    if "=" not in tool:
+        return RequireCleanTestsPolicy(tool, paths=[pattern])
+    named, _, pattern = rest.rpartition(":")
+    tool, _, command = named.partition("=")
+    return RequireCleanTestsPolicy(tool, command=command, paths=[pattern])
 
 
 def _of_file(file: Path, directory: Path | None) -> tuple[Policy, ...]:

@@ -11,7 +11,8 @@ POLICY = click.option(
     "policies",
     multiple=True,
     metavar="SPEC",
-    help="allow:GLOB, deny:GLOB, deletions:N, protected, tests:TOOL:GLOB or FILE.toml; may be given several times.",
+    help="allow:GLOB, deny:GLOB, deletions:N, protected, tests:TOOL[=COMMAND]:GLOB or FILE.toml; may be given several "
+    "times.",
 )
 
 

@@ -22,6 +22,7 @@ from ringfence.prompt import (
     Prompt,
     PromptTemplate,
     ProtectedFilesPolicy,
+    RequireCleanTestsPolicy,
     Tool,
     ToolContext,
     ToolResult,
@@ -377,6 +378,27 @@ def test_a_section_opens_a_sandbox_of_its_own_and_closes_it(tmp_path: Path, podm
     assert not process.lives
     with pytest.raises(PromptValidationError, match="either root"):
         PodmanSandboxSection(session=session)
+
+
+def test_a_file_waits_for_the_very_tests_that_its_owner_named(sandbox: PodmanSandbox) -> None:
+    root = Path(sandbox.filesystem.root)
+    (root / "test_it.py").write_text("def test_it():\n    open('it').close()\n")
+    session = Session()
+    section = PodmanSandboxSection(session=session, sandbox=sandbox, policies=())
+    tests = RequireCleanTestsPolicy("shell_execute", command="pytest -q", paths=["released"])
+    prompt = Prompt(PromptTemplate(ns="tests", key="shell", sections=[section], policies=[tests]))
+    with prompt.resources:
+        executor = ToolExecutor(prompt=prompt, session=session)
+
+        def after(command: str) -> bool:
+            assert executor.call("shell_execute", {"command": command}).success
+            return executor.call("shell_execute", {"command": "echo x >> released"}).success
+
+        assert [after(command) for command in ("true", "pytest -q || true", "pytest --version")] == [False] * 3
+        assert not after("pytest -q"), "it failed"
+        assert after("touch it; exit 3") is False
+        assert after("pytest -q")
+        assert not after("true"), "that was a change"
 
 
 def test_what_a_command_really_changed_is_seen_by_policies_before_it_is_kept(sandbox: PodmanSandbox) -> None:

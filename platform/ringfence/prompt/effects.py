@@ -12,6 +12,7 @@ from ringfence.filesystem.git_names import is_dotgit
 from ringfence.filesystem.paths import shown
 from ringfence.filesystem.search import compiled_glob, path_filter
 from ringfence.participants import Change, FileVersion
+from ringfence.prompt.commands import runs
 from ringfence.prompt.policy import ALLOW, PathHashes, PolicyDecision, PolicyState, policy_state
 
 if TYPE_CHECKING:
@@ -170,20 +171,36 @@ class DeletionLimitPolicy:
 class RequireCleanTestsPolicy:
     """Certain tools run, and certain files change, only when the tests have passed since the last change of a file.
 
-    The tests have passed when ``test_tool`` succeeded (with an exit code of 0, where its result has one). It belongs to
-    the prompt, not to a section: it has to hear of the calls of all tools.
+    The tests have passed when ``test_tool`` succeeded (with an exit code of 0, where its result has one), and ran one
+    of the commands that are named, if any are. It belongs to the prompt, not to a section: it has to hear of the calls
+    of all tools.
     """
 
     name = "require_clean_tests"
 
-    def __init__(self, test_tool: str, *, before: Iterable[str] = (), paths: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        test_tool: str,
+        *,
+        command: str | Iterable[str] = (),
+        before: Iterable[str] = (),
+        paths: Iterable[str] = (),
+    ) -> None:
         """``before`` names the tools, and ``paths`` the files (patterns as in `PathPolicy`) that have to wait.
+
+        Args:
+            command: globs for the command that counts as the tests, of a tool that runs any: all of its words, such as
+                ``pytest`` or ``pytest tests*``. It counts alone, in the root, without variables of its own: with
+                others, pipes, redirections or expansions it does not, nor with ``--help`` or ``--version``.
 
         Raises:
             PromptValidationError: nothing has to wait, or the test tool has to wait for itself.
         """
         if isinstance(before, str) or isinstance(paths, str):
             raise PromptValidationError(f"the policy {self.name} takes lists of tools and patterns, not a text")
+        self.command = (command,) if isinstance(command, str) else tuple(command)
+        if not all(map(_is_said, self.command)):
+            raise PromptValidationError(f"{self.name}: a command that counts as the tests is a text")
         self.test_tool = test_tool
         self.before = frozenset(before)
         self.paths = tuple(paths)
@@ -205,7 +222,7 @@ class RequireCleanTestsPolicy:
         return ALLOW
 
     def on_result(self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext) -> None:
-        if tool.name == self.test_tool:
+        if tool.name == self.test_tool and (not self.command or runs(params, self.command)):
             clean = result.success and getattr(result.value, "exit_code", 0) == 0
         elif changes_of(context):
             clean = False
@@ -227,12 +244,19 @@ class RequireCleanTestsPolicy:
     def _decision(self, what: str, context: ToolContext) -> PolicyDecision:
         if self.test_tool in policy_state(context, self.name, context.prompt.scope).invoked_tools:
             return ALLOW
-        return PolicyDecision.deny(f"{what} has to wait: run {self.test_tool} first, it has not passed since a change")
+        alone = f" with {' or '.join(map(repr, self.command))}, alone and in the root," if self.command else ""
+        return PolicyDecision.deny(
+            f"{what} has to wait: run {self.test_tool}{alone} first, it has not passed since a change"
+        )
 
 
 def changes_of(context: ToolContext) -> list[Change]:
     """What the call has changed, in every filesystem."""
     return [] if context.call is None else [change for changes in context.call.changes.values() for change in changes]
+
+
+def _is_said(text: object) -> bool:
+    return isinstance(text, str) and bool(text.strip())
 
 
 def _folded(path: str) -> str:
