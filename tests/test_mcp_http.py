@@ -36,6 +36,7 @@ HELLO = {
     "method": "initialize",
     "params": {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "raw", "version": "1"}},
 }
+ENVELOPE = {"io.modelcontextprotocol/protocolVersion": "2026-07-28", "io.modelcontextprotocol/clientCapabilities": {}}
 HEADERS = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
 
 
@@ -57,6 +58,7 @@ class Server:
     process: subprocess.Popen[bytes]
     port: int
     said: str
+    host: str = "127.0.0.1"
 
     @asynccontextmanager
     async def client(self, era: str = "auto", token: str = TOKEN, **headers: str) -> AsyncGenerator[Client]:
@@ -67,7 +69,7 @@ class Server:
                 yield client
 
     def post(self, body: bytes, headers: Mapping[str, str]) -> tuple[int, str]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=20)
         try:
             connection.request("POST", "/mcp", body, {**HEADERS, **headers})
             answer = connection.getresponse()
@@ -77,12 +79,12 @@ class Server:
 
 
 @contextmanager
-def started(root: Path, *options: str, token: str | None = TOKEN) -> Iterator[Server]:
+def started(root: Path, *options: str, token: str | None = TOKEN, host: str = "127.0.0.1") -> Iterator[Server]:
     environment = {**os.environ, "RINGFENCE_MCP_TOKEN": token or ""}
     if token is None:
         del environment["RINGFENCE_MCP_TOKEN"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "ringfence_cli", "serve", str(root), "--http", "127.0.0.1:0", *options],
+        [sys.executable, "-m", "ringfence_cli", "serve", str(root), "--http", f"{host}:0", *options],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -91,9 +93,9 @@ def started(root: Path, *options: str, token: str | None = TOKEN) -> Iterator[Se
     try:
         assert process.stderr is not None
         said = (process.stderr.readline() + process.stderr.readline()).decode()
-        found = re.search(r"http://127.0.0.1:(\d+)/mcp", said)
+        found = re.search(r"http://(\S+):(\d+)/mcp", said)
         assert found is not None, said
-        yield Server(process, int(found[1]), said)
+        yield Server(process, int(found[2]), said, found[1].strip("[]"))
     finally:
         process.send_signal(signal.SIGTERM)
         out, _ = process.communicate(timeout=ENDED)
@@ -201,11 +203,7 @@ async def test_a_call_that_its_client_gives_up_leaves_all_or_nothing(root: Path,
 
 def test_a_client_that_vanishes_in_the_middle_of_a_call_leaves_all_or_nothing(root: Path) -> None:
     call = {"name": "apply_patch", "arguments": {"patch": many_files(900)}}
-    envelope = {
-        "io.modelcontextprotocol/protocolVersion": "2026-07-28",
-        "io.modelcontextprotocol/clientCapabilities": {},
-    }
-    body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {**call, "_meta": envelope}}
+    body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {**call, "_meta": ENVELOPE}}
     headers = {**HEADERS, "Authorization": f"Bearer {TOKEN}", "MCP-Protocol-Version": "2026-07-28"}
     headers |= {"Mcp-Method": "tools/call", "Mcp-Name": "apply_patch"}
     with started(root) as server:
@@ -280,12 +278,46 @@ def test_an_address_is_of_this_machine_unless_it_says_otherwise(text: str, addre
     assert address.is_loopback
 
 
+@pytest.mark.parametrize("host", ["127.0.0.2", "[::1]", "localhost"])
+def test_an_address_of_this_machine_is_called_by_itself(root: Path, host: str) -> None:
+    with started(root, host=host) as server:
+        assert server.post(json.dumps(HELLO).encode(), {"Authorization": f"Bearer {TOKEN}"})[0] == 200
+
+
 def test_with_a_name_the_server_is_called_by_that_name_and_no_other(root: Path) -> None:
-    with started(root, "--allow-host", "build.example") as server:
+    names = ["--allow-host", "Build.example", "--allow-host", "FD00::1"]
+    with started(root, *names) as server:
         hello, token = json.dumps(HELLO).encode(), {"Authorization": f"Bearer {TOKEN}"}
         assert server.post(hello, {**token, "Host": f"build.example:{server.port}"})[0] == 200
         assert server.post(hello, {**token, "Host": "build.example"})[0] == 200
+        assert server.post(hello, {**token, "Host": "[fd00::1]:80"})[0] == 200
         assert server.post(hello, {**token, "Host": "other.example"})[0] == 421
+
+
+@pytest.mark.parametrize("era", ["2025-06-18", "2026-07-28"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_in_the_middle_of_a_call_ends_the_server_and_rolls_it_back(root: Path, number: int, era: str) -> None:
+    call: dict[str, object] = {"name": "apply_patch", "arguments": {"patch": many_files(900)}}
+    headers = {**HEADERS, "Authorization": f"Bearer {TOKEN}", "MCP-Protocol-Version": era}
+    with started(root) as server:
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+        if era == "2026-07-28":
+            headers |= {"Mcp-Method": "tools/call", "Mcp-Name": "apply_patch"}
+            call["_meta"] = ENVELOPE
+        else:
+            connection.request("POST", "/mcp", json.dumps(HELLO), headers)
+            answer = connection.getresponse()
+            answer.read()
+            headers["mcp-session-id"] = answer.getheader("mcp-session-id") or ""
+        body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call}
+        connection.request("POST", "/mcp", json.dumps(body), headers)
+        time.sleep(0.1)
+        server.process.send_signal(number)
+        assert server.process.wait(ENDED) == 130
+        connection.close()
+    with Workspace.open(root) as workspace:
+        assert workspace.recovered is None
+        assert len(list(root.glob("m/*"))) == (900 if workspace.steps() else 0)
 
 
 def test_a_signal_that_comes_before_the_server_runs_ends_it(root: Path) -> None:

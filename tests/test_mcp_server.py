@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import threading
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -509,6 +511,9 @@ async def test_files_are_resources_a_page_at_a_time(served: DiskServed, root: Pa
 async def test_a_resource_is_whole_or_refused(served: DiskServed, root: Path, era: str) -> None:
     (root / "large.bin").write_bytes(b"\xff" * (resources.MAX_BYTES + 1))
     (root / "binary").write_bytes(b"\xff\x00")
+    (root / "out").symlink_to("/etc/passwd")
+    (root / "etc").symlink_to("/etc")
+    os.mkfifo(root / "pipe")
     async with serving(served, era).client() as client:
         (content,) = (await client.read_resource("workspace:///src/b.py")).contents
         assert isinstance(content, TextResourceContents)
@@ -520,6 +525,17 @@ async def test_a_resource_is_whole_or_refused(served: DiskServed, root: Path, er
             ("workspace:///src", "cannot be read"),
             ("workspace:///none", "cannot be read"),
             ("file:///etc/passwd", "begins with workspace:///"),
+            ("workspace://host/a.txt", "begins with workspace:///"),
+            ("workspace:////etc/passwd", "outside of the workspace"),
+            ("workspace:///../../etc/passwd", "outside of the workspace"),
+            ("workspace:///%2e%2e/%2E%2e/etc/passwd", "outside of the workspace"),
+            ("workspace:///..%2f..%2fetc%2fpasswd", "outside of the workspace"),
+            ("workspace:///%252e%252e/etc/passwd", "No such file"),
+            ("workspace:///out", "outside of the workspace"),
+            ("workspace:///etc/passwd", "outside of the workspace"),
+            ("workspace:///pipe", "never opened"),
+            ("workspace:///src/b.py%00", "NUL"),
+            ("workspace:///" + "a" * 5000, r"^a{300}\.\.\. cannot be read: a path has at most 4096 bytes"),
         ):
             with pytest.raises(MCPError, match=why):
                 await client.read_resource(uri)
@@ -531,4 +547,13 @@ def test_a_session_does_not_grow_with_the_calls(served: DiskServed) -> None:
         assert not client.call("ls", {}, Cancellation()).is_error
     assert len(client.session[Receipt].all()) <= MAX_REMEMBERED
     assert len(client.session[Listing].all()) <= MAX_REMEMBERED
+    client.close()
+
+
+def test_what_a_cut_answer_names_is_there_however_many_calls_there_were(bench: Bench) -> None:
+    client = SessionOfClient(bench, [].append)
+    for _ in range(MAX_REMEMBERED + 1):
+        cut = text(client.call("long", {}, Cancellation()))
+        (place,) = set(re.findall(r"\.ringfence/results/\w+", cut))
+        assert not client.call("read_file", {"file_path": place, "limit": 1}, Cancellation()).is_error
     client.close()

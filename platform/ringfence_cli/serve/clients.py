@@ -23,9 +23,11 @@ from ringfence_cli.serve.workspaces import ServedWorkspace
 CLIENT_HEADER = "ringfence-client"
 """By which clients that share a name, and have no connection that lasts, can tell themselves apart."""
 SESSION_HEADER = "mcp-session-id"
-MAX_CLIENTS = 256
-MAX_REMEMBERED = 100
+MAX_CLIENTS = 64
+MAX_REMEMBERED = 32
 """Events and values of one kind that a session keeps: a server may run for months."""
+REMEMBERED = 16
+"""Of these, when there are too many: the last ones, since an answer that was cut names the place of the whole."""
 
 
 class Client:
@@ -37,6 +39,8 @@ class Client:
             ns="ringfence", key="serve", sections=workspace.sections(self.session), policies=workspace.policies
         )
         prompt = Prompt(template)
+        self.calls = 0
+        """That run, or wait for their turn."""
         self._resources = ExitStack()
         self._resources.enter_context(prompt.resources)
         self._executor = ToolExecutor(prompt=prompt, session=self.session)
@@ -57,8 +61,9 @@ class Client:
 
     def _forget(self) -> None:
         for kind in self._kinds:
-            if len(self.session[kind].all()) > MAX_REMEMBERED:
-                self.session[kind].clear()
+            items = self.session[kind].all()
+            if len(items) > MAX_REMEMBERED:
+                self.session[kind].seed(items[-REMEMBERED:])
 
     def close(self) -> None:
         self._resources.close()
@@ -76,11 +81,20 @@ class Clients:
         key = _key(context)
         client = self._clients.get(key)
         if client is None:
-            client = self._clients[key] = self._make()
-            if len(self._clients) > MAX_CLIENTS:
-                self._clients.popitem(last=False)[1].close()
+            client = self._make()
+            if len(self._clients) >= MAX_CLIENTS:
+                self._forget_one()
+            self._clients[key] = client
         self._clients.move_to_end(key)
         return client
+
+    def _forget_one(self) -> None:
+        """Who has not been heard of for longest, and waits for no answer."""
+        for key, client in self._clients.items():
+            if not client.calls:
+                del self._clients[key]
+                client.close()
+                return
 
     def close(self) -> None:
         while self._clients:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import ipaddress
 import socket
@@ -14,12 +15,21 @@ import anyio
 import uvicorn
 from mcp.server.lowlevel import Server
 from mcp.server.transport_security import TransportSecuritySettings
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ringfence_cli.serve.clients import Clients
 
 PATH = "/mcp"
 GRACE_SECONDS = 1
 """That open requests have to end in when the server ends; what they run has been cancelled by then."""
+MAX_CONNECTIONS = 256
+"""At once, of whomever: the files of the workspace need descriptors, too."""
+MAX_SESSIONS = 1000
+"""Of clients up to 2025-11-25, each some 40 kB; one that is not used for half an hour ends."""
+BACKLOG = 64
+"""Connections taken at a time, before those that are too many are closed."""
+REQUEST_SECONDS = 10
+"""In which a connection says what it wants."""
 REFUSAL = b"'Authorization: Bearer TOKEN' is missing or wrong; the server said its token when it started\n"
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
 
@@ -62,7 +72,7 @@ def listen(address: Address) -> socket.socket:
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(where)
-        listening.listen(128)
+        listening.listen(BACKLOG)
     except BaseException:
         listening.close()
         raise
@@ -71,7 +81,8 @@ def listen(address: Address) -> socket.socket:
 
 async def serve(server: Server[Clients], listening: socket.socket, token: str, hosts: Sequence[str]) -> None:
     """Until cancelled. ``hosts`` are the names, besides those of this machine, by which clients may call it."""
-    names = [*LOOPBACK_NAMES, *hosts]
+    own = Address(*listening.getsockname()[:2])
+    names = [*LOOPBACK_NAMES, *([own.written_host] if own.is_loopback else []), *map(_as_called, hosts)]
     security = TransportSecuritySettings(
         enable_dns_rebinding_protection=True,
         allowed_hosts=[*names, *(f"{name}:*" for name in names)],
@@ -79,9 +90,11 @@ async def serve(server: Server[Clients], listening: socket.socket, token: str, h
             f"{scheme}://{name}{port}" for scheme in ("http", "https") for name in names for port in ("", ":*")
         ],
     )
-    app = server.streamable_http_app(streamable_http_path=PATH, transport_security=security)
+    app = server.streamable_http_app(streamable_http_path=PATH, transport_security=security, max_sessions=MAX_SESSIONS)
     config = uvicorn.Config(
         guarded(app, token),
+        http=_Connection,
+        backlog=BACKLOG,
         log_config=None,
         access_log=False,
         ws="none",
@@ -97,6 +110,14 @@ async def serve(server: Server[Clients], listening: socket.socket, token: str, h
         group.cancel_scope.cancel()
 
 
+def _as_called(host: str) -> str:
+    """A name or address as it is in the header ``Host``."""
+    try:
+        return Address(str(ipaddress.ip_address(host)), 0).written_host
+    except ValueError:
+        return host.lower()
+
+
 async def _stop_when_cancelled(web: uvicorn.Server) -> None:
     try:
         await anyio.sleep_forever()
@@ -110,6 +131,29 @@ class _WebServer(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Generator[None]:
         yield
+
+
+class _Connection(H11Protocol):
+    """One of few, and none that stays without asking for anything, or goes on with what has been refused. (The server's
+    own time limit is for the pause between two requests alone, and a byte ends it.)"""
+
+    _asked: object = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]  # as its base has it
+        super().connection_made(transport)
+        if len(self.connections) > MAX_CONNECTIONS:
+            transport.abort()
+        else:
+            self.loop.call_later(REQUEST_SECONDS, self._look)
+
+    def _look(self) -> None:
+        if self.transport.is_closing():
+            return
+        if self.cycle is self._asked and (self._asked is None or self.cycle.response_complete):
+            self.transport.abort()
+            return
+        self._asked = self.cycle
+        self.loop.call_later(REQUEST_SECONDS, self._look)
 
 
 def guarded(app: App, token: str) -> App:

@@ -53,12 +53,12 @@ def read(filesystem: Filesystem, uri: str) -> ReadResourceResult:
     try:
         size = filesystem.stat(path).size_bytes
         if size > MAX_BYTES:
-            said = f"{shown(path)} has {size:,} bytes, a resource at most {MAX_BYTES:,}: use read_file with offset"
+            said = f"{_named(path)} has {size:,} bytes, a resource at most {MAX_BYTES:,}: use read_file with offset"
             raise MCPError(code=INVALID_PARAMS, message=said)
         content = filesystem.read_bytes(path, limit=MAX_BYTES).content
     except (OSError, ValueError) as error:
         said = getattr(error, "strerror", None) or str(error)
-        raise MCPError(code=INVALID_PARAMS, message=f"{shown(path)} cannot be read: {said}") from None
+        raise MCPError(code=INVALID_PARAMS, message=f"{_named(path)} cannot be read: {said}") from None
     try:
         text = content.decode()
     except UnicodeDecodeError:
@@ -109,6 +109,12 @@ def _entries(filesystem: Filesystem, path: str, after: list[str]) -> Iterator[tu
             yield entry, []
         elif entry.is_directory:
             yield entry, after[1:]
+
+
+def _named(path: str) -> str:
+    """As much of it as tells people which one."""
+    name = shown(path)
+    return name if len(name) <= 300 else f"{name[:300]}..."
 
 
 def _kind(path: str) -> str:

@@ -47,6 +47,7 @@ fails, is denied or is cancelled has changed nothing, and says how to get it rig
 or remove it."""
 
 Context = ServerRequestContext[Clients, Any]
+Receive = Callable[[], Awaitable[Mapping[str, Any]]]
 ReportProgress = Callable[[float, float | None, str | None], Awaitable[None]]
 FoundT = TypeVar("FoundT")
 
@@ -118,14 +119,18 @@ class WorkspaceServer:
         call = partial(client.call, params.name, params.arguments, cancellation)
         result: CallToolResult | None = None
         self._running.add(cancellation)
+        client.calls += 1
         if self._stopped:
             cancellation.cancel()
         try:
             async with anyio.create_task_group() as group:
                 group.start_soon(_watch, params.name, cancellation, context.session.report_progress)
+                if context.request is not None:
+                    group.start_soon(_hear_of_the_end, context.request.receive, cancellation)
                 result = await self._in_turn(call)
                 group.cancel_scope.cancel()
         finally:
+            client.calls -= 1
             self._running.discard(cancellation)
         if result is None:
             return failed(f"another call has been running for {PATIENCE_SECONDS:g} s: try again when it has ended")
@@ -177,3 +182,11 @@ async def _watch(name: str, cancellation: Cancellation, report: ReportProgress) 
             await report(seconds, None, f"{name} has been running for {seconds:.0f} s")
     finally:
         cancellation.cancel()
+
+
+async def _hear_of_the_end(receive: Receive, cancellation: Cancellation) -> None:
+    """Cancels the call when the connection that waits for its answer is gone. Until 2025-11-25 the protocol has calls
+    go on after that; but the answer is lost, so who asked would take for undone what was done."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    cancellation.cancel()

@@ -1,0 +1,386 @@
+"""`ringfence serve --http` under clients that vanish, crowd, guess and never end, over real sockets."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from anyio.from_thread import start_blocking_portal
+
+from ringfence.filesystem import InMemoryFilesystem
+from ringfence.prompt import MarkdownSection, Section, Tool, ToolContext, ToolPolicy, ToolResult
+from ringfence.runtime.receipts import Receipt
+from ringfence.runtime.session import Session
+from ringfence_cli.serve import http as served_http
+from ringfence_cli.serve.clients import MAX_CLIENTS
+from ringfence_cli.serve.http import Address, listen
+from ringfence_cli.serve.server import WorkspaceServer
+from ringfence_tools import VfsToolsSection
+
+PATIENT = 30.0
+TOKEN = "0123456789abcdef-token"
+MODERN = "2026-07-28"
+ERAS = ["2025-06-18", MODERN]
+HEADERS = {
+    "Content-Type": "application/json",
+    "Accept": "application/json, text/event-stream",
+    "Authorization": f"Bearer {TOKEN}",
+}
+HELLO = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "raw", "version": "1"}}
+ENVELOPE = {"io.modelcontextprotocol/protocolVersion": MODERN, "io.modelcontextprotocol/clientCapabilities": {}}
+
+
+@dataclass(frozen=True)
+class Nothing:
+    pass
+
+
+class Bench:
+    """A workspace in memory with a tool that writes, and waits until it is released."""
+
+    read_only = False
+    policies: Sequence[ToolPolicy] = ()
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.filesystem = InMemoryFilesystem()
+        self.started, self.released = threading.Event(), threading.Event()
+
+    def sections(self, session: Session) -> Sequence[Section[Any]]:
+        slow = Tool[Nothing, Nothing](name="slow", description="Writes, and waits.", handler=self.slow)
+        files = VfsToolsSection(session=session, filesystem=self.filesystem)
+        return [files, MarkdownSection(title="Bench", template="", tools=[slow])]
+
+    def slow(self, params: Nothing, *, context: ToolContext) -> ToolResult[Nothing]:
+        assert context.filesystem is not None
+        context.filesystem.write("slow.txt", "half\n")
+        self.started.set()
+        assert self.released.wait(PATIENT)
+        context.filesystem.write("slow.txt", "whole\n")
+        return ToolResult.ok(Nothing())
+
+    def notes(self) -> Iterator[str]:
+        return iter(())
+
+    def close(self) -> None:
+        self.released.set()
+
+
+@dataclass
+class Served:
+    port: int
+    bench: Bench
+    receipts: list[Receipt] = field(default_factory=list)
+    connections: list[http.client.HTTPConnection] = field(default_factory=list)
+
+    def connection(self) -> http.client.HTTPConnection:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENT)
+        self.connections.append(connection)
+        return connection
+
+    def asked(
+        self, method: str, params: Mapping[str, Any], session: str | None, number: int = 1
+    ) -> http.client.HTTPConnection:
+        """A connection on which a request was made, and is not answered yet. Without a session it is of the newer
+        protocol, which has none."""
+        body: dict[str, Any] = {"jsonrpc": "2.0", "id": number, "method": method, "params": dict(params)}
+        headers = dict(HEADERS)
+        if session is not None:
+            headers["mcp-session-id"] = session
+        elif method != "initialize":
+            body["params"]["_meta"] = ENVELOPE
+            headers |= {"MCP-Protocol-Version": MODERN, "Mcp-Method": method, "Mcp-Name": str(params.get("name"))}
+        connection = self.connection()
+        connection.request("POST", "/mcp", json.dumps(body), headers)
+        return connection
+
+    def session(self) -> str:
+        with closing(self.asked("initialize", HELLO, None)) as connection:
+            answer = connection.getresponse()
+            answer.read()
+        session = answer.getheader("mcp-session-id")
+        assert session is not None, answer.status
+        return session
+
+    def calling(self, name: str, session: str | None, **arguments: str) -> http.client.HTTPConnection:
+        return self.asked("tools/call", {"name": name, "arguments": arguments}, session)
+
+    def call(self, name: str, session: str | None, **arguments: str) -> dict[str, Any]:
+        with closing(self.calling(name, session, **arguments)) as connection:
+            return result(connection)
+
+    def status(self, data: bytes) -> bytes:
+        """The first line of the answer to raw bytes."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=PATIENT) as connection:
+            connection.sendall(data)
+            return connection.makefile("rb").readline().strip()
+
+    def until_one_has_ended(self) -> None:
+        until = time.monotonic() + PATIENT
+        while not self.receipts:
+            assert time.monotonic() < until, "no call has ended"
+            time.sleep(0.01)
+
+
+def result(connection: http.client.HTTPConnection) -> dict[str, Any]:
+    said = connection.getresponse().read().decode()
+    return json.loads(said[said.index("{") : said.rindex("}") + 1])["result"]
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    bench = Bench(tmp_path)
+    yield bench
+    bench.close()
+
+
+@pytest.fixture
+def served(bench: Bench) -> Iterator[Served]:
+    listening = listen(Address("127.0.0.1", 0))
+    served = Served(listening.getsockname()[1], bench)
+    server = WorkspaceServer(bench, served.receipts.append)
+
+    async def serving(*, task_status: anyio.abc.TaskStatus[anyio.CancelScope]) -> None:
+        with anyio.CancelScope() as scope:
+            task_status.started(scope)
+            await served_http.serve(server.protocol(), listening, TOKEN, [])
+
+    with start_blocking_portal() as portal:
+        running, scope = portal.start_task(serving)
+        try:
+            yield served
+        finally:
+            bench.released.set()
+            for connection in served.connections:
+                connection.close()
+            portal.call(server.stop)
+            portal.call(scope.cancel)
+            running.result(PATIENT)
+
+
+def session_of(served: Served, era: str) -> str | None:
+    return None if era == MODERN else served.session()
+
+
+@pytest.mark.parametrize("era", ERAS)
+def test_a_call_whose_client_vanishes_is_rolled_back(served: Served, bench: Bench, era: str) -> None:
+    connection = served.calling("slow", session_of(served, era))
+    assert bench.started.wait(PATIENT)
+    connection.close()
+    time.sleep(0.3)  # so that the server hears of it before the call ends
+    bench.released.set()
+    served.until_one_has_ended()
+    assert [receipt.outcome for receipt in served.receipts] == ["interrupted"]
+    assert not bench.filesystem.exists("slow.txt")
+
+
+@pytest.mark.parametrize("era", ERAS)
+def test_a_call_that_waits_when_its_client_vanishes_changes_nothing(served: Served, bench: Bench, era: str) -> None:
+    first = served.calling("slow", served.session())
+    assert bench.started.wait(PATIENT)
+    second = served.calling("write_file", session_of(served, era), file_path="waited.txt", content="x")
+    time.sleep(0.2)
+    second.close()
+    time.sleep(0.3)
+    bench.released.set()
+    assert not result(first)["isError"]
+    assert not served.call("ls", served.session())["isError"]  # in the turn after it
+    assert not bench.filesystem.exists("waited.txt")
+    assert bench.filesystem.read("slow.txt").content == "whole\n"
+
+
+def test_a_session_that_is_ended_in_the_middle_of_its_call_takes_the_call_with_it(served: Served, bench: Bench) -> None:
+    session = served.session()
+    call = served.calling("slow", session)
+    assert bench.started.wait(PATIENT)
+    with closing(served.connection()) as connection:
+        connection.request("DELETE", "/mcp", headers={**HEADERS, "mcp-session-id": session})
+        assert connection.getresponse().status == 200
+    time.sleep(0.3)  # so that the call is told of it
+    bench.released.set()
+    served.until_one_has_ended()
+    call.close()
+    assert [receipt.outcome for receipt in served.receipts] == ["interrupted"]
+    assert not bench.filesystem.exists("slow.txt")
+    with closing(served.calling("ls", session)) as connection:
+        assert connection.getresponse().status == 404
+
+
+def test_nobody_cancels_the_call_of_another_by_its_number(served: Served, bench: Bench) -> None:
+    one, other = served.session(), served.session()
+    call = served.calling("slow", one)
+    assert bench.started.wait(PATIENT)
+    cancel = json.dumps({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 1}})
+    for headers in ({"mcp-session-id": other}, {"MCP-Protocol-Version": MODERN}):
+        with closing(served.connection()) as connection:
+            connection.request("POST", "/mcp", cancel, {**HEADERS, **headers})
+            connection.getresponse().read()
+    bench.released.set()
+    assert not result(call)["isError"]
+    assert bench.filesystem.read("slow.txt").content == "whole\n"
+
+
+def test_two_clients_with_one_number_get_each_its_own_answer(served: Served, bench: Bench) -> None:
+    one, other = served.session(), served.session()
+    slow = served.calling("slow", one)
+    assert bench.started.wait(PATIENT)
+    listing = served.calling("ls", other)
+    bench.released.set()
+    assert "entries" in result(listing)["structuredContent"]
+    assert result(slow)["structuredContent"] == {"message": "OK"}
+
+
+def test_a_client_that_waits_is_not_forgotten_for_those_that_come(served: Served, bench: Bench) -> None:
+    slow = served.calling("slow", served.session())
+    assert bench.started.wait(PATIENT)
+    sessions = [served.session() for _ in range(MAX_CLIENTS + 10)]
+    with ThreadPoolExecutor(len(sessions)) as pool:
+        answers = pool.map(partial(served.call, "ls"), sessions)
+        time.sleep(0.5)  # so that they all wait
+        bench.released.set()
+        assert not any(answer["isError"] for answer in answers)
+    assert not result(slow)["isError"], "its resources were closed in the middle of the call"
+    assert bench.filesystem.read("slow.txt").content == "whole\n"
+
+
+def test_connections_that_ask_for_nothing_are_few_and_end(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served_http, "REQUEST_SECONDS", 1.0)
+    half = b"POST /mcp HTTP/1.1\r\nHost: localhost\r\n"
+    before = len(os.listdir("/proc/self/fd"))
+    idle = [socket.create_connection(("127.0.0.1", served.port), timeout=PATIENT) for _ in range(300)]
+    try:
+        for number, connection in enumerate(idle):
+            if number % 2:
+                with suppress(ConnectionError):
+                    connection.sendall(half)
+        time.sleep(0.3)
+        assert len(os.listdir("/proc/self/fd")) - before <= len(idle) + served_http.MAX_CONNECTIONS + 20
+        for connection in idle:
+            assert ended(connection)
+    finally:
+        for connection in idle:
+            connection.close()
+    assert not served.call("ls", served.session())["isError"]
+
+
+def test_a_connection_that_trickles_after_its_first_request_ends(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(served_http, "REQUEST_SECONDS", 0.3)
+    with socket.create_connection(("127.0.0.1", served.port), timeout=PATIENT) as connection:
+        head = "".join(f"{name}: {value}\r\n" for name, value in HEADERS.items())
+        connection.sendall(f"GET /none HTTP/1.1\r\nHost: localhost\r\n{head}\r\n".encode())
+        assert b" 404 " in connection.recv(1000)
+        assert keeps_on_until_refused(connection, b"P", 0.05)
+
+
+def test_a_call_that_takes_longer_than_a_connection_may_be_idle_is_answered(
+    served: Served, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(served_http, "REQUEST_SECONDS", 0.1)
+    call = served.calling("slow", served.session())
+    assert bench.started.wait(PATIENT)
+    time.sleep(0.5)
+    bench.released.set()
+    assert not result(call)["isError"]
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_body_without_end_is_not_read_for_ever(served: Served, monkeypatch: pytest.MonkeyPatch, known: bool) -> None:
+    monkeypatch.setattr(served_http, "REQUEST_SECONDS", 0.3)
+    authorised = f"Authorization: Bearer {TOKEN}\r\n" if known else ""
+    head = f"POST /mcp HTTP/1.1\r\nHost: localhost\r\n{authorised}Transfer-Encoding: chunked\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", served.port), timeout=PATIENT) as connection:
+        connection.sendall(head.encode())
+        assert keeps_on_until_refused(connection, b"10000\r\n" + b"x" * 0x10000 + b"\r\n")
+    assert not served.call("ls", served.session())["isError"]
+
+
+def test_there_is_room_for_so_many_sessions_and_those_that_are_go_on(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.setattr(served_http, "MAX_SESSIONS", 3)
+    served: Served = request.getfixturevalue("served")
+    sessions = [served.session() for _ in range(3)]
+    with closing(served.asked("initialize", HELLO, None)) as connection:
+        assert connection.getresponse().status == 503
+    assert not served.call("ls", sessions[0])["isError"]
+
+
+@pytest.mark.parametrize(
+    ("line", "headers", "status"),
+    [
+        (f"POST /mcp?token={TOKEN}", [], 401),
+        ("POST /mcp", [f"Authorization: Bearer {TOKEN[:-1]}"], 401),
+        ("POST /mcp", [f"Authorization: Bearer {TOKEN}x"], 401),
+        ("POST /mcp", [f"Authorization: Bearer {TOKEN.upper()}"], 401),
+        ("POST /mcp", ["Authorization: Bearer"], 401),
+        ("POST /mcp", ["Authorization: Bearer \xff\xfe"], 401),
+        ("POST /mcp", [f"Cookie: token={TOKEN}"], 401),
+        ("OPTIONS /mcp", ["Origin: http://localhost:3000", "Access-Control-Request-Method: POST"], 401),
+        ("GET /", [], 401),
+        ("POST http://evil.example/mcp", [], 401),
+        ("POST /mcp", [f"Authorization: Bearer {TOKEN}", "Host: evil.example"], 400),  # two of them
+    ],
+)
+def test_there_is_no_other_way_in(served: Served, line: str, headers: list[str], status: int) -> None:
+    head = [f"{line} HTTP/1.1", "Host: localhost", "Content-Type: application/json", "Content-Length: 0", *headers]
+    said = served.status(("\r\n".join(head) + "\r\n\r\n").encode("latin-1"))
+    assert said.split()[1] == str(status).encode()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "status"),
+    [
+        ("Origin", "null", 403),
+        ("Origin", "http://localhost.evil.example", 403),
+        ("Origin", "http://127.0.0.1.evil.example:80", 403),
+        ("Origin", "http://localhost@evil.example", 403),
+        ("Host", "127.0.0.1.evil.example", 421),
+        ("Host", "localhost.evil.example:80", 421),
+        ("Host", "localhost,evil.example", 421),
+        ("Host", "[::1].evil.example:80", 421),
+        ("Host", "0.0.0.0", 421),
+        ("Host", "2130706433", 421),
+        ("Host", "", 421),
+        ("Host", "[::1]:99", 200),
+    ],
+)
+def test_a_page_of_another_site_is_refused_even_with_the_token(
+    served: Served, name: str, value: str, status: int
+) -> None:
+    body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": HELLO})
+    with closing(served.connection()) as connection:
+        connection.request("POST", "/mcp", body, {**HEADERS, name: value})
+        assert connection.getresponse().status == status
+
+
+def keeps_on_until_refused(connection: socket.socket, data: bytes, pause: float = 0.0) -> bool:
+    until = time.monotonic() + PATIENT
+    try:
+        while time.monotonic() < until:
+            connection.sendall(data)
+            time.sleep(pause)
+    except ConnectionError:
+        return True
+    return False
+
+
+def ended(connection: socket.socket) -> bool:
+    try:
+        return connection.recv(1) == b""
+    except ConnectionError:
+        return True
