@@ -9,6 +9,7 @@ from typing import Any, cast
 SAID_IN_WORDS = (
     "default", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minLength", "maxLength",
     "pattern", "format", "minItems", "maxItems", "uniqueItems", "minProperties", "maxProperties", "contentEncoding",
+    "not",
 )  # fmt: skip
 """Keywords that not every provider takes: a model reads them in the description, and parsing checks them anyway."""
 KEPT = frozenset({"type", "description", "enum", "const", "anyOf", "items", "properties", "required", "$ref", "$defs"})

@@ -20,9 +20,27 @@ its strict mode too narrow (that one refuses the list which JSON has for a tuple
 With ``coerce=False`` text and numbers are no longer converted to numbers, booleans or names of an enum. In a union, the
 member whose type the value already has comes first, then their order. Instances of the declared types are taken too.
 
-A field's ``metadata`` may have ``description``, ``ge``, ``gt``, ``le``, ``lt``, ``multiple_of``, ``min_length``,
-``max_length``, ``pattern`` (searched for, without look-around) and ``alias``; they count in parsing and in the schema.
-Annotations are resolved in the module of the class, and in the function that defines it while that one runs.
+A field's ``metadata``, or a mapping in the ``Annotated`` that is its type, may have ``description``, ``alias`` and
+these rules. They come in this order, and are not applied to defaults:
+
+| rule | does |
+|---|---|
+| ``strip``, ``lower``, ``upper`` | change text, when they are true |
+| ``ge``, ``gt``, ``le``, ``lt``, ``multiple_of`` | bound a number; the first four a date or time, too |
+| ``min_length``, ``max_length`` | bound the length of text, bytes or a container |
+| ``pattern`` | is found in text; without look-around |
+| ``in``, ``not_in`` | lists what it is one of, or none of |
+| ``validate`` | a function, or several, that raise ValueError, or return the value or nothing |
+| ``convert`` | a function, or several, that return another value |
+
+The words of JSON Schema (``minimum``, ``exclusiveMaximum``, ``maxLength``, ``minItems``, ``enum`` ...) and ``regex``,
+``lowercase``, ``uppercase``, ``validators`` and ``transform`` mean the same. In a union a bound holds for the members
+that can have it; where none can, the class is refused. A class may have ``__validate__`` and ``__post_validate__``,
+which are called with the finished instance and raise ValueError.
+
+The schema says what a value has to be once text has been changed. It has no words for functions, for bounds of dates,
+and for what a text has to look like that stands for a date, bytes or a number as a key. Annotations are resolved in the
+module of the class, and in the function that defines it while that one runs.
 
 pydantic costs 70 to 130 ms to import, so nothing here does it before a class is first parsed or described.
 """

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 Extra = Literal["forbid", "ignore"]
+AliasGenerator = Callable[[str], str]
+"""From the name of a field to its key in JSON, for the fields whose metadata has no ``alias``."""
 
 
 def type_adapter(cls: type[Any]) -> TypeAdapter[Any]:
@@ -18,7 +21,7 @@ def type_adapter(cls: type[Any]) -> TypeAdapter[Any]:
     try:
         adapter = TypeAdapter(cls)
         if not adapter.pydantic_complete:
-            adapter.rebuild(_types_namespace=_enclosing_locals(cls))
+            adapter.rebuild(_types_namespace=enclosing_locals(cls))
     except PydanticUndefinedAnnotation as error:
         advice = "define it at module level, or parse while the function that defines it runs"
         raise TypeError(f"{name_of(cls)} cannot be parsed: {error.message}; {advice}") from None
@@ -29,7 +32,7 @@ def type_adapter(cls: type[Any]) -> TypeAdapter[Any]:
     return adapter
 
 
-def _enclosing_locals(cls: type[Any]) -> dict[str, Any]:
+def enclosing_locals(cls: type[Any]) -> dict[str, Any]:
     """The local names of the running functions in which ``cls`` was defined: its annotations may name them."""
     functions: set[tuple[str, str]] = set()
     for each in (get_origin(cls) or cls, *get_args(cls)):

@@ -7,7 +7,7 @@ import json
 import math
 import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from datetime import date, time, timedelta
 from decimal import Decimal
 from enum import Enum
@@ -17,7 +17,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, overload
 from uuid import UUID
 
-from ringfence.serde.adapters import name_of
+from ringfence.serde.adapters import AliasGenerator, name_of
 from ringfence.serde.problems import encodable, path_text
 
 if TYPE_CHECKING:
@@ -28,13 +28,36 @@ MAX_DEPTH = 200  # pydantic gives up at 255 levels, so that what is dumped can b
 
 
 @overload
-def dump(obj: DataclassInstance, *, exclude_none: bool = False) -> dict[str, object]: ...
+def dump(
+    obj: DataclassInstance,
+    *,
+    exclude_none: bool = False,
+    by_alias: bool = True,
+    computed: bool = False,
+    alias_generator: AliasGenerator | None = None,
+) -> dict[str, object]: ...
 @overload
-def dump(obj: object, *, exclude_none: bool = False) -> object: ...
-def dump(obj: object, *, exclude_none: bool = False) -> object:
+def dump(
+    obj: object,
+    *,
+    exclude_none: bool = False,
+    by_alias: bool = True,
+    computed: bool = False,
+    alias_generator: AliasGenerator | None = None,
+) -> object: ...
+def dump(
+    obj: object,
+    *,
+    exclude_none: bool = False,
+    by_alias: bool = True,
+    computed: bool = False,
+    alias_generator: AliasGenerator | None = None,
+) -> object:
     """``obj`` as what `json.dumps` takes, at every depth; ``parse`` takes it back.
 
-    Dataclasses become dicts by their run-time type (``exclude_none`` leaves out their fields that are None), enums
+    Dataclasses become dicts by their run-time type: ``exclude_none`` leaves out their fields that are None,
+    ``by_alias=False`` has their names for keys, ``alias_generator`` makes keys for fields without an alias, and
+    ``computed`` adds the attributes that a class names in ``__computed__``, which ``parse`` does not take. Enums become
     their values, dates ISO 8601, bytes base64, sets sorted lists. JSON has no NaN and no infinities: they become the
     strings "NaN", "Infinity" and "-Infinity", which no float field takes back. Lone surrogates, which stand for bytes
     of file names that are not UTF-8, become their escape as six characters (``\\udcff``), so that the text can be
@@ -42,7 +65,7 @@ def dump(obj: object, *, exclude_none: bool = False) -> object:
     more than 200 levels deep and for keys that would become one; both say where.
     """
     try:
-        return _plain(obj, exclude_none, 0)
+        return _plain(obj, _style(exclude_none, by_alias, computed, alias_generator), 0)
     except _NotDumpable as problem:
         where = path_text(reversed(problem.path))
         raise problem.kind(f"{where}: {problem.message}" if where else problem.message) from None
@@ -63,7 +86,7 @@ def _lenient(value: Any, around: frozenset[int]) -> Any:
             return f"<{type(value).__name__} again>" if id(value) in around else _short_repr(value)
         inside = around | {id(value)}
         kind: type[Any] = value.__class__
-        if (attributes := _attributes(kind)) is not None:
+        if (attributes := _PLAIN.attributes(kind)) is not None:
             return {key: _lenient(getattr(value, name), inside) for name, key in attributes}
         if issubclass(kind, Mapping):
             return {str(key): _lenient(item, inside) for key, item in dict(value).items()}
@@ -91,15 +114,32 @@ class _NotDumpable(Exception):
         self.path: list[str | int] = []
 
 
-@lru_cache(maxsize=1024)
-def _attributes(cls: type) -> tuple[tuple[str, str], ...] | None:
-    """The fields of a dataclass and the keys they have in JSON; None for another class."""
-    if not is_dataclass(cls):
-        return None
-    return tuple((field.name, field.metadata.get("alias", field.name)) for field in fields(cls))
+@dataclass(frozen=True, slots=True)
+class _Style:
+    exclude_none: bool
+    attributes: Callable[[type], tuple[tuple[str, str], ...] | None]
+    """The attributes of a dataclass that are dumped and the keys they have in JSON; None for another class."""
 
 
-def _plain(value: Any, exclude_none: bool, depth: int) -> Any:
+@lru_cache(maxsize=64)
+def _style(exclude_none: bool, by_alias: bool, computed: bool, alias_generator: AliasGenerator | None) -> _Style:
+    @lru_cache(maxsize=1024)
+    def attributes(cls: type) -> tuple[tuple[str, str], ...] | None:
+        if not is_dataclass(cls):
+            return None
+        key = alias_generator or str
+        found = [(field.name, field.metadata.get("alias") or key(field.name)) for field in fields(cls)]
+        if computed:
+            found += [(name, key(name)) for name in getattr(cls, "__computed__", ())]
+        return tuple(found if by_alias else [(name, name) for name, _ in found])
+
+    return _Style(exclude_none, attributes)
+
+
+_PLAIN = _style(False, True, False, None)
+
+
+def _plain(value: Any, style: _Style, depth: int) -> Any:
     kind = value.__class__
     if kind is str:
         return encodable(value)
@@ -113,16 +153,16 @@ def _plain(value: Any, exclude_none: bool, depth: int) -> Any:
         return value if math.isfinite(value) else _NOT_FINITE[str(value)]
     if depth > MAX_DEPTH:
         raise _NotDumpable(ValueError, f"a {kind.__name__} that contains itself, or is nested too deeply")
-    if (attributes := _attributes(kind)) is not None:
+    if (attributes := style.attributes(kind)) is not None:
         pairs = [(key, getattr(value, name)) for name, key in attributes]
-        return _object([pair for pair in pairs if pair[1] is not None] if exclude_none else pairs, exclude_none, depth)
+        return _object([pair for pair in pairs if pair[1] is not None] if style.exclude_none else pairs, style, depth)
     if kind is dict:
-        return _object([(_key_text(key), item) for key, item in value.items()], exclude_none, depth)
+        return _object([(_key_text(key), item) for key, item in value.items()], style, depth)
     if kind is list or kind is tuple:
-        return _array(value, exclude_none, depth)
+        return _array(value, style, depth)
     for types, simpler in _FORMS:
         if isinstance(value, types):
-            out = _plain(simpler(value), exclude_none, depth + 1)
+            out = _plain(simpler(value), style, depth + 1)
             return _sorted(out) if types is Set else out
     raise _NotDumpable(TypeError, f"the type {name_of(kind)} has no JSON form")
 
@@ -148,12 +188,12 @@ _FORMS: tuple[tuple[Any, Callable[[Any], object]], ...] = (
 )
 
 
-def _object(pairs: Sequence[tuple[str, Any]], exclude_none: bool, depth: int) -> dict[str, Any]:
+def _object(pairs: Sequence[tuple[str, Any]], style: _Style, depth: int) -> dict[str, Any]:
     out: dict[str, Any] = {}
     key = ""
     try:
         for key, item in pairs:
-            out[key] = _plain(item, exclude_none, depth + 1)
+            out[key] = _plain(item, style, depth + 1)
     except _NotDumpable as problem:
         problem.path.append(key)
         raise
@@ -162,11 +202,11 @@ def _object(pairs: Sequence[tuple[str, Any]], exclude_none: bool, depth: int) ->
     return out
 
 
-def _array(items: Iterable[Any], exclude_none: bool, depth: int) -> list[Any]:
+def _array(items: Iterable[Any], style: _Style, depth: int) -> list[Any]:
     out: list[Any] = []
     try:
         for item in items:
-            out.append(_plain(item, exclude_none, depth + 1))  # noqa: PERF401 (its length is where a problem is)
+            out.append(_plain(item, style, depth + 1))  # noqa: PERF401 (its length is where a problem is)
     except _NotDumpable as problem:
         problem.path.append(len(out))
         raise
@@ -181,7 +221,7 @@ def _sorted(items: list[Any]) -> list[Any]:
 
 
 def _key_text(key: object) -> str:
-    text = _plain(key, False, 0)
+    text = _plain(key, _PLAIN, 0)
     if type(text) in (list, dict):
         raise _NotDumpable(TypeError, f"the type {name_of(type(key))} cannot be a key in JSON")
     return text if isinstance(text, str) else json.dumps(text)

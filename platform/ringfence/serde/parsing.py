@@ -9,30 +9,40 @@ from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from typing import Any, TypeVar, get_origin
 
-from ringfence.serde.adapters import Extra, name_of, type_adapter
+from ringfence.serde.adapters import AliasGenerator, Extra, name_of
 from ringfence.serde.problems import Layout, shown_value
+from ringfence.serde.rules import core_schema
 from ringfence.serde.strictness import tightened
 
 T = TypeVar("T")
 Decoder = Callable[[Mapping[str, object] | str | bytes], T]
 
 
-def parse(cls: type[T], data: Mapping[str, object] | str | bytes, *, extra: Extra = "ignore", coerce: bool = True) -> T:
+def parse(
+    cls: type[T],
+    data: Mapping[str, object] | str | bytes,
+    *,
+    extra: Extra = "ignore",
+    coerce: bool = True,
+    alias_generator: AliasGenerator | None = None,
+) -> T:
     """An instance of the dataclass ``cls`` from a mapping or from the text of a JSON object.
 
     ``extra`` says what happens to keys that are no fields, at every depth. Raises TypeError when ``cls`` is not a
     dataclass that can be parsed or ``data`` is none of these, and ValueError, with every problem and where it is
     (``edits[2].count: expected an integer (got "many")``), when the data does not fit.
     """
-    return _decoder(cls, extra, coerce)(data)
+    return _decoder(cls, extra, coerce, alias_generator)(data)
 
 
-def decoder(cls: type[T], *, extra: Extra = "forbid", coerce: bool = True) -> Decoder[T]:
+def decoder(
+    cls: type[T], *, extra: Extra = "forbid", coerce: bool = True, alias_generator: AliasGenerator | None = None
+) -> Decoder[T]:
     """``parse`` for one class with all that can be known beforehand compiled: for whoever parses it often.
 
     Raises TypeError when ``cls`` is not a dataclass that can be parsed.
     """
-    return _decoder(cls, extra, coerce)
+    return _decoder(cls, extra, coerce, alias_generator)
 
 
 def read_json(text: str | bytes) -> dict[str, object]:
@@ -66,11 +76,11 @@ def clone(obj: T, /, **changes: object) -> T:
     if not is_dataclass(obj):
         raise TypeError(f"cannot clone {cls.__name__}: it is not a dataclass")
     values = {field.name: getattr(obj, field.name) for field in fields(obj) if field.init}
-    return _decoder(cls, "forbid", False)(values | changes)
+    return _decoder(cls, "forbid", False, None)(values | changes)
 
 
 @lru_cache(maxsize=1024)
-def _decoder(cls: type[Any], extra: Extra, coerce: bool) -> Decoder[Any]:
+def _decoder(cls: type[Any], extra: Extra, coerce: bool, alias_generator: AliasGenerator | None) -> Decoder[Any]:
     from pydantic_core import SchemaValidator, ValidationError
 
     if extra not in ("forbid", "ignore"):
@@ -78,8 +88,7 @@ def _decoder(cls: type[Any], extra: Extra, coerce: bool) -> Decoder[Any]:
     origin = get_origin(cls) or cls
     if not (isinstance(origin, type) and is_dataclass(origin)):
         raise TypeError(f"expected a dataclass, got {name_of(cls)}")
-    plain: Any = type_adapter(cls).core_schema
-    core = tightened(plain, coerce)
+    core = tightened(core_schema(cls, alias_generator), coerce)
     validate = SchemaValidator(core).validate_python
     layout = Layout(core, {node["ref"]: node for node in core.get("definitions", ())})
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ringfence.serde.strictness import Node
+from ringfence.serde.nodes import Node
 
 MAX_PROBLEMS = 20
 
@@ -71,7 +71,10 @@ class Layout:
         kind, loc = problem["type"], problem["loc"]
         if kind in ("unexpected_keyword_argument", "extra_forbidden"):
             path, node = self._find(loc[:-1])
-            return path_text([*path, loc[-1]]), _unknown_key(str(loc[-1]), _keys(node)), ""
+            known = _keys(node)
+            twice = next((_key(each) for each in _fields(node) if each["name"] == loc[-1]), None)
+            what = f'the same as "{twice}": give one of them' if twice in known else _unknown_key(str(loc[-1]), known)
+            return path_text([*path, loc[-1]]), what, ""
         path, node = self._find(loc)
         where = path_text(path) + (" (its key)" if loc[-1:] == ("[key]",) else "")
         if kind == "missing":
@@ -141,8 +144,12 @@ def _key(field: Node) -> str:
 def _keys(node: Node) -> list[str]:
     """The keys that the object of a node may have."""
     if node["type"] == "dataclass-args":
-        return [_key(field) for field in node["fields"] if field.get("init", True)]
+        return [_key(field) for field in _fields(node)]
     return list(node.get("fields", ()))
+
+
+def _fields(node: Node) -> list[Node]:
+    return [field for field in node["fields"] if field.get("init", True)] if node["type"] == "dataclass-args" else []
 
 
 def _expected(node: Node) -> str:

@@ -6,28 +6,32 @@ import json
 from functools import cache, lru_cache
 from typing import Any
 
-from ringfence.serde.adapters import Extra, name_of, type_adapter
+from ringfence.serde.adapters import AliasGenerator, Extra, name_of
 from ringfence.serde.dumping import dump
+from ringfence.serde.rules import WORDS, core_schema
+from ringfence.serde.strictness import NUMBER
 
 
-def schema(cls: type[object], *, extra: Extra = "ignore") -> dict[str, object]:
+def schema(
+    cls: type[object], *, extra: Extra = "ignore", alias_generator: AliasGenerator | None = None
+) -> dict[str, object]:
     """The JSON Schema (2020-12) of what ``parse`` takes without coercion; yours to change.
 
     ``extra="forbid"`` puts ``additionalProperties: false`` into every object. Dataclasses inside of ``cls`` are in
     ``$defs``. Raises TypeError for a type that has no schema.
     """
-    found: dict[str, object] = json.loads(_schema_text(cls, extra))
+    found: dict[str, object] = json.loads(_schema_text(cls, extra, alias_generator))
     return found
 
 
 @lru_cache(maxsize=1024)
-def _schema_text(cls: type[object], extra: Extra) -> str:
+def _schema_text(cls: type[object], extra: Extra, alias_generator: AliasGenerator | None) -> str:
     from pydantic import PydanticUserError
 
     if extra not in ("forbid", "ignore"):
         raise ValueError(f"extra must be 'forbid' or 'ignore', not {extra!r}")
     try:
-        found = type_adapter(cls).json_schema(schema_generator=_schema_generator())
+        found = _schema_generator()().generate(core_schema(cls, alias_generator))
     except PydanticUserError as error:
         raise TypeError(f"{name_of(cls)} has no JSON Schema: {error.message.splitlines()[0]}") from None
     if "$ref" in found:
@@ -58,6 +62,14 @@ def _schema_generator() -> Any:
 
         def emit_warning(self, kind: Any, detail: str) -> None:
             """A default without a JSON form is left out, and that is all."""
+
+        def function_after_schema(self, schema: Any) -> dict[str, Any]:
+            return super().function_after_schema(schema) | schema.get("metadata", {}).get(WORDS, {})
+
+        def decimal_schema(self, schema: Any) -> dict[str, Any]:
+            text = {"type": "string", "pattern": f"^{NUMBER}$"}
+            found = super().decimal_schema(schema)
+            return {**found, "anyOf": [text if each["type"] == "string" else each for each in found["anyOf"]]}
 
         def bytes_schema(self, schema: Any) -> dict[str, Any]:
             return {"type": "string", "contentEncoding": "base64"}

@@ -8,21 +8,15 @@ from datetime import date, time, timedelta
 from decimal import Decimal
 from typing import Any
 
-Node = dict[str, Any]
-"""A node of a pydantic core schema; what keys it has depends on its ``type``."""
+from ringfence.serde.nodes import Node, called, members, rebuilt
 
 # Guards only refuse: the conversion stays pydantic's, so that a union can tell a value that
 # fits as it is from one that has to be converted.
 
-_NESTED = frozenset(
-    {"schema", "items_schema", "keys_schema", "values_schema", "choices", "fields", "definitions", "steps"}
-    | {"lax_schema", "strict_schema", "json_schema", "python_schema", "extras_schema", "arguments_schema"}
-)
-
 
 def tightened(node: Node, coerce: bool) -> Any:
     # JSON has only text for the keys of an object, so those are always coerced.
-    out = {key: _each(at, coerce or key == "keys_schema") if key in _NESTED else at for key, at in node.items()}
+    out = rebuilt(node, lambda key, each: tightened(each, coerce or key == "keys_schema"))
     kind = out["type"]
     if kind == "float":
         out.setdefault("allow_inf_nan", False)
@@ -32,8 +26,7 @@ def tightened(node: Node, coerce: bool) -> Any:
         out["config"] = {**out.get("config", {}), "val_json_bytes": "base64"}
     elif kind == "union":
         # Numbers for labels, so that an error's location says which member it is about.
-        members = enumerate(out["choices"])
-        out["choices"] = [(each[0] if type(each) is tuple else each, str(number)) for number, each in members]
+        out["choices"] = [(each, str(number)) for number, each in enumerate(members(out))]
     if kind == "str" or (kind in ("int", "float", "bool") and not coerce):
         return {**out, "strict": True}
     guard = _GUARDS.get(kind)
@@ -44,22 +37,7 @@ def tightened(node: Node, coerce: bool) -> Any:
         values = [member.value for member in out["members"]]
         texts = {str(value): value for value in values if type(value) in (int, float)}
         guard = _one_of(values, names | texts if coerce else {})
-    if guard is None:
-        return out
-    reference = {"ref": out.pop("ref")} if "ref" in out else {}
-    return {"type": "function-before", "function": {"type": "no-info", "function": guard}, "schema": out, **reference}
-
-
-def _each(value: Any, coerce: bool) -> Any:
-    """The same for whatever a key holds: a node, a list or dict of nodes, a labelled node; the rest as it is."""
-    kind = value.__class__
-    if kind is dict:
-        if isinstance(value.get("type"), str):
-            return tightened(value, coerce)
-        return {key: _each(item, coerce) for key, item in value.items()}
-    if kind is list:
-        return [_each(item, coerce) for item in value]
-    return tuple(_each(item, coerce) for item in value) if kind is tuple else value
+    return out if guard is None else called("before", guard, out)
 
 
 def _refused(kind: Any, **context: object) -> Exception:
@@ -82,14 +60,14 @@ def _guard(error: str, types: tuple[type, ...], text: str) -> Callable[[Any], ob
     return guard
 
 
-_NUMBER = r"[+-]?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?"
+NUMBER = r"[+-]?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?"
 _NO_TIMESTAMP = r"(?![+-]?[0-9.]+([eE][+-]?[0-9]+)?$).*"
 _TIMES = (date, time, timedelta)
 _GUARDS = {
     "int": _guard("int_type", (int, float), r"[+-]?[0-9]+"),
-    "float": _guard("float_type", (float, int), _NUMBER),
+    "float": _guard("float_type", (float, int), NUMBER),
     "bool": _guard("bool_type", (bool, int), "(?i:true|false|yes|no|on|off|1|0)"),
-    "decimal": _guard("decimal_type", (Decimal, int, float), _NUMBER),
+    "decimal": _guard("decimal_type", (Decimal, int, float), NUMBER),
     "date": _guard("date_type", _TIMES, _NO_TIMESTAMP),
     "datetime": _guard("datetime_type", _TIMES, _NO_TIMESTAMP),
     "time": _guard("time_type", _TIMES, _NO_TIMESTAMP),
