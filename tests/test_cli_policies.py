@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -29,8 +30,6 @@ def tree(tmp_path: Path) -> Path:
 
 
 def ringfence(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    import os
-
     return subprocess.run(
         [sys.executable, "-m", "ringfence_cli", *map(str, arguments)],
         capture_output=True,
@@ -131,6 +130,28 @@ def test_a_spec_that_says_nothing_is_wrong_usage(tree: Path, spec: str) -> None:
     assert run(tree, "--policy", spec)[0] == 2
 
 
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("deletions:x", "takes a number of files, such as deletions:3"),
+        ("deletions:" + "9" * 5000, "takes a number of files"),
+        ("tests:ls", "takes a tool and a pattern"),
+        ("allow:", "takes a pattern"),
+        ("tests:make:/src/**", "names tools that this prompt does not have: make"),
+        ("guard", "there are allow:GLOB"),
+    ],
+)
+def test_what_is_wrong_with_a_spec_is_said(tree: Path, spec: str, words: str) -> None:
+    code, _, errors = run(tree, "--policy", spec)
+    assert (code, words in " ".join(errors.split())) == (2, True), errors
+
+
+def test_a_server_with_a_policy_about_a_tool_that_it_has_not_does_not_start(tree: Path) -> None:
+    refused = ringfence("serve", tree, "--policy", "tests:make:/src/**")
+    assert refused.returncode == 2
+    assert "names tools that this prompt does not have: make" in " ".join(refused.stderr.split())
+
+
 def test_a_file_within_reach_of_the_agent_is_refused(tree: Path, tmp_path: Path) -> None:
     (tree / "ringfence.toml").write_text("[policies]\n")
     (tmp_path / "link.toml").symlink_to(tree / "ringfence.toml")
@@ -152,6 +173,35 @@ def test_a_past_run_says_what_a_policy_would_have_denied(tree: Path, tmp_path: P
     record = json.loads(ringfence("policies", "try", receipts, "--policy", "allow:/src/**", "--json").stdout)
     assert (record["calls"], [denial["tool"] for denial in record["denied"]]) == (4, ["write_file", "rm"])
     assert ringfence("policies", "try", receipts, "--policy", "deny:nothing").returncode == 0
+
+
+def test_tests_of_a_past_run_have_passed_where_their_command_has(tmp_path: Path) -> None:
+    def receipt(tool: str, changes: list[object], exit_code: int | None = None) -> str:
+        named = {"call_id": tool, "tool": tool, "outcome": "committed", "changes": changes, "params": {}}
+        return json.dumps({**named, "exit_code": exit_code}) + "\n"
+
+    file = {"kind": "file", "mode": 0o644, "size": 1, "content_hash": "1" * 64}
+    deploys = receipt("write_file", [{"path": "CHANGELOG.md", "before": None, "after": file}])
+    receipts = tmp_path / "receipts.jsonl"
+    for exit_code, code in ((1, 1), (0, 0), (None, 0)):
+        receipts.write_text(receipt("shell_execute", [], exit_code) + deploys)
+        tried = ringfence("policies", "try", receipts, "--policy", "tests:shell_execute:CHANGELOG.md")
+        assert tried.returncode == code, tried
+
+
+def test_a_name_that_is_no_utf_8_is_tried_as_what_it_is(tree: Path, tmp_path: Path) -> None:
+    (tree / "src").mkdir()
+    Path(os.fsdecode(bytes(tree) + b"/src/\xff.py")).write_text("x\n")
+    names = {"read_file": {"file_path": "src/\\xff.py"}, "rm": {"path": "src/\\xff.py"}}
+    rm = {"tool_calls": [{"name": name, "arguments": arguments} for name, arguments in names.items()]}
+    (tmp_path / "script.jsonl").write_text(json.dumps(rm) + "\n" + json.dumps({"text": "Done."}) + "\n")
+    receipts = tmp_path / "receipts.jsonl"
+    assert run(tree, "--receipts", receipts)[0] == 0
+    read, removed = map(json.loads, receipts.read_text().splitlines())
+    assert [*read["read"], removed["changes"][0]["path"]] == ["src/\\xff.py"] * 2
+    tried = ringfence("policies", "try", receipts, "--policy", "deny:/src/?.py", "--json")
+    assert len(json.loads(tried.stdout)["denied"]) == 1
+    assert ringfence("policies", "try", receipts, "--policy", "deny:/src/????.py").returncode == 0
 
 
 def test_what_cannot_be_tried_is_wrong_usage(tmp_path: Path) -> None:

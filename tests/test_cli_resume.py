@@ -43,7 +43,7 @@ def calls(*tool_calls: Mapping[str, object]) -> dict[str, Any]:
 
 def performed(tree: Path, turns: Sequence[Any], *, resume: bool = False) -> tuple[Ending, ScriptedAdapter]:
     """A run in this process, so that a test can see what the model was sent."""
-    before = interrupted_run(tree) if resume else None
+    before = interrupted_run(record_of(tree)) if resume else None
     workspace, adapter = DiskWorkspace(tree), ScriptedAdapter(turns)
     with closing(workspace), closing(RunRecord(tree, "Do it.", before)) as record, Signals() as signals:
         return perform(Task("Do it.", workspace, adapter, record=record), signals, Tally(), []), adapter
@@ -77,15 +77,46 @@ def test_a_run_can_be_interrupted_and_resumed_again_and_again(tree: Path) -> Non
 
 def test_a_run_that_is_done_cannot_be_resumed(tree: Path) -> None:
     performed(tree, [READ, DONE])
-    assert interrupted_run(tree) is None
+    assert interrupted_run(record_of(tree)) is None
 
 
 def test_a_new_run_takes_the_place_of_an_interrupted_one(tree: Path) -> None:
     performed(tree, [READ])
     performed(tree, [calls(call("ls"))])
-    before = interrupted_run(tree)
+    before = interrupted_run(record_of(tree))
     assert before is not None
     assert len(before.messages) == 2
+
+
+def test_what_was_interrupted_before_a_new_run_can_go_on_after_it(tree: Path) -> None:
+    first = script(tree, "1.jsonl", READ)
+    done, write = script(tree, "2.jsonl", DONE), script(tree, "3.jsonl", calls(EDIT), DONE)
+    assert ringfence("run", tree, "--task", "Mend it.", "--model", first).returncode == 3
+    other = ringfence("run", tree, "--task", "Something else.", "--model", done)
+    assert other.returncode == 0
+    assert "a run was interrupted here before (Mend it.): its record is kept, and --resume" in other.stderr
+    resumed = ringfence("run", tree, "--resume", "--model", write)
+    assert resumed.returncode == 0, resumed.stderr
+    assert (tree / "a.txt").read_text() == "two\n", "it knows what it had read"
+    assert interrupted_run(record_of(tree)) is None
+    assert "interrupted" not in ringfence("run", tree, "--task", "A third.", "--model", done).stderr
+
+
+def test_a_run_that_is_wrong_usage_leaves_the_record_alone(tree: Path) -> None:
+    performed(tree, [READ])
+    before = record_of(tree).read_bytes()
+    model = script(tree, "1.jsonl", DONE)
+    for options in (["--policy", "tests:no_such_tool:/src/**"], ["--patch", tree / "no" / "such" / "place"]):
+        refused = ringfence("run", tree, "--task", "Other.", "--model", model, *options)
+        assert (refused.returncode, record_of(tree).read_bytes()) == (2, before), refused.stderr
+
+
+def test_a_damaged_record_does_not_keep_a_new_run_from_beginning(tree: Path) -> None:
+    performed(tree, [READ])
+    record_of(tree).write_bytes(b"{}\nno record\n")
+    begun = ringfence("run", tree, "--task", "Other.", "--model", script(tree, "1.jsonl", DONE))
+    assert begun.returncode == 0
+    assert "a run was interrupted here before: its record is kept" in begun.stderr
 
 
 def cut(tree: Path, lines: int, rest: bytes = b"") -> None:
@@ -129,7 +160,7 @@ def test_a_damaged_record_is_said(tree: Path) -> None:
     performed(tree, [READ])
     cut(tree, 0, b'{"messages": [{"$type": "os:system", "fields": {}}]}\n')
     with pytest.raises(ValueError, match="cannot be read"):
-        interrupted_run(tree)
+        interrupted_run(record_of(tree))
 
 
 def ringfence(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -162,7 +193,7 @@ def test_a_run_that_was_killed_goes_on_from_its_last_step(tree: Path) -> None:
     record = json.loads(done.stdout)
     assert record["tool_calls"]["denied"] == 0, "it knows what it wrote before it was killed"
     assert (tree / "14.txt").read_text() == "y\n"
-    assert interrupted_run(tree) is None
+    assert interrupted_run(record_of(tree)) is None
 
 
 def test_a_run_that_failed_says_how_it_can_go_on(tree: Path) -> None:
@@ -173,10 +204,17 @@ def test_a_run_that_failed_says_how_it_can_go_on(tree: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [[], ["--resume", "--task", "x"], ["--resume", "--workspace", "memory"], ["--resume"]], ids=" ".join
+    ("options", "words"),
+    [
+        ([], "give either --task"),
+        (["--resume", "--task", "x"], "give either --task"),
+        (["--resume", "--workspace", "memory"], "a copy in memory ends with its run"),
+        (["--resume"], "there is no interrupted run"),
+    ],
 )
-def test_what_cannot_be_resumed_is_wrong_usage(tree: Path, options: list[str]) -> None:
-    assert ringfence("run", tree, *options, "--model", script(tree, "1.jsonl", DONE)).returncode == 2
+def test_what_cannot_be_resumed_is_wrong_usage(tree: Path, options: list[str], words: str) -> None:
+    refused = ringfence("run", tree, *options, "--model", script(tree, "1.jsonl", DONE))
+    assert (refused.returncode, words in " ".join(refused.stderr.split())) == (2, True), refused.stderr
 
 
 def test_an_adapter_s_own_object_does_not_keep_a_turn_from_the_record(tree: Path) -> None:
@@ -191,6 +229,6 @@ def test_an_adapter_s_own_object_does_not_keep_a_turn_from_the_record(tree: Path
     workspace = DiskWorkspace(tree)
     with closing(workspace), closing(RunRecord(tree, "Do it.")) as record, Signals() as signals:
         perform(Task("Do it.", workspace, Failing([READ]), record=record), signals, Tally(), [])
-    before = interrupted_run(tree)
+    before = interrupted_run(record_of(tree))
     assert before is not None
     assert len(before.messages) == 3

@@ -15,6 +15,7 @@ from ringfence import serde
 from ringfence.adapters.failures import said_of
 from ringfence.errors import RingfenceError
 from ringfence.filesystem.paths import shown
+from ringfence.runtime.receipts import change_json
 from ringfence_cli.outputs import json_line
 from ringfence_cli.printable import one_line, plural, printable
 from ringfence_cli.signals import Signals
@@ -84,7 +85,7 @@ def show(directory: Path, signals: Signals, as_json: bool, step: int, aborted: b
     with opened(directory, signals, changes=False) as workspace:
         found = workspace.aborted_step(step) if aborted else workspace.show(step)
     if as_json:
-        changes = [{"kind": change.kind, **serde.dump(change), "path": shown(change.path)} for change in found.changes]
+        changes = [change_json(change) for change in found.changes]
         put(json_line({"step": _step(found.step), "changes": changes, **text_or_bytes("patch", found.patch)}))
     else:
         title = _title(found.step)

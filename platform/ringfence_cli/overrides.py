@@ -108,7 +108,7 @@ def _prompt(spec: str) -> Prompt[Any]:
         for part in name.split("."):
             found = getattr(found, part)
     except Exception as error:  # a user's module may raise anything
-        raise click.UsageError(f"{spec!r} cannot be had: {type(error).__name__}: {said_of(error)}") from None
+        raise click.UsageError(f"{spec!r} cannot be had: {said_of(error)}") from None
     kind: type[Any] = found.__class__
     if issubclass(kind, PromptTemplate):
         return Prompt[Any](found)

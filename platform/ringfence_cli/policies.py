@@ -6,8 +6,9 @@ import json
 import os
 import tomllib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import click
@@ -15,6 +16,7 @@ import click
 from ringfence import serde
 from ringfence.adapters.failures import said_of
 from ringfence.errors import PromptValidationError
+from ringfence.filesystem.paths import unescaped
 from ringfence.participants import CallInfo, CallLock, Change
 from ringfence.prompt.effects import DeletionLimitPolicy, PathPolicy, ProtectedFilesPolicy, RequireCleanTestsPolicy
 from ringfence.prompt.policy import EffectPolicy, Policy, ToolPolicy
@@ -95,10 +97,14 @@ def policies_said(specs: Sequence[str], directory: Path | None = None) -> tuple[
                 lists[kind].append(rest)
             elif spec == "protected":
                 found.append(ProtectedFilesPolicy())
-            elif kind == "deletions" and rest.isascii() and rest.isdigit():
+            elif kind == "deletions":
+                if not (rest.isascii() and rest.isdigit() and len(rest) < 10):
+                    raise _bad(f"{spec!r}: deletions:N takes a number of files, such as deletions:3")
                 found.append(DeletionLimitPolicy(max_files=int(rest)))
-            elif kind == "tests" and rest.rpartition(":")[2] and ":" in rest:
+            elif kind == "tests":
                 found.append(_tests_said(rest))
+            elif kind in lists:
+                raise _bad(f"{spec!r}: {kind}:GLOB takes a pattern, such as {kind}:/src/**")
             elif spec.endswith(".toml"):
                 found.extend(_of_file(Path(spec), directory))
             else:
@@ -116,10 +122,12 @@ def policies_said(specs: Sequence[str], directory: Path | None = None) -> tuple[
 def _tests_said(rest: str) -> Policy:
     """Of ``TOOL:GLOB``, or ``TOOL=COMMAND:GLOB``, where the command may have colons and the glob not."""
     tool, _, pattern = rest.partition(":")
-    if "=" not in tool:
-        return RequireCleanTestsPolicy(tool, paths=[pattern])
-    named, _, pattern = rest.rpartition(":")
-    tool, _, command = named.partition("=")
+    command = None
+    if "=" in tool:
+        named, _, pattern = rest.rpartition(":")
+        tool, _, command = named.partition("=")
+    if not (tool and pattern):
+        raise ValueError("tests:TOOL:GLOB takes a tool and a pattern, such as tests:shell_execute:/src/**")
     return RequireCleanTestsPolicy(tool, command=command, paths=[pattern])
 
 
@@ -158,8 +166,8 @@ class Denial:
 def replayed(receipts: Path, policies: Sequence[Policy]) -> tuple[int, list[Denial]]:
     """How many committed calls a receipts file has, and those that the policies would have denied.
 
-    Every call is judged as if all before it had been kept, those aside that would have been denied. A receipt does not
-    say what a tool answered: tests count as passed where their call was committed.
+    Every call is judged as if all before it had been kept, those aside that would have been denied. Tests count as
+    passed where their call was committed and the receipt has no other exit code than 0.
 
     Raises:
         click.BadParameter: a line that is no receipt.
@@ -173,6 +181,7 @@ def replayed(receipts: Path, policies: Sequence[Policy]) -> tuple[int, list[Deni
             try:
                 receipt = serde.read_json(line)
                 changes = [serde.parse(Change, one) for one in _list_of(receipt["changes"])]
+                changes = [replace(one, path=unescaped(one.path)) for one in changes]
                 call_id, name, outcome = (str(receipt[key]) for key in ("call_id", "tool", "outcome"))
                 if outcome != "committed":
                     continue
@@ -182,6 +191,7 @@ def replayed(receipts: Path, policies: Sequence[Policy]) -> tuple[int, list[Deni
             except (ValueError, TypeError, PromptValidationError) as error:
                 raise _no_receipt(number, said_of(error)) from None
             calls += 1
+            answer = ToolResult("done", SimpleNamespace(exit_code=receipt.get("exit_code") or 0))
             call = CallInfo(call_id, name)
             call.changes = {CallLock("a past run"): changes} if changes else {}
             context = ToolContext(prompt=prompt, rendered_prompt=None, adapter=None, session=session, call=call)
@@ -191,7 +201,7 @@ def replayed(receipts: Path, policies: Sequence[Policy]) -> tuple[int, list[Deni
                 continue
             for policy in policies:
                 if isinstance(policy, ToolPolicy):
-                    policy.on_result(tool, receipt.get("params"), ToolResult("done"), context=context)
+                    policy.on_result(tool, receipt.get("params"), answer, context=context)
     return calls, denials
 
 

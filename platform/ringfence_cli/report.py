@@ -8,8 +8,8 @@ from typing import get_args
 
 from ringfence import serde
 from ringfence.filesystem.paths import shown
-from ringfence.participants import Change, FileVersion
-from ringfence.runtime.receipts import Outcome
+from ringfence.participants import Change
+from ringfence.runtime.receipts import Outcome, change_json
 from ringfence_cli.printable import one_line, plural
 from ringfence_cli.task import Ending
 from ringfence_cli.watch import Tally
@@ -51,7 +51,7 @@ def as_json(ending: Ending, tally: Tally, workspace: RunWorkspace) -> dict[str, 
         "turns": tally.turns,
         "tool_calls": {"total": tally.calls, **{outcome: tally.outcomes[outcome] for outcome in OUTCOMES}},
         "plan": serde.dump(ending.plan) if ending.plan is not None else None,
-        "changes": [_change(change) for change in ending.changes],
+        "changes": [change_json(change) for change in ending.changes],
         **_patch(ending.patch),
         "applied": ending.applied,
         "steps": workspace.steps(),
@@ -60,15 +60,6 @@ def as_json(ending: Ending, tally: Tally, workspace: RunWorkspace) -> dict[str, 
         "usage": serde.dump(tally.usage),
         "duration_seconds": round(tally.seconds, 3),
     }
-
-
-def _change(change: Change) -> dict[str, object]:
-    versions = {"before": _version(change.before), "after": _version(change.after)}
-    return {"kind": change.kind, "path": shown(change.path), **versions}
-
-
-def _version(version: FileVersion | None) -> object:
-    return None if version is None else serde.dump(version)
 
 
 def _patch(patch: bytes) -> dict[str, object]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,15 @@ from ringfence.runtime.session import Session
 from ringfence.runtime.visibility import VisibilityOverrides
 from ringfence.serde.tagged import decode, encode, types_within
 from ringfence_cli.outputs import OutputFile
+from ringfence_cli.printable import one_line
 from ringfence_cli.signals import Signals
 from ringfence_sandbox.places import store_of
 from ringfence_sandbox.shell_environment import ShellEnvironment
 from ringfence_tools.planning import Plan
 
 FILE_NAME = "run.jsonl"
+KEPT_NAME = "run-before.jsonl"
+"""The record of a run that was interrupted, while another one has the first name."""
 PROMPT_NAME = "ringfence:run"
 KEPT: Sequence[type[Any]] = (Plan, PolicyState, ShellEnvironment, VisibilityOverrides)
 """What of a session a run goes on with. What tools answered is in the conversation."""
@@ -49,9 +53,10 @@ class RunRecord:
     def __init__(self, directory: Path, task: str, before: Interrupted | None = None) -> None:
         """``before`` is the run to go on with. The workspace has to be open: its lock guards the record too."""
         self.path = record_of(directory)
+        self.kept = self.path.with_name(KEPT_NAME)
         self.task = task
         self._before = before
-        self._file = OutputFile(self.path, append=before is not None)
+        self._file: OutputFile | None = None
         self._written: list[tuple[Any, ...]] = []
 
     def attend(self, session: Session, signals: Signals, steps: Sequence[Step]) -> None:
@@ -63,10 +68,10 @@ class RunRecord:
             answered = _answers_of_steps(self._before, steps)
             session[Conversation].seed(Conversation(PROMPT_NAME, (*self._before.messages, *answered)))
             record["messages"] = [encode(message) for message in answered]
-        if self._before is None:
-            self._file.replace(_line(record))
-        else:
-            self._file.write(_line(record))
+        elif self._is_of_a_run():
+            os.replace(self.path, self.kept)
+        self._file = OutputFile(self.path, append=True)
+        self._file.write(_line(record))
         self._written = [session[kind].all() for kind in KEPT]
 
         def said(event: Said) -> None:
@@ -81,22 +86,45 @@ class RunRecord:
         if not _same(held, self._written):
             record["state"] = [encode(item) for items in held for item in items]
             self._written = held
+        assert self._file is not None
         self._file.write(_line(record))
 
+    def interrupted_before(self) -> str | None:
+        """What to say of an interrupted run that this one does not go on with, but keeps for another time."""
+        if self._before is not None or not (self._is_of_a_run() or self.kept.exists()):
+            return None
+        try:
+            found = interrupted_run(self.path) or interrupted_run(self.kept)
+        except ValueError:
+            found = None
+        task = f" ({one_line(found.task, 80)})" if found is not None else ""
+        return (
+            f"a run was interrupted here before{task}: its record is kept, and --resume goes on with it after this one"
+        )
+
     def finish(self) -> None:
-        """The run has come to its end: there is nothing to go on with."""
+        """The run has come to its end: what there is to go on with is the one before, if that was interrupted."""
         self.path.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            os.replace(self.kept, self.path)
 
     def close(self) -> None:
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
+
+    def _is_of_a_run(self) -> bool:
+        try:
+            return self.path.stat().st_size > 0
+        except FileNotFoundError:
+            return False
 
 
 def record_of(directory: Path) -> Path:
     return Path(store_of(os.path.realpath(directory)), FILE_NAME)
 
 
-def interrupted_run(directory: Path) -> Interrupted | None:
-    """The run that was interrupted in a workspace, if one was. A torn last line is as if it had not been written.
+def interrupted_run(record_file: Path) -> Interrupted | None:
+    """The run that was interrupted by its record, if one was. A torn last line is as if it had not been written.
 
     Raises:
         ValueError: the record is of another version of this program, or damaged.
@@ -104,7 +132,7 @@ def interrupted_run(directory: Path) -> Interrupted | None:
     types = types_within((Message, *KEPT))
     task, session_id, messages, state = "", "", list[Message](), tuple[object, ...]()
     try:
-        *lines, _torn = record_of(directory).read_bytes().split(b"\n")
+        *lines, _torn = record_file.read_bytes().split(b"\n")
     except FileNotFoundError:
         return None
     try:

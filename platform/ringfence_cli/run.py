@@ -14,7 +14,7 @@ import click
 from ringfence.adapters.core import ProviderAdapter
 from ringfence.adapters.failures import said_of
 from ringfence.adapters.scripted import ScriptedAdapter
-from ringfence.errors import RestoreFailedError, SandboxUnavailableError, WorkspaceLockedError
+from ringfence.errors import PromptValidationError, RestoreFailedError, SandboxUnavailableError, WorkspaceLockedError
 from ringfence.filesystem.paths import shown
 from ringfence_cli.disk import DiskWorkspace, PodmanWorkspace
 from ringfence_cli.history import recovery
@@ -22,7 +22,7 @@ from ringfence_cli.outputs import OutputFile, ReceiptsFile, json_line
 from ringfence_cli.policies import policies_of
 from ringfence_cli.printable import plural
 from ringfence_cli.report import as_json, left_out, summary
-from ringfence_cli.resuming import RunRecord, interrupted_run
+from ringfence_cli.resuming import RunRecord, interrupted_run, record_of
 from ringfence_cli.sandbox_commands import UNAVAILABLE
 from ringfence_cli.signals import Signals
 from ringfence_cli.task import EXIT_CODES, Ending, Task, apply, perform
@@ -90,6 +90,8 @@ def run_task(options: Options, signals: Signals) -> int:
         if not options.quiet:
             for line in left_out(workspace):
                 errors.say(line)
+            if record is not None and (before := record.interrupted_before()) is not None:
+                errors.say(before)
         tally = Tally()
         task = Task(
             text if record is None else record.task,
@@ -101,7 +103,10 @@ def run_task(options: Options, signals: Signals) -> int:
             record,
         )
         watchers: list[Watcher] = [receipts] if receipts is not None else []
-        ending = watched(task, signals, tally, watchers, None if options.quiet else errors)
+        try:
+            ending = watched(task, signals, tally, watchers, None if options.quiet else errors)
+        except PromptValidationError as error:  # a policy is about a tool that this run does not have
+            raise click.UsageError(str(error)) from None
         _finish(options, ending, tally, workspace, patch, errors, signals)
     return ending.exit_code
 
@@ -152,7 +157,8 @@ def _what_next(options: Options, ending: Ending, steps: int) -> Iterator[str]:
         undo = f"`ringfence undo {options.directory} {steps}`"
         yield f"{plural(steps, 'step')} in {options.directory}: {undo} takes them back"
         if ending.outcome != "done":
-            yield f"`ringfence run {options.directory} --resume --model ...` goes on from there"
+            where = " --workspace podman" if options.workspace == "podman" else ""
+            yield f"`ringfence run {options.directory} --resume{where} --model ...` goes on from there"
         return
     if not ending.changes:
         return
@@ -259,7 +265,7 @@ def _on_disk(opening: Callable[[], DiskT]) -> DiskT:
 def _record(directory: Path, task: str, files: ExitStack) -> RunRecord:
     """Where a run is written down, so that it can go on when it was interrupted; without a task, the one that was."""
     try:
-        before = None if task else interrupted_run(directory)
+        before = None if task else interrupted_run(record_of(directory))
         if not task and before is None:
             raise click.UsageError(f"there is no interrupted run in {directory}: give a new one its --task")
         return files.enter_context(closing(RunRecord(directory, before.task if before else task, before)))

@@ -88,17 +88,21 @@ class Ending:
 
 
 def perform(task: Task, signals: Signals, tally: Tally, watchers: Sequence[Watcher]) -> Ending:
-    """Let the model work until it is done, or cannot go on, or is interrupted. It is not applied here."""
+    """Let the model work until it is done, or cannot go on, or is interrupted. It is not applied here.
+
+    Raises PromptValidationError, before anything is begun, where a policy is about a tool that there is not.
+    """
     session = Session()
     telling = Telling(session, signals, tally, watchers)
     deadline = Deadline.after(task.seconds) if task.seconds is not None else None
     ending = Ending()
+    prompt = _prompt(task, session)
     try:
         if task.record is not None and isinstance(task.workspace, DiskWorkspace):
             task.record.attend(session, signals, task.workspace.opened.steps())
         with signals.let_through():
             response = task.adapter.evaluate(
-                _prompt(task, session),
+                prompt,
                 session=session,
                 deadline=deadline,
                 budget=Budget(max_total_tokens=task.tokens) if task.tokens is not None else None,

@@ -27,7 +27,14 @@ from ringfence.participants import CURRENT_CALL, CallLock, Mark, Transactional
 from ringfence.prompt.long_results import READER, kept_at
 from ringfence.prompt.policy import ALLOW, EffectPolicy, Policy, PolicyDecision, ToolPolicy
 from ringfence.prompt.tool import Tool, ToolContext, make_tool_context
-from ringfence.prompt.tool_result import MAX_RESULT_CHARACTERS, KnowsChanges, ToolResult, bounded, whole_text
+from ringfence.prompt.tool_result import (
+    MAX_RESULT_CHARACTERS,
+    KnowsChanges,
+    ToolResult,
+    bounded,
+    exit_code_of,
+    whole_text,
+)
 from ringfence.runtime.events import RejectedToolParams, RunContext, ToolInvoked, make_tool_invoked
 from ringfence.runtime.limits import BudgetTracker, Cancellation, Deadline, Heartbeat
 from ringfence.runtime.receipts import Outcome, PolicyVerdict, Receipt, make_receipt
@@ -454,6 +461,7 @@ class ToolExecutor:
             read=call.reads_by_path(),
             changes=call.all_changes(),
             inner=tuple(call.inner),
+            exit_code=exit_code_of(ending.result.value),
         )
 
 

@@ -96,6 +96,17 @@ def sendable(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
+def exit_code_of(value: object) -> int | None:
+    """That of the command of which `value` is the result; None where it is no such thing."""
+    if value is None:
+        return None
+    try:
+        found = getattr(value, "exit_code", None)
+    except Exception:  # a property of somebody's own may do anything
+        return None
+    return found if type(found) is int else None
+
+
 def render_value(value: object) -> str:
     """Text for any value. Rendering never fails a call: what has no text of its own becomes JSON, else its repr."""
     try:

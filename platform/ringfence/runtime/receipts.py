@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from typing import Literal
 
 from ringfence import serde
-from ringfence.participants import Change
+from ringfence.filesystem.paths import shown
+from ringfence.participants import Change, FileVersion
 from ringfence.values import quick_maker, quickly_made
 
 Outcome = Literal["committed", "failed", "denied", "rejected", "interrupted", "doubtful"]
@@ -57,6 +58,8 @@ class Receipt:
     commit: str | None = None
     """The git object id of the step, where the workspace keeps a history."""
     recovered: bool = False
+    exit_code: int | None = None
+    """Of the command that the call ran, where its result has one."""
 
     @property
     def diff_bytes(self) -> tuple[int, int]:
@@ -66,11 +69,28 @@ class Receipt:
         return before, after
 
     def to_json(self) -> dict[str, object]:
-        """The receipt as one JSON object; a line of a receipts file."""
+        r"""The receipt as one JSON object; a line of a receipts file.
+
+        Paths are spelled as a model and a terminal see them: a byte that is not UTF-8 is ``\xNN``.
+        """
         record = {field.name: getattr(self, field.name) for field in fields(self)}
-        record["changes"] = [{"kind": change.kind, **serde.dump(change)} for change in self.changes]
+        record["changes"] = [change_json(change) for change in self.changes]
+        record["read"] = None if self.read is None else {shown(path): known for path, known in self.read.items()}
+        record["conflicts"] = [shown(path) for path in self.conflicts]
         record["diff_bytes"] = self.diff_bytes
         return {name: serde.dump_any(value) for name, value in record.items()}
+
+
+def change_json(change: Change) -> dict[str, object]:
+    """A change as one JSON object, its path and the target of a link spelled so that no two are spelled alike."""
+    versions = {"before": _version_json(change.before), "after": _version_json(change.after)}
+    return {"kind": change.kind, "path": shown(change.path), **versions}
+
+
+def _version_json(version: FileVersion | None) -> dict[str, object] | None:
+    if version is None:
+        return None
+    return serde.dump(version if version.target is None else replace(version, target=shown(version.target)))
 
 
 make_receipt = quick_maker(Receipt)

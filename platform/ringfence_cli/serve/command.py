@@ -17,13 +17,14 @@ import anyio
 import click
 
 from ringfence.adapters.failures import said_of
-from ringfence.errors import SandboxUnavailableError
+from ringfence.errors import PromptValidationError, SandboxUnavailableError
 from ringfence.runtime.receipts import Receipt
 from ringfence_cli.outputs import ReceiptsFile
 from ringfence_cli.policies import policies_of
 from ringfence_cli.run import WorkspaceKind
 from ringfence_cli.sandbox_commands import UNAVAILABLE
 from ringfence_cli.serve import stdio
+from ringfence_cli.serve.clients import Client
 from ringfence_cli.serve.server import WorkspaceServer
 from ringfence_cli.serve.workspaces import open_workspace
 from ringfence_cli.signals import Signals
@@ -73,6 +74,9 @@ def serve(options: ServeOptions, signals: Signals) -> int:
                 )
                 stack.callback(workspace.close)
                 receipts = _receipts(options.receipts, stack)
+                Client(workspace, _nothing).close()  # what no client could begin with is said now
+        except PromptValidationError as error:
+            raise click.UsageError(str(error)) from None
         except KeyboardInterrupt:
             errors.say("ringfence: interrupted: nothing was changed")
             return EXIT_CODES["interrupted"]
