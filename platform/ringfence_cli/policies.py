@@ -122,7 +122,7 @@ def policies_said(specs: Sequence[str], directory: Path | None = None) -> tuple[
 def _tests_said(rest: str) -> Policy:
     """Of ``TOOL:GLOB``, or ``TOOL=COMMAND:GLOB``, where the command may have colons and the glob not."""
     tool, _, pattern = rest.partition(":")
-    command = None
+    command = ()
     if "=" in tool:
         named, _, pattern = rest.rpartition(":")
         tool, _, command = named.partition("=")

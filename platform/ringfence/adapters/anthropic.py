@@ -36,6 +36,8 @@ CUT = frozenset({"max_tokens", "model_context_window_exceeded"})
 class AnthropicAdapter(LoopAdapter):
     """Evaluates prompts with Anthropic's SDK. It owns the client that it makes: `close` it, or use it by ``with``."""
 
+    provider = "anthropic"
+
     def __init__(
         self,
         model: str,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import datetime
 from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeVar
+from uuid import UUID
 
 from ringfence.runtime.events import RunContext, ToolSchema
-from ringfence.runtime.limits import Budget, BudgetTracker, Deadline, Heartbeat, TokenUsage
+from ringfence.runtime.limits import Budget, BudgetTracker, Deadline, Heartbeat, TokenUsage, utc_now
 from ringfence.runtime.session import Session
 
 if TYPE_CHECKING:
@@ -104,6 +106,54 @@ class ModelTurn:
 
 
 @dataclass(frozen=True, slots=True)
+class EvaluationBegun:
+    """An event for observers: an evaluation begins. `EvaluationEnded` follows on the same thread, however it ends."""
+
+    evaluation_id: UUID
+    prompt_name: str
+    provider: str
+    """Who has the model: "openai", "anthropic" ...; the name of the adapter's class where that does not say."""
+    model: str | None
+    session_id: UUID
+    run_context: RunContext | None = None
+    created_at: datetime = field(default_factory=utc_now)
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationEnded:
+    """An event for observers; ``error`` is what left the evaluation, where it came to no response."""
+
+    evaluation_id: UUID
+    usage: TokenUsage
+    error: BaseException | None = None
+    created_at: datetime = field(default_factory=utc_now)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelAsked:
+    """An event for observers: a request goes to the model, for its turn ``number``. `ModelAnswered` follows."""
+
+    evaluation_id: UUID
+    number: int
+    request: Request
+    provider: str
+    model: str | None
+    session_id: UUID
+    created_at: datetime = field(default_factory=utc_now)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelAnswered:
+    """An event for observers: the model's turn, or the ``error`` that came in its place."""
+
+    evaluation_id: UUID
+    number: int
+    turn: Turn | None
+    error: BaseException | None = None
+    created_at: datetime = field(default_factory=utc_now)
+
+
+@dataclass(frozen=True, slots=True)
 class Said:
     """An event for observers: a message has joined the conversation of an evaluation. Instructions are not told."""
 
@@ -131,7 +181,10 @@ class Conversation:
 
 
 class Model(Protocol):
-    """One request, one answer. Raises PromptEvaluationError when the provider fails."""
+    """One request, one answer. Raises PromptEvaluationError when the provider fails.
+
+    One that has the attributes ``provider`` and ``model``, both strings, is known by them to observers.
+    """
 
     def respond(self, request: Request) -> Turn: ...
 

@@ -10,8 +10,12 @@ from uuid import uuid4
 from ringfence import serde
 from ringfence.adapters.core import (
     Conversation,
+    EvaluationBegun,
+    EvaluationEnded,
     Message,
     Model,
+    ModelAnswered,
+    ModelAsked,
     ModelText,
     ModelTurn,
     PromptResponse,
@@ -151,6 +155,8 @@ class _Evaluation(Generic[OutputT]):
         self.max_turns = max_turns
         self.tool_choice: ToolChoice = tool_choice
         self.evaluation_id = uuid4()
+        self.provider: str = getattr(model, "provider", type(model).__name__)
+        self.model_name: str | None = getattr(model, "model", None)
         self.usage = TokenUsage()
         self.expansions_left = sum(1 for _ in prompt.template.walk())
         self.name = prompt.name or f"{prompt.ns}:{prompt.key}"
@@ -158,6 +164,19 @@ class _Evaluation(Generic[OutputT]):
         self.calls = 0
 
     def run(self) -> PromptResponse[OutputT]:
+        session_id = self.session.session_id
+        self.session.notify(
+            EvaluationBegun(self.evaluation_id, self.name, self.provider, self.model_name, session_id, self.run_context)
+        )
+        try:
+            response = self._evaluated()
+        except BaseException as error:
+            self.session.notify(EvaluationEnded(self.evaluation_id, self.usage, error))
+            raise
+        self.session.notify(EvaluationEnded(self.evaluation_id, self.usage))
+        return response
+
+    def _evaluated(self) -> PromptResponse[OutputT]:
         self._check_deadline("request")
         self._render()
         conversation = [Message("system", self.rendered.text), *self._begun()]
@@ -248,12 +267,23 @@ class _Evaluation(Generic[OutputT]):
             tool_choice=self.tool_choice if number == 1 or self.tool_choice == "none" else "auto",
             on_text=lambda text, attempt: self._heard(ModelText(self.name, number, text, attempt)),
         )
-        turn = _without_cut_arguments(self.model.respond(request))
+        turn = _without_cut_arguments(self._respond(number, request))
         if turn.usage is not None:
             self.usage += turn.usage
             if self.tracker is not None:
                 self.tracker.record_cumulative(self.evaluation_id, self.usage)
                 self._check_budget()
+        return turn
+
+    def _respond(self, number: int, request: Request) -> Turn:
+        session_id = self.session.session_id
+        self.session.notify(ModelAsked(self.evaluation_id, number, request, self.provider, self.model_name, session_id))
+        try:
+            turn = self.model.respond(request)
+        except BaseException as error:
+            self.session.notify(ModelAnswered(self.evaluation_id, number, None, error))
+            raise
+        self.session.notify(ModelAnswered(self.evaluation_id, number, turn))
         return turn
 
     def _heard(self, text: ModelText) -> None:

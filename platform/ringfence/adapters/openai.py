@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 class OpenAIAdapter(LoopAdapter):
     """Evaluates prompts with OpenAI's SDK. It owns the client that it makes: `close` it, or use it by ``with``."""
 
+    provider = "openai"
+
     def __init__(
         self,
         model: str,

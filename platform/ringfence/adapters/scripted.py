@@ -34,6 +34,8 @@ class ScriptedAdapter(LoopAdapter):
     for a structured output, ``response_format``.
     """
 
+    provider = "scripted"
+
     def __init__(
         self,
         turns: Sequence[ScriptedTurn] | str | os.PathLike[str] | Callable[[Conversation], ScriptedTurn],

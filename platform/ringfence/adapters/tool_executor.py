@@ -35,7 +35,7 @@ from ringfence.prompt.tool_result import (
     exit_code_of,
     whole_text,
 )
-from ringfence.runtime.events import RejectedToolParams, RunContext, ToolInvoked, make_tool_invoked
+from ringfence.runtime.events import RejectedToolParams, RunContext, ToolCallBegun, ToolInvoked, make_tool_invoked
 from ringfence.runtime.limits import BudgetTracker, Cancellation, Deadline, Heartbeat
 from ringfence.runtime.receipts import Outcome, PolicyVerdict, Receipt, make_receipt
 from ringfence.runtime.session import Session
@@ -155,6 +155,8 @@ class ToolExecutor:
         if self.heartbeat is not None:
             self.heartbeat.beat()
         ending = _Ending(name, call_id or new_id(), arguments, arguments, datetime.now(UTC), perf_counter(), [])
+        if self.session.heard(ToolCallBegun):
+            self._tell_begun(ending, arguments)
         call = Transaction(ending.call_id, name, CURRENT_CALL.get())
         offer = self._resolved(ending)
         if offer is None or not self._parsed(ending, offer.tool, arguments):
@@ -195,6 +197,20 @@ class ToolExecutor:
             finally:
                 self._tell(ending)
         return self._answered(ending)
+
+    def _tell_begun(self, ending: _Ending, arguments: Mapping[str, object] | str | None) -> None:
+        offer = self._offers.get(ending.name)
+        self.session.notify(
+            ToolCallBegun(
+                call_id=ending.call_id,
+                name=ending.name,
+                description=offer.tool.description if offer is not None else None,
+                arguments=arguments,
+                prompt_name=self.prompt_name,
+                session_id=self.session.session_id,
+                started_at=ending.started_at,
+            )
+        )
 
     def _resolved(self, ending: _Ending) -> _Offer | None:
         offer = self._offers.get(ending.name)

@@ -9,6 +9,7 @@ from ringfence.runtime.events import (
     PromptRendered,
     RenderedTools,
     RunContext,
+    ToolCallBegun,
     ToolInvoked,
     ToolSchema,
 )
@@ -58,6 +59,7 @@ __all__ = [
     "SlicePolicy",
     "Snapshot",
     "TokenUsage",
+    "ToolCallBegun",
     "ToolInvoked",
     "ToolSchema",
     "Transaction",

@@ -67,6 +67,24 @@ class RejectedToolParams:
     error: str
 
 
+@dataclass(frozen=True, slots=True)
+class ToolCallBegun:
+    """A tool call begins, on the thread and in the context that its handler will run in. Its `Receipt` tells the end.
+
+    Made only where somebody listens to it.
+    """
+
+    call_id: str
+    name: str
+    """As the model wrote it."""
+    description: str | None
+    """The tool's; None where no tool has that name."""
+    arguments: Mapping[str, object] | str | None
+    prompt_name: str
+    session_id: UUID
+    started_at: datetime
+
+
 @quickly_made
 @dataclass(frozen=True, slots=True)
 class ToolInvoked:
@@ -230,6 +248,10 @@ class InProcessDispatcher:
             at = handlers.index(handler)
             self._handlers[event_type] = handlers[:at] + handlers[at + 1 :]
             return True
+
+    def hears(self, event_type: type[Any]) -> bool:
+        """Whether anybody is told of events of this type."""
+        return event_type in self._handlers and bool(self._handlers[event_type])
 
     def dispatch(self, event: object) -> DispatchResult:
         handlers = self._handlers.get(type(event))

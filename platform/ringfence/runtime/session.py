@@ -209,6 +209,11 @@ class Session(Transactional):
                 if self._slices.may_log(type(one)):
                     self._slices.apply((one,), state=False, logs=True, context=self._context)
 
+    def heard(self, event_type: type[Any]) -> bool:
+        """Whether telling of such an event reaches anybody. A dispatcher that cannot say so is taken at yes."""
+        hears: Callable[[type[Any]], bool] | None = getattr(self.dispatcher, "hears", None)
+        return hears is None or hears(event_type)
+
     def notify(self, event: object) -> DispatchResult:
         """Tell the dispatcher's handlers of an event that this session has applied: it will not apply it again."""
         if self._files is not None and isinstance(event, Receipt):
