@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from ringfence.filesystem import InMemoryFilesystem
 from ringfence.prompt import MarkdownSection, PathPolicy, Prompt, PromptTemplate, Tool, ToolContext, ToolResult
 from ringfence.runtime import Receipt, Session, ToolCallBegun
 from ringfence.telemetry import Telemetry
+from ringfence_sandbox import Workspace
 from ringfence_tools import VfsToolsSection
 from ringfence_tools.delegation import Delegate, DelegatedTask, DelegationSection
 
@@ -137,6 +139,19 @@ def test_a_tool_call_s_span_says_what_its_receipt_says(collected: Collected) -> 
     assert collected.named("execute_tool read_file").attributes["ringfence.files.read"] == 1
     assert abs(span.start_time / 1e9 - receipt.started_at.timestamp()) < 1e-5
     assert abs((span.end_time - span.start_time) / 1e9 - receipt.duration_seconds) < 1e-5
+
+
+def test_a_step_on_disk_is_named_by_its_commit(collected: Collected, tmp_path: Path) -> None:
+    session = Session()
+    collected.telemetry().observe(session)
+    with Workspace.open(tmp_path) as disk:
+        section = VfsToolsSection(session=session, filesystem=disk.filesystem)
+        prompt = Prompt(PromptTemplate(ns="tests", key="disk", sections=[section]))
+        with prompt.resources:
+            call = ToolExecutor(prompt=prompt, session=session).call
+            assert call("write_file", {"file_path": "b.txt", "content": "x"}).success
+        (step,) = disk.steps()
+    assert collected.named("execute_tool write_file").attributes["ringfence.commit.id"] == step.commit
 
 
 @pytest.mark.parametrize(

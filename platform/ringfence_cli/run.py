@@ -26,6 +26,7 @@ from ringfence_cli.resuming import RunRecord, interrupted_run, record_of
 from ringfence_cli.sandbox_commands import UNAVAILABLE
 from ringfence_cli.signals import Signals
 from ringfence_cli.task import EXIT_CODES, Ending, Task, apply, perform
+from ringfence_cli.telemetry import telemetry_of
 from ringfence_cli.terminal import ErrorStream, put, put_diff
 from ringfence_cli.watch import Tally, Watcher
 from ringfence_cli.workspace import MemoryWorkspace, RunWorkspace
@@ -65,6 +66,7 @@ def run_task(options: Options, signals: Signals) -> int:
     """The exit code. Raises click.UsageError for options that nothing can be done with."""
     errors = ErrorStream()
     with ExitStack() as files:
+        telemetry = telemetry_of(errors, files)
         try:
             with signals.let_through():
                 adapter = model_of(options.model, files)
@@ -101,6 +103,7 @@ def run_task(options: Options, signals: Signals) -> int:
             options.max_tokens,
             policies,
             record,
+            telemetry,
         )
         watchers: list[Watcher] = [receipts] if receipts is not None else []
         try:

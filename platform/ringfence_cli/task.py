@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from ringfence.adapters.core import ProviderAdapter
 from ringfence.adapters.failures import said_of
@@ -29,6 +29,9 @@ from ringfence_cli.watch import Tally, Telling, Watcher
 from ringfence_cli.workspace import LeftOutPolicy, MemoryWorkspace, RunWorkspace
 from ringfence_tools.planning import Plan, PlanningStrategy, PlanningToolsSection
 from ringfence_tools.write_back import write_back
+
+if TYPE_CHECKING:
+    from ringfence.telemetry import Telemetry
 
 Outcome = Literal["done", "failed", "provider_failed", "limit_reached", "interrupted"]
 EXIT_CODES: dict[Outcome, int] = {
@@ -57,6 +60,7 @@ class Task:
     tokens: int | None = None
     policies: Sequence[Policy] = ()
     record: RunRecord | None = None
+    telemetry: Telemetry | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +97,8 @@ def perform(task: Task, signals: Signals, tally: Tally, watchers: Sequence[Watch
     Raises PromptValidationError, before anything is begun, where a policy is about a tool that there is not.
     """
     session = Session()
+    if task.telemetry is not None:
+        task.telemetry.observe(session)
     telling = Telling(session, signals, tally, watchers)
     deadline = Deadline.after(task.seconds) if task.seconds is not None else None
     ending = Ending()

@@ -3,10 +3,13 @@
 Nothing else of this package imports OpenTelemetry.
 """
 
-from ringfence.adapters.provider import package
-
-package("opentelemetry.trace", extra="otel")
-
-from ringfence.telemetry.observer import Telemetry  # noqa: E402  # ImportError says what to install
+try:
+    from ringfence.telemetry.observer import Telemetry
+except ModuleNotFoundError as error:
+    if error.name is None or not error.name.startswith("opentelemetry"):
+        raise
+    raise ModuleNotFoundError(
+        f"{error.name} is not installed: pip install 'ringfence[otel]'", name=error.name
+    ) from None
 
 __all__ = ["Telemetry"]

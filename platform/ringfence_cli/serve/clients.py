@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mcp.server.context import ServerRequestContext
 from mcp_types import CallToolResult
@@ -20,6 +20,9 @@ from ringfence.runtime.session import Session
 from ringfence_cli.serve.results import called, failed
 from ringfence_cli.serve.workspaces import ServedWorkspace
 
+if TYPE_CHECKING:
+    from ringfence.telemetry import Telemetry
+
 CLIENT_HEADER = "ringfence-client"
 """By which clients that share a name, and have no connection that lasts, can tell themselves apart."""
 SESSION_HEADER = "mcp-session-id"
@@ -33,8 +36,12 @@ REMEMBERED = 16
 class Client:
     """One client's session over the shared workspace."""
 
-    def __init__(self, workspace: ServedWorkspace, hear: Callable[[Receipt], None]) -> None:
+    def __init__(
+        self, workspace: ServedWorkspace, hear: Callable[[Receipt], None], telemetry: Telemetry | None = None
+    ) -> None:
         self.session = Session()
+        if telemetry is not None:
+            telemetry.observe(self.session)
         template = PromptTemplate(
             ns="ringfence", key="serve", sections=workspace.sections(self.session), policies=workspace.policies
         )

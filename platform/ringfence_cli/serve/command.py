@@ -29,6 +29,7 @@ from ringfence_cli.serve.server import WorkspaceServer
 from ringfence_cli.serve.workspaces import open_workspace
 from ringfence_cli.signals import Signals
 from ringfence_cli.task import EXIT_CODES
+from ringfence_cli.telemetry import telemetry_of
 from ringfence_cli.terminal import ErrorStream
 
 TOKEN_VARIABLE = "RINGFENCE_MCP_TOKEN"  # noqa: S105  # its name
@@ -59,6 +60,7 @@ def serve(options: ServeOptions, signals: Signals) -> int:
     """The exit code. Raises click.ClickException for what cannot be served."""
     errors = ErrorStream()
     with ExitStack() as stack:
+        telemetry = telemetry_of(errors, stack)
         try:
             with signals.let_through():
                 transport, hints = _transport(options, stack)
@@ -85,7 +87,8 @@ def serve(options: ServeOptions, signals: Signals) -> int:
             return UNAVAILABLE
         for line in (*workspace.notes(), *hints):
             errors.say(line)
-        server = WorkspaceServer(workspace, partial(_write, receipts, errors) if receipts is not None else _nothing)
+        hear = partial(_write, receipts, errors) if receipts is not None else _nothing
+        server = WorkspaceServer(workspace, hear, telemetry)
         stack.callback(server.wait)
         return anyio.run(_run, server, transport, signals)
 

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from functools import cached_property, partial
 from importlib.metadata import version
 from time import monotonic
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 from anyio import to_thread
@@ -37,6 +37,9 @@ from ringfence_cli.serve.clients import Client, Clients
 from ringfence_cli.serve.results import described, failed
 from ringfence_cli.serve.workspaces import ServedWorkspace
 
+if TYPE_CHECKING:
+    from ringfence.telemetry import Telemetry
+
 PATIENCE_SECONDS = 60.0
 """How long a call waits for those before it."""
 PROGRESS_SECONDS = 1.0
@@ -56,10 +59,13 @@ class WorkspaceServer:
     """Serves a workspace to any number of clients. One call runs at a time, in the order they came, on a thread; a
     call whose client cancels it, or vanishes, is rolled back."""
 
-    def __init__(self, workspace: ServedWorkspace, hear: Callable[[Receipt], None]) -> None:
-        """``hear`` is told the receipt of every call, on the thread of the call."""
+    def __init__(
+        self, workspace: ServedWorkspace, hear: Callable[[Receipt], None], telemetry: Telemetry | None = None
+    ) -> None:
+        """``hear`` is told the receipt of every call, on the thread of the call. The protocol's SDK makes spans of
+        requests itself; those of ``telemetry`` are within them."""
         self._workspace = workspace
-        self._make = partial(Client, workspace, hear)
+        self._make = partial(Client, workspace, hear, telemetry)
         self._turn = anyio.Lock()
         self._working = threading.Lock()
         self._running: set[Cancellation] = set()

@@ -1,0 +1,123 @@
+"""OpenTelemetry for a command, where OpenTelemetry's own environment variables ask for it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from threading import Thread
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from ringfence_cli.printable import one_line
+from ringfence_cli.terminal import ErrorStream
+
+if TYPE_CHECKING:
+    from ringfence.telemetry import Telemetry
+
+ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
+OF_TRACES, OF_METRICS = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT"
+PROTOCOL = "http/protobuf"
+PACKAGES = "opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
+PATIENCE_SECONDS = 5.0
+"""That is waited at the end for a collector to take what is left."""
+
+
+def telemetry_of(errors: ErrorStream, files: ExitStack) -> Telemetry | None:
+    """What observes sessions, if the environment asks for it; ``files`` sends at the end what is left to send.
+
+    An OTLP endpoint asks for it, or ``opentelemetry-instrument``, which has set everything up when we run. What is
+    traced belongs to the ``TRACEPARENT`` of the environment, if there is one.
+    """
+    if _variable("OTEL_SDK_DISABLED").lower() == "true":
+        return None
+    asked = any(map(_variable, (ENDPOINT, OF_TRACES, OF_METRICS)))
+    if not asked and "opentelemetry" not in sys.modules:
+        return None
+    try:
+        from opentelemetry import propagate, trace
+        from opentelemetry.context import attach
+
+        from ringfence.telemetry import Telemetry
+
+        if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+            if not asked:
+                return None
+            _set_up(errors, files)
+    except ImportError as error:
+        errors.say(f"ringfence: no telemetry: {error.name} is not installed: pip install {PACKAGES}")
+        return None
+    except Exception as error:  # whatever is wrong with it, the work is done without
+        errors.say(f"ringfence: no telemetry: {one_line(str(error), 300)}")
+        return None
+    attach(propagate.extract({name.lower(): _variable(name) for name in ("TRACEPARENT", "TRACESTATE")}))
+    return Telemetry()
+
+
+def _set_up(errors: ErrorStream, files: ExitStack) -> None:
+    """The global providers: libraries of MCP and of model providers use them, too."""
+    protocol = _variable("OTEL_EXPORTER_OTLP_PROTOCOL") or PROTOCOL
+    if protocol != PROTOCOL:
+        raise ValueError(f"ringfence speaks {PROTOCOL}; `opentelemetry-instrument ringfence ...` speaks {protocol}")
+    from opentelemetry import metrics, trace
+    from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    complaints = _Complaints()
+    logging.getLogger("opentelemetry").addHandler(complaints)
+    resource = Resource.create()
+    if str(resource.attributes["service.name"]).startswith("unknown_service"):
+        resource = resource.merge(Resource({"service.name": "ringfence"}))
+    tracers = TracerProvider(resource=resource, shutdown_on_exit=False)
+    if _exported("OTEL_TRACES_EXPORTER", OF_TRACES):
+        tracers.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    readers = (
+        [PeriodicExportingMetricReader(OTLPMetricExporter())] if _exported("OTEL_METRICS_EXPORTER", OF_METRICS) else []
+    )
+    meters = MeterProvider(metric_readers=readers, resource=resource, shutdown_on_exit=False)
+    trace.set_tracer_provider(tracers)
+    metrics.set_meter_provider(meters)
+    files.callback(_end, (tracers.shutdown, meters.shutdown), complaints, errors)
+
+
+def _exported(variable: str, endpoint: str) -> bool:
+    return bool(_variable(ENDPOINT) or _variable(endpoint)) and _variable(variable).lower() != "none"
+
+
+def _end(shutdowns: tuple[Callable[[], None], ...], complaints: _Complaints, errors: ErrorStream) -> None:
+    """The SDK's own time limits are longer than anybody wants to wait for, and not all of them are kept."""
+    until = monotonic() + PATIENCE_SECONDS
+    ending = [Thread(target=shutdown, daemon=True) for shutdown in shutdowns]
+    for thread in ending:
+        thread.start()
+    for thread in ending:
+        thread.join(max(until - monotonic(), 0))
+    late = any(thread.is_alive() for thread in ending)
+    if complaints.failed or late:
+        said = complaints.last or f"the collector took more than {PATIENCE_SECONDS:g} s"
+        errors.say(f"ringfence: telemetry is not complete: {one_line(said, 300)}")
+
+
+class _Complaints(logging.Handler):
+    """What the SDK has to complain about, which never raises."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.last = ""
+        self.failed = False
+        """Whether something was given up, and not only tried again."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.last = record.getMessage()
+        self.failed = self.failed or record.levelno >= logging.ERROR
+
+
+def _variable(name: str) -> str:
+    return os.environ.get(name, "").strip()
