@@ -232,6 +232,69 @@ def test_targets_that_cannot_be_told_are_denied(files: InMemoryFilesystem) -> No
         assert "cannot tell" in call("nowhere", "a.txt").message
 
 
+def appended(params: At, *, context: ToolContext) -> ToolResult[Said]:
+    files = files_of(context)
+    before = files.read(params.file_path).content if files.exists(params.file_path) else ""
+    files.write(params.file_path, before + params.content)
+    return ToolResult.ok(Said(files.read(params.file_path).content))
+
+
+def call_of_write_file(params: At, *, context: ToolContext) -> ToolResult[Said]:
+    call = ToolExecutor(prompt=context.prompt, session=context.session).call
+    return call("write_file", {"file_path": params.file_path, "content": params.content})
+
+
+UNDECLARED = (
+    Tool[At, Said](name="overwrite", description="A tool.", handler=write_file),
+    Tool[At, Said](name="remove", description="A tool.", handler=rm),
+    Tool[At, Said](name="misled", description="A tool.", handler=write_file, writes=lambda params: ["elsewhere.txt"]),
+    Tool[At, Said](name="none_there", description="A tool.", handler=write_file, writes=lambda params: None),
+)
+
+
+@pytest.mark.parametrize("name", [tool.name for tool in UNDECLARED])
+@pytest.mark.parametrize("target", ["a.txt", "./a.txt", "link"])
+def test_a_tool_that_does_not_declare_what_it_writes_is_denied_what_it_has_done(
+    files: InMemoryFilesystem, name: str, target: str
+) -> None:
+    files.symlink("link", "a.txt")
+    with agent(*UNDECLARED, files=files) as call:
+        if (name, target) == ("remove", "link"):
+            assert call(name, target).success  # the link itself, in which nothing can be read
+            return
+        assert "a.txt, of which the content had not been read" in call(name, target, "blind").message
+        assert files.read("a.txt").content == "one\n"
+        call("read_file", "a.txt")
+        assert call(name, target, "seen").success
+        if name != "remove":
+            assert call(name, target, "its own write is known").success
+
+
+def test_a_directory_removed_by_such_a_tool_had_files_that_nobody_read(files: InMemoryFilesystem) -> None:
+    with agent(*UNDECLARED, files=files) as call:
+        assert "dir/b.txt" in call("remove", "dir").message
+        assert files.exists("dir/b.txt")
+
+
+def test_a_handler_that_reads_what_it_changes_has_read_it(files: InMemoryFilesystem) -> None:
+    tool = Tool[At, Said](name="append", description="A tool.", handler=appended)
+    with agent(tool, files=files) as call:
+        assert call("append", "a.txt", "two\n").success
+        assert call("append", "new.txt", "one\n").success
+        files.write("a.txt", "by somebody else\n")
+        assert call("append", "a.txt", "three\n").success
+        assert files.read("a.txt").content == "by somebody else\nthree\n"
+
+
+def test_what_a_handler_does_through_calls_is_governed_as_theirs(files: InMemoryFilesystem) -> None:
+    tool = Tool[At, Said](name="through", description="A tool.", handler=call_of_write_file)
+    with agent(tool, files=files) as call:
+        assert "has not been read" in call("through", "a.txt", "blind").message
+        call("read_file", "a.txt")
+        assert call("through", "a.txt", "seen").success
+        assert files.read("a.txt").content == "seen"
+
+
 def test_no_filesystem_means_no() -> None:
     with agent() as call:
         assert "no filesystem" in call("write_file", "a.txt", "x").message

@@ -91,11 +91,12 @@ class CallInfo:
     time no change goes through this call. ``ended`` turns true when nothing of it can be kept or taken back any more,
     by itself or because a call around it has ended. ``reads`` has, per participant, the paths that the call read and
     the sha256 of what it got. ``changes``, per participant too, is known when the handler has ended. ``problems`` is
-    what dooms the call although its handler may not know. An ``opaque`` call changes files other than through a
+    what dooms the call although its handler may not know. ``inner`` has the ids of the calls that its handler made and
+    that have ended. An ``opaque`` call changes files other than through a
     filesystem, so that a filesystem has to look what changed.
     """
 
-    __slots__ = ("call_id", "changes", "ended", "opaque", "parent", "problems", "reads", "sealed", "tool")
+    __slots__ = ("call_id", "changes", "ended", "inner", "opaque", "parent", "problems", "reads", "sealed", "tool")
 
     def __init__(self, call_id: str, tool: str, parent: CallInfo | None = None, *, opaque: bool = False) -> None:
         self.call_id = call_id
@@ -107,6 +108,7 @@ class CallInfo:
         self.reads: dict[CallLock, dict[str, str]] = {}
         self.changes: dict[CallLock, Sequence[Change]] = {}
         self.problems: list[BaseException] = []
+        self.inner: list[str] = []
 
     def __repr__(self) -> str:
         return f"tool call {self.call_id!r} ({self.tool})"

@@ -486,8 +486,16 @@ def _offer(tool: Tool[Any, Any], prompt: Prompt[Any]) -> _Offer:
     return _Offer(
         tool,
         [(policy, PolicyVerdict(policy.name, True)) for policy in policies if isinstance(policy, ToolPolicy)],
-        [(policy, PolicyVerdict(policy.name, True)) for policy in policies if isinstance(policy, EffectPolicy)],
+        [
+            (policy, PolicyVerdict(policy.name, True))
+            for policy in policies
+            if isinstance(policy, EffectPolicy) and getattr(policy, "concerns", _any_tool)(tool)
+        ],
     )
+
+
+def _any_tool(tool: Tool[Any, Any]) -> bool:
+    return True
 
 
 def _as_it_came(params: object) -> object:

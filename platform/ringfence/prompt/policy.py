@@ -63,7 +63,8 @@ class EffectPolicy(Protocol):
     """A constraint on what tool calls change. A policy that denies or raises rolls the call back.
 
     It stands among the ``policies`` of a section or a prompt, and may be a `ToolPolicy` as well. It keeps what it knows
-    in the session only. Calls that fail by themselves, or change no file, do not come to it.
+    in the session only. Calls that fail by themselves, or change no file, do not come to it; nor do those of a tool to
+    which its ``concerns(tool) -> bool``, if it has one, said no when the tool was offered.
     """
 
     @property
@@ -213,9 +214,12 @@ class SequentialDependencyPolicy:
 class ReadBeforeWritePolicy:
     """An existing file is written, moved or removed only with the content that the model has read, or written itself.
 
-    It governs the tools named in ``write_tools`` and every tool that declares `Tool.writes`. What counts is the sha256
-    of the very bytes that the read returned or the call wrote, so an edit by anybody else makes a read stale. A
-    governed call whose targets cannot be told is denied.
+    What counts is the sha256 of the very bytes that the read returned or the call wrote, so an edit by anybody else
+    makes a read stale. The tools named in ``write_tools``, and every tool that declares `Tool.writes`, are denied
+    before they run; one of them whose targets cannot be told is, too. Any other tool, and one that has written more
+    than it declared, is denied what it has done, unless the handler itself had read the file in that call. Not
+    governed: opaque tools, whose commands read what they like, and what a handler does through calls of its own, which
+    have policies of theirs.
     """
 
     name = "read_before_write"
@@ -260,12 +264,36 @@ class ReadBeforeWritePolicy:
                 return PolicyDecision.deny(f"{below}{shown(file)} has changed since it was read: read it again")
         return ALLOW
 
+    def concerns(self, tool: Tool[Any, Any]) -> bool:
+        """The effects of tools that are known to declare all that they write need no second look."""
+        return not tool.opaque and tool.name not in self.write_tools
+
+    def check_effects(
+        self, tool: Tool[Any, Any], params: Any, changes: Sequence[Change], *, context: ToolContext
+    ) -> PolicyDecision:
+        filesystem, call = context.filesystem, context.call
+        if filesystem is None or call is None or call.inner:
+            return ALLOW
+        lock: Any = getattr(filesystem, "lock", None)
+        read = call.reads.get(lock, {})
+        known = _hashes(policy_state(context, self.name, _files_scope(context, filesystem)))
+        for change in call.changes.get(lock, ()):
+            before = change.before.content_hash if change.before is not None else None
+            after = change.after.content_hash if change.after is not None else None
+            seen = read.get(change.path)
+            # The last read of a handler may be of what it had written: that shows no more, but it is all there is.
+            if before in (None, after, known.of(change.path), seen) or (seen is not None and seen == after):
+                continue
+            return PolicyDecision.deny(
+                f"{tool.name} changed {shown(change.path)}, of which the content had not been read: read it first"
+            )
+        return ALLOW
+
     def on_result(self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext) -> None:
-        reads, writes = tool.name in self.read_tools, not tool.opaque and self._governs(tool)
-        filesystem = context.filesystem if reads or writes else None
-        call = context.call
+        filesystem, call = context.filesystem, context.call
         if filesystem is None or call is None:
             return
+        reads, writes = tool.name in self.read_tools, not tool.opaque and (not call.inner or self._governs(tool))
         lock: Any = getattr(filesystem, "lock", None)
         known: dict[str, str | None] = {**call.reads.get(lock, {})} if reads else {}
         if writes:

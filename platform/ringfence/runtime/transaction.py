@@ -69,12 +69,11 @@ class Transaction(CallInfo):
     outer rollback takes along.
     """
 
-    __slots__ = ("_begun", "_children", "_held", "_marks", "_superseded", "inner")
+    __slots__ = ("_begun", "_children", "_held", "_marks", "_superseded")
 
     def __init__(self, call_id: str, tool: str, parent: CallInfo | None, *, opaque: bool = False) -> None:
         CallInfo.__init__(self, call_id, tool, parent, opaque=opaque)
         self.sealed = True
-        self.inner: list[str] = []
         self._held: dict[CallLock, Transactional] = {}
         self._marks: dict[CallLock, Mark] = {}
         self._children: set[Transaction] = set()
