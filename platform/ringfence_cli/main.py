@@ -96,6 +96,12 @@ def ringfence() -> None:
 @click.option(
     "--receipts", type=click.Path(path_type=Path), metavar="FILE", help="Append a line of JSON for every tool call."
 )
+@click.option(
+    "--report",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write a page of HTML that tells of the run, however it ends.",
+)
 @click.option("--deadline", callback=_seconds, metavar="TIME", help="Stop after this time: 90s, 10m, 2h.")
 @click.option("--max-tokens", type=click.IntRange(min=1), metavar="N", help="Stop when the model has used more.")
 @POLICY
@@ -115,6 +121,7 @@ def run(
     apply: bool | None,
     patch: Path | None,
     receipts: Path | None,
+    report: Path | None,
     deadline: float | None,
     max_tokens: int | None,
     policies: tuple[str, ...],
@@ -146,6 +153,7 @@ def run(
         apply=bool(apply),
         patch=patch,
         receipts=receipts,
+        report=report,
         deadline=deadline,
         max_tokens=max_tokens,
         quiet=quiet,

@@ -57,8 +57,11 @@ class OutputFile:
 
     def is_same_file(self, other: OutputFile) -> bool:
         """Whether both are one file in which they would write over each other."""
-        found = os.fstat(self._descriptor)
-        return stat.S_ISREG(found.st_mode) and os.path.samestat(found, os.fstat(other._descriptor))
+        return self.is_file(os.fstat(other._descriptor))
+
+    def is_file(self, found: os.stat_result) -> bool:
+        """Whether it is a regular file, and the one that was found."""
+        return stat.S_ISREG(found.st_mode) and os.path.samestat(found, os.fstat(self._descriptor))
 
     def close(self) -> None:
         os.close(self._descriptor)

@@ -67,7 +67,8 @@ def outcome_words(receipt: Receipt) -> str:
         case "committed" | "rejected":
             return f"{receipt.outcome}: {why}"
         case "denied" if denial is not None:
-            return f"denied by the policy {denial.policy}: {one_line(denial.reason or why, MAX_REASON_CHARACTERS)}"
+            reason = one_line(denial.reason or why, MAX_REASON_CHARACTERS)
+            return f"denied by the policy {one_line(denial.policy, 80)}: {reason}"
         case "denied":
             return f"denied: {why}"
         case "failed":

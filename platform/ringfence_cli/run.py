@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
@@ -16,12 +18,15 @@ from ringfence.adapters.failures import said_of
 from ringfence.adapters.scripted import ScriptedAdapter
 from ringfence.errors import PromptValidationError, RestoreFailedError, SandboxUnavailableError, WorkspaceLockedError
 from ringfence.filesystem.paths import shown
+from ringfence.runtime.limits import utc_now
 from ringfence_cli.disk import DiskWorkspace, PodmanWorkspace
 from ringfence_cli.history import recovery
 from ringfence_cli.outputs import OutputFile, ReceiptsFile, json_line
 from ringfence_cli.policies import policies_of
 from ringfence_cli.printable import plural
 from ringfence_cli.report import as_json, left_out, summary
+from ringfence_cli.report_file import ReportFile
+from ringfence_cli.report_page import About, page
 from ringfence_cli.resuming import RunRecord, interrupted_run, record_of
 from ringfence_cli.sandbox_commands import UNAVAILABLE
 from ringfence_cli.signals import Signals
@@ -36,7 +41,7 @@ if TYPE_CHECKING:
     from ringfence_sandbox.isolation import Network
 
 WorkspaceKind = Literal["memory", "disk", "podman"]
-OutputT = TypeVar("OutputT", bound=OutputFile)
+OutputT = TypeVar("OutputT", OutputFile, ReceiptsFile, ReportFile)
 DiskT = TypeVar("DiskT", bound=DiskWorkspace)
 
 
@@ -51,6 +56,7 @@ class Options:
     apply: bool = False
     patch: Path | None = None
     receipts: Path | None = None
+    report: Path | None = None
     deadline: float | None = None
     max_tokens: int | None = None
     quiet: bool = False
@@ -79,14 +85,16 @@ def run_task(options: Options, signals: Signals) -> int:
                 # Opened only now, so that a new file in the directory itself is not taken for one of its own.
                 patch = _opened(OutputFile, options.patch, files)
                 receipts = _opened(ReceiptsFile, options.receipts, files)
+                report = _opened(ReportFile, options.report, files)
         except KeyboardInterrupt:
             errors.say("ringfence: interrupted: nothing was changed")
             return EXIT_CODES["interrupted"]
         except SandboxUnavailableError as error:
             errors.say(f"ringfence: {error}")
             return UNAVAILABLE
-        if patch is not None and receipts is not None and patch.is_same_file(receipts):
-            raise click.UsageError("--patch and --receipts name the same file")
+        _refuse_one_file(patch, receipts, report)
+        if report is not None and (place := report.within(options.directory)) is not None:
+            workspace.refused = {**workspace.refused, place: "the report of this run comes there"}
         if isinstance(workspace, DiskWorkspace) and (recovered := workspace.opened.recovered) is not None:
             errors.say(recovery(recovered))
         if not options.quiet:
@@ -105,12 +113,12 @@ def run_task(options: Options, signals: Signals) -> int:
             record,
             telemetry,
         )
-        watchers: list[Watcher] = [receipts] if receipts is not None else []
+        watchers: list[Watcher] = [one for one in (receipts, report) if one is not None]
         try:
             ending = watched(task, signals, tally, watchers, None if options.quiet else errors)
         except PromptValidationError as error:  # a policy is about a tool that this run does not have
             raise click.UsageError(str(error)) from None
-        _finish(options, ending, tally, workspace, patch, errors, signals)
+        _finish(options, task, ending, tally, patch, report, errors, signals)
     return ending.exit_code
 
 
@@ -128,20 +136,30 @@ def watched(
 
 def _finish(
     options: Options,
+    task: Task,
     ending: Ending,
     tally: Tally,
-    workspace: RunWorkspace,
     patch: OutputFile | None,
+    report: ReportFile | None,
     errors: ErrorStream,
     signals: Signals,
 ) -> None:
     """The patch is saved first: whatever happens then, it is there."""
+    workspace = task.workspace
     if patch is not None:
         _writing(ending, lambda: patch.replace(ending.patch))
     if isinstance(workspace, DiskWorkspace):
         ending.applied = bool(ending.changes)
     elif options.apply and isinstance(workspace, MemoryWorkspace):
         apply(ending, workspace, signals)
+    if report is not None:
+        # Who reads it is somewhere else.
+        there = replace(options, directory=Path(os.path.abspath(options.directory)))
+        next_steps = list(_what_next(there, ending, workspace.steps()))
+        # Without a URL, which may have a password in it.
+        model = options.model.partition("@")[0]
+        about = About(task.text, model, report.started_at, utc_now(), next_steps, report.record)
+        _writing(ending, lambda: report.write(page(about, ending, tally, workspace)))
     if options.as_json:
         _writing(ending, lambda: put(json_line(as_json(ending, tally, workspace))))
     elif ending.outcome != "interrupted":
@@ -157,11 +175,12 @@ def _finish(
 
 def _what_next(options: Options, ending: Ending, steps: int) -> Iterator[str]:
     if steps:
-        undo = f"`ringfence undo {options.directory} {steps}`"
+        quoted = shlex.quote(str(options.directory))
+        undo = f"`ringfence undo {quoted} {steps}`"
         yield f"{plural(steps, 'step')} in {options.directory}: {undo} takes them back"
         if ending.outcome != "done":
             where = " --workspace podman" if options.workspace == "podman" else ""
-            yield f"`ringfence run {options.directory} --resume{where} --model ...` goes on from there"
+            yield f"`ringfence run {quoted} --resume{where} --model ...` goes on from there"
         return
     if not ending.changes:
         return
@@ -175,6 +194,14 @@ def _what_next(options: Options, ending: Ending, steps: int) -> Iterator[str]:
         yield "what was committed before is not kept; --patch FILE keeps it"
     elif ending.outcome == "done":
         yield "--apply writes the changes there, --patch FILE saves them for `git apply`"
+
+
+def _refuse_one_file(patch: OutputFile | None, receipts: OutputFile | None, report: ReportFile | None) -> None:
+    if patch is not None and receipts is not None and patch.is_same_file(receipts):
+        raise click.UsageError("--patch and --receipts name the same file")
+    for option, other in (("--patch", patch), ("--receipts", receipts)):
+        if report is not None and other is not None and report.is_same_file(other):
+            raise click.UsageError(f"{option} and --report name the same file")
 
 
 def _writing(ending: Ending, write: Callable[[], None]) -> None:

@@ -1,0 +1,102 @@
+"""``--report``: the file that a run is told in, and the watcher that writes down what it tells."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+from ringfence.adapters.core import ModelText, ModelTurn
+from ringfence.runtime.limits import utc_now
+from ringfence.runtime.receipts import Receipt
+from ringfence_cli import report_html
+from ringfence_cli.outputs import OutputFile
+from ringfence_cli.printable import plural
+from ringfence_tools.planning import Plan
+
+MAX_RECORD_CHARACTERS = 5_000_000
+"""Of HTML, for turns and calls. What comes after them is counted."""
+
+
+class ReportFile:
+    """A watcher that keeps what the page shows of each turn and call, and in the end puts the page in its place: whole,
+    or not at all.
+
+    The directory is held open, so that whatever becomes of its name meanwhile, nothing is written elsewhere.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError for a path where nothing can be written, or where something else than a file is."""
+        self.started_at = utc_now()
+        self.path = Path(os.path.realpath(path.parent)) / path.name
+        self._record: list[str] = []
+        self._room = MAX_RECORD_CHARACTERS
+        self._left_turns = self._left_calls = 0
+        self._directory = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            found = self._found()
+            # In the place of a link or a device a file would be of no use, and the other gone.
+            if not path.name or (found is not None and not stat.S_ISREG(found.st_mode)):
+                raise OSError(errno.EINVAL, "something is there that is no regular file", str(path))
+            if not os.access(".", os.W_OK | os.X_OK, dir_fd=self._directory):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        except BaseException:
+            os.close(self._directory)
+            raise
+
+    def _found(self) -> os.stat_result | None:
+        try:
+            return os.stat(self.path.name, dir_fd=self._directory, follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+
+    def is_same_file(self, other: OutputFile) -> bool:
+        found = self._found()
+        return found is not None and other.is_file(found)
+
+    def within(self, directory: Path) -> str | None:
+        """The path of the report in that directory; None where it is not in there."""
+        root = Path(os.path.realpath(directory))
+        return self.path.relative_to(root).as_posix() if self.path.is_relative_to(root) else None
+
+    def text(self, event: ModelText) -> None: ...
+
+    def turn(self, event: ModelTurn) -> None:
+        self._left_turns += not self._kept(report_html.turn(event))
+
+    def call(self, receipt: Receipt, plan: Plan | None) -> None:
+        self._left_calls += not self._kept(report_html.call(receipt))
+
+    def _kept(self, piece: str) -> bool:
+        self._room -= len(piece)
+        if self._room >= 0:
+            self._record.append(piece)
+        return self._room >= 0
+
+    @property
+    def record(self) -> str:
+        """Everything that was kept, and what was not, in words."""
+        if self._room >= 0:
+            return "".join(self._record)
+        left = f"{plural(self._left_turns, 'more turn')} and {plural(self._left_calls, 'more tool call')}"
+        return f"{''.join(self._record)}<p>There is no room for {left}; --receipts FILE.jsonl has every call.</p>"
+
+    def write(self, page: bytes) -> None:
+        """Raises OSError, and leaves what was there before as it was."""
+        name = f".{self.path.name[:100]}.{secrets.token_hex(8)}.part"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(name, flags, 0o666, dir_fd=self._directory)
+        try:
+            with open(descriptor, "wb") as file:
+                file.write(page)
+            os.replace(name, self.path.name, src_dir_fd=self._directory, dst_dir_fd=self._directory)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(name, dir_fd=self._directory)
+            raise
+
+    def close(self) -> None:
+        os.close(self._directory)

@@ -1,0 +1,138 @@
+"""Pieces of the page that tells of a run. What models, tools and files say gets into it as text and nowhere else."""
+
+from __future__ import annotations
+
+import html
+import json
+import reprlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import cast
+
+from ringfence import serde
+from ringfence.adapters.core import ModelTurn
+from ringfence.filesystem.paths import shown
+from ringfence.participants import Change, FileVersion
+from ringfence.runtime.events import RejectedToolParams
+from ringfence.runtime.receipts import Receipt
+from ringfence_cli.printable import one_line, outcome_words, params_summary, plural, printable
+
+MAX_VALUE_CHARACTERS = 4_000
+"""Of one parameter of one call."""
+MAX_TEXT_CHARACTERS = 20_000
+"""Of what a model says in one turn, and of a task."""
+MAX_ROWS = 200
+"""Of any one list."""
+
+
+def text(value: str, limit: int = MAX_TEXT_CHARACTERS) -> str:
+    """Any text as HTML's: nothing in it is an element, acts on what stands around it, or hides."""
+    rest = len(value) - limit
+    cut = f"[... {rest:,} more characters]" if rest > 0 else ""
+    return html.escape(printable(value[:limit])) + cut
+
+
+def line(value: str, limit: int = 300) -> str:
+    """`text` on one line."""
+    return html.escape(one_line(value, limit))
+
+
+def path(value: str) -> str:
+    return f"<code>{line(shown(value))}</code>"
+
+
+def badge(kind: str) -> str:
+    """``kind`` is an outcome's word, and so the name of a class."""
+    return f'<span class="badge {kind}">{kind.replace("_", " ")}</span>'
+
+
+def table(rows: Iterable[Iterable[str]]) -> str:
+    """Rows of HTML, at most so many; the first cell of each is its name."""
+    lines: list[str] = []
+    left = 0
+    for head, *cells in rows:
+        if len(lines) < MAX_ROWS:
+            lines.append(f"<tr><th>{head}</th>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
+        else:
+            left += 1
+    more = f'<p class="dim">and {left:,} more</p>' if left else ""
+    return f"<table><tbody>{''.join(lines)}</tbody></table>{more}" if lines else ""
+
+
+def turn(event: ModelTurn) -> str:
+    said = event.turn.text.strip()
+    return f"<h3>Turn {event.number}</h3>" + (f"<pre>{text(said)}</pre>" if said else "")
+
+
+def call(receipt: Receipt) -> str:
+    """One tool call, opened where it was not committed."""
+    opened = "" if receipt.outcome == "committed" else " open"
+    summary = (
+        f"{badge(receipt.outcome)} <code>{line(receipt.tool, 64)}</code> {html.escape(params_summary(receipt.params))}"
+        f' <span class="dim">{seconds(receipt.duration_seconds)}</span>'
+    )
+    inside = "".join(_inside(receipt))
+    return f'<details{opened}><summary>{summary}</summary><div class="inside">{inside}</div></details>'
+
+
+def _inside(receipt: Receipt) -> Iterator[str]:
+    yield f"<p>{html.escape(outcome_words(receipt))}</p>"
+    if receipt.policies:
+        yield "<h3>Policies</h3>" + table(
+            (line(verdict.policy), "allowed" if verdict.allowed else "denied", line(verdict.reason or "", 1_000))
+            for verdict in receipt.policies
+        )
+    yield from (
+        f"<h3>{line(name)}</h3><pre>{text(value, MAX_VALUE_CHARACTERS)}</pre>"
+        for name, value in list(_params(receipt.params))[:MAX_ROWS]
+    )
+    if receipt.changes:
+        done = "Changed" if receipt.outcome == "committed" else "Had changed, and was taken back"
+        yield f"<h3>{done}</h3>{changes(receipt.changes)}"
+    facts = [f"call {line(receipt.call_id, 80)}", receipt.started_at.strftime("%Y-%m-%d %H:%M:%S UTC")]
+    if receipt.read:
+        facts.append(f"{plural(len(receipt.read), 'file')} read")
+    if receipt.commit is not None:
+        facts.append(f"commit {line(receipt.commit, 80)}")
+    yield f'<p class="dim">{", ".join(facts)}</p>'
+
+
+def _params(params: object) -> Iterator[tuple[str, str]]:
+    if isinstance(params, RejectedToolParams):
+        yield "As the model wrote it", _value(params.raw_arguments)
+        yield "Why it does not fit", params.error
+    elif is_dataclass(params):
+        yield from ((field.name, _value(getattr(params, field.name))) for field in fields(params))
+    elif isinstance(params, Mapping):
+        named = cast("Mapping[object, object]", params)
+        yield from ((str(name), _value(value)) for name, value in named.items())
+    elif params is not None:
+        yield "As the model wrote it", _value(params)
+
+
+def _value(value: object) -> str:
+    if isinstance(value, str):
+        return value
+    try:
+        return json.dumps(serde.dump_any(value), ensure_ascii=False)
+    except (ValueError, TypeError, RecursionError):
+        return reprlib.repr(value)
+
+
+def changes(found: Iterable[Change]) -> str:
+    return table((change.kind, path(change.path), _sizes(change)) for change in found)
+
+
+def _sizes(change: Change) -> str:
+    said = dict.fromkeys(_version(one) for one in (change.before, change.after) if one is not None)
+    return html.escape(", then ".join(said))
+
+
+def _version(version: FileVersion) -> str:
+    if version.kind == "symlink":
+        return f"a link to {one_line(shown(version.target or ''), 200)}"
+    return "a directory" if version.kind == "directory" else f"{version.size:,} bytes, mode {version.mode:o}"
+
+
+def seconds(value: float) -> str:
+    return f"{value * 1000:,.1f} ms" if value < 1 else f"{value:,.1f} s"
