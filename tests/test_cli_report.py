@@ -225,6 +225,7 @@ def receipt(text: str, params: object, outcome: Any = "denied") -> Receipt:
         prompt_name=text,
         policies=[PolicyVerdict(text, True), PolicyVerdict(text, False, text)],
         changes=[Change(text, version, None)],
+        conflicts=[text],
         commit=text,
     )
 

@@ -292,6 +292,23 @@ def test_spans_of_other_libraries_are_within_the_call_that_they_happen_in(collec
     assert collected.tree() == {"request": {"invoke_agent owner": {"chat": {}, "execute_tool own": {"GET": {}}}}}
 
 
+@dataclass(frozen=True)
+class Ran:
+    exit_code: int
+
+
+def test_a_command_s_exit_code_is_said(collected: Collected) -> None:
+    def handler(params: Nothing, *, context: ToolContext) -> ToolResult[Ran]:
+        return ToolResult.ok(Ran(3), message="ran")
+
+    tool = Tool[Nothing, Ran](name="own", description="One's own.", handler=handler)
+    section = MarkdownSection(title="Own", key="own", template="Use it.", tools=[tool])
+    prompt = Prompt(PromptTemplate(ns="tests", key="own", name="owner", sections=[section]))
+    evaluate(collected, calls(("own", {})), {"text": "Done."}, prompt=lambda session: prompt)
+    span = collected.named("execute_tool own")
+    assert (span.attributes["process.exit.code"], span.status.status_code) == (3, StatusCode.UNSET)
+
+
 def test_an_interrupt_ends_all_spans_and_leaves_no_context_behind(collected: Collected) -> None:
     def handler(params: Nothing, *, context: ToolContext) -> ToolResult[None]:
         raise KeyboardInterrupt

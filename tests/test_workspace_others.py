@@ -5,11 +5,23 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from ringfence import PolicyDecision, Prompt, PromptTemplate, Session
+from ringfence import (
+    Filesystem,
+    MarkdownSection,
+    PolicyDecision,
+    Prompt,
+    PromptTemplate,
+    Receipt,
+    Session,
+    Tool,
+    ToolContext,
+    ToolResult,
+)
 from ringfence.adapters import ToolExecutor
 from ringfence.testing import held_call
 from ringfence_sandbox import HostFilesystem, Workspace
@@ -183,3 +195,33 @@ def test_an_edit_between_the_policy_and_the_handler_fails_the_call(workspace: Wo
     assert "changed by somebody else" in answer.message
     assert (root / "a.txt").read_text() == LINES.replace("line 8\n", "theirs\n")
     assert workspace.steps() == []
+
+
+@dataclass(frozen=True)
+class Nothing:
+    pass
+
+
+def test_the_receipt_of_a_rolled_back_call_names_what_somebody_else_had_changed_meanwhile(
+    workspace: Workspace, root: Path
+) -> None:
+    def handler(params: Nothing, *, context: ToolContext) -> ToolResult[None]:
+        assert context.filesystem is not None
+        context.filesystem.write("a.txt", "ours\n")
+        context.filesystem.write("d/b.txt", "ours\n")
+        (root / "a.txt").write_text("theirs, made while the call ran\n")
+        return ToolResult.error("it did not work out")
+
+    section = MarkdownSection(
+        title="Own",
+        key="own",
+        template="Use it.",
+        tools=[Tool[Nothing, None](name="own", description="One's own.", handler=handler)],
+    )
+    session, prompt = Session(), Prompt(PromptTemplate(ns="test", key="own", sections=[section]))
+    prompt.bind(resources={Filesystem: workspace.filesystem})
+    with prompt.resources:
+        assert not ToolExecutor(prompt=prompt, session=session).call("own", {}).success
+    (receipt,) = session[Receipt].all()
+    assert (receipt.outcome, receipt.conflicts) == ("failed", ("a.txt",))
+    assert (root / "d/b.txt").read_text() == "b\n"

@@ -89,9 +89,14 @@ def _inside(receipt: Receipt) -> Iterator[str]:
     if receipt.changes:
         done = "Changed" if receipt.outcome == "committed" else "Had changed, and was taken back"
         yield f"<h3>{done}</h3>{changes(receipt.changes)}"
+    if receipt.conflicts:
+        yield "<h3>Kept, since somebody else had changed it meanwhile</h3>"
+        yield table((path(conflict),) for conflict in receipt.conflicts)
     facts = [f"call {line(receipt.call_id, 80)}", receipt.started_at.strftime("%Y-%m-%d %H:%M:%S UTC")]
     if receipt.read:
         facts.append(f"{plural(len(receipt.read), 'file')} read")
+    if receipt.exit_code is not None:
+        facts.append(f"exit code {receipt.exit_code}")
     if receipt.commit is not None:
         facts.append(f"commit {line(receipt.commit, 80)}")
     yield f'<p class="dim">{", ".join(facts)}</p>'

@@ -97,6 +97,8 @@ class _Ending:
     """What leaves `call` when everything is in order again."""
     invoked: ToolInvoked | None = None
     receipt: Receipt | None = None
+    conflicts: Sequence[str] = ()
+    """What the rollback left alone."""
 
 
 class ToolExecutor:
@@ -404,6 +406,7 @@ class ToolExecutor:
                 kept = [f"{path} was changed by somebody else and kept" for path in report.conflicts]
                 said = "; ".join((ending.result.message, *kept, *report.notes))
                 ending.result = replace(ending.result, message=said)
+                ending.conflicts = report.conflicts
         except RestoreFailedError as error:
             ending.outcome = "doubtful"
             ending.result = ToolResult.error(str(error))
@@ -477,6 +480,7 @@ class ToolExecutor:
             read=call.reads_by_path(),
             changes=call.all_changes(),
             inner=tuple(call.inner),
+            conflicts=ending.conflicts,
             exit_code=exit_code_of(ending.result.value),
         )
 

@@ -50,6 +50,7 @@ def of_receipt(receipt: Receipt) -> Attributes:
         names.RECEIPT: receipt.receipt_id,
         names.FILES_READ: len(receipt.read or ()),
         names.FILES_CHANGED: sum(file is not None and file.kind != "directory" for file in files),
+        names.CONFLICTS: len(receipt.conflicts),
         names.BYTES_BEFORE: before,
         names.BYTES_AFTER: after,
     }
@@ -57,6 +58,7 @@ def of_receipt(receipt: Receipt) -> Attributes:
         names.ERROR_TYPE: error_type(receipt),
         names.DENIED_BY: denied_by(receipt),
         names.COMMIT: receipt.commit,
+        names.EXIT_CODE: receipt.exit_code,
     }.items():
         if value is not None:
             found[name] = value
