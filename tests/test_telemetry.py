@@ -7,8 +7,10 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -269,6 +271,27 @@ def test_evaluations_on_threads_do_not_get_into_each_other_s_traces(collected: C
         traces.setdefault(span.context.trace_id, []).append(str(span.attributes.get("gen_ai.agent.name", "")))
     assert len(traces) == 24
     assert all(len(found) == 6 and len(set(found) - {""}) == 1 for found in traces.values())
+
+
+def test_children_on_threads_that_have_the_context_are_within_the_call_that_started_them(collected: Collected) -> None:
+    child = ScriptedAdapter(lambda conversation: {"text": "helped"})
+
+    def handler(params: Nothing, *, context: ToolContext) -> ToolResult[None]:
+        def help_out(number: int) -> None:
+            section = MarkdownSection(title="Help", key="help", template="Help.")
+            prompt = Prompt(PromptTemplate(ns="tests", key="help", name=f"helper-{number}", sections=[section]))
+            child.evaluate(prompt, session=context.session)
+
+        threads = [Thread(target=copy_context().run, args=(help_out, number)) for number in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return ToolResult.ok(None, message="helped")
+
+    evaluate(collected, calls(("own", {})), {"text": "Done."}, prompt=lambda session: with_tool(handler))
+    helpers = {f"invoke_agent helper-{number}": {"chat": {}} for number in range(3)}
+    assert collected.tree() == {"invoke_agent owner": {"chat": {}, "execute_tool own": helpers}}
 
 
 @dataclass(frozen=True)
