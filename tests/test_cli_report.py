@@ -159,6 +159,7 @@ def test_the_page_tells_what_was_asked_done_denied_taken_back_and_changed(tree: 
         "failed and rolled back: a.txt was not changed",
         "rejected: there is no tool 'fly'",
         "{not json",
+        "1 | one\n2 | two",
         "+2\n",
         "-two\n",
         f"ringfence undo {tree} 2",
@@ -242,7 +243,7 @@ ODD = st.text(st.characters(exclude_categories=())) | st.sampled_from(HOSTILE)
 def test_any_text_is_text(text: str) -> None:
     def pieces(said: str) -> str:
         shapes = [Params(said), Params([said]), {said: said}, RejectedToolParams(said, said), said]
-        called = "".join(report_html.call(receipt(said, params)) for params in shapes)
+        called = "".join(report_html.call(receipt(said, params), f"x{said}") for params in shapes)
         turn = report_html.turn(ModelTurn("run", 1, Turn(f"x{said}")))
         return called + turn + report_html.path(said) + report_html.text(said)
 
@@ -371,12 +372,18 @@ def test_a_long_value_is_cut_and_says_so() -> None:
     assert len(piece) < 10_000
 
 
+def test_of_a_long_answer_both_ends_are_there() -> None:
+    piece = parsed(report_html.call(receipt("x", None), f"begin {'<' * 1_000_000} exit code 3")).text
+    assert all(said in piece for said in ("begin <<<", "996,018 characters left out", "<<< exit code 3"))
+    assert len(piece) < 10_000
+
+
 def test_a_run_of_any_length_has_a_page_of_a_bounded_size(tmp_path: Path) -> None:
     file = ReportFile(tmp_path / "r.html")
     long = receipt("<", Params("<" * 4_000))
     for number in range(2_000):
         file.turn(ModelTurn("run", number, Turn("x")))
-        file.call(long, None)
+        file.call(long, None, "")
     file.close()
     record = file.record
     assert len(record) < report_file.MAX_RECORD_CHARACTERS + 1_000

@@ -61,7 +61,7 @@ class Story:
         self.turns = event.number
         self.pause()
 
-    def call(self, receipt: Receipt, plan: Plan | None) -> None:
+    def call(self, receipt: Receipt, plan: Plan | None, answer: str) -> None:
         if receipt.tool == "shell_execute":
             self.commands.append(receipt.message)
         told = {"denied": self.denied, "failed": self.rolled_back}.get(receipt.outcome)

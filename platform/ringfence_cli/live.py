@@ -77,7 +77,7 @@ class View:
         text = _bounded(event.turn.text.strip(), final=not event.turn.tool_calls)
         self._print(Text(f"turn {event.number}", style="bold").append(f"  {text}" if text else "", style="not bold"))
 
-    def call(self, receipt: Receipt, plan: Plan | None) -> None:
+    def call(self, receipt: Receipt, plan: Plan | None, answer: str) -> None:
         self._print(call_text(receipt))
         if plan != self._plan:
             before, self._plan = self._plan, plan

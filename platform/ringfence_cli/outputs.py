@@ -77,7 +77,7 @@ class ReceiptsFile(OutputFile):
 
     def turn(self, event: ModelTurn) -> None: ...
 
-    def call(self, receipt: Receipt, plan: Plan | None) -> None:
+    def call(self, receipt: Receipt, plan: Plan | None, answer: str) -> None:
         try:
             record = receipt.to_json()
         except (ValueError, TypeError, RecursionError):

@@ -67,8 +67,8 @@ class ReportFile:
     def turn(self, event: ModelTurn) -> None:
         self._left_turns += not self._kept(report_html.turn(event))
 
-    def call(self, receipt: Receipt, plan: Plan | None) -> None:
-        self._left_calls += not self._kept(report_html.call(receipt))
+    def call(self, receipt: Receipt, plan: Plan | None, answer: str) -> None:
+        self._left_calls += not self._kept(report_html.call(receipt, answer))
 
     def _kept(self, piece: str) -> bool:
         self._room -= len(piece)

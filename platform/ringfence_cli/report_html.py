@@ -32,6 +32,14 @@ def text(value: str, limit: int = MAX_TEXT_CHARACTERS) -> str:
     return html.escape(printable(value[:limit])) + cut
 
 
+def ends(value: str, limit: int) -> str:
+    """`text` of which both ends are kept: what a command says last is what it came to."""
+    if len(value) <= limit:
+        return text(value)
+    half = limit // 2
+    return f"{text(value[:half])}[... {len(value) - 2 * half:,} characters left out ...]{text(value[-half:])}"
+
+
 def line(value: str, limit: int = 300) -> str:
     """`text` on one line."""
     return html.escape(one_line(value, limit))
@@ -64,18 +72,18 @@ def turn(event: ModelTurn) -> str:
     return f"<h3>Turn {event.number}</h3>" + (f"<pre>{text(said)}</pre>" if said else "")
 
 
-def call(receipt: Receipt) -> str:
-    """One tool call, opened where it was not committed."""
+def call(receipt: Receipt, answer: str = "") -> str:
+    """One tool call and what its tool answered, opened where it was not committed."""
     opened = "" if receipt.outcome == "committed" else " open"
     summary = (
         f"{badge(receipt.outcome)} <code>{line(receipt.tool, 64)}</code> {html.escape(params_summary(receipt.params))}"
         f' <span class="dim">{seconds(receipt.duration_seconds)}</span>'
     )
-    inside = "".join(_inside(receipt))
+    inside = "".join(_inside(receipt, answer))
     return f'<details{opened}><summary>{summary}</summary><div class="inside">{inside}</div></details>'
 
 
-def _inside(receipt: Receipt) -> Iterator[str]:
+def _inside(receipt: Receipt, answer: str) -> Iterator[str]:
     yield f"<p>{html.escape(outcome_words(receipt))}</p>"
     if receipt.policies:
         yield "<h3>Policies</h3>" + table(
@@ -86,6 +94,8 @@ def _inside(receipt: Receipt) -> Iterator[str]:
         f"<h3>{line(name)}</h3><pre>{text(value, MAX_VALUE_CHARACTERS)}</pre>"
         for name, value in list(_params(receipt.params))[:MAX_ROWS]
     )
+    if answer.strip():
+        yield f"<h3>Answer</h3><pre>{ends(answer, MAX_VALUE_CHARACTERS)}</pre>"
     if receipt.changes:
         done = "Changed" if receipt.outcome == "committed" else "Had changed, and was taken back"
         yield f"<h3>{done}</h3>{changes(receipt.changes)}"

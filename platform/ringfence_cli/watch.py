@@ -9,6 +9,7 @@ from time import monotonic
 from typing import Protocol
 
 from ringfence.adapters.core import ModelText, ModelTurn
+from ringfence.runtime.events import ToolInvoked
 from ringfence.runtime.limits import TokenUsage
 from ringfence.runtime.receipts import Outcome, Receipt
 from ringfence.runtime.session import Session
@@ -25,7 +26,8 @@ class Watcher(Protocol):
 
     def turn(self, event: ModelTurn) -> None: ...
 
-    def call(self, receipt: Receipt, plan: Plan | None) -> None: ...
+    def call(self, receipt: Receipt, plan: Plan | None, answer: str) -> None:
+        """``plan`` is the one after the call, and ``answer`` what its tool answered besides the receipt's message."""
 
 
 @dataclass(slots=True)
@@ -106,9 +108,16 @@ class Telling:
                 return
             self._told.add(receipt.receipt_id)
             self._tally.outcomes[receipt.outcome] += 1
-            plan = self._session[Plan].latest()
+            plan, answer = self._session[Plan].latest(), self._answer_of(receipt)
             for watcher in self._watchers:
-                self._writing(lambda watcher=watcher: watcher.call(receipt, plan))
+                self._writing(lambda watcher=watcher: watcher.call(receipt, plan, answer))
+
+    def _answer_of(self, receipt: Receipt) -> str:
+        last = self._session[ToolInvoked].latest()
+        if last is not None and last.call_id == receipt.call_id:
+            return last.rendered_output
+        found = self._session[ToolInvoked].where(lambda invoked: invoked.call_id == receipt.call_id)
+        return found[-1].rendered_output if found else ""
 
     def _writing(self, tell: Callable[[], None]) -> None:
         try:

@@ -187,7 +187,7 @@ def _receipts(path: Path | None, stack: ExitStack) -> ReceiptsFile | None:
 
 def _write(receipts: ReceiptsFile, errors: ErrorStream, receipt: Receipt) -> None:
     try:
-        receipts.call(receipt, None)
+        receipts.call(receipt, None, "")
     except OSError as error:
         errors.say(f"ringfence: the receipt of {receipt.tool} could not be written: {said_of(error)}")
 
