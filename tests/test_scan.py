@@ -6,6 +6,7 @@ import shutil
 import socket
 import stat
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -220,6 +221,22 @@ def test_a_group_of_hard_links_that_comes_apart_or_grows_is_a_change(tree: Scann
     (tree.root / "a").unlink()
     os.link(tree.root / "b", tree.root / "a")
     assert "a" in tree.take()
+
+
+def test_holes_are_taken_in_up_to_a_sum_a_scan(tree: Scanned) -> None:
+    """They cost a program nothing to make, and a scan as much as other bytes to read."""
+    mib = 1 << 20
+    for name, size in (("a", 3 * mib), ("b", 3 * mib), ("small", mib - 1)):
+        os.truncate(tree.write(name, b"x"), size)
+    tree.write("data", b"x" * 4 * mib)
+    if (tree.root / "a").stat().st_blocks * 512 >= mib:
+        pytest.skip("this filesystem has no holes")
+    limits = ScanLimits(max_file_bytes=4 * mib)
+    excluded = tree.scan(limits=limits).excluded
+    assert excluded in ({"a": "too large"}, {"b": "too large"})
+    time.sleep(0.02)  # what was written just now is read again
+    tree.take(limits=limits)
+    assert tree.scan(limits=limits).excluded == {}
 
 
 def test_what_cannot_be_taken_in_is_reported(tree: Scanned) -> None:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import cast
+from typing import TypeGuard, cast
 
 from ringfence.participants import Change, FileVersion
 from ringfence_sandbox.commit_messages import CommitInfo
@@ -243,6 +243,18 @@ class Brackets:
                         set_mode(at, name, stat.S_IMODE(here.st_mode) | stat.S_IRWXU)
             after = self.after(before)
 
+    def disarmed(self, before: Before, after: After) -> After:
+        """A program that runs as its owner, and has other bytes now, runs so no more. A write takes that bit away by
+        itself; one through a shared mapping does not."""
+        armed = {old.oid for _, _, old in after.differing if _runs_as_owner(old)}
+        changed = [path for path, now, _ in after.differing if _runs_as_owner(now) and now.oid not in armed]
+        for path in changed:
+            with self._files.parent(path) as (at, name):
+                mode = os.lstat(name, dir_fd=at).st_mode
+                if stat.S_ISREG(mode):
+                    set_mode(at, name, stat.S_IMODE(mode) & ~stat.S_ISUID)
+        return self.after(before) if changed else after
+
     def _differing(self, commit: str, found: ScanResult) -> Iterator[Differs]:
         states = self.store.states
         for path, now in found.changes.items():
@@ -412,6 +424,10 @@ class ScannedFiles(ChangedFiles):
         if entry is None or entry.oid is None:
             raise FileNotFoundError(path)
         return self._store.states.content(entry.oid)
+
+
+def _runs_as_owner(entry: Entry | None) -> TypeGuard[Entry]:
+    return entry is not None and entry.kind == "file" and bool(entry.meta.mode & stat.S_ISUID)
 
 
 class _Keeper:

@@ -320,6 +320,7 @@ class Core:
         """Have the journal name a process that recovery is to end. TransactionError outside of opaque calls."""
         if self._opaque is None or not self._opaque.any_open:
             raise TransactionError(f"{process.name} can only be noted while an opaque call runs")
+        self._opaque.contained = True
         self._write({"process": process.to_json()})
 
     def _freeze(self) -> State:

@@ -39,6 +39,8 @@ class OpaqueCalls:
         self._after: dict[int, tuple[int, After]] = {}
         """With the number of the last deed that there was."""
         self._tried: dict[int, set[str]] = {}
+        self.contained = False
+        """Whether a command that is to get nobody's rights ran in one of these calls."""
 
     @property
     def any_open(self) -> bool:
@@ -67,6 +69,7 @@ class OpaqueCalls:
                 del known[seq]
         if not self._before:
             self._stamp.stop()
+            self.contained = False
 
     def changes(self, deeds: Sequence[Deed], early: Sequence[Change]) -> list[Change]:
         """Look at the tree; what changed since a call began, which the first of these deeds is of, and the last of all
@@ -80,7 +83,10 @@ class OpaqueCalls:
         return self._brackets.scanned(before, after, _merged(early, self._brackets.changes(before, after)))
 
     def _look(self, deeds: Sequence[Deed]) -> After:
-        after = self._brackets.after(self._before[deeds[0].seq])
+        before = self._before[deeds[0].seq]
+        after = self._brackets.after(before)
+        if self.contained:
+            after = self._brackets.disarmed(before, after)
         self._after[deeds[0].seq] = deeds[-1].seq, after
         return after
 

@@ -11,7 +11,7 @@ import os
 import stat
 import time
 from collections.abc import Callable, Generator, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
@@ -26,6 +26,7 @@ _NOATIME = getattr(os, "O_NOATIME", 0)
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _ATTEMPTS = 3
+_SPARSE_BYTES = 1 << 20
 _OURS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 """Errors that say nothing about the file."""
 
@@ -37,6 +38,7 @@ class ScanLimits:
     """What a scan takes in; what it leaves out is reported."""
 
     max_file_bytes: int = 256 << 20
+    """Of one file; and of the holes of all files that one scan reads, which cost nothing to make."""
     max_files: int = 1_000_000
 
 
@@ -96,15 +98,25 @@ def follow(cache: StatCache, states: States, commit: str | None) -> None:
 class _Before:
     """A directory as the step before had it, read from the store only if it is asked for."""
 
-    __slots__ = ("_load", "_value")
+    __slots__ = ("_above", "_load", "_value")
 
-    def __init__(self, load: Callable[[], Folder | None]) -> None:
-        self._load: Callable[[], Folder | None] | None = load
+    def __init__(self, load: Callable[[Folder | None], Folder | None], above: _Before | None = None) -> None:
+        """``load`` is given the directory ``above`` it."""
+        self._load: Callable[[Folder | None], Folder | None] | None = load
+        self._above = above
         self._value: Folder | None = None
 
     def get(self) -> Folder | None:
-        if self._load is not None:
-            self._value, self._load = self._load(), None
+        # Not by recursion: a scan of a deep tree is that already, and a caller's stack may be deep as well.
+        line: list[_Before] = []
+        one: _Before | None = self
+        while one is not None and one._load is not None:
+            line.append(one)
+            one = one._above
+        for one in reversed(line):
+            if one._load is not None:
+                one._value = one._load(one._above._value if one._above is not None else None)
+                one._load = None
         return self._value
 
 
@@ -139,6 +151,7 @@ class Scanner:
         place = os.path.realpath(f"/proc/self/fd/{root}")
         self._mounted = {os.path.relpath(path, place) for path in mounts_below(place)}
         self._found = ScanResult()
+        self._holes = 0
         self._links: list[tuple[str, Entry | None, Entry]] = []
 
     def scan(self) -> ScanResult:
@@ -159,7 +172,7 @@ class Scanner:
             self._cache.commit = self._commit
         return self._found
 
-    def _root_before(self) -> Folder | None:
+    def _root_before(self, _above: Folder | None) -> Folder | None:
         return self._states.root(self._commit) if self._commit is not None else None
 
     def _folder(self, descriptor: int, path: str, before: _Before, depth: int) -> None:
@@ -229,8 +242,7 @@ class Scanner:
                 self._cache.forget(prefix + name)
 
     def _below(self, parent: int, name: str, path: str, before: _Before, depth: int) -> None:
-        def load() -> Folder | None:
-            folder = before.get()
+        def load(folder: Folder | None) -> Folder | None:
             return folder.directory(os.fsencode(name), self._states.objects) if folder is not None else None
 
         def known() -> Entry | Folder | None:
@@ -238,7 +250,7 @@ class Scanner:
             folder = before.get()
             return old.get() or (folder.file(os.fsencode(name)) if folder is not None else None)
 
-        old = _Before(load)
+        old = _Before(load, before)
         if path in self._mounted or depth + 1 >= MAX_DEPTH:
             # What is in a mount could not be brought back by renaming, so no call may change it.
             reason = "mounted" if path in self._mounted else "too deep"
@@ -271,7 +283,7 @@ class Scanner:
         path, folder = prefix + name, before.get()
         old = folder.file(os.fsencode(name)) if folder is not None else None
         self._found.files += 1
-        reason = "mounted" if path in self._mounted else self._refused(status)
+        reason = "mounted" if path in self._mounted else self._refused(parent, name, status)
         if reason is None:
             kind, steady = "file", True
             try:
@@ -302,14 +314,20 @@ class Scanner:
         if new.meta.link or (old is not None and old.meta.link):
             self._links.append((path, old, new))
 
-    def _refused(self, status: os.stat_result) -> Exclusion | None:
+    def _refused(self, parent: int, name: str, status: os.stat_result) -> Exclusion | None:
         if self._found.files > self._limits.max_files:
             return "too many files"
         if stat.S_ISLNK(status.st_mode):
             return None
         if not stat.S_ISREG(status.st_mode):
             return "special file"
-        return "too large" if status.st_size > self._limits.max_file_bytes else None
+        if status.st_size > self._limits.max_file_bytes:
+            return "too large"
+        if status.st_size >= _SPARSE_BYTES and status.st_blocks * 512 < status.st_size:
+            self._holes += _holes(parent, name, status.st_size)
+            if self._holes > self._limits.max_file_bytes:
+                return "too large"
+        return None
 
     def _content(
         self, parent: int, name: str, status: os.stat_result
@@ -368,6 +386,22 @@ def _meta(status: os.stat_result, *, link: int) -> Meta:
 
 def _link(status: os.stat_result) -> int:
     return status.st_ino if status.st_nlink > 1 else 0
+
+
+def _holes(parent: int, name: str, size: int) -> int:
+    """The bytes of a file that are in no block. (Fewer blocks than bytes may also be a filesystem that compresses.)"""
+    holes = at = 0
+    try:
+        descriptor = _open(name, parent, _FILE)
+    except OSError:  # found again, and said, where it is read
+        return 0
+    with _closing(descriptor), suppress(OSError):  # the end is an error where a hole is the last
+        while at < size:
+            hole = os.lseek(descriptor, at, os.SEEK_HOLE)
+            holes += size - hole
+            at = os.lseek(descriptor, hole, os.SEEK_DATA) if hole < size else size
+            holes -= size - at
+    return holes
 
 
 def _stamp_at(parent: int, name: str) -> Stamp | None:

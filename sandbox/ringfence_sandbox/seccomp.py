@@ -44,7 +44,9 @@ _SET_USER_ID = 0o4000
 _MODE_AT = {"chmod": 1, "fchmod": 1, "fchmodat": 2, "fchmodat2": 2, "creat": 1, "mknod": 1, "mknodat": 2}
 _OPEN_FLAGS_AT = {"open": 1, "openat": 2}  # the mode comes next, and counts where a file is made
 _MAKES_A_FILE = 0o100 | 0o20000000  # O_CREAT, and the bit of O_TMPFILE that is not O_DIRECTORY
-_BY_ARGUMENT = frozenset({"clone", "unshare", "socket", "setpriority", *_OF_ITSELF, *_MODE_AT, *_OPEN_FLAGS_AT})
+_BY_ARGUMENT = frozenset(
+    {"clone", "unshare", "socket", "setpriority", "ioprio_set", *_OF_ITSELF, *_MODE_AT, *_OPEN_FLAGS_AT}
+)
 _UNSEEN = frozenset({"clone3", "openat2"})  # their arguments are where no filter sees them
 
 
@@ -84,6 +86,9 @@ def stricter(stock: dict[str, Any], machine: str) -> dict[str, Any]:
         *(_rule("SCMP_ACT_ALLOW", "socket", [_argument("SCMP_CMP_EQ", family)]) for family in _FAMILIES),
         *(_rule("SCMP_ACT_ALLOW", name, [_argument("SCMP_CMP_EQ", 0)]) for name in _OF_ITSELF),
         _rule("SCMP_ACT_ALLOW", "setpriority", [_argument("SCMP_CMP_EQ", 0), _argument("SCMP_CMP_EQ", 0, index=1)]),
+        _rule("SCMP_ACT_ALLOW", "ioprio_set", [_argument("SCMP_CMP_EQ", 1), _argument("SCMP_CMP_EQ", 0, index=1)]),
+        _rule("SCMP_ACT_ERRNO", "ioprio_set", [_argument("SCMP_CMP_NE", 1)], _EPERM),
+        _rule("SCMP_ACT_ERRNO", "ioprio_set", [_argument("SCMP_CMP_NE", 0, index=1)], _EPERM),
         *(_rule("SCMP_ACT_ERRNO", name, [_argument("SCMP_CMP_NE", 0)], _EPERM) for name in _OF_ITSELF),
         _rule("SCMP_ACT_ERRNO", "setpriority", [_argument("SCMP_CMP_NE", 0)], _EPERM),
         _rule("SCMP_ACT_ERRNO", "setpriority", [_argument("SCMP_CMP_NE", 0, index=1)], _EPERM),

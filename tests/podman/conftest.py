@@ -39,19 +39,31 @@ def podman() -> Iterator[Connection]:
         yield connection
 
 
+@pytest.fixture(scope="session")
+def limiting(podman: Connection) -> bool:
+    """Whether this Podman can limit memory and processor time: a rootless one cannot without cgroups of version 2."""
+    return not podman.host.rootless or podman.host.cgroup_version == "v2"
+
+
+@pytest.fixture
+def limits_hold(limiting: bool) -> None:
+    if not limiting:
+        pytest.skip("this Podman is rootless and has no cgroups of version 2: it limits neither memory nor processes")
+
+
 def containers_over(podman: Connection, root: str | os.PathLike[str]) -> list[Any]:
     found: list[Any] = podman.client.containers.list(all=True, filters={"label": f"{WORKSPACE_LABEL}={root}"})
     return found
 
 
 @pytest.fixture
-def make_sandbox(podman: Connection, tmp_path: Path) -> Iterator[MakeSandbox]:
+def make_sandbox(podman: Connection, limiting: bool, tmp_path: Path) -> Iterator[MakeSandbox]:
     made: list[PodmanSandbox] = []
 
     def make(root: Path | None = None, **options: Any) -> PodmanSandbox:
         place = root or tmp_path / "workspace"
         place.mkdir(exist_ok=True)
-        sandbox = PodmanSandbox(place, **{"limits": SMALL, "connection": podman, **options})
+        sandbox = PodmanSandbox(place, **{"limits": SMALL, "connection": podman, "strict": limiting, **options})
         made.append(sandbox)
         return sandbox
 
@@ -67,7 +79,8 @@ def sandbox(make_sandbox: MakeSandbox) -> PodmanSandbox:
 
 
 @pytest.fixture(scope="module")
-def shared(podman: Connection, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PodmanSandbox]:
+def shared(podman: Connection, limiting: bool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PodmanSandbox]:
     """One container for tests that only look at what a command can do in it."""
-    with PodmanSandbox(tmp_path_factory.mktemp("shared"), limits=SMALL, connection=podman) as sandbox:
+    root = tmp_path_factory.mktemp("shared")
+    with PodmanSandbox(root, limits=SMALL, connection=podman, strict=limiting) as sandbox:
         yield sandbox

@@ -90,6 +90,25 @@ def test_no_program_can_be_made_that_runs_as_the_owner_of_the_tree(shared: Podma
     (root / "s").unlink()
 
 
+def test_a_program_that_ran_as_its_owner_does_not_with_other_bytes(shared: PodmanSandbox) -> None:
+    """A write takes the bit away by itself, but not one through a mapping."""
+    program, other = Path(shared.filesystem.root, "s"), Path(shared.filesystem.root, "other")
+    for path in (program, other):
+        path.write_text("#!/bin/sh\nid -u\n")
+        path.chmod(0o4755)
+    other.write_text("#!/bin/sh\nwho\n")
+    other.chmod(0o4755)
+    mapped = "m = mmap.mmap(os.open('/workspace/s', os.O_RDWR), 0); m[10:12] = b'ps'"
+    assert python(shared, f"import mmap; {mapped}; os.rename('/workspace/s', '/workspace/t')") == ""
+    assert shared.run("mv other moved; touch moved").exit_code == 0
+    moved, renamed = other.with_name("moved"), program.with_name("t")
+    assert renamed.read_text() == "#!/bin/sh\nps -u\n"
+    assert (oct(renamed.stat().st_mode), oct(moved.stat().st_mode)) == ("0o100755", "0o104755")
+    assert shared.run("true").changed_paths == ()
+    renamed.unlink()
+    moved.unlink()
+
+
 def test_all_other_modes_can_be_given(shared: PodmanSandbox) -> None:
     code = """
 os.umask(0); os.chdir('/workspace')
@@ -264,6 +283,24 @@ def test_processes_of_the_host_cannot_be_seen_or_signalled(shared: PodmanSandbox
     pids = python(shared, "print(*[p for p in os.listdir('/proc') if p.isdigit()])").split()
     assert len(pids) <= 3
     assert "ProcessLookupError" in refusal(shared, f"os.kill({os.getpid() + 1_000_000}, 0)")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "call('syscall', 251, 1, 1, 3 << 13)",  # ioprio_set of a process
+        "call('syscall', 251, 3, os.getuid(), 3 << 13)",  # of a user
+        "call('syscall', 251, ctypes.c_long(1 | 1 << 32), ctypes.c_long(1), 3 << 13)",
+        "os.write(os.open('/proc/1/timerslack_ns', os.O_WRONLY), b'999999999999')",
+        "os.write(os.open('/proc/1/autogroup', os.O_WRONLY), b'19')",
+        "os.write(os.open('/proc/1/comm', os.O_WRONLY), b'x')",
+        "os.write(os.open('/proc/1/coredump_filter', os.O_WRONLY), b'0')",
+        "os.write(os.open('/proc/1/clear_refs', os.O_WRONLY), b'1')",
+    ],
+)
+def test_the_first_process_cannot_be_slowed_down(shared: PodmanSandbox, code: str) -> None:
+    assert "Error: [Errno" in refusal(shared, code)
+    assert python(shared, "call('syscall', 251, 1, 0, 3 << 13); print('its own')") == "its own\n"
 
 
 def test_the_first_process_survives_every_signal(shared: PodmanSandbox) -> None:
