@@ -20,6 +20,9 @@ EXECUTOR = "/run/executor.py"
 USER = 1000
 """Who commands run as, as the container numbers its users."""
 
+CORE_BYTES = 1
+"""No core has so little; and the kernel gives none to a program of the host with this limit, as it does with 0."""
+
 _MIB = 1 << 20
 _CPU_PERIOD_MICROSECONDS = 100_000
 
@@ -96,7 +99,7 @@ def options(
         "ulimits": [
             _ulimit("nofile", resource.RLIMIT_NOFILE, limits.open_files),
             _ulimit("nproc", resource.RLIMIT_NPROC, 2 * pids),
-            _ulimit("core", resource.RLIMIT_CORE, 0),
+            _ulimit("core", resource.RLIMIT_CORE, CORE_BYTES),
             _ulimit("fsize", resource.RLIMIT_FSIZE, limits.file_bytes),
         ],
         "shm_size": limits.shared_bytes,
@@ -207,7 +210,7 @@ def _judged(found: dict[str, Any], limits: SandboxLimits, network: Network, root
         yield Property("no network", not others, ", ".join(others) or "only lo")
     hard = {line[:26].strip(): line[26:].split() for line in found["limits"].splitlines()[1:]}
     for name, most in (
-        ("Max core file size", 0),
+        ("Max core file size", CORE_BYTES),
         ("Max file size", limits.file_bytes),
         ("Max open files", limits.open_files),
         ("Max processes", 2 * (limits.processes + 8)),

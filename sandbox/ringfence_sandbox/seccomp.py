@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import platform
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +39,29 @@ _NAMESPACES = 0x7E020000  # every CLONE_NEW* that clone takes
 _NEW_TIME = 0x80  # of unshare only; clone has the exit signal there
 _FAMILIES = (1, 2, 10, 16)  # UNIX, INET, INET6, NETLINK
 # A process may ask these for any other of its user's: commands could starve the executor, or cut its limits.
-_OF_ITSELF = ("prlimit64", "sched_setattr", "sched_setparam", "sched_setscheduler")
+_OF_ITSELF = ("sched_setattr", "sched_setparam", "sched_setscheduler")
+# Where the host gives core dumps to a program, that runs as its root, whatever the limit is, but for a limit of 1.
+_CORE = 4
+_RESOURCES = 16
+_LOW_BITS = 0xFFFF_FFFF  # the kernel looks at no others of a resource
 # What a command makes belongs to the owner of the tree: a set-user-id program would be the owner's, root's perhaps.
 _SET_USER_ID = 0o4000
 _MODE_AT = {"chmod": 1, "fchmod": 1, "fchmodat": 2, "fchmodat2": 2, "creat": 1, "mknod": 1, "mknodat": 2}
 _OPEN_FLAGS_AT = {"open": 1, "openat": 2}  # the mode comes next, and counts where a file is made
 _MAKES_A_FILE = 0o100 | 0o20000000  # O_CREAT, and the bit of O_TMPFILE that is not O_DIRECTORY
 _BY_ARGUMENT = frozenset(
-    {"clone", "unshare", "socket", "setpriority", "ioprio_set", *_OF_ITSELF, *_MODE_AT, *_OPEN_FLAGS_AT}
+    {
+        "clone",
+        "unshare",
+        "socket",
+        "setpriority",
+        "ioprio_set",
+        "setrlimit",
+        "prlimit64",
+        *_OF_ITSELF,
+        *_MODE_AT,
+        *_OPEN_FLAGS_AT,
+    }
 )
 _UNSEEN = frozenset({"clone3", "openat2"})  # their arguments are where no filter sees them
 
@@ -96,6 +112,7 @@ def stricter(stock: dict[str, Any], machine: str) -> dict[str, Any]:
         *(_rule("SCMP_ACT_ERRNO", name, [_bit(_SET_USER_ID, at)], _EPERM) for name, at in _MODE_AT.items()),
         *(_rule("SCMP_ACT_ALLOW", name, [_no_bits(_MAKES_A_FILE, at)]) for name, at in _OPEN_FLAGS_AT.items()),
         *(_rule("SCMP_ACT_ALLOW", name, [_no_bits(_SET_USER_ID, at + 1)]) for name, at in _OPEN_FLAGS_AT.items()),
+        *_limits_but_of_cores(),
         # Who meets this asks clone, or openat, instead.
         *(_rule("SCMP_ACT_ERRNO", name, [], _ENOSYS) for name in sorted(_UNSEEN)),
         _rule("SCMP_ACT_ERRNO", "socket", [_argument("SCMP_CMP_GT", max(_FAMILIES))], _EAFNOSUPPORT),
@@ -107,6 +124,24 @@ def stricter(stock: dict[str, Any], machine: str) -> dict[str, Any]:
         "architectures": [_ARCHITECTURES[machine]] if machine in _ARCHITECTURES else [],
         "syscalls": [*allowed, *by_argument, refused],
     }
+
+
+def _limits_but_of_cores() -> Iterator[dict[str, Any]]:
+    """A process may lower its own limits, but for that of core dumps: that seems to be done, and is not."""
+    own = _argument("SCMP_CMP_EQ", 0)
+    for resource in range(_RESOURCES):
+        action = "SCMP_ACT_ERRNO" if resource == _CORE else "SCMP_ACT_ALLOW"
+        code = 0 if resource == _CORE else None
+        yield _rule(action, "setrlimit", [_argument("SCMP_CMP_MASKED_EQ", _LOW_BITS, resource)], code)
+        which = _argument("SCMP_CMP_MASKED_EQ", _LOW_BITS, resource, index=1)
+        if resource == _CORE:
+            asked = _argument("SCMP_CMP_EQ", 0, index=2)
+            yield _rule("SCMP_ACT_ALLOW", "prlimit64", [own, which, asked])
+            which_new = [own, which, _argument("SCMP_CMP_NE", 0, index=2)]
+            yield _rule(action, "prlimit64", which_new, code)
+        else:
+            yield _rule(action, "prlimit64", [own, which])
+    yield _rule("SCMP_ACT_ERRNO", "prlimit64", [_argument("SCMP_CMP_NE", 0)], _EPERM)
 
 
 def _rule(action: str, name: str, arguments: list[dict[str, Any]], code: int | None = None) -> dict[str, Any]:

@@ -319,8 +319,8 @@ def test_the_control_socket_takes_nobody_else(shared: PodmanSandbox) -> None:
 def test_limits_are_as_asked_for_and_cannot_be_raised(shared: PodmanSandbox) -> None:
     limits = shared.limits
     code = "print(*[resource.getrlimit(getattr(resource, 'RLIMIT_' + n))[1] for n in ('NOFILE', 'FSIZE', 'CORE')])"
-    assert python(shared, code).split() == [str(limits.open_files), str(limits.file_bytes), "0"]
-    for name in ("NOFILE", "FSIZE", "CORE", "NPROC"):
+    assert python(shared, code).split() == [str(limits.open_files), str(limits.file_bytes), "1"]
+    for name in ("NOFILE", "FSIZE", "NPROC"):
         limit = f"resource.RLIMIT_{name}"
         raised = f"hard = resource.getrlimit({limit})[1]; resource.setrlimit({limit}, (hard, hard + 1))"
         assert "not allowed to raise maximum limit" in refusal(shared, raised)
@@ -337,6 +337,31 @@ def test_temporary_space_and_shared_memory_are_bounded(shared: PodmanSandbox) ->
     for place in ("/tmp", "/dev/shm"):
         filled = shared.run(f"head -c 60M /dev/zero > {place}/fill; code=$?; rm -f {place}/fill; exit $code")
         assert "No space left on device" in filled.stderr
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "resource.setrlimit(resource.RLIMIT_CORE, (0, 0))",
+        "resource.setrlimit(resource.RLIMIT_CORE, (0, 1))",
+        "resource.prlimit(0, resource.RLIMIT_CORE, (0, 0))",
+        "call('syscall', 160, 4, struct.pack('=2Q', 0, 0))",  # setrlimit
+        "call('syscall', 160, ctypes.c_long(4 | 1 << 32), struct.pack('=2Q', 0, 0))",
+        "call('syscall', 302, 0, ctypes.c_long(4 | 1 << 32), struct.pack('=2Q', 0, 0), 0)",  # prlimit64
+        "call('syscall', 302, os.getpid(), 4, struct.pack('=2Q', 0, 0), 0)",
+    ],
+)
+def test_no_program_of_the_host_is_given_a_core_dump(shared: PodmanSandbox, code: str) -> None:
+    """With a limit of 1 the kernel gives it to none, with 0 it does: no command may come to that."""
+    tried = f"try: {code}\nexcept OSError: pass\nprint(*resource.getrlimit(resource.RLIMIT_CORE))"
+    assert python(shared, tried) == "1 1\n"
+
+
+def test_a_command_lowers_its_own_limits(shared: PodmanSandbox) -> None:
+    done = shared.run(
+        "ulimit -c 0 && ulimit -n 30 && ulimit -f 5 && ulimit -t 9 && ulimit -n && ulimit -f && ulimit -t"
+    )
+    assert (done.exit_code, done.stdout) == (0, "30\n5\n9\n")
 
 
 def test_core_dumps_are_not_written(shared: PodmanSandbox) -> None:
