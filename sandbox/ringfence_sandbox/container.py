@@ -20,6 +20,7 @@ from ringfence_sandbox.isolation import (
     CONTROL,
     EXECUTOR,
     PROBE,
+    WORKSPACE,
     Network,
     Property,
     SandboxLimits,
@@ -27,6 +28,7 @@ from ringfence_sandbox.isolation import (
     options,
     verified,
 )
+from ringfence_sandbox.kernel import mounts_below
 from ringfence_sandbox.owners import OWNER_LABEL, is_orphan, own_label
 from ringfence_sandbox.places import state_directory, write_once
 from ringfence_sandbox.podman_connection import Connection
@@ -42,7 +44,14 @@ class Container:
     """A running container. Every process in it ends with it, and it ends with its owner."""
 
     def __init__(
-        self, connection: Connection, container: Any, channel: Channel, process: CallProcess, python: Python, way: str
+        self,
+        connection: Connection,
+        container: Any,
+        channel: Channel,
+        process: CallProcess,
+        python: Python,
+        way: str,
+        inner: Sequence[str] = (),
     ) -> None:
         self._connection = connection
         self.python = python
@@ -53,6 +62,8 @@ class Container:
         """Its first process, as the host sees it."""
         self.way = way
         """How its users are mapped, in words."""
+        self.inner = inner
+        """What was mounted in the workspace when it was started, as `mounted_in` has it."""
         self.properties: Sequence[Property] = ()
         self.environment: Mapping[str, str] = {}
         """What every command gets, unless it is told otherwise."""
@@ -118,6 +129,8 @@ class Container:
                 network=network,
                 users=users,
             )
+            inner = mounted_in(root)
+            wanted["mounts"] += [_shown(root, path) for path in inner]
             if python.directory:
                 wanted["mounts"].append({"type": "bind", "source": python.directory, "target": LENT, "read_only": True})
             try:
@@ -140,7 +153,7 @@ class Container:
                 if isinstance(error, (OSError, ExecutorLostError)):  # podman-py's errors are an OSError too
                     raise SandboxUnavailableError(_not_started(error, why)) from error
                 raise
-        return cls(connection, container, channel, process, python, users.way)
+        return cls(connection, container, channel, process, python, users.way, inner)
 
     def _verified(self, limits: SandboxLimits, network: Network) -> Sequence[Property]:
         printed: list[bytes] = []
@@ -180,6 +193,22 @@ class Container:
             raise SandboxUnavailableError(
                 f"the container {self.name} does not end; see to it by hand: `podman rm --force {self.name}`"
             )
+
+
+def mounted_in(root: str) -> Sequence[str]:
+    """The paths on the host of what is mounted in a workspace, from the outer to the inner."""
+    return sorted({path for path in mounts_below(root) if path != root})
+
+
+def _shown(root: str, path: str) -> dict[str, Any]:
+    """A mount in the workspace as a container has it: to be read. What was written there could not be taken back, and
+    without it commands would write under it, where nobody looks."""
+    target = f"{WORKSPACE}/{os.path.relpath(path, root)}"
+    try:
+        os.stat(path)
+    except OSError:  # one of a user's own, such as with FUSE, which not even root sees
+        return {"type": "tmpfs", "source": "tmpfs", "target": target, "size": "4k", "read_only": True}
+    return {"type": "bind", "source": path, "target": target, "read_only": True}
 
 
 def remove_orphans(connection: Connection) -> Sequence[str]:

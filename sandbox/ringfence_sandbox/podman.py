@@ -18,7 +18,7 @@ from ringfence.runtime.session import Session
 from ringfence.runtime.transaction import tool_transaction
 from ringfence_sandbox.asked import Asked, explained
 from ringfence_sandbox.channel import Ended
-from ringfence_sandbox.container import Container, remove_orphans
+from ringfence_sandbox.container import Container, mounted_in, remove_orphans
 from ringfence_sandbox.disk_space import DiskWatch
 from ringfence_sandbox.handover import UNKNOWN, Handover
 from ringfence_sandbox.host import HostFilesystem
@@ -140,7 +140,8 @@ class PodmanSandbox:
         with self._turn:
             self._check_open()
             container = self._held.container
-            if container is not None and not container.channel.closed and container.process.lives:
+            lives = container is not None and not container.channel.closed and container.process.lives
+            if container is not None and lives and container.inner == mounted_in(self.filesystem.root):
                 return container
             self._end_container()
             connection = self._connection()

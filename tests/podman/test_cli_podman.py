@@ -19,7 +19,7 @@ from ringfence.testing.printed import Printed, printed
 from ringfence_sandbox import Workspace
 from ringfence_sandbox.podman_connection import Connection
 
-pytestmark = pytest.mark.usefixtures("podman")
+pytestmark = pytest.mark.usefixtures("podman", "limits_hold")
 SECONDS = 120
 DONE: Mapping[str, Any] = {"text": "Done."}
 

@@ -47,6 +47,7 @@ while True: os.wait()
 
 
 @pytest.mark.parametrize("before", ["pass", "open('/proc/self/oom_score_adj', 'w').write('0')"])
+@pytest.mark.usefixtures("limits_hold")
 def test_many_small_hogs_do_not_take_the_executor_with_them(sandbox: PodmanSandbox, before: str) -> None:
     container = sandbox.start()
     result = sandbox.run(["python3", "-I", "-S", "-c", HOGS.format(before=before)], timeout_seconds=60)

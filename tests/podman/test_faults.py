@@ -63,11 +63,11 @@ def test_a_container_that_is_removed_by_podman_is_replaced(sandbox: PodmanSandbo
     assert sandbox.run("echo here").stdout == "here\n"
 
 
-def test_a_command_survives_the_end_of_the_service(tmp_path: Path, podman: Connection) -> None:
+def test_a_command_survives_the_end_of_the_service(tmp_path: Path, podman: Connection, limiting: bool) -> None:
     (tmp_path / "workspace").mkdir()
     service = OwnService()
     connection = Connection(service.url, "a test's", service)
-    with connection, PodmanSandbox(tmp_path / "workspace", connection=connection) as sandbox:
+    with connection, PodmanSandbox(tmp_path / "workspace", connection=connection, strict=limiting) as sandbox:
         sandbox.start()
         timer = later(0.3, service.process.kill)
         result = sandbox.run("echo one; sleep 1; echo two")
@@ -90,7 +90,7 @@ def list_of(podman: Connection, root: Path) -> list[Any]:
 CLIENT = """
 import sys, threading
 from ringfence_sandbox import PodmanSandbox
-sandbox = PodmanSandbox(sys.argv[1], url=sys.argv[2] or None)
+sandbox = PodmanSandbox(sys.argv[1], url=sys.argv[2] or None, strict=sys.argv[3] == "True")
 container = sandbox.start()
 print(container.process.pid, flush=True)
 sandbox.run("(trap '' TERM; while :; do echo x >> late; done) & sleep 60", timeout_seconds=60)
@@ -108,12 +108,12 @@ def wait_until(condition: Callable[[], bool], seconds: float = 15.0) -> bool:
 
 @pytest.mark.parametrize("own_service", [False, True])
 def test_a_client_that_is_killed_leaves_nothing_that_runs(
-    podman: Connection, tmp_path: Path, own_service: bool
+    podman: Connection, limiting: bool, tmp_path: Path, own_service: bool
 ) -> None:
     root = tmp_path / "workspace"
     root.mkdir()
     client = subprocess.Popen(
-        [sys.executable, "-c", CLIENT, root, "" if own_service else podman.url],
+        [sys.executable, "-c", CLIENT, root, "" if own_service else podman.url, str(limiting)],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
@@ -130,7 +130,7 @@ def test_a_client_that_is_killed_leaves_nothing_that_runs(
     time.sleep(0.2)
     assert (root / "late").stat().st_size == size
     # The next one removes what is left of the container, takes back what the command did, and works.
-    with PodmanSandbox(root, connection=podman) as sandbox:
+    with PodmanSandbox(root, connection=podman, strict=limiting) as sandbox:
         assert list(root.iterdir()) == []
         assert sandbox.run("echo next").stdout == "next\n"
         assert wait_until(lambda: len(list_of(podman, root)) == 1)

@@ -62,6 +62,7 @@ def test_the_image_works_for_other_programs_too(podman: Connection, monkeypatch:
     assert podman.client.containers.list(all=True, filters={"label": "io.ringfence.test=1"}) == []
 
 
+@pytest.mark.usefixtures("limits_hold")
 def test_ringfence_says_what_works_here(podman: Connection) -> None:
     findings = list(examine(url=podman.url))
     assert [finding for finding in findings if not finding.works] == []
@@ -75,6 +76,7 @@ def cli(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
     return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment}, timeout=120)
 
 
+@pytest.mark.usefixtures("limits_hold")
 def test_the_doctor_is_a_command(podman: Connection) -> None:
     done = cli("sandbox", "doctor", CONTAINER_HOST=podman.url)
     assert (done.returncode, done.stderr) == (0, ""), done

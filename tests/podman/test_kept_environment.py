@@ -193,6 +193,7 @@ def test_variables_that_are_no_text_or_no_shell_s_are_left_as_they_are(shell: Sh
     assert done.environment == ShellEnvironment("", {"B": "1"})
 
 
+@pytest.mark.usefixtures("limits_hold")
 def test_a_run_that_is_resumed_goes_on_with_it(tmp_path: Path, podman: object) -> None:
     tree = tmp_path / "tree"
     (tree / "sub").mkdir(parents=True)

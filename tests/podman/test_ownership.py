@@ -7,6 +7,7 @@ import shutil
 import stat
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -147,3 +148,38 @@ def test_a_directory_above_that_nobody_may_enter_is_no_obstacle(make_sandbox: Ma
     above.mkdir(mode=0o700)
     root = private_tree(above / "tree", os.geteuid())
     assert make_sandbox(root).run("cat secret").stdout == "secret\n"
+
+
+@contextmanager
+def mounted(place: Path, *options: str) -> Iterator[None]:
+    done = subprocess.run(["mount", *options, str(place)], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        pytest.skip(f"nothing can be mounted here: {done.stderr.strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+def test_what_is_mounted_in_a_workspace_can_be_read_and_not_written(make_sandbox: MakeSandbox, tmp_path: Path) -> None:
+    """Nor can what is under it, where no scan would see it."""
+    place, late = tmp_path / "workspace" / "d" / "mnt", tmp_path / "workspace" / "late"
+    place.mkdir(parents=True)
+    late.mkdir()
+    sandbox = make_sandbox()
+    with mounted(place, "-t", "tmpfs", "none"):
+        (place / "x").write_text("inside\n")
+        (place / "x").chmod(0o666)
+        place.chmod(0o777)
+        tried = sandbox.run("cat d/mnt/x; echo more >> d/mnt/x; touch d/mnt/y; touch d/z")
+        assert tried.stdout == "inside\n"
+        assert tried.stderr.count("Read-only file system") == 2
+        assert tried.changed_paths == ("d/z",)
+        first = sandbox.start()
+        with mounted(late, "-t", "tmpfs", "none"):
+            assert "Read-only" in sandbox.run("touch late/y").stderr
+            assert sandbox.start() is not first
+        assert sandbox.run("touch late/y").exit_code == 0
+        assert sorted(os.listdir(place)) == ["x"]
+    assert os.listdir(place) == []
+    assert sandbox.run("touch d/mnt/y").exit_code == 0

@@ -12,6 +12,7 @@ from ringfence_sandbox.podman_connection import Connection
 README = Path(__file__).parents[2].joinpath("README.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.usefixtures("limits_hold")
 def test_the_examples_of_commands_run(podman: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CONTAINER_HOST", podman.url)
     examples = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)

@@ -22,6 +22,7 @@ def works_on(sandbox: PodmanSandbox) -> None:
     assert time.monotonic() - begun < 2
 
 
+@pytest.mark.usefixtures("limits_hold")
 def test_a_process_that_takes_too_much_memory_is_killed_and_the_model_told(sandbox: PodmanSandbox) -> None:
     first = sandbox.start()
     result = sandbox.run(["python3", "-c", "held = bytearray(2 << 30)"])
@@ -32,6 +33,7 @@ def test_a_process_that_takes_too_much_memory_is_killed_and_the_model_told(sandb
     assert sandbox.start() is first
 
 
+@pytest.mark.usefixtures("limits_hold")
 def test_many_small_processes_that_take_too_much_memory_do_not_take_the_first_one_along(sandbox: PodmanSandbox) -> None:
     first = sandbox.start()
     hog = "import time; held = bytearray(12 << 20); time.sleep(3)"

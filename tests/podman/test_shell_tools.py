@@ -170,6 +170,7 @@ def test_what_a_command_leaves_running_is_ended_and_said(tools: Tools) -> None:
     assert "2 processes that it left running had to be ended" in result.message
 
 
+@pytest.mark.usefixtures("limits_hold")
 def test_a_process_that_memory_ran_out_for_is_said(tools: Tools) -> None:
     hog = "b = []\nwhile True: b.append(bytearray(1 << 24))"
     result = tools.call("shell_execute", argv=["python3", "-c", hog])
@@ -362,6 +363,7 @@ def test_a_model_works_with_files_and_commands_in_one_conversation(tools: Tools)
     assert "stdout:\\ntwo" in str(adapter.requests[-1])
 
 
+@pytest.mark.usefixtures("limits_hold")
 def test_a_section_opens_a_sandbox_of_its_own_and_closes_it(tmp_path: Path, podman: object) -> None:
     session = Session()
     with PodmanSandboxSection(session=session, root=tmp_path) as section:
