@@ -78,7 +78,7 @@ def test_the_configuration_of_clients_can_be_read_and_starts_the_server() -> Non
     known = [json.loads(block) for block in blocks if "ringfence" in block]
     known += map(tomllib.loads, re.findall(r"^```toml\n(.*?)^```", README, re.MULTILINE | re.DOTALL))
     servers = [server["ringfence"] for one in known for server in one.values()]
-    assert len(servers) == 4
+    assert len(servers) == 5
     for server in servers:
-        if server.get("type") != "http":
+        if "url" not in server:
             assert (server["command"], server["args"][0], len(server["args"])) == ("ringfence", "serve", 2)

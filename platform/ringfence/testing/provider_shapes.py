@@ -146,6 +146,8 @@ def _responses_head(status: str) -> dict[str, Any]:
 def _responses_call(index: int, call: Mapping[str, Any], status: str) -> dict[str, Any]:
     call_id, name, arguments = call["id"], call["name"], call["arguments"]
     place = {"id": f"fc_{index}", "type": "function_call", "status": status}
+    if "namespace" in call:
+        place["namespace"] = call["namespace"]
     return {**place, "call_id": call_id, "name": name, "arguments": arguments}
 
 
@@ -233,7 +235,7 @@ def _messages_end(turn: Turn) -> str:
 
 def _calls(turn: Turn) -> Sequence[dict[str, Any]]:
     return [
-        {"id": call.get("id", f"call_{index}"), "name": call["name"], "arguments": _text(call.get("arguments", {}))}
+        {"id": f"call_{index}", **call, "arguments": _text(call.get("arguments", {}))}
         for index, call in enumerate(turn.get("tool_calls") or ())
     ]
 
