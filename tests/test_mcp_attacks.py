@@ -24,9 +24,8 @@ from ringfence.filesystem import InMemoryFilesystem
 from ringfence.prompt import MarkdownSection, Section, Tool, ToolContext, ToolPolicy, ToolResult
 from ringfence.runtime.receipts import Receipt
 from ringfence.runtime.session import Session
-from ringfence_cli.serve import http as served_http
 from ringfence_cli.serve.clients import MAX_CLIENTS
-from ringfence_cli.serve.http import Address, listen
+from ringfence_cli.serve.http import Address, Limits, listen, serve
 from ringfence_cli.serve.server import WorkspaceServer
 from ringfence_tools import VfsToolsSection
 
@@ -141,6 +140,15 @@ def result(connection: http.client.HTTPConnection) -> dict[str, Any]:
 
 
 @pytest.fixture
+def limits(request: pytest.FixtureRequest) -> Limits:
+    return getattr(request, "param", Limits())
+
+
+def limited(**limits: Any) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("limits", [Limits(**limits)], indirect=True)
+
+
+@pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
     bench = Bench(tmp_path)
     yield bench
@@ -148,7 +156,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 
 @pytest.fixture
-def served(bench: Bench) -> Iterator[Served]:
+def served(bench: Bench, limits: Limits) -> Iterator[Served]:
     listening = listen(Address("127.0.0.1", 0))
     served = Served(listening.getsockname()[1], bench)
     server = WorkspaceServer(bench, served.receipts.append)
@@ -156,7 +164,7 @@ def served(bench: Bench) -> Iterator[Served]:
     async def serving(*, task_status: anyio.abc.TaskStatus[anyio.CancelScope]) -> None:
         with anyio.CancelScope() as scope:
             task_status.started(scope)
-            await served_http.serve(server.protocol(), listening, TOKEN, [])
+            await serve(server.protocol(), listening, TOKEN, [], limits)
 
     with start_blocking_portal() as portal:
         running, scope = portal.start_task(serving)
@@ -256,18 +264,18 @@ def test_a_client_that_waits_is_not_forgotten_for_those_that_come(served: Served
     assert bench.filesystem.read("slow.txt").content == "whole\n"
 
 
-def test_connections_that_ask_for_nothing_are_few_and_end(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(served_http, "REQUEST_SECONDS", 1.0)
+@limited(connections=100, request_seconds=1.0)
+def test_connections_that_ask_for_nothing_are_few_and_end(served: Served) -> None:
     half = b"POST /mcp HTTP/1.1\r\nHost: localhost\r\n"
     before = len(os.listdir("/proc/self/fd"))
-    idle = [socket.create_connection(("127.0.0.1", served.port), timeout=PATIENT) for _ in range(300)]
+    idle = [socket.create_connection(("127.0.0.1", served.port), timeout=PATIENT) for _ in range(150)]
     try:
         for number, connection in enumerate(idle):
             if number % 2:
                 with suppress(ConnectionError):
                     connection.sendall(half)
         time.sleep(0.3)
-        assert len(os.listdir("/proc/self/fd")) - before <= len(idle) + served_http.MAX_CONNECTIONS + 20
+        assert len(os.listdir("/proc/self/fd")) - before <= len(idle) + 100 + 20
         for connection in idle:
             assert ended(connection)
     finally:
@@ -276,10 +284,8 @@ def test_connections_that_ask_for_nothing_are_few_and_end(served: Served, monkey
     assert not served.call("ls", served.session())["isError"]
 
 
-def test_a_connection_that_trickles_after_its_first_request_ends(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(served_http, "REQUEST_SECONDS", 0.3)
+@limited(request_seconds=0.3)
+def test_a_connection_that_trickles_after_its_first_request_ends(served: Served) -> None:
     with socket.create_connection(("127.0.0.1", served.port), timeout=PATIENT) as connection:
         head = "".join(f"{name}: {value}\r\n" for name, value in HEADERS.items())
         connection.sendall(f"GET /none HTTP/1.1\r\nHost: localhost\r\n{head}\r\n".encode())
@@ -287,10 +293,8 @@ def test_a_connection_that_trickles_after_its_first_request_ends(
         assert keeps_on_until_refused(connection, b"P", 0.05)
 
 
-def test_a_call_that_takes_longer_than_a_connection_may_be_idle_is_answered(
-    served: Served, bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(served_http, "REQUEST_SECONDS", 0.1)
+@limited(request_seconds=0.1)
+def test_a_call_that_takes_longer_than_a_connection_may_be_idle_is_answered(served: Served, bench: Bench) -> None:
     call = served.calling("slow", served.session())
     assert bench.started.wait(PATIENT)
     time.sleep(0.5)
@@ -298,9 +302,9 @@ def test_a_call_that_takes_longer_than_a_connection_may_be_idle_is_answered(
     assert not result(call)["isError"]
 
 
+@limited(request_seconds=0.3)
 @pytest.mark.parametrize("known", [False, True])
-def test_a_body_without_end_is_not_read_for_ever(served: Served, monkeypatch: pytest.MonkeyPatch, known: bool) -> None:
-    monkeypatch.setattr(served_http, "REQUEST_SECONDS", 0.3)
+def test_a_body_without_end_is_not_read_for_ever(served: Served, known: bool) -> None:
     authorised = f"Authorization: Bearer {TOKEN}\r\n" if known else ""
     head = f"POST /mcp HTTP/1.1\r\nHost: localhost\r\n{authorised}Transfer-Encoding: chunked\r\n\r\n"
     with socket.create_connection(("127.0.0.1", served.port), timeout=PATIENT) as connection:
@@ -309,11 +313,8 @@ def test_a_body_without_end_is_not_read_for_ever(served: Served, monkeypatch: py
     assert not served.call("ls", served.session())["isError"]
 
 
-def test_there_is_room_for_so_many_sessions_and_those_that_are_go_on(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
-    monkeypatch.setattr(served_http, "MAX_SESSIONS", 3)
-    served: Served = request.getfixturevalue("served")
+@limited(sessions=3)
+def test_there_is_room_for_so_many_sessions_and_those_that_are_go_on(served: Served) -> None:
     sessions = [served.session() for _ in range(3)]
     with closing(served.asked("initialize", HELLO, None)) as connection:
         assert connection.getresponse().status == 503

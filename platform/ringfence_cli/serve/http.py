@@ -22,14 +22,8 @@ from ringfence_cli.serve.clients import Clients
 PATH = "/mcp"
 GRACE_SECONDS = 1
 """That open requests have to end in when the server ends; what they run has been cancelled by then."""
-MAX_CONNECTIONS = 256
-"""At once, of whomever: the files of the workspace need descriptors, too."""
-MAX_SESSIONS = 1000
-"""Of clients up to 2025-11-25, each some 40 kB; one that is not used for half an hour ends."""
 BACKLOG = 64
 """Connections taken at a time, before those that are too many are closed."""
-REQUEST_SECONDS = 10
-"""In which a connection says what it wants."""
 REFUSAL = b"'Authorization: Bearer TOKEN' is missing or wrong; the server said its token when it started\n"
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
 
@@ -37,6 +31,18 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What of a server whoever reaches it may take."""
+
+    connections: int = 256
+    """At once. The files of the workspace need descriptors, too."""
+    sessions: int = 1000
+    """Of clients up to 2025-11-25, some 40 kB each; one that is not used for half an hour ends."""
+    request_seconds: float = 10.0
+    """In which a connection says what it wants."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +85,12 @@ def listen(address: Address) -> socket.socket:
     return listening
 
 
-async def serve(server: Server[Clients], listening: socket.socket, token: str, hosts: Sequence[str]) -> None:
+DEFAULT_LIMITS = Limits()
+
+
+async def serve(
+    server: Server[Clients], listening: socket.socket, token: str, hosts: Sequence[str], limits: Limits = DEFAULT_LIMITS
+) -> None:
     """Until cancelled. ``hosts`` are the names, besides those of this machine, by which clients may call it."""
     own = Address(*listening.getsockname()[:2])
     names = [*LOOPBACK_NAMES, *([own.written_host] if own.is_loopback else []), *map(_as_called, hosts)]
@@ -90,10 +101,12 @@ async def serve(server: Server[Clients], listening: socket.socket, token: str, h
             f"{scheme}://{name}{port}" for scheme in ("http", "https") for name in names for port in ("", ":*")
         ],
     )
-    app = server.streamable_http_app(streamable_http_path=PATH, transport_security=security, max_sessions=MAX_SESSIONS)
+    app = server.streamable_http_app(
+        streamable_http_path=PATH, transport_security=security, max_sessions=limits.sessions
+    )
     config = uvicorn.Config(
         guarded(app, token),
-        http=_Connection,
+        http=_connection_type(limits),
         backlog=BACKLOG,
         log_config=None,
         access_log=False,
@@ -133,27 +146,30 @@ class _WebServer(uvicorn.Server):
         yield
 
 
-class _Connection(H11Protocol):
-    """One of few, and none that stays without asking for anything, or goes on with what has been refused. (The server's
-    own time limit is for the pause between two requests alone, and a byte ends it.)"""
+def _connection_type(limits: Limits) -> type[H11Protocol]:
+    class Connection(H11Protocol):
+        """One of few, and none that stays without asking for anything, or goes on with what has been refused. (The
+        server's own time limit is for the pause between two requests alone, and a byte ends it.)"""
 
-    _asked: object = None
+        _asked: object = None
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]  # as its base has it
-        super().connection_made(transport)
-        if len(self.connections) > MAX_CONNECTIONS:
-            transport.abort()
-        else:
-            self.loop.call_later(REQUEST_SECONDS, self._look)
+        def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]  # as its base has it
+            super().connection_made(transport)
+            if len(self.connections) > limits.connections:
+                transport.abort()
+            else:
+                self.loop.call_later(limits.request_seconds, self._look)
 
-    def _look(self) -> None:
-        if self.transport.is_closing():
-            return
-        if self.cycle is self._asked and (self._asked is None or self.cycle.response_complete):
-            self.transport.abort()
-            return
-        self._asked = self.cycle
-        self.loop.call_later(REQUEST_SECONDS, self._look)
+        def _look(self) -> None:
+            if self.transport.is_closing():
+                return
+            if self.cycle is self._asked and (self._asked is None or self.cycle.response_complete):
+                self.transport.abort()
+                return
+            self._asked = self.cycle
+            self.loop.call_later(limits.request_seconds, self._look)
+
+    return Connection
 
 
 def guarded(app: App, token: str) -> App:
