@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import logging
 import os
@@ -211,26 +212,30 @@ def serve(
     It speaks on standard input and output, and ends with its client, at Ctrl-C or SIGTERM: what runs is rolled back.
     The token for --http is in RINGFENCE_MCP_TOKEN, or is made and printed on standard error.
     """
+    gc.disable()  # until the server runs: what is loaded stays, and looking for garbage in it takes a tenth of the time
     try:
-        from ringfence_cli.serve.command import ServeOptions, serve
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.startswith("ringfence"):
-            raise
-        raise click.UsageError(f"{error.name} is not installed: pip install 'ringfence[mcp]'") from None
-    _refuse_without_container(workspace, image, network, keep_environment)
-    options = ServeOptions(
-        directory,
-        workspace,
-        http,
-        allow_host,
-        receipts,
-        read_only,
-        policies,
-        image,
-        network or "none",
-        keep_environment,
-    )
-    return serve(options, signals)
+        try:
+            from ringfence_cli.serve.command import ServeOptions, serve
+        except ModuleNotFoundError as error:
+            if error.name is None or error.name.startswith("ringfence"):
+                raise
+            raise click.UsageError(f"{error.name} is not installed: pip install 'ringfence[mcp]'") from None
+        _refuse_without_container(workspace, image, network, keep_environment)
+        options = ServeOptions(
+            directory,
+            workspace,
+            http,
+            allow_host,
+            receipts,
+            read_only,
+            policies,
+            image,
+            network or "none",
+            keep_environment,
+        )
+        return serve(options, signals)
+    finally:
+        gc.enable()
 
 
 @ringfence.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import secrets
 import signal
@@ -90,6 +91,8 @@ def serve(options: ServeOptions, signals: Signals) -> int:
         hear = partial(_write, receipts, errors) if receipts is not None else _nothing
         server = WorkspaceServer(workspace, hear, telemetry)
         stack.callback(server.wait)
+        gc.freeze()  # so that no collection looks through what is loaded in the middle of a call, either
+        gc.enable()
         return anyio.run(_run, server, transport, signals)
 
 

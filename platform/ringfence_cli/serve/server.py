@@ -78,7 +78,7 @@ class WorkspaceServer:
             version=version("ringfence"),
             instructions=INSTRUCTIONS.format(directory=shown(os.path.realpath(self._workspace.directory))),
             lifespan=self._clients,
-            get_tool_input_schema=self._schemas.get,
+            get_tool_input_schema=self._schema,
             on_list_tools=self._list_tools,
             on_call_tool=self._call_tool,
             on_list_resources=self._list_resources,
@@ -112,9 +112,8 @@ class WorkspaceServer:
         client.close()
         return [described(tool) for tool in client.tools.values()]
 
-    @cached_property
-    def _schemas(self) -> Mapping[str, Mapping[str, Any]]:
-        return {tool.name: tool.input_schema for tool in self._tools}
+    def _schema(self, name: str) -> Mapping[str, Any] | None:
+        return next((tool.input_schema for tool in self._tools if tool.name == name), None)
 
     async def _list_tools(self, context: Context, params: PaginatedRequestParams | None) -> ListToolsResult:
         return ListToolsResult(tools=list(self._tools))
