@@ -315,3 +315,48 @@ def test_a_server_that_sends_all_of_the_input_at_the_beginning_of_a_block_is_und
     trial = Trial("messages", True, [Failure(200, text.encode(), content_type="text/event-stream"), DONE])
     assert trial.run() == DONE["text"]
     assert [invoked.params for invoked in trial.session[ToolInvoked].all()] == [Note("whole")]
+
+
+def message(stopped: str, *blocks: dict[str, object]) -> dict[str, object]:
+    return {"id": "m", "type": "message", "role": "assistant", "content": list(blocks), "stop_reason": stopped}
+
+
+def chat_answer(finished: str, **said: object) -> dict[str, object]:
+    return {"id": "x", "choices": [{"index": 0, "message": {"role": "assistant", **said}, "finish_reason": finished}]}
+
+
+def response(status: str, why: str | None = None, *output: dict[str, object]) -> dict[str, object]:
+    return {"id": "r", "status": status, "incomplete_details": why and {"reason": why}, "output": list(output)}
+
+
+HALF = {"type": "text", "text": "The first half is"}
+HALF_ITEM = {"id": "i", "type": "message", "role": "assistant", "content": [{**HALF, "type": "output_text"}]}
+NOTE = json.dumps({"text": "never"})
+CALL = {"id": "call_1", "type": "function", "function": {"name": "note", "arguments": NOTE}}
+CALL_ITEM = {"id": "i", "type": "function_call", "call_id": "c", "name": "note", "arguments": NOTE}
+
+
+@pytest.mark.parametrize(
+    ("wire", "answer", "why"),
+    [
+        ("messages", message("model_context_window_exceeded", HALF), "cut off"),
+        ("messages", message("pause_turn", HALF), "paused"),
+        ("messages", message("refusal"), "refused"),
+        ("messages", message("end_turn"), "nothing"),
+        ("messages", message("end_turn", {"type": "thinking", "thinking": "Hm.", "signature": "s"}), "nothing"),
+        ("chat", chat_answer("content_filter", content="The first half is"), "refused"),
+        ("chat", chat_answer("content_filter", content=None, tool_calls=[CALL]), "refused"),
+        ("chat", chat_answer("stop", content=None), "nothing"),
+        ("responses", response("incomplete", "content_filter", HALF_ITEM), "refused"),
+        ("responses", response("incomplete", "content_filter", CALL_ITEM), "refused"),
+        ("responses", response("incomplete", None, HALF_ITEM), "cut off"),
+        ("responses", response("completed"), "nothing"),
+        ("responses", response("cancelled", None, HALF_ITEM), "cancelled"),
+        ("responses", response("in_progress", None, CALL_ITEM), "in_progress"),
+        ("responses", response("queued"), "queued"),
+    ],
+)
+def test_what_is_no_whole_answer_is_none_and_runs_nothing(wire: str, answer: dict[str, object], why: str) -> None:
+    trial = Trial(wire, False, [Failure(200, answer)] * 2, max_attempts=2)
+    assert why in str(trial.error())
+    assert trial.session[ToolInvoked].all() == ()

@@ -11,6 +11,7 @@ from ringfence.adapters.model_params import ModelParams
 from ringfence.adapters.provider import (
     OPENING,
     CutOffError,
+    ReportedError,
     Wire,
     arguments_to_send,
     ask,
@@ -201,6 +202,8 @@ def _add(block: dict[str, Any], delta: Any) -> None:
 def _turn(blocks: list[dict[str, Any]], stopped: str | None, usage: TokenUsage | None) -> Turn:
     if stopped is None:
         raise CutOffError("the answer broke off")
+    if stopped == "pause_turn":  # of a provider that runs tools of its own, which it was not offered
+        raise ReportedError("the provider paused its answer and did not end it", stopped)
     text = "".join(block["text"] for block in blocks if block["type"] == "text")
     if stopped == "refusal":
         return Turn(text or "it gave no reason", (), usage, ended="refused")
