@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from ringfence.filesystem.paths import os_error
 from ringfence.filesystem.protocol import WriteMode
-from ringfence_sandbox.confined import Confined, Found, open_file, read_file
+from ringfence_sandbox.confined import Confined, Found, is_reserved, open_file, read_file
 from ringfence_sandbox.core import Core
 from ringfence_sandbox.kernel import Abilities, mounts_below
 from ringfence_sandbox.records import Deed, Identity
@@ -32,6 +32,8 @@ class Changing:
         self._tmpfile = can.tmpfile
 
     def write(self, normal: str, content: bytes, mode: WriteMode, create_parents: bool) -> None:
+        if mode == "overwrite" and self._overwrite(normal, content):
+            return
         found = self.place(normal, follow=mode != "create", parents=create_parents)
         if found.stat is not None:
             if mode == "create":
@@ -46,6 +48,26 @@ class Changing:
                 self._create(found.place, content)
             else:
                 self._replace(found.place, found.stat, content, append=mode == "append")
+
+    def _overwrite(self, normal: str, content: bytes) -> bool:
+        """`write` to a file that is there, with no link on the way to it: its directory is opened once. False where
+        that is not so, and nothing is done."""
+        if is_reserved(normal):
+            return False
+        try:
+            parent = self._files.parent(normal)
+        except OSError:
+            return False
+        with parent as (at, name):
+            try:
+                found = os.lstat(name, dir_fd=at)
+            except OSError:
+                return False
+            if not stat.S_ISREG(found.st_mode):
+                return False
+            with self._core.operation():
+                self._replace_in(at, name, normal, found, content, append=False, mode=None)
+        return True
 
     def announce(self, writes: Mapping[str, bytes]) -> None:
         """Make new files ready that `write` is about to be given, in this order, so that all of them together wait for
@@ -65,7 +87,8 @@ class Changing:
                 deeds += [Deed("mkdir", above) for above in missing]
                 deeds.append(self._put(found.place, content, self._there(found.place)))
             elif found.is_file:
-                deeds.append(self._swap(found.place, found.stat, content, append=False, mode=None))
+                with self._files.parent(found.place) as (at, name):
+                    deeds.append(self._swap(at, name, found.place, found.stat, content, append=False, mode=None))
         self._core.announce(deeds)
 
     def delete(self, normal: str, recursive: bool) -> None:
@@ -267,45 +290,56 @@ class Changing:
         self, place: str, found: os.stat_result, content: bytes, *, append: bool, mode: int | None = None
     ) -> None:
         """Exchange the file at `place` for a new one; ``mode`` is for one that only gets other permission bits."""
+        with self._files.parent(place) as (at, name):
+            self._replace_in(at, name, place, found, content, append=append, mode=mode)
+
+    def _replace_in(
+        self, at: int, name: str, place: str, found: os.stat_result, content: bytes, *, append: bool, mode: int | None
+    ) -> None:
         seen = self._core.seen
         if not append:
             seen.check(place, found)
         swap = self._core.announced("swap", place)
         if swap is None or append or mode is not None or swap.old != Identity.of(found) or not _gives(swap, content):
-            swap = self._swap(place, found, content, append=append, mode=mode)
-        self._core.perform(swap)
+            swap = self._swap(at, name, place, found, content, append=append, mode=mode)
+        self._core.perform(swap, (at, name))
         if not append:
             seen.check_displaced(place, Identity.of(found), swap.old)
             self._core.keep_bytes(place, content)
         self._core.note_own(place, swap)
 
-    def _swap(self, place: str, found: os.stat_result, content: bytes, *, append: bool, mode: int | None) -> Deed:
-        """A file for the place of another, held until the deed is done."""
-        slot = self._core.holding.new_slot()
-        with self._files.parent(place) as (at, name):
-            if mode is None and not os.access(name, os.W_OK, dir_fd=at, effective_ids=True):
-                raise os_error(errno.EACCES, place)
-            descriptor = self._new_file(at, slot)
-            try:
-                digest = None if append else hashlib.sha256(content).hexdigest()
-                if append:
-                    digest = _copy(at, name, place, descriptor, content)
-                else:
-                    write_all(descriptor, content)
-                resemble(descriptor, at, name, found, mode)
-                if mode is not None:
-                    os.utime(descriptor, ns=(found.st_atime_ns, found.st_mtime_ns))
-                identity = self.finish(descriptor, digest)
-            finally:
-                os.close(descriptor)
+    def _swap(
+        self, at: int, name: str, place: str, found: os.stat_result, content: bytes, *, append: bool, mode: int | None
+    ) -> Deed:
+        """A file for the place of another, held until the deed is done. All that is the directory's to give it, it
+        gets from the other one."""
+        holding = self._core.holding
+        slot = holding.new_slot()
+        if mode is None and not os.access(name, os.W_OK, dir_fd=at, effective_ids=True):
+            raise os_error(errno.EACCES, place)
+        descriptor = holding.create(slot, stat.S_IMODE(found.st_mode) & 0o777)
+        try:
+            if append:
+                digest = _copy(at, name, place, descriptor, content)
+            else:
+                digest = hashlib.sha256(content).hexdigest()
+                write_all(descriptor, content)
+            made = resemble(descriptor, at, name, found, mode)
+            if mode is not None:
+                os.utime(descriptor, ns=(found.st_atime_ns, found.st_mtime_ns))
+                made = os.fstat(descriptor)
+            identity = self.finish(descriptor, digest, made)
+        finally:
+            os.close(descriptor)
         return Deed("swap", place, slot=slot, new=identity, old=Identity.of(found))
 
-    def finish(self, descriptor: int, digest: str | None) -> Identity:
-        """A new file is as it is to be: have it survive what it is to survive, and know it again."""
+    def finish(self, descriptor: int, digest: str | None, made: os.stat_result | None = None) -> Identity:
+        """A new file is as it is to be: have it survive what it is to survive, and know it again. ``made`` is its
+        stat, if its bytes and times are what they were then."""
         if self._core.power:
             self._core.before("fsync file")
             os.fsync(descriptor)
-        identity = Identity.of(os.fstat(descriptor), digest)
+        identity = Identity.of(made if made is not None else os.fstat(descriptor), digest)
         self._core.written.note(identity)
         return identity
 
@@ -316,7 +350,10 @@ def _gives(deed: Deed, content: bytes) -> bool:
 
 def write_all(descriptor: int, content: bytes) -> None:
     """Write all of the bytes at the file's place."""
-    rest = memoryview(content)
+    written = os.write(descriptor, content)
+    if written == len(content):
+        return
+    rest = memoryview(content)[written:]
     while rest:
         rest = rest[os.write(descriptor, rest) :]
 
@@ -339,11 +376,16 @@ def _copy(at: int, name: str, place: str, descriptor: int, more: bytes) -> str |
         os.close(original)
 
 
-def resemble(descriptor: int, at: int, name: str, found: os.stat_result, mode: int | None) -> None:
-    """Give a new file the owner, extended attributes and permission bits of another, as far as that is permitted."""
+def resemble(descriptor: int, at: int, name: str, found: os.stat_result, mode: int | None) -> os.stat_result:
+    """Give a new file the owner, extended attributes and permission bits of another, as far as that is permitted.
+
+    Returns its stat from before, in which only these differ.
+    """
     bits = stat.S_IMODE(found.st_mode) if mode is None else mode
     ours = os.fstat(descriptor)
+    alike = stat.S_IMODE(ours.st_mode) == bits
     if (found.st_uid, found.st_gid) != (ours.st_uid, ours.st_gid):
+        alike = False
         try:
             os.fchown(descriptor, found.st_uid, found.st_gid)
         except PermissionError:
@@ -351,15 +393,18 @@ def resemble(descriptor: int, at: int, name: str, found: os.stat_result, mode: i
     with suppress(OSError):
         original = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=at)
         try:
-            wanted = os.listxattr(original)
-            for attribute in set(os.listxattr(descriptor)).difference(wanted):  # the directory's default ACL
+            wanted, has = os.listxattr(original), os.listxattr(descriptor)
+            alike = alike and not (wanted or has)
+            for attribute in set(has).difference(wanted):  # the directory's default ACL
                 os.removexattr(descriptor, attribute)
             for attribute in wanted:
                 if attribute not in _NOT_FOR_OTHER_BYTES:
                     os.setxattr(descriptor, attribute, os.getxattr(original, attribute))
         finally:
             os.close(original)
-    os.fchmod(descriptor, bits)
+    if not alike:
+        os.fchmod(descriptor, bits)
+    return ours
 
 
 def _umask() -> int:

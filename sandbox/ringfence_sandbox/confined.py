@@ -170,9 +170,11 @@ class _Parent:
         os.close(self._descriptor)
 
 
-def open_file(directory: int, name: str, place: str) -> tuple[int, os.stat_result]:
-    """A descriptor to read a regular file with; nothing else is ever opened, unless it comes there this instant."""
-    found = os.lstat(name, dir_fd=directory)
+def open_file(directory: int, name: str, place: str, found: os.stat_result | None = None) -> tuple[int, os.stat_result]:
+    """A descriptor to read a regular file with; nothing else is ever opened, unless it comes there this instant.
+    ``found`` is what was there just now, if that is known."""
+    if found is None:
+        found = os.lstat(name, dir_fd=directory)
     if not stat.S_ISREG(found.st_mode):
         raise _no_file(found, place)
     try:
@@ -186,9 +188,11 @@ def open_file(directory: int, name: str, place: str) -> tuple[int, os.stat_resul
     return descriptor, opened
 
 
-def read_file(directory: int, name: str, place: str) -> tuple[bytes, os.stat_result]:
-    """All bytes of a regular file, and its stat from before they were read."""
-    descriptor, found = open_file(directory, name, place)
+def read_file(
+    directory: int, name: str, place: str, found: os.stat_result | None = None
+) -> tuple[bytes, os.stat_result]:
+    """All bytes of a regular file, and its stat from before they were read; ``found`` is as for `open_file`."""
+    descriptor, found = open_file(directory, name, place, found)
     try:
         content = os.read(descriptor, min(found.st_size, CHUNK_BYTES) + 1)
         if len(content) == found.st_size:

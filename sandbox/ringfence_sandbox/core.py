@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ringfence_sandbox.call_process import CallProcess
     from ringfence_sandbox.opaque_calls import OpaqueCalls
 
-_NEW_JOURNAL_BYTES = 1 << 20
+_NEW_JOURNAL_BYTES = 1 << 22
 _KEPT_WRITTEN_BYTES = 1 << 26
 _ELSEWHERE = (
     "cannot be changed so that it could be taken back: it is on another filesystem than the workspace's root "
@@ -125,20 +125,21 @@ class Core:
             self.hands.holding = Holding.noted(self.files, lambda record: self._write(record, wait=False), self.before)
         return self.hands.holding
 
-    def perform(self, deed: Deed) -> None:
-        """Note a deed, then do it. OSError: it was not done."""
-        self._perform(deed)
+    def perform(self, deed: Deed, there: tuple[int, str] | None = None) -> None:
+        """Note a deed, then do it. OSError: it was not done. ``there`` is its directory and the name in it, if that is
+        open already."""
+        self._perform(deed, there)
 
-    def _perform(self, deed: Deed, *, on_tip: bool = True) -> None:
+    def _perform(self, deed: Deed, there: tuple[int, str] | None = None, *, on_tip: bool = True) -> None:
         if self._announced and self._announced[0] is deed:
             self._announced.popleft()
             deeds = [deed]
         else:
             self._give_up_announced()
-            deeds = self._note(deed)
+            deeds = self._note(deed, above=None if there is None else there[0])
         self._deeds += deeds
         try:
-            self.hands.do(deed)
+            self.hands.do(deed, there)
         except OSError:
             if self._deeds[-1] is deed:
                 self._deeds.pop()
@@ -151,9 +152,10 @@ class Core:
         if deed.kind in ("move", "take", "put"):
             self._touched.clear()  # a directory may have another name now
 
-    def _note(self, *deeds: Deed) -> list[Deed]:
-        """Write down deeds before they are done, with the times of the directories that they change."""
-        noted = [one for deed in deeds for one in (*self._times_before(deed), deed)]
+    def _note(self, *deeds: Deed, above: int | None = None) -> list[Deed]:
+        """Write down deeds before they are done, with the times of the directories that they change. ``above`` is the
+        one that the path of a single deed is in, if it is open."""
+        noted = [one for deed in deeds for one in (*self._times_before(deed, above), deed)]
         for one in noted:
             one.seq = next(self._seqs)
         self._write(*(one.to_json() for one in noted))
@@ -188,13 +190,13 @@ class Core:
         while self._announced:
             self._note_undone(self._announced.popleft())
 
-    def _times_before(self, deed: Deed) -> Iterator[Deed]:
+    def _times_before(self, deed: Deed, opened: int | None) -> Iterator[Deed]:
         """What to note of the directories that a deed changes, at the first deed in each."""
         for place in deed.places():
             above = place.rpartition("/")[0]
             if above not in self._touched:
                 self._touched.add(above)
-                found = self.files.look(above)
+                found = self.files.look(above) if opened is None else os.fstat(opened)
                 if found is not None:
                     yield Deed(
                         "times", above, new=Identity.of(found), atime_ns=found.st_atime_ns, mtime_ns=found.st_mtime_ns

@@ -18,6 +18,7 @@ from typing import TypeAlias
 from ringfence.participants import Change, FileVersion
 from ringfence_sandbox.confined import CHUNK_BYTES, Confined, is_reserved, open_file
 from ringfence_sandbox.holding import Holding
+from ringfence_sandbox.kernel import lstat
 from ringfence_sandbox.records import Deed, Identity
 
 Where: TypeAlias = tuple[int, str]
@@ -25,6 +26,8 @@ Where: TypeAlias = tuple[int, str]
 _IN_TREE = -1
 HASHED_BYTES = 1 << 28
 """What is larger has no content hash in a change, unless it was written in the call."""
+_KEPT_BYTES, _KEPT_IN_ALL = 1 << 16, 1 << 24
+"""How much of what was read to be hashed is kept, for the history: of a file, and of all."""
 
 
 @dataclass(slots=True)
@@ -50,6 +53,10 @@ class Differences:
         self._top = _Node((_IN_TREE, ""))
         self._slots: dict[int, _Node] = {}
         self._found: list[Change] = []
+        self._contents: dict[Where, bytes] = {}
+        self._room = _KEPT_IN_ALL
+        self._open: tuple[str, int] | None = None
+        """While it compares, the directory of the workspace that was looked into last."""
         self.looked: dict[str, os.stat_result] = {}
         """What was found at the paths of the workspace that were compared."""
 
@@ -82,7 +89,12 @@ class Differences:
 
     def changes(self) -> list[Change]:
         """What differs, by path. Bytes, kinds, permission bits and link targets count, times do not."""
-        self._compare("", self._top)
+        try:
+            self._compare("", self._top)
+        finally:
+            if self._open is not None:
+                os.close(self._open[1])
+                self._open = None
         self._found.sort(key=attrgetter("path"))
         return self._found
 
@@ -165,8 +177,16 @@ class Differences:
         return self._files, "/".join(filter(None, (self._holding.name, str(slot), path)))
 
     def read(self, where: Where) -> bytes:
-        files, path = self._files_of(where)
-        return files.read_file(path)[0]
+        content = self._contents.get(where)
+        if content is None:
+            files, path = self._files_of(where)
+            content, _ = files.read_file(path)
+        return content
+
+    def known_content(self, path: str) -> bytes | None:
+        """The bytes that were at a path before, if they were read to be compared and are few."""
+        where = self.where(path)
+        return None if where is None else self._contents.get(where)
 
     def version(self, where: Where) -> FileVersion | None:
         """What is at a place on disk today."""
@@ -188,7 +208,7 @@ class Differences:
     def _look(self, where: Where) -> os.stat_result | None:
         slot, path = where
         if slot == _IN_TREE:
-            found = self._files.look(path)
+            found = self._look_in_tree(path)
             if found is not None:
                 self.looked[path] = found
             return found
@@ -197,21 +217,50 @@ class Differences:
         files, path = self._files_of(where)
         return files.look(path)
 
+    def _look_in_tree(self, path: str) -> os.stat_result | None:
+        """`Confined.look`, with a directory opened once for all of what is looked at in it."""
+        above, _, name = path.rpartition("/")
+        if not path or not above:
+            return self._files.look(path)
+        if self._open is None or self._open[0] != above:
+            if self._open is not None:
+                os.close(self._open[1])
+                self._open = None
+            try:
+                self._open = above, self._files.open_directory(above, readable=False)
+            except OSError as error:
+                if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+                    return None
+                raise
+        return lstat(self._open[1], name)
+
     def _hash(self, where: Where, found: os.stat_result) -> str | None:
         if found.st_size > HASHED_BYTES:
             return None
-        files, path = self._files_of(where)
+        slot, path = where
         try:
-            with files.parent(path) as (at, name):
-                descriptor, _ = open_file(at, name, path)
+            if slot != _IN_TREE and not path and self._holding is not None:
+                descriptor, found = open_file(self._holding.descriptor, str(slot), path, found)
+            else:
+                files, path = self._files_of(where)
+                with files.parent(path) as (at, name):
+                    descriptor, found = open_file(at, name, path)
         except OSError:
             return None
-        digest = hashlib.sha256()
         try:
-            while content := os.read(descriptor, CHUNK_BYTES):
-                digest.update(content)
+            return self._read_hash(where, descriptor, found.st_size)
         finally:
             os.close(descriptor)
+
+    def _read_hash(self, where: Where, descriptor: int, size: int) -> str:
+        content = os.read(descriptor, min(size, CHUNK_BYTES) + 1)
+        digest = hashlib.sha256(content)
+        if len(content) != size:
+            while content and (content := os.read(descriptor, CHUNK_BYTES)):
+                digest.update(content)
+        elif size <= min(_KEPT_BYTES, self._room):
+            self._room -= size
+            self._contents[where] = content
         return digest.hexdigest()
 
 

@@ -64,8 +64,9 @@ class Hands:
 
     # -- doing
 
-    def do(self, deed: Deed) -> None:
-        """Raises OSError where it was not done. Completes what the deed says about what it met."""
+    def do(self, deed: Deed, there: tuple[int, str] | None = None) -> None:
+        """Raises OSError where it was not done. Completes what the deed says about what it met. ``there`` is the
+        directory of a swap and the name in it, if it is open already."""
         match deed.kind:
             case "put":
                 with self.files.parent(deed.path) as (at, name):
@@ -74,6 +75,9 @@ class Hands:
                 with self.files.parent(deed.path) as (at, name):
                     self._renames.rename(at, name, self._held, str(deed.slot))
                 deed.new = self._in_slot(deed.slot)
+            case "swap" if there is not None:
+                self._renames.exchange(*there, self._held, str(deed.slot))
+                deed.old = self._in_slot(deed.slot)
             case "swap":
                 with self.files.parent(deed.path) as (at, name):
                     self._renames.exchange(at, name, self._held, str(deed.slot))
@@ -297,7 +301,7 @@ class Hands:
         if not identity.fits(found):
             return False
         if identity.sha256 is not None and (self.thorough or identity.size <= _HASHED_BYTES):
-            content, _ = read_file(at, name, path)
+            content, _ = read_file(at, name, path, found)
             return hashlib.sha256(content).hexdigest() == identity.sha256
         return True
 

@@ -33,6 +33,10 @@ class ChangedFiles(Protocol):
         """The bytes that the file at `path` had before the call. FileNotFoundError where there was none."""
         ...
 
+    def known_before(self, path: str) -> bytes | None:
+        """These bytes, if they need not be read for it."""
+        return None
+
     def after(self, path: str) -> bytes:
         """The bytes that the call left at `path`."""
         ...
@@ -75,6 +79,9 @@ class DeedsChanges(ChangedFiles):
         except PermissionError:
             words = "cannot be read, so its content could not be kept: it stays as it is"
             raise PermissionError(errno.EACCES, words, path) from None
+
+    def known_before(self, path: str) -> bytes | None:
+        return self._differences.known_content(path)
 
     def after(self, path: str) -> bytes:
         """As they were written, where they are still in memory."""

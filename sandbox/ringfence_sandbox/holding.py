@@ -75,10 +75,10 @@ class Holding:
     def look(self, slot: int) -> os.stat_result | None:
         return lstat(self.descriptor, str(slot))
 
-    def create(self, slot: int) -> int:
-        """A descriptor of a new, empty file in a slot."""
+    def create(self, slot: int, mode: int = 0o600) -> int:
+        """A descriptor of a new, empty file in a slot; the process's mask takes from the permission bits."""
         self._before("create")
-        return os.open(str(slot), _NEW, 0o600, dir_fd=self.descriptor)
+        return os.open(str(slot), _NEW, mode, dir_fd=self.descriptor)
 
     def keep(self, slot: int, directory: str) -> str | None:
         """Copy the file in a slot, or all that is below the directory in it, out to a host directory, so that it can
@@ -145,11 +145,19 @@ def _empty(top: int, before: Before) -> list[str]:
             os.close(descriptor)
             continue
         name = names.pop()
-        found = lstat(descriptor, name)
-        if found is None:
+        before("unlink")
+        try:
+            os.unlink(name, dir_fd=descriptor)
+        except FileNotFoundError:
             continue
-        if not stat.S_ISDIR(found.st_mode):
-            _try(lambda at=descriptor, name=name: os.unlink(name, dir_fd=at), name, left, before, "unlink")
+        except OSError as error:
+            found = lstat(descriptor, name)
+            if found is None:
+                continue
+            if error.errno not in (errno.EISDIR, errno.EPERM) or not stat.S_ISDIR(found.st_mode):
+                left.append(name)
+                continue
+        else:
             continue
         below = _into(descriptor, name, found.st_mode, left)
         if below is not None:
