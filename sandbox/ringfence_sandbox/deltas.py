@@ -1,10 +1,15 @@
-"""Deltas of git packs between two states of one thing, where little changed between a beginning and an end."""
+"""Deltas of git packs between two states of one thing, of which it is known what changed."""
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ringfence.values import quickly_made
 
 _INSERT_MOST = 127
+_LENGTHS = [bytes([length]) for length in range(_INSERT_MOST + 1)]
 _COPY_MOST = 0xFFFF
 _COPY_NEAR = struct.Struct("<BHH")
 _COPY_FAR = struct.Struct("<BIH")
@@ -12,61 +17,34 @@ _NEAR, _FAR = 0xB3, 0xBF
 """A copy with two bytes of its offset, or all four, and both bytes of its size."""
 
 
-def delta(old: bytes, new: bytes) -> bytes:
-    """How `new` is made of `old`: what they begin with in common, what is new, what they end with in common.
+@quickly_made
+@dataclass(frozen=True, slots=True)
+class Before:
+    """What an object came from: the id of that one and its length, and the pieces of it that others took the place of,
+    in order: where each begins, how long it was, and what stands there now."""
 
-    And what they have in common behind the line that differs first: in the lines of a directory that is its own, whose
-    time changes with every name that comes or goes.
-    """
-    most = min(len(old), len(new))
-    start = _common_start(old, new, most)
-    end = _common_end(old, new, most - start)
-    rest_of_old, rest_of_new = old[start : len(old) - end], new[start : len(new) - end]
-    in_old, in_new = rest_of_old.find(b"\n") + 1, rest_of_new.find(b"\n") + 1
-    again = 0
-    if in_old and in_new:
-        behind_old, behind_new = rest_of_old[in_old:], rest_of_new[in_new:]
-        again = _common_start(behind_old, behind_new, min(len(behind_old), len(behind_new)))
-    out = [_size(len(old)), _size(len(new))]
-    _copy(out, 0, start)
-    _insert(out, rest_of_new[:in_new] if again else rest_of_new)
-    if again:
-        _copy(out, start + in_old, again)
-        _insert(out, rest_of_new[in_new + again :])
-    _copy(out, len(old) - end, end)
+    oid: bytes
+    size: int
+    pieces: Sequence[tuple[int, int, bytes]]
+
+
+def delta(before: Before, size: int) -> bytes:
+    """How an object of ``size`` bytes is made of the one before."""
+    out = [_size(before.size), _size(size)]
+    done = 0
+    for at, length, new in before.pieces:
+        _copy(out, done, at - done)
+        for start in range(0, len(new), _INSERT_MOST):
+            piece = new[start : start + _INSERT_MOST]
+            out += (_LENGTHS[len(piece)], piece)
+        done = at + length
+    _copy(out, done, before.size - done)
     return b"".join(out)
 
 
-def _insert(out: list[bytes], new: bytes) -> None:
-    for at in range(0, len(new), _INSERT_MOST):
-        piece = new[at : at + _INSERT_MOST]
-        out += (bytes([len(piece)]), piece)
-
-
-def _common_start(old: bytes, new: bytes, most: int) -> int:
-    same, open_to = 0, most
-    while same < open_to:
-        middle = (same + open_to + 1) // 2
-        if old[same:middle] == new[same:middle]:
-            same = middle
-        else:
-            open_to = middle - 1
-    return same
-
-
-def _common_end(old: bytes, new: bytes, most: int) -> int:
-    old_end, new_end = len(old), len(new)
-    same, open_to = 0, most
-    while same < open_to:
-        middle = (same + open_to + 1) // 2
-        if old[old_end - middle : old_end - same] == new[new_end - middle : new_end - same]:
-            same = middle
-        else:
-            open_to = middle - 1
-    return same
-
-
 def _size(size: int) -> bytes:
+    if size < 1 << 14:
+        return bytes((size & 0x7F | 0x80, size >> 7)) if size > 0x7F else _LENGTHS[size]
     out = bytearray()
     while size > 0x7F:
         out.append(size & 0x7F | 0x80)

@@ -8,11 +8,12 @@ hold of the directory and of what is in it, a line each) and a tree ``+name`` fo
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
+from ringfence_sandbox.deltas import Before
 from ringfence_sandbox.entries import Entry, Meta, decode_line, encode_line
 from ringfence_sandbox.git_names import escaped, unescaped
 
@@ -33,7 +34,7 @@ class Objects(Protocol):
 
     def raw(self, oid: bytes) -> tuple[int, bytes]: ...
 
-    def add(self, type_number: int, raw: bytes, before: tuple[bytes, bytes] | None = None) -> bytes: ...
+    def add(self, type_number: int, raw: bytes, before: Before | None = None) -> bytes: ...
 
 
 class Rows:
@@ -72,6 +73,19 @@ class Rows:
     def joined(self) -> bytes:
         return b"".join(self.items)
 
+    def pieces(self, edits: Mapping[bytes, bytes | None], start: int = 0) -> list[tuple[int, int, bytes]]:
+        """What `edited` replaces of what is joined behind ``start`` bytes: where, how many bytes, and by what."""
+        found: list[tuple[int, int, bytes]] = []
+        done, at = 0, start
+        for key, item in sorted(edits.items()):
+            place = bisect_left(self.keys, key)
+            old = len(self.items[place]) if place < len(self.keys) and self.keys[place] == key else 0
+            at += sum(map(len, self.items[done:place]))
+            done = place
+            if old or item:
+                found.append((at, old, item or b""))
+        return found
+
 
 EMPTY_ROWS = Rows([], [])
 
@@ -94,16 +108,20 @@ class Folder:
     lines_oid: bytes = b""
     meta_oid: bytes = b""
     loaded: dict[bytes, Folder] = field(default_factory=dict[bytes, "Folder"])
+    decoded: dict[bytes, Entry] = field(default_factory=dict[bytes, Entry])
+    """Of some of the files, what their rows say."""
 
     def file(self, name: bytes) -> Entry | None:
         """The file or symlink of that name."""
-        if not self.lines.keys:
-            return None
+        known = self.decoded.get(name)
+        if known is not None or not self.lines.keys:
+            return known
         line = self.lines.get(name)
         item = self.files.get(escaped(name)) if line is not None else None
         if line is None or item is None:
             return None
-        return _entry(item, decode_line(line[:-1])[1])
+        entry = self.decoded[name] = _entry(item, decode_line(line[:-1])[1])
+        return entry
 
     def each_file(self) -> Iterator[tuple[bytes, Entry]]:
         for line in self.lines.items:
@@ -228,8 +246,12 @@ def edits_of(changes: Iterable[tuple[bytes, Entry | None]]) -> Edit:
     return root
 
 
-_NewRows: TypeAlias = tuple[dict[bytes, bytes | None], dict[bytes, bytes | None], dict[bytes, bytes | None]]
-"""What becomes of the rows of a directory's ``lines``, ``files`` and ``subs``."""
+class _NewRows(NamedTuple):
+    """What becomes of the rows of a directory."""
+
+    lines: dict[bytes, bytes | None]
+    files: dict[bytes, bytes | None]
+    subs: dict[bytes, bytes | None]
 
 
 class Builder:
@@ -258,23 +280,22 @@ class Builder:
         subs: dict[bytes, bytes | None] = {}
         before = folder if folder is not None else Folder(meta)
         loaded = before.loaded.copy()
-        rows = lines, files, subs
+        rows = _NewRows(lines, files, subs)
         for name, state in edit.files.items():
             self._file(before, name, state, path, rows, loaded)
         for name, below in edit.below.items():
             self._child(before, name, below, path, rows, loaded)
         if folder is not None and not (lines or files or subs) and meta == folder.meta:
             return folder
-        return self._written(
-            before,
-            Folder(
-                meta,
-                before.lines.edited(lines) if lines else before.lines,
-                before.files.edited(files) if files else before.files,
-                before.subs.edited(subs) if subs else before.subs,
-                loaded=loaded,
-            ),
+        new = Folder(
+            meta,
+            before.lines.edited(lines) if lines else before.lines,
+            before.files.edited(files) if files else before.files,
+            before.subs.edited(subs) if subs else before.subs,
+            loaded=loaded,
+            decoded={name: state for name, state in edit.files.items() if state is not None},
         )
+        return self._written(before, new, rows)
 
     def _child(
         self,
@@ -292,7 +313,6 @@ class Builder:
                 raise ValueError(f"{whole} is no directory after this step, and yet something is put into it")
             self._file(before, name, state, path, rows, loaded)
             return
-        lines, files, subs = rows
         encoded = escaped(name)
         whole = path + b"/" + name if path else name
         old = before.directory(name, self._objects)
@@ -303,9 +323,9 @@ class Builder:
         if file is not None:
             self.found.append((whole, file, None))
         loaded[name] = new
-        lines[name] = files[encoded] = None
-        subs[_SUB + encoded + b"/"] = b"40000 +%b\0%b" % (encoded, new.meta_oid)
-        files[encoded + b"/"] = None if new.files_oid is None else b"40000 %b\0%b" % (encoded, new.files_oid)
+        rows.lines[name] = rows.files[encoded] = None
+        rows.subs[_SUB + encoded + b"/"] = b"40000 +%b\0%b" % (encoded, new.meta_oid)
+        rows.files[encoded + b"/"] = None if new.files_oid is None else b"40000 %b\0%b" % (encoded, new.files_oid)
 
     def _file(
         self,
@@ -317,7 +337,6 @@ class Builder:
         loaded: dict[bytes, Folder],
     ) -> None:
         """What is no directory afterwards: a file, a symlink, or nothing."""
-        lines, files, subs = rows
         old = before.directory(name, self._objects)
         file = before.file(name) if old is None else None
         if old is None and file == state:
@@ -328,33 +347,50 @@ class Builder:
         if old is not None:
             self.found += _differences(old, None, self._objects, whole)
             loaded.pop(name, None)
-            subs[_SUB + encoded + b"/"] = files[encoded + b"/"] = None
+            rows.subs[_SUB + encoded + b"/"] = rows.files[encoded + b"/"] = None
         if state is None:
-            lines[name] = files[encoded] = None
+            rows.lines[name] = rows.files[encoded] = None
         else:
             if state.oid is None:
                 raise ValueError(f"{_shown(whole)} has no content")
             executable = state.kind == "file" and state.meta.mode & 0o100
             mode = _EXECUTABLE if executable else _MODES[state.kind]
-            lines[name] = encode_line(name, state.meta)
-            files[encoded] = b"%b%b\0%b" % (mode, encoded, bytes.fromhex(state.oid))
+            rows.lines[name] = encode_line(name, state.meta)
+            rows.files[encoded] = b"%b%b\0%b" % (mode, encoded, bytes.fromhex(state.oid))
 
-    def _written(self, old: Folder, new: Folder) -> Folder:
+    def _written(self, old: Folder, new: Folder, rows: _NewRows) -> Folder:
         add = self._objects.add
-        header = encode_line(b".", new.meta)
-        if new.lines is old.lines and new.meta == old.meta and old.lines_oid:
+        if not rows.lines and new.meta == old.meta and old.lines_oid:
             new.lines_oid = old.lines_oid
         else:
-            before = (old.lines_oid, encode_line(b".", old.meta) + old.lines.joined()) if old.lines_oid else None
-            new.lines_oid = add(BLOB, header + new.lines.joined(), before)
-        before = (old.meta_oid, old.subs.joined() + _lines_item(old.lines_oid)) if old.meta_oid else None
-        new.meta_oid = add(TREE, new.subs.joined() + _lines_item(new.lines_oid), before)
-        if new.files is old.files:
+            header, was = encode_line(b".", new.meta), encode_line(b".", old.meta)
+            pieces = [(0, len(was), header), *old.lines.pieces(rows.lines, len(was))]
+            new.lines_oid = _add(add, BLOB, header + new.lines.joined(), old.lines_oid, pieces)
+        item, was = _lines_item(new.lines_oid), _lines_item(old.lines_oid)
+        raw = new.subs.joined() + item
+        pieces = old.subs.pieces(rows.subs)
+        pieces.append((len(raw) - len(item) - _longer(pieces), len(was), item))
+        new.meta_oid = _add(add, TREE, raw, old.meta_oid, pieces)
+        if not rows.files:
             new.files_oid = old.files_oid
         elif new.files.items:
-            before = (old.files_oid, old.files.joined()) if old.files_oid else None
-            new.files_oid = add(TREE, new.files.joined(), before)
+            new.files_oid = _add(add, TREE, new.files.joined(), old.files_oid, old.files.pieces(rows.files))
         return new
+
+
+def _add(
+    add: Callable[[int, bytes, Before | None], bytes],
+    type_number: int,
+    raw: bytes,
+    old: bytes | None,
+    pieces: Sequence[tuple[int, int, bytes]],
+) -> bytes:
+    """Add an object that has these pieces instead of those of the object ``old``, if there was one."""
+    return add(type_number, raw, Before(old, len(raw) - _longer(pieces), pieces) if old else None)
+
+
+def _longer(pieces: Iterable[tuple[int, int, bytes]]) -> int:
+    return sum(len(new) - length for _, length, new in pieces)
 
 
 def _lines_item(oid: bytes) -> bytes:

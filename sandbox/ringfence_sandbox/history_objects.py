@@ -11,7 +11,7 @@ from dulwich.object_store import BaseObjectStore
 from dulwich.objects import ObjectID, RawObjectID, ShaFile, hex_to_sha, sha_to_hex
 from dulwich.pack import Pack
 
-from ringfence_sandbox.deltas import applied, delta
+from ringfence_sandbox.deltas import Before, applied, delta
 from ringfence_sandbox.object_log import ObjectLog, pack_entry, read_pack_entry, sync_directory
 from ringfence_sandbox.packs import copied_entry, open_packs, remove_packs, write_pack
 
@@ -145,8 +145,8 @@ class HistoryObjects(BaseObjectStore):
             found.update(entry[0] for entry in pack.index.iterentries())
         return found
 
-    def add(self, type_number: int, raw: bytes, before: tuple[bytes, bytes] | None = None) -> bytes:
-        """Add an object, if it is new; ``before`` is the id and the bytes of what it came from by a small change.
+    def add(self, type_number: int, raw: bytes, before: Before | None = None) -> bytes:
+        """Add an object, if it is new; ``before`` is what it came from by a small change.
 
         Returns:
             Its id.
@@ -156,18 +156,18 @@ class HistoryObjects(BaseObjectStore):
             self._store(oid, type_number, raw, before)
         return oid
 
-    def _store(self, oid: bytes, type_number: int, raw: bytes, before: tuple[bytes, bytes] | None) -> None:
+    def _store(self, oid: bytes, type_number: int, raw: bytes, before: Before | None) -> None:
         # Only to objects of the same log: it becomes one pack, and a pack must hold what its deltas need.
-        place = self.log.objects.get(before[0]) if before is not None else None
+        place = self.log.objects.get(before.oid) if before is not None else None
         if (
             before is not None
             and place is not None
             and place.depth < _DEEPEST_DELTA
             and len(raw) >= _SMALLEST_DELTA_BYTES
         ):
-            change = delta(before[1], raw)
+            change = delta(before, len(raw))
             if len(change) < len(raw) // 2:
-                self.log.add(oid, pack_entry(type_number, change, before[0]), place.depth + 1)
+                self.log.add(oid, pack_entry(type_number, change, before.oid), place.depth + 1)
                 return
         self.log.add(oid, pack_entry(type_number, raw), 0)
         if self.log.pending_bytes > _FLUSH_BYTES:

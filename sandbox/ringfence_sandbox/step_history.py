@@ -18,6 +18,7 @@ from ringfence_sandbox.commit_messages import CommitInfo
 from ringfence_sandbox.confined import Confined, is_reserved
 from ringfence_sandbox.entries import Entry, Meta, Pending
 from ringfence_sandbox.history import ChangedFiles, History, Recorded, ScannedStates
+from ringfence_sandbox.history_objects import BLOB, object_id
 from ringfence_sandbox.kernel import Before, nothing_before
 from ringfence_sandbox.scan import ScanLimits, Scanner, ScanResult, follow
 from ringfence_sandbox.stat_cache import Stamp, StatCache
@@ -258,7 +259,8 @@ class Differing:
 
     def ours(self) -> dict[str, Entry | Pending | None]:
         found: dict[str, Entry | Pending | None] = {
-            change.path: None if change.after is None else self._now(change.path) for change in self._changed.changes
+            change.path: None if change.after is None else self._now(change.path, change.after.content_hash)
+            for change in self._changed.changes
         }
         for path in self._above(self._paths):
             state = found.get(path) or self._now(path)
@@ -278,6 +280,9 @@ class Differing:
             return True
         if before.content_hash is not None and known.oid in self._hashes:
             return self._hashes[known.oid] == before.content_hash
+        bytes_before = self._changed.known_before(change.path)
+        if bytes_before is not None:
+            return object_id(BLOB, bytes_before).hex() == known.oid
         content = self._store.states.content(known.oid)
         if before.kind == "symlink":
             return content == os.fsencode(before.target or "")
@@ -296,7 +301,7 @@ class Differing:
             return Pending("directory", meta)
         return Pending("file", meta, partial(self._changed.before, path))
 
-    def _now(self, path: str) -> Entry | Pending | None:
+    def _now(self, path: str, sha256: str | None = None) -> Entry | Pending | None:
         found = self._changed.found(path) or self._files.look(path)
         if found is None:
             return None
@@ -307,16 +312,18 @@ class Differing:
         if stat.S_ISLNK(found.st_mode):
             return Pending("symlink", meta, os.fsencode(self._files.read_link(path)))
         if stat.S_ISREG(found.st_mode):
-            return self._stored(path, meta)
+            return self._stored(path, meta, sha256)
         return None  # a socket, a pipe or a device: no history has it
 
-    def _stored(self, path: str, meta: Meta) -> Entry:
+    def _stored(self, path: str, meta: Meta, sha256: str | None) -> Entry:
         content = self._changed.after(path)
         oid = self._store.add_blob(content)
-        if len(content) <= _HASHED_BYTES:
+        if sha256 is not None and self._changed.found(path) is None:  # it was read again, and may be another
+            sha256 = None
+        if len(content) <= _HASHED_BYTES and oid not in self._hashes:
             if len(self._hashes) >= _MOST_HASHES:
                 del self._hashes[next(iter(self._hashes))]
-            self._hashes[oid] = hashlib.sha256(content).hexdigest()
+            self._hashes[oid] = sha256 or hashlib.sha256(content).hexdigest()
         return Entry("file", meta, oid)
 
     def _above(self, paths: Iterable[str]) -> Iterator[str]:
