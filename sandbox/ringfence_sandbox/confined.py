@@ -26,6 +26,7 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _LONGEST_BYTES = 4000
 """What a system call takes at once; a longer path is walked a few names at a time, and no 15 names are longer."""
 CHUNK_BYTES = 1 << 26
+_UNREACHABLE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 
 
 def is_reserved(path: str) -> bool:
@@ -140,7 +141,7 @@ class Confined:
             with self.parent(place) as (directory, name):
                 return lstat(directory, name)
         except OSError as error:
-            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            if error.errno in _UNREACHABLE:
                 return None
             raise
 
@@ -152,6 +153,36 @@ class Confined:
         """All bytes of the regular file at a resolved path, and its stat. OSError for anything else there."""
         with self.parent(place) as (directory, name):
             return read_file(directory, name, place)
+
+
+class Looks:
+    """`Confined.look` for many places, each directory opened once for all that are asked for in a row.
+
+    It may be that nobody sees another directory come to its path meanwhile: it is for one look at what there is.
+    """
+
+    def __init__(self, files: Confined) -> None:
+        self._files = files
+        self._open: tuple[str, int] | None = None
+
+    def close(self) -> None:
+        if self._open is not None:
+            os.close(self._open[1])
+            self._open = None
+
+    def look(self, place: str) -> os.stat_result | None:
+        above, _, name = place.rpartition("/")
+        if not above:
+            return self._files.look(place)
+        if self._open is None or self._open[0] != above:
+            self.close()
+            try:
+                self._open = above, self._files.open_directory(above, readable=False)
+            except OSError as error:
+                if error.errno in _UNREACHABLE:
+                    return None
+                raise
+        return lstat(self._open[1], name)
 
 
 class _Parent:

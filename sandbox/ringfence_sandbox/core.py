@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from ringfence.errors import TransactionError
 from ringfence.participants import CLEAN, Change, RollbackReport, Step
 from ringfence.runtime.transaction import Interrupts
+from ringfence.values import quickly_made
 from ringfence_sandbox.confined import Confined
 from ringfence_sandbox.differing import Differences, Written
 from ringfence_sandbox.dropping import drop_holding, keep_displaced
@@ -42,6 +43,7 @@ _ELSEWHERE = (
 )
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True, eq=False)
 class Mark:
     """Where a call began: a number of deeds, and the state at that time."""
@@ -310,6 +312,8 @@ class Core:
 
     def _opaque_since(self, mark: Mark) -> int | None:
         """The number of the first opaque deed since a mark."""
+        if self._opaque is None:
+            return None
         return next((n for n in range(mark.deeds, len(self._deeds)) if self._deeds[n].kind == "opaque"), None)
 
     def _find_holding(self) -> None:

@@ -16,9 +16,8 @@ from operator import attrgetter
 from typing import TypeAlias
 
 from ringfence.participants import Change, FileVersion
-from ringfence_sandbox.confined import CHUNK_BYTES, Confined, is_reserved, open_file
+from ringfence_sandbox.confined import CHUNK_BYTES, Confined, Looks, is_reserved, open_file
 from ringfence_sandbox.holding import Holding
-from ringfence_sandbox.kernel import lstat
 from ringfence_sandbox.records import Deed, Identity
 
 Where: TypeAlias = tuple[int, str]
@@ -55,8 +54,7 @@ class Differences:
         self._found: list[Change] = []
         self._contents: dict[Where, bytes] = {}
         self._room = _KEPT_IN_ALL
-        self._open: tuple[str, int] | None = None
-        """While it compares, the directory of the workspace that was looked into last."""
+        self._looks = Looks(files)
         self.looked: dict[str, os.stat_result] = {}
         """What was found at the paths of the workspace that were compared."""
 
@@ -92,9 +90,7 @@ class Differences:
         try:
             self._compare("", self._top)
         finally:
-            if self._open is not None:
-                os.close(self._open[1])
-                self._open = None
+            self._looks.close()
         self._found.sort(key=attrgetter("path"))
         return self._found
 
@@ -208,7 +204,7 @@ class Differences:
     def _look(self, where: Where) -> os.stat_result | None:
         slot, path = where
         if slot == _IN_TREE:
-            found = self._look_in_tree(path)
+            found = self._looks.look(path)
             if found is not None:
                 self.looked[path] = found
             return found
@@ -216,23 +212,6 @@ class Differences:
             return self._holding.look(slot)
         files, path = self._files_of(where)
         return files.look(path)
-
-    def _look_in_tree(self, path: str) -> os.stat_result | None:
-        """`Confined.look`, with a directory opened once for all of what is looked at in it."""
-        above, _, name = path.rpartition("/")
-        if not path or not above:
-            return self._files.look(path)
-        if self._open is None or self._open[0] != above:
-            if self._open is not None:
-                os.close(self._open[1])
-                self._open = None
-            try:
-                self._open = above, self._files.open_directory(above, readable=False)
-            except OSError as error:
-                if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
-                    return None
-                raise
-        return lstat(self._open[1], name)
 
     def _hash(self, where: Where, found: os.stat_result) -> str | None:
         if found.st_size > HASHED_BYTES:

@@ -194,7 +194,7 @@ class Hands:
 
     def _undo_swap(self, deed: Deed) -> None:
         self.note_swap(deed)
-        if self.holding is not None:
+        if self.holding is not None and (self.thorough or self._renames.in_steps):
             self._renames.settle(self._held, str(deed.slot))
         held = None if self.holding is None else self.holding.look(deed.slot)
         if held is None and self._same_inode(self.files.look(deed.path), deed.new):

@@ -8,7 +8,7 @@ import itertools
 import os
 import stat
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal, get_args
@@ -518,8 +518,12 @@ class HostFilesystem(Transactional):
             return normal, *kept
         self._share.check_open()
         if normal and not is_reserved(normal):
-            with suppress(OSError):  # a link is on the way, or the careful look says what is wrong
-                return normal, *self._files.read_file(normal)
+            try:
+                content, found = self._files.read_file(normal)
+            except OSError:  # a link is on the way, or the careful look says what is wrong
+                pass
+            else:
+                return normal, content, found
         place = self._file(normal).place
         return place, *self._files.read_file(place)
 

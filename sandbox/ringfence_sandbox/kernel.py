@@ -120,6 +120,8 @@ class Renames:
     def __init__(self, can: Abilities, before: Before) -> None:
         self._number: Final = _RENAMEAT2.get(platform.machine()) if can.renameat2 else None
         self._before = before
+        self.in_steps = self._number is None
+        """Whether an `exchange` was, or will be, one of several renames."""
 
     def rename(self, source: int, old: str, target: int, new: str) -> None:
         """Rename; FileExistsError where something is at the new name."""
@@ -144,6 +146,7 @@ class Renames:
         self._before("exchange")
         if self._call(tree, name, holding, slot, _RENAME_EXCHANGE):
             return
+        self.in_steps = True
         old = slot + _BEFORE_EXCHANGE
         os.link(name, old, src_dir_fd=tree, dst_dir_fd=holding, follow_symlinks=False)
         self._before("rename")

@@ -18,7 +18,7 @@ _NAME = re.compile(re.escape(_FOLDER) + r"/([0-9a-f]{16}\.std(?:out|err))\Z")
 
 def is_output(normal: str) -> bool:
     """Whether a path of a workspace is one of those that outputs are read under: no file of the tree, never written."""
-    return _NAME.match(normal) is not None
+    return normal.startswith(_FOLDER) and _NAME.match(normal) is not None
 
 
 class KeptOutputs:
@@ -34,7 +34,7 @@ class KeptOutputs:
 
     def read(self, normal: str) -> tuple[bytes, os.stat_result] | None:
         """What is kept under a path, and its file's status; None where it names nothing that is."""
-        found = _NAME.match(normal)
+        found = _NAME.match(normal) if normal.startswith(_FOLDER) else None
         if found is None:
             return None
         with suppress(FileNotFoundError):

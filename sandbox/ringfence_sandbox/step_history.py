@@ -6,7 +6,7 @@ import hashlib
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from ringfence.participants import Change, FileVersion, Step
 from ringfence_sandbox.commit_messages import CommitInfo
-from ringfence_sandbox.confined import Confined, is_reserved
+from ringfence_sandbox.confined import Confined, Looks, is_reserved
 from ringfence_sandbox.entries import Entry, Meta, Pending
 from ringfence_sandbox.history import ChangedFiles, History, Recorded, ScannedStates
 from ringfence_sandbox.history_objects import BLOB, object_id
@@ -91,9 +91,10 @@ class StepHistory(History):
         if changed.scanned is not None:
             ours = self._since_tip(changed.scanned, info)
         else:
-            differing = Differing(self._files, self.store, changed, receipt.started_at, self._hashes)
-            ours = differing.ours()
-            theirs = differing.theirs()
+            with closing(Looks(self._files)) as looks:
+                differing = Differing(self._files, self.store, changed, receipt.started_at, self._hashes, looks)
+                ours = differing.ours()
+                theirs = differing.theirs()
             if theirs:
                 external = CommitInfo("external", receipt.started_at)
                 steps.append(self.store.prepare(theirs, external))
@@ -230,9 +231,16 @@ class Differing:
     left."""
 
     def __init__(
-        self, files: Confined, store: Store, changed: ChangedFiles, at: datetime, hashes: dict[str, str] | None = None
+        self,
+        files: Confined,
+        store: Store,
+        changed: ChangedFiles,
+        at: datetime,
+        hashes: dict[str, str] | None = None,
+        looks: Looks | None = None,
     ) -> None:
         """``hashes`` has the sha256 of some objects by their ids, and gets what is written here."""
+        self._look = looks.look if looks is not None else files.look
         self._files = files
         self._store = store
         self._changed = changed
@@ -302,7 +310,7 @@ class Differing:
         return Pending("file", meta, partial(self._changed.before, path))
 
     def _now(self, path: str, sha256: str | None = None) -> Entry | Pending | None:
-        found = self._changed.found(path) or self._files.look(path)
+        found = self._changed.found(path) or self._look(path)
         if found is None:
             return None
         link = found.st_ino if found.st_nlink > 1 and not stat.S_ISDIR(found.st_mode) else 0
