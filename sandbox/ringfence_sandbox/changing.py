@@ -311,13 +311,12 @@ class Changing:
     def _swap(
         self, at: int, name: str, place: str, found: os.stat_result, content: bytes, *, append: bool, mode: int | None
     ) -> Deed:
-        """A file for the place of another, held until the deed is done. All that is the directory's to give it, it
-        gets from the other one."""
-        holding = self._core.holding
-        slot = holding.new_slot()
+        """A file for the place of another, held until the deed is done."""
+        slot = self._core.holding.new_slot()
         if mode is None and not os.access(name, os.W_OK, dir_fd=at, effective_ids=True):
             raise os_error(errno.EACCES, place)
-        descriptor = holding.create(slot, stat.S_IMODE(found.st_mode) & 0o777)
+        # Made in its directory, not where it is held: filesystems lay files out by where they are made.
+        descriptor = self._new_file(at, slot)
         try:
             if append:
                 digest = _copy(at, name, place, descriptor, content)

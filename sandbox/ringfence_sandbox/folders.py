@@ -322,8 +322,8 @@ class Builder:
             return
         if file is not None:
             self.found.append((whole, file, None))
+            rows.lines[name] = rows.files[encoded] = None
         loaded[name] = new
-        rows.lines[name] = rows.files[encoded] = None
         rows.subs[_SUB + encoded + b"/"] = b"40000 +%b\0%b" % (encoded, new.meta_oid)
         rows.files[encoded + b"/"] = None if new.files_oid is None else b"40000 %b\0%b" % (encoded, new.files_oid)
 

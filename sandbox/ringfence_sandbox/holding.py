@@ -75,10 +75,10 @@ class Holding:
     def look(self, slot: int) -> os.stat_result | None:
         return lstat(self.descriptor, str(slot))
 
-    def create(self, slot: int, mode: int = 0o600) -> int:
-        """A descriptor of a new, empty file in a slot; the process's mask takes from the permission bits."""
+    def create(self, slot: int) -> int:
+        """A descriptor of a new, empty file in a slot."""
         self._before("create")
-        return os.open(str(slot), _NEW, mode, dir_fd=self.descriptor)
+        return os.open(str(slot), _NEW, 0o600, dir_fd=self.descriptor)
 
     def keep(self, slot: int, directory: str) -> str | None:
         """Copy the file in a slot, or all that is below the directory in it, out to a host directory, so that it can

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from dulwich.objects import Commit, ObjectID
+from dulwich.objects import Commit
 
 from ringfence.participants import Step
 from ringfence_sandbox.commit_messages import CommitInfo, ParsedMessage, format_message, parse_message
@@ -220,16 +220,15 @@ class Store:
     def _commit(
         self, root: Folder, parent: str | None, info: CommitInfo, number: int | None, changed: Sequence[tuple[str, str]]
     ) -> str:
-        commit = Commit()
         files = root.files_oid if root.files_oid is not None else self.objects.add(TREE, b"")
         tree = b"40000 files\0" + files + b"40000 meta\0" + root.meta_oid
-        commit.tree = ObjectID(self.objects.add(TREE, tree).hex().encode())
-        commit.parents = [ObjectID(parent.encode())] if parent is not None else []
-        commit.author = commit.committer = self._identity
-        commit.author_time = commit.commit_time = max(0, int(info.created_at.timestamp()))
-        commit.author_timezone = commit.commit_timezone = 0
-        commit.message = format_message(info, number, changed)
-        return self.objects.add(COMMIT, commit.as_raw_string()).hex()
+        raw = b"tree %b\n%bauthor %b\ncommitter %b\n\n%b" % (
+            self.objects.add(TREE, tree).hex().encode(),
+            b"parent %b\n" % parent.encode() if parent is not None else b"",
+            *[b"%b %d +0000" % (self._identity, max(0, int(info.created_at.timestamp())))] * 2,
+            format_message(info, number, changed),
+        )
+        return self.objects.add(COMMIT, raw).hex()
 
     def publish(self, prepared: PreparedStep) -> None:
         """Make a prepared commit the newest of the history.
