@@ -517,7 +517,7 @@ def test_what_rows_are_edited_by_makes_a_delta(
     assert applied(old, change) == new
 
 
-@pytest.mark.parametrize("size", [0, 1, 128, 129, 5_000, 1 << 13, 100_000])
+@pytest.mark.parametrize("size", [0, 1, 200, 201, 1 << 10, 5_000, 1 << 13, 100_000])
 def test_what_is_compressed_is_a_stream_that_zlib_reads(size: int) -> None:
     raw = (b"def work(self) -> None:\n    self.done()\n" * 3_000)[:size]
     assert zlib.decompress(deflated(raw)) == raw

@@ -8,7 +8,7 @@ hold of the directory and of what is in it, a line each) and a tree ``+name`` fo
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import NamedTuple, Protocol, TypeAlias
@@ -363,34 +363,36 @@ class Builder:
         if not rows.lines and new.meta == old.meta and old.lines_oid:
             new.lines_oid = old.lines_oid
         else:
-            header, was = encode_line(b".", new.meta), encode_line(b".", old.meta)
-            pieces = [(0, len(was), header), *old.lines.pieces(rows.lines, len(was))]
-            new.lines_oid = _add(add, BLOB, header + new.lines.joined(), old.lines_oid, pieces)
-        item, was = _lines_item(new.lines_oid), _lines_item(old.lines_oid)
-        raw = new.subs.joined() + item
-        pieces = old.subs.pieces(rows.subs)
-        pieces.append((len(raw) - len(item) - _longer(pieces), len(was), item))
-        new.meta_oid = _add(add, TREE, raw, old.meta_oid, pieces)
+            header = encode_line(b".", new.meta)
+            raw, before = header + new.lines.joined(), None
+            if old.lines_oid:
+                was = len(encode_line(b".", old.meta))
+                before = _before(old.lines_oid, raw, [(0, was, header), *old.lines.pieces(rows.lines, was)])
+            new.lines_oid = add(BLOB, raw, before)
+        item = _lines_item(new.lines_oid)
+        raw, before = new.subs.joined() + item, None
+        if old.meta_oid:
+            pieces = old.subs.pieces(rows.subs)
+            pieces.append((len(raw) - len(item) - _longer(pieces), len(item), item))
+            before = _before(old.meta_oid, raw, pieces)
+        new.meta_oid = add(TREE, raw, before)
         if not rows.files:
             new.files_oid = old.files_oid
         elif new.files.items:
-            new.files_oid = _add(add, TREE, new.files.joined(), old.files_oid, old.files.pieces(rows.files))
+            raw, before = new.files.joined(), None
+            if old.files_oid:
+                before = _before(old.files_oid, raw, old.files.pieces(rows.files))
+            new.files_oid = add(TREE, raw, before)
         return new
 
 
-def _add(
-    add: Callable[[int, bytes, Before | None], bytes],
-    type_number: int,
-    raw: bytes,
-    old: bytes | None,
-    pieces: Sequence[tuple[int, int, bytes]],
-) -> bytes:
-    """Add an object that has these pieces instead of those of the object ``old``, if there was one."""
-    return add(type_number, raw, Before(old, len(raw) - _longer(pieces), pieces) if old else None)
+def _before(oid: bytes, raw: bytes, pieces: Sequence[tuple[int, int, bytes]]) -> Before:
+    """The object that `raw` came from by these pieces."""
+    return Before(oid, len(raw) - _longer(pieces), pieces)
 
 
 def _longer(pieces: Iterable[tuple[int, int, bytes]]) -> int:
-    return sum(len(new) - length for _, length, new in pieces)
+    return sum([len(new) - length for _, length, new in pieces])
 
 
 def _lines_item(oid: bytes) -> bytes:

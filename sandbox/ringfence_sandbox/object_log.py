@@ -152,9 +152,9 @@ class ObjectLog:
 
     def add(self, oid: bytes, entry: bytes, depth: int) -> None:
         """Add an object; it is in the file after the next `flush`, and can be read at once."""
-        offset = self.size + _BEFORE_ENTRY_BYTES
+        length = len(entry)
+        self.objects[oid] = Location(self.size + _BEFORE_ENTRY_BYTES, length, depth)
         self._append(b"%b%b%c%b" % (_OBJECT, oid, depth, entry))
-        self.objects[oid] = Location(offset, len(entry), depth)
 
     def set_ref(self, name: bytes, oid: bytes | None) -> None:
         """Record what a ref became (None: it is dropped), after the objects added before."""
@@ -162,10 +162,10 @@ class ObjectLog:
         self.refs[name] = oid
 
     def _append(self, payload: bytes) -> None:
-        record = _HEAD.pack(len(payload), zlib.crc32(payload)) + payload
-        self._pending.append(record)
-        self._pending_bytes += len(record)
-        self.size += len(record)
+        self._pending += (_HEAD.pack(len(payload), zlib.crc32(payload)), payload)
+        length = _HEAD.size + len(payload)
+        self._pending_bytes += length
+        self.size += length
 
     @property
     def pending_bytes(self) -> int:
