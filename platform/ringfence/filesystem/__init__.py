@@ -2,6 +2,9 @@
 
 from ringfence.filesystem.memory import InMemoryFilesystem
 from ringfence.filesystem.protocol import (
+    DEFAULT_READ_LIMIT,
+    MAX_GREP_MATCHES,
+    READ_ENTIRE_FILE,
     FileEntry,
     FileStat,
     Filesystem,
@@ -14,6 +17,9 @@ from ringfence.filesystem.protocol import (
 )
 
 __all__ = [
+    "DEFAULT_READ_LIMIT",
+    "MAX_GREP_MATCHES",
+    "READ_ENTIRE_FILE",
     "FileEntry",
     "FileStat",
     "Filesystem",

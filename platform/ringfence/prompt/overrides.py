@@ -239,7 +239,9 @@ def own_texts(template: PromptTemplate[Any], tag: str = LATEST) -> PromptOverrid
 
 
 def _own_text(section: Section[Any], one: SectionDescriptor) -> SectionOverride:
-    return SectionOverride(one.path, one.content_hash, section.original_body_template(), section.summary)
+    return SectionOverride(
+        one.path, one.content_hash, section.original_body_template(), section.original_summary_template()
+    )
 
 
 # What fits

@@ -289,6 +289,10 @@ class Prompt(TypeArgument, Generic[OutputT]):
         return self.template.structured_output
 
     @property
+    def feedback_providers(self) -> Sequence[FeedbackProviderConfig]:
+        return self.template.feedback_providers
+
+    @property
     def descriptor(self) -> PromptDescriptor:
         return self.template.descriptor
 

@@ -289,6 +289,10 @@ class Section(TypeArgument, ABC, Generic[ParamsT]):
         """The text that an override may replace; None where there is none to be replaced."""
         return None
 
+    def original_summary_template(self) -> str | None:
+        """The same of the summary."""
+        return self.summary
+
     def render_summary(self, params: Any, *, path: SectionPath) -> str:
         return expand(self.summary or "", params, path)
 

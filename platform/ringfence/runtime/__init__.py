@@ -1,12 +1,20 @@
 """Sessions and their slices, events, limits, transactions and receipts."""
 
-from ringfence.errors import BudgetExceededError, DeadlineExceededError, RestoreFailedError, TransactionError
+from ringfence.errors import (
+    BudgetExceededError,
+    DeadlineExceededError,
+    RestoreFailedError,
+    SnapshotRestoreError,
+    SnapshotSerializationError,
+    TransactionError,
+)
 from ringfence.runtime.events import (
     DispatchResult,
     HandlerFailure,
     InProcessDispatcher,
     PromptExecuted,
     PromptRendered,
+    RejectedToolParams,
     RenderedTools,
     RunContext,
     ToolCallBegun,
@@ -15,6 +23,7 @@ from ringfence.runtime.events import (
 )
 from ringfence.runtime.json_lines import SliceConfig, read_log
 from ringfence.runtime.limits import Budget, BudgetTracker, Cancellation, Deadline, Heartbeat, TokenUsage
+from ringfence.runtime.pending import PendingToolTracker
 from ringfence.runtime.receipts import PolicyVerdict, Receipt
 from ringfence.runtime.reducers import (
     Append,
@@ -27,10 +36,16 @@ from ringfence.runtime.reducers import (
     replace_latest_by,
     upsert_by,
 )
-from ringfence.runtime.session import Session
-from ringfence.runtime.slices import SlicePolicy
+from ringfence.runtime.session import Session, SessionView, iter_sessions_bottom_up
+from ringfence.runtime.slices import SlicePolicy, SliceView
 from ringfence.runtime.snapshots import Snapshot
 from ringfence.runtime.transaction import Transaction, tool_transaction
+from ringfence.runtime.visibility import (
+    ClearAllVisibilityOverrides,
+    ClearVisibilityOverride,
+    SetVisibilityOverride,
+    VisibilityOverrides,
+)
 
 __all__ = [
     "Append",
@@ -39,6 +54,8 @@ __all__ = [
     "BudgetTracker",
     "Cancellation",
     "Clear",
+    "ClearAllVisibilityOverrides",
+    "ClearVisibilityOverride",
     "Deadline",
     "DeadlineExceededError",
     "DispatchResult",
@@ -46,25 +63,34 @@ __all__ = [
     "HandlerFailure",
     "Heartbeat",
     "InProcessDispatcher",
+    "PendingToolTracker",
     "PolicyVerdict",
     "PromptExecuted",
     "PromptRendered",
     "Receipt",
+    "RejectedToolParams",
     "RenderedTools",
     "Replace",
     "RestoreFailedError",
     "RunContext",
     "Session",
+    "SessionView",
+    "SetVisibilityOverride",
     "SliceConfig",
     "SlicePolicy",
+    "SliceView",
     "Snapshot",
+    "SnapshotRestoreError",
+    "SnapshotSerializationError",
     "TokenUsage",
     "ToolCallBegun",
     "ToolInvoked",
     "ToolSchema",
     "Transaction",
     "TransactionError",
+    "VisibilityOverrides",
     "append_all",
+    "iter_sessions_bottom_up",
     "read_log",
     "reducer",
     "replace_latest",
