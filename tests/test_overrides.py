@@ -7,13 +7,15 @@ import logging
 import os
 import subprocess
 import sys
+import tempfile
 import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringfence.adapters import ScriptedAdapter
@@ -340,6 +342,38 @@ def test_a_file_that_a_person_edits_takes_effect_at_the_next_rendering(store: Lo
     assert "Be kind." in prompt.render().text
 
 
+def test_an_edit_that_leaves_size_and_time_as_they_were_takes_effect(store: LocalPromptOverridesStore) -> None:
+    prompt = Prompt(template(), overrides_store=store)
+    store.seed(prompt)
+    path = store.path("team/app", "main", "latest")
+    found = path.stat()
+    assert "Be kind." in prompt.render().text
+    path.write_text(path.read_text().replace("Be $tone.", "Ho $tone."))
+    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+    assert "Ho kind." in prompt.render().text
+
+
+def test_the_same_object_is_resolved_while_nothing_changes(store: LocalPromptOverridesStore) -> None:
+    one = template()
+    store.store(one.descriptor, section_of(one, body="New."))
+    first = store.resolve(one.descriptor)
+    assert store.resolve(one.descriptor) is first
+    os.utime(store.path("team/app", "main", "latest"), (0, 0))
+    assert store.resolve(one.descriptor) is store.resolve(one.descriptor) is first
+
+
+def test_storing_one_leaves_what_is_stale_in_the_file(store: LocalPromptOverridesStore) -> None:
+    old, new = template(), template(body="Be very $tone.")
+    store.store(old.descriptor, section_of(old, body="Somebody's work."))
+    store.store(new.descriptor, tool_of(new, description="Another."))
+    resolved = store.resolve(new.descriptor)
+    assert resolved is not None
+    assert (resolved.sections, len(resolved.tools)) == ((), 1)
+    back = LocalPromptOverridesStore(store.root).resolve(old.descriptor)
+    assert back is not None
+    assert [each.body for each in back.sections] == ["Somebody's work."]
+
+
 def test_tags_are_apart(store: LocalPromptOverridesStore) -> None:
     one = template()
     store.store(one.descriptor, section_of(one, body="Stable."), "stable")
@@ -406,6 +440,66 @@ def test_many_writers_lose_nothing(store: LocalPromptOverridesStore) -> None:
     assert {each.body for each in resolved.sections} == {f"New {n}." for n in range(20)}
 
 
+SECTIONS = PromptTemplate[None](
+    ns="n", key="k", sections=[MarkdownSection(title=f"S{n}", template=f"Text {n}.") for n in range(3)]
+)
+WRITES = st.lists(st.sampled_from(["s0", "s1", "s2", "delete"]), min_size=1, max_size=6)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(WRITES, min_size=2, max_size=4))
+def test_writers_at_once_come_to_what_one_after_the_other_could(plans: list[list[str]]) -> None:
+    """Every writer says in each text whose it is and the how many-th."""
+    hashes = {each.path: each.content_hash for each in SECTIONS.descriptor.sections}
+    problems: list[BaseException] = []
+    done = threading.Event()
+
+    def write(root: str, writer: int, plan: Sequence[str]) -> None:
+        own = LocalPromptOverridesStore(root)
+        for number, key in enumerate(plan):
+            if key == "delete":
+                own.delete(ns="n", prompt_key="k")
+            else:
+                body = f"{writer}.{number}."
+                own.store(SECTIONS.descriptor, SectionOverride((key,), hashes[(key,)], body))
+
+    def bodies(one: PromptOverride | None) -> dict[str, str | None]:
+        return {} if one is None else {each.path[0]: each.body for each in one.sections}
+
+    def read(root: str) -> None:
+        own = LocalPromptOverridesStore(root)
+        while not done.is_set():
+            for key, body in bodies(own.resolve(SECTIONS.descriptor)).items():
+                writer, number, _ = str(body).split(".")
+                assert plans[int(writer)][int(number)] == key
+
+    def caught(work: Callable[..., None], *arguments: Any) -> None:
+        try:
+            work(*arguments)
+        except BaseException as error:
+            problems.append(error)
+
+    with tempfile.TemporaryDirectory(prefix="overrides-") as root:
+        reader = threading.Thread(target=caught, args=(read, root))
+        writers = [threading.Thread(target=caught, args=(write, root, n, plan)) for n, plan in enumerate(plans)]
+        for thread in (reader, *writers):
+            thread.start()
+        for thread in writers:
+            thread.join()
+        done.set()
+        reader.join()
+        assert problems == []
+        final = bodies(LocalPromptOverridesStore(root).resolve(SECTIONS.descriptor))
+        assert [path.name for path in Path(root).rglob(".*.json.*")] == []
+    deleted = any("delete" in plan for plan in plans)
+    for key in ("s0", "s1", "s2"):
+        last = {f"{w}.{max(n for n, k in enumerate(p) if k == key)}." for w, p in enumerate(plans) if key in p}
+        if key in final:
+            assert final[key] in last
+        else:
+            assert deleted or not last
+
+
 def test_without_a_root_the_git_repository_around_has_them(tmp_path: Path) -> None:
     (tmp_path / "repo" / ".git").mkdir(parents=True)
     (tmp_path / "repo" / "sub").mkdir()
@@ -422,8 +516,6 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=30).map(lambd
 
 @given(TEXTS, TEXTS)
 def test_any_text_comes_back_from_the_file_as_it_was(body: str, summary: str) -> None:
-    import tempfile
-
     with tempfile.TemporaryDirectory(prefix="overrides-") as directory:
         store = LocalPromptOverridesStore(directory)
         store.store(ONE.descriptor, section_of(ONE, body=body, summary=summary))

@@ -6,7 +6,8 @@ import fcntl
 import json
 import os
 import tempfile
-from collections.abc import Generator, Iterator
+import time
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,15 +30,20 @@ if TYPE_CHECKING:
     from ringfence.prompt.prompt import Prompt
 
 VERSION = 2
+COARSEST_CLOCK_NS = 2_000_000_000
+"""Two writes of a file this close to each other may leave it with the same time, on some filesystems."""
 BELOW_GIT_ROOT = (".ringfence", "prompts", "overrides")
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """A file as it was read: its identity, the descriptor it was read for, what fitted."""
+    """A file as it was read: its identity, the descriptor it was read for, what it said, and what of that fitted."""
 
     identity: tuple[int, int, int]
+    settled: bool
+    """Whether it was so old that another write would show in its identity."""
     descriptor: PromptDescriptor
+    said: PromptOverride
     fits: PromptOverride
 
 
@@ -47,13 +53,16 @@ class LocalPromptOverridesStore:
     A file is written whole or not at all, by one process at a time.
     """
 
-    def __init__(self, root_path: str | os.PathLike[str] | None = None) -> None:
-        """Left out, the root is below the git repository that the process works in.
+    def __init__(
+        self, root_path: str | os.PathLike[str] | None = None, *, now: Callable[[], int] = time.time_ns
+    ) -> None:
+        """Left out, the root is below the git repository that the process works in. ``now`` is in nanoseconds.
 
         Raises:
             PromptOverridesError: there is no such repository.
         """
         self.root = Path(root_path) if root_path is not None else _git_root().joinpath(*BELOW_GIT_ROOT)
+        self._now = now
         self._seen: dict[Path, _Seen] = {}
 
     def resolve(self, descriptor: PromptDescriptor, tag: str = LATEST) -> PromptOverride | None:
@@ -64,9 +73,21 @@ class LocalPromptOverridesStore:
             return None
         identity = (found.st_ino, found.st_size, found.st_mtime_ns)
         seen = self._seen.get(path)
-        if seen is None or seen.identity != identity or seen.descriptor != descriptor:
-            seen = self._seen[path] = _Seen(identity, descriptor, fitting(descriptor, self.read(path)))
-        return seen.fits
+        if seen is not None and seen.descriptor == descriptor:
+            if seen.settled and seen.identity == identity:
+                return seen.fits
+        else:
+            seen = None
+        try:
+            said = self.read(path)
+        except PromptOverridesError as error:
+            if isinstance(error.__cause__, FileNotFoundError):  # deleted since the look at it
+                return None
+            raise
+        fits = seen.fits if seen is not None and seen.said == said else fitting(descriptor, said)
+        settled = self._now() - found.st_mtime_ns > COARSEST_CLOCK_NS
+        self._seen[path] = _Seen(identity, settled, descriptor, said, fits)
+        return fits
 
     def upsert(self, descriptor: PromptDescriptor, override: PromptOverride) -> PromptOverride:
         path = self.path(override.ns, override.prompt_key, override.tag)
@@ -81,7 +102,7 @@ class LocalPromptOverridesStore:
             there = self.read(path) if path.exists() else PromptOverride(descriptor.ns, descriptor.key, tag)
             alone = PromptOverride(descriptor.ns, descriptor.key, tag).with_one(override)
             refuse_misfits(descriptor, alone)
-            whole = fitting(descriptor, there).with_one(override)
+            whole = there.with_one(override)  # what is stale stays too: a person wrote it, and may want it back
             _write(path, whole)
         return whole
 
