@@ -6,7 +6,7 @@ import json
 import sys
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
@@ -232,6 +232,9 @@ LINE = f"{__name__}:Line"
         tampered({"slices": [{"slice_type": LINE, "items": [{"$enum": LINE, "name": "x"}]}]}),
         tampered({"slices": [{"slice_type": LINE, "items": [{"$what": 1}]}]}),
         tampered({"slices": [{"slice_type": LINE, "items": 3}]}),
+        tampered({"slices": [{"slice_type": LINE, "items": {"$tuple": []}}]}),
+        tampered({"slices": [{"slice_type": LINE, "items": ["no dataclass"]}]}),
+        tampered({"slices": [{"slice_type": LINE, "items": [{"$timedelta": [1]}]}]}),
         "[" * 100_000,
     ],
 )
@@ -241,6 +244,82 @@ def test_what_is_no_snapshot_is_refused_and_imports_nothing(text: str) -> None:
     with pytest.raises(SnapshotRestoreError):
         Snapshot.from_json(text, types=session.slice_types)
     assert "antigravity" not in sys.modules
+
+
+RICH = Fact(
+    {"a": [1, (2,), {3}, date(2026, 1, 1), timedelta(1), Decimal(1), UUID(int=1), b"x", Path("/a"), Colour.RED]},
+    Inner("n", Colour.BLUE),
+    (Box(Inner("b")),),
+)
+TAGS = (
+    "$date",
+    "$timedelta",
+    "$decimal",
+    "$bytes",
+    "$set",
+    "$dict",
+    "$float",
+    "$path",
+    "$enum",
+    "$type",
+    "$no",
+    "name",
+)
+HOSTILE = st.recursive(
+    st.sampled_from(
+        [
+            None,
+            True,
+            -1,
+            1e308,
+            10**20,
+            "",
+            "x",
+            "\0",
+            "\ud800",
+            "sNaN",
+            "__class__",
+            "RED",
+            "os:system",
+            f"{__name__}:Fact",
+        ]
+    ),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(TAGS), inner, max_size=1)
+        | st.fixed_dictionaries({"$type": st.sampled_from([f"{__name__}:Fact", "os:system"]), "fields": inner})
+        | st.fixed_dictionaries({"$enum": st.sampled_from([f"{__name__}:Colour", f"{__name__}:Inner"]), "name": inner})
+    ),
+    max_leaves=4,
+)
+
+
+def places_in(node: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    inner = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    return [path, *(place for key, each in inner for place in places_in(each, (*path, key)))]
+
+
+@given(st.data(), HOSTILE)
+def test_whatever_stands_in_a_snapshot_it_is_restored_or_refused_and_nothing_is_imported(
+    data: st.DataObject, hostile: object
+) -> None:
+    session = Session()
+    session.dispatch(RICH)
+    document: Any = json.loads(session.snapshot().to_json())
+    *above, last = data.draw(st.sampled_from(places_in(document)[1:]))
+    node = document
+    for key in above:
+        node = node[key]
+    node[last] = hostile
+    loaded = set(sys.modules)
+    try:
+        snapshot = Snapshot.from_json(json.dumps(document), types=session.slice_types)
+        session.clone().restore(snapshot)
+    except SnapshotRestoreError:
+        pass
+    else:
+        assert all(is_dataclass(item) for items in snapshot.slices.values() for item in items)
+    assert set(sys.modules) == loaded
 
 
 def test_a_type_that_a_session_does_not_know_is_refused_before_anything_changes() -> None:
@@ -333,6 +412,16 @@ def test_a_torn_last_line_is_left_out_and_an_item_without_a_json_form_is_said(tm
     other.dispatch(Fact(print))
     with pytest.raises(ValueError, match="no JSON form"):
         read_log(tmp_path, other.session_id, Fact)
+
+
+@pytest.mark.parametrize("line", ["3", "[]", "{", '{"item": {"$timedelta": [1]}}', '{"item": {"$type": "os:system"}}'])
+def test_a_line_that_is_no_item_is_said(tmp_path: Path, line: str) -> None:
+    session = logged(tmp_path)
+    session.dispatch(Fact(1))
+    (file,) = tmp_path.rglob("*.jsonl")
+    file.write_text(f"{line}\n")
+    with pytest.raises(ValueError):
+        read_log(tmp_path, session.session_id, Fact)
 
 
 def test_a_disk_that_fails_fails_nothing_else(tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ def interrupted_run(record_file: Path) -> Interrupted | None:
             messages += [decode(message, types) for message in record.get("messages", ())]
             if "state" in record:
                 state = tuple(decode(item, types) for item in record["state"])
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"the record of the interrupted run cannot be read: {error}") from error
     return Interrupted(task, session_id, tuple(messages), state) if lines else None
 

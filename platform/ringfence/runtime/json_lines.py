@@ -101,7 +101,10 @@ def _records(file: Path) -> Iterator[dict[str, Any]]:
         return
     *whole, _torn = file.read_text(encoding="utf-8").split("\n")
     for line in whole:
-        yield json.loads(line)
+        record = json.loads(line)
+        if not isinstance(record, dict):
+            raise ValueError(f"a line of {file} is no object")
+        yield record
 
 
 def _record(item: object) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from uuid import UUID
 from ringfence.errors import SnapshotRestoreError, SnapshotSerializationError
 from ringfence.runtime.items import EMPTY, Items
 from ringfence.runtime.limits import require_aware
-from ringfence.runtime.slices import SlicePolicy
+from ringfence.runtime.slices import SlicePolicy, is_slice_value
 from ringfence.serde.tagged import decode, encode, type_id, types_within
 
 T = TypeVar("T")
@@ -122,7 +122,7 @@ class Snapshot:
             if data["version"] != VERSION:
                 raise ValueError(f"it is of version {data['version']!r}, not {VERSION!r}")
             held = {
-                _slice_type(one["slice_type"], known): Items.of(cast("list[Any]", decode(one["items"], known)))
+                _slice_type(one["slice_type"], known): Items.of(_values(decode(one["items"], known)))
                 for one in data["slices"]
             }
             return Snapshot(
@@ -136,6 +136,15 @@ class Snapshot:
             )
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise SnapshotRestoreError(f"this is no snapshot that can be restored here: {error}") from error
+
+
+def _values(items: object) -> list[Any]:
+    if not isinstance(items, list):
+        raise ValueError("the items of a slice are no list")
+    values = cast("list[Any]", items)
+    if not all(map(is_slice_value, values)):
+        raise ValueError("a slice has an item that is no dataclass")
+    return values
 
 
 def _slice_type(name: str, known: Mapping[str, type[Any]]) -> type[Any]:

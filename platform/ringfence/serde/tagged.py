@@ -88,7 +88,7 @@ def decode(data: Any, types: Mapping[str, type[Any]]) -> Any:
                 return _instance(_known(content, types, None), tagged["fields"], types)
             case _:
                 raise ValueError(f"unknown form {tag!r}")
-    except (TypeError, KeyError, ArithmeticError, AttributeError) as error:
+    except (TypeError, LookupError, ArithmeticError, AttributeError) as error:
         raise ValueError(f"not a value of the form {tag!r}: {error}") from None
 
 
