@@ -178,6 +178,7 @@ def _what_next(options: Options, ending: Ending, steps: int) -> Iterator[str]:
         quoted = shlex.quote(str(options.directory))
         undo = f"`ringfence undo {quoted} {steps}`"
         yield f"{plural(steps, 'step')} in {options.directory}: {undo} takes them back"
+    if options.workspace != "memory":
         if ending.outcome != "done":
             where = " --workspace podman" if options.workspace == "podman" else ""
             yield f"`ringfence run {quoted} --resume{where} --model ...` goes on from there"

@@ -75,6 +75,26 @@ def test_a_run_ends_with_a_diff_of_what_files_and_commands_became_and_can_be_und
     assert {path.name: path.read_text() for path in tree.iterdir()} == {"a.txt": "one\n"}
 
 
+def test_a_run_that_was_cut_off_goes_on_in_a_container_with_what_it_has_read(tree: Path) -> None:
+    receipts = tree.parent / "receipts.jsonl"
+    cut = ringfence(
+        *command_of(tree, call("read_file", file_path="a.txt"), call("shell_execute", command="false")),
+        *("--receipts", receipts),
+    )
+    assert cut.returncode == 3
+    assert "--resume --workspace podman" in cut.stderr
+    assert [json.loads(line)["exit_code"] for line in receipts.read_text().splitlines()] == [None, 1]
+    write, look = (
+        call("write_file", file_path="a.txt", content="two\n"),
+        call("shell_execute", command="grep two a.txt"),
+    )
+    command = [each for each in command_of(tree, write, look, DONE) if each not in ("--task", "Do it.")]
+    ended = ringfence(*command, "--resume", "--json")
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout)["tool_calls"]["committed"] == 2
+    assert (tree / "a.txt").read_text() == "two\n"
+
+
 def test_commands_may_look_into_a_git_repository_and_not_change_its_own_data(tree: Path) -> None:
     for arguments in (
         ["init", "-q"],
