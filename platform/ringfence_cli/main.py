@@ -214,12 +214,8 @@ def serve(
     """
     gc.disable()  # until the server runs: what is loaded stays, and looking for garbage in it takes a tenth of the time
     try:
-        try:
-            from ringfence_cli.serve.command import ServeOptions, serve
-        except ModuleNotFoundError as error:
-            if error.name is None or error.name.startswith("ringfence"):
-                raise
-            raise click.UsageError(f"{error.name} is not installed: pip install 'ringfence[mcp]'") from None
+        from ringfence_cli.serve.command import ServeOptions, serve
+
         _refuse_without_container(workspace, image, network, keep_environment)
         options = ServeOptions(
             directory,
@@ -234,6 +230,10 @@ def serve(
             keep_environment,
         )
         return serve(options, signals)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("ringfence"):
+            raise
+        raise click.UsageError(f"{error.name} is not installed: pip install 'ringfence[mcp]'") from None
     finally:
         gc.enable()
 
