@@ -121,8 +121,9 @@ class InMemoryFilesystem(Transactional):
             result = ReadResult(text, normal, total, offset, returned, offset + returned < total)
             if usual and len(file.content) <= _KEPT_TEXT_BYTES:
                 file.text_read = result
-        if (CURRENT_CALL.get() or self._call) and (result.content or not file.content):
-            self._note_read(place, file)
+        call = CURRENT_CALL.get()
+        if (call or self._call) and (result.content or not file.content):
+            self._note_read(call, place, file)
         return result
 
     def read_bytes(self, path: str, *, offset: int = 0, limit: int | None = None) -> ReadBytesResult:
@@ -139,8 +140,9 @@ class InMemoryFilesystem(Transactional):
             result = ReadBytesResult(content, normal, size, offset, len(content), offset + len(content) < size)
             if whole:
                 file.bytes_read = result
-        if (CURRENT_CALL.get() or self._call) and (result.content or not file.content):
-            self._note_read(place, file)
+        call = CURRENT_CALL.get()
+        if (call or self._call) and (result.content or not file.content):
+            self._note_read(call, place, file)
         return result
 
     def write(
@@ -383,19 +385,20 @@ class InMemoryFilesystem(Transactional):
     def _admit(self, *, loading: bool = False) -> None:
         if self._read_only and not loading:
             raise PermissionError(errno.EROFS, "the filesystem is read-only")
-        call = self._current_call()
+        call = CURRENT_CALL.get()
+        if call is not self._call:
+            call = self._innermost(call)
         if call is not None or self._lock.holder is not None:
             self._lock.admit(self, call)
 
-    def _current_call(self) -> CallInfo | None:
-        current = CURRENT_CALL.get()
+    def _innermost(self, call: CallInfo | None) -> CallInfo | None:
+        """Of the call that this object belongs to and the one that runs here, the inner one."""
         own = self._call
-        if own is None or current is own:
-            return current
-        return current if current is not None and current.within(own) else own
+        return call if own is None or (call is not None and call.within(own)) else own
 
-    def _note_read(self, place: str, file: File) -> None:
-        call = self._current_call()
+    def _note_read(self, call: CallInfo | None, place: str, file: File) -> None:
+        if call is not self._call:
+            call = self._innermost(call)
         if call is not None and not call.sealed:
             call.reads.setdefault(self._lock, {})[place] = file.sha256
 
