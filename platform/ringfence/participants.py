@@ -18,7 +18,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar
 
 from ringfence.errors import CallEndedError, ParticipantBusyError
-from ringfence.values import quickly_made
+from ringfence.values import quick_maker, quickly_made
 
 if TYPE_CHECKING:
     from ringfence.runtime.receipts import Receipt
@@ -44,6 +44,9 @@ class FileVersion:
     target: str | None = None
 
 
+make_file_version = quick_maker(FileVersion)
+
+
 @quickly_made
 @dataclass(frozen=True, slots=True)
 class Change:
@@ -58,6 +61,9 @@ class Change:
         if self.before is None:
             return "created"
         return "modified" if self.after is not None else "deleted"
+
+
+make_change = quick_maker(Change)
 
 
 @dataclass(frozen=True, slots=True)

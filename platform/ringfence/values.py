@@ -47,16 +47,16 @@ def quick_maker(kind: Callable[Arguments, ValueT]) -> Callable[Arguments, ValueT
     known: Any = kind
     names = [field.name for field in fields(known)]
     thawed = type(known.__name__, (), {"__slots__": tuple(names)})
-    scope: dict[str, Any] = {"kind": kind, "thawed": thawed}
-    lines = [f"def make({', '.join(names)}):", "    made = thawed()"]
+    scope: dict[str, Any] = {"__kind": kind, "__thawed": thawed}  # which no field is called
+    lines = [f"def make({', '.join(names)}):", "    __made = __thawed()"]
     for place, field in enumerate(fields(known), start=-len(names)):
         name = field.name
         if field.default_factory is MISSING:
-            lines.append(f"    made.{name} = {name}")
+            lines.append(f"    __made.{name} = {name}")
         else:
             scope |= {f"make_{name}": field.default_factory, f"left_out_{name}": known.__init__.__defaults__[place]}
-            lines.append(f"    made.{name} = make_{name}() if {name} is left_out_{name} else {name}")
-    lines += ["    made.__class__ = kind", "    return made"]
+            lines.append(f"    __made.{name} = make_{name}() if {name} is left_out_{name} else {name}")
+    lines += ["    __made.__class__ = __kind", "    return __made"]
     exec("\n".join(lines), scope)  # noqa: S102  # as `dataclass` makes its own
     make: Any = scope["make"]
     make.__defaults__ = known.__init__.__defaults__

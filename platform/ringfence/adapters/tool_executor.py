@@ -40,7 +40,7 @@ from ringfence.runtime.limits import BudgetTracker, Cancellation, Deadline, Hear
 from ringfence.runtime.receipts import Outcome, PolicyVerdict, Receipt, make_receipt
 from ringfence.runtime.session import Session
 from ringfence.runtime.transaction import Interrupts, Transaction, in_order, leave, new_id
-from ringfence.values import quickly_made
+from ringfence.values import quick_maker, quickly_made
 
 if TYPE_CHECKING:
     from ringfence.adapters.core import ProviderAdapter
@@ -60,6 +60,8 @@ class Answer:
     text: str
     receipt: Receipt
 
+
+make_answer = quick_maker(Answer)
 
 UNFINISHED = ToolResult.error("the call did not come to an end")
 
@@ -448,7 +450,7 @@ class ToolExecutor:
         text = whole_text(ending.result, ending.rendered)
         if len(text) > MAX_RESULT_CHARACTERS:
             text = bounded(text, whole_at=kept_at(ending.call_id) if READER in self._offers else None)
-        return Answer(ending.result, text, ending.receipt)
+        return make_answer(ending.result, text, ending.receipt)
 
     def _event(self, ending: _Ending) -> ToolInvoked:
         return make_tool_invoked(

@@ -26,6 +26,7 @@ from ringfence.filesystem.protocol import (
     ReadResult,
     WriteMode,
     WriteResult,
+    make_write_result,
 )
 from ringfence.filesystem.search import glob_below, grep_files, path_filter
 from ringfence.filesystem.tree import Tree, TreeMark
@@ -169,7 +170,7 @@ class InMemoryFilesystem(Transactional):
             self._admit()
             if mode != "overwrite" or not self._tree.overwrite(normal, content):
                 self._write(normal, content, mode, create_parents)
-        return WriteResult(normal, len(content), mode)
+        return make_write_result(normal, len(content), mode)
 
     def _write(self, normal: str, content: bytes, mode: WriteMode, create_parents: bool) -> None:
         place, node = self._place(normal, follow=mode != "create", parents=create_parents)

@@ -8,7 +8,7 @@ from typing import Final, TypeAlias, final
 
 from ringfence.filesystem.protocol import FileEntry, ReadBytesResult, ReadResult
 from ringfence.filesystem.search import Child
-from ringfence.participants import FileVersion
+from ringfence.participants import FileVersion, make_file_version
 
 
 @final
@@ -35,7 +35,7 @@ class File:
     @property
     def file_version(self) -> FileVersion:
         if self._file_version is None:
-            self._file_version = FileVersion("file", self.mode, len(self.content), self.sha256)
+            self._file_version = make_file_version("file", self.mode, len(self.content), self.sha256)
         return self._file_version
 
 
@@ -101,13 +101,12 @@ class Directory:
 
     def put(self, name: str, node: Node) -> None:
         self.entries[name] = node
-        self._changed(name)
+        if self.touched is not None:
+            self.touched.add(name)
+        self.version += 1
 
     def remove(self, name: str) -> None:
         self.entries.pop(name, None)
-        self._changed(name)
-
-    def _changed(self, name: str) -> None:
         if self.touched is not None:
             self.touched.add(name)
         self.version += 1

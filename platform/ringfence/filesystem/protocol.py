@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
-from ringfence.values import quickly_made
+from ringfence.values import quick_maker, quickly_made
 
 if TYPE_CHECKING:
     from typing import Self
@@ -110,6 +110,9 @@ class WriteResult:
     path: str
     bytes_written: int
     mode: WriteMode
+
+
+make_write_result = quick_maker(WriteResult)
 
 
 @dataclass(frozen=True, slots=True)

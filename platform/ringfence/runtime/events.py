@@ -212,6 +212,9 @@ class DispatchResult:
             )
 
 
+make_dispatch_result = quick_maker(DispatchResult)
+
+
 class Dispatcher(Protocol):
     """Tells handlers of events: those of the event's exact type, in the order of their subscription, on the thread
     that dispatches and before `dispatch` returns."""
@@ -256,12 +259,12 @@ class InProcessDispatcher:
     def dispatch(self, event: object) -> DispatchResult:
         handlers = self._handlers.get(type(event))
         if not handlers:
-            return DispatchResult(event)
-        failures: list[HandlerFailure] = []
+            return make_dispatch_result(event)
+        failures: tuple[HandlerFailure, ...] = ()
         for handler in handlers:
             try:
                 handler(event)
             except Exception as error:
                 logger.exception("a handler of %s failed: %r", type(event).__name__, handler)
-                failures.append(HandlerFailure(handler, error))
-        return DispatchResult(event, handlers, tuple(failures))
+                failures = (*failures, HandlerFailure(handler, error))
+        return make_dispatch_result(event, handlers, failures)

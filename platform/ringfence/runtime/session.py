@@ -194,7 +194,9 @@ class Session(Transactional):
         values of a sequence one by one.
         """
         kind = type(event)
-        events = (*carried_by(event), event) if kind is ToolInvoked or kind is PromptExecuted else (event,)
+        events = (event,)
+        if kind is ToolInvoked or kind is PromptExecuted:
+            events = carried_by(event) + events
         return self._slices.apply(events, state=to != "log", logs=to != "state", context=self._context)
 
     def log(self, invoked: ToolInvoked, receipt: Receipt) -> None:
@@ -317,7 +319,7 @@ class Session(Transactional):
         return CLEAN
 
 
-def carried_by(event: object) -> Sequence[object]:
+def carried_by(event: object) -> tuple[object, ...]:
     """The dataclass values that an event brings along for the slices of their own types."""
     value: object = None
     if type(event) is ToolInvoked:

@@ -38,11 +38,13 @@ _in_c: Any = sys.modules.get("_signal", signal)
 # Drawn once a process, and anew in a forked child; the counter tells its ids apart.
 _process = os.urandom(12).hex()
 _numbers = itertools.count(1)
+_main_thread = threading.main_thread().ident
 
 
 def _forked() -> None:
-    global _process  # noqa: PLW0603
+    global _process, _main_thread  # noqa: PLW0603
     _process = os.urandom(12).hex()
+    _main_thread = threading.main_thread().ident
 
 
 os.register_at_fork(after_in_child=_forked)
@@ -316,7 +318,7 @@ class Interrupts:
     _outer: Interrupts | None = None
 
     def __init__(self) -> None:
-        if threading.get_ident() != threading.main_thread().ident:
+        if threading.get_ident() != _main_thread:
             return
         if Interrupts._installed is not None:  # a nested call shares its outer call's
             self._outer = Interrupts._installed
