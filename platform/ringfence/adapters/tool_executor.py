@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -23,10 +23,10 @@ from ringfence.errors import (
     TransactionError,
     VisibilityExpansionRequired,
 )
-from ringfence.participants import CURRENT_CALL, CallLock, Mark, Transactional
+from ringfence.participants import CallLock, Mark, Transactional, current_call, set_current_call
 from ringfence.prompt.long_results import READER, kept_at
 from ringfence.prompt.policy import ALLOW, EffectPolicy, Policy, PolicyDecision, ToolPolicy
-from ringfence.prompt.tool import Tool, ToolContext, make_tool_context
+from ringfence.prompt.tool import Tool, ToolContext, ToolHandler, make_tool_context
 from ringfence.prompt.tool_result import (
     MAX_RESULT_CHARACTERS,
     KnowsChanges,
@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+now = datetime.now
+
 
 @quickly_made
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,14 @@ UNFINISHED = ToolResult.error("the call did not come to an end")
 
 @dataclass(frozen=True, slots=True)
 class _Offer:
+    """A tool, and what a call needs of it. (Each tool is of a class of its own, so that to ask it takes longer.)"""
+
     tool: Tool[Any, Any]
+    handler: ToolHandler[Any, Any] | None
+    decode: Callable[[Mapping[str, object] | str | bytes], object]
+    fits: Callable[[object], bool]
+    read_only: bool
+    opaque: bool
     policies: Sequence[tuple[ToolPolicy, PolicyVerdict]]
     """Each with what the receipt says where it allows a call."""
     effect_policies: Sequence[tuple[EffectPolicy, PolicyVerdict]]
@@ -158,29 +167,29 @@ class ToolExecutor:
         """
         if self.heartbeat is not None:
             self.heartbeat.beat()
-        ending = _Ending(name, call_id or new_id(), arguments, arguments, datetime.now(UTC), perf_counter(), [])
+        ending = _Ending(name, call_id or new_id(), arguments, arguments, now(UTC), perf_counter(), [])
         if self.session.heard(ToolCallBegun):
             self._tell_begun(ending, arguments)
-        call = Transaction(ending.call_id, name, CURRENT_CALL.get())
+        call = Transaction(ending.call_id, name, current_call())
         offer = self._resolved(ending)
-        if offer is None or not self._parsed(ending, offer.tool, arguments):
+        if offer is None or not self._parsed(ending, offer, arguments):
             self._record(ending, call)
             self._tell(ending)
             return self._answered(ending)
-        call.opaque = offer.tool.opaque
+        call.opaque = offer.opaque
         resources = self.prompt.resources.context
         context = self._context(call, resources, cancellation)
         interrupts = Interrupts()
         try:
             try:
-                CURRENT_CALL.set(call)
+                set_current_call(call)
                 interrupts.allow()
                 call.lock(self._locked_for(resources.participants))
                 if self._permitted(ending, offer, context, call):
                     interrupts.hold()
                     call.begin()
                     interrupts.allow()
-                    self._run(ending, offer.tool, context, call)
+                    self._run(ending, offer, context, call)
                     self._settle(ending, offer, context, call)
                 interrupts.hold()
                 if ending.outcome == "committed":
@@ -218,7 +227,7 @@ class ToolExecutor:
 
     def _resolved(self, ending: _Ending) -> _Offer | None:
         offer = self._offers.get(ending.name)
-        if offer is None or offer.tool.handler is None:
+        if offer is None or offer.handler is None:
             ending.outcome = "rejected"
             near = difflib.get_close_matches(str(ending.name), self._offers, n=3)
             hint = f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(self._offers) or 'none'}"
@@ -227,13 +236,13 @@ class ToolExecutor:
             return None
         return offer
 
-    def _parsed(self, ending: _Ending, tool: Tool[Any, Any], arguments: Mapping[str, object] | str | None) -> bool:
+    def _parsed(self, ending: _Ending, offer: _Offer, arguments: Mapping[str, object] | str | None) -> bool:
         try:
-            ending.params = tool.decode(arguments if arguments not in (None, "") else {})
+            ending.params = offer.decode(arguments or {})
         except Exception as error:  # what a params class raises by itself, too
             ending.outcome = "rejected"
             ending.params = RejectedToolParams(raw_arguments=arguments, error=str(error))
-            ending.result = ToolResult.error(f"the arguments of {tool.name} do not fit: {said_of(error)}")
+            ending.result = ToolResult.error(f"the arguments of {ending.name} do not fit: {said_of(error)}")
             return False
         finally:
             ending.recorded = _as_it_came(ending.params)
@@ -331,24 +340,24 @@ class ToolExecutor:
             self.session.rollback(before)
             return True
 
-    def _run(self, ending: _Ending, tool: Tool[Any, Any], context: ToolContext, call: Transaction) -> None:
+    def _run(self, ending: _Ending, offer: _Offer, context: ToolContext, call: Transaction) -> None:
         """The handler, in its resource scope; from its end on, nothing changes through this call."""
-        assert tool.handler is not None
+        assert offer.handler is not None
         assert context.scope is not None
-        result = tool.handler(ending.params, context=context)
+        result = offer.handler(ending.params, context=context)
         context.scope.close()
         # By the real type: `isinstance` believes a `__class__` that lies.
         if not issubclass(type(result), ToolResult) or not isinstance(result.message, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"its handler returned {type(result).__name__}, not a ToolResult with a text for a message")
         if type(result.message) is not str:  # a subclass may do anything when it is put together
             result = replace(result, message=str.__str__(result.message))
-        if result.success and not tool.fits(result.value):
+        if result.success and not offer.fits(result.value):
             raise TypeError(
                 f"its handler returned a value of another type than it declares: {type(result.value).__name__}"
             )
         ending.result = result
         call.seal()
-        if tool.opaque and result.success and isinstance(result.value, KnowsChanges):
+        if offer.opaque and result.success and isinstance(result.value, KnowsChanges):
             ending.result = replace(result, value=result.value.with_changes(call.all_changes()))
 
     def _settle(self, ending: _Ending, offer: _Offer, context: ToolContext, call: Transaction) -> None:
@@ -360,7 +369,7 @@ class ToolExecutor:
         ending.rendered = result.render() if result.value is not None else ""
         if not result.success:
             return
-        if offer.tool.read_only and call.changed(self.session):
+        if offer.read_only and call.changed(self.session):
             raise TransactionError(f"{ending.name} is declared read-only, but it changed something")
         for policy, _ in offer.policies:
             if call.ended:
@@ -460,7 +469,7 @@ class ToolExecutor:
             params=ending.params,
             result=ending.result,
             session_id=self.session.session_id,
-            created_at=datetime.now(UTC),
+            created_at=now(UTC),
             rendered_output=ending.rendered,
             call_id=ending.call_id,
             run_context=self.run_context,
@@ -491,6 +500,11 @@ def _offer(tool: Tool[Any, Any], prompt: Prompt[Any]) -> _Offer:
     policies = prompt.policies_for_tool(tool.name)
     return _Offer(
         tool,
+        tool.handler,
+        tool.decode,
+        tool.fits,
+        tool.read_only,
+        tool.opaque,
         [(policy, PolicyVerdict(policy.name, True)) for policy in policies if isinstance(policy, ToolPolicy)],
         [
             (policy, PolicyVerdict(policy.name, True))

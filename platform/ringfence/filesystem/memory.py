@@ -32,7 +32,6 @@ from ringfence.filesystem.search import glob_below, grep_files, path_filter
 from ringfence.filesystem.tree import Tree, TreeMark
 from ringfence.participants import (
     CLEAN,
-    CURRENT_CALL,
     LOCK_PATIENCE_SECONDS,
     CallInfo,
     CallLock,
@@ -40,6 +39,7 @@ from ringfence.participants import (
     RollbackReport,
     Step,
     Transactional,
+    current_call,
 )
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class InMemoryFilesystem(Transactional):
             result = ReadResult(text, normal, total, offset, returned, offset + returned < total)
             if usual and len(file.content) <= _KEPT_TEXT_BYTES:
                 file.text_read = result
-        call = CURRENT_CALL.get()
+        call = current_call()
         if (call or self._call) and (result.content or not file.content):
             self._note_read(call, place, file)
         return result
@@ -141,7 +141,7 @@ class InMemoryFilesystem(Transactional):
             result = ReadBytesResult(content, normal, size, offset, len(content), offset + len(content) < size)
             if whole:
                 file.bytes_read = result
-        call = CURRENT_CALL.get()
+        call = current_call()
         if (call or self._call) and (result.content or not file.content):
             self._note_read(call, place, file)
         return result
@@ -386,7 +386,7 @@ class InMemoryFilesystem(Transactional):
     def _admit(self, *, loading: bool = False) -> None:
         if self._read_only and not loading:
             raise PermissionError(errno.EROFS, "the filesystem is read-only")
-        call = CURRENT_CALL.get()
+        call = current_call()
         if call is not self._call:
             call = self._innermost(call)
         if call is not None or self._lock.holder is not None:

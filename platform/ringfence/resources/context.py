@@ -19,7 +19,7 @@ from ringfence.errors import (
     TransactionError,
     UnboundResourceError,
 )
-from ringfence.participants import CURRENT_CALL, CallInfo, Transactional, participant_of
+from ringfence.participants import CURRENT_CALL, CallInfo, Transactional, current_call, participant_of
 from ringfence.resources.binding import Binding, Given, ResourceResolver, Scope
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class ResourceContext:
 
     def get_optional(self, protocol: type[ResourceT]) -> ResourceT | None:
         """The same, or None where nothing is bound to `protocol`."""
-        return self.resolve(protocol, CURRENT_CALL.get())
+        return self.resolve(protocol, current_call())
 
     def for_call(self, call: CallInfo) -> CallResources:
         """These resources as `call` gets them."""

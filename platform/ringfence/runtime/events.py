@@ -36,12 +36,15 @@ _start_event_numbers()
 os.register_at_fork(after_in_child=_start_event_numbers)
 
 
+_new, _set, _UNKNOWN = object.__new__, object.__setattr__, SafeUUID.unknown
+
+
 def new_event_id() -> UUID:
     """A UUID that no other event has, in whatever process."""
     # What `UUID(int=...)` comes to, in a third of the time: it looks at what else it could have been given.
-    made = object.__new__(UUID)
-    object.__setattr__(made, "int", next(_event_numbers))
-    object.__setattr__(made, "is_safe", SafeUUID.unknown)
+    made = _new(UUID)
+    _set(made, "int", next(_event_numbers))
+    _set(made, "is_safe", _UNKNOWN)
     return made
 
 

@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Any, Generic, Protocol, TypeVar
 
 from ringfence.errors import SnapshotRestoreError
-from ringfence.participants import CURRENT_CALL, CallLock, Mark
+from ringfence.participants import CallLock, Mark, current_call
 from ringfence.runtime.events import HandlerFailure
 from ringfence.runtime.items import EMPTY, Items, applied
 from ringfence.runtime.reducers import (
@@ -223,7 +223,7 @@ class Slices:
         self._state[slice_type] = items
 
     def _count(self) -> None:
-        if CURRENT_CALL.get() is not None:
+        if current_call() is not None:
             self._by_calls += 1
 
     def register(

@@ -19,7 +19,6 @@ from typing import Any, Protocol
 from ringfence.errors import CallEndedError, RestoreFailedError, TransactionError
 from ringfence.participants import (
     CLEAN,
-    CURRENT_CALL,
     CallInfo,
     CallLock,
     Change,
@@ -27,6 +26,8 @@ from ringfence.participants import (
     RollbackReport,
     Step,
     Transactional,
+    current_call,
+    set_current_call,
 )
 from ringfence.runtime.receipts import Receipt
 from ringfence.runtime.session import Session
@@ -309,27 +310,28 @@ class Interrupts:
     old handler back, and then delivers what was held.
     """
 
-    _installed: Interrupts | None = None
-
-    _holding = True
-    _pending = False
-    _delivered = 0.0  # when one was let through that may still be on its way; 0: none
-    _previous: Callable[[int, FrameType | None], Any] | None = None
-    _outer: Interrupts | None = None
+    __slots__ = ("_delivered", "_holding", "_outer", "_pending", "_previous")
 
     def __init__(self) -> None:
+        global _installed  # noqa: PLW0603
+        self._holding = True
+        self._pending = False
+        self._delivered = 0.0  # when one was let through that may still be on its way; 0: none
+        self._previous: Callable[[int, FrameType | None], Any] | None = None
+        self._outer: Interrupts | None = None
         if threading.get_ident() != _main_thread:
             return
-        if Interrupts._installed is not None:  # a nested call shares its outer call's
-            self._outer = Interrupts._installed
-            self._holding = self._outer._holding
-            self._outer._holding = True
+        outer = _installed
+        if outer is not None:  # a nested call shares its outer call's
+            self._outer = outer
+            self._holding = outer._holding
+            outer._holding = True
             return
         previous = _in_c.getsignal(signal.SIGINT)
         if callable(previous):
             self._previous = previous
             _in_c.signal(signal.SIGINT, self._arrived)
-            Interrupts._installed = self
+            _installed = self
 
     def allow(self) -> None:
         """Let Ctrl-C through from here; one that came meanwhile comes now."""
@@ -346,11 +348,12 @@ class Interrupts:
 
     def remove(self) -> None:
         """End the holding back; a nested call leaves the handler in place for its outer call."""
+        global _installed  # noqa: PLW0603
         if self._outer is not None:
             if not self._holding:  # else the outer call is rolling back, and this one was made by what it closes
                 self.allow()
         elif self._previous is not None:
-            Interrupts._installed = None
+            _installed = None
             if _in_c.getsignal(signal.SIGINT) == self._arrived:  # else the handler of the tool has set one of its own
                 _in_c.signal(signal.SIGINT, self._previous)
             if self._pending:
@@ -371,15 +374,20 @@ class Interrupts:
             self._holding, self._delivered = False, 0.0  # a handler of somebody's own that does not raise
 
 
+_installed: Interrupts | None = None
+"""What holds Ctrl-C back now. (Of the module: what changes a class makes the interpreter forget where its attributes
+are.)"""
+
+
 def leave(call: Transaction, interrupts: Sequence[Interrupts]) -> None:
     """The end of a call: the context variable names the one around it again, and Ctrl-C is free."""
     try:
         # Not by a token: an abandoned generator ends in another context, and two of them end in any order.
-        if CURRENT_CALL.get() is call:
+        if current_call() is call:
             around = call.parent
             while around is not None and around.ended:
                 around = around.parent
-            CURRENT_CALL.set(around)
+            set_current_call(around)
     finally:
         for held in reversed(interrupts):
             held.remove()
@@ -406,13 +414,13 @@ def tool_transaction(
         RestoreFailedError: the rollback could not be completed.
     """
     started, clock = datetime.now(UTC), perf_counter()
-    transaction = Transaction(new_id(), tag, CURRENT_CALL.get(), opaque=opaque)
+    transaction = Transaction(new_id(), tag, current_call(), opaque=opaque)
     # Not over the block: who knows which loop runs it, or when. What slips through between two lines here meets the
     # outer clause.
     held: list[Interrupts] = []
     try:
         try:
-            CURRENT_CALL.set(transaction)
+            set_current_call(transaction)
             transaction.lock(in_order((session, *(resources.participants if resources is not None else ()))))
             held.append(Interrupts())
             transaction.begin()
