@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import pickle
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError, dataclass, field, replace
@@ -50,6 +51,12 @@ def test_it_is_frozen(make: Callable[..., Any], kind: type[Any]) -> None:
         made.size = 5
     with pytest.raises((AttributeError, TypeError)):
         made.other = 5
+
+
+def test_its_signature_is_that_of_the_dataclass() -> None:
+    assert inspect.signature(Quick) == inspect.signature(Slow)
+    assert inspect.get_annotations(Quick.__init__) == inspect.get_annotations(Slow.__init__)
+    assert inspect.signature(make_slow).parameters == inspect.signature(Slow).parameters
 
 
 @MAKERS
