@@ -29,8 +29,8 @@ MAX_LINK_HOPS = 40
 Found: TypeAlias = tuple[str, Node | None, OSError | None]
 """A resolved path, what is there, and why nothing can be made there: a file in the way, or a dangling link."""
 
-Was: TypeAlias = tuple[str, Node | None, Directory, int]
-"""What was at a path; the directory above it, while that is not frozen, and its time."""
+Was: TypeAlias = tuple[str, Node | None, str, Directory, int]
+"""What was at a path; its name in the directory above it, that directory, while it is not frozen, and its time."""
 
 
 @final
@@ -133,10 +133,9 @@ class Tree:
 
     def _undo(self, entry: Was | DirectoryWas | DirectoryMoved | RootWas) -> None:
         if isinstance(entry, tuple):
-            path, node, directory, mtime_ns = entry
-            above, _, name = path.rpartition("/")
+            path, node, name, directory, mtime_ns = entry
             if directory.generation != self._generation:
-                directory = self.changeable(above)
+                directory = self.changeable(path.rpartition("/")[0])
             if node is None:
                 directory.remove(name)
             else:
@@ -158,7 +157,7 @@ class Tree:
             self.changeable(source).mtime_ns = entry.source_mtime_ns
             self.changeable(target).mtime_ns = entry.target_mtime_ns
 
-    def _note(self, path: str, node: Node | None, above: Directory) -> None:
+    def _note(self, path: str, node: Node | None, name: str, above: Directory) -> None:
         log, noted = self._log, self._noted
         if log is None:
             return
@@ -166,7 +165,7 @@ class Tree:
             self._noted = noted = _no_paths()
         elif path in noted and type(node) is File:
             return
-        log.append((path, node, above, above.mtime_ns))
+        log.append((path, node, name, above, above.mtime_ns))
         noted.add(path)
 
     def find(self, path: str, *, follow: bool = True) -> Found:
@@ -191,7 +190,7 @@ class Tree:
         parent, _, name = path.rpartition("/")
         directory = self.changeable(parent)
         old = directory.entries.get(name)
-        self._note(path, old, directory)
+        self._note(path, old, name, directory)
         if old is None:
             directory.mtime_ns = self.clock()
         directory.put(name, node)
@@ -244,8 +243,12 @@ class Tree:
             return False
         if type(old) is not File:
             return False
-        if self._log is not None:
-            self._note(path, old, directory)
+        log, noted = self._log, self._noted
+        if log is not None and (noted is None or path not in noted):  # `_note`, of a file
+            log.append((path, old, name, directory, directory.mtime_ns))
+            if noted is None:
+                self._noted = noted = _no_paths()
+            noted.add(path)
         directory.entries[name] = File(content, old.mode, self.clock(), old.birth_ns)
         if directory.touched is not None:
             directory.touched.add(name)
@@ -255,7 +258,7 @@ class Tree:
     def remove(self, path: str) -> None:
         parent, _, name = path.rpartition("/")
         directory = self.changeable(parent)
-        self._note(path, directory.entries[name], directory)
+        self._note(path, directory.entries[name], name, directory)
         directory.remove(name)
         directory.mtime_ns = self.clock()
 
@@ -268,7 +271,7 @@ class Tree:
             child = directory.entries.get(name)
             if child is None:
                 child = self.new_directory()
-                self._note("/".join(names[:depth]), None, directory)
+                self._note("/".join(names[:depth]), None, name, directory)
                 directory.mtime_ns = child.mtime_ns
                 directory.put(name, child)
             elif type(child) is not Directory:
