@@ -67,7 +67,7 @@ class Agent:
         self.call(*READ)
 
     def call(self, name: str, arguments: str) -> None:
-        result = self._executor.call(name, arguments)
+        result = self._executor.call(name, arguments, call_id="call")  # which comes with a request, here as there
         assert result.success, result.message
 
     def age(self, calls: int) -> None:

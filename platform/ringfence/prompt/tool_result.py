@@ -54,7 +54,7 @@ class ToolResult(Generic[ValueT]):
 
     @staticmethod
     def ok(value: OkT, message: str = "OK") -> ToolResult[OkT]:
-        return ToolResult(message=message, value=value)
+        return ToolResult(message, value)
 
     @staticmethod
     def error(message: str) -> ToolResult[Never]:

@@ -75,7 +75,7 @@ class Transaction(CallInfo):
     __slots__ = ("_begun", "_children", "_held", "_marks", "_superseded")
 
     def __init__(self, call_id: str, tool: str, parent: CallInfo | None, *, opaque: bool = False) -> None:
-        CallInfo.__init__(self, call_id, tool, parent, opaque=opaque)
+        super().__init__(call_id, tool, parent, opaque=opaque)
         self.sealed = True
         self._held: dict[CallLock, Transactional] = {}
         self._marks: dict[CallLock, Mark] = {}
