@@ -257,7 +257,7 @@ class InProcessDispatcher:
 
     def hears(self, event_type: type[Any]) -> bool:
         """Whether anybody is told of events of this type."""
-        return event_type in self._handlers and bool(self._handlers[event_type])
+        return bool(self._handlers.get(event_type))
 
     def dispatch(self, event: object) -> DispatchResult:
         handlers = self._handlers.get(type(event))
