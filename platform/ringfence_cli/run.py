@@ -174,8 +174,8 @@ def _finish(
 
 
 def _what_next(options: Options, ending: Ending, steps: int) -> Iterator[str]:
+    quoted = shlex.quote(str(options.directory))
     if steps:
-        quoted = shlex.quote(str(options.directory))
         undo = f"`ringfence undo {quoted} {steps}`"
         yield f"{plural(steps, 'step')} in {options.directory}: {undo} takes them back"
     if options.workspace != "memory":
