@@ -372,6 +372,13 @@ def test_a_long_value_is_cut_and_says_so() -> None:
     assert len(piece) < 10_000
 
 
+def test_of_a_long_list_the_rest_is_counted() -> None:
+    changed = [Change(f"{number}.txt", None, FileVersion("file", 0o644, 1)) for number in range(1_000)]
+    found = parsed(report_html.changes(changed))
+    assert [tag for tag, _ in found.elements].count("tr") == 200
+    assert found.text.endswith("and 800 more")
+
+
 def test_of_a_long_answer_both_ends_are_there() -> None:
     piece = parsed(report_html.call(receipt("x", None), f"begin {'<' * 1_000_000} exit code 3")).text
     assert all(said in piece for said in ("begin <<<", "996,018 characters left out", "<<< exit code 3"))

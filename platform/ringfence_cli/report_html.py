@@ -5,17 +5,19 @@ from __future__ import annotations
 import html
 import json
 import reprlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from typing import cast
+from typing import TypeVar, cast
 
 from ringfence import serde
 from ringfence.adapters.core import ModelTurn
 from ringfence.filesystem.paths import shown
 from ringfence.participants import Change, FileVersion
 from ringfence.runtime.events import RejectedToolParams
-from ringfence.runtime.receipts import Receipt
+from ringfence.runtime.receipts import PolicyVerdict, Receipt
 from ringfence_cli.printable import one_line, outcome_words, params_summary, plural, printable
+
+ItemT = TypeVar("ItemT")
 
 MAX_VALUE_CHARACTERS = 4_000
 """Of one parameter of one call."""
@@ -54,17 +56,18 @@ def badge(kind: str) -> str:
     return f'<span class="badge {kind}">{kind.replace("_", " ")}</span>'
 
 
-def table(rows: Iterable[Iterable[str]]) -> str:
-    """Rows of HTML, at most so many; the first cell of each is its name."""
+def table(found: Sequence[ItemT], row: Callable[[ItemT], Iterable[str]]) -> str:
+    """A row for each, at most so many, of cells of HTML; the first one is its name."""
     lines: list[str] = []
-    left = 0
-    for head, *cells in rows:
-        if len(lines) < MAX_ROWS:
-            lines.append(f"<tr><th>{head}</th>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
-        else:
-            left += 1
-    more = f'<p class="dim">and {left:,} more</p>' if left else ""
+    for one in found[:MAX_ROWS]:
+        head, *cells = row(one)
+        lines.append(f"<tr><th>{head}</th>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
+    more = f'<p class="dim">and {len(found) - MAX_ROWS:,} more</p>' if len(found) > MAX_ROWS else ""
     return f"<table><tbody>{''.join(lines)}</tbody></table>{more}" if lines else ""
+
+
+def paths(found: Sequence[str]) -> str:
+    return table(found, lambda one: (path(one),))
 
 
 def turn(event: ModelTurn) -> str:
@@ -86,10 +89,7 @@ def call(receipt: Receipt, answer: str = "") -> str:
 def _inside(receipt: Receipt, answer: str) -> Iterator[str]:
     yield f"<p>{html.escape(outcome_words(receipt))}</p>"
     if receipt.policies:
-        yield "<h3>Policies</h3>" + table(
-            (line(verdict.policy), "allowed" if verdict.allowed else "denied", line(verdict.reason or "", 1_000))
-            for verdict in receipt.policies
-        )
+        yield f"<h3>Policies</h3>{table(receipt.policies, _verdict)}"
     yield from (
         f"<h3>{line(name)}</h3><pre>{text(value, MAX_VALUE_CHARACTERS)}</pre>"
         for name, value in list(_params(receipt.params))[:MAX_ROWS]
@@ -101,7 +101,7 @@ def _inside(receipt: Receipt, answer: str) -> Iterator[str]:
         yield f"<h3>{done}</h3>{changes(receipt.changes)}"
     if receipt.conflicts:
         yield "<h3>Kept, since somebody else had changed it meanwhile</h3>"
-        yield table((path(conflict),) for conflict in receipt.conflicts)
+        yield paths(receipt.conflicts)
     facts = [f"call {line(receipt.call_id, 80)}", receipt.started_at.strftime("%Y-%m-%d %H:%M:%S UTC")]
     if receipt.read:
         facts.append(f"{plural(len(receipt.read), 'file')} read")
@@ -134,8 +134,12 @@ def _value(value: object) -> str:
         return reprlib.repr(value)
 
 
-def changes(found: Iterable[Change]) -> str:
-    return table((change.kind, path(change.path), _sizes(change)) for change in found)
+def _verdict(verdict: PolicyVerdict) -> Iterable[str]:
+    return line(verdict.policy), "allowed" if verdict.allowed else "denied", line(verdict.reason or "", 1_000)
+
+
+def changes(found: Sequence[Change]) -> str:
+    return table(found, lambda change: (change.kind, path(change.path), _sizes(change)))
 
 
 def _sizes(change: Change) -> str:

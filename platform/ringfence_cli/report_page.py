@@ -7,7 +7,7 @@ import base64
 import hashlib
 import os
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from importlib.metadata import version
@@ -66,7 +66,7 @@ def _body(about: About, ending: Ending, tally: Tally, workspace: RunWorkspace) -
     yield f"<h1>{h.badge(ending.outcome)} {HEADINGS[ending.outcome]}</h1>"
     if ending.error is not None:
         yield f"<p>{h.text(ending.error)}</p>"
-    yield h.table(_facts(about, ending, tally, workspace))
+    yield h.table(list(_facts(about, ending, tally, workspace)), lambda fact: fact)
     yield f"<h2>Task</h2><pre>{h.text(about.task)}</pre>"
     if ending.text is not None:
         yield f"<h2>Answer</h2><pre>{h.text(ending.text)}</pre>"
@@ -74,7 +74,7 @@ def _body(about: About, ending: Ending, tally: Tally, workspace: RunWorkspace) -
         yield f"<h2>Plan</h2>{_plan(ending.plan)}"
     if ending.conflicts:
         yield "<h2>Conflicts</h2><p>Changed on disk meanwhile, so nothing was applied:</p>"
-        yield h.table((h.path(path),) for path in ending.conflicts)
+        yield h.paths(ending.conflicts)
     yield "<h2>What to do now</h2>"
     yield "".join(f"<p>{h.text(said)}</p>" for said in about.next_steps) or "<p>Nothing was changed.</p>"
     if isinstance(workspace, DiskWorkspace) and workspace.steps():
@@ -86,7 +86,7 @@ def _body(about: About, ending: Ending, tally: Tally, workspace: RunWorkspace) -
     yield f"<h2>What happened</h2>{about.record or '<p>The model never answered.</p>'}"
     if workspace.left_out:
         yield "<h2>Left out</h2><p>Of the directory, the agent did not have:</p>"
-        yield h.table((h.path(one.path), h.line(one.reason)) for one in workspace.left_out)
+        yield h.table(workspace.left_out, lambda one: (h.path(one.path), h.line(one.reason)))
     yield f'<p class="dim">ringfence {version("ringfence")}</p>'
 
 
@@ -105,20 +105,17 @@ def _facts(about: About, ending: Ending, tally: Tally, workspace: RunWorkspace) 
 
 
 def _plan(plan: Plan) -> str:
-    steps = h.table((f"{step.step_id}.", h.line(step.title, 1_000), MARKS[step.status]) for step in plan.steps)
+    steps = h.table(plan.steps, lambda step: (f"{step.step_id}.", h.line(step.title, 1_000), MARKS[step.status]))
     return f"<p>{h.text(plan.objective)}</p>{steps}"
 
 
 def _steps(steps: Sequence[Step], directory: Path) -> str:
     where = shlex.quote(os.path.abspath(directory))
-    rows = (
-        (
-            str(step.number),
-            f"<code>{h.line(step.tool, 64)}</code>",
-            h.line(", ".join(map(shown, step.paths)), 200),
-            f"<code>{h.line(step.commit[:12])}</code>",
-            f"<code>ringfence undo {h.text(where)} --step {step.number}</code>",
-        )
-        for step in steps
-    )
-    return f"<details><summary>Each of the steps</summary>{h.table(rows)}</details>"
+
+    def row(step: Step) -> Iterable[str]:
+        undo = f"ringfence undo {h.text(where)} --step {step.number}"
+        paths = h.line(", ".join(map(shown, step.paths)), 200)
+        tool, commit = h.line(step.tool, 64), h.line(step.commit[:12])
+        return str(step.number), f"<code>{tool}</code>", paths, f"<code>{commit}</code>", f"<code>{undo}</code>"
+
+    return f"<details><summary>Each of the steps</summary>{h.table(steps, row)}</details>"

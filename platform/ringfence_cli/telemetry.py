@@ -40,12 +40,11 @@ def telemetry_of(errors: ErrorStream, files: ExitStack) -> Telemetry | None:
         from opentelemetry import propagate, trace
         from opentelemetry.context import attach
 
-        from ringfence.telemetry import Telemetry
-
         if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
             if not asked:
                 return None
             _set_up(errors, files)
+        from ringfence.telemetry import Telemetry
     except ImportError as error:
         errors.say(f"ringfence: no telemetry: {error.name} is not installed: pip install {PACKAGES}")
         return None
