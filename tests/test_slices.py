@@ -412,3 +412,17 @@ def test_only_frozen_dataclasses_with_one_marked_method_an_event_are_installed(
     with pytest.raises(error, match=words):
         session.install(kind)
     assert session.dispatch(Named("Ada")).ok
+
+
+@dataclass(frozen=True)
+class Listed:
+    items: list[str]
+
+
+def test_values_that_can_be_changed_in_place_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    session = Session()
+    session.dispatch(Listed(["milk"]))
+    session.dispatch(Listed(["bread"]))
+    assert [record.getMessage() for record in caplog.records] == [
+        "Listed can be changed in place, which no rollback takes back: freeze it, tuples for lists"
+    ]

@@ -860,6 +860,26 @@ def test_a_policy_that_writes_past_its_context_is_refused_at_once() -> None:
         assert world.left() == UNTOUCHED
 
 
+@dataclass(frozen=True)
+class Wanted:
+    items: list[str]
+
+
+def test_a_receipt_says_what_was_asked_whatever_the_handler_did_to_its_params() -> None:
+    def handler(params: Wanted, *, context: ToolContext) -> ToolResult[None]:
+        params.items.append("what nobody asked for")
+        return ToolResult("done", None)
+
+    tool = Tool[Wanted, None](name="want", description="A tool.", handler=handler)
+    session = Session()
+    prompt = Prompt(ns="tests", key="params", sections=[MarkdownSection(title="T", template="x", tools=[tool])])
+    with prompt.resources:
+        assert ToolExecutor(prompt=prompt, session=session).call("want", {"items": ["beer"]}).success
+    receipt = session[Receipt].latest()
+    assert receipt is not None
+    assert receipt.params == Wanted(["beer"])
+
+
 def test_a_receipt_is_json_whatever_the_arguments_were() -> None:
     deep: Any = []
     for _ in range(900):

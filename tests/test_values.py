@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import inspect
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import FrozenInstanceError, dataclass, field, replace
-from typing import Any
+from datetime import datetime
+from typing import Annotated, Any, Literal
 
 import pytest
 
-from ringfence.values import quick_maker, quickly_made
+from ringfence.values import can_change, quick_maker, quickly_made
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,3 +72,43 @@ def test_arguments_that_do_not_fit_are_refused(
 ) -> None:
     with pytest.raises(TypeError, match=r"name|other"):
         make(**arguments)
+
+
+@dataclass(frozen=True)
+class Basket:
+    items: list[str]
+    notes: Mapping[str, object] | None = None
+
+
+@dataclass(frozen=True)
+class Fixed:
+    name: str
+    when: datetime | None = None
+    pairs: tuple[tuple[str, int], ...] = ()
+    kind: Literal["a", "b"] = "a"
+    inner: Fixed | None = None
+
+
+@dataclass
+class Loose:
+    name: str
+
+
+@pytest.mark.parametrize(
+    ("kind", "certainly", "perhaps"),
+    [
+        (None, False, False),
+        (Fixed, False, False),
+        (Annotated[str, "a name"], False, False),
+        (Loose, True, True),
+        (Basket, True, True),
+        (tuple[Loose, ...], True, True),
+        (Fixed | Basket, True, True),
+        (Mapping[str, int], False, True),
+        (Any, False, True),
+        (frozenset[str], False, False),
+    ],
+)
+def test_what_can_be_changed_in_place(kind: object, certainly: bool, perhaps: bool) -> None:
+    assert can_change(kind, unknown=False) is certainly
+    assert can_change(kind, unknown=True) is perhaps

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from copy import copy
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from time import perf_counter
@@ -243,9 +243,9 @@ class ToolExecutor:
             ending.outcome = "rejected"
             ending.params = RejectedToolParams(raw_arguments=arguments, error=str(error))
             ending.result = ToolResult.error(f"the arguments of {ending.name} do not fit: {said_of(error)}")
+            ending.recorded = ending.params
             return False
-        finally:
-            ending.recorded = _as_it_came(ending.params)
+        ending.recorded = _copied(ending.params) if offer.tool.params_can_change else ending.params
         return True
 
     def _locked_for(self, resources: Sequence[Transactional]) -> Mapping[CallLock, Transactional]:
@@ -518,13 +518,9 @@ def _any_tool(tool: Tool[Any, Any]) -> bool:
     return True
 
 
-def _as_it_came(params: object) -> object:
-    """For the receipt: a copy of what a handler could change."""
-    shape = getattr(type(params), "__dataclass_params__", None)
-    if shape is None or shape.frozen:
-        return params
+def _copied(params: object) -> object:
     try:
-        return copy(params)
+        return deepcopy(params)
     except Exception:
         return serde.dump_any(params)
 

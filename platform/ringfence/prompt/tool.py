@@ -17,7 +17,7 @@ from ringfence.errors import PromptValidationError
 from ringfence.filesystem.protocol import Filesystem
 from ringfence.prompt.tool_result import ToolResult
 from ringfence.runtime.limits import BudgetTracker
-from ringfence.values import quick_maker, quickly_made
+from ringfence.values import can_change, quick_maker, quickly_made
 
 if TYPE_CHECKING:
     from ringfence.adapters.core import ProviderAdapter
@@ -156,6 +156,8 @@ class Tool(Generic[ParamsT, ResultT]):
         init=False, compare=False, repr=False
     )
     """From a model's arguments to the params, extra keys forbidden. ValueError or TypeError says what does not fit."""
+    params_can_change: bool = dataclasses.field(init=False, compare=False, repr=False)
+    """Whether a handler could change its params in place."""
 
     type_arguments = None  # (ParamsT, ResultT) in the subclass that Tool[P, R] makes
 
@@ -185,6 +187,7 @@ class Tool(Generic[ParamsT, ResultT]):
         for example in self.examples:
             self.check_example(example)
         _put(self, "decode", _decoder(self.params_type, self.name))
+        _put(self, "params_can_change", can_change(self.params_type, unknown=True))
 
     def _types(self) -> tuple[Any, Any]:
         if self.type_arguments is not None:

@@ -24,6 +24,7 @@ from ringfence.runtime.reducers import (
     SliceOp,
     marked_methods,
 )
+from ringfence.values import can_change
 
 logger = logging.getLogger(__name__)
 
@@ -207,6 +208,11 @@ class Slices:
 
     def _admit(self, slice_type: type[Any], policy: SlicePolicy = STATE) -> None:
         self._policies[require_slice_type(slice_type)] = policy
+        if policy is STATE and can_change(slice_type, unknown=False):
+            name = slice_type.__qualname__
+            logger.warning(
+                "%s can be changed in place, which no rollback takes back: freeze it, tuples for lists", name
+            )
         self._put(slice_type, EMPTY)
 
     def _put(self, slice_type: type[Any], items: Items[Any]) -> None:
