@@ -36,6 +36,8 @@ KEPT_BYTES = 1 << 30
 """Of one call's new files: beyond it only names and hashes are kept of what is taken back."""
 _HASHED_BYTES = 1 << 30
 
+_LOOKING = stat.S_IRUSR | stat.S_IXUSR
+
 Differs = tuple[str, Entry | None, Entry | None]
 """A path, what is there now, and what was there before the call."""
 
@@ -217,12 +219,24 @@ class Brackets:
 
     def after(self, before: Before) -> After:
         """Look at the tree again. What is new is stored, up to a bound and while there is space."""
+        self._keep_root_open(before.commit)
         keeper = _Keeper(self.store)
         found = self.history.scan(before.commit, keeper.keep)
         keeper.flush()
         differing = sorted(self._differing(before.commit, found), key=lambda one: one[0])
         self.history.stand_for(before.commit, [*differing, *((path, None, None) for path in found.excluded)])
         return After(found, differing)
+
+    def _keep_root_open(self, commit: str) -> None:
+        """Give the owner of the tree the right to look into its root back, where a call took it away: without that
+        nothing of the call could be seen, kept or taken back."""
+        mode = stat.S_IMODE(os.fstat(self._files.root).st_mode)
+        if mode & _LOOKING == _LOOKING:
+            return
+        was = self.store.states.entry(commit, "")
+        if was is not None and was.meta.mode & _LOOKING == _LOOKING:
+            with suppress(PermissionError):  # somebody else's: it stays as it is
+                os.fchmod(self._files.root, mode | _LOOKING)
 
     def made_readable(self, before: Before, after: After) -> tuple[After, dict[str, int]]:
         """Look again, where a call took away the permission to; the ctimes of what permission was given to."""

@@ -75,11 +75,15 @@ def _copied(connection: Connection, image: str, machine: str) -> str:
                 file.write(chunk)
             file.seek(0)
             with tarfile.open(fileobj=file) as tar:
+                # An attribute, since the first versions of 3.11 have no such argument, and no filters.
+                tar.extraction_filter = getattr(tarfile, "tar_filter", None)
                 for member in tar:
                     name = member.name.removeprefix("./")
+                    if ".." in name.split("/"):
+                        continue
                     if (member.isreg() or member.issym()) and wanted.fullmatch(name) and not unwanted.fullmatch(name):
                         member.mode, member.uid, member.gid = 0o755, os.getuid(), os.getgid()
-                        tar.extract(member, new, filter="tar")
+                        tar.extract(member, new)
             for directory, _, _ in os.walk(new):
                 os.chmod(directory, 0o755)  # noqa: S103 - for the container's users
             with suppress(OSError):  # somebody else was quicker

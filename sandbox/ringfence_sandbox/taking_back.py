@@ -507,7 +507,8 @@ class TakingBack:
         above = path.rpartition("/")[0]
         here = self._look(above)
         if here is not None and stat.S_ISDIR(here.st_mode) and here.st_mode & stat.S_IRWXU != stat.S_IRWXU:
-            self._open_up(above)
+            if above:
+                self._open_up(above)
             with self._files.parent(above) as (at, name):
                 self._announce("chmod")
                 set_mode(at, name, stat.S_IMODE(here.st_mode) | stat.S_IRWXU)
