@@ -227,23 +227,22 @@ class Edit:
 
 def edits_of(changes: Iterable[tuple[bytes, Entry | None]]) -> Edit:
     """The changes, by paths from the root, as a tree."""
-    root = Edit()
-    edits = {b"": root}
-
-    def at(path: bytes) -> Edit:
-        edit = edits.get(path)
-        if edit is None:
-            above, _, name = path.rpartition(b"/")
-            edit = edits[path] = at(above).into(name)
-        return edit
-
+    edits = {b"": Edit()}
     for path, state in changes:
-        if not path or (state is not None and state.kind == "directory") or path in edits:
-            at(path).give(state)
+        if path in edits or (state is not None and state.kind == "directory"):
+            _edit_at(path, edits).give(state)
         else:
             above, _, name = path.rpartition(b"/")
-            (edits.get(above) or at(above)).files[name] = state
-    return root
+            _edit_at(above, edits).files[name] = state
+    return edits[b""]
+
+
+def _edit_at(path: bytes, edits: dict[bytes, Edit]) -> Edit:
+    edit = edits.get(path)
+    if edit is None:
+        above, _, name = path.rpartition(b"/")
+        edit = edits[path] = _edit_at(above, edits).into(name)
+    return edit
 
 
 class _NewRows(NamedTuple):

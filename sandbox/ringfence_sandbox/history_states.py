@@ -78,8 +78,12 @@ class States:
         """One path at a commit."""
         above, _, name = path.rpartition("/")
         folder = self.folder(commit, above)
-        if folder is None or not name:
-            return Entry("directory", folder.meta) if folder is not None else None
+        return None if folder is None else self.entry_in(folder, name)
+
+    def entry_in(self, folder: Folder, name: str) -> Entry | None:
+        """One name in a directory; "" is the directory itself."""
+        if not name:
+            return Entry("directory", folder.meta)
         below = folder.directory(os.fsencode(name), self.objects)
         return Entry("directory", below.meta) if below is not None else folder.file(os.fsencode(name))
 

@@ -26,6 +26,7 @@ from ringfence_sandbox.store import PreparedStep, Store
 
 if TYPE_CHECKING:
     from ringfence.runtime.receipts import Receipt
+    from ringfence_sandbox.folders import Folder
 
 FOLDER = "history"
 _CACHE = "stat-cache"
@@ -247,6 +248,9 @@ class Differing:
         self._hashes = hashes if hashes is not None else {}
         self._at_ns = int(at.timestamp() * 1e9)
         self._paths = {change.path for change in changed.changes}
+        self._tip = store.tip
+        self._folders: dict[str, Folder | None] = {}
+        """Of the newest step, directories that were asked for."""
 
     def theirs(self) -> dict[str, Entry | Pending | None]:
         found: dict[str, Entry | Pending | None] = {}
@@ -277,7 +281,13 @@ class Differing:
         return found
 
     def _known(self, path: str) -> Entry | None:
-        return self._store.states.entry(self._store.tip, path) if self._store.tip is not None else None
+        if self._tip is None:
+            return None
+        above, _, name = path.rpartition("/")
+        if above not in self._folders:
+            self._folders[above] = self._store.states.folder(self._tip, above)
+        folder = self._folders[above]
+        return None if folder is None else self._store.states.entry_in(folder, name)
 
     def _is_known(self, change: Change, before: FileVersion, known: Entry | None) -> bool:
         if known is None or known.kind != before.kind:
