@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from ringfence_cli.policies import policies_of
 
 CALLS: list[Mapping[str, object]] = [
     {"name": "read_file", "arguments": {"file_path": "a.txt"}},
@@ -202,6 +205,14 @@ def test_a_name_that_is_no_utf_8_is_tried_as_what_it_is(tree: Path, tmp_path: Pa
     tried = ringfence("policies", "try", receipts, "--policy", "deny:/src/?.py", "--json")
     assert len(json.loads(tried.stdout)["denied"]) == 1
     assert ringfence("policies", "try", receipts, "--policy", "deny:/src/????.py").returncode == 0
+
+
+def test_the_file_that_the_page_shows_is_understood(tree: Path, tmp_path: Path) -> None:
+    page = (Path(__file__).parent.parent / "docs" / "policies.md").read_text()
+    (shown,) = re.findall(r"^```toml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    (tmp_path / "owner.toml").write_text(shown)
+    found = policies_of(tree, [str(tmp_path / "owner.toml")])
+    assert [policy.name for policy in found] == ["protected_files", "paths", "deletion_limit", "require_clean_tests"]
 
 
 def test_what_cannot_be_tried_is_wrong_usage(tmp_path: Path) -> None:

@@ -199,6 +199,7 @@ def test_values_are_converted_where_nothing_is_lost(kind: Any, value: object, ex
         (int | None, "x"),
         (Node, "a"),
         (Node, [["name", "a"]]),
+        *((Point, each) for each in (0, "ab", None, [1], [1, "x"], [1, 2, 3], {"a": 1}, {"x": 1, "y": 2})),
         (Box[int], {"item": "x"}),
     ],
 )  # fmt: skip
@@ -951,6 +952,12 @@ JSON_LEAVES = (
     Kind(Mark, st.sampled_from(Mark)),
     Kind(int | str, st.integers() | st.text(max_size=3)),
     Kind(Annotated[str, "x"] | bool, st.text(max_size=3) | st.booleans()),
+    Kind(Decimal, st.decimals(allow_nan=False, allow_infinity=False)),
+    Kind(Point, st.builds(Point, st.integers(), st.integers())),
+)
+UNHASHABLE = (
+    Kind(dict[int, bool], st.dictionaries(st.integers(), st.booleans(), max_size=2)),
+    Kind(Box[int] | Node, st.builds(Box, st.integers()) | st.builds(Node, st.text(max_size=3))),
 )
 LETTERS = st.text("abc", min_size=1, max_size=3)
 RULED = (
@@ -967,7 +974,6 @@ RULED = (
 )
 OTHER_LEAVES = (
     Kind(bytes, st.binary(max_size=5)),
-    Kind(Decimal, st.decimals(allow_nan=False, allow_infinity=False)),
     Kind(UUID, st.uuids()),
     Kind(date, st.dates()),
     Kind(datetime, st.datetimes(timezones=st.sampled_from([None, UTC]))),
@@ -1021,8 +1027,10 @@ def of_dataclass(kinds: st.SearchStrategy[Kind]) -> st.SearchStrategy[Kind]:
     return st.builds(dataclass_of, st.lists(kinds | st.sampled_from(RULED), min_size=1, max_size=3), st.just(False))
 
 
-every_kind = st.recursive(st.sampled_from(JSON_LEAVES + OTHER_LEAVES) | frozen_containers(), containers, max_leaves=5)
-json_kind = st.recursive(st.sampled_from(JSON_LEAVES), containers, max_leaves=5)
+every_kind = st.recursive(
+    st.sampled_from(JSON_LEAVES + UNHASHABLE + OTHER_LEAVES) | frozen_containers(), containers, max_leaves=5
+)
+json_kind = st.recursive(st.sampled_from(JSON_LEAVES + UNHASHABLE), containers, max_leaves=5)
 
 
 @settings(max_examples=150, deadline=None)
@@ -1038,7 +1046,8 @@ def test_what_was_dumped_parses_to_what_it_was(data: st.DataObject, kind: Kind, 
 any_json = st.recursive(
     st.integers(-3, 3) | st.sampled_from([None, True, False, 0.5, -1.5, "", "a", "red", "3", "RED"]),
     lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["a", "field_0", "field_1"]), inner, max_size=3)
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["a", "3", "item", "name", "field_0", "field_1"]), inner, max_size=3)
     ),
     max_leaves=6,
 )

@@ -9,7 +9,7 @@ its strict mode too narrow (that one refuses the list which JSON has for a tuple
 | `float` | 1, 1.5, "1.5", "1e3" | True, "nan", what is not finite |
 | `bool` | true, 1, "true" "yes" "on" "1", and their opposites | 2, 1.0, "y" |
 | `str` | a string | a number, bytes |
-| a list, tuple, set or mapping | a list; an object | a string |
+| a list, tuple, set or mapping | a list (in a set, the same twice is there once); an object | a string |
 | `Enum` | the value, then the name | True for 1 |
 | `Literal` | what is equal and of its type | "1" for 1, True for 1 |
 | `date`, `datetime`, `time`, `timedelta` | ISO 8601 text | a timestamp |

@@ -24,6 +24,8 @@ _KINDS = {  # of a core schema; the last three of an error
     "tuple": "a list",
     "set": "a list",
     "frozenset": "a list",
+    "named-tuple": "a list",
+    "call": "a list",
     "dict": "an object",
     "decimal": "a decimal number",
     "date": "a date such as 2026-01-31",
@@ -131,6 +133,8 @@ def _child(node: Node, part: str | int) -> Node:
         return next((each for each in node["fields"] if part in (each["name"], _key(each))), _NOWHERE)
     if kind in ("typed-dict", "model-fields"):
         return node["fields"].get(part, _NOWHERE)
+    if kind == "named-tuple" and isinstance(part, int):
+        return node["fields"][part] if part < len(node["fields"]) else _NOWHERE
     if kind == "tuple" and node["items_schema"] and isinstance(part, int):
         return node["items_schema"][min(part, len(node["items_schema"]) - 1)]
     return node.get("values_schema" if kind == "dict" else "items_schema", _NOWHERE)
@@ -145,7 +149,7 @@ def _keys(node: Node) -> list[str]:
     """The keys that the object of a node may have."""
     if node["type"] == "dataclass-args":
         return [_key(field) for field in _fields(node)]
-    return list(node.get("fields", ()))
+    return list(node["fields"]) if node["type"] in ("typed-dict", "model-fields") else []
 
 
 def _fields(node: Node) -> list[Node]:

@@ -9,7 +9,7 @@ from typing import Any
 from ringfence.serde.adapters import AliasGenerator, Extra, name_of
 from ringfence.serde.dumping import dump
 from ringfence.serde.rules import WORDS, core_schema
-from ringfence.serde.strictness import NUMBER
+from ringfence.serde.strictness import INTEGER, NUMBER
 
 
 def schema(
@@ -71,10 +71,19 @@ def _schema_generator() -> Any:
             found = super().decimal_schema(schema)
             return {**found, "anyOf": [text if each["type"] == "string" else each for each in found["anyOf"]]}
 
+        def dict_schema(self, schema: Any) -> dict[str, Any]:
+            found = super().dict_schema(schema)
+            text = _KEYS.get(schema.get("keys_schema", {}).get("type"))
+            return found if text is None else {**found, "propertyNames": {"pattern": f"^{text}$"}}
+
         def bytes_schema(self, schema: Any) -> dict[str, Any]:
             return {"type": "string", "contentEncoding": "base64"}
 
     return Generator
+
+
+_KEYS = {"int": INTEGER, "float": NUMBER, "decimal": NUMBER}
+"""What text stands for a key that is none, by its type."""
 
 
 def _trimmed(node: Any, forbid: bool) -> Any:

@@ -60,11 +60,19 @@ def _guard(error: str, types: tuple[type, ...], text: str) -> Callable[[Any], ob
     return guard
 
 
+def _no_object(value: Any) -> object:
+    """For a NamedTuple, which is a list in JSON and in the schema."""
+    if isinstance(value, Mapping):
+        raise _refused("tuple_type")
+    return value
+
+
+INTEGER = r"[+-]?[0-9]+"
 NUMBER = r"[+-]?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?"
 _NO_TIMESTAMP = r"(?![+-]?[0-9.]+([eE][+-]?[0-9]+)?$).*"
 _TIMES = (date, time, timedelta)
 _GUARDS = {
-    "int": _guard("int_type", (int, float), r"[+-]?[0-9]+"),
+    "int": _guard("int_type", (int, float), INTEGER),
     "float": _guard("float_type", (float, int), NUMBER),
     "bool": _guard("bool_type", (bool, int), "(?i:true|false|yes|no|on|off|1|0)"),
     "decimal": _guard("decimal_type", (Decimal, int, float), NUMBER),
@@ -72,6 +80,8 @@ _GUARDS = {
     "datetime": _guard("datetime_type", _TIMES, _NO_TIMESTAMP),
     "time": _guard("time_type", _TIMES, _NO_TIMESTAMP),
     "timedelta": _guard("time_delta_type", _TIMES, _NO_TIMESTAMP),
+    "named-tuple": _no_object,
+    "call": _no_object,
 }
 
 
