@@ -614,6 +614,14 @@ def test_a_rule_that_says_nothing_about_its_type_is_refused_beforehand(kind: Any
             use(ruled(kind, rules))
 
 
+def test_rules_in_an_annotation_that_is_text_are_found() -> None:
+    @dataclass
+    class Local:
+        value: Annotated[Level | int, {"in": [1, 7]}] = 1
+
+    assert message(Local, {"value": 8}).startswith("value: should be one of 1, 7")
+
+
 def test_a_default_is_not_held_to_the_rules() -> None:
     assert serde.parse(ruled(str, {"strip": True, "min_length": 9}, default=" a"), {}).value == " a"
 

@@ -28,9 +28,10 @@ def parse(
 ) -> T:
     """An instance of the dataclass ``cls`` from a mapping or from the text of a JSON object.
 
-    ``extra`` says what happens to keys that are no fields, at every depth. Raises TypeError when ``cls`` is not a
-    dataclass that can be parsed or ``data`` is none of these, and ValueError, with every problem and where it is
-    (``edits[2].count: expected an integer (got "many")``), when the data does not fit.
+    ``extra`` says what happens to keys that are no fields, at every depth; ``alias_generator`` makes keys of the names
+    of fields that have no ``alias``. Raises TypeError when ``cls`` is not a dataclass that can be parsed or ``data`` is
+    none of these, and ValueError, with every problem and where it is (``edits[2].count: expected an integer (got
+    "many")``), when the data does not fit.
     """
     return _decoder(cls, extra, coerce, alias_generator)(data)
 

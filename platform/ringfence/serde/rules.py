@@ -98,7 +98,8 @@ def _of_annotation(cls: type[Any], declared: Field[Any]) -> Mapping[str, Any]:
     if isinstance(hint, str):
         if "Annotated" not in hint:
             return {}
-        names = {**vars(sys.modules[cls.__module__]), **enclosing_locals(cls)}
+        module = sys.modules.get(cls.__module__)
+        names = {**(vars(module) if module is not None else {}), **enclosing_locals(cls)}
         hint = get_type_hints(SimpleNamespace(__annotations__={"it": hint}), names, include_extras=True)["it"]
     found: dict[str, Any] = {}
     if get_origin(hint) is Annotated:
