@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ def calls(*tool_calls: Mapping[str, object]) -> dict[str, Any]:
     return {"tool_calls": list(tool_calls)}
 
 
-def performed(tree: Path, turns: Sequence[Any], *, resume: bool = False) -> tuple[Ending, ScriptedAdapter]:
+def performed(tree: Path, turns: Any, *, resume: bool = False) -> tuple[Ending, ScriptedAdapter]:
     """A run in this process, so that a test can see what the model was sent."""
     before = interrupted_run(record_of(tree)) if resume else None
     workspace, adapter = DiskWorkspace(tree), ScriptedAdapter(turns)
@@ -100,6 +100,29 @@ def test_what_was_interrupted_before_a_new_run_can_go_on_after_it(tree: Path) ->
     assert (tree / "a.txt").read_text() == "two\n", "it knows what it had read"
     assert interrupted_run(record_of(tree)) is None
     assert "interrupted" not in ringfence("run", tree, "--task", "A third.", "--model", done).stderr
+
+
+def test_a_run_that_got_nowhere_does_not_take_the_place_of_one_that_did(tree: Path) -> None:
+    first = script(tree, "1.jsonl", READ)
+    assert ringfence("run", tree, "--task", "Mend it.", "--model", first).returncode == 3
+
+    def unreachable(conversation: object) -> Any:
+        raise PromptEvaluationError("no such model")
+
+    for _ in range(2):
+        assert performed(tree, unreachable)[0].outcome == "provider_failed"
+    done = ringfence("run", tree, "--task", "Third.", "--model", script(tree, "3.jsonl", DONE))
+    assert "interrupted here before (Mend it.): its record is kept" in done.stderr
+    before = interrupted_run(record_of(tree))
+    assert before is not None
+    assert before.task == "Mend it."
+
+
+def test_of_three_interrupted_runs_the_oldest_is_forgotten_and_said_to_be(tree: Path) -> None:
+    model = script(tree, "1.jsonl", READ)
+    said = [ringfence("run", tree, "--task", task, "--model", model).stderr for task in ("One.", "Two.", "Three.")]
+    assert ["is forgotten" in each for each in said] == [False, False, True]
+    assert "interrupted here before (Two.)" in said[2]
 
 
 def test_a_run_that_is_wrong_usage_leaves_the_record_alone(tree: Path) -> None:

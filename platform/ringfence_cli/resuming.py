@@ -68,8 +68,10 @@ class RunRecord:
             answered = _answers_of_steps(self._before, steps)
             session[Conversation].seed(Conversation(PROMPT_NAME, (*self._before.messages, *answered)))
             record["messages"] = [encode(message) for message in answered]
-        elif self._is_of_a_run():
+        elif self._has_got_anywhere():
             os.replace(self.path, self.kept)
+        else:
+            self.path.unlink(missing_ok=True)
         self._file = OutputFile(self.path, append=True)
         self._file.write(_line(record))
         self._written = [session[kind].all() for kind in KEPT]
@@ -91,16 +93,18 @@ class RunRecord:
 
     def interrupted_before(self) -> str | None:
         """What to say of an interrupted run that this one does not go on with, but keeps for another time."""
-        if self._before is not None or not (self._is_of_a_run() or self.kept.exists()):
+        newer, older = self._has_got_anywhere(), self.kept.exists()
+        if self._before is not None or not (newer or older):
             return None
         try:
-            found = interrupted_run(self.path) or interrupted_run(self.kept)
+            found = interrupted_run(self.path if newer else self.kept)
         except ValueError:
             found = None
         task = f" ({one_line(found.task, 80)})" if found is not None else ""
-        return (
+        said = (
             f"a run was interrupted here before{task}: its record is kept, and --resume goes on with it after this one"
         )
+        return f"{said}; one that was interrupted before that is forgotten" if newer and older else said
 
     def finish(self) -> None:
         """The run has come to its end: what there is to go on with is the one before, if that was interrupted."""
@@ -112,11 +116,13 @@ class RunRecord:
         if self._file is not None:
             self._file.close()
 
-    def _is_of_a_run(self) -> bool:
+    def _has_got_anywhere(self) -> bool:
+        """Whether the record is of a run in which the model has said something, or cannot be read at all."""
         try:
-            return self.path.stat().st_size > 0
-        except FileNotFoundError:
-            return False
+            found = interrupted_run(self.path)
+        except ValueError:
+            return True
+        return found is not None and bool(found.messages)
 
 
 def record_of(directory: Path) -> Path:
