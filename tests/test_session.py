@@ -627,6 +627,22 @@ def a_call_that_changes_state() -> None:
     assert session.changed(mark)
 
 
+def test_a_mark_is_the_last_one_until_a_state_slice_changes() -> None:
+    session = logging()
+    session.dispatch(Fact("a"))
+    mark = session.begin(call())
+    assert session.begin(call()) is mark
+    session.dispatch(Fact("b"))
+    assert session.begin(call()) is not mark
+    session.rollback(mark)
+    assert names(session) == "a"
+    assert session.begin(call()) is not mark
+    session.restore(session.snapshot())
+    session.dispatch(Fact("c"))
+    session.rollback(session.begin(call()))
+    assert names(session) == "a c"
+
+
 def test_a_reducer_that_fails_dooms_the_call_that_holds_the_session() -> None:
     session = Session()
     session[Fact].register(Asked, failing)

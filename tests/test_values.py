@@ -45,6 +45,17 @@ def test_it_is_an_instance_like_any_other(make: Callable[..., Any], kind: type[A
     assert pickle.loads(pickle.dumps(made)) == copy.deepcopy(made) == made
 
 
+@dataclass(frozen=True, slots=True)
+class Named:
+    kind: str
+    made: str
+    thawed: str = "no"
+
+
+def test_a_field_may_be_called_what_the_making_calls_things() -> None:
+    assert quick_maker(Named)("a", made="b") == quickly_made(Named)("a", made="b") == Named("a", "b", "no")
+
+
 @MAKERS
 def test_it_is_frozen(make: Callable[..., Any], kind: type[Any]) -> None:
     made = make("a")
