@@ -75,6 +75,21 @@ def test_everything_is_back_down_to_inodes_and_times(root: Path, fs: HostFilesys
     assert printed(root) == before
 
 
+def test_calls_that_fail_one_after_the_other_know_nothing_of_each_other(root: Path, fs: HostFilesystem) -> None:
+    before = printed(root)
+    changes: list[Callable[[HostFilesystem], object]] = [
+        lambda fs: fs.write("a.txt", "x"),
+        lambda fs: fs.delete("a.txt"),
+        change_a_lot,
+        change_a_lot,
+    ]
+    for change in changes:
+        with held_call(fs) as call:
+            change(fs.for_call(call))
+            assert call.rollback().conflicts == ()
+        assert printed(root) == before
+
+
 def test_an_inner_call_goes_back_to_its_own_beginning_and_an_outer_one_takes_it_along(
     root: Path, fs: HostFilesystem, call: HeldCall
 ) -> None:

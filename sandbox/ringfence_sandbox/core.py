@@ -465,6 +465,7 @@ class Core:
         """Drop all states but the one now, and the files that were held for them."""
         self._tip = State(None)
         holding, self.hands.holding = self.hands.holding, None
+        self.hands.swapped.clear()  # the next one's slots count anew
         if holding is None or self._journal is None:
             return []
         notes = drop_holding(self.files, holding, self._journal, self.before)
