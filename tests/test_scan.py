@@ -303,6 +303,21 @@ def test_what_may_not_be_read_is_reported_and_the_rest_is_taken_in(tree: Scanned
     assert set(found.changes) == {"", "open"}
 
 
+def test_what_changed_far_below_directories_that_did_not_is_found(tree: Scanned) -> None:
+    deep = "/".join(["d"] * (MAX_DEPTH - 2))
+    descriptor = os.open(tree.root, os.O_RDONLY)
+    for _ in range(MAX_DEPTH - 2):  # a path of its length is more than a system call takes
+        os.mkdir("d", dir_fd=descriptor)
+        below = os.open("d", os.O_RDONLY, dir_fd=descriptor)
+        os.close(descriptor)
+        descriptor = below
+    time.sleep(0.05)
+    tree.take()
+    os.close(os.open("new", os.O_CREAT | os.O_WRONLY, dir_fd=descriptor))
+    os.close(descriptor)
+    assert tree.take().keys() == {deep, f"{deep}/new"}
+
+
 def test_what_is_too_deep_is_reported(tree: Scanned) -> None:
     descriptor = os.open(tree.root, os.O_RDONLY)
     for _ in range(MAX_DEPTH + 3):

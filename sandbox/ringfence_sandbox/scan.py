@@ -88,10 +88,7 @@ def follow(cache: StatCache, states: States, commit: str | None) -> None:
         cache.folders.clear()
     else:
         for path, before, after in differences:
-            if before is not None and after is not None and before.kind == after.kind == "directory":
-                cache.forget_itself(path)
-            else:
-                cache.forget(path)
+            cache.differ(path, before, after)
     cache.commit = commit
 
 
@@ -166,7 +163,7 @@ class Scanner:
         self._cache.commit = None
         descriptor = _open(".", self._root, _DIRECTORY)
         with _closing(descriptor):
-            self._folder(descriptor, "", _Before(self._root_before), 0)
+            self._folder(descriptor, "", _Before(None, self._root_before), 0)
         self._drop_renumbered_links()
         if not self._found.changes:
             self._cache.commit = self._commit

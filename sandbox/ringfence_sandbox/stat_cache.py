@@ -15,6 +15,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TypeAlias
 
+from ringfence_sandbox.entries import Entry
 from ringfence_sandbox.packs import replacing
 
 MAGIC = b"ringfence stat cache 1\n"
@@ -79,6 +80,16 @@ class StatCache:
         names = self.folders.get(path)
         if names is not None:
             names.pop("", None)
+
+    def differ(self, path: str, one: Entry | None, other: Entry | None) -> None:
+        """Have the next scan look at a path that is in two states of the tree, of which one is what was seen."""
+        if one is not None and other is not None and one.kind == other.kind == "directory":
+            self.forget_itself(path)
+            return
+        self.forget(path)
+        if path and (one is None or other is None):
+            # The directory that it is in may have one time in both, and has another list of names.
+            self.forget_itself(path.rpartition("/")[0])
 
     def save(self, path: Path) -> None:
         """Write it, with a checksum; a crash leaves the old one or the new one."""
