@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -541,6 +542,44 @@ def test_typed_changes_are_known_again_after_two_ways_back_have_given_their_dire
     assert shape(root) == before
 
 
+def test_what_a_call_deleted_does_not_come_back_from_an_opaque_call_in_another(
+    root: Path, files: HostFilesystem
+) -> None:
+    before = shape(root)
+    with held_call(files, call_id="outer") as outer:
+        files.for_call(outer).delete("a.txt")
+        files.for_call(outer).delete("d/e", recursive=True)
+        for path in ("", "d"):
+            os.utime(root / path, ns=(0, before[path].mtime_ns))
+        time.sleep(0.05)  # from here on the directories are known by their stamps
+        with held_call(files, call_id="middle", parent=outer, opaque=True) as middle:
+            with held_call(files, call_id="inner", parent=middle, opaque=True) as inner:
+                sh(root, "echo new > n; echo new > d/n")
+                assert [change.path for change in inner.changed()] == ["d/n", "n"]
+                inner.rollback()
+            assert not (root / "a.txt").exists()
+            assert middle.changed() == []
+            middle.commit()
+        assert not (root / "d/e").exists()
+        assert outer.rollback().conflicts == ()
+    assert shape(root) == before
+
+
+def test_what_a_program_deletes_is_seen_again_where_its_directory_has_its_time_back(
+    root: Path, files: HostFilesystem
+) -> None:
+    before = shape(root)
+    with held_call(files, call_id="outer") as outer:
+        with held_call(files, call_id="inner", parent=outer, opaque=True) as inner:
+            sh(root, "touch -r d ref; rm d/b.txt; touch -r ref d; rm ref")
+            time.sleep(0.05)
+            assert [change.path for change in inner.changed()] == ["d/b.txt"]
+            inner.commit()
+        assert [change.path for change in outer.changed()] == ["d/b.txt"]
+        outer.rollback()
+    assert shape(root) == before
+
+
 @pytest.mark.parametrize("script", ["rm d/two", "echo x > d/two", "mv d/two gone", "rm -r d"])
 def test_what_a_typed_change_displaced_stays_its_own_when_another_name_of_it_comes_back(
     root: Path, files: HostFilesystem, script: str
@@ -579,21 +618,96 @@ def test_what_came_after_an_opaque_call_goes_back_with_the_call_around_both(
     assert shape(root) == before
 
 
-@pytest.mark.parametrize("end", ["commit", "rollback"])
-def test_what_a_program_removes_of_what_a_call_around_it_displaced_is_said(
-    root: Path, files: HostFilesystem, end: str
+REACHED = {
+    "overwrites": "for file in $(find $held -type f); do echo damaged > $file; done",
+    "overwrites and hides it": "for file in $(find $held -type f); do cp -p $file t; tr 'a-z' 'b-za' < t > $file; "
+    "touch -r t $file; rm t; done",
+    "appends": "for file in $(find $held -type f); do echo more >> $file; done",
+    "chmod": "chmod -R 700 $held",
+    "touch": "find $held | xargs touch -h -d 2001-01-01",
+    "replaces files": "for file in $(find $held -type f); do cp $file t; echo x >> t; mv t $file; done",
+    "replaces it": "cp -r $held t; rm -r $held; mv t $held",
+    "removes all": "rm -r $held",
+    "removes files": "find $held -type f -delete",
+    "puts a file there": "rm -r $held; echo x > $held",
+    "puts a link there": "mv $held t; ln -s t $held",
+    "moves all": "mkdir away; mv $held away",
+    "moves into the tree": "for one in $held/*; do mv $one taken-$(basename $one); done",
+    "exchanges": "mv $held/0 t; mv $held/1 $held/0; mv t $held/1",
+    "makes more": "for one in $(find $held -type d); do echo new > $one/new; mkdir $one/77; ln -s x $one/88; done",
+    "links": "for file in $(find $held -type f); do ln $file other-$(basename $file); echo x > $file; done",
+    "other kinds": "for file in $(find $held -type f); do rm $file; mkdir $file; done; rm $(find $held -type l)",
+    "another name": "echo through the tree > d/two; chmod 600 d/two",
+    "everything": "rm -rf $held *",
+}
+
+
+@pytest.mark.parametrize("ends", ["rollback", "commit"])
+@pytest.mark.parametrize("name", REACHED)
+def test_what_a_program_does_to_what_a_call_around_it_displaced_is_mended_first(
+    root: Path, workspace: Workspace, name: str, ends: str
 ) -> None:
+    files, before = workspace.filesystem, shape(root)
     with held_call(files, call_id="outer") as outer:
-        files.for_call(outer).write("a.txt", "outer")
-        files.for_call(outer).delete("d/e", recursive=True)
-        files.for_call(outer).move("empty", "moved")
+        displace(files.for_call(outer))
         with held_call(files, call_id="inner", parent=outer, opaque=True) as inner:
-            sh(root, "rm -rf .ringfence-hold-*")
-            getattr(inner, end)()
+            sh(root, "held=$(echo .ringfence-hold-*); " + REACHED[name])
+            if ends == "commit":
+                assert not [change.path for change in inner.changed() if change.path.startswith(".ringfence")]
+            report = getattr(inner, ends)()
+            assert ends == "commit" or report.conflicts == ()
+        files.for_call(outer).write("late", "after it")
         report = outer.rollback()
-    assert set(report.conflicts) == {"a.txt", "d/e"}
-    assert len([note for note in report.notes if "is lost" in note]) == 2
-    assert (root / "empty").is_dir()
+    assert report.conflicts == ()
+    assert not [note for note in report.notes if " .ringfence" in note]
+    assert shape(root) == before
+    assert [entry.kind for entry in workspace.log()] == ["baseline"]
+
+
+def displace(files: HostFilesystem) -> None:
+    files.write("a.txt", "first")
+    files.write("a.txt", "outer")
+    files.write("one", "outer")
+    files.write("d/e/c.txt", "outer")
+    files.delete("d/e", recursive=True)
+    files.delete("d/link")
+    files.write("d/b.txt", "outer")
+    files.move("empty", "moved")
+    files.move("d/big", "ignored", overwrite=True)
+    files.write("new/n", "outer")
+    files.delete("new", recursive=True)
+    files.chmod("d", 0o700)
+
+
+def test_a_step_has_nothing_of_what_calls_held(root: Path, workspace: Workspace) -> None:
+    files = workspace.filesystem
+    with held_call(files, call_id="outer") as outer:
+        displace(files.for_call(outer))
+        with held_call(files, call_id="inner", parent=outer, opaque=True) as inner:
+            sh(root, "echo damaged | tee .ringfence-hold-*/0 > n")
+            inner.commit()
+        outer.commit()
+    assert "n" in workspace.steps()[-1].paths
+    assert not [path for entry in workspace.log() for path in entry.paths if path.startswith(".ringfence")]
+    assert not list(root.glob(".ringfence*"))
+    workspace.undo()
+    assert (root / "a.txt").read_bytes() == b"one\r\ntwo\r\n"
+
+
+@pytest.mark.parametrize("script", ["echo x >> $held/0", "rm $held/0", "truncate -s 0 other"])
+def test_what_is_too_large_to_be_taken_in_and_was_displaced_is_said_if_a_program_reaches_it(
+    root: Path, script: str
+) -> None:
+    (root / "large").write_bytes(b"l" * 5000)
+    os.link(root / "large", root / "other")
+    with limited(root, 4500) as workspace, held_call(workspace.filesystem, call_id="outer") as outer:
+        workspace.filesystem.for_call(outer).delete("large")
+        with held_call(workspace.filesystem, call_id="inner", parent=outer, opaque=True) as inner:
+            sh(root, "held=$(echo .ringfence-hold-*); " + script)
+            inner.commit()
+        report = outer.rollback()
+    assert report.conflicts == ("large",)
+    assert any("what was at large before" in note for note in report.notes)
 
 
 # Through tools

@@ -26,9 +26,14 @@ from ringfence_sandbox.kernel import boot_id
 EVERY = os.environ.get("RINGFENCE_PROVE") == "1"
 DAMAGE = """
     printf changed > a.txt; echo new > d/n1; ln d/n1 n2; rm d/e/c.txt; mv m moved; mkdir -p x/y; echo y > x/y/z
-    rm d/link; ln -s elsewhere d/link; chmod 700 d; touch -d 2001-01-01 d/b.txt; mv d/big big2; rmdir empty
+    rm d/link; ln -s elsewhere d/link; chmod 700 d; touch -d 2001-01-01 d/b.txt; mv d/big big2; rm -rf empty
     rm hard1; cp hard2 c; mv c hard2; touch -r a.txt x
 """
+OF_DISPLACED = {
+    "overwrites": "for file in $(find .ringfence-hold-* -type f); do echo more >> $file; done",
+    "removes": "rm -r .ringfence-hold-*",
+    "replaces": "for held in .ringfence-hold-*; do mv $held t; echo x > $held; done",
+}
 Before = Callable[[str], None]
 
 
@@ -60,6 +65,7 @@ class Case:
     def __init__(self, path: Path, *, history: bool = False) -> None:
         self.path = path
         self.history = history
+        self.damage = DAMAGE
         self.number = 0
 
     def fresh(self) -> None:
@@ -82,8 +88,10 @@ class Case:
                 files.write("a.txt", "typed")
                 files.write("early/new", "typed")
                 files.move("m/x", "d/moved")
+                files.write("d/e/c.txt", "typed")
+                files.delete("empty")
             with held_call(fs, call_id="inner", parent=call, opaque=True) as inner:
-                subprocess.run(["sh", "-ec", DAMAGE], cwd=self.root, check=True)
+                subprocess.run(["sh", "-ec", self.damage], cwd=self.root, check=True)
                 before("damaged")
                 fs.for_call(inner).write("d/b.txt", "typed within")
                 fs.for_call(inner).delete("x/y", recursive=True)
@@ -127,6 +135,27 @@ def test_an_opaque_call_killed_anywhere_is_undone_or_done(case: Case, end: str, 
         if not killed:
             break
     assert outcomes == ({"before", "after"} if end == "commit" else {"before"})
+
+
+@pytest.mark.parametrize("name", OF_DISPLACED)
+def test_what_a_program_did_to_what_typed_changes_displaced_is_mended_by_recovery(case: Case, name: str) -> None:
+    def damaged(before: Before) -> None:
+        case.run(lambda at: before(at) if at == "damaged" else None, "commit", typed=True)
+
+    case.damage = OF_DISPLACED[name]
+    outcomes: set[bool] = set()
+    for again in range(0, 10_000, 1 if EVERY else 4):
+        case.fresh()
+        assert killed_at(0, damaged)
+        killed = killed_at(again, lambda before: case.reopened(before).close())
+        with case.reopened() as fs:
+            assert fs.recovered is None or fs.recovered.conflicts == (), (again, fs.recovered)
+        now = shape(case.root)
+        assert now == case.before, (again, _differing(now, case.before))
+        outcomes.add(killed)
+        if not killed:
+            break
+    assert outcomes == {True, False}
 
 
 def _differing(one: dict[str, Printed], other: dict[str, Printed]) -> list[object]:

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -19,7 +19,8 @@ from typing import TypeGuard, cast
 
 from ringfence.participants import Change, FileVersion
 from ringfence_sandbox.commit_messages import CommitInfo
-from ringfence_sandbox.confined import CHUNK_BYTES, Confined, open_file
+from ringfence_sandbox.confined import CHUNK_BYTES, Confined, is_reserved, open_file
+from ringfence_sandbox.displaced import Displaced
 from ringfence_sandbox.entries import Entry, Pending
 from ringfence_sandbox.folders import walk
 from ringfence_sandbox.history import ChangedFiles, ScannedStates
@@ -87,6 +88,8 @@ class Before:
     left: Mapping[str, Left] = field(default_factory=dict[str, Left])
     inodes: Mapping[str, int] = field(default_factory=dict[str, int])
     """Of what deeds before the call are about, and of other names of what they hold, by path."""
+    displaced: Displaced = Displaced()
+    """What those deeds hold, which is in the commit too."""
 
     def inode(self, path: str) -> int | None:
         """The inode at a path; None where it is not known, as may be after a crash."""
@@ -112,14 +115,16 @@ class Before:
         left: Json = {
             path: [left.reason, left.inode, left.size, left.mtime_ns, left.mode] for path, left in self.left.items()
         }
-        return json.dumps({"left": left, "inodes": {**self.inodes}}).encode()
+        return json.dumps({"left": left, "inodes": {**self.inodes}, "displaced": self.displaced.to_json()}).encode()
 
     def with_more(self, more: bytes) -> Before:
         """With what `more` gave."""
         found = json.loads(more)
         left = cast("dict[str, tuple[Exclusion, int, int, int, int]]", found["left"])
         inodes = cast("dict[str, int]", found["inodes"])
-        return replace(self, left={path: Left(*row) for path, row in left.items()}, inodes=inodes)
+        displaced = Displaced.from_json(found.get("displaced"))
+        rows = {path: Left(*row) for path, row in left.items()}
+        return replace(self, left=rows, inodes=inodes, displaced=displaced)
 
 
 @dataclass(slots=True)
@@ -155,24 +160,26 @@ class Brackets:
     def store(self) -> Store:
         return self.history.store
 
-    def before(self, early: ChangedFiles | None, inodes: Mapping[str, int], *, nested: bool) -> Before:
+    def before(
+        self, early: ChangedFiles | None, inodes: Mapping[str, int], displaced: Displaced, *, nested: bool
+    ) -> Before:
         """Look at the tree and store all of it, before an opaque call.
 
         What differs from the newest commit is somebody else's, and becomes one. ``early`` is what typed calls around
         this one have changed so far; with ``nested`` there is an opaque one among those. ``inodes`` are those that the
-        deeds so far are about.
+        deeds so far are about, and ``displaced`` is what they hold.
 
         Raises:
             OSError: the tree cannot be read, or the store not be written.
         """
         history, store = self.history, self.store
         prepared = None
-        if not nested and early is None:
+        if not nested and early is None and not displaced.slots:
             found = history.take_in()
         else:
-            found = history.scan(store.tip)
+            found = self._scan(store.tip, displaced)
             states: dict[str, Entry | Pending | None] = {**found.changes}
-            if early is not None and not nested:
+            if not nested:
                 states = self._publish_theirs(early, found, states)
             if states:
                 info = CommitInfo("external", datetime.now(UTC), title="before an opaque call in a call")
@@ -187,7 +194,16 @@ class Brackets:
             found.stamps,
             {path: self._left(path, reason, found.stamps.get(path)) for path, reason in found.excluded.items()},
             inodes,
+            displaced,
         )
+
+    def _scan(self, commit: str | None, displaced: Displaced, keep: Callable[[bytes], str] | None = None) -> ScanResult:
+        """What differs from a commit, in the tree and in what deeds hold."""
+        found = self.history.scan(commit, keep, also=displaced.holding)
+        for known in (found.changes, found.excluded):
+            for path in [path for path in known if displaced.hides(path) and path != displaced.holding]:
+                del known[path]
+        return found
 
     def _left(self, path: str, reason: Exclusion, stamp: Stamp | None) -> Left:
         here = self._look(path)
@@ -195,20 +211,26 @@ class Brackets:
         return Left(reason, *(stamp[:3] if stamp is not None else (0, 0, 0)), mode)
 
     def _publish_theirs(
-        self, early: ChangedFiles, found: ScanResult, states: dict[str, Entry | Pending | None]
+        self, early: ChangedFiles | None, found: ScanResult, states: dict[str, Entry | Pending | None]
     ) -> dict[str, Entry | Pending | None]:
         """Make a commit of what somebody else had changed before the calls around this one; all states after it."""
         store, tip = self.store, self.store.tip
-        paths = {change.path for change in early.changes}
+        paths = {change.path for change in early.changes} if early is not None else set[str]()
         ours = paths | set(_above(paths))
-        theirs = Differing(self._files, store, early, datetime.now(UTC)).theirs()
+        theirs = Differing(self._files, store, early, datetime.now(UTC)).theirs() if early is not None else {}
         for path, state in found.changes.items():
+            if is_reserved(path):
+                continue
             if path not in ours or (tip is None and path not in paths):
                 theirs[path] = state
         if theirs:
             kind = "baseline" if tip is None else "external"
             store.publish(store.prepare(theirs, CommitInfo(kind, datetime.now(UTC)), sync=self._power))
-        was = {path: store.states.entry(tip, path) if tip is not None else None for path in theirs}
+        was: dict[str, Entry | Pending | None] = {}
+        for path in theirs:
+            above = [states[one] for one in _above([path]) if one in states]
+            if all(one is not None and one.kind == "directory" for one in above):  # else it went with that
+                was[path] = store.states.entry(tip, path) if tip is not None else None
         return {**was, **states}
 
     def recovered(self, commit: str, more: bytes) -> Before:
@@ -221,9 +243,9 @@ class Brackets:
         """Look at the tree again. What is new is stored, up to a bound and while there is space."""
         self._keep_root_open(before.commit)
         keeper = _Keeper(self.store)
-        found = self.history.scan(before.commit, keeper.keep)
+        found = self._scan(before.commit, before.displaced, keeper.keep)
         keeper.flush()
-        differing = sorted(self._differing(before.commit, found), key=lambda one: one[0])
+        differing = sorted(self._differing(before, found), key=lambda one: one[0])
         self.history.stand_for(before.commit, [*differing, *((path, None, None) for path in found.excluded)])
         return After(found, differing)
 
@@ -269,11 +291,12 @@ class Brackets:
                     set_mode(at, name, stat.S_IMODE(mode) & ~stat.S_ISUID)
         return self.after(before) if changed else after
 
-    def _differing(self, commit: str, found: ScanResult) -> Iterator[Differs]:
-        states = self.store.states
+    def _differing(self, before: Before, found: ScanResult) -> Iterator[Differs]:
+        states, commit = self.store.states, before.commit
         for path, now in found.changes.items():
             old = states.entry(commit, path)
-            yield path, now, old
+            if not before.displaced.hides(path):
+                yield path, now, old
             if old is not None and old.kind == "directory" and (now is None or now.kind != "directory"):
                 folder = states.folder(commit, path)
                 for below, entry in walk(folder, states.objects, os.fsencode(path)) if folder is not None else ():
@@ -284,13 +307,17 @@ class Brackets:
         """What a call changed, by path: bytes, kinds, permission bits and link targets."""
         found: dict[str, Change] = {}
         for path, now, old in after.differing:
-            if path not in before.left and (now is None or not now.same_content(old)):
+            if path not in before.left and not is_reserved(path) and (now is None or not now.same_content(old)):
                 found[path] = Change(path, self._version(old, None), self._version(now, after.stamps.get(path)))
         for path in after.found.excluded.keys() - before.left.keys():
+            if is_reserved(path):
+                continue
             was = found[path].before if path in found else None
             found[path] = Change(path, was, self._unread(path))
         for path, left in before.left.items():
             here = self._look(path)
+            if is_reserved(path):
+                continue
             if here is None or not (left.fits(here) and left.has_mode(here)):
                 was = FileVersion("file", stat.S_IMODE(max(left.mode, 0)), left.size)
                 found[path] = Change(path, was, self._unread(path))
@@ -320,9 +347,11 @@ class Brackets:
 
     def scanned(self, before: Before, after: After, changes: Sequence[Change]) -> ScannedFiles:
         """The call as a history records it; what was too much to be stored so far is stored now."""
-        states: dict[str, Entry | Pending | None] = {**after.found.changes}
+        states: dict[str, Entry | Pending | None] = {
+            path: state for path, state in after.found.changes.items() if not is_reserved(path)
+        }
         for path, now, _ in after.differing:
-            if now is not None and now.oid is not None and not self._has(now.oid):
+            if not is_reserved(path) and now is not None and now.oid is not None and not self._has(now.oid):
                 states[path] = Pending(now.kind, now.meta, partial(self._read_again, path, now.oid))
         return ScannedFiles(self.store, before.commit, after, changes, ScannedStates(states, before.prepared))
 
@@ -341,7 +370,7 @@ class Brackets:
 
     def keep(self, before: Before, after: After, taken: Iterable[str], *, tool: str, call_id: str) -> Aborted:
         """Keep what is about to be taken away at these paths, under a name. Never fails: what could not be is said."""
-        taken = set(taken)
+        taken = {path for path in taken if not is_reserved(path)}
         above = set(_above(taken))
         notes: list[str] = []
         states: dict[str, Entry | None] = {}

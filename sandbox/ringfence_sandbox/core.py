@@ -28,7 +28,7 @@ from ringfence_sandbox.places import root_record
 from ringfence_sandbox.records import Deed, Identity, Json, Kind
 from ringfence_sandbox.seen import Seen
 from ringfence_sandbox.states import State, Token, led_to, way
-from ringfence_sandbox.undoing import Hold, TakenBack, Undone, slots_of, undo_deeds
+from ringfence_sandbox.undoing import Hold, TakenBack, Undone, undo_deeds
 
 if TYPE_CHECKING:
     from ringfence.runtime.receipts import Receipt
@@ -317,10 +317,9 @@ class Core:
         return next((n for n in range(mark.deeds, len(self._deeds)) if self._deeds[n].kind == "opaque"), None)
 
     def _find_holding(self) -> None:
-        """A command may have taken the holding directory away; what was in it comes from the store then."""
-        if self.hands.holding is not None and self.hands.holding.gone:
-            self.hands.holding.close()
-            self.hands.holding = None
+        """A command may have taken the holding directory away; what deeds held in it comes from the store."""
+        if self.hands.holding is not None:
+            self.hands.holding.find_again()
 
     def note_process(self, process: CallProcess) -> None:
         """Have the journal name a process that recovery is to end. TransactionError outside of opaque calls."""
@@ -415,7 +414,7 @@ class Core:
             return TakenBack()
         self._give_up_announced()
         self._find_holding()
-        hold = Hold(self.hands.holding, lambda: self.holding, slots_of(self._deeds[:first]))
+        hold = Hold(self.hands.holding, lambda: self.holding)
         call_id, tool = self._label
         taken = self._opaque.take_back(self._deeds[first:], hold, self._journal.note, tool=tool, call_id=call_id)
         del self._deeds[first:]

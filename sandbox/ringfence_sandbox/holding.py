@@ -12,11 +12,12 @@ from contextlib import suppress
 
 from ringfence.filesystem.paths import os_error
 from ringfence_sandbox.confined import HOLDING_PREFIX, Confined, open_file
-from ringfence_sandbox.kernel import Before, abilities, lstat, open_within
+from ringfence_sandbox.kernel import Before, abilities, lstat, open_within, set_mode
 from ringfence_sandbox.records import Json
 
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_MODE = 0o700
 _COPIED_BYTES = 1 << 20
 
 
@@ -38,7 +39,7 @@ class Holding:
     @classmethod
     def make(cls, files: Confined, name: str, before: Before) -> Holding:
         before("mkdir")
-        os.mkdir(name, 0o700, dir_fd=files.root)
+        os.mkdir(name, _MODE, dir_fd=files.root)
         return cls(files, name, before)
 
     @classmethod
@@ -57,16 +58,29 @@ class Holding:
     def close(self) -> None:
         os.close(self.descriptor)
 
-    def go_on(self) -> None:
-        """Give no slot a second time, in a directory that another process filled."""
-        slots = [int(name) for name in os.listdir(self.descriptor) if name.isdigit()]
-        self._next = max(slots, default=-1) + 1
+    @classmethod
+    def found(cls, files: Confined, name: str, before: Before, last: int) -> Holding:
+        """One that may have been taken away, or that something else is in the place of: then it is made anew. Gives no
+        slot a second time, of which ``last`` is known. OSError."""
+        _have(files, name, before)
+        found = cls(files, name, before)
+        found._next = last + 1
+        found._go_on()
+        return found
 
-    @property
-    def gone(self) -> bool:
-        """Whether somebody took it away."""
+    def find_again(self) -> None:
+        """Have this one be what `found` finds. OSError."""
+        _have(self._files, self.name, self._before)
         there = lstat(self._files.root, self.name)
-        return there is None or there.st_ino != os.fstat(self.descriptor).st_ino
+        if there is None or there.st_ino != os.fstat(self.descriptor).st_ino:
+            descriptor = os.open(self.name, _OPEN, dir_fd=self._files.root)
+            os.close(self.descriptor)
+            self.descriptor = descriptor
+            self._go_on()
+
+    def _go_on(self) -> None:
+        slots = [int(name) for name in os.listdir(self.descriptor) if name.isdecimal()]
+        self._next = max(self._next, *(slot + 1 for slot in slots), 0)
 
     def new_slot(self) -> int:
         self._next += 1
@@ -100,8 +114,8 @@ class Holding:
             shutil.copytree(os.path.join(root, str(slot)), kept, symlinks=True, dirs_exist_ok=True)
         return kept
 
-    def files(self) -> Iterator[tuple[str, int]]:
-        """All that is held but directories: places in the workspace, and inodes."""
+    def entries(self) -> Iterator[tuple[str, os.stat_result]]:
+        """All that is held, directories before what is in them: places in the workspace, and what is there."""
         waiting = [self.name]
         while waiting:
             place = waiting.pop()
@@ -111,10 +125,10 @@ class Holding:
             finally:
                 os.close(descriptor)
             for name, status in found.items():
-                if status is not None and stat.S_ISDIR(status.st_mode):
-                    waiting.append(f"{place}/{name}")
-                elif status is not None:
-                    yield f"{place}/{name}", status.st_ino
+                if status is not None:
+                    yield f"{place}/{name}", status
+                    if stat.S_ISDIR(status.st_mode):
+                        waiting.append(f"{place}/{name}")
 
     def empty(self) -> Sequence[str]:
         """Remove all that is in it; the names of what would not go, where something would not."""
@@ -125,6 +139,22 @@ class Holding:
         self._before("rmdir")
         with suppress(FileNotFoundError):
             os.rmdir(self.name, dir_fd=self._files.root)
+
+
+def _have(files: Confined, name: str, before: Before) -> None:
+    root, found = os.fstat(files.root), lstat(files.root, name)
+    if found is not None and stat.S_ISDIR(found.st_mode):
+        if stat.S_IMODE(found.st_mode) != _MODE:
+            before("chmod")
+            set_mode(files.root, name, _MODE)
+        return
+    if found is not None:
+        before("unlink")
+        os.unlink(name, dir_fd=files.root)
+    before("mkdir")
+    os.mkdir(name, _MODE, dir_fd=files.root)
+    with suppress(PermissionError):  # another user's root
+        os.utime(files.root, ns=(root.st_atime_ns, root.st_mtime_ns))
 
 
 def _empty(top: int, before: Before) -> list[str]:

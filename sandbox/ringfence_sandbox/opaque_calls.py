@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 
 from ringfence.participants import Change
 from ringfence_sandbox.brackets import Aborted, After, Before, Brackets, Differs, ScannedFiles, is_only_time
-from ringfence_sandbox.confined import Confined
+from ringfence_sandbox.confined import Confined, is_reserved
+from ringfence_sandbox.displaced import Displaced
 from ringfence_sandbox.entries import Entry
 from ringfence_sandbox.history import ChangedFiles
 from ringfence_sandbox.holding import Holding
@@ -48,9 +49,21 @@ class OpaqueCalls:
 
     def begin(self, early: ChangedFiles | None, deeds: Sequence[Deed], holding: Holding | None) -> Before:
         """Look at the tree and store it, before a call and after those deeds. OSError: it cannot be."""
-        before = self._brackets.before(early, _inodes(self._files, since_opaque(deeds)), nested=self.any_open)
-        if holding is not None and (held := {inode for _, inode in holding.files()}):
-            before.inodes = {**before.paths_of(held), **before.inodes}
+        displaced = Displaced.by(deeds, None if holding is None else holding.name)
+        inodes = _inodes(self._files, since_opaque(deeds))
+        shared: set[int] = set()
+        if holding is not None and displaced.slots:
+            known = {one.inode for deed in deeds for one in (deed.new, deed.old) if one is not None}
+            for place, found in holding.entries():
+                if displaced.has(place):
+                    alone = stat.S_ISDIR(found.st_mode) or found.st_nlink == 1
+                    if not alone or found.st_ino in known:
+                        inodes[place] = found.st_ino
+                    if not alone:
+                        shared.add(found.st_ino)
+        before = self._brackets.before(early, inodes, displaced, nested=self.any_open)
+        if shared:
+            before.inodes = {**before.paths_of(shared), **before.inodes}
         self._stamp.start()
         return before
 
@@ -159,8 +172,10 @@ class OpaqueCalls:
         )
 
     def _go(self, way: TakingBack, deed: Deed, told: Sequence[str], aborted: Aborted, note: Note) -> TakenBack:
+        told = [path for path in told if not is_reserved(path)]
         note({"taking back": deed.seq, "kept": aborted.commit})
         done = way.run()
+        done.conflicts = {way.before.displaced.said(path) for path in done.conflicts}
         self._brackets.sync()
         note({"undone": deed.seq, "became": [[old, new] for old, new in done.became.items()]})
         done.notes[:0] = [*_said(told, aborted), *aborted.notes]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import stat
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from ringfence_sandbox.journal import Journal, Record
 from ringfence_sandbox.kernel import Abilities, Before, Renames, boot_id
 from ringfence_sandbox.places import root_record
 from ringfence_sandbox.records import Deed
-from ringfence_sandbox.undoing import Hold, TakenBack, slots_of, undo_deeds
+from ringfence_sandbox.undoing import Hold, TakenBack, undo_deeds
 
 if TYPE_CHECKING:
     from ringfence_sandbox.opaque_calls import OpaqueCalls
@@ -212,20 +213,18 @@ def _roll_back(
     hands.lost_power = story.lost_power
     for swap in story.swaps:
         hands.note_swap(swap)
-    lost: list[str] = []
+    gone = False
     first = next((n for n, deed in enumerate(story.deeds) if deed.kind == "opaque"), len(story.deeds))
     for name in story.holdings:
-        try:
-            hands.holding = Holding(files, name, before)
-            hands.holding.go_on()
-        except FileNotFoundError:
-            if any(deed.slot >= 0 for deed in story.deeds[:first]):
-                hands.holding = Holding.make(files, name, before)
-                lost = _lost(files, story.deeds[:first])
+        there = files.look(name)
+        if there is not None or any(deed.slot >= 0 for deed in story.deeds[:first]):
+            gone = there is None or not stat.S_ISDIR(there.st_mode)
+            hands.holding = Holding.found(files, name, before, max((deed.slot for deed in story.deeds), default=-1))
     taken = TakenBack()
     if first < len(story.deeds):
         taken = _take_back(files, journal, story, hands, first, before, opaque())
         del story.deeds[first:]
+    lost = _lost(hands, story.deeds) if gone else []
     undone = undo_deeds(hands, story.deeds, 0, lambda deed: journal.note({"undone": deed.seq}))
     if undone.errors:
         failures = [(error.filename or story.call[0], error) for error in undone.errors]
@@ -258,7 +257,7 @@ def _take_back(
             story.more[deed.seq],
             story.kept.get(deed.seq),
             os.path.join(os.path.dirname(journal.path), STAMP),
-            Hold(hands.holding, make, slots_of(story.deeds[:first])),
+            Hold(hands.holding, make),
             journal.note,
             tool=tool,
             call_id=call_id,
@@ -325,11 +324,13 @@ def _unknown_holdings(files: Confined, story: _Story) -> list[str]:
     return notes
 
 
-def _lost(files: Confined, deeds: Sequence[Deed]) -> list[str]:
+def _lost(hands: Hands, deeds: Sequence[Deed]) -> list[str]:
     """Of deeds whose holding directory somebody removed, the paths whose earlier content was in it."""
     lost: set[str] = set()
     for deed in deeds:
-        there = files.look(deed.path)
+        if hands.is_held(deed.slot):  # again: it came from the store
+            continue
+        there = hands.files.look(deed.path)
         inode = None if there is None else there.st_ino
         ours = None if deed.new is None else deed.new.inode
         if (deed.kind == "take" and inode is None) or (deed.kind == "swap" and inode == ours):

@@ -122,7 +122,8 @@ class StepHistory(History):
             return scanned.states
         now = self.store.prepare(scanned.states, info, after=scanned.since)
         tip = self.store.tip
-        return {path: state for path, _, state in self.store.states.differences(tip, now.commit)}
+        differences = self.store.states.differences(tip, now.commit)
+        return {path: state for path, _, state in differences if not is_reserved(path)}
 
     def committed(self, recorded: Recorded) -> None:
         prepared, self._prepared = self._prepared, None
@@ -165,8 +166,9 @@ class StepHistory(History):
 
     # Looking at the tree.
 
-    def scan(self, commit: str | None, keep: Callable[[bytes], str] | None = None) -> ScanResult:
-        """What differs from a commit. ``keep`` takes the bytes of what had to be read, by default the store.
+    def scan(self, commit: str | None, keep: Callable[[bytes], str] | None = None, *, also: str = "") -> ScanResult:
+        """What differs from a commit. ``keep`` takes the bytes of what had to be read, by default the store. ``also``
+        is a holding directory to look into, as if it were one of the tree's.
 
         The cache stands for no commit after changes, until `stand_for` says which.
         """
@@ -180,7 +182,7 @@ class StepHistory(History):
             keep or store.add_blob,
             self._cache,
             limits=self._limits,
-            hidden=is_reserved,
+            hidden=lambda name: name != also and is_reserved(name),
         )
         found = scanner.scan()
         self._cache_saved = self._cache_saved and not (found.changes or found.read)
@@ -190,10 +192,7 @@ class StepHistory(History):
         """The tree that was scanned last is that of a commit, but for what is ``differing``."""
         assert self._cache is not None, "it was scanned"
         for path, now, other in differing:
-            if now is not None and other is not None and now.kind == other.kind == "directory":
-                self._cache.forget_itself(path)
-            else:
-                self._cache.forget(path)
+            self._cache.differ(path, now, other)
         self._cache.commit = commit
 
     def known(self, commit: str) -> Mapping[str, Mapping[str, Stamp]]:

@@ -13,6 +13,7 @@ import os
 import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from typing import Final
 
 from ringfence_sandbox.brackets import After, Before, Differs, Left
 from ringfence_sandbox.confined import Confined
@@ -49,15 +50,13 @@ class TakingBack:
         self._hold_of = hold
         self._make_holding = hold.make
         self._states = states
-        self._before = before
+        self.before: Final = before
         self._after = after
         self._announce = announce
         self._done = TakenBack()
         self._items: dict[str, Differs] = {}
         self._held: dict[int, str] = {}
         """Places of inodes of before the call, by number: in slots, or below them."""
-        self._of_deeds: dict[int, list[str]] = {}
-        """The same of those that deeds before the call are to bring back; the tree may have other names of them."""
         self._touched: set[str] = set()
         self._modes: set[str] = set()
         """What no scan took in, and has other permission bits."""
@@ -82,7 +81,7 @@ class TakingBack:
                 self._items[path] = item
             elif here is not None or wanted is not None:
                 self._done.conflicts.add(path)
-        for path, left in self._before.left.items():
+        for path, left in self.before.left.items():
             here = self._look(path)
             if here is not None and left.is_at(here) and not left.has_mode(here):
                 if judge((path, None, None), here):
@@ -95,16 +94,16 @@ class TakingBack:
         known = {path for path, _, _ in self._after.differing}
         yield from self._after.differing
         for path in self._after.found.excluded:
-            if path not in known and path not in self._before.left:
+            if path not in known and path not in self.before.left:
                 yield path, None, None
-        for path, left in self._before.left.items():
+        for path, left in self.before.left.items():
             here = self._look(path)
             if path not in known and here is not None and not left.is_at(here):
                 yield path, None, None
 
     def _was_left_out(self, path: str, here: os.stat_result | None) -> bool:
         """Whether it is, or is in, something that was there before and that no scan took in; or is just as it was."""
-        left = self._before.left
+        left = self.before.left
         if path in left:
             return here is None or left[path].is_at(here)
         if path in self._after.found.excluded and here is not None and self._stamp_before(path) == _stamp(here):
@@ -119,7 +118,7 @@ class TakingBack:
 
     def _stamp_before(self, path: str) -> tuple[int, int, int, int] | None:
         folder, _, name = path.rpartition("/")
-        return self._before.stamps.get(path) or self._before.known.get(folder, {}).get(name)
+        return self.before.stamps.get(path) or self.before.known.get(folder, {}).get(name)
 
     # -- the way back
 
@@ -148,7 +147,7 @@ class TakingBack:
     def _goes(self, path: str) -> bool:
         _, now, wanted = self._items[path]
         if now is None:
-            return path in self._after.found.excluded or path in self._before.left
+            return path in self._after.found.excluded or path in self.before.left
         return wanted is None or wanted.kind != now.kind
 
     def _is_directory(self, path: str) -> bool:
@@ -158,11 +157,9 @@ class TakingBack:
     # -- inodes of before
 
     def _index_held(self) -> None:
-        """What typed calls have displaced, and what an earlier try has gathered."""
-        for place, inode, of_deeds in self._hold_of:
-            if of_deeds:
-                self._of_deeds.setdefault(inode, []).append(place)
-            else:
+        """What typed calls since have displaced, and what an earlier try has gathered."""
+        for place, inode in self._hold_of:
+            if not self.before.displaced.has(place):
                 self._held[inode] = place
 
     def _sources(self) -> dict[int, list[str]]:
@@ -174,14 +171,14 @@ class TakingBack:
                 at.setdefault(stamp[0], []).append(path)
         found: dict[int, list[str]] = {}
         for path, (_, _, wanted) in self._items.items():
-            inode = self._before.inode(path)
+            inode = self.before.inode(path)
             if wanted is None or wanted.kind == "directory" or inode not in at or path in at[inode]:
                 continue
             for place in at[inode]:
                 now = self._items[place][1]
                 if now is not None and (now.kind, now.oid) == (wanted.kind, wanted.oid):
                     found.setdefault(inode, []).append(place)
-        for path, left in self._before.left.items():
+        for path, left in self.before.left.items():
             for place in at.get(left.inode, ()):
                 here = self._look(place)
                 if place != path and here is not None and left.fits(here):
@@ -256,7 +253,7 @@ class TakingBack:
             if wanted is not None and wanted.kind != "directory" and path not in self._done.conflicts
         }
         numbers = {wanted.meta.link for wanted in files.values() if wanted.meta.link}
-        groups = self._states.linked(self._before.commit, numbers)
+        groups = self._states.linked(self.before.commit, numbers)
         done: set[str] = set()
         for path, wanted in sorted(files.items()):
             if path not in done:
@@ -303,24 +300,6 @@ class TakingBack:
                     self._announce("link")
                     os.link(name, str(slot), src_dir_fd=at, dst_dir_fd=holding.descriptor, follow_symlinks=False)
                 self._put(path, slot)
-        if there is not None:
-            for inode in {self._before.inode(path) for path in group}:
-                for place in self._of_deeds.get(inode or -1, ()):
-                    self._make_one(first, there, place)
-
-    def _make_one(self, path: str, there: os.stat_result, place: str) -> None:
-        """Have a place where a deed before the call holds a file be another name of it, as it was."""
-        here = self._look(place)
-        if here is not None and here.st_ino == there.st_ino:
-            return
-        holding = self._make_holding()
-        slot = str(holding.new_slot())
-        with self._files.parent(path) as (at, name):
-            self._announce("link")
-            os.link(name, slot, src_dir_fd=at, dst_dir_fd=holding.descriptor, follow_symlinks=False)
-        with self._files.parent(place) as (at, name):
-            self._announce("rename")
-            os.rename(slot, name, src_dir_fd=holding.descriptor, dst_dir_fd=at)
 
     def _stands(self, path: str, wanted: Entry, *, alone: bool) -> bool:
         here = self._look(path)
@@ -332,24 +311,18 @@ class TakingBack:
         now = item[1]
         if now is None or (now.kind, now.oid) != (wanted.kind, wanted.oid) or not self._as_left(path, here):
             return False
-        return here.st_ino == self._before.inode(path) or (alone and here.st_nlink == 1)
+        return here.st_ino == self.before.inode(path) or (alone and here.st_nlink == 1)
 
     def _held_slot(self, group: Sequence[str], wanted: Entry) -> int | None:
         """The slot to which the inode of before has come, if it has still its bytes."""
         for path in group:
-            inode = self._before.inode(path) or -1
-            [shared, *_] = self._of_deeds.get(inode, [None])
-            place = shared or self._held.get(inode)
+            place = self._held.get(self.before.inode(path) or -1)
             if place is None or self._content(place) != wanted.oid:
                 continue
             holding = self._make_holding()
             slot = holding.new_slot()
             with self._files.parent(place) as (at, name):
-                if shared is None:
-                    self._renames.rename(at, name, holding.descriptor, str(slot))
-                else:
-                    self._announce("link")
-                    os.link(name, str(slot), src_dir_fd=at, dst_dir_fd=holding.descriptor, follow_symlinks=False)
+                self._renames.rename(at, name, holding.descriptor, str(slot))
             self._dress(holding.descriptor, str(slot), wanted, path)
             return slot
         return None
@@ -421,11 +394,11 @@ class TakingBack:
 
     def _put_left_out(self) -> None:
         """What no scan took in: back to its place if it only moved; else it is said."""
-        for path, left in self._before.left.items():
+        for path, left in self.before.left.items():
             here = self._look(path)
             if here is not None and left.is_at(here):
                 if not left.fits(here) and not stat.S_ISDIR(here.st_mode):
-                    self._done.notes.append(f"{path} was changed, and stays so: it was not taken in ({left.reason})")
+                    self._say_left(path, left, "was changed, and stays so")
                 if path in self._modes:
                     self._give_mode(path, left)
                     self._done.notes.append(f"{path} has its permissions again")
@@ -441,9 +414,14 @@ class TakingBack:
                     self._give_mode(path, left)
                 self._done.notes.append(f"{path} is back in its place")
             else:
-                self._done.notes.append(
-                    f"{path} is gone, and cannot be brought back: it was not taken in ({left.reason})"
-                )
+                self._say_left(path, left, "is gone, and cannot be brought back")
+
+    def _say_left(self, path: str, left: Left, what: str) -> None:
+        thing = path
+        if self.before.displaced.has(path):  # the way back from the deed that holds it cannot be right
+            self._done.conflicts.add(path)
+            thing = f"what was at {self.before.displaced.said(path)} before"
+        self._done.notes.append(f"{thing} {what}: it was not taken in ({left.reason})")
 
     # -- modes and times
 
@@ -463,7 +441,7 @@ class TakingBack:
                     break
                 directories.add(above)
         for path in sorted(directories, reverse=True):
-            wanted = self._states.entry(self._before.commit, path)
+            wanted = self._states.entry(self.before.commit, path)
             if wanted is None or wanted.kind != "directory" or path in self._done.conflicts:
                 continue
             try:
@@ -515,8 +493,8 @@ class TakingBack:
 
     def _find_new_inodes(self) -> None:
         """Of what earlier deeds are about: this way back has made some anew, or one before it, or a try cut off."""
-        for path, old in self._before.inodes.items():
-            here, wanted = self._look(path), self._states.entry(self._before.commit, path)
+        for path, old in self.before.inodes.items():
+            here, wanted = self._look(path), self._states.entry(self.before.commit, path)
             if here is None or wanted is None or path in self._done.conflicts:
                 continue
             if here.st_ino != old and stat.S_ISDIR(here.st_mode) == (wanted.kind == "directory"):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+import stat
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ringfence_sandbox.hands import Conflict, Hands
@@ -43,23 +44,17 @@ class TakenBack:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Where displaced files are, and how to have a directory for them. What is in the ``slots`` of the deeds before
-    belongs to those."""
+    """Where displaced files are, and how to have a directory for them."""
 
     held: Holding | None
     make: Callable[[], Holding]
-    slots: Set[int] = frozenset()
 
-    def __iter__(self) -> Iterator[tuple[str, int, bool]]:
-        """The places of held files, with their inodes, and whether they belong to deeds before."""
+    def __iter__(self) -> Iterator[tuple[str, int]]:
+        """The places of held files, with their inodes."""
         if self.held is not None:
-            for place, inode in self.held.files():
-                slot = place.split("/")[1]
-                yield place, inode, slot.isdigit() and int(slot) in self.slots
-
-
-def slots_of(deeds: Iterable[Deed]) -> Set[int]:
-    return {deed.slot for deed in deeds if deed.slot >= 0}
+            for place, found in self.held.entries():
+                if not stat.S_ISDIR(found.st_mode):
+                    yield place, found.st_ino
 
 
 def undo_deeds(hands: Hands, deeds: list[Deed], down_to: int, noted: Callable[[Deed], None]) -> Undone:

@@ -43,10 +43,12 @@ def shape(root: Path) -> dict[str, Printed]:
     }
 
 
-def damage(root: Path, what: tuple[str, int, int, str, bytes]) -> None:
-    """Something that a command may do to a tree. What cannot be done is not done."""
+def damage(root: Path, what: tuple[str, int, int, str, bytes], *, held: bool = False) -> None:
+    """Something that a command may do to a tree, or to what is ``held``. What cannot be done is not done."""
     kind, one, other, name, content = what
-    there = sorted(path for path in printed(root) if path and not path.startswith(HOLDING_PREFIX))
+    there = sorted(path for path in printed(root) if path and path.startswith(HOLDING_PREFIX) == held)
+    if held and (not there or _special({path: one for path, one in printed(root).items() if path in there})):
+        return  # a pipe that is gone does not come back, which is reported
     path = root / (there[one % len(there)] if there else name)
     second = root / (there[other % len(there)] if there else name)
     new = root / name
@@ -147,7 +149,24 @@ class OpaqueRollback(RuleBasedStateMachine):
     @precondition(lambda self: any(one.call.opaque for one in self.open))
     @rule(what=damages)
     def damaged(self, what: tuple[str, int, int, str, bytes]) -> None:
-        damage(self.root, what)
+        self._damage(what)
+
+    @precondition(lambda self: len(self.open) < 2)
+    @rule(displaced=st.lists(st.integers(0, 30), min_size=1, max_size=4), reached=st.lists(damages, max_size=4))
+    def reach(self, displaced: list[int], reached: list[tuple[str, int, int, str, bytes]]) -> None:
+        """A program in a typed call gets at what that has displaced."""
+        self.begin(opaque=False)
+        for number in displaced:
+            there = sorted(path for path in shape(self.root) if path)
+            if there:
+                path = there[number % len(there)]
+                self.typed(path, path, b"outer", "delete" if number % 3 == 0 else "write")
+        self.begin(opaque=True)
+        for what in reached:
+            self._damage(what, held=True)
+
+    def _damage(self, what: tuple[str, int, int, str, bytes], *, held: bool = False) -> None:
+        damage(self.root, what, held=held)
         for one in reversed(self.open):
             if one.call.opaque:
                 break
