@@ -159,6 +159,23 @@ def test_odd_things_are_in_the_history_as_they_are(root: Path) -> None:
         assert lasting(printed(root)) == before
 
 
+def test_what_a_command_made_too_large_is_said(root: Path) -> None:
+    (root / "large").write_bytes(b"x" * 2000)
+    (root / "old").write_bytes(b"x" * 2000)
+    with Workspace.open(root, store=root.parent / "store", limits=ScanLimits(max_file_bytes=1000)) as workspace:
+        assert workspace.left_out_since == {}
+        for end in ("rollback", "commit"):
+            with held_call(workspace.filesystem, opaque=True) as call:
+                for name in ("large", "new"):
+                    with (root / name).open("ab") as file:
+                        file.write(b"y" * 2000)
+                getattr(call, end)()
+            assert workspace.left_out_since == (
+                {"large": "too large"} if end == "rollback" else {"large": "too large", "new": "too large"}
+            )
+        assert workspace.left_out.keys() == {"large", "new", "old"}
+
+
 def test_what_is_too_large_is_left_out_and_said(root: Path) -> None:
     (root / "large").write_bytes(b"x" * 100)
     os.mkfifo(root / "pipe")

@@ -39,10 +39,16 @@ class DiskWorkspace:
         return self.opened.filesystem
 
     def changes(self) -> Sequence[Change]:
-        return self.opened.since(self._start)[0]
+        return self.opened.changes_since(self._start)
 
     def patch(self, changes: Sequence[Change]) -> bytes:
-        return self.opened.since(self._start)[1]
+        return self.opened.patch_since(self._start)
+
+    def left_out_since(self) -> Sequence[LeftOut]:
+        return [
+            LeftOut(path, f"{reason}: what commands did to it is not in the history, nor in the patch")
+            for path, reason in sorted(self.opened.left_out_since.items())
+        ]
 
     def steps(self) -> int:
         return len(self.opened.steps()) - self._steps_before

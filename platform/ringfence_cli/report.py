@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import get_args
 
 from ringfence import serde
@@ -14,6 +14,7 @@ from ringfence_cli.printable import one_line, plural
 from ringfence_cli.task import Ending
 from ringfence_cli.watch import Tally
 from ringfence_cli.workspace import RunWorkspace, line_counts
+from ringfence_tools.contents import LeftOut
 
 MAX_LISTED = 20
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
@@ -33,12 +34,12 @@ def summary(ending: Ending, tally: Tally) -> Iterator[str]:
         yield f"{plural(len(files), 'file')} changed, +{added} -{removed} lines"
 
 
-def left_out(workspace: RunWorkspace) -> Iterator[str]:
-    """Lines that say what of the directory the agent does not see."""
-    for one in workspace.left_out[:MAX_LISTED]:
+def left_out(paths: Sequence[LeftOut]) -> Iterator[str]:
+    """Lines that say what of the directory the agent does not see, or the history does not have."""
+    for one in paths[:MAX_LISTED]:
         yield f"left out: {shown(one.path)} ({one_line(one.reason, 200)})"
-    if len(workspace.left_out) > MAX_LISTED:
-        yield f"left out: {len(workspace.left_out) - MAX_LISTED} more; --json lists all"
+    if len(paths) > MAX_LISTED:
+        yield f"left out: {len(paths) - MAX_LISTED} more; --json lists all"
 
 
 def as_json(ending: Ending, tally: Tally, workspace: RunWorkspace) -> dict[str, object]:
@@ -56,7 +57,10 @@ def as_json(ending: Ending, tally: Tally, workspace: RunWorkspace) -> dict[str, 
         "applied": ending.applied,
         "steps": workspace.steps(),
         "conflicts": [shown(path) for path in ending.conflicts],
-        "left_out": [{"path": shown(one.path), "reason": one.reason} for one in workspace.left_out],
+        "left_out": [
+            {"path": shown(one.path), "reason": one.reason}
+            for one in {one.path: one for one in (*workspace.left_out, *workspace.left_out_since())}.values()
+        ],
         "usage": serde.dump(tally.usage),
         "duration_seconds": round(tally.seconds, 3),
     }

@@ -98,7 +98,7 @@ def run_task(options: Options, signals: Signals) -> int:
         if isinstance(workspace, DiskWorkspace) and (recovered := workspace.opened.recovered) is not None:
             errors.say(recovery(recovered))
         if not options.quiet:
-            for line in left_out(workspace):
+            for line in left_out(workspace.left_out):
                 errors.say(line)
             if record is not None and (before := record.interrupted_before()) is not None:
                 errors.say(before)
@@ -165,7 +165,8 @@ def _finish(
     elif ending.outcome != "interrupted":
         _writing(ending, lambda: put_diff(ending.patch))
     if not options.quiet:
-        for line in (*summary(ending, tally), *_what_next(options, ending, workspace.steps())):
+        ended = (*left_out(workspace.left_out_since()), *summary(ending, tally))
+        for line in (*ended, *_what_next(options, ending, workspace.steps())):
             errors.say(line)
     if ending.error is not None:
         errors.say(f"ringfence: {ending.error}")

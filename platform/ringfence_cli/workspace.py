@@ -42,6 +42,10 @@ class RunWorkspace(Protocol):
     @property
     def filesystem(self) -> Filesystem: ...
 
+    def left_out_since(self) -> Sequence[LeftOut]:
+        """What the task has made that is in neither the changes nor the patch, and why."""
+        ...
+
     def changes(self) -> Sequence[Change]:
         """What differs from the files as they were at the start."""
         ...
@@ -103,6 +107,9 @@ class MemoryWorkspace:
         finally:
             self.filesystem.restore(now)
         return patch_of(changes, before.__getitem__, lambda path: self.filesystem.read_bytes(path).content)
+
+    def left_out_since(self) -> Sequence[LeftOut]:
+        return ()
 
     def steps(self) -> int:
         return 0

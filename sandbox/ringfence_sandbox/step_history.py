@@ -20,7 +20,7 @@ from ringfence_sandbox.entries import Entry, Meta, Pending
 from ringfence_sandbox.history import ChangedFiles, History, Recorded, ScannedStates
 from ringfence_sandbox.history_objects import BLOB, object_id
 from ringfence_sandbox.kernel import Before, nothing_before
-from ringfence_sandbox.scan import ScanLimits, Scanner, ScanResult, follow
+from ringfence_sandbox.scan import Exclusion, ScanLimits, Scanner, ScanResult, follow
 from ringfence_sandbox.stat_cache import Stamp, StatCache
 from ringfence_sandbox.store import PreparedStep, Store
 
@@ -62,6 +62,8 @@ class StepHistory(History):
         self._cache_saved = True
         self._hashes: dict[str, str] = {}
         """Of some files that steps of late left, the sha256 by object id: their bytes need not be read for it."""
+        self.left_out: Mapping[str, tuple[Exclusion, Stamp | None]] = {}
+        """What the newest scan did not take in, why, and as what it was seen."""
         self.last: Step | None = None
         """The newest step that was made since opening."""
         self.lost: list[str] = []
@@ -185,6 +187,9 @@ class StepHistory(History):
             hidden=lambda name: name != also and is_reserved(name),
         )
         found = scanner.scan()
+        self.left_out = {
+            path: (reason, found.stamps.get(path)) for path, reason in found.excluded.items() if not is_reserved(path)
+        }
         self._cache_saved = self._cache_saved and not (found.changes or found.read)
         return found
 

@@ -97,8 +97,7 @@ class Workspace:
         self._names = NamedSteps(store)
         self._process = os.getpid()
         self._closed = False
-        self.left_out: Mapping[str, Exclusion] = {}
-        """What the history does not have of the tree, and why: undo and restore leave it alone."""
+        self._left_out_first: Mapping[str, object] = {}
 
     @classmethod
     def open(
@@ -151,6 +150,7 @@ class Workspace:
             try:
                 workspace = cls(filesystem, history.store, history)
                 workspace._look()
+                workspace._left_out_first = history.left_out
             except BaseException:
                 filesystem.close()
                 raise
@@ -201,6 +201,24 @@ class Workspace:
     @property
     def root(self) -> str:
         return self.filesystem.root
+
+    @property
+    def left_out(self) -> Mapping[str, Exclusion]:
+        """What the newest look at the tree did not take into the history, and why: undo and restore leave it alone."""
+        return {path: reason for path, (reason, _) in self._left_out().items()}
+
+    @property
+    def left_out_since(self) -> Mapping[str, Exclusion]:
+        """Of that, what is there and was not, or not as it is now, when the workspace was opened."""
+        first = self._left_out_first
+        return {
+            path: found[0]
+            for path, found in self._left_out().items()
+            if first.get(path) != found and os.path.lexists(os.path.join(self.root, path))
+        }
+
+    def _left_out(self) -> Mapping[str, tuple[Exclusion, object]]:
+        return self._history.left_out if self._history is not None else {}
 
     @property
     def lost(self) -> Sequence[str]:
@@ -294,11 +312,15 @@ class Workspace:
         with self.filesystem.lock.mutex:
             return self._tip()
 
-    def since(self, commit: str) -> tuple[Sequence[Change], bytes]:
-        """What the history has changed since a commit, and the patch for it."""
+    def changes_since(self, commit: str) -> Sequence[Change]:
+        """What the history has changed since a commit."""
         with self.filesystem.lock.mutex:
-            tip = self._tip()
-            return self._store.states.changes(commit, tip), unified(self._store, commit, tip).text
+            return self._store.states.changes(commit, self._tip())
+
+    def patch_since(self, commit: str) -> bytes:
+        """The patch for it, for `git apply`."""
+        with self.filesystem.lock.mutex:
+            return unified(self._store, commit, self._tip()).text
 
     def _between(self, a: StepName | None, b: StepName | None) -> list[CommitRecord]:
         """The commits from `a` to `b`, oldest first, both of them included."""
@@ -422,9 +444,7 @@ class Workspace:
 
     def _look(self) -> ScanResult:
         assert self._history is not None
-        found = self._history.look()
-        self.left_out = found.excluded
-        return found
+        return self._history.look()
 
     @contextmanager
     def _alone(self, tool: str) -> Generator[tuple[Transaction, StepHistory]]:

@@ -95,6 +95,15 @@ def test_a_run_that_was_cut_off_goes_on_in_a_container_with_what_it_has_read(tre
     assert (tree / "a.txt").read_text() == "two\n"
 
 
+def test_a_run_ends_with_what_its_commands_made_that_the_history_leaves_out(tree: Path) -> None:
+    made = call("shell_execute", command="truncate -s 300M large.bin; echo two > a.txt")
+    ended = ringfence(*command_of(tree, made, DONE))
+    assert ended.returncode == 0, ended.stderr
+    assert "left out: large.bin (too large: what commands did to it" in ended.stderr
+    assert "1 file changed" in ended.stderr
+    assert (tree / "large.bin").stat().st_size == 300 << 20
+
+
 def test_commands_may_look_into_a_git_repository_and_not_change_its_own_data(tree: Path) -> None:
     for arguments in (
         ["init", "-q"],

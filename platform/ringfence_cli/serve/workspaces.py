@@ -108,7 +108,7 @@ class MemoryServed:
         return [_files(session, self.filesystem, self._workspace.mount_point)]
 
     def notes(self) -> Iterator[str]:
-        yield from left_out(self._workspace)
+        yield from left_out(self._workspace.left_out)
         yield "it is a copy in memory, and ends with the server"
 
     def close(self) -> None:
@@ -137,7 +137,7 @@ class DiskServed:
     def notes(self) -> Iterator[str]:
         if (recovered := self._workspace.opened.recovered) is not None:
             yield recovery(recovered)
-        yield from left_out(self._workspace)
+        yield from left_out(self._workspace.left_out)
 
     def close(self) -> None:
         self._workspace.close()
