@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import subprocess
 import time
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringfence.filesystem.diffs import FileState, patch_of, unified_diff
+from ringfence.filesystem.diffs import REVERSIBLE_BYTES, FileState, patch_of, unified_diff
 from ringfence.filesystem.memory import InMemoryFilesystem
 from ringfence.filesystem.patch_format import EXECUTABLE, SYMLINK, parse_patch
 from ringfence.filesystem.patches import apply_patch
@@ -154,6 +155,20 @@ def test_git_makes_the_tree_of_the_patch(tmp_path: Path, before: Tree, after: Tr
     put(tmp_path, before)
     git_apply(tmp_path, patch_between(before, after))
     assert found(tmp_path) == after
+
+
+@needs_git
+def test_of_a_long_binary_file_only_what_it_becomes_is_given(tmp_path: Path) -> None:
+    chance = random.Random(1)
+    old, new = (b"\0" + chance.randbytes(REVERSIBLE_BYTES + more) for more in (0, 1))
+    before = {"gone": FileState(old), "changed": FileState(old), "short": FileState(old[:-1])}
+    after = {"changed": FileState(new), "short": FileState(b"\0"), "new": FileState(new)}
+    put(tmp_path, before)
+    git_apply(tmp_path, patch_between(before, after))
+    assert found(tmp_path) == after
+    assert len(unified_diff("gone", FileState(old), None)) < 200
+    git_apply(tmp_path, unified_diff("short", before["short"], after["short"]), "--reverse")
+    assert found(tmp_path)["short"] == before["short"]
 
 
 def test_a_name_that_git_writes_is_read_again() -> None:

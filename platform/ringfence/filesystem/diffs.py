@@ -22,6 +22,8 @@ MAX_COMPARED_LINES = 10_000
 MAX_WEIGHED_LINES = 1_000
 """Up to here, lines that occur very often are compared like any other."""
 BINARY_LINE_BYTES = 52
+REVERSIBLE_BYTES = 1 << 20
+"""Of a longer binary file only what it becomes is given: the patch can be applied, and not with ``git apply -R``."""
 
 Opcode = tuple[str, int, int, int, int]
 _TO_QUOTE = re.compile(rb'[\x00-\x1f\x7f"\\]')
@@ -78,7 +80,8 @@ def _content(path: str, version: FileVersion | None, read: Callable[[str], bytes
 def unified_diff(path: str, before: FileState | None, after: FileState | None) -> bytes:
     """One file's part of a patch, b"" if nothing differs. None is no file; bytes, since a file need not be UTF-8.
 
-    A file with a NUL is binary: it is given whole, compressed, in both directions.
+    A file with a NUL is binary: it is given whole, compressed, and what it was, too, unless that is long
+    (`REVERSIBLE_BYTES`).
     """
     if before == after:
         return b""
@@ -246,7 +249,7 @@ def _groups(opcodes: Iterator[Opcode], context: int) -> Iterator[list[Opcode]]:
 
 def _binary(old: bytes, new: bytes) -> Iterator[bytes]:
     yield b"GIT binary patch\n"
-    for content in (new, old):
+    for content in (new, old) if len(old) <= REVERSIBLE_BYTES else (new,):
         yield b"literal %d\n" % len(content)
         packed = zlib.compress(content)
         for start in range(0, len(packed), BINARY_LINE_BYTES):
