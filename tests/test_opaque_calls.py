@@ -664,6 +664,22 @@ def test_what_a_program_does_to_what_a_call_around_it_displaced_is_mended_first(
     assert [entry.kind for entry in workspace.log()] == ["baseline"]
 
 
+@pytest.mark.parametrize("script", ["mv .ringfence-hold-* theirs", "mkdir theirs; mv .ringfence-hold-*/* theirs"])
+def test_what_a_program_took_of_what_was_displaced_is_the_trees_when_the_calls_are_committed(
+    root: Path, workspace: Workspace, script: str
+) -> None:
+    with held_call(workspace.filesystem, call_id="outer") as outer:
+        workspace.filesystem.for_call(outer).write("a.txt", "outer")
+        with held_call(workspace.filesystem, call_id="inner", parent=outer, opaque=True) as inner:
+            sh(root, script)
+            assert [change.path for change in inner.changed()] == ["theirs", "theirs/0"]
+            inner.commit()
+        outer.commit()
+    assert (root / "theirs/0").read_bytes() == b"one\r\ntwo\r\n"
+    assert workspace.steps()[-1].paths == ("a.txt", "theirs", "theirs/0")
+    assert not list(root.glob(".ringfence*"))
+
+
 def displace(files: HostFilesystem) -> None:
     files.write("a.txt", "first")
     files.write("a.txt", "outer")

@@ -446,6 +446,9 @@ class Core:
         self._early.clear()
         self.seen.unsure = False
         if self._opaque is not None:
+            if self._opaque.any_open:
+                with suppress(OSError):
+                    self._find_holding()  # what a program moved from there into the tree is the tree's
             self._opaque.end()
         self._bytes.clear()
         self._bytes_size = 0
