@@ -8,6 +8,7 @@ import stat
 
 from ringfence_sandbox.changing import Changing, resemble, write_all
 from ringfence_sandbox.core import Core
+from ringfence_sandbox.dressing import dress
 from ringfence_sandbox.entries import Meta
 from ringfence_sandbox.records import Deed, Identity
 
@@ -31,7 +32,7 @@ class BringingBack:
                 if found is not None:
                     with self._core.files.parent(place) as (at, name):
                         resemble(descriptor, at, name, found, meta.mode)
-                self._give(place, descriptor, meta)
+                self._dress(place, slot, meta)
                 digest = hashlib.sha256(content).hexdigest()
                 identity = self._changing.finish(descriptor, digest)
             finally:
@@ -57,14 +58,7 @@ class BringingBack:
             slot = holding.new_slot()
             self._core.before("symlink")
             os.symlink(target, str(slot), dir_fd=holding.descriptor)
-            made = os.lstat(str(slot), dir_fd=holding.descriptor)
-            if (made.st_uid, made.st_gid) != (meta.uid, meta.gid):
-                try:
-                    os.chown(str(slot), meta.uid, meta.gid, dir_fd=holding.descriptor, follow_symlinks=False)
-                except PermissionError:
-                    self._note_owner(place, meta)
-            times = (made.st_atime_ns, meta.mtime_ns)
-            os.utime(str(slot), ns=times, dir_fd=holding.descriptor, follow_symlinks=False)
+            self._dress(place, slot, meta)
             made = os.lstat(str(slot), dir_fd=holding.descriptor)
             self._place(place, slot, self._core.files.look(place), Identity.of(made))
 
@@ -88,17 +82,9 @@ class BringingBack:
         except PermissionError:
             self._note_owner(place, meta)
 
-    def _give(self, place: str, descriptor: int, meta: Meta) -> None:
-        found = os.fstat(descriptor)
-        mode = meta.mode
-        if (found.st_uid, found.st_gid) != (meta.uid, meta.gid):
-            try:
-                os.fchown(descriptor, meta.uid, meta.gid)
-            except PermissionError:
-                self._note_owner(place, meta)
-                mode &= ~(stat.S_ISUID | stat.S_ISGID)
-        os.fchmod(descriptor, mode)
-        os.utime(descriptor, ns=(found.st_atime_ns, meta.mtime_ns))
+    def _dress(self, place: str, slot: int, meta: Meta) -> None:
+        if not dress(self._core.holding.descriptor, str(slot), meta, self._core.before):
+            self._note_owner(place, meta)
 
     def _note_owner(self, place: str, meta: Meta) -> None:
         self.notes.append(f"{place or 'the root'} is not given back to user {meta.uid} and group {meta.gid}")

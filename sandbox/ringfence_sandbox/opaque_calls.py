@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from ringfence.participants import Change
 from ringfence_sandbox.brackets import Aborted, After, Before, Brackets, Differs, ScannedFiles, is_only_time
+from ringfence_sandbox.choosing import Chosen, Judge
 from ringfence_sandbox.confined import Confined, is_reserved
 from ringfence_sandbox.displaced import Displaced
 from ringfence_sandbox.entries import Entry
@@ -18,7 +19,7 @@ from ringfence_sandbox.kernel import Renames, birth_ns
 from ringfence_sandbox.owner_stamp import GRACE_NS, OwnerStamp
 from ringfence_sandbox.records import Deed
 from ringfence_sandbox.states import led_to, since_opaque
-from ringfence_sandbox.taking_back import Judge, TakingBack
+from ringfence_sandbox.taking_back import TakingBack
 from ringfence_sandbox.undoing import Hold, Note, TakenBack
 
 MOST_LISTED = 20
@@ -123,9 +124,10 @@ class OpaqueCalls:
             below_opened = any(path.startswith(f"{above}/") for above in opened)
             return path in seen or below_opened or (tried is not None and _is_directory(wanted))
 
-        way = self._way(before, after, hold)
-        paths = way.choose(judge)
+        chosen = Chosen(self._files, before, after, judge)
+        paths = sorted(chosen.items)
         self._tried[deed.seq] = {*paths, *(tried or ())}
+        way = self._way(before, after, chosen, hold)
         aborted = self._brackets.keep(before, after, paths, tool=tool, call_id=call_id)
         done = self._go(way, deed, _told(paths, after), aborted, note)
         self._forget(deed.seq)
@@ -151,16 +153,18 @@ class OpaqueCalls:
         """
         before = self._brackets.recovered(deed.commit, more)
         after, opened = self._brackets.made_readable(before, self._brackets.after(before))
-        way = self._way(before, after, hold)
         known = self._brackets.kept_states(before, kept)
-        paths = way.choose(_ended(self._files, OwnerStamp.last_ns(stamp_path) + GRACE_NS, known, opened))
+        judge = _ended(self._files, OwnerStamp.last_ns(stamp_path) + GRACE_NS, known, opened)
+        chosen = Chosen(self._files, before, after, judge)
+        paths = sorted(chosen.items)
+        way = self._way(before, after, chosen, hold)
         if kept is None:
             aborted = self._brackets.keep(before, after, paths, tool=tool, call_id=call_id)
         else:
             aborted = self._brackets.kept_as(kept)
         return self._go(way, deed, _told(paths, after), aborted, note)
 
-    def _way(self, before: Before, after: After, hold: Hold) -> TakingBack:
+    def _way(self, before: Before, after: After, chosen: Chosen, hold: Hold) -> TakingBack:
         return TakingBack(
             self._files,
             self._renames,
@@ -168,6 +172,7 @@ class OpaqueCalls:
             self._brackets.store.states,
             before,
             after,
+            chosen,
             announce=self._announce,
         )
 

@@ -11,24 +11,24 @@ import errno
 import hashlib
 import os
 import stat
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
-from ringfence_sandbox.brackets import After, Before, Differs, Left
+from ringfence_sandbox.brackets import After, Before, Left
+from ringfence_sandbox.choosing import Chosen
 from ringfence_sandbox.confined import Confined
+from ringfence_sandbox.dressing import dress
 from ringfence_sandbox.entries import Entry
 from ringfence_sandbox.history_states import States
 from ringfence_sandbox.kernel import Before as Announce
 from ringfence_sandbox.kernel import Renames, lstat, set_mode
+from ringfence_sandbox.stat_cache import stamp_of
 from ringfence_sandbox.undoing import Hold, TakenBack
 
 _UNREACHABLE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 _IN_THE_WAY = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY, errno.EXDEV})
 _NO_XATTR_OF_OTHER_BYTES = frozenset({"security.capability"})
-
-Judge = Callable[[Differs, os.stat_result | None], bool]
-"""Whether a path that differs was changed by the call; what is there now is given too."""
 
 
 class TakingBack:
@@ -42,6 +42,7 @@ class TakingBack:
         states: States,
         before: Before,
         after: After,
+        chosen: Chosen,
         *,
         announce: Announce,
     ) -> None:
@@ -53,74 +54,12 @@ class TakingBack:
         self.before: Final = before
         self._after = after
         self._announce = announce
-        self._done = TakenBack()
-        self._items: dict[str, Differs] = {}
+        self._done = TakenBack(chosen.conflicts)
+        self._items = chosen.items
+        self._modes = chosen.modes
         self._held: dict[int, str] = {}
         """Places of inodes of before the call, by number: in slots, or below them."""
         self._touched: set[str] = set()
-        self._modes: set[str] = set()
-        """What no scan took in, and has other permission bits."""
-
-    # -- what is the call's
-
-    def choose(self, judge: Judge) -> Sequence[str]:
-        """The paths that are to be brought back; what somebody else changed is a conflict, and left alone."""
-        for item in self._all():
-            path, now, wanted = item
-            here = self._look(path)
-            if self._was_left_out(path, here):
-                continue
-            mine = judge(item, here)
-            if mine and now is None and path not in self._after.found.excluded:
-                mine = here is None
-            elif mine and here is not None and not (now is not None and now.kind == "directory"):
-                mine = _stamp(here) == self._after.stamps.get(path)
-            elif mine and now is not None and now.kind == "directory" and here is not None:
-                mine = stat.S_ISDIR(here.st_mode)
-            if mine:
-                self._items[path] = item
-            elif here is not None or wanted is not None:
-                self._done.conflicts.add(path)
-        for path, left in self.before.left.items():
-            here = self._look(path)
-            if here is not None and left.is_at(here) and not left.has_mode(here):
-                if judge((path, None, None), here):
-                    self._modes.add(path)
-                else:
-                    self._done.conflicts.add(path)
-        return sorted(self._items)
-
-    def _all(self) -> Iterable[Differs]:
-        known = {path for path, _, _ in self._after.differing}
-        yield from self._after.differing
-        for path in self._after.found.excluded:
-            if path not in known and path not in self.before.left:
-                yield path, None, None
-        for path, left in self.before.left.items():
-            here = self._look(path)
-            if path not in known and here is not None and not left.is_at(here):
-                yield path, None, None
-
-    def _was_left_out(self, path: str, here: os.stat_result | None) -> bool:
-        """Whether it is, or is in, something that was there before and that no scan took in; or is just as it was."""
-        left = self.before.left
-        if path in left:
-            return here is None or left[path].is_at(here)
-        if path in self._after.found.excluded and here is not None and self._stamp_before(path) == _stamp(here):
-            return True
-        above = path.rpartition("/")[0] if left else ""
-        while above:
-            if above in left:
-                there = self._look(above)
-                return there is not None and left[above].is_at(there)
-            above = above.rpartition("/")[0]
-        return False
-
-    def _stamp_before(self, path: str) -> tuple[int, int, int, int] | None:
-        folder, _, name = path.rpartition("/")
-        return self.before.stamps.get(path) or self.before.known.get(folder, {}).get(name)
-
-    # -- the way back
 
     def run(self) -> TakenBack:
         """Bring back what was chosen. OSError: something could not be; it may be tried again."""
@@ -228,7 +167,7 @@ class TakingBack:
     def _as_left(self, path: str, here: os.stat_result) -> bool:
         """Whether a file is as the scan saw it. (Taking another of its names away changes its ctime.)"""
         stamp = self._after.stamps.get(path)
-        return stamp is not None and stamp[:3] == _stamp(here)[:3]
+        return stamp is not None and stamp[:3] == stamp_of(here)[:3]
 
     # -- bringing back
 
@@ -452,31 +391,8 @@ class TakingBack:
                 self._conflict_or_raise(path, error)
 
     def _dress(self, at: int, name: str, wanted: Entry, path: str) -> None:
-        """Give what is at a name its owner, permission bits and time, where they are others."""
-        meta = wanted.meta
-        descriptor = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
-        try:
-            here = os.fstat(descriptor)
-            link = stat.S_ISLNK(here.st_mode)
-            # A link's own descriptor cannot be gone through, so it is named; it is never followed.
-            target, where = (name, at) if link else (f"/proc/self/fd/{descriptor}", None)
-            mode = meta.mode
-            if (here.st_uid, here.st_gid) != (meta.uid, meta.gid):
-                self._announce("chown")
-                try:
-                    os.chown(target, meta.uid, meta.gid, dir_fd=where, follow_symlinks=not link)
-                except PermissionError:
-                    mode &= ~(stat.S_ISUID | stat.S_ISGID)
-                    self._done.notes.append(f"{path} has another owner than before, which only root can bring back")
-            if not link and stat.S_IMODE(os.fstat(descriptor).st_mode) != mode:
-                self._announce("chmod")
-                os.chmod(target, mode)
-            if here.st_mtime_ns != meta.mtime_ns:
-                self._announce("utime")
-                with suppress(PermissionError):
-                    os.utime(target, ns=(here.st_atime_ns, meta.mtime_ns), dir_fd=where, follow_symlinks=not link)
-        finally:
-            os.close(descriptor)
+        if not dress(at, name, wanted.meta, self._announce):
+            self._done.notes.append(f"{path} has another owner than before, which only root can bring back")
 
     def _open_up(self, path: str) -> None:
         """Make the directory that a path is in writable for the moment; `_finish` brings its mode back."""
@@ -513,7 +429,3 @@ class TakingBack:
 
 def _is_directory(entry: Entry | None) -> bool:
     return entry is not None and entry.kind == "directory"
-
-
-def _stamp(found: os.stat_result) -> tuple[int, int, int, int]:
-    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
