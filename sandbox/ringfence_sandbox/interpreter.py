@@ -9,6 +9,7 @@ import tarfile
 import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from ringfence_sandbox.images import DEFAULT_RECIPE, SOURCES, recipe
 from ringfence_sandbox.owners import OWNER_LABEL, own_label
@@ -19,6 +20,7 @@ _OPTIONS = ("-I", "-S", "-B")
 LENT = "/run/python"
 """Where it is in the container."""
 _LOADERS = {"x86_64": "ld-linux-x86-64.so.2", "aarch64": "ld-linux-aarch64.so.1"}
+_FILTER: Any = {"filter": "tar"} if hasattr(tarfile, "tar_filter") else {}  # not in the first versions of 3.11
 _PROGRAMS = {"debian": "usr/bin/python3", "registry": "usr/local/bin/python3"}
 
 
@@ -75,15 +77,13 @@ def _copied(connection: Connection, image: str, machine: str) -> str:
                 file.write(chunk)
             file.seek(0)
             with tarfile.open(fileobj=file) as tar:
-                # An attribute, since the first versions of 3.11 have no such argument, and no filters.
-                tar.extraction_filter = getattr(tarfile, "tar_filter", None)
                 for member in tar:
                     name = member.name.removeprefix("./")
                     if ".." in name.split("/"):
                         continue
                     if (member.isreg() or member.issym()) and wanted.fullmatch(name) and not unwanted.fullmatch(name):
                         member.mode, member.uid, member.gid = 0o755, os.getuid(), os.getgid()
-                        tar.extract(member, new)
+                        tar.extract(member, new, **_FILTER)
             for directory, _, _ in os.walk(new):
                 os.chmod(directory, 0o755)  # noqa: S103 - for the container's users
             with suppress(OSError):  # somebody else was quicker
