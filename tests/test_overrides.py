@@ -249,6 +249,24 @@ def test_a_changed_tool_keeps_its_own_texts(store: LocalPromptOverridesStore, ca
     assert "tool find: it has changed since" in caplog.text
 
 
+def test_a_file_with_a_text_that_is_no_template_keeps_nothing_from_being_rendered(
+    store: LocalPromptOverridesStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.seed(Prompt(ONE))
+    path = store.path("team/app", "main", "latest")
+    path.write_text(path.read_text().replace("Be $tone.", "Be $ $tone."))
+    assert "Be kind." in rendered(store).text
+    assert "section style: a $ in it begins no name; write $$" in caplog.text
+
+
+def test_a_section_without_a_summary_is_not_summarised(
+    store: LocalPromptOverridesStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.store(ONE.descriptor, section_of(ONE, "tools", visibility=SectionVisibility.SUMMARY, body="Not these."))
+    assert "Use them." in rendered(store).text
+    assert "section tools is left out: it is to be summarised, but there is no summary" in caplog.text
+
+
 def test_a_log_is_written_once_and_not_with_every_rendering(
     store: LocalPromptOverridesStore, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -284,6 +302,8 @@ HASH = "0" * 64
         SectionOverride(("nowhere",), HASH, "x"),
         ToolOverride("find", HASH),
         ToolOverride("fixed", HASH),
+        section_of(ONE, body="It costs 5 $."),
+        section_of(ONE, summary="${"),
         tool_of(ONE, description=""),
         tool_of(ONE, description="x" * 201),
         tool_of(ONE, description="caf\u00e9"),

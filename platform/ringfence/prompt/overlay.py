@@ -20,6 +20,7 @@ from ringfence.prompt.rendering import Replaced, SectionNode
 from ringfence.prompt.task_examples import TaskExample
 from ringfence.prompt.text import placeholders
 from ringfence.prompt.tool import Tool, ToolExample
+from ringfence.runtime.visibility import SectionVisibility
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +70,9 @@ def _replaced(node: SectionNode, one: SectionOverride) -> Replaced | None:
     unknown = (placeholders(one.body or "") | placeholders(one.summary or "")) - known
     if unknown:
         _left_out(f"section {'.'.join(one.path)}", f"its params have no {', '.join(sorted(unknown))}")
+        return None
+    if one.visibility is SectionVisibility.SUMMARY and one.summary is None and node.section.summary is None:
+        _left_out(f"section {'.'.join(one.path)}", "it is to be summarised, but there is no summary")
         return None
     return Replaced(one.body, one.summary, one.visibility)
 

@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from string import Template
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from ringfence import serde
@@ -257,6 +258,10 @@ def problems(descriptor: PromptDescriptor, override: PromptOverride) -> dict[int
         found |= _problem(
             section, "section " + ".".join(section.path), sections.get(section.path), section.content_hash
         )
+        if not all(Template(text).is_valid() for text in (section.body, section.summary) if text is not None):
+            found[id(section)] = (
+                f"section {'.'.join(section.path)}: a $ in it begins no name; write $$ for a dollar sign"
+            )
     for tool in override.tools:
         known = tools.get(tool.name)
         found |= _problem(tool, f"tool {tool.name}", known and known.contract_hash, tool.contract_hash)
