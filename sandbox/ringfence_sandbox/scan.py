@@ -163,7 +163,7 @@ class Scanner:
         self._cache.commit = None
         descriptor = _open(".", self._root, _DIRECTORY)
         with _closing(descriptor):
-            self._folder(descriptor, "", _Before(None, self._root_before), 0)
+            self._folder(descriptor, "", _Before(self._root_before), 0)
         self._drop_renumbered_links()
         if not self._found.changes:
             self._cache.commit = self._commit
