@@ -154,9 +154,12 @@ class Hands:
     def _undo_put(self, deed: Deed) -> None:
         if self.holding is None:
             return
-        if self.is_held(deed.slot):
+        held = self.holding.look(deed.slot)
+        if held is not None:
             with suppress(FileNotFoundError), self.files.parent(deed.path) as (at, name):
                 self._unlink_second(at, name, deed.new)
+            if deed.new is not None and not (self.lost_power or deed.new.fits(held)):
+                self._give_back(deed)
             return
         with self.files.parent(deed.path) as (at, name):
             if lstat(at, name) is None:
@@ -166,6 +169,12 @@ class Hands:
             if not expected.fits(lstat(self._held, str(deed.slot))):
                 self._renames.rename(self._held, str(deed.slot), at, name)
                 raise Conflict(deed.path)
+
+    def _give_back(self, deed: Deed) -> None:
+        """Complete an undoing that was cut off between finding that somebody had saved a file and giving it back."""
+        with self.files.parent(deed.path) as (at, name), suppress(FileExistsError):
+            self._renames.rename(self._held, str(deed.slot), at, name)
+        raise Conflict(deed.path)
 
     def _undo_take(self, deed: Deed) -> None:
         held = None if self.holding is None else self.holding.look(deed.slot)
@@ -199,8 +208,15 @@ class Hands:
         held = None if self.holding is None else self.holding.look(deed.slot)
         if held is None and self._same_inode(self.files.look(deed.path), deed.new):
             self._lost(deed)
-        if held is None or self._same_inode(held, deed.new):
+        if held is None:
             return
+        if self._same_inode(held, deed.new) and (self.lost_power or deed.new is None or deed.new.fits(held)):
+            return
+        if self._same_inode(self.files.look(deed.path), deed.old) and not self._same_inode(held, deed.old):
+            # An undoing was cut off between finding that somebody had saved the file and giving it back.
+            with self.files.parent(deed.path) as (at, name):
+                self._renames.exchange(at, name, self._held, str(deed.slot))
+            raise Conflict(deed.path)
         with self.files.parent(deed.path) as (at, name):
             expected = self._expect(at, name, deed.path, deed.new)
             self._renames.exchange(at, name, self._held, str(deed.slot))
