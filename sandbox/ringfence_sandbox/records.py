@@ -115,11 +115,10 @@ class Deed:
 
     def to_json(self) -> dict[str, Json]:
         record: dict[str, Json] = {"do": self.kind, "seq": self.seq, "path": self.path}
-        if self.kind != "swap":
-            for name in ("to", "mode", "mode_before", "atime_ns", "mtime_ns", "commit"):
-                value: str | int = getattr(self, name)
-                if value:
-                    record[name] = value
+        for name in ("to", "mode", "mode_before", "atime_ns", "mtime_ns", "commit"):
+            value: str | int = getattr(self, name)
+            if value:
+                record[name] = value
         if self.slot != -1:
             record["slot"] = self.slot
         if self.new is not None:
