@@ -120,7 +120,11 @@ def test_undo_previews_reverses_and_is_reversed(tree: Path) -> None:
     assert lasting(printed(tree)) == after
     done = as_json("undo", tree, "2")
     assert done["paths"] == said["paths"]
-    assert {path["outcome"] for path in done["paths"]} == {"restored"}
+    assert [(path["outcome"], path["path"]) for path in done["paths"]] == [
+        ("restored", "a.txt"),
+        ("removed", "new"),
+        ("removed", "new/b.txt"),
+    ]
     assert (done["step"]["number"], done["step"]["tool"]) == (3, "undo")
     assert ringfence("undo", tree).stdout.decode().splitlines()[0] == "restored  a.txt"
     assert lasting(printed(tree)) == after
@@ -132,14 +136,25 @@ def test_what_somebody_changed_is_kept(tree: Path) -> None:
     run(tree)
     (tree / "a.txt").write_bytes(b"theirs")
     ended = ringfence("undo", tree, "--step", "1")
-    assert (ended.returncode, ended.stdout) == (0, b"kept      a.txt\n")
+    assert (ended.returncode, ended.stdout) == (1, b"kept      a.txt  (changed since by somebody else)\n")
+    said = json.loads(ringfence("undo", tree, "--step", "1", "--json").stdout)
+    assert said["paths"] == [{"path": "a.txt", "outcome": "kept", "reason": "changed since by somebody else"}]
+    assert ringfence("undo", tree, "--step", "2").returncode == 0
+
+
+def test_a_restore_says_what_is_somebody_elses(tree: Path) -> None:
+    run(tree)
+    (tree / "mine.txt").write_bytes(b"a person's")
+    ended = ringfence("restore", tree, "0", "--dry-run")
+    assert b"removed   mine.txt  (somebody else's, made since)\n" in ended.stdout
+    assert b"removed   new/b.txt\n" in ended.stdout
 
 
 def test_a_conflict_with_a_later_step_is_exit_code_1(tree: Path) -> None:
     again = call("edit_file", file_path="a.txt", old_string="2", new_string="zwei")
     subprocess.run(run_command(tree, turns=({"tool_calls": [READ, EDIT]}, {"tool_calls": [again]}, TURNS[2])))
     ended = ringfence("undo", tree, "--step", "1")
-    assert (ended.returncode, ended.stdout) == (1, b"conflict  a.txt\n")
+    assert (ended.returncode, ended.stdout) == (1, b"conflict  a.txt  (changed since by step 2 (edit_file))\n")
     assert (tree / "a.txt").read_bytes() == b"one\r\nzwei\r\nthree"
 
 

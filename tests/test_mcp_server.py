@@ -384,7 +384,7 @@ async def test_undo_is_a_step_of_its_call_and_can_be_undone(served: DiskServed, 
         found(await client.call_tool("write_file", {"file_path": "a.txt", "content": "1\n"}))
         (root / "theirs.txt").write_text("theirs\n")
         dry = found(await client.call_tool("undo", {"dry_run": True}))
-        assert dry["paths"] == [{"path": "a.txt", "outcome": "restored"}]
+        assert dry["paths"] == [{"path": "a.txt", "outcome": "restored", "reason": None}]
         undone = await client.call_tool("undo", {})
         assert (root / "a.txt").read_text() == "one\n"
         assert (root / "theirs.txt").exists()

@@ -565,7 +565,9 @@ def undone(
         return [known.rpartition("/")[2] for known in now if known and known.rpartition("/")[0] == path]
 
     steps = [store.states.differences(record.parent, record.commit) for record in map(store.record, numbers)]
-    plan = plan_undo(steps, Workspace(now.get, names, store.states.content), later.__contains__)
+    plan = plan_undo(
+        steps, Workspace(now.get, names, store.states.content), lambda path: "step 9" if path in later else None
+    )
     states: dict[str, bytes | None] = {}
     for path, state in plan.states.items():
         if state is None or state.oid is None:
@@ -582,7 +584,7 @@ def test_undo_brings_back_what_steps_changed(store: Store) -> None:
     step(store, {"a.txt": file(b"two\n"), "new": file(b"n"), "d/b.txt": None})
     step(store, {"a.txt": file(b"three\n"), "new": file(b"m")})
     assert undone(store, [2, 1]) == (
-        {"a.txt": "restored", "new": "restored", "d/b.txt": "restored"},
+        {"a.txt": "restored", "new": "removed", "d/b.txt": "restored"},
         {"a.txt": b"one\n", "new": None, "d/b.txt": b"b\n"},
     )
     assert undone(store, [2])[1] == {"a.txt": b"two\n", "new": b"n"}
@@ -614,7 +616,7 @@ def test_undo_of_several_steps_leaves_an_edit_made_between_them(store: Store) ->
 def test_undo_keeps_a_new_directory_with_somebody_elses_file_in_it(store: Store) -> None:
     step(store, {"n": DIRECTORY, "n/mine": file(b"")})
     step(store, {"n/theirs": file(b"")}, "external")
-    assert undone(store, [1]) == ({"n": "kept", "n/mine": "restored"}, {"n/mine": None})
+    assert undone(store, [1]) == ({"n": "kept", "n/mine": "removed"}, {"n/mine": None})
 
 
 def test_undo_writes_nothing_where_the_directory_is_gone(store: Store) -> None:
@@ -656,5 +658,5 @@ def test_states_follow_a_plain_model_and_undo_of_all_is_the_beginning(
             made = step(store, {path: None if content is None else file(content) for path, content in edit.items()})
             assert contents(store, made.commit) == model
         outcomes, states = undone(store, list(range(len(edits), 0, -1)))
-        assert set(outcomes.values()) <= {"restored"}
+        assert set(outcomes.values()) <= {"restored", "removed"}
         assert states == dict.fromkeys(model)

@@ -72,7 +72,9 @@ def test_undo_brings_everything_back_and_can_be_undone(workspace: Workspace, roo
     call(workspace, everything)
     after = lasting(printed(root))
     done = workspace.undo()
-    assert set(done.outcomes.values()) == {"restored"}
+    gone = {path for path, outcome in done.outcomes.items() if outcome == "removed"}
+    assert gone == done.outcomes.keys() & after.keys() - before.keys()
+    assert set(done.outcomes.values()) == {"restored", "removed"}
     assert done.step is not None
     assert (done.step.number, done.step.tool) == (2, "undo")
     assert lasting(printed(root)) == before
@@ -105,7 +107,9 @@ def test_what_somebody_changed_since_is_kept(workspace: Workspace, root: Path) -
     call(workspace, lambda fs: (fs.write("d/b.sh", "ours\n"), fs.write("new/x", "x")))
     (root / "d/b.sh").write_text("theirs\n")
     (root / "new/their").write_text("theirs\n")
-    assert workspace.undo().outcomes == {"d/b.sh": "kept", "new": "kept", "new/x": "restored"}
+    done = workspace.undo()
+    assert done.outcomes == {"d/b.sh": "kept", "new": "kept", "new/x": "removed"}
+    assert done.reasons == {"d/b.sh": "changed since by somebody else", "new": "something in it stays"}
     assert (root / "d/b.sh").read_text() == "theirs\n"
     assert os.listdir(root / "new") == ["their"]
 
@@ -113,7 +117,9 @@ def test_what_somebody_changed_since_is_kept(workspace: Workspace, root: Path) -
 def test_one_step_is_undone_among_others_unless_a_later_one_changed_the_same(workspace: Workspace, root: Path) -> None:
     call(workspace, lambda fs: (fs.write("d/b.sh", "first\n"), fs.write("x", "x\n")))
     call(workspace, lambda fs: (fs.write("d/b.sh", "second\n"), fs.write("y", "y\n")))
-    assert workspace.undo(step=1).outcomes == {"d/b.sh": "conflict", "x": "restored"}
+    done = workspace.undo(step=1)
+    assert done.outcomes == {"d/b.sh": "conflict", "x": "removed"}
+    assert done.reasons == {"d/b.sh": "changed since by step 2 (a test)"}
     assert (root / "d/b.sh").read_text() == "second\n"
     assert sorted(path.name for path in root.glob("[xy]")) == ["y"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -106,7 +107,12 @@ class DiffText:
 class PathOutcome:
     path: str
     outcome: Outcome
-    """restored, kept (as it was, since somebody else changed it), or conflict (a later step changed it)."""
+    """restored, removed (it was not there), kept (as it is), or conflict (a later step changed it)."""
+    reason: str | None = None
+    """Why it is kept or a conflict; or that what goes is somebody else's."""
+
+    def render(self) -> str:
+        return f"{self.outcome:9} {self.path}" + (f"  ({self.reason})" if self.reason is not None else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +124,7 @@ class Reversed:
 
     def render(self) -> str:
         more = [f"[{self.left_out:,} more paths]"] if self.left_out else []
-        return "\n".join((*(f"{one.outcome:9} {one.path}" for one in self.paths), *more, *self.notes))
+        return "\n".join((*(one.render() for one in self.paths), *more, *self.notes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,9 +259,11 @@ def _entry(entry: LogEntry) -> HistoryEntry:
 
 
 def _reversal(done: Reversal, dry_run: bool) -> ToolResult[Reversed]:
-    outcomes = [PathOutcome(shown(path), outcome) for path, outcome in done.outcomes.items()]
+    outcomes = [PathOutcome(shown(path), outcome, done.reasons.get(path)) for path, outcome in done.outcomes.items()]
     kept = outcomes[:MAX_LISTED]
-    restored = sum(outcome.outcome == "restored" for outcome in outcomes)
-    said = f"{count(restored, 'path')} {'would be ' if dry_run else ''}restored, {len(outcomes) - restored} left as is"
+    of = Counter(outcome.outcome for outcome in outcomes)
+    left = of["kept"] + of["conflict"]
+    would = "would be " if dry_run else ""
+    said = f"{count(of['restored'], 'path')} {would}restored, {of['removed']} removed, {left} left as is"
     value = Reversed(tuple(kept), len(outcomes) - len(kept), tuple(done.notes[:MAX_PATHS]))
     return ToolResult.ok(value, said if outcomes else "nothing differs")

@@ -118,19 +118,25 @@ def export(
             raise click.UsageError(f"{str(output)!r} cannot be written: {said_of(error)}") from None
     if as_json:
         paths = [shown(path) for path in exported.left_out]
-        put(json_line({"format": fmt, **text_or_bytes("patch", exported.text), "left_out": paths}))
+        unknown = [{"path": shown(path), "reason": reason} for path, reason in exported.unknown.items()]
+        put(json_line({"format": fmt, **text_or_bytes("patch", exported.text), "left_out": paths, "unknown": unknown}))
     elif output is None:
         put_diff(exported.text)
     if exported.left_out:
         count = plural(len(exported.left_out), "path")
         ErrorStream().say(f"left out: {count} of git's own data, for which git takes no patch")
+    for path, reason in list(exported.unknown.items())[:MAX_PATHS]:
+        ErrorStream().say(printable(f"left out: {shown(path)}, which the history does not know on one side ({reason})"))
+    if len(exported.unknown) > MAX_PATHS:
+        ErrorStream().say(f"left out: {len(exported.unknown) - MAX_PATHS} more of these; --json lists all")
     return 0
 
 
 def undo(directory: Path, signals: Signals, as_json: bool, n: int, step: int | None, dry_run: bool) -> int:
     with opened(directory, signals, changes=True) as workspace:
         done = workspace.undo(n, step=step, dry_run=dry_run)
-    return _reversed(done, directory, as_json, dry_run)
+    reversed_nothing = bool(done.outcomes) and not {"restored", "removed"} & {*done.outcomes.values()}
+    return _reversed(done, directory, as_json, dry_run) or int(reversed_nothing)
 
 
 def restore(directory: Path, signals: Signals, as_json: bool, step: StepName, dry_run: bool) -> int:
@@ -141,13 +147,16 @@ def restore(directory: Path, signals: Signals, as_json: bool, step: StepName, dr
 
 def _reversed(done: Reversal, directory: Path, as_json: bool, dry_run: bool) -> int:
     if as_json:
-        paths = [{"path": shown(path), "outcome": outcome} for path, outcome in done.outcomes.items()]
+        paths = [
+            {"path": shown(path), "outcome": outcome, "reason": done.reasons.get(path)}
+            for path, outcome in done.outcomes.items()
+        ]
         step = _step(done.step) if done.step is not None else None
         put(
             json_line({"dry_run": dry_run, "paths": paths, "step": step, "notes": [shown(note) for note in done.notes]})
         )
     else:
-        put("".join(f"{outcome:9} {printable(shown(path))}\n" for path, outcome in done.outcomes.items()).encode())
+        put("".join(_outcome(done, path) for path in done.outcomes).encode())
         errors = ErrorStream()
         counts = Counter(done.outcomes.values())
         errors.say(", ".join(f"{count} {outcome}" for outcome, count in counts.items()) or "nothing differs")
@@ -156,6 +165,11 @@ def _reversed(done: Reversal, directory: Path, as_json: bool, dry_run: bool) -> 
         if done.step is not None:
             errors.say(f"step {done.step.number}: `ringfence undo {directory}` takes it back")
     return 1 if "conflict" in done.outcomes.values() else 0
+
+
+def _outcome(done: Reversal, path: str) -> str:
+    reason = f"  ({printable(shown(done.reasons[path]))})" if path in done.reasons else ""
+    return f"{done.outcomes[path]:9} {printable(shown(path))}{reason}\n"
 
 
 def checkpoint(directory: Path, signals: Signals, as_json: bool, name: str, drop: bool) -> int:

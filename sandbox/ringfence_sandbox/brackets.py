@@ -30,6 +30,7 @@ from ringfence_sandbox.scan import Exclusion, ScanResult
 from ringfence_sandbox.stat_cache import Stamp
 from ringfence_sandbox.step_history import Differing, StepHistory
 from ringfence_sandbox.store import ABORTED, PreparedStep, Store
+from ringfence_sandbox.unknown import Unknown
 
 MOST_ABORTED = 50
 """Kept at a time, the newest."""
@@ -178,12 +179,13 @@ class Brackets:
             found = history.take_in()
         else:
             found = self._scan(store.tip, displaced)
-            states: dict[str, Entry | Pending | None] = {**found.changes}
+            states: dict[str, Entry | Pending | None] = {**found.known()}
             if not nested:
                 states = self._publish_theirs(early, found, states)
             if states:
                 info = CommitInfo("external", datetime.now(UTC), title="before an opaque call in a call")
-                prepared = store.prepare(states, info, sync=self._power)
+                unknown = _unknown(found)
+                prepared = store.prepare(states, info, unknown=unknown, sync=self._power)
         commit = store.tip if prepared is None else prepared.commit
         assert commit is not None, "a tree that was looked at has a commit"
         history.stand_for(commit)
@@ -217,15 +219,18 @@ class Brackets:
         store, tip = self.store, self.store.tip
         paths = {change.path for change in early.changes} if early is not None else set[str]()
         ours = paths | set(_above(paths))
-        theirs = Differing(self._files, store, early, datetime.now(UTC)).theirs() if early is not None else {}
-        for path, state in found.changes.items():
+        theirs: dict[str, Entry | Pending | None] = {}
+        if early is not None:
+            theirs = Differing(self._files, store, early, datetime.now(UTC), self.history.limits).theirs()
+        for path, state in found.known().items():
             if is_reserved(path):
                 continue
             if path not in ours or (tip is None and path not in paths):
                 theirs[path] = state
         if theirs:
             kind = "baseline" if tip is None else "external"
-            store.publish(store.prepare(theirs, CommitInfo(kind, datetime.now(UTC)), sync=self._power))
+            unknown = _unknown(found) if tip is None else None
+            store.publish(store.prepare(theirs, CommitInfo(kind, datetime.now(UTC)), unknown=unknown, sync=self._power))
         was: dict[str, Entry | Pending | None] = {}
         for path in theirs:
             above = [states[one] for one in _above([path]) if one in states]
@@ -236,7 +241,8 @@ class Brackets:
     def recovered(self, commit: str, more: bytes) -> Before:
         """What `before` gave to a process that was killed. LookupError where the store does not have it."""
         parent = self.store.commit(commit).parent
-        prepared = PreparedStep(commit, parent, None, 0, self.store.states.root(commit), ())
+        states = self.store.states
+        prepared = PreparedStep(commit, parent, None, 0, states.root(commit), (), states.unknown(commit))
         return Before(commit, prepared, self.history.known(commit)).with_more(more)
 
     def after(self, before: Before) -> After:
@@ -294,6 +300,10 @@ class Brackets:
     def _differing(self, before: Before, found: ScanResult) -> Iterator[Differs]:
         states, commit = self.store.states, before.commit
         for path, now in found.changes.items():
+            if path in before.left:  # what the commit has of it is from before that
+                if now is not None and not before.displaced.hides(path):
+                    yield path, now, None
+                continue
             old = states.entry(commit, path)
             if not before.displaced.hides(path):
                 yield path, now, old
@@ -348,12 +358,13 @@ class Brackets:
     def scanned(self, before: Before, after: After, changes: Sequence[Change]) -> ScannedFiles:
         """The call as a history records it; what was too much to be stored so far is stored now."""
         states: dict[str, Entry | Pending | None] = {
-            path: state for path, state in after.found.changes.items() if not is_reserved(path)
+            path: state for path, state in after.found.known().items() if not is_reserved(path)
         }
         for path, now, _ in after.differing:
             if not is_reserved(path) and now is not None and now.oid is not None and not self._has(now.oid):
                 states[path] = Pending(now.kind, now.meta, partial(self._read_again, path, now.oid))
-        return ScannedFiles(self.store, before.commit, after, changes, ScannedStates(states, before.prepared))
+        scanned = ScannedStates(states, before.prepared, _unknown(after.found))
+        return ScannedFiles(self.store, before.commit, after, changes, scanned)
 
     def _has(self, oid: str) -> bool:
         return self.store.objects.has(bytes.fromhex(oid))
@@ -494,6 +505,10 @@ class _Keeper:
 
 def _oid(content: bytes) -> str:
     return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+
+
+def _unknown(found: ScanResult) -> Unknown:
+    return Unknown.of_scan({path: reason for path, reason in found.excluded.items() if not is_reserved(path)})
 
 
 def _above(paths: Iterable[str]) -> Iterator[str]:

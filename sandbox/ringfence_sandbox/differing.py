@@ -22,7 +22,7 @@ from ringfence_sandbox.records import Deed, Identity
 
 Where: TypeAlias = tuple[int, str]
 """A slot and a path in it; slot -1 is the workspace itself."""
-_IN_TREE = -1
+IN_TREE = -1
 HASHED_BYTES = 1 << 28
 """What is larger has no content hash in a change, unless it was written in the call."""
 _KEPT_BYTES, _KEPT_IN_ALL = 1 << 16, 1 << 24
@@ -49,7 +49,7 @@ class Differences:
         self._holding = holding
         self._known = known
         """The sha256 of a file that was written lately, found again by its stat."""
-        self._top = _Node((_IN_TREE, ""))
+        self._top = _Node((IN_TREE, ""))
         self._slots: dict[int, _Node] = {}
         self._found: list[Change] = []
         self._contents: dict[Where, bytes] = {}
@@ -123,23 +123,23 @@ class Differences:
         waiting = [(top, node)]
         while waiting:
             path, node = waiting.pop()
-            unmoved = node.where == (_IN_TREE, path)
+            unmoved = node.where == (IN_TREE, path)
             names: set[str] = set(node.below)
             if not unmoved or node.mode is not None:
-                before, after = self._before(node), self.version((_IN_TREE, path))
+                before, after = self._before(node), self.version((IN_TREE, path))
                 if before is not None or after is not None:
                     self._note(path, before, after, node)
                 if not unmoved:
                     if before is not None and before.kind == "directory" and node.where is not None:
                         names |= self._names(node.where, path)
                     if after is not None and after.kind == "directory" and not node.made_since:
-                        names |= self._names((_IN_TREE, path), path)
+                        names |= self._names((IN_TREE, path), path)
             prefix = f"{path}/" if path else ""
             waiting += [(prefix + name, _child(node, name)) for name in names]
 
     def _note(self, path: str, before: FileVersion | None, after: FileVersion | None, node: _Node) -> None:
         unhashed = before is not None and before.kind == "file" and before.content_hash is None
-        if before != after or (unhashed and node.where != (_IN_TREE, path)):
+        if before != after or (unhashed and node.where != (IN_TREE, path)):
             self._found.append(Change(path, before, after))
 
     def _before(self, node: _Node) -> FileVersion | None:
@@ -167,7 +167,7 @@ class Differences:
 
     def _files_of(self, where: Where) -> tuple[Confined, str]:
         slot, path = where
-        if slot == _IN_TREE:
+        if slot == IN_TREE:
             return self._files, path
         assert self._holding is not None, "what is held has a holding directory"
         return self._files, "/".join(filter(None, (self._holding.name, str(slot), path)))
@@ -203,7 +203,7 @@ class Differences:
 
     def _look(self, where: Where) -> os.stat_result | None:
         slot, path = where
-        if slot == _IN_TREE:
+        if slot == IN_TREE:
             found = self._looks.look(path)
             if found is not None:
                 self.looked[path] = found
@@ -218,7 +218,7 @@ class Differences:
             return None
         slot, path = where
         try:
-            if slot != _IN_TREE and not path and self._holding is not None:
+            if slot != IN_TREE and not path and self._holding is not None:
                 descriptor, found = open_file(self._holding.descriptor, str(slot), path, found)
             else:
                 files, path = self._files_of(where)

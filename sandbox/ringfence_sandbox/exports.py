@@ -3,46 +3,71 @@
 from __future__ import annotations
 
 import base64
+import os
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC
 from email.utils import format_datetime
 
-from ringfence.filesystem.diffs import patch_of
+from ringfence.filesystem.diffs import patch_of, rename_patch
 from ringfence.filesystem.git_names import is_dotgit
 from ringfence.participants import Change
 from ringfence_sandbox.store import CommitRecord, Store
+from ringfence_sandbox.unknown import Move, moves_back
 
 _BASE64_LINE = 57
 
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """The text, and the paths that it cannot have: git takes no patch for what is in a `.git`."""
+    """The text, and the paths that it cannot have: git takes no patch for what is in a `.git`. ``unknown`` are those
+    that differ in what the history knows of them, with the reason why it did not know them at one of the ends."""
 
     text: bytes
     left_out: tuple[str, ...]
+    unknown: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 def unified(store: Store, one: str | None, other: str) -> Export:
     """The changes from one commit (None: an empty tree) to another as a patch for `git apply`."""
     changes, left_out = _applicable(store.states.changes(one, other))
-    return Export(_patch(store, one, other, changes), left_out)
+    text = _patch(store, one, other, changes) + b"".join(_renames(moved_between(store, one, other)))
+    return Export(text, left_out, store.states.unclear(one, other))
+
+
+def moved_between(store: Store, one: str | None, other: str) -> list[Move]:
+    """The moves of files that the history does not have, from one commit to another: one a file."""
+    steps: list[Sequence[Move]] = []
+    record = store.commit(other)
+    while record.commit != one and record.parent is not None:
+        steps.append(store.states.unknown(record.commit).moves)
+        record = store.commit(record.parent)
+    back = moves_back([moves for moves in steps if moves])
+    return [replace(move, new=now) for now, move in sorted(back.items()) if now != move.old]
+
+
+def _renames(moves: Iterable[Move]) -> Iterator[bytes]:
+    for move in moves:
+        if not any(is_dotgit(os.fsencode(part)) for part in (*move.old.split("/"), *move.new.split("/"))):
+            yield rename_patch(move.old, move.new)
 
 
 def mailbox(store: Store, records: Sequence[CommitRecord]) -> Export:
     """The commits, oldest first, each as a mail; one that changed nothing that a patch can hold has none."""
     patches: list[tuple[CommitRecord, bytes]] = []
     left_out: set[str] = set()
+    unknown: dict[str, str] = {}
     for record in records:
         changes, without = _applicable(store.states.changes(record.parent, record.commit))
         left_out.update(without)
         text = _patch(store, record.parent, record.commit, changes)
+        text += b"".join(_renames(store.states.unknown(record.commit).moves))
+        unknown |= store.states.unclear(record.parent, record.commit)
         if text:
             patches.append((record, text))
     mails = (_mail(store, record, text, n, len(patches)) for n, (record, text) in enumerate(patches, 1))
-    return Export(b"".join(mails), tuple(sorted(left_out)))
+    return Export(b"".join(mails), tuple(sorted(left_out)), dict(sorted(unknown.items())))
 
 
 def _applicable(changes: Iterable[Change]) -> tuple[list[Change], tuple[str, ...]]:

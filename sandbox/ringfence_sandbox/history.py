@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from ringfence_sandbox.differing import IN_TREE
 from ringfence_sandbox.records import Json
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from ringfence_sandbox.differing import Differences
     from ringfence_sandbox.entries import Entry, Pending
     from ringfence_sandbox.store import PreparedStep
+    from ringfence_sandbox.unknown import Unknown
 
 
 class ChangedFiles(Protocol):
@@ -45,6 +47,10 @@ class ChangedFiles(Protocol):
         """What was found at `path` when the changes were told, if that is known, and so are the bytes."""
         return None
 
+    def moved(self, path: str) -> str | None:
+        """Where what was at `path` before the call is now, if it is in the tree and elsewhere."""
+        return None
+
 
 @dataclass(frozen=True, slots=True)
 class ScannedStates:
@@ -52,6 +58,7 @@ class ScannedStates:
 
     states: Mapping[str, Entry | Pending | None]
     since: PreparedStep | None
+    unknown: Unknown
 
 
 class DeedsChanges(ChangedFiles):
@@ -86,7 +93,11 @@ class DeedsChanges(ChangedFiles):
     def after(self, path: str) -> bytes:
         """As they were written, where they are still in memory."""
         written = self._written.get(path)
-        return self._differences.read((-1, path)) if written is None else written
+        return self._differences.read((IN_TREE, path)) if written is None else written
+
+    def moved(self, path: str) -> str | None:
+        where = self._differences.where(path)
+        return where[1] if where is not None and where[0] == IN_TREE and where[1] != path else None
 
     def found(self, path: str) -> os.stat_result | None:
         return self._differences.looked.get(path) if path in self._written else None

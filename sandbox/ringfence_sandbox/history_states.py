@@ -12,9 +12,12 @@ from ringfence.participants import Change, FileVersion
 from ringfence_sandbox.entries import Entry
 from ringfence_sandbox.folders import Folder, differences, load, tree_rows, walk
 from ringfence_sandbox.history_objects import COMMIT, HistoryObjects
+from ringfence_sandbox.unknown import NOTHING, Unknown
 
 _OID_BYTES = 20
 _KEPT_ROOTS = 4
+UNKNOWN = b"unknown"
+"""The name in a commit's tree of what it does not know, where there is something."""
 
 
 def read_commit(objects: HistoryObjects, commit: str) -> Commit:
@@ -34,13 +37,15 @@ class States:
     def __init__(self, objects: HistoryObjects) -> None:
         self.objects = objects
         self._roots: dict[str, Folder] = {}
+        self._unknown: dict[str, Unknown] = {}
 
-    def remember(self, commit: str, root: Folder) -> None:
-        """Keep the root of a commit that is asked for next, most likely."""
+    def remember(self, commit: str, root: Folder, unknown: Unknown) -> None:
+        """Keep the root of a commit that is asked for next, most likely, and what it does not know."""
         self._roots.pop(commit, None)
         while len(self._roots) >= _KEPT_ROOTS:
-            del self._roots[next(iter(self._roots))]
-        self._roots[commit] = root
+            oldest = next(iter(self._roots))
+            del self._roots[oldest], self._unknown[oldest]
+        self._roots[commit], self._unknown[commit] = root, unknown
 
     def root(self, commit: str) -> Folder:
         """The root directory at a commit."""
@@ -52,8 +57,17 @@ class States:
         folder = load(self.objects, rows[b"meta/"][-_OID_BYTES:], rows[b"files/"][-_OID_BYTES:])
         if not folder.files.items:
             folder.files_oid = None
-        self.remember(commit, folder)
+        unknown = rows.get(UNKNOWN)
+        said = NOTHING if unknown is None else Unknown.from_bytes(self.objects.raw(unknown[-_OID_BYTES:])[1])
+        self.remember(commit, folder, said)
         return folder
+
+    def unknown(self, commit: str | None) -> Unknown:
+        """What a commit does not know of its tree."""
+        if commit is None:
+            return NOTHING
+        self.root(commit)
+        return self._unknown[commit]
 
     def files(self, commit: str) -> dict[str, Entry]:
         """Everything at a commit by path; the root is ``""``."""
@@ -116,12 +130,25 @@ class States:
         return sorted(((os.fsdecode(path), old, new) for path, old, new in found), key=lambda one: one[0])
 
     def changes(self, one: str | None, other: str) -> list[Change]:
-        """The paths whose kind, bytes or permissions differ between two commits, sorted."""
+        """The paths whose kind, bytes or permissions differ between two commits, sorted; but for `unclear` ones."""
+        unclear = self.unclear(one, other)
         return [
             Change(path, self.version(old), self.version(new))
             for path, old, new in self.differences(one, other)
-            if old is None or not old.same_content(new)
+            if path not in unclear and (old is None or not old.same_content(new))
         ]
+
+    def unclear(self, one: str | None, other: str) -> dict[str, str]:
+        """The paths whose states differ between two commits, one of which does not know them, with the reasons."""
+        before, after = self.unknown(one), self.unknown(other)
+        if not before.reasons and not after.reasons:
+            return {}
+        found: dict[str, str] = {}
+        for path, old, new in self.differences(one, other):
+            why = before.why(path, there=old is not None) or after.why(path, there=new is not None)
+            if why is not None and (old is None or not old.same_content(new)):
+                found[path] = why
+        return found
 
     def version(self, entry: Entry | None) -> FileVersion | None:
         """An entry as the changes of a tool call show it."""

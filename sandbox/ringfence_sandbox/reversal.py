@@ -10,21 +10,23 @@ from typing import Literal, TypeAlias, TypeVar
 from ringfence_sandbox.entries import Entry
 from ringfence_sandbox.text_merge import merged
 
-Outcome: TypeAlias = Literal["restored", "kept", "conflict"]
+Outcome: TypeAlias = Literal["restored", "removed", "kept", "conflict"]
 _ValueT = TypeVar("_ValueT")
 Difference: TypeAlias = tuple[str, Entry | None, Entry | None]
 
 
 @dataclass(slots=True)
 class UndoPlan:
-    """``outcomes`` by path: *restored*; *kept*, as somebody else changed it since, or it is as before already;
-    *conflict*, as a later step that stays changed it.
+    """``outcomes`` by path: *restored*: brought back, or mended; *removed*, as it was not there before; *kept*, as
+    somebody else changed it since, or it is as before already; *conflict*, as a later step that stays changed it.
+    ``reasons`` has in words why something is kept or a conflict.
 
     ``states`` are the new states of the paths to write (None: to delete), ``contents`` the bytes by object id that a
     merge made and no step has. Paths with new states and without an outcome only have other times or owners.
     """
 
     outcomes: dict[str, Outcome] = field(default_factory=dict[str, Outcome])
+    reasons: dict[str, str] = field(default_factory=dict[str, str])
     states: dict[str, Entry | None] = field(default_factory=dict[str, "Entry | None"])
     contents: dict[str, bytes] = field(default_factory=dict[str, bytes])
 
@@ -39,11 +41,13 @@ class Workspace:
 
 
 def plan_undo(
-    steps: Sequence[Sequence[Difference]], now: Workspace, changed_later: Callable[[str], bool] = lambda path: False
+    steps: Sequence[Sequence[Difference]],
+    now: Workspace,
+    changed_later: Callable[[str], str | None] = lambda path: None,
 ) -> UndoPlan:
     """How to reverse `steps`, newest first, each given as the paths that it changed with the states before and after.
 
-    ``changed_later`` tells whether a step that stays has changed a path after those.
+    ``changed_later`` names the step that stays and has changed a path after those, if there is one.
     """
     undo = _Undo(now, changed_later)
     for step in steps:
@@ -53,11 +57,14 @@ def plan_undo(
     undo.drop_what_has_no_place()
     plan = undo.plan
     plan.states = {path: state for path, state in plan.states.items() if state != now.entry(path)}
+    for path, state in plan.states.items():
+        if state is None and plan.outcomes.get(path) == "restored":
+            plan.outcomes[path] = "removed"
     return plan
 
 
 class _Undo:
-    def __init__(self, now: Workspace, changed_later: Callable[[str], bool]) -> None:
+    def __init__(self, now: Workspace, changed_later: Callable[[str], str | None]) -> None:
         self.plan = UndoPlan()
         self._now = now
         self._later = changed_later
@@ -76,7 +83,8 @@ class _Undo:
         elif same(now, after):
             plan.states[path], plan.outcomes[path] = before, "restored"
         elif same(now, before):
-            plan.outcomes.setdefault(path, "kept")
+            if plan.outcomes.setdefault(path, "kept") == "kept":
+                plan.reasons[path] = "it is as it was before already"
         else:
             state = self._together(before, after, now)
             if state is not None:
@@ -84,9 +92,11 @@ class _Undo:
             else:
                 self._refuse(path)
 
-    def _refuse(self, path: str) -> None:
+    def _refuse(self, path: str, why: str | None = None) -> None:
+        later = self._later(path)
         self.plan.states.pop(path, None)
-        self.plan.outcomes[path] = "conflict" if self._later(path) else "kept"
+        self.plan.outcomes[path] = "conflict" if later else "kept"
+        self.plan.reasons[path] = why or f"changed since by {later or 'somebody else'}"
 
     def _together(self, before: Entry | None, after: Entry | None, now: Entry | None) -> Entry | None:
         """The state now without what the step did, where both can be told apart."""
@@ -123,7 +133,7 @@ class _Undo:
             if now is None or now.kind != "directory" or (state is not None and state.kind == "directory"):
                 continue
             if any(self.state(f"{path}/{name}") is not None for name in self._now.names(path)):
-                self._refuse(path)
+                self._refuse(path, "something in it stays")
 
     def drop_what_has_no_place(self) -> None:
         """Nothing is written where somebody else removed the directory, or put a file in its place."""
@@ -131,7 +141,7 @@ class _Undo:
             parent = path.rpartition("/")[0]
             above = self.state(parent) if parent else None
             if self.plan.states[path] is not None and parent and (above is None or above.kind != "directory"):
-                self._refuse(path)
+                self._refuse(path, "the directory that it was in is gone")
 
 
 def same(one: Entry | None, other: Entry | None) -> bool:

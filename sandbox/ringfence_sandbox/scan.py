@@ -62,6 +62,10 @@ class ScanResult:
     files: int = 0
     read: int = 0
 
+    def known(self) -> dict[str, Entry | None]:
+        """The changes but those of what is left out: that is there, and nobody knows what it is."""
+        return {path: state for path, state in self.changes.items() if path not in self.excluded}
+
 
 def filesystem_clock(root: int) -> int:
     """Now, by the clock that stamps the files of this filesystem, in nanoseconds; leaves no trace."""

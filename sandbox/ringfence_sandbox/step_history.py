@@ -23,6 +23,7 @@ from ringfence_sandbox.kernel import Before, nothing_before
 from ringfence_sandbox.scan import Exclusion, ScanLimits, Scanner, ScanResult, follow
 from ringfence_sandbox.stat_cache import Stamp, StatCache
 from ringfence_sandbox.store import PreparedStep, Store
+from ringfence_sandbox.unknown import Move, Unknown
 
 if TYPE_CHECKING:
     from ringfence.runtime.receipts import Receipt
@@ -52,7 +53,7 @@ class StepHistory(History):
         """``files`` is the root, whose descriptor `close` closes; ``folder`` is the workspace's store."""
         self._files = files
         self._folder = folder / FOLDER
-        self._limits = limits
+        self.limits = limits
         self._power = power
         self._before = before
         self._opened: Store | None = None
@@ -92,19 +93,22 @@ class StepHistory(History):
         )
         steps: list[PreparedStep] = []
         if changed.scanned is not None:
-            ours = self._since_tip(changed.scanned, info)
+            ours, unknown = self._since_tip(changed.scanned, info), changed.scanned.unknown
         else:
             with closing(Looks(self._files)) as looks:
-                differing = Differing(self._files, self.store, changed, receipt.started_at, self._hashes, looks)
+                differing = Differing(
+                    self._files, self.store, changed, receipt.started_at, self.limits, self._hashes, looks
+                )
                 ours = differing.ours()
                 theirs = differing.theirs()
-            if theirs:
+                before, unknown = differing.unknown()
+            if theirs or before.reasons != self.store.states.unknown(self.store.tip).reasons:
                 external = CommitInfo("external", receipt.started_at)
-                steps.append(self.store.prepare(theirs, external))
+                steps.append(self.store.prepare(theirs, external, unknown=before))
         after = steps[-1] if steps else None
         if self._power:
             self._before("fsync objects")
-        prepared = self.store.prepare(ours, info, after=after, sync=self._power)
+        prepared = self.store.prepare(ours, info, after=after, unknown=unknown, sync=self._power)
         if not prepared.changed:
             return Recorded()
         step = Step(
@@ -168,6 +172,10 @@ class StepHistory(History):
 
     # Looking at the tree.
 
+    def found(self, path: str) -> os.stat_result | None:
+        """What is at a path now."""
+        return self._files.look(path)
+
     def scan(self, commit: str | None, keep: Callable[[bytes], str] | None = None, *, also: str = "") -> ScanResult:
         """What differs from a commit. ``keep`` takes the bytes of what had to be read, by default the store. ``also``
         is a holding directory to look into, as if it were one of the tree's.
@@ -183,7 +191,7 @@ class StepHistory(History):
             commit,
             keep or store.add_blob,
             self._cache,
-            limits=self._limits,
+            limits=self.limits,
             hidden=lambda name: name != also and is_reserved(name),
         )
         found = scanner.scan()
@@ -222,12 +230,16 @@ class StepHistory(History):
     def take_in(self) -> ScanResult:
         """`look`, without saving what makes the next scan cheap."""
         store = self.store
-        found = self.scan(store.tip)
-        if found.changes:
-            kind = "baseline" if store.tip is None else "external"
-            prepared = store.prepare(found.changes, CommitInfo(kind, datetime.now(UTC)), sync=self._power)
+        found, tip = self.scan(store.tip), store.tip
+        known, unknown = found.known(), Unknown.of_scan(found.excluded)
+        if known or unknown.reasons != store.states.unknown(tip).reasons:
+            kind = "baseline" if tip is None else "external"
+            info = CommitInfo(kind, datetime.now(UTC))
+            prepared = store.prepare(known, info, unknown=unknown, sync=self._power)
             store.publish(prepared)
             self.stand_for(prepared.commit)
+        elif found.changes and tip is not None:
+            self.stand_for(tip)
         return found
 
 
@@ -241,10 +253,12 @@ class Differing:
         store: Store,
         changed: ChangedFiles,
         at: datetime,
+        limits: ScanLimits,
         hashes: dict[str, str] | None = None,
         looks: Looks | None = None,
     ) -> None:
-        """``hashes`` has the sha256 of some objects by their ids, and gets what is written here."""
+        """What is larger than the ``limits``, and has only got another path, is not read. ``hashes`` has the sha256 of
+        some objects by their ids, and gets what is written here."""
         self._look = looks.look if looks is not None else files.look
         self._files = files
         self._store = store
@@ -255,11 +269,37 @@ class Differing:
         self._tip = store.tip
         self._folders: dict[str, Folder | None] = {}
         """Of the newest step, directories that were asked for."""
+        self.moves = tuple(self._moves(limits.max_file_bytes))
+        self._from = {move.old for move in self.moves}
+        self._to = {move.new for move in self.moves}
+
+    def _moves(self, most_bytes: int) -> Iterator[Move]:
+        for change in self._changed.changes:
+            before = change.before
+            if before is None or before.kind != "file" or before.size <= most_bytes:
+                continue
+            new = self._changed.moved(change.path)
+            found = self._files.look(new) if new is not None and new in self._paths and change.after is None else None
+            if new is not None and found is not None and stat.S_ISREG(found.st_mode):
+                yield Move(change.path, new, stat.S_IMODE(found.st_mode), found.st_size, found.st_mtime_ns)
+
+    def unknown(self) -> tuple[Unknown, Unknown]:
+        """What is not known of the tree before the call, and after it."""
+        before = self._store.states.unknown(self._store.tip)
+        if before.reasons:
+            were = {change.path: change.before for change in self._changed.changes if change.path not in self._from}
+            before = before.knowing(_kinds(were))
+        after = before
+        if after.reasons:
+            after = after.knowing(_kinds({change.path: change.after for change in self._changed.changes}))
+        return before, after.with_moves(self.moves)
 
     def theirs(self) -> dict[str, Entry | Pending | None]:
         found: dict[str, Entry | Pending | None] = {}
         for change in self._changed.changes:
             known = self._known(change.path)
+            if change.path in self._from:
+                continue
             if change.before is None or _is_special(change.before):
                 if known is not None:
                     found[change.path] = None
@@ -275,7 +315,9 @@ class Differing:
 
     def ours(self) -> dict[str, Entry | Pending | None]:
         found: dict[str, Entry | Pending | None] = {
-            change.path: None if change.after is None else self._now(change.path, change.after.content_hash)
+            change.path: None
+            if change.after is None or change.path in self._to
+            else self._now(change.path, change.after.content_hash)
             for change in self._changed.changes
         }
         for path in self._above(self._paths):
@@ -357,6 +399,10 @@ class Differing:
                     break
                 found.add(path)
         return iter(sorted(found))
+
+
+def _kinds(versions: Mapping[str, FileVersion | None]) -> dict[str, str | None]:
+    return {path: one and one.kind for path, one in versions.items() if one is None or not _is_special(one)}
 
 
 def _is_special(version: FileVersion) -> bool:

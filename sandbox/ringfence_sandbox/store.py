@@ -32,8 +32,9 @@ from ringfence_sandbox.folders import (
     reachable,
 )
 from ringfence_sandbox.history_objects import BLOB, COMMIT, TREE, HistoryObjects
-from ringfence_sandbox.history_states import States, read_commit
+from ringfence_sandbox.history_states import UNKNOWN, States, read_commit
 from ringfence_sandbox.repository import create_repository, read_refs, read_shallow, write_refs, write_shallow
+from ringfence_sandbox.unknown import NOTHING, Unknown
 
 MAIN = b"refs/heads/main"
 _KEPT = b"refs/ringfence/"
@@ -69,7 +70,8 @@ class PreparedStep:
     """The number of the newest step with this commit."""
     root: Folder
     changed: tuple[str, ...]
-    """The paths whose kind, bytes or permissions changed, sorted."""
+    """The paths whose kind, bytes or permissions changed, sorted; of a step also those that are unknown since it."""
+    unknown: Unknown = NOTHING
 
 
 class Store:
@@ -165,12 +167,14 @@ class Store:
         info: CommitInfo,
         *,
         after: PreparedStep | None = None,
+        unknown: Unknown | None = None,
         sync: bool = False,
     ) -> PreparedStep:
         """Write the objects of the state that differs from the newest (or from ``after``) in `changes`.
 
         ``changes`` has the new states by path relative to the root, None for a path that is gone, with all below it;
-        a directory's own state is about itself alone. The cost is that of the changes and of the directories above
+        a directory's own state is about itself alone. ``unknown`` is what is not known of the new state; by default
+        what was not known before, but for the changes. The cost is that of the changes and of the directories above
         them. With ``sync`` all of it is on the disk when this returns.
 
         Raises:
@@ -180,6 +184,9 @@ class Store:
         """
         parent = after.commit if after is not None else self.tip
         before = after.root if after is not None else self._tip_root()
+        unknown_before = after.unknown if after is not None else self.states.unknown(self.tip)
+        if unknown is None:
+            unknown = unknown_before.knowing({path: state and state.kind for path, state in changes.items()})
         try:
             entries = {os.fsencode(path): self._stored(state) for path, state in changes.items()}
             edit = edits_of(entries.items())
@@ -190,12 +197,14 @@ class Store:
             newest = self._newest_number(after) + (info.kind == "step")
             number = newest if info.kind == "step" else 0 if info.kind == "baseline" else None
             found = _contents(in_order(builder.found))
-            commit = self._commit(root, parent, info, number, found)
+            if info.kind == "step" and (unknown.reasons or unknown.moves):
+                found = _with_unknown(found, unknown, unknown_before)
+            commit = self._commit(root, unknown, parent, info, number, found)
             self.objects.log.flush(sync=sync)
         except BaseException:
             self.objects.log.abandon()
             raise
-        return PreparedStep(commit, parent, number, newest, root, tuple(path for path, _ in found))
+        return PreparedStep(commit, parent, number, newest, root, tuple(path for path, _ in found), unknown)
 
     def _stored(self, state: Entry | Pending | None) -> Entry | None:
         if state is None:
@@ -218,10 +227,18 @@ class Store:
         return self._number
 
     def _commit(
-        self, root: Folder, parent: str | None, info: CommitInfo, number: int | None, changed: Sequence[tuple[str, str]]
+        self,
+        root: Folder,
+        unknown: Unknown,
+        parent: str | None,
+        info: CommitInfo,
+        number: int | None,
+        changed: Sequence[tuple[str, str]],
     ) -> str:
         files = root.files_oid if root.files_oid is not None else self.objects.add(TREE, b"")
         tree = b"40000 files\0" + files + b"40000 meta\0" + root.meta_oid
+        if unknown.reasons or unknown.moves:
+            tree += b"100644 %b\0%b" % (UNKNOWN, self.objects.add(BLOB, unknown.to_bytes()))
         raw = b"tree %b\n%bauthor %b\ncommitter %b\n\n%b" % (
             self.objects.add(TREE, tree).hex().encode(),
             b"parent %b\n" % parent.encode() if parent is not None else b"",
@@ -255,7 +272,7 @@ class Store:
 
     def _publish(self, prepared: PreparedStep) -> None:
         self._set_ref(MAIN, bytes.fromhex(prepared.commit))
-        self.states.remember(prepared.commit, prepared.root)
+        self.states.remember(prepared.commit, prepared.root, prepared.unknown)
         self._number = prepared.newest
         # Without space for it, the caller's journal still has the commit, and the next one's record replaces this.
         with suppress(OSError):
@@ -402,6 +419,12 @@ def _contents(differences: Iterable[Difference]) -> list[tuple[str, str]]:
         for path, old, new in differences
         if path and (old is None or not old.same_content(new))
     ]
+
+
+def _with_unknown(found: list[tuple[str, str]], unknown: Unknown, before: Unknown) -> list[tuple[str, str]]:
+    """With what a step has moved unseen, and with what nobody knows any more since."""
+    moved = {path: "moved" for move in unknown.moves for path in (move.old, move.new)}
+    return sorted({**dict.fromkeys(unknown.new_since(before), "unknown"), **moved, **dict(found)}.items())
 
 
 def _kept_ref(name: str) -> bytes:

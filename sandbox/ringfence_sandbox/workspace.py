@@ -6,26 +6,25 @@ import itertools
 import os
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from ringfence.errors import TransactionError
-from ringfence.filesystem.git_names import is_dotgit
-from ringfence.participants import Change, Step, Transactional
+from ringfence.participants import Change, FileVersion, Step, Transactional
 from ringfence.runtime.session import Session
 from ringfence.runtime.transaction import Transaction, tool_transaction
 from ringfence_sandbox import history_gc
 from ringfence_sandbox.commit_messages import CommitKind
 from ringfence_sandbox.confined import Confined
-from ringfence_sandbox.exports import Export, mailbox, unified
+from ringfence_sandbox.exports import Export, mailbox, moved_between, unified
 from ringfence_sandbox.host import Durability, HostFilesystem
 from ringfence_sandbox.kernel import Before, abilities, nothing_before
 from ringfence_sandbox.named_steps import NamedStep, NamedSteps
 from ringfence_sandbox.places import made_outside, store_of
-from ringfence_sandbox.reversal import Outcome, plan_undo
-from ringfence_sandbox.reversal import Workspace as TreeNow
+from ringfence_sandbox.reversal import Outcome
+from ringfence_sandbox.reversing import Planner, Reversing
 from ringfence_sandbox.scan import DEFAULT_LIMITS, Exclusion, ScanLimits, ScanResult
 from ringfence_sandbox.step_history import FOLDER, StepHistory
 from ringfence_sandbox.store import CommitRecord, Store
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from ringfence_sandbox.entries import Entry
     from ringfence_sandbox.recovery import Recovered
 
 StepName: TypeAlias = "int | str"
@@ -72,11 +70,14 @@ class ShownStep:
 class Reversal:
     """What an undo or a restore did, or would do, by path.
 
-    *restored*: brought back. *kept*: as it is, since somebody else changed it, or it is as wanted already.
-    *conflict*: as it is, since a later step that stays changed it. ``step`` is None where nothing was restored.
+    *restored*: its content is brought back. *removed*: it is gone, as it was not there then. *kept*: as it is, since
+    somebody else changed it, the history does not know it, or it is as wanted already. *conflict*: as it is, since a
+    later step that stays changed it. ``step`` is None where nothing was restored or removed.
     """
 
     outcomes: Mapping[str, Outcome]
+    reasons: Mapping[str, str] = field(default_factory=dict[str, str])
+    """By path, in words, why it is kept or a conflict; and of what goes, that it is somebody else's."""
     step: Step | None = None
     notes: Sequence[str] = ()
     """What could not be brought back besides, such as an owner, in words."""
@@ -281,7 +282,7 @@ class Workspace:
     def _shown(self, record: CommitRecord) -> ShownStep:
         before = self._before(record)
         patch = unified(self._store, before, record.commit).text
-        changes = self._store.states.changes(before, record.commit)
+        changes = self._changes(before, record.commit)
         return ShownStep(self._store.step_of(record), changes, patch)
 
     def diff(self, a: StepName | None = None, b: StepName | None = None) -> bytes:
@@ -315,12 +316,21 @@ class Workspace:
     def changes_since(self, commit: str) -> Sequence[Change]:
         """What the history has changed since a commit."""
         with self.filesystem.lock.mutex:
-            return self._store.states.changes(commit, self._tip())
+            return self._changes(commit, self._tip())
 
     def patch_since(self, commit: str) -> bytes:
         """The patch for it, for `git apply`."""
         with self.filesystem.lock.mutex:
             return unified(self._store, commit, self._tip()).text
+
+    def _changes(self, one: str | None, other: str) -> list[Change]:
+        """With the moves of files that the history does not have."""
+        found = {change.path: change for change in self._store.states.changes(one, other)}
+        for move in moved_between(self._store, one, other):
+            version = FileVersion("file", move.mode, move.size)
+            was = found[move.new].before if move.new in found else None
+            found |= {move.old: Change(move.old, version, None), move.new: Change(move.new, was, version)}
+        return [found[path] for path in sorted(found)]
 
     def _between(self, a: StepName | None, b: StepName | None) -> list[CommitRecord]:
         """The commits from `a` to `b`, oldest first, both of them included."""
@@ -379,48 +389,38 @@ class Workspace:
             LookupError: there are not so many steps.
         """
         with self._alone("undo") as (transaction, history):
-            tip = self._tip()
             undone = self._undone(n, step)
-            later = self._changed_later(undone)
-            states = self._store.states
-            plan = plan_undo(
-                [states.differences(self._before(record), record.commit) for record in undone],
-                TreeNow(lambda path: states.entry(tip, path), lambda path: states.names(tip, path), states.content),
-                later.__contains__,
-            )
-            outcomes = dict(sorted(plan.outcomes.items()))
-            writer = TreeWriter(self.filesystem, states, tip, plan.contents)
-            if not dry_run:
-                before = [record.parent for record in undone if record.parent is not None]
-                outcomes |= writer.write(plan.states, before)
-        return Reversal(outcomes, None if dry_run else self._made(transaction, history), writer.notes)
+            plan = self._planner(history).undo(undone, [self._before(record) for record in undone])
+            before = [record.parent for record in undone if record.parent is not None]
+            notes = () if dry_run else self._write(plan, before)
+        return Reversal(plan.outcomes, plan.reasons, None if dry_run else self._made(transaction, history), notes)
 
     def restore(self, step: StepName, *, dry_run: bool = False) -> Reversal:
         """Bring the files back to what they were after a step; 0 is the baseline, and a name stands for its step.
 
         What somebody else changed meanwhile goes as well, and is in the history first; but a person's commits are not
-        an agent's to take back, so what is git's own data stays, unless a step changed it. It is a step of its own.
+        an agent's to take back, so what is git's own data stays, unless a step changed it. What the history did not
+        know after the step becomes what it was when it was next known, or stays. It is a step of its own.
 
         Raises:
             LookupError: there is no such step.
         """
         with self._alone("restore") as (transaction, history):
-            tip = self._tip()
-            states = self._store.states
             record = self._record(step)
-            by_steps = self._changed_later([record])
-            outcomes: dict[str, Outcome] = {}
-            wanted: dict[str, Entry | None] = {}
-            for path, now, state in states.differences(tip, record.commit):
-                stays = _is_in_dotgit(path) and path not in by_steps
-                if not stays:
-                    wanted[path] = state
-                if now is None or not now.same_content(state):
-                    outcomes[path] = "kept" if stays else "restored"
-            writer = TreeWriter(self.filesystem, states, tip, {})
-            if not dry_run:
-                outcomes |= writer.write(wanted, [record.commit], whole=record.commit)
-        return Reversal(outcomes, None if dry_run else self._made(transaction, history), writer.notes)
+            plan = self._planner(history).restore(record)
+            notes = () if dry_run else self._write(plan, [record.commit], whole=record.commit)
+        return Reversal(plan.outcomes, plan.reasons, None if dry_run else self._made(transaction, history), notes)
+
+    def _planner(self, history: StepHistory) -> Planner:
+        return Planner(self._store, self._tip(), history.found)
+
+    def _write(self, plan: Reversing, before: Sequence[str], *, whole: str | None = None) -> Sequence[str]:
+        """What could not be brought back besides, in words."""
+        writer = TreeWriter(self.filesystem, self._store.states, self._tip(), plan.contents)
+        for path in sorted(writer.write(plan.states, before, whole=whole, moves=plan.moves)):
+            plan.stays(path, "it holds what the history does not have")
+        plan.sort()
+        return writer.notes
 
     def checkpoint(self, name: str) -> NamedStep:
         """Give the newest step, with what others have changed since, a name: a point that `restore` and `diff` take
@@ -479,18 +479,3 @@ class Workspace:
         if len(found) < n:
             raise LookupError(f"the history has {len(found)} steps, so {n} cannot be undone")
         return found[:n]
-
-    def _changed_later(self, undone: Sequence[CommitRecord]) -> set[str]:
-        """The paths that steps changed which came after those, and stay."""
-        commits = {record.commit for record in undone}
-        found: set[str] = set()
-        for record in self._store.commits():
-            if record.commit == undone[-1].commit:
-                break
-            if record.number and record.commit not in commits:
-                found.update(self._store.step_of(record).paths)
-        return found
-
-
-def _is_in_dotgit(path: str) -> bool:
-    return any(is_dotgit(os.fsencode(name)) for name in path.split("/"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import replace
 
@@ -14,7 +14,6 @@ from ringfence_sandbox.entries import Entry
 from ringfence_sandbox.history_states import States
 from ringfence_sandbox.host import HostFilesystem
 from ringfence_sandbox.restoring import RestorePlan, plan_restore
-from ringfence_sandbox.reversal import Outcome
 
 
 class TreeWriter:
@@ -39,9 +38,14 @@ class TreeWriter:
         """What is still to be written."""
 
     def write(
-        self, wanted: Mapping[str, Entry | None], before: Iterable[str] = (), *, whole: str | None = None
-    ) -> dict[str, Outcome]:
-        """Make these paths so. What could not be, since somebody else's is in the way, is *kept*.
+        self,
+        wanted: Mapping[str, Entry | None],
+        before: Iterable[str] = (),
+        *,
+        whole: str | None = None,
+        moves: Iterable[tuple[str, str]] = (),
+    ) -> Set[str]:
+        """Make the ``moves``, then make these paths so; those that are kept, since they hold what no history has.
 
         ``before`` are the commits that have the wanted states: there it says which paths are names of one file.
         ``whole`` is the commit that all of the tree is to be as, where there is one.
@@ -52,6 +56,10 @@ class TreeWriter:
         self._names = {path: group for group in plan.links for path in group}
         self._waiting = {path for path, _ in plan.files}
         with self._filesystem.bringing_back() as back:
+            for old, new in moves:
+                self._open_up(old)
+                self._open_up(new)
+                self._filesystem.move(old, new)
             kept = self._remove(plan)
             made = self._make_directories(plan, kept)
             for path, entry in plan.files:
@@ -81,9 +89,9 @@ class TreeWriter:
                 found[number] = sorted({*found.get(number, ()), *paths})
         return found
 
-    def _remove(self, plan: RestorePlan) -> dict[str, Outcome]:
+    def _remove(self, plan: RestorePlan) -> set[str]:
         files = self._filesystem
-        kept: dict[str, Outcome] = {}
+        kept: set[str] = set()
         for path in plan.removals:
             self._open_up(path)
             try:
@@ -94,10 +102,10 @@ class TreeWriter:
             except OSError as error:
                 if error.errno not in (errno.ENOTEMPTY, errno.EISDIR):
                     raise
-                kept[path] = "kept"  # it holds what no history has
+                kept.add(path)
         return kept
 
-    def _make_directories(self, plan: RestorePlan, kept: Mapping[str, Outcome]) -> set[str]:
+    def _make_directories(self, plan: RestorePlan, kept: Set[str]) -> set[str]:
         made: set[str] = set()
         for path in plan.directories:
             if path not in kept:
@@ -107,7 +115,7 @@ class TreeWriter:
                 made.add(path)
         return made
 
-    def _finish(self, back: BringingBack, plan: RestorePlan, kept: Mapping[str, Outcome], made: set[str]) -> None:
+    def _finish(self, back: BringingBack, plan: RestorePlan, kept: Set[str], made: Set[str]) -> None:
         """Modes, owners and times of directories, from the bottom."""
         finish = {path: entry.meta for path, entry in plan.finish if path not in kept}
         for path, meta in finish.items():

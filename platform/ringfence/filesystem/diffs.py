@@ -103,6 +103,15 @@ def unified_diff(path: str, before: FileState | None, after: FileState | None) -
     return b"".join(lines)
 
 
+def rename_patch(old: str, new: str) -> bytes:
+    """The part of a patch that gives a file another path, and says nothing of its bytes."""
+    one, other = (path.encode("utf-8", "surrogateescape") for path in (old, new))
+    return b"diff --git %s %s\nsimilarity index 100%%\n" % (
+        _quoted(b"a/" + one),
+        _quoted(b"b/" + other),
+    ) + b"rename from %s\nrename to %s\n" % (_quoted(one), _quoted(other))
+
+
 def _index(before: FileState | None, after: FileState | None, digits: int) -> bytes:
     names = (_blob_name(state.content) if state is not None else "0" * 40 for state in (before, after))
     line = "..".join(name[:digits] for name in names)

@@ -1,0 +1,183 @@
+"""What the history does not know of a workspace, since a scan left it out: it is not absent, and nobody's change."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ringfence.testing import held_call
+from ringfence_sandbox import HostFilesystem, Workspace
+from ringfence_sandbox.scan import ScanLimits
+from ringfence_sandbox.unknown import MOST_NAMED, Unknown
+
+SMALL = ScanLimits(max_file_bytes=1000)
+LARGE = b"large\n" * 500
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "root/d").mkdir(parents=True)
+    (tmp_path / "root/d/x").write_text("x\n")
+    (tmp_path / "root/d/y").write_text("y\n")
+    (tmp_path / "root/a").write_text("a\n")
+    return tmp_path / "root"
+
+
+def opened(root: Path, limits: ScanLimits = SMALL) -> Workspace:
+    return Workspace.open(root, store=root.parent / "store", limits=limits)
+
+
+def step(root: Path, change: Callable[[HostFilesystem], object], *, opaque: bool = False) -> None:
+    with opened(root) as workspace, held_call(workspace.filesystem, opaque=opaque) as held:
+        change(workspace.filesystem.for_call(held))
+        held.commit()
+
+
+def unread(root: Path, path: str) -> None:
+    """Have a scan leave it out."""
+    found = root / path
+    found.rename(root.parent / "aside")
+    os.mkfifo(found)
+
+
+def read_again(root: Path, path: str) -> None:
+    (root / path).unlink()
+    (root.parent / "aside").rename(root / path)
+
+
+@pytest.mark.parametrize("path", ["a", "d"])
+def test_what_one_scan_could_not_read_is_not_removed(root: Path, path: str) -> None:
+    step(root, lambda fs: fs.write("one", "1"))
+    unread(root, path)
+    step(root, lambda fs: fs.write("two", "2"))
+    read_again(root, path)
+    step(root, lambda fs: fs.write("three", "3"))
+    with opened(root) as workspace:
+        assert [entry.kind for entry in workspace.log()] == ["step", "step", "step", "baseline"]
+        assert b"deleted" not in workspace.diff(1, 2)
+        assert workspace.restore(2).outcomes == {"three": "removed"}
+    assert (root / "d/x").read_text() == "x\n"
+    assert (root / "a").read_text() == "a\n"
+
+
+@pytest.mark.parametrize("path", ["a", "d/x", "d"])
+def test_a_restore_brings_back_what_was_unknown_as_it_was_when_it_was_next_known(root: Path, path: str) -> None:
+    unread(root, path)
+    step(root, lambda fs: fs.write("one", "1"))
+    read_again(root, path)
+    step(root, lambda fs: fs.delete(path, recursive=True))
+    with opened(root) as workspace:
+        assert workspace.restore(1).outcomes[path] == "restored"
+    assert (root / "d/x").read_text() == "x\n"
+    assert (root / "a").read_text() == "a\n"
+
+
+def test_a_restore_does_not_delete_what_its_step_left_out(root: Path) -> None:
+    (root / "data").write_bytes(LARGE)
+    step(root, lambda fs: fs.write("one", "1"))
+    (root / "data").write_text("small\n")
+    step(root, lambda fs: fs.write("two", "2"))
+    with opened(root) as workspace:
+        said = workspace.restore(1)
+        assert said.outcomes == {"data": "kept", "two": "removed"}
+        assert said.reasons == {"data": "what it was then is not in the history (too large then)"}
+        exported = workspace.export(a=0, b=2)
+        assert dict(exported.unknown) == {"data": "too large"}
+        assert b"data" not in exported.text
+    assert (root / "data").read_text() == "small\n"
+
+
+def test_an_undo_leaves_alone_what_was_unknown_before(root: Path) -> None:
+    (root / "data").write_bytes(LARGE)
+    step(root, lambda fs: (root / "data").write_text("cut\n"), opaque=True)
+    with opened(root) as workspace:
+        said = workspace.undo()
+        assert (said.outcomes, said.step) == ({"data": "kept"}, None)
+        assert said.reasons == {"data": "what it was before is not in the history (too large then)"}
+    assert (root / "data").read_text() == "cut\n"
+
+
+def test_an_undo_leaves_alone_what_became_too_large(root: Path) -> None:
+    step(root, lambda fs: (root / "a").write_bytes(LARGE), opaque=True)
+    with opened(root) as workspace:
+        assert workspace.steps()[0].paths == ("a",)
+        said = workspace.undo()
+        assert said.reasons == {"a": "what step 1 made of it is not in the history (too large)"}
+    assert (root / "a").read_bytes() == LARGE
+
+
+def test_a_large_file_that_is_overwritten_comes_back(root: Path) -> None:
+    (root / "data").write_bytes(LARGE)
+    step(root, lambda fs: fs.write("data", "small\n"))
+    with opened(root) as workspace:
+        assert workspace.undo().outcomes == {"data": "restored"}
+    assert (root / "data").read_bytes() == LARGE
+
+
+def test_a_rollback_behind_a_command_does_not_take_an_older_state_for_the_one_before(root: Path) -> None:
+    with opened(root) as workspace:
+        (root / "a").write_bytes(LARGE)
+        with held_call(workspace.filesystem, opaque=True) as held:
+            with (root / "a").open("ab") as file:
+                file.write(b"more")
+            (root / "new").write_text("new")
+            assert held.rollback().conflicts == ()
+    assert (root / "a").read_bytes() == LARGE + b"more"  # nobody has what it was
+    assert not (root / "new").exists()
+
+
+def test_of_more_than_can_be_named_nothing_is_absent() -> None:
+    few, many = (Unknown.of_scan({f"p{n}": "too many files" for n in range(MOST_NAMED + more)}) for more in (0, 1))
+    assert (few.why("p1"), few.why("p1/x"), few.why("other", there=False)) == ("too many files", "too many files", None)
+    assert (many.why("p1", there=False), many.why("p1")) == ("too many to name", None)
+    assert Unknown.from_bytes(many.to_bytes()) == many
+
+
+@pytest.mark.parametrize("source", ["data", "d"])
+def test_a_large_file_that_was_moved_goes_back_as_it_is(root: Path, source: str) -> None:
+    (root / "data").write_bytes(LARGE)
+    (root / "d/data").write_bytes(LARGE)
+    inode = (root / "data").stat().st_ino
+    before = sorted(path.relative_to(root) for path in root.rglob("*"))
+    step(root, lambda fs: fs.move(source, "moved"))
+    with opened(root) as workspace:
+        assert "moved" in workspace.steps()[0].paths
+        assert set(workspace.undo().outcomes.values()) == {"restored", "removed"}
+    assert sorted(path.relative_to(root) for path in root.rglob("*")) == before
+    assert (root / "data").stat().st_ino == inode
+    with opened(root) as workspace:
+        workspace.undo()
+        assert (root / "moved").exists()
+        workspace.restore(0)
+        assert (root / "d/data").read_bytes() == (root / "data").read_bytes() == LARGE
+        assert not (root / "moved").exists()
+
+
+def test_a_large_file_that_was_moved_and_then_changed_stays(root: Path) -> None:
+    (root / "data").write_bytes(LARGE)
+    step(root, lambda fs: fs.move("data", "moved"))
+    (root / "moved").write_bytes(LARGE + b"theirs")
+    with opened(root) as workspace:
+        said = workspace.undo()
+        assert (said.outcomes, said.step) == ({"moved": "kept"}, None)
+        assert said.reasons == {"moved": "changed since by somebody else"}
+
+
+def test_the_patch_of_a_large_file_that_was_moved_is_a_rename(root: Path) -> None:
+    (root / "data").write_bytes(LARGE)
+    with opened(root) as workspace:
+        start = workspace.newest
+        for old, new in (("data", "between"), ("between", "moved")):
+            with held_call(workspace.filesystem) as held:
+                workspace.filesystem.for_call(held).move(old, new)
+                held.commit()
+        changes, patch = workspace.changes_since(start), workspace.patch_since(start)
+    assert [(change.path, change.after is None) for change in changes] == [("data", True), ("moved", False)]
+    assert patch == b"diff --git a/data b/moved\nsimilarity index 100%\nrename from data\nrename to moved\n"
+    (root / "moved").rename(root / "data")
+    subprocess.run(["git", "apply"], cwd=root, input=patch, check=True)
+    assert (root / "moved").read_bytes() == LARGE
