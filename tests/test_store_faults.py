@@ -327,6 +327,6 @@ def test_a_store_from_before_there_was_a_number_still_opens(root: Path, store: P
     with Workspace.open(root, store=store) as workspace:
         assert [(entry.kind, entry.number) for entry in workspace.log()] == [("step", 2), ("step", 1), ("baseline", 0)]
         assert b"+three" in workspace.show(1).patch
-        assert set(workspace.undo(2).outcomes.values()) == {"restored"}
+        assert set(workspace.undo(2).outcomes.values()) == {"restored", "removed"}
     assert lasting(printed(root)) == before
     assert (store / "format").exists()
