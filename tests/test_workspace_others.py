@@ -225,3 +225,37 @@ def test_the_receipt_of_a_rolled_back_call_names_what_somebody_else_had_changed_
     (receipt,) = session[Receipt].all()
     assert (receipt.outcome, receipt.conflicts) == ("failed", ("a.txt",))
     assert (root / "d/b.txt").read_text() == "b\n"
+
+
+@pytest.mark.parametrize("name", ["write", "delete", "move over"])
+def test_what_a_program_writes_into_an_open_file_during_a_call_is_not_lost(
+    workspace: Workspace, root: Path, name: str
+) -> None:
+    with (root / "a.txt").open("a") as program, held_call(workspace.filesystem) as held:
+        CHANGES[name](workspace.filesystem.for_call(held))
+        program.write("theirs\n")
+        program.flush()
+        with pytest.raises(OSError, match="is open in another program") as caught:
+            held.commit()
+        assert caught.value.errno == errno.ESTALE
+        held.rollback()
+    assert (root / "a.txt").read_text() == LINES + "theirs\n"
+    assert workspace.steps() == []
+
+
+def test_what_is_written_while_a_replaced_file_goes_is_kept_and_said(
+    root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (root / "a.txt").open("a") as program, HostFilesystem(root, store=tmp_path / "s") as fs:
+        with held_call(fs) as held:
+            fs.for_call(held).write("a.txt", "ours\n")
+            snapshot = fs.snapshot()  # which keeps what it is about to go back to
+            held.commit()
+        program.write("theirs\n")
+        program.flush()
+        del snapshot
+        fs.write("d/b.txt", "another\n")
+    assert (root / "a.txt").read_text() == "ours\n"
+    (kept,) = (tmp_path / "s/kept").iterdir()
+    assert kept.read_text() == LINES + "theirs\n"
+    assert f"a program that had a.txt open wrote into it after a call had replaced it: {kept}" in caplog.text

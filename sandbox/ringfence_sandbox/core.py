@@ -18,7 +18,7 @@ from ringfence.runtime.transaction import Interrupts
 from ringfence.values import quickly_made
 from ringfence_sandbox.confined import Confined
 from ringfence_sandbox.differing import Differences, Written
-from ringfence_sandbox.dropping import drop_holding, keep_displaced
+from ringfence_sandbox.dropping import drop_holding, keep_displaced, keep_written_into, written_into
 from ringfence_sandbox.hands import Hands
 from ringfence_sandbox.history import DeedsChanges, History, Recorded
 from ringfence_sandbox.holding import Holding
@@ -26,8 +26,8 @@ from ringfence_sandbox.journal import Journal
 from ringfence_sandbox.kernel import Abilities, Before, sync_filesystem
 from ringfence_sandbox.places import root_record
 from ringfence_sandbox.records import Deed, Identity, Json, Kind
-from ringfence_sandbox.seen import Seen
-from ringfence_sandbox.states import State, Token, led_to, way
+from ringfence_sandbox.seen import Seen, written_meanwhile
+from ringfence_sandbox.states import State, Token, led_to, line, since_opaque, way
 from ringfence_sandbox.undoing import Hold, TakenBack, Undone, undo_deeds
 
 if TYPE_CHECKING:
@@ -347,12 +347,20 @@ class Core:
             self._sync_directories()
             if self.power and self._opaque_since(mark) is not None:
                 sync_filesystem(self.files.root)
+            self._check_displaced()
             self._write_commit(recorded)
         self._leave(mark)  # the commit point is behind us: from here on nothing fails
         if recorded is not None and self._history is not None:
             self._history.committed(recorded)
         self._close_call(committed=True)
         return None if recorded is None else recorded.step
+
+    def _check_displaced(self) -> None:
+        """Raises OSError (ESTALE) where a program has written into a file since the call replaced it: that would be
+        lost, and comes back to its place with the rollback."""
+        if self.hands.holding is not None:
+            for path in written_into(self.hands.holding, since_opaque(self._deeds)).values():
+                raise written_meanwhile(path)
 
     def _recorded(self, mark: Mark, receipt: Receipt) -> Recorded | None:
         assert self._history is not None
@@ -465,11 +473,12 @@ class Core:
 
     def _forget(self) -> list[str]:
         """Drop all states but the one now, and the files that were held for them."""
-        self._tip = State(None)
+        tip, self._tip = self._tip, State(None)
         holding, self.hands.holding = self.hands.holding, None
         self.hands.swapped.clear()  # the next one's slots count anew
         if holding is None or self._journal is None:
             return []
+        keep_written_into(holding, (deed for state in reversed([*line(tip)]) for deed in state.deeds), self._kept)
         notes = drop_holding(self.files, holding, self._journal, self.before)
         self._left_over = self._left_over or bool(notes)
         return notes

@@ -1,15 +1,49 @@
-"""The end of a holding directory: what a conflict needs is copied out of it, the rest goes."""
+"""The end of a holding directory: what a conflict needs is copied out of it, and what somebody has written into a file
+since it was displaced; the rest goes."""
 
 from __future__ import annotations
 
+import logging
 import os
+import stat
+from collections.abc import Iterable
 from contextlib import suppress
 
 from ringfence_sandbox.confined import Confined
 from ringfence_sandbox.holding import Holding
 from ringfence_sandbox.journal import Journal
 from ringfence_sandbox.kernel import Before
+from ringfence_sandbox.records import Deed, Identity
 from ringfence_sandbox.undoing import Undone
+
+logger = logging.getLogger(__name__)
+_REGULAR = oct(stat.S_IFREG)
+
+
+def written_into(holding: Holding, deeds: Iterable[Deed]) -> dict[int, str]:
+    """The displaced files that somebody has written into since, who had them open: by slot, where each was. One look a
+    file; a change of bytes alone, within a tick of the clock, is not noticed."""
+    displaced: dict[int, tuple[str, Identity]] = {}
+    for deed in deeds:
+        was = deed.old if deed.kind == "swap" else deed.new if deed.kind == "take" else None
+        if was is not None and was.kind == _REGULAR:
+            displaced[deed.slot] = (deed.path, was)
+    found: dict[int, str] = {}
+    for slot, (path, was) in displaced.items():
+        here = holding.look(slot)
+        if here is not None and here.st_ino == was.inode and not was.fits(here):
+            found[slot] = path
+    return found
+
+
+def keep_written_into(holding: Holding, deeds: Iterable[Deed], directory: str) -> None:
+    """Copy what nobody would ever see otherwise to where it can be looked at, and say so in the log."""
+    try:
+        for slot, path in written_into(holding, deeds).items():
+            kept = holding.keep(slot, directory)
+            logger.warning("a program that had %s open wrote into it after a call had replaced it: %s", path, kept)
+    except OSError:
+        logger.exception("what a program wrote into a file that a call had replaced is lost")
 
 
 def drop_holding(files: Confined, holding: Holding, journal: Journal, before: Before) -> list[str]:

@@ -71,6 +71,14 @@ class Seen:
             raise stale(place)
 
 
+def written_meanwhile(place: str) -> OSError:
+    return OSError(
+        errno.ESTALE,
+        "is open in another program, which wrote into it during this call; nothing is changed, read it again",
+        place,
+    )
+
+
 def stale(place: str) -> OSError:
     return OSError(
         errno.ESTALE,

@@ -27,17 +27,18 @@ class State:
 
 def way(tip: State, to: State) -> tuple[list[State], list[State]]:
     """The states to leave, latest first, and those to enter, in order, to come from one state to another."""
-    above = {id(one) for one in _line(tip)}
+    above = {id(one) for one in line(tip)}
     down: list[State] = []
     at: State | None = to
     while at is not None and id(at) not in above:
         down.append(at)
         at = at.parent
-    up = list(itertools.takewhile(lambda one: one is not at, _line(tip)))
+    up = list(itertools.takewhile(lambda one: one is not at, line(tip)))
     return up, down[::-1]
 
 
-def _line(state: State | None) -> Iterator[State]:
+def line(state: State | None) -> Iterator[State]:
+    """A state and those before it, latest first."""
     while state is not None:
         yield state
         state = state.parent
