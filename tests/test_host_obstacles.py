@@ -225,3 +225,18 @@ def test_a_program_cannot_shut_the_root_against_its_owner(root: Path, mode: int,
         assert stat.S_IMODE(root.stat().st_mode) == mode | 0o500
     else:
         assert {path: (one.content, one.mode, one.mtime_ns) for path, one in printed(root).items()} == before
+
+
+def test_a_root_that_cannot_be_written_is_said(shut: Path) -> None:
+    def work() -> None:
+        with (
+            Workspace.open(shut, store=shut.parent / "store") as workspace,
+            pytest.raises(PermissionError, match=r"the root of the workspace cannot be written .*: give this user"),
+        ):
+            call(workspace.filesystem, lambda fs: fs.write("a.txt", "x"), "commit")
+
+    shut.chmod(0o555)
+    try:
+        as_nobody(shut, work)
+    finally:
+        shut.chmod(0o755)

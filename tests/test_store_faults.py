@@ -222,6 +222,8 @@ def test_a_full_store_rolls_the_call_back_and_the_next_one_goes_through(root: Pa
         with pytest.raises(OSError, match="No space left") as caught:
             call(workspace, much)
         assert caught.value.errno == errno.ENOSPC
+        assert str(caught.value.filename).startswith(str(disk / "store"))
+        assert "make room, or name another place for it (store=, RINGFENCE_STATE_DIR)" in str(caught.value)
         assert printed(root) == before
         (disk / "filler").unlink()
         call(workspace, much)
@@ -254,8 +256,9 @@ def test_a_full_store_cannot_be_opened_and_is_as_it_was_afterwards(root: Path, t
         fill(disk)
         (root / "theirs").write_bytes(os.urandom(100_000))
         before = printed(root)
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(OSError, match="No space left on device: here the history is kept; make room") as caught:
             Workspace.open(root, store=disk / "store")
+        assert str(caught.value.filename).startswith(str(disk / "store"))
         assert printed(root) == before
         (disk / "filler").unlink()
         with Workspace.open(root, store=disk / "store") as workspace:

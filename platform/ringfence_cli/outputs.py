@@ -46,8 +46,11 @@ class OutputFile:
     def write(self, data: bytes) -> None:
         """Write to the end, at once: no buffer, so what is written is whole when the next instruction runs."""
         rest = memoryview(data)
-        while rest:
-            rest = rest[os.write(self._descriptor, rest) :]
+        try:
+            while rest:
+                rest = rest[os.write(self._descriptor, rest) :]
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self.path)) from error
 
     def replace(self, data: bytes) -> None:
         """Make `data` all that the file holds."""

@@ -39,7 +39,17 @@ class Holding:
     @classmethod
     def make(cls, files: Confined, name: str, before: Before) -> Holding:
         before("mkdir")
-        os.mkdir(name, _MODE, dir_fd=files.root)
+        try:
+            os.mkdir(name, _MODE, dir_fd=files.root)
+        except OSError as error:
+            code = error.errno or errno.EACCES
+            if code not in (errno.EACCES, errno.EPERM, errno.EROFS):
+                raise
+            words = (
+                f"the root of the workspace cannot be written ({os.strerror(code)}), and what a call replaces waits "
+                "there for its end: give this user the right to write in it"
+            )
+            raise OSError(code, words) from error
         return cls(files, name, before)
 
     @classmethod

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ringfence_sandbox.kernel import Before, nothing_before
+from ringfence_sandbox.places import not_written
 from ringfence_sandbox.records import Json
 
 _MAGIC = b"ringfence journal 1\n"
@@ -130,11 +131,14 @@ class Journal:
             tail = blob if place == len(records) - 1 else b""
             checksum = self._checksum(at + len(written), text + tail)
             written += _HEAD.pack(_MARK, len(text), len(tail), checksum) + text + tail
-        self._make_room(len(written), reserve)
-        self._before("journal")
-        rest = memoryview(written)
-        while rest:
-            rest = rest[os.pwrite(self._file, rest, at + len(written) - len(rest)) :]
+        try:
+            self._make_room(len(written), reserve)
+            self._before("journal")
+            rest = memoryview(written)
+            while rest:
+                rest = rest[os.pwrite(self._file, rest, at + len(written) - len(rest)) :]
+        except OSError as error:
+            raise not_written(error, self.path) from error
         self._end = at + len(written)
 
     def check_there(self) -> None:
@@ -172,7 +176,10 @@ class Journal:
     def _start(self) -> None:
         self._nonce = secrets.token_bytes(16)
         os.ftruncate(self._file, 0)
-        os.pwrite(self._file, _MAGIC + self._nonce, 0)
+        try:
+            os.pwrite(self._file, _MAGIC + self._nonce, 0)
+        except OSError as error:
+            raise not_written(error, self.path) from error
         self._end = self._room = _FIRST
 
     def _make_room(self, size: int, reserve: int) -> None:

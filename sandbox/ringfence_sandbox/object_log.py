@@ -17,6 +17,7 @@ from pathlib import Path
 
 from ringfence.values import quickly_made
 from ringfence_sandbox.deflating import deflated
+from ringfence_sandbox.places import not_written
 
 MAGIC = b"ringfence object log 1\n"
 _HEAD = struct.Struct("<II")
@@ -219,8 +220,11 @@ class ObjectLog:
 
     def _write(self, data: bytes) -> None:
         view = memoryview(data)
-        while view:
-            view = view[os.write(self._fd, view) :]
+        try:
+            while view:
+                view = view[os.write(self._fd, view) :]
+        except OSError as error:
+            raise not_written(error, str(self.path)) from error
 
     def entry(self, oid: bytes) -> bytes:
         """The pack entry of an object that the log has."""

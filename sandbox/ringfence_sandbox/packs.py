@@ -15,6 +15,7 @@ from dulwich.objects import RawObjectID
 from dulwich.pack import OFS_DELTA, REF_DELTA, Pack, write_pack_index_v2
 
 from ringfence_sandbox.object_log import entry_header, pack_entry, sync_directory
+from ringfence_sandbox.places import not_written
 
 _HEADER_BYTES = 12
 
@@ -32,6 +33,9 @@ def replacing(path: Path) -> Generator[BinaryIO, None, None]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(beside, path)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise not_written(error, str(path)) from error
     except BaseException:
         beside.unlink(missing_ok=True)
         raise

@@ -11,6 +11,8 @@ from ringfence_sandbox.confined import Confined
 from ringfence_sandbox.kernel import birth_ns, boot_id
 from ringfence_sandbox.records import Json
 
+_ELSEWHERE = "name another place for it (store=, RINGFENCE_STATE_DIR)"
+
 
 def state_directory() -> str:
     """The directory of all stores: RINGFENCE_STATE_DIR, else the user's state directory."""
@@ -38,7 +40,8 @@ def made_outside(root: str, store: str) -> str:
     real = os.path.realpath(store)
     if real == root or real.startswith(root.rstrip("/") + "/"):
         raise ValueError(
-            f"the store {store} is inside of the workspace {root}: what it keeps would be part of the tree"
+            f"the store {store} is inside of the workspace {root}: what it keeps would be part of the tree; "
+            f"{_ELSEWHERE}"
         )
     try:
         os.makedirs(real, mode=0o700, exist_ok=True)
@@ -52,6 +55,15 @@ def made_outside(root: str, store: str) -> str:
 def _unusable(store: str, code: int) -> OSError:
     words = f"the store cannot be there ({os.strerror(code)}): see to that, or name another place for it"
     return OSError(code, f"{words} (store=, RINGFENCE_STATE_DIR)", store)
+
+
+def not_written(error: OSError, path: str) -> OSError:
+    """The error of a file of a store, with the file's name and what to do, where the system's says neither."""
+    if error.filename is not None or error.errno is None:
+        return error
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    words = f"{os.strerror(error.errno)}: here the history is kept; {'make room, or ' if full else ''}{_ELSEWHERE}"
+    return OSError(error.errno, words, path)
 
 
 def write_once(path: str, content: str) -> str:
