@@ -21,6 +21,7 @@ from ringfence_cli.printable import one_line, plural, printable
 from ringfence_cli.signals import Signals
 from ringfence_cli.terminal import ErrorStream, put, put_diff
 from ringfence_sandbox import Workspace
+from ringfence_sandbox.moved_roots import moved_from
 
 if TYPE_CHECKING:
     from ringfence.participants import Step
@@ -38,6 +39,8 @@ def opened(directory: Path, signals: Signals, *, changes: bool) -> Generator[Wor
     Raises:
         click.ClickException: what went wrong, in words.
     """
+    if (moved := moved_from(str(directory))) is not None:
+        ErrorStream().say(f"ringfence: {printable(moved)}")
     try:
         with signals.let_through():
             with Workspace.open(directory, read_only=True) as looking:

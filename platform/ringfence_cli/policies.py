@@ -24,6 +24,7 @@ from ringfence.prompt.prompt import Prompt
 from ringfence.prompt.tool import Tool, ToolContext
 from ringfence.prompt.tool_result import ToolResult
 from ringfence.runtime.session import Session
+from ringfence_sandbox.moved_roots import note_root
 from ringfence_sandbox.places import store_of
 
 FILE_NAME = "ringfence.toml"
@@ -83,6 +84,8 @@ def policies_of(directory: Path, specs: Sequence[str]) -> tuple[Policy, ...]:
     """
     file = owner_file(directory)
     owned = _of_file(file, directory) if os.path.lexists(file) else ()
+    if owned:
+        note_root(os.path.realpath(directory), str(file.parent))
     return (*owned, *policies_said(specs, directory))
 
 

@@ -23,7 +23,7 @@ from ringfence_cli.disk import DiskWorkspace, PodmanWorkspace
 from ringfence_cli.history import recovery
 from ringfence_cli.outputs import OutputFile, ReceiptsFile, json_line
 from ringfence_cli.policies import policies_of
-from ringfence_cli.printable import plural
+from ringfence_cli.printable import plural, printable
 from ringfence_cli.report import as_json, left_out, summary
 from ringfence_cli.report_file import ReportFile
 from ringfence_cli.report_page import About, page
@@ -35,6 +35,7 @@ from ringfence_cli.telemetry import telemetry_of
 from ringfence_cli.terminal import ErrorStream, put, put_diff
 from ringfence_cli.watch import Tally, Watcher
 from ringfence_cli.workspace import MemoryWorkspace, RunWorkspace
+from ringfence_sandbox.moved_roots import moved_from
 
 if TYPE_CHECKING:
     from ringfence.adapters import AnthropicAdapter, OpenAIAdapter
@@ -77,6 +78,8 @@ def run_task(options: Options, signals: Signals) -> int:
             with signals.let_through():
                 adapter = model_of(options.model, files)
                 text = task_of(options.task) if options.task is not None else ""
+                if (moved := moved_from(str(options.directory))) is not None:
+                    errors.say(f"ringfence: {printable(moved)}")
                 policies = policies_of(options.directory, options.policies)
                 workspace = workspace_of(options)
                 if isinstance(workspace, DiskWorkspace):

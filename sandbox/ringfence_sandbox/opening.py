@@ -14,6 +14,7 @@ from ringfence_sandbox.history import History
 from ringfence_sandbox.journal import Journal
 from ringfence_sandbox.kernel import Abilities, Before, Renames, abilities
 from ringfence_sandbox.locking import RootLock, check_locks
+from ringfence_sandbox.moved_roots import note_root
 from ringfence_sandbox.outputs import KeptOutputs
 from ringfence_sandbox.places import made_outside, root_record, store_of
 from ringfence_sandbox.recovery import STAMP, Recovered, recover
@@ -75,6 +76,7 @@ class Opened:
                 check_format(store)
                 self._lock = RootLock(self._descriptor, self.root, store)
                 note_format(store)
+                note_root(self.root, store)
                 self._journal = Journal(os.path.join(store, "journal"), sync=power, before=before)
                 self.recovered, self._journal = recover(
                     self.files,

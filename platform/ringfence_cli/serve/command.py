@@ -22,6 +22,7 @@ from ringfence.errors import PromptValidationError, SandboxUnavailableError
 from ringfence.runtime.receipts import Receipt
 from ringfence_cli.outputs import ReceiptsFile
 from ringfence_cli.policies import policies_of
+from ringfence_cli.printable import printable
 from ringfence_cli.run import WorkspaceKind
 from ringfence_cli.sandbox_commands import UNAVAILABLE
 from ringfence_cli.serve import stdio
@@ -32,6 +33,7 @@ from ringfence_cli.signals import Signals
 from ringfence_cli.task import EXIT_CODES
 from ringfence_cli.telemetry import telemetry_of
 from ringfence_cli.terminal import ErrorStream
+from ringfence_sandbox.moved_roots import moved_from
 
 TOKEN_VARIABLE = "RINGFENCE_MCP_TOKEN"  # noqa: S105  # its name
 MIN_TOKEN_CHARACTERS = 16
@@ -65,6 +67,8 @@ def serve(options: ServeOptions, signals: Signals) -> int:
         try:
             with signals.let_through():
                 transport, hints = _transport(options, stack)
+                if (moved := moved_from(str(options.directory))) is not None:
+                    errors.say(f"ringfence: {printable(moved)}")
                 owned = policies_of(options.directory, options.policies)
                 workspace = open_workspace(
                     options.workspace,

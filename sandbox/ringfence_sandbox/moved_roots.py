@@ -1,0 +1,99 @@
+"""Stores go by the path of their workspace. A note in each says which directory that was, so that one that got another
+path is known again, and its owner told where its history and policies are."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shlex
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from ringfence_sandbox.kernel import birth_ns
+from ringfence_sandbox.packs import replacing
+from ringfence_sandbox.places import state_directory, store_of
+
+_NAME = "root"
+_MOST_LOOKED_AT = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Root:
+    """A directory: its path when it was noted, its inode, and when that was made, in nanoseconds. ``before`` is the
+    store that it had under another path."""
+
+    path: str
+    inode: int
+    born_ns: int
+    before: str = ""
+
+    def is_still_there(self) -> bool:
+        now = _look(self.path)
+        return now is not None and (now.inode, now.born_ns) == (self.inode, self.born_ns)
+
+
+def note_root(root: str, store: str) -> None:
+    """Have a store that is there say which directory it is of, where that is not said yet. Never fails."""
+    now, noted = _look(root), _read(Path(store))
+    if now is None or (noted is not None and (noted.path, noted.inode) == (now.path, now.inode)):
+        return
+    before = "" if noted is not None and noted.inode == now.inode else _search(now)
+    with suppress(OSError), replacing(Path(store, _NAME)) as file:
+        file.write(json.dumps([now.path, now.inode, now.born_ns, before]).encode())
+
+
+def moved_from(root: str) -> str | None:
+    """What to say of a directory whose history and policies are kept under another path, where it was before."""
+    now, store = _look(os.path.realpath(root)), store_of(os.path.realpath(root))
+    if now is None:
+        return None
+    noted = _read(Path(store))
+    before = _search(now) if noted is None else noted.before
+    was = _read(Path(before)) if before else None
+    if was is None or was.inode != now.inode or was.is_still_there():
+        return None
+    take = f"mv {shlex.quote(before)} {shlex.quote(store)}"
+    if os.path.exists(store):
+        take = f"mv {shlex.quote(store)} {shlex.quote(f'{store}.new')}; {take}"
+    return (
+        f"{root} was {was.path} before: its history, and the policies in its owner's file, are kept for that path, and "
+        f"do not hold here. To take them along: {take}"
+    )
+
+
+def _search(now: _Root) -> str:
+    """The store of a directory that had another path."""
+    for store in itertools.islice(_stores(), _MOST_LOOKED_AT):
+        noted = _read(store)
+        if noted is not None and (noted.inode, noted.born_ns) == (now.inode, now.born_ns) and noted.path != now.path:
+            return str(store)
+    return ""
+
+
+def _stores() -> Iterator[Path]:
+    with suppress(OSError), os.scandir(os.path.join(state_directory(), "stores")) as found:
+        yield from (Path(entry.path) for entry in found if "." not in entry.name)
+
+
+def _look(path: str) -> _Root | None:
+    """None where there is no directory, or nobody knows when it was made: an inode alone may be another's by now."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        born = birth_ns(descriptor)
+        return None if born is None else _Root(path, os.fstat(descriptor).st_ino, born)
+    finally:
+        os.close(descriptor)
+
+
+def _read(store: Path) -> _Root | None:
+    try:
+        path, inode, born_ns, before = json.loads((store / _NAME).read_bytes())
+    except (OSError, ValueError):
+        return None
+    return _Root(str(path), inode, born_ns, str(before))
