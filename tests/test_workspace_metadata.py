@@ -176,3 +176,31 @@ def test_what_may_not_be_given_to_another_user_is_said(root: Path) -> None:
     assert not killed_at(-1, work)
     found = printed(root)["d/b.sh"]
     assert (found.owner, found.mode) == ((65534, 65534), 0o755)
+
+
+def test_an_edit_parts_a_hard_link_from_its_twin_and_an_undo_joins_them(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "a").write_text("one\n")
+    os.link(root / "a", root / "b")
+    with Workspace.open(root, store=tmp_path / "store") as workspace:
+        with held_call(workspace.filesystem) as held:
+            workspace.filesystem.for_call(held).write("a", "two\n")
+            held.commit()
+        assert ((root / "a").read_text(), (root / "b").read_text()) == ("two\n", "one\n")
+        assert workspace.restore(0).outcomes == {"a": "restored"}
+    assert os.path.samefile(root / "a", root / "b")
+
+
+def test_a_sparse_file_comes_back_without_its_holes(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    with open(root / "sparse", "wb") as file:
+        file.truncate(1 << 20)
+    with Workspace.open(root, store=tmp_path / "store") as workspace:
+        with held_call(workspace.filesystem) as held:
+            workspace.filesystem.for_call(held).delete("sparse")
+            held.commit()
+        workspace.undo()
+    assert (root / "sparse").read_bytes() == bytes(1 << 20)
+    assert (root / "sparse").stat().st_blocks * 512 >= 1 << 20
