@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -181,3 +182,17 @@ def test_the_patch_of_a_large_file_that_was_moved_is_a_rename(root: Path) -> Non
     (root / "moved").rename(root / "data")
     subprocess.run(["git", "apply"], cwd=root, input=patch, check=True)
     assert (root / "moved").read_bytes() == LARGE
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+def test_git_reads_what_is_not_known_and_gc_keeps_it(root: Path) -> None:
+    (root / "data").write_bytes(LARGE)
+    for name in ("one", "two", "three"):
+        step(root, lambda fs, name=name: fs.write(name, "x"))
+    (root / "data").write_text("small\n")
+    with opened(root) as workspace:
+        workspace.gc(2)
+        assert workspace.restore(2).outcomes == {"data": "kept", "three": "removed"}
+    history = root.parent / "store/history"
+    done = subprocess.run(["git", "--git-dir", history, "fsck", "--full", "--strict"], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
