@@ -478,7 +478,7 @@ class Core:
         self.hands.swapped.clear()  # the next one's slots count anew
         if holding is None or self._journal is None:
             return []
-        keep_written_into(holding, (deed for state in reversed([*line(tip)]) for deed in state.deeds), self._kept)
+        keep_written_into(holding, [deed for state in reversed([*line(tip)]) for deed in state.deeds], self._kept)
         notes = drop_holding(self.files, holding, self._journal, self.before)
         self._left_over = self._left_over or bool(notes)
         return notes

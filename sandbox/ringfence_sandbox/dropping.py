@@ -31,7 +31,9 @@ def written_into(holding: Holding, deeds: Iterable[Deed]) -> dict[int, str]:
     found: dict[int, str] = {}
     for slot, (path, was) in displaced.items():
         here = holding.look(slot)
-        if here is not None and here.st_ino == was.inode and not was.fits(here):
+        if here is None or here.st_ino != was.inode:
+            continue
+        if here.st_mtime_ns != was.mtime_ns or here.st_size != was.size:
             found[slot] = path
     return found
 

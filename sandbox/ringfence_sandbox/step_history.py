@@ -23,7 +23,7 @@ from ringfence_sandbox.kernel import Before, nothing_before
 from ringfence_sandbox.scan import Exclusion, ScanLimits, Scanner, ScanResult, follow
 from ringfence_sandbox.stat_cache import Stamp, StatCache
 from ringfence_sandbox.store import PreparedStep, Store
-from ringfence_sandbox.unknown import Move, Unknown
+from ringfence_sandbox.unknown import NOTHING, Move, Unknown
 
 if TYPE_CHECKING:
     from ringfence.runtime.receipts import Receipt
@@ -285,7 +285,9 @@ class Differing:
 
     def unknown(self) -> tuple[Unknown, Unknown]:
         """What is not known of the tree before the call, and after it."""
-        before = self._store.states.unknown(self._store.tip)
+        before = self._store.states.unknown(self._tip)
+        if not before.reasons and not self.moves:
+            return NOTHING, NOTHING
         if before.reasons:
             were = {change.path: change.before for change in self._changed.changes if change.path not in self._from}
             before = before.knowing(_kinds(were))
