@@ -680,6 +680,21 @@ def test_what_a_program_took_of_what_was_displaced_is_the_trees_when_the_calls_a
     assert not list(root.glob(".ringfence*"))
 
 
+def test_what_a_program_made_goes_though_a_failed_call_had_displaced_it_meanwhile(
+    root: Path, files: HostFilesystem
+) -> None:
+    before = shape(root)
+    with held_call(files, call_id="outer") as outer:
+        with held_call(files, call_id="program", parent=outer, opaque=True) as program:
+            sh(root, "echo new > n")
+            program.commit()
+        with held_call(files, call_id="typed", parent=outer) as typed:
+            files.for_call(typed).delete("n")
+            typed.rollback()
+        assert outer.rollback().conflicts == ()
+    assert shape(root) == before
+
+
 def displace(files: HostFilesystem) -> None:
     files.write("a.txt", "first")
     files.write("a.txt", "outer")

@@ -434,6 +434,8 @@ class Core:
         self._give_up_announced()
         self._touched.clear()
         self._compared = None
+        if self._opaque is not None and len(self._deeds) > down_to:
+            self._opaque.look_again()
         return undo_deeds(self.hands, self._deeds, down_to, self._note_undone)
 
     def _keep(self, undone: Undone) -> list[str]:

@@ -104,6 +104,10 @@ class OpaqueCalls:
         self._after[deeds[0].seq] = deeds[-1].seq, after
         return after
 
+    def look_again(self) -> None:
+        """Deeds are being undone, which gives files that come back another ctime."""
+        self._after.clear()
+
     def _seen(self, deeds: Sequence[Deed]) -> After | None:
         """What a look at the tree has found, unless calls have gone on since."""
         last, after = self._after.get(deeds[0].seq, (-1, None))
