@@ -120,6 +120,25 @@ def case(tmp_path: Path, request: pytest.FixtureRequest) -> Case:
     return Case(tmp_path, request.param)
 
 
+def test_a_call_that_is_killed_after_others_finds_its_own_holding_directory(case: Case) -> None:
+    case.fresh()
+
+    def work(before: Callable[[str], None]) -> None:
+        with case.open() as fs:
+            for number in range(9):
+                with held_call(fs, call_id=f"call-{number}") as call:
+                    fs.for_call(call).write("a.txt", str(number))
+                    if number == 8:
+                        before("the end")
+                    call.commit()
+
+    assert killed_at(0, work)
+    with case.open() as fs:
+        assert fs.recovered is not None
+        assert fs.recovered.conflicts == ()
+    assert (case.root / "a.txt").read_text() == "7"
+
+
 @pytest.mark.parametrize("name", CALLS)
 def test_a_call_killed_anywhere_is_undone_or_done(case: Case, name: str) -> None:
     change = CALLS[name]

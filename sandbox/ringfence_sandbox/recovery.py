@@ -57,7 +57,8 @@ class _Story:
     """What the records of a journal amount to."""
 
     root: Sequence[object] | None = None
-    holdings: set[str] = field(default_factory=set[str])
+    holdings: list[str] = field(default_factory=list[str])
+    """All holding directories that the journal names; the deeds of the open call hold in the last."""
     in_hand: tuple[str, tuple[int, int]] | None = None
     """A holding directory about to come or to go when the journal ends, and the times that the root is to keep."""
     call: tuple[str, str] | None = None
@@ -91,7 +92,7 @@ class _Story:
             case {"root": [int(inode), (int() | None) as born, int(device), str(boot)]}:
                 self.root = [inode, born, device, boot]
             case {"holding": str(name), "times": [int(atime_ns), int(mtime_ns)]}:
-                self.holdings.add(name)
+                self.holdings.append(name)
                 self.in_hand = (name, (atime_ns, mtime_ns))
             case {"dropping": str(name), "times": [int(atime_ns), int(mtime_ns)]}:
                 self.in_hand = (name, (atime_ns, mtime_ns))
@@ -215,7 +216,7 @@ def _roll_back(
         hands.note_swap(swap)
     gone = False
     first = next((n for n, deed in enumerate(story.deeds) if deed.kind == "opaque"), len(story.deeds))
-    for name in story.holdings:
+    for name in story.holdings[-1:]:
         there = files.look(name)
         if there is not None or any(deed.slot >= 0 for deed in story.deeds[:first]):
             gone = there is None or not stat.S_ISDIR(there.st_mode)
@@ -247,7 +248,7 @@ def _take_back(
     def make() -> Holding:
         if hands.holding is None:
             hands.holding = Holding.noted(files, lambda record: journal.append(record, reserve=0), before)
-            story.holdings.add(hands.holding.name)
+            story.holdings.append(hands.holding.name)
         return hands.holding
 
     call_id, tool = story.call
@@ -291,7 +292,7 @@ def _heal(
     name = new_name()
     journal.append({"holding": name, "times": [root.st_atime_ns, root.st_mtime_ns]}, reserve=0)
     journal.flush()
-    story.holdings.add(name)
+    story.holdings.append(name)
     holding = Holding.make(files, name, before)
     try:
         content_of = history.content if history is not None else None
