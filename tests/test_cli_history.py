@@ -213,7 +213,7 @@ def test_another_holder_is_named_and_looking_goes_on(tree: Path) -> None:
             ended = ringfence(verb, tree)
             assert ended.returncode == 1
             assert f"is open in process {os.getpid()}" in ended.stderr.decode()
-        assert run(tree).returncode == 1
+        assert run(tree).returncode == 2
         for verb in ("log", "diff", "export"):
             assert ringfence(verb, tree).returncode == 0
 

@@ -132,8 +132,9 @@ def run(
     """Run an agent's task on the files of DIR; print what it changed.
 
     The diff, or the JSON object, goes to standard output and everything else to standard error. Exit codes: 0 done,
-    1 the task failed, 2 usage, 3 the model provider failed, 4 the sandbox is not available, 5 deadline or budget,
-    130 interrupted and rolled back.
+    1 the task failed, 2 nothing was begun (usage, a busy workspace, a store that cannot be made), 3 the model provider
+    failed, 4 the sandbox is not available, 5 deadline or budget, 130 interrupted and rolled back. With --json there is
+    always an object, once the options are understood, and its "outcome" says which it was.
     """
     from ringfence_cli.run import Options, run_task
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ringfence.adapters.core import ModelText, ModelTurn
 from ringfence.runtime.receipts import Receipt
+from ringfence_cli.terminal import put
 from ringfence_tools.planning import Plan
 
 _NOT_ASCII = re.compile("[^\x00-\x7e]")
@@ -29,6 +30,19 @@ def _escaped(match: re.Match[str]) -> str:
     if 0xD800 <= code <= 0xDFFF:
         return f"\\\\x{code - 0xDC00:02x}" if 0xDC80 <= code <= 0xDCFF else f"\\\\u{code:04x}"
     return json.dumps(match[0])[1:-1]
+
+
+class OneObject:
+    """What a program that asked for JSON gets on standard output: one object, the first that there is to say."""
+
+    def __init__(self, *, wanted: bool) -> None:
+        self._wanted = wanted
+
+    def put(self, record: Mapping[str, object]) -> None:
+        """Raises OSError where it cannot be written."""
+        if self._wanted:
+            self._wanted = False
+            put(json_line(record))
 
 
 class OutputFile:

@@ -42,8 +42,9 @@ def left_out(paths: Sequence[LeftOut]) -> Iterator[str]:
         yield f"left out: {len(paths) - MAX_LISTED} more; --json lists all"
 
 
-def as_json(ending: Ending, tally: Tally, workspace: RunWorkspace) -> dict[str, object]:
-    """The whole record; the shapes of ``changes`` are those of a receipt."""
+def as_json(ending: Ending, tally: Tally, workspace: RunWorkspace | None) -> dict[str, object]:
+    """The whole record; the shapes of ``changes`` are those of a receipt. Without a workspace nothing was begun."""
+    left = (*workspace.left_out, *workspace.left_out_since()) if workspace is not None else ()
     return {
         "exit_code": ending.exit_code,
         "outcome": ending.outcome,
@@ -55,11 +56,11 @@ def as_json(ending: Ending, tally: Tally, workspace: RunWorkspace) -> dict[str, 
         "changes": [change_json(change) for change in ending.changes],
         **_patch(ending.patch),
         "applied": ending.applied,
-        "steps": workspace.steps(),
+        "steps": workspace.steps() if workspace is not None else 0,
         "conflicts": [shown(path) for path in ending.conflicts],
         "left_out": [
             {"path": shown(one.path), "reason": one.reason}
-            for one in {one.path: one for one in (*workspace.left_out, *workspace.left_out_since())}.values()
+            for one in {one.path: one for one in left}.values()
         ],
         "usage": serde.dump(tally.usage),
         "duration_seconds": round(tally.seconds, 3),

@@ -21,7 +21,7 @@ from ringfence.filesystem.paths import shown
 from ringfence.runtime.limits import utc_now
 from ringfence_cli.disk import DiskWorkspace, PodmanWorkspace
 from ringfence_cli.history import recovery
-from ringfence_cli.outputs import OutputFile, ReceiptsFile, json_line
+from ringfence_cli.outputs import OneObject, OutputFile, ReceiptsFile
 from ringfence_cli.policies import policies_of
 from ringfence_cli.printable import plural, printable
 from ringfence_cli.report import as_json, left_out, summary
@@ -30,9 +30,9 @@ from ringfence_cli.report_page import About, page
 from ringfence_cli.resuming import RunRecord, interrupted_run, record_of
 from ringfence_cli.sandbox_commands import UNAVAILABLE
 from ringfence_cli.signals import Signals
-from ringfence_cli.task import EXIT_CODES, Ending, Task, apply, perform
+from ringfence_cli.task import EXIT_CODES, Ending, Outcome, Task, apply, perform
 from ringfence_cli.telemetry import telemetry_of
-from ringfence_cli.terminal import ErrorStream, put, put_diff
+from ringfence_cli.terminal import ErrorStream, put_diff
 from ringfence_cli.watch import Tally, Watcher
 from ringfence_cli.workspace import MemoryWorkspace, RunWorkspace
 from ringfence_sandbox.moved_roots import moved_from
@@ -69,8 +69,35 @@ class Options:
     keep_environment: bool = False
 
 
+class NotStartedError(click.ClickException):
+    """Nothing was begun, for a reason that is not in the words of the command line."""
+
+    exit_code = EXIT_CODES["not_started"]
+
+
+class BusyError(NotStartedError):
+    """Somebody else has the workspace: it may be free later."""
+
+
 def run_task(options: Options, signals: Signals) -> int:
-    """The exit code. Raises click.UsageError for options that nothing can be done with."""
+    """The exit code. Raises click.ClickException where nothing was begun. With ``as_json`` there is one object on
+    standard output, whatever happened."""
+    answer = OneObject(wanted=options.as_json)
+
+    def said(outcome: Outcome, error: str) -> None:
+        answer.put(as_json(Ending(outcome, error), Tally(), None))
+
+    try:
+        return _run(options, signals, answer, said)
+    except click.ClickException as error:
+        said("busy" if isinstance(error, BusyError) else "not_started", error.format_message())
+        raise
+    except Exception as error:
+        said("failed", said_of(error))
+        raise
+
+
+def _run(options: Options, signals: Signals, answer: OneObject, said: Callable[[Outcome, str], None]) -> int:
     errors = ErrorStream()
     with ExitStack() as files:
         telemetry = telemetry_of(errors, files)
@@ -90,9 +117,11 @@ def run_task(options: Options, signals: Signals) -> int:
                 receipts = _opened(ReceiptsFile, options.receipts, files)
                 report = _opened(ReportFile, options.report, files)
         except KeyboardInterrupt:
+            said("interrupted", "interrupted: nothing was changed")
             errors.say("ringfence: interrupted: nothing was changed")
             return EXIT_CODES["interrupted"]
         except SandboxUnavailableError as error:
+            said("no_sandbox", str(error))
             errors.say(f"ringfence: {error}")
             return UNAVAILABLE
         _refuse_one_file(patch, receipts, report)
@@ -121,7 +150,7 @@ def run_task(options: Options, signals: Signals) -> int:
             ending = watched(task, signals, tally, watchers, None if options.quiet else errors)
         except PromptValidationError as error:  # a policy is about a tool that this run does not have
             raise click.UsageError(str(error)) from None
-        _finish(options, task, ending, tally, patch, report, errors, signals)
+        _finish(options, task, ending, tally, patch, report, errors, signals, answer)
     return ending.exit_code
 
 
@@ -146,6 +175,7 @@ def _finish(
     report: ReportFile | None,
     errors: ErrorStream,
     signals: Signals,
+    answer: OneObject,
 ) -> None:
     """The patch is saved first: whatever happens then, it is there."""
     workspace = task.workspace
@@ -164,7 +194,7 @@ def _finish(
         about = About(task.text, model, report.started_at, utc_now(), next_steps, report.record)
         _writing(ending, lambda: report.write(page(about, ending, tally, workspace)))
     if options.as_json:
-        _writing(ending, lambda: put(json_line(as_json(ending, tally, workspace))))
+        _writing(ending, lambda: answer.put(as_json(ending, tally, workspace)))
     elif ending.outcome != "interrupted":
         _writing(ending, lambda: put_diff(ending.patch))
     if not options.quiet:
@@ -291,10 +321,12 @@ def workspace_of(options: Options) -> RunWorkspace:
 def _on_disk(opening: Callable[[], DiskT]) -> DiskT:
     try:
         return opening()
-    except (WorkspaceLockedError, RestoreFailedError) as error:
-        raise click.ClickException(str(error)) from None
+    except WorkspaceLockedError as error:
+        raise BusyError(str(error)) from None
+    except RestoreFailedError as error:
+        raise NotStartedError(str(error)) from None
     except (OSError, ValueError) as error:
-        raise click.BadParameter(said_of(error), param_hint="'DIR'") from None
+        raise NotStartedError(f"the workspace cannot be opened: {said_of(error)}") from None
 
 
 def _record(directory: Path, task: str, files: ExitStack) -> RunRecord:

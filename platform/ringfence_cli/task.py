@@ -33,11 +33,16 @@ from ringfence_tools.write_back import write_back
 if TYPE_CHECKING:
     from ringfence.telemetry import Telemetry
 
-Outcome = Literal["done", "failed", "provider_failed", "limit_reached", "interrupted"]
+Outcome = Literal[
+    "done", "failed", "not_started", "busy", "provider_failed", "no_sandbox", "limit_reached", "interrupted"
+]
 EXIT_CODES: dict[Outcome, int] = {
     "done": 0,
     "failed": 1,
+    "not_started": 2,
+    "busy": 2,
     "provider_failed": 3,
+    "no_sandbox": 4,
     "limit_reached": 5,
     "interrupted": 130,
 }

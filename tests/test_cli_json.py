@@ -1,0 +1,72 @@
+"""What a program reads of `ringfence run --json`: one object, whatever ended the run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringfence_sandbox import Workspace
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    (tmp_path / "tree").mkdir()
+    return tmp_path / "tree"
+
+
+def run(tree: Path, *arguments: str, turns: str = '{"text": "Done."}\n') -> tuple[int, Mapping[str, Any], str]:
+    (tree.parent / "script.jsonl").write_text(turns)
+    words = ("run", str(tree), "--model", f"script:{tree.parent / 'script.jsonl'}", "--json", *arguments)
+    command = [sys.executable, "-m", "ringfence_cli", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    record = json.loads(done.stdout)
+    assert record["exit_code"] == done.returncode
+    return done.returncode, record, done.stderr
+
+
+def test_a_busy_workspace_is_told_from_a_task_that_failed(tree: Path) -> None:
+    with Workspace.open(tree):
+        code, record, said = run(tree, "--task", "x")
+    assert (code, record["outcome"]) == (2, "busy")
+    assert record["error"] in said
+    assert "process" in record["error"]
+
+
+def test_a_store_that_cannot_be_made_is_said(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RINGFENCE_STATE_DIR", "/proc/nowhere")
+    code, record, said = run(tree, "--task", "x")
+    assert (code, record["outcome"], record["steps"]) == (2, "not_started", 0)
+    assert "/proc/nowhere" in record["error"]
+    assert "Invalid value for 'DIR'" not in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--task", "x", "--policy", "guard"], "there is no policy 'guard'"),
+        (["--task", "x", "--model", "gpt"], "there is no model 'gpt'"),
+        (["--task", " "], "it is empty"),
+        (["--resume"], "no interrupted run"),
+        (["--task", "x", "--patch", "/nowhere/there"], "cannot be written"),
+        (["--task", "x", "--policy", "tests:make:/src/**"], "does not have: make"),
+    ],
+)
+def test_what_nothing_was_begun_with_is_an_object_too(tree: Path, arguments: list[str], words: str) -> None:
+    code, record, said = run(tree, *arguments)
+    assert (code, record["outcome"], record["changes"]) == (2, "not_started", [])
+    assert words in record["error"]
+    assert words in " ".join(said.split())
+
+
+def test_without_a_sandbox_the_object_says_so(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    monkeypatch.setenv("CONTAINER_HOST", "unix:///nonexistent/podman.sock")
+    code, record, _ = run(tree, "--task", "x", "--workspace", "podman")
+    assert (code, record["outcome"]) == (4, "no_sandbox")
+    assert record["error"]
