@@ -177,6 +177,23 @@ def test_a_server_with_a_policy_about_a_tool_that_it_has_not_does_not_start(tree
     assert "names tools that this prompt does not have: make" in " ".join(refused.stderr.split())
 
 
+@pytest.mark.parametrize("verb", ["run", "serve"])
+def test_tests_in_a_container_that_is_not_there_name_the_way_out(tree: Path, verb: str) -> None:
+    task = ("--task", "x", "--model", f"script:{tree.parent / 'script.jsonl'}") if verb == "run" else ()
+    refused = ringfence(verb, tree, *task, "--policy", "tests:shell_execute:/src/**")
+    said = " ".join(refused.stderr.split())
+    assert refused.returncode == 2
+    assert "it has apply_patch, " in said
+    assert "shell_execute is there with --workspace podman" in said
+    file = Path(ringfence("policies", "file", tree).stdout.strip())
+    assert str(file) not in said.replace(" ", "")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text('[policies.tests]\ntool = "shell_execute"\npaths = ["CHANGELOG.md"]\n')
+    refused = ringfence(verb, tree, *task)
+    assert (refused.returncode, "--workspace podman" in refused.stderr) == (2, True)
+    assert f"is in {file}" in " ".join(refused.stderr.split())
+
+
 def test_a_file_within_reach_of_the_agent_is_refused(tree: Path, tmp_path: Path) -> None:
     (tree / "ringfence.toml").write_text("[policies]\n")
     (tmp_path / "link.toml").symlink_to(tree / "ringfence.toml")

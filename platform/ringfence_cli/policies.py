@@ -16,7 +16,7 @@ import click
 from ringfence import serde
 from ringfence.adapters.failures import said_of
 from ringfence.errors import PromptValidationError
-from ringfence.filesystem.paths import unescaped
+from ringfence.filesystem.paths import shown, unescaped
 from ringfence.participants import CallInfo, CallLock, Change
 from ringfence.prompt.effects import DeletionLimitPolicy, PathPolicy, ProtectedFilesPolicy, RequireCleanTestsPolicy
 from ringfence.prompt.policy import EffectPolicy, Policy, ToolPolicy
@@ -29,6 +29,8 @@ from ringfence_sandbox.places import store_of
 
 FILE_NAME = "ringfence.toml"
 KINDS = "allow:GLOB, deny:GLOB, deletions:N, protected, tests:TOOL[=COMMAND]:GLOB or FILE.toml"
+
+CONTAINER_TOOLS = ("shell_execute", "evaluate_python")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +122,17 @@ def policies_said(specs: Sequence[str], directory: Path | None = None) -> tuple[
         except PromptValidationError as error:
             raise _bad(said_of(error)) from None
     return tuple(found)
+
+
+def unfit(error: PromptValidationError, directory: Path, workspace: str) -> click.UsageError:
+    """What to say of a policy about a tool that the agent will not have, and how it could."""
+    said = str(error)
+    if error.placeholder in CONTAINER_TOOLS and workspace != "podman":
+        said += f". {error.placeholder} is there with --workspace podman"
+    file = owner_file(directory)
+    if os.path.lexists(file):
+        said += f". What the owner of the directory says is in {shown(str(file))}"
+    return click.UsageError(said)
 
 
 def _tests_said(rest: str) -> Policy:

@@ -22,7 +22,7 @@ from ringfence.runtime.limits import utc_now
 from ringfence_cli.disk import DiskWorkspace, PodmanWorkspace
 from ringfence_cli.history import recovery
 from ringfence_cli.outputs import OneObject, OutputFile, ReceiptsFile
-from ringfence_cli.policies import policies_of
+from ringfence_cli.policies import policies_of, unfit
 from ringfence_cli.printable import plural, printable
 from ringfence_cli.report import as_json, left_out, summary
 from ringfence_cli.report_file import ReportFile
@@ -149,7 +149,7 @@ def _run(options: Options, signals: Signals, answer: OneObject, said: Callable[[
         try:
             ending = watched(task, signals, tally, watchers, None if options.quiet else errors)
         except PromptValidationError as error:  # a policy is about a tool that this run does not have
-            raise click.UsageError(str(error)) from None
+            raise unfit(error, options.directory, options.workspace) from None
         _finish(options, task, ending, tally, patch, report, errors, signals, answer)
     return ending.exit_code
 

@@ -13,7 +13,7 @@ from ringfence.filesystem.paths import shown
 from ringfence.filesystem.search import compiled_glob, path_filter
 from ringfence.participants import Change, FileVersion
 from ringfence.prompt.commands import runs
-from ringfence.prompt.policy import ALLOW, PathHashes, PolicyDecision, PolicyState, policy_state
+from ringfence.prompt.policy import ALLOW, PathHashes, PolicyDecision, PolicyState, policy_state, refuse_unknown
 
 if TYPE_CHECKING:
     from ringfence.prompt.tool import Tool, ToolContext
@@ -235,11 +235,7 @@ class RequireCleanTestsPolicy:
             context.session[PolicyState].exchange(state, changed)
 
     def validate(self, tool_names: frozenset[str]) -> None:
-        if unknown := sorted({self.test_tool, *self.before} - tool_names):
-            raise PromptValidationError(
-                f"the policy {self.name} names tools that this prompt does not have: {', '.join(unknown)}",
-                placeholder=unknown[0],
-            )
+        refuse_unknown(self.name, {self.test_tool, *self.before} - tool_names, tool_names)
 
     def _decision(self, what: str, context: ToolContext) -> PolicyDecision:
         if self.test_tool in policy_state(context, self.name, context.prompt.scope).invoked_tools:

@@ -152,6 +152,17 @@ def policy_state(context: ToolContext, policy_name: str, scope: str) -> PolicySt
     return PolicyState(policy_name, scope=scope)
 
 
+def refuse_unknown(policy: str, unknown: Set[str], tool_names: Set[str]) -> None:
+    """Raises PromptValidationError where a policy names tools that there are not, and says which there are."""
+    if unknown:
+        there = ", ".join(sorted(tool_names)) or "none"
+        raise PromptValidationError(
+            f"the policy {policy} names tools that this prompt does not have: {', '.join(sorted(unknown))}; "
+            f"it has {there}",
+            placeholder=min(unknown),
+        )
+
+
 class SequentialDependencyPolicy:
     """A tool runs only after every tool that it depends on has succeeded in this session and prompt."""
 
@@ -188,11 +199,7 @@ class SequentialDependencyPolicy:
 
     def validate(self, tool_names: frozenset[str]) -> None:
         unknown = {*self.dependencies, *(name for needed in self.dependencies.values() for name in needed)} - tool_names
-        if unknown:
-            raise PromptValidationError(
-                f"the policy {self.name} names tools that this prompt does not have: {', '.join(sorted(unknown))}",
-                placeholder=min(unknown),
-            )
+        refuse_unknown(self.name, unknown, tool_names)
 
     def _refuse_cycles(self) -> None:
         done: set[str] = set()

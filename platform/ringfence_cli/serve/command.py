@@ -21,7 +21,7 @@ from ringfence.adapters.failures import said_of
 from ringfence.errors import PromptValidationError, SandboxUnavailableError
 from ringfence.runtime.receipts import Receipt
 from ringfence_cli.outputs import ReceiptsFile
-from ringfence_cli.policies import policies_of
+from ringfence_cli.policies import policies_of, unfit
 from ringfence_cli.printable import printable
 from ringfence_cli.run import WorkspaceKind
 from ringfence_cli.sandbox_commands import UNAVAILABLE
@@ -83,7 +83,7 @@ def serve(options: ServeOptions, signals: Signals) -> int:
                 receipts = _receipts(options.receipts, stack)
                 Client(workspace, _nothing).close()  # what no client could begin with is said now
         except PromptValidationError as error:
-            raise click.UsageError(str(error)) from None
+            raise unfit(error, options.directory, options.workspace) from None
         except KeyboardInterrupt:
             errors.say("ringfence: interrupted: nothing was changed")
             return EXIT_CODES["interrupted"]
