@@ -70,3 +70,19 @@ def test_without_a_sandbox_the_object_says_so(tree: Path, monkeypatch: pytest.Mo
     code, record, _ = run(tree, "--task", "x", "--workspace", "podman")
     assert (code, record["outcome"]) == (4, "no_sandbox")
     assert record["error"]
+
+
+ENDLESS = '{"tool_calls": [{"name": "ls", "arguments": {}}], "usage": {"input_tokens": 100, "output_tokens": 50}}\n' * 5
+
+
+def test_what_a_turn_cost_that_broke_the_budget_is_told(tree: Path) -> None:
+    code, record, _ = run(tree, "--task", "x", "--max-tokens", "120", turns=ENDLESS)
+    assert (code, record["outcome"], record["turns"]) == (5, "limit_reached", 1)
+    assert record["usage"] == {"input_tokens": 100, "output_tokens": 50, "cached_tokens": None}
+    assert record["tool_calls"]["total"] == 0
+
+
+def test_a_run_that_uses_up_its_turns_has_reached_a_limit(tree: Path) -> None:
+    code, record, said = run(tree, "--task", "x", "--max-turns", "3", turns=ENDLESS)
+    assert (code, record["outcome"], record["turns"]) == (5, "limit_reached", 3)
+    assert "3 turns without a final answer" in said

@@ -219,6 +219,37 @@ def test_a_run_that_was_killed_goes_on_from_its_last_step(tree: Path) -> None:
     assert interrupted_run(record_of(tree)) is None
 
 
+def resumed_in_parts(tree: Path, *, meanwhile: str | None = None) -> tuple[dict[str, Any], str, str]:
+    """What a run told of itself that was cut off twice: its record, its patch, and what it said."""
+    writes = [calls(call("write_file", file_path=f"{name}.txt", content="x\n")) for name in "bcd"]
+    patch = tree.parent / "run.patch"
+    ringfence("run", tree, "--task", "Write.", "--model", script(tree, "0.jsonl", calls(call("ls"))))
+    ringfence("run", tree, "--task", "Write.", "--model", script(tree, "1.jsonl", writes[0]))
+    if meanwhile is not None:
+        (tree / meanwhile).write_text("by hand\n")
+    for turns in ([writes[1]], [writes[2], DONE]):
+        done = ringfence(
+            "run", tree, "--resume", "--model", script(tree, "2.jsonl", *turns), "--json", "--patch", patch
+        )
+    return json.loads(done.stdout), patch.read_text(), done.stderr
+
+
+def test_what_a_resumed_run_tells_is_the_whole_run(tree: Path) -> None:
+    record, patch, said = resumed_in_parts(tree)
+    assert [change["path"] for change in record["changes"]] == ["b.txt", "c.txt", "d.txt"]
+    assert (record["steps"], patch) == (3, record["patch"])
+    assert f"`ringfence undo {tree} 3` takes them back" in said
+    assert ringfence("undo", tree, "3").returncode == 0
+    assert sorted(path.name for path in tree.iterdir()) == ["a.txt"]
+
+
+def test_where_others_changed_files_a_resumed_run_tells_of_its_part_and_says_so(tree: Path) -> None:
+    record, patch, said = resumed_in_parts(tree, meanwhile="mine.txt")
+    assert [change["path"] for change in record["changes"]] == ["d.txt"]
+    assert (record["steps"], "mine.txt" in patch) == (1, False)
+    assert "told from where it was resumed" in said
+
+
 def test_a_run_that_failed_says_how_it_can_go_on(tree: Path) -> None:
     write = calls(call("write_file", file_path="b.txt", content="x\n"))
     done = ringfence("run", tree, "--task", "Write.", "--model", script(tree, "1.jsonl", write))

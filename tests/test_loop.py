@@ -126,8 +126,9 @@ def test_a_script_that_has_run_out_says_so() -> None:
 
 def test_a_model_that_goes_in_circles_is_stopped() -> None:
     adapter = ScriptedAdapter(lambda conversation: calls("again"), max_turns=5)
-    with pytest.raises(PromptEvaluationError, match="5 turns"):
+    with pytest.raises(PromptEvaluationError, match="5 turns") as caught:
         adapter.evaluate(prompt(), session=Session())
+    assert caught.value.phase == "budget"
     assert len(adapter.requests) == 5
 
 

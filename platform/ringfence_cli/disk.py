@@ -3,7 +3,7 @@ over them where commands run, too."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,10 @@ class DiskWorkspace:
             for path, reason in sorted(self.opened.left_out.items())
         ]
         self.refused: Mapping[str, str] = {}
-        self._start = self.opened.newest
+        self.start = self.opened.newest
+        """The commit that what was changed is told from."""
+        self.is_part = False
+        """Whether that is not where the run began, but where it was resumed."""
         self._steps_before = len(self.opened.steps())
 
     @property
@@ -39,10 +42,10 @@ class DiskWorkspace:
         return self.opened.filesystem
 
     def changes(self) -> Sequence[Change]:
-        return self.opened.changes_since(self._start)
+        return self.opened.changes_since(self.start)
 
     def patch(self, changes: Sequence[Change]) -> bytes:
-        return self.opened.patch_since(self._start)
+        return self.opened.patch_since(self.start)
 
     def left_out_since(self) -> Sequence[LeftOut]:
         return [
@@ -52,6 +55,17 @@ class DiskWorkspace:
 
     def steps(self) -> int:
         return len(self.opened.steps()) - self._steps_before
+
+    def go_on_from(self, start: str, sessions: Collection[str]) -> None:
+        """Tell what was changed from the commit where a run began, if its sessions alone have changed files since."""
+        for steps, entry in enumerate(self.opened.log()):
+            if entry.commit == start:
+                self.start = start
+                self._steps_before -= steps
+                return
+            if entry.session_id not in sessions:
+                break
+        self.is_part = True
 
     def section(self, session: Session) -> Section[Any]:
         return VfsToolsSection(session=session, filesystem=self.filesystem, mount_point=self.mount_point)

@@ -105,6 +105,9 @@ def ringfence() -> None:
 )
 @click.option("--deadline", callback=_seconds, metavar="TIME", help="Stop after this time: 90s, 10m, 2h.")
 @click.option("--max-tokens", type=click.IntRange(min=1), metavar="N", help="Stop when the model has used more.")
+@click.option(
+    "--max-turns", type=click.IntRange(min=1), metavar="N", default=200, show_default=True, help="Stop after N turns."
+)
 @POLICY
 @click.option("--quiet", is_flag=True, help="Say nothing on standard error but errors.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the diff.")
@@ -125,6 +128,7 @@ def run(
     report: Path | None,
     deadline: float | None,
     max_tokens: int | None,
+    max_turns: int,
     policies: tuple[str, ...],
     quiet: bool,
     as_json: bool,
@@ -133,8 +137,8 @@ def run(
 
     The diff, or the JSON object, goes to standard output and everything else to standard error. Exit codes: 0 done,
     1 the task failed, 2 nothing was begun (usage, a busy workspace, a store that cannot be made), 3 the model provider
-    failed, 4 the sandbox is not available, 5 deadline or budget, 130 interrupted and rolled back. With --json there is
-    always an object, once the options are understood, and its "outcome" says which it was.
+    failed, 4 the sandbox is not available, 5 deadline, turns or budget used up, 130 interrupted and rolled back. With
+    --json there is always an object, once the options are understood, and its "outcome" says which it was.
     """
     from ringfence_cli.run import Options, run_task
 
@@ -158,6 +162,7 @@ def run(
         report=report,
         deadline=deadline,
         max_tokens=max_tokens,
+        max_turns=max_turns,
         quiet=quiet,
         as_json=as_json,
         workspace=workspace,

@@ -17,6 +17,7 @@ from ringfence.prompt.policy import PolicyState
 from ringfence.runtime.session import Session
 from ringfence.runtime.visibility import VisibilityOverrides
 from ringfence.serde.tagged import decode, encode, types_within
+from ringfence_cli.disk import DiskWorkspace
 from ringfence_cli.outputs import OutputFile
 from ringfence_cli.printable import one_line
 from ringfence_cli.signals import Signals
@@ -39,6 +40,10 @@ class Interrupted:
     task: str
     session_id: str
     """Of the session in which it was interrupted; its steps bear it."""
+    sessions: tuple[str, ...]
+    """Of every part of the run, that one included."""
+    start: str
+    """The commit of the history at which it began; empty where the record does not say."""
     messages: tuple[Message, ...]
     state: tuple[object, ...]
     """The items of the slices that are kept."""
@@ -59,19 +64,22 @@ class RunRecord:
         self._file: OutputFile | None = None
         self._written: list[tuple[Any, ...]] = []
 
-    def attend(self, session: Session, signals: Signals, steps: Sequence[Step]) -> None:
+    def attend(self, session: Session, signals: Signals, workspace: DiskWorkspace) -> None:
         """Bring a new session to where the interrupted one stood, if there is one, and listen to it."""
         record: dict[str, object] = {"task": self.task, "session": str(session.session_id)}
         if self._before is not None:
             for kind in KEPT:
                 session[kind].seed([item for item in self._before.state if type(item) is kind])
-            answered = _answers_of_steps(self._before, steps)
+            workspace.go_on_from(self._before.start, self._before.sessions)
+            answered = _answers_of_steps(self._before, workspace.opened.steps())
             session[Conversation].seed(Conversation(PROMPT_NAME, (*self._before.messages, *answered)))
             record["messages"] = [encode(message) for message in answered]
-        elif self._has_got_anywhere():
-            os.replace(self.path, self.kept)
         else:
-            self.path.unlink(missing_ok=True)
+            record["start"] = workspace.start
+            if self._has_got_anywhere():
+                os.replace(self.path, self.kept)
+            else:
+                self.path.unlink(missing_ok=True)
         self._file = OutputFile(self.path, append=True)
         self._file.write(_line(record))
         self._written = [session[kind].all() for kind in KEPT]
@@ -136,7 +144,8 @@ def interrupted_run(record_file: Path) -> Interrupted | None:
         ValueError: the record is of another version of this program, or damaged.
     """
     types = types_within((Message, *KEPT))
-    task, session_id, messages, state = "", "", list[Message](), tuple[object, ...]()
+    task, start, sessions = "", "", list[str]()
+    messages, state = list[Message](), tuple[object, ...]()
     try:
         *lines, _torn = record_file.read_bytes().split(b"\n")
     except FileNotFoundError:
@@ -144,13 +153,17 @@ def interrupted_run(record_file: Path) -> Interrupted | None:
     try:
         for line in lines:
             record: dict[str, Any] = json.loads(line)
-            task, session_id = record.get("task", task), record.get("session", session_id)
+            task, start = record.get("task", task), record.get("start", start)
+            sessions += [record["session"]] if "session" in record else []
             messages += [decode(message, types) for message in record.get("messages", ())]
             if "state" in record:
                 state = tuple(decode(item, types) for item in record["state"])
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"the record of the interrupted run cannot be read: {error}") from error
-    return Interrupted(task, session_id, tuple(messages), state) if lines else None
+    if not lines:
+        return None
+    session_id = sessions[-1] if sessions else ""
+    return Interrupted(task, session_id, tuple(sessions), start, tuple(messages), state)
 
 
 def _answers_of_steps(before: Interrupted, steps: Iterable[Step]) -> list[Message]:

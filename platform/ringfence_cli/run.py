@@ -15,6 +15,7 @@ import click
 
 from ringfence.adapters.core import ProviderAdapter
 from ringfence.adapters.failures import said_of
+from ringfence.adapters.loop import MAX_TURNS
 from ringfence.adapters.scripted import ScriptedAdapter
 from ringfence.errors import PromptValidationError, RestoreFailedError, SandboxUnavailableError, WorkspaceLockedError
 from ringfence.filesystem.paths import shown
@@ -60,6 +61,7 @@ class Options:
     report: Path | None = None
     deadline: float | None = None
     max_tokens: int | None = None
+    max_turns: int = MAX_TURNS
     quiet: bool = False
     as_json: bool = False
     workspace: WorkspaceKind = "memory"
@@ -103,7 +105,7 @@ def _run(options: Options, signals: Signals, answer: OneObject, said: Callable[[
         telemetry = telemetry_of(errors, files)
         try:
             with signals.let_through():
-                adapter = model_of(options.model, files)
+                adapter = model_of(options.model, files, max_turns=options.max_turns)
                 text = task_of(options.task) if options.task is not None else ""
                 if (moved := moved_from(str(options.directory))) is not None:
                     errors.say(f"ringfence: {printable(moved)}")
@@ -188,7 +190,7 @@ def _finish(
     if report is not None:
         # Who reads it is somewhere else.
         there = replace(options, directory=Path(os.path.abspath(options.directory)))
-        next_steps = list(_what_next(there, ending, workspace.steps()))
+        next_steps = list(_what_next(there, ending, workspace))
         # Without a URL, which may have a password in it.
         model = options.model.partition("@")[0]
         about = About(task.text, model, report.started_at, utc_now(), next_steps, report.record)
@@ -199,7 +201,7 @@ def _finish(
         _writing(ending, lambda: put_diff(ending.patch))
     if not options.quiet:
         ended = (*left_out(workspace.left_out_since()), *summary(ending, tally))
-        for line in (*ended, *_what_next(options, ending, workspace.steps())):
+        for line in (*ended, *_what_next(options, ending, workspace)):
             errors.say(line)
     if ending.error is not None:
         errors.say(f"ringfence: {ending.error}")
@@ -207,9 +209,11 @@ def _finish(
             errors.say(f"  {shown(path)}")
 
 
-def _what_next(options: Options, ending: Ending, steps: int) -> Iterator[str]:
+def _what_next(options: Options, ending: Ending, workspace: RunWorkspace) -> Iterator[str]:
     quoted = shlex.quote(str(options.directory))
-    if steps:
+    if isinstance(workspace, DiskWorkspace) and workspace.is_part:
+        yield "files were changed by others since the run began: what it changed is told from where it was resumed"
+    if steps := workspace.steps():
         undo = f"`ringfence undo {quoted} {steps}`"
         yield f"{plural(steps, 'step')} in {options.directory}: {undo} takes them back"
     if options.workspace != "memory":
@@ -246,7 +250,7 @@ def _writing(ending: Ending, write: Callable[[], None]) -> None:
         ending.fail(f"not everything could be written: {said_of(error)}")
 
 
-def model_of(spec: str, files: ExitStack) -> ProviderAdapter:
+def model_of(spec: str, files: ExitStack, *, max_turns: int = MAX_TURNS) -> ProviderAdapter:
     """The model that a SPEC means; ``files`` closes its connections."""
     kind, _, name = spec.partition(":")
     if kind not in ("openai", "anthropic", "script") or not name:
@@ -257,15 +261,15 @@ def model_of(spec: str, files: ExitStack) -> ProviderAdapter:
         )
     try:
         if kind == "script":
-            return ScriptedAdapter(name)
-        return files.enter_context(provider_of(kind, name))
+            return ScriptedAdapter(name, max_turns=max_turns)
+        return files.enter_context(provider_of(kind, name, max_turns=max_turns))
     except OSError as error:
         raise click.BadParameter(f"{name!r} cannot be read: {said_of(error)}", param_hint="'--model'") from None
     except (ValueError, ImportError, RecursionError) as error:
         raise click.BadParameter(str(error), param_hint="'--model'") from None
 
 
-def provider_of(kind: str, name: str) -> OpenAIAdapter | AnthropicAdapter:
+def provider_of(kind: str, name: str, *, max_turns: int = MAX_TURNS) -> OpenAIAdapter | AnthropicAdapter:
     """Raises ValueError and ImportError, which say what is missing."""
     from ringfence.adapters import AnthropicAdapter, OpenAIAdapter
 
@@ -273,9 +277,9 @@ def provider_of(kind: str, name: str) -> OpenAIAdapter | AnthropicAdapter:
     if at and (not model or not url.startswith(("http://", "https://"))):
         raise ValueError(f"{name!r}: it is MODEL@BASE_URL, and a base URL begins with http:// or https://")
     if kind == "anthropic":
-        return AnthropicAdapter(model, base_url=url or None)
+        return AnthropicAdapter(model, base_url=url or None, max_turns=max_turns)
     # Compatible servers all have Chat Completions, and few have Responses.
-    return OpenAIAdapter(model, base_url=url or None, api="chat" if url else "responses")
+    return OpenAIAdapter(model, base_url=url or None, api="chat" if url else "responses", max_turns=max_turns)
 
 
 def task_of(text: str) -> str:

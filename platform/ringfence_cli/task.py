@@ -110,7 +110,7 @@ def perform(task: Task, signals: Signals, tally: Tally, watchers: Sequence[Watch
     prompt = _prompt(task, session)
     try:
         if task.record is not None and isinstance(task.workspace, DiskWorkspace):
-            task.record.attend(session, signals, task.workspace.opened.steps())
+            task.record.attend(session, signals, task.workspace)
         with signals.let_through():
             response = task.adapter.evaluate(
                 prompt,

@@ -184,6 +184,7 @@ class _Evaluation(Generic[OutputT]):
             conversation[0] = Message("system", self.rendered.text)
             turn = self._ask(number, conversation)
             self.session.notify(ModelTurn(self.name, number, turn))
+            self._check_budget()  # now that everybody has heard what the turn cost
             if turn.ended == "refused":
                 raise self._stopped(f"the model refused: {turn.text or 'it did not say why'}", "response")
             if not turn.tool_calls:
@@ -192,7 +193,7 @@ class _Evaluation(Generic[OutputT]):
             self.session.notify(Said(self.name, said))
             conversation.append(said)
             conversation.extend(self._answers(turn.tool_calls))
-        raise self._stopped(f"{self.max_turns} turns without a final answer", "response")
+        raise self._stopped(f"{self.max_turns} turns without a final answer", "budget")
 
     def _render(self) -> None:
         self.rendered = self.prompt.render(session=self.session)
@@ -272,7 +273,6 @@ class _Evaluation(Generic[OutputT]):
             self.usage += turn.usage
             if self.tracker is not None:
                 self.tracker.record_cumulative(self.evaluation_id, self.usage)
-                self._check_budget()
         return turn
 
     def _respond(self, number: int, request: Request) -> Turn:
