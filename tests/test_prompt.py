@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfence.errors import PromptRenderError, PromptValidationError, SectionPath
+from ringfence.filesystem.memory import InMemoryFilesystem
 from ringfence.filesystem.protocol import Filesystem
 from ringfence.prompt import (
     MarkdownSection,
@@ -550,7 +551,7 @@ def test_resources_cannot_be_bound_too_late() -> None:
 
 
 def test_the_filesystem_is_a_resource_like_another() -> None:
-    files: Any = object()
+    files = InMemoryFilesystem()
     with_files, without = prompt().bind(resources={Filesystem: files}), prompt()
     with with_files.resources, without.resources:
         assert with_files.filesystem() is files

@@ -170,6 +170,13 @@ class _FileTools:
         filesystem, path = self._open(context, params.file_path)
         created = not filesystem.exists(path)
         try:
+            params.content.encode()
+        except UnicodeEncodeError as error:
+            raise ToolValidationError(
+                f"the content cannot be written: character {error.start} is {params.content[error.start]!r}, half of a "
+                "surrogate pair, which no text has"
+            ) from None
+        try:
             written = filesystem.write(path, params.content)
         except IsADirectoryError:
             raise ToolValidationError(f"{_name(path)} is a directory: name a file in it") from None

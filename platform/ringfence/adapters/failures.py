@@ -25,7 +25,8 @@ def said_of(error: BaseException) -> str:
             return words if not text else text if " " in text.strip() else f"{words}: {text}"
     if isinstance(error, (ValueError, RuntimeError, OSError)) and text:
         return text
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    kind = type(error).__name__
+    return text if text.startswith(f"{kind}: ") else f"{kind}: {text}" if text else kind
 
 
 def _text(error: BaseException) -> str:

@@ -26,7 +26,7 @@ from ringfence.adapters.core import (
     ToolChoice,
     Turn,
 )
-from ringfence.adapters.tool_executor import ToolExecutor
+from ringfence.adapters.tool_executor import ToolExecutor, check_evaluated
 from ringfence.errors import (
     BudgetExceededError,
     DeadlineExceededError,
@@ -88,6 +88,7 @@ def evaluate_with(
 
     Raises: what `ProviderAdapter.evaluate` raises.
     """
+    check_evaluated(prompt, session)
     if budget_tracker is None and budget is not None:
         budget_tracker = BudgetTracker(budget)
     with prompt.resources:

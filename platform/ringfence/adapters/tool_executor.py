@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
@@ -51,6 +52,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 now = datetime.now
+
+
+def check_evaluated(prompt: object, session: object) -> None:
+    """Raises TypeError for what is no prompt (a template, say), and no session."""
+    from ringfence.prompt.prompt import Prompt
+
+    if not isinstance(prompt, Prompt):
+        hint = ": write Prompt(template)" if hasattr(prompt, "sections") else ""
+        raise TypeError(f"the prompt is a {type(prompt).__name__}, not a Prompt{hint}")
+    if not isinstance(session, Session):
+        raise TypeError(f"the session is a {type(session).__name__}, not a Session")
 
 
 @quickly_made
@@ -132,7 +144,11 @@ class ToolExecutor:
         rendered_prompt: RenderedPrompt[Any] | None = None,
         run_context: RunContext | None = None,
     ) -> None:
-        """``rendered_prompt`` is the rendering whose tools are on offer; it is made here where it is not given."""
+        """``rendered_prompt`` is the rendering whose tools are on offer; it is made here where it is not given.
+
+        Raises TypeError for what is no prompt, and no session, and what `Prompt.render` raises.
+        """
+        check_evaluated(prompt, session)
         self.prompt = prompt
         self.session = session
         self.adapter = adapter
@@ -229,9 +245,10 @@ class ToolExecutor:
         offer = self._offers.get(ending.name)
         if offer is None or offer.handler is None:
             ending.outcome = "rejected"
-            near = difflib.get_close_matches(str(ending.name), self._offers, n=3)
-            hint = f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(self._offers) or 'none'}"
-            what = "there is no tool" if offer is None else "nothing runs the tool"
+            run = [name for name, offer in self._offers.items() if offer.handler is not None]
+            near = difflib.get_close_matches(str(ending.name), run, n=3)
+            hint = f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(run) or 'none'}"
+            what = "there is no tool" if offer is None else "it is only described, and nothing runs the tool"
             ending.result = ToolResult.error(f"{what} {ending.name!r}; {hint}")
             return None
         return offer
@@ -531,6 +548,15 @@ def _denied(ending: _Ending, verdict: PolicyVerdict) -> Literal[False]:
     return False
 
 
+EXPECTED = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError, TimeoutError)
+
+
+def _log(name: str, error: Exception) -> None:
+    """A mistake in a handler is shown to whoever set no logging up; what the model is told, and can mend, is not."""
+    told = isinstance(error, EXPECTED) or (isinstance(error, OSError) and error.errno == errno.ESTALE)
+    logger.log(logging.DEBUG if told else logging.WARNING, "%s failed", name, exc_info=error)
+
+
 def _failed(ending: _Ending, error: BaseException) -> None:
     """What an exception makes of a call: words for the model, or something that leaves the loop as well."""
     ending.rendered = ""
@@ -549,7 +575,7 @@ def _failed(ending: _Ending, error: BaseException) -> None:
     elif isinstance(error, ToolValidationError):
         said = str(error)
     elif isinstance(error, Exception):
-        logger.warning("%s failed", ending.name, exc_info=error)
+        _log(ending.name, error)
         said = f"{ending.name} failed: {said_of(error)}"
     else:
         ending.outcome = "interrupted"

@@ -247,6 +247,8 @@ class Prompt(TypeArgument, Generic[OutputT]):
             template = made(**parts)
         elif parts:
             raise TypeError(f"a template has these already: {', '.join(parts)}")
+        elif not isinstance(template, PromptTemplate):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not type
+            raise TypeError(f"a prompt is made of a PromptTemplate, not of {template!r}")
         elif declared not in (UNDECLARED, Any, template.type_argument):
             raise PromptValidationError(f"the template's answer is not of type {declared!r}")
         self.template = template
@@ -317,7 +319,12 @@ class Prompt(TypeArgument, Generic[OutputT]):
 
         Raises:
             RuntimeError: resources, while the prompt's resources are open: they would come too late.
+            TypeError: resources that are no mapping, or stand among the params; what lacks what its protocol has.
         """
+        if resources is not None and not isinstance(resources, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"resources map protocols to instances, such as {{Filesystem: files}}, not {resources!r}")
+        if any(isinstance(value, Mapping) for value in params):
+            raise TypeError("params are instances of dataclasses; resources are given as bind(resources={...})")
         if resources and self.resources.is_open:
             raise RuntimeError("bind resources before `with prompt.resources:`, which has collected them already")
         self._misbound = self._misbound or self._problem_with(params)

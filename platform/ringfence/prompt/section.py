@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import difflib
 import inspect
 import re
 import unicodedata
@@ -398,7 +399,17 @@ def check_policy(policy: object, where: str) -> None:
     wanted = ("name", "check_effects") if seen else ("name", "check", "on_result")
     lacking = [name for name in wanted if not hasattr(policy, name)]
     if lacking:
-        raise TypeError(f"{policy!r} in {where} is no policy: it has no {', '.join(lacking)}")
+        near = [
+            f"{meant} (it has {name})"
+            for meant in ("name", "check_effects", "check", "on_result")
+            for name in difflib.get_close_matches(meant, dir(policy), n=1, cutoff=0.75)
+            if not hasattr(policy, meant)
+        ]
+        hint = f": did you mean {' and '.join(near[:2])}?" if near else ""
+        raise TypeError(
+            f"{policy!r} in {where} is no policy: a ToolPolicy has name, check and on_result, an EffectPolicy name and "
+            f"check_effects, and it has no {' and no '.join(lacking)}{hint}"
+        )
 
 
 def _paragraphs(*parts: str) -> str:

@@ -17,6 +17,7 @@ from ringfence.errors import PromptValidationError
 from ringfence.filesystem.protocol import Filesystem
 from ringfence.prompt.tool_result import ToolResult
 from ringfence.runtime.limits import BudgetTracker
+from ringfence.serde.defaults import check_defaults
 from ringfence.values import can_change, quick_maker, quickly_made
 
 if TYPE_CHECKING:
@@ -351,6 +352,7 @@ def _check_handler(handler: object, name: str, params: Any, result: Any) -> None
         signature.bind(object(), context=object())
     except TypeError as error:
         raise _invalid(f"tool {name!r}: a handler takes (params, *, context): {error}", "handler") from None
+    _check_returned(call, name)
     said_params, said_result = _annotated_types(handler)
     for said, declared in ((said_params, params), (said_result, result)):
         if said is not MISSING and not _agree(said, declared):
@@ -358,6 +360,23 @@ def _check_handler(handler: object, name: str, params: Any, result: Any) -> None
                 f"tool {name!r}: declared with {_name(declared)}, but its handler is annotated with {_name(said)}",
                 "handler",
             )
+
+
+def _check_returned(call: Any, name: str) -> None:
+    """What no ToolResult can be is refused; what cannot be told apart here is let through."""
+    try:
+        said = typing.get_type_hints(call).get("return", ToolResult)
+    except (NameError, TypeError, ValueError, AttributeError):
+        return
+    kind = get_origin(said) or said
+    if (
+        kind is not Any
+        and isinstance(kind, type)
+        and not (issubclass(kind, ToolResult) or issubclass(ToolResult, kind))
+    ):
+        raise _invalid(
+            f"tool {name!r}: a handler returns a ToolResult, and its annotation says {_name(said)}", "handler"
+        )
 
 
 def _agree(said: Any, declared: Any) -> bool:
@@ -393,7 +412,10 @@ def _decoder(params: Any, name: str) -> Callable[[Mapping[str, object] | str | b
     if params is None:
         return _decode_nothing
     try:
-        return serde.decoder(params, extra="forbid")
+        found = serde.decoder(params, extra="forbid")
+        check_defaults(params)
+        serde.schema(params, extra="forbid")  # kept; a type that no model can be told of has none
+        return found
     except TypeError as error:
         raise _invalid(f"tool {name!r}: {error}", name, params if isinstance(params, type) else None) from error
 

@@ -64,7 +64,8 @@ class Binding(Generic[ResourceT]):
     """What a protocol (or any other class) resolves to.
 
     Raises:
-        TypeError: the protocol is no class, or the provider cannot be called.
+        TypeError: the protocol is no class, the provider cannot be called, or a ready-made instance lacks what a
+            protocol that can be checked has.
         ValueError: an eager binding that is no singleton, or None as a ready-made instance.
     """
 
@@ -85,6 +86,9 @@ class Binding(Generic[ResourceT]):
             raise ValueError(f"the eager binding of {name} must be a singleton: nothing else outlives its use")
         if isinstance(self.provider, Given) and self.provider.value is None:
             raise ValueError(f"None is no instance of {name}; leave the binding out")
+        checkable = getattr(self.protocol, "_is_runtime_protocol", False)
+        if checkable and isinstance(self.provider, Given) and not isinstance(self.provider.value, self.protocol):
+            raise TypeError(f"{self.provider.value!r} is no {name}: it lacks what that has")
 
     @staticmethod
     def instance(protocol: type[GivenT], value: GivenT) -> Binding[GivenT]:

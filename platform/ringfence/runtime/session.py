@@ -169,7 +169,7 @@ class Session(Transactional):
         `initial`, an event leaves an empty slice empty.
 
         Raises:
-            TypeError: it is no frozen dataclass.
+            TypeError: it is no frozen dataclass, or `initial` cannot be called.
             ValueError: no method is marked, or two are for one event type.
         """
         self._slices.install(slice_type, initial)

@@ -270,6 +270,9 @@ class Slices:
 
     def install(self, slice_type: type[T], initial: Callable[[], T] | None) -> None:
         methods = marked_methods(slice_type)
+        if initial is not None and not callable(initial):
+            name = slice_type.__qualname__
+            raise TypeError(f"initial is what makes the first {name}, such as lambda: {name}(...), and not {initial!r}")
         with self._mutex:
             if slice_type not in self._installed:
                 self._installed.add(slice_type)

@@ -1,0 +1,46 @@
+"""Whether the defaults of a dataclass are of the types of their fields."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ringfence.serde.adapters import name_of, type_adapter
+from ringfence.serde.nodes import Node
+from ringfence.serde.problems import shown_value
+
+_PLAIN = {"str": str, "int": int, "bool": bool, "float": float}
+
+
+def check_defaults(cls: type[Any]) -> None:
+    """Raises TypeError where the default of a field is of another type than the field. Those that a function makes are
+    not looked at, and neither are those of the dataclasses inside."""
+    from pydantic_core import SchemaError, SchemaValidator, ValidationError
+
+    core: Any = type_adapter(cls).core_schema
+    definitions: list[Node] = core.get("definitions", [])
+    for field in _fields(core, {node["ref"]: node for node in definitions}):
+        node = field["schema"]
+        if node["type"] != "default" or "default" not in node or _is_plainly(node["schema"], node["default"]):
+            continue
+        whole = {"type": "definitions", "schema": node["schema"], "definitions": definitions}
+        try:
+            SchemaValidator(whole if definitions else node["schema"]).validate_python(node["default"], strict=True)
+        except SchemaError:  # it refers to a class that has no validator of its own here
+            continue
+        except ValidationError as error:
+            said = error.errors(include_url=False)[0]["msg"]
+            given = shown_value(node["default"])
+            raise TypeError(f"{name_of(cls)}.{field['name']}: its default {given} does not fit: {said}") from None
+
+
+def _is_plainly(node: Node, default: object) -> bool:
+    """Without a validator, which takes longer to make than all else."""
+    if node["type"] == "nullable":
+        return default is None or _is_plainly(node["schema"], default)
+    return len(node) == 1 and type(default) is _PLAIN.get(node["type"])
+
+
+def _fields(node: Node, definitions: dict[str, Node]) -> list[Node]:
+    while node["type"] != "dataclass-args":
+        node = definitions[node["schema_ref"]] if node["type"] == "definition-ref" else node["schema"]
+    return node["fields"]

@@ -1,0 +1,185 @@
+"""What is put together wrongly is refused where it is put together, in words that lead to what was meant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringfence import (
+    Filesystem,
+    MarkdownSection,
+    Prompt,
+    PromptTemplate,
+    ScriptedAdapter,
+    Session,
+    Tool,
+    ToolContext,
+    ToolExecutor,
+    ToolResult,
+)
+from ringfence.adapters.failures import said_of
+from ringfence.errors import PromptValidationError
+from ringfence.prompt import PolicyDecision
+from ringfence.runtime import Replace, reducer
+from ringfence_tools import VfsToolsSection
+
+untyped: Any = "abc"
+
+
+@dataclass(frozen=True)
+class Nothing:
+    path: str = "a.txt"
+
+
+def handler(params: Any, *, context: ToolContext) -> Any:
+    return ToolResult("done")
+
+
+@dataclass(frozen=True)
+class WrongDefault:
+    count: int = untyped
+
+
+@dataclass(frozen=True)
+class WrongItems:
+    names: tuple[str, ...] = (1, untyped)
+
+
+@dataclass(frozen=True)
+class WrongRule:
+    count: int = field(metadata={"min_length": 3})
+
+
+@dataclass(frozen=True)
+class Function:
+    key: Callable[[int], int]
+
+
+@pytest.mark.parametrize(
+    ("params", "words"),
+    [
+        (WrongDefault, "WrongDefault.count: its default .*abc.* does not fit"),
+        (WrongItems, "WrongItems.names: its default"),
+        (WrongRule, "WrongRule.count: min_length says nothing about its type"),
+        (Function, "Function has no JSON Schema"),
+    ],
+)
+def test_params_that_no_call_could_fit(params: type[Any], words: str) -> None:
+    with pytest.raises(PromptValidationError, match=words):
+        Tool[params, None](name="a", description="d", handler=handler)
+
+
+@dataclass(frozen=True)
+class Node:
+    name: str | None = None
+    place: Path = Path("/")
+    ratio: float = 1
+    below: tuple[Node, ...] = ()
+    seen: Sequence[str] = field(default_factory=list[str])
+
+
+def test_defaults_that_fit_are_taken_of_recursive_params_too() -> None:
+    assert Tool[Node, None](name="a", description="d", handler=handler).decode({}) == Node()
+
+
+def test_a_handler_that_is_annotated_with_something_else_than_a_result() -> None:
+    def says_text(params: Nothing, *, context: ToolContext) -> str:
+        return "done"
+
+    wrong: Any = says_text
+    with pytest.raises(PromptValidationError, match="returns a ToolResult, and its annotation says str"):
+        Tool[Nothing, None](name="a", description="d", handler=wrong)
+
+
+def template(policies: Sequence[Any] = ()) -> PromptTemplate[None]:
+    tool = Tool[Nothing, None](name="a", description="d", handler=None)
+    return PromptTemplate(
+        ns="n", key="k", sections=[MarkdownSection(title="T", template="x", tools=[tool])], policies=policies
+    )
+
+
+def test_what_is_no_prompt_and_no_session() -> None:
+    wrong: Any = template()
+    nobody: Any = None
+    adapter = ScriptedAdapter([{"text": "Done."}])
+    for make in (
+        lambda: ToolExecutor(prompt=wrong, session=Session()),
+        lambda: adapter.evaluate(wrong, session=Session()),
+    ):
+        with pytest.raises(TypeError, match=r"PromptTemplate, not a Prompt: write Prompt\(template\)"):
+            make()
+    for make in (
+        lambda: ToolExecutor(prompt=Prompt(template()), session=nobody),
+        lambda: adapter.evaluate(Prompt(template()), session=nobody),
+    ):
+        with pytest.raises(TypeError, match="NoneType, not a Session"):
+            make()
+    again: Any = Prompt(template())
+    with pytest.raises(TypeError, match="made of a PromptTemplate"):
+        Prompt(again)
+
+
+def test_resources_that_are_none() -> None:
+    wrong: Any = [Filesystem]
+    with pytest.raises(TypeError, match="map protocols to instances"):
+        Prompt(template()).bind(resources=wrong)
+    with pytest.raises(TypeError, match=r"bind\(resources="):
+        Prompt(template()).bind({Filesystem: "x"})
+    with pytest.raises(TypeError, match="'x' is no Filesystem"):
+        Prompt(template()).bind(resources={Filesystem: "x"})
+
+
+class Misspelt:
+    name = "mine"
+
+    def check_effect(self, *arguments: Any, context: ToolContext) -> PolicyDecision:
+        return PolicyDecision.deny("no")
+
+
+def test_a_misspelt_method_of_a_policy_is_named() -> None:
+    with pytest.raises(TypeError, match=r"did you mean check_effects \(it has check_effect\)"):
+        template([Misspelt()])
+
+
+def test_a_tool_without_a_handler_does_not_suggest_itself() -> None:
+    prompt = Prompt(template())
+    with prompt.resources:
+        message = ToolExecutor(prompt=prompt, session=Session()).call("a", {}).message
+    assert message == "it is only described, and nothing runs the tool 'a'; there are: none"
+
+
+@dataclass(frozen=True)
+class Sum:
+    total: int
+
+    @reducer(on=Nothing)
+    def add(self, event: Nothing) -> Replace[Sum]:
+        return Replace((Sum(self.total + 1),))
+
+
+def test_an_initial_value_that_is_not_made_by_a_function() -> None:
+    session, wrong = Session(), Sum(5)
+    made: Any = wrong
+    with pytest.raises(TypeError, match=r"initial is what makes the first Sum, such as lambda: Sum\(...\)"):
+        session.install(Sum, initial=made)
+    session.install(Sum, initial=lambda: wrong)
+    session.dispatch(Nothing())
+    assert session[Sum].latest() == Sum(6)
+
+
+def test_half_a_surrogate_pair_is_told_without_a_way_that_a_model_has_not() -> None:
+    session = Session()
+    prompt = Prompt(PromptTemplate(ns="n", key="k", sections=[VfsToolsSection(session=session)]))
+    with prompt.resources:
+        call = ToolExecutor(prompt=prompt, session=session).call
+        message = call("write_file", {"file_path": "a.txt", "content": "x\ud800"}).message
+    assert "write_bytes" not in message
+    assert "surrogate" in message
+
+
+def test_an_error_that_says_its_kind_says_it_once() -> None:
+    assert said_of(AttributeError("AttributeError: no such thing")) == "AttributeError: no such thing"
