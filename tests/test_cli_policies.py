@@ -177,6 +177,17 @@ def test_a_server_with_a_policy_about_a_tool_that_it_has_not_does_not_start(tree
     assert "names tools that this prompt does not have: make" in " ".join(refused.stderr.split())
 
 
+@pytest.mark.parametrize("spec", ["allow:TREE/src/**", "deny:TREE/src/**", "tests:ls=a:b:TREE/src/**", "file"])
+def test_a_pattern_of_the_machine_is_refused_since_it_would_match_nothing(
+    tree: Path, tmp_path: Path, spec: str
+) -> None:
+    if spec == "file":
+        (tmp_path / "own.toml").write_text(f'[policies.paths]\ndeny = ["{tree}/src/**"]\n')
+        spec = str(tmp_path / "own.toml")
+    code, _, errors = run(tree, "--policy", spec.replace("TREE", str(tree)))
+    assert (code, f"for {tree}/src/** write /src/**" in " ".join(errors.split())) == (2, True), errors
+
+
 @pytest.mark.parametrize("verb", ["run", "serve"])
 def test_tests_in_a_container_that_is_not_there_name_the_way_out(tree: Path, verb: str) -> None:
     task = ("--task", "x", "--model", f"script:{tree.parent / 'script.jsonl'}") if verb == "run" else ()

@@ -314,6 +314,13 @@ def test_a_script_that_is_used_up_is_the_provider_s_failure(tree: Path) -> None:
     assert applied_by_git(tree, ended.stdout) == EDITED
 
 
+def test_turns_of_a_script_that_nobody_asked_for_are_said(tree: Path) -> None:
+    ended = run(tree, turns=[DONE, EDIT, DONE])
+    assert ended.returncode == 0
+    assert b"the script has 2 turns after the one that ended the run" in ended.stderr
+    assert b"after the one" not in run(tree).stderr
+
+
 def test_a_token_budget_that_is_used_up_is_exit_code_5(tree: Path) -> None:
     turns = [calls(call("ls"), input_tokens=9, output_tokens=2), DONE]
     ended = run(tree, "--max-tokens", "10", turns=turns)

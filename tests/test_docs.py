@@ -41,6 +41,15 @@ def test_the_examples_pass_the_strict_type_checker(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
+def test_the_test_file_that_is_shown_runs(tmp_path: Path) -> None:
+    (shown,) = [example for example in examples("testing") if "FilesystemContract" in example]
+    (tmp_path / "test_my_filesystem.py").write_text(shown)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout
+    assert int(re.findall(r"(\d+) passed", done.stdout)[0]) > 50
+
+
 def test_every_page_is_reached_from_the_readme() -> None:
     readme = (DOCS.parent / "README.md").read_text()
     assert [page for page in PAGES if f"docs/{page}.md" not in readme] == []

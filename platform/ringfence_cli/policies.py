@@ -98,6 +98,8 @@ def policies_said(specs: Sequence[str], directory: Path | None = None) -> tuple[
     for spec in specs:
         kind, _, rest = spec.partition(":")
         try:
+            if kind in (*lists, "tests"):
+                _refuse_path_of_host(rest.rpartition(":")[2], directory)
             if kind in lists and rest:
                 lists[kind].append(rest)
             elif spec == "protected":
@@ -147,6 +149,14 @@ def _tests_said(rest: str) -> Policy:
     return RequireCleanTestsPolicy(tool, command=command, paths=[pattern])
 
 
+def _refuse_path_of_host(pattern: str, directory: Path | None) -> None:
+    """ValueError for a pattern that is meant from the root of the machine, and so would match nothing."""
+    for root in (os.path.abspath(directory), os.path.realpath(directory)) if directory is not None else ():
+        if root != "/" and f"{pattern}/".startswith(f"{root}/"):
+            meant = pattern.removeprefix(root) or "/**"
+            raise ValueError(f"patterns are from the root of the workspace: for {pattern} write {meant}")
+
+
 def _of_file(file: Path, directory: Path | None) -> tuple[Policy, ...]:
     if directory is not None:
         root = os.path.realpath(directory)
@@ -156,6 +166,10 @@ def _of_file(file: Path, directory: Path | None) -> tuple[Policy, ...]:
     try:
         table = tomllib.loads(file.read_text(encoding="utf-8"))
         wanted = serde.parse(PolicyFile, table, extra="forbid", coerce=False)
+        paths = wanted.policies.paths or Paths()
+        tests = wanted.policies.tests or Tests("")
+        for pattern in (*(paths.allow or ()), *paths.deny, *tests.paths):
+            _refuse_path_of_host(pattern, directory)
         return tuple(wanted.policies.policies())
     except (OSError, PromptValidationError, ValueError) as error:
         raise _bad(f"{file}: {said_of(error)}") from None

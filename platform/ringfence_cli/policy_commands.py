@@ -12,7 +12,8 @@ POLICY = click.option(
     multiple=True,
     metavar="SPEC",
     help="allow:GLOB, deny:GLOB, deletions:N, protected, tests:TOOL[=COMMAND]:GLOB or FILE.toml; may be given several "
-    "times.",
+    "times. A GLOB with a / (/src, docs/*.md) is from the root of DIR, one without (*.md) for names at any depth; "
+    "what matches takes along all that is below it.",
 )
 
 

@@ -200,6 +200,11 @@ def _finish(
     elif ending.outcome != "interrupted":
         _writing(ending, lambda: put_diff(ending.patch))
     if not options.quiet:
+        if ending.outcome == "done" and isinstance(task.adapter, ScriptedAdapter) and task.adapter.unused:
+            left = plural(task.adapter.unused, "turn")
+            errors.say(
+                f"the script has {left} after the one that ended the run: a turn without tool calls is the answer"
+            )
         ended = (*left_out(workspace.left_out_since()), *summary(ending, tally))
         for line in (*ended, *_what_next(options, ending, workspace)):
             errors.say(line)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
@@ -53,16 +54,20 @@ class ScriptedAdapter(LoopAdapter):
         self.tool_choice = "auto"
         self._numbers = count(1)
         self._function: Callable[[Conversation], ScriptedTurn] | None = None
-        self._turns: Iterator[Turn] = iter(())
+        self._turns = deque[Turn]()
         if callable(turns):
             self._function = turns
         elif isinstance(turns, (str, os.PathLike)):
-            written = [self._turn(turn, where) for turn, where in _lines(Path(turns))]
-            if not written:
+            self._turns.extend(self._turn(turn, where) for turn, where in _lines(Path(turns)))
+            if not self._turns:
                 raise ValueError(f"{os.fspath(turns)} has no turns")
-            self._turns = iter(written)
         else:
-            self._turns = iter([self._turn(turn, f"turn {n}") for n, turn in enumerate(turns, 1)])
+            self._turns.extend(self._turn(turn, f"turn {n}") for n, turn in enumerate(turns, 1))
+
+    @property
+    def unused(self) -> int:
+        """How many turns nobody has asked for yet."""
+        return len(self._turns)
 
     def respond(self, request: Request) -> Turn:
         messages = [_as_chat(message) for message in request.messages]
@@ -76,15 +81,14 @@ class ScriptedAdapter(LoopAdapter):
             except Exception as error:
                 said = str(error) if isinstance(error, ValueError) else described(error)
                 raise PromptEvaluationError(said, prompt_name=request.prompt_name, phase="response") from error
-        turn = next(self._turns, None)
-        if turn is None:
+        if not self._turns:
             raise PromptEvaluationError(
                 f"the script has no turn left, but {request.prompt_name} asks for one more (request "
                 f"{len(self.requests)}): a script ends with a turn without tool calls",
                 prompt_name=request.prompt_name,
                 phase="response",
             )
-        return turn
+        return self._turns.popleft()
 
     def _turn(self, turn: object, where: str) -> Turn:
         written = _mapping(turn, where, TURN_KEYS)
