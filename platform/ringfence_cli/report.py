@@ -59,8 +59,7 @@ def as_json(ending: Ending, tally: Tally, workspace: RunWorkspace | None) -> dic
         "steps": workspace.steps() if workspace is not None else 0,
         "conflicts": [shown(path) for path in ending.conflicts],
         "left_out": [
-            {"path": shown(one.path), "reason": one.reason}
-            for one in {one.path: one for one in left}.values()
+            {"path": shown(one.path), "reason": one.reason} for one in {one.path: one for one in left}.values()
         ],
         "usage": serde.dump(tally.usage),
         "duration_seconds": round(tally.seconds, 3),

@@ -22,7 +22,7 @@ def check_defaults(cls: type[Any]) -> None:
         node = field["schema"]
         if node["type"] != "default" or "default" not in node or _is_plainly(node["schema"], node["default"]):
             continue
-        whole = {"type": "definitions", "schema": node["schema"], "definitions": definitions}
+        whole: Any = {"type": "definitions", "schema": node["schema"], "definitions": definitions}
         try:
             SchemaValidator(whole if definitions else node["schema"]).validate_python(node["default"], strict=True)
         except SchemaError:  # it refers to a class that has no validator of its own here
