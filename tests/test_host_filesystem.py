@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.testing import held_call
+from ringfence.testing import HeldCall, held_call
 from ringfence_sandbox.confined import Confined
 from ringfence_sandbox.host import HostFilesystem
 from ringfence_sandbox.kernel import Abilities, abilities
@@ -124,6 +124,25 @@ def test_what_is_made_where_something_was_moved_away_from_is_a_change(tmp_path: 
         assert [change.path for change in call.changed()] == ["d", "d/deep", "d/deep/b", "e", "e/deep", "e/deep/a"]
         call.rollback()
         assert fs.list() == []
+
+
+def test_what_comes_back_in_the_place_of_a_directory_that_the_call_had_made_is_a_change_whole(tmp_path: Path) -> None:
+    (tmp_path / "root").mkdir()
+    with HostFilesystem(tmp_path / "root", store=tmp_path / "store") as fs:
+        fs.mkdir("d/deep", parents=True)
+        before = fs.snapshot()
+        outer = HeldCall()
+        outer.join(fs)
+        fs.for_call(outer).delete("d", recursive=True)
+        call = HeldCall(parent=outer)
+        call.join(fs)
+        fs.for_call(call).mkdir("d")
+        fs.for_call(call).restore(before)
+        assert [change.path for change in call.changed()] == ["d", "d/deep"]
+        call.commit()
+        call.release()
+        outer.commit()
+        outer.release()
 
 
 def test_a_replaced_file_does_not_take_on_the_default_acl_of_its_directory(root: Path, fs: HostFilesystem) -> None:

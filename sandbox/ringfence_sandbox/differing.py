@@ -76,7 +76,9 @@ class Differences:
                     self._replace(deed.path, self._replace(deed.to, _Node(None)))
                 case "mkdir":
                     node = self._node(deed.path)
-                    node.where, node.was_directory, node.made_since, node.mode = None, False, True, None
+                    # What is there today may be another one, after this one had gone.
+                    node.made_since = node.where == (IN_TREE, deed.path)
+                    node.where, node.was_directory, node.mode = None, False, None
                 case "rmdir":
                     node = self._node(deed.path)
                     node.where, node.was_directory, node.mode = None, True, deed.mode
