@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -87,7 +87,8 @@ def run_task(options: Options, signals: Signals) -> int:
     answer = OneObject(wanted=options.as_json)
 
     def said(outcome: Outcome, error: str) -> None:
-        answer.put(as_json(Ending(outcome, error), Tally(), None))
+        with suppress(OSError):  # what ended the run is said on standard error as well
+            answer.put(as_json(Ending(outcome, error), Tally(), None))
 
     try:
         return _run(options, signals, answer, said)
