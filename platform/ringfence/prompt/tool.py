@@ -413,11 +413,17 @@ def _decoder(params: Any, name: str) -> Callable[[Mapping[str, object] | str | b
         return _decode_nothing
     try:
         found = serde.decoder(params, extra="forbid")
-        check_defaults(params)
-        serde.schema(params, extra="forbid")  # kept; a type that no model can be told of has none
+        _check_params(params)
         return found
     except TypeError as error:
         raise _invalid(f"tool {name!r}: {error}", name, params if isinstance(params, type) else None) from error
+
+
+@functools.lru_cache(maxsize=1024)
+def _check_params(params: Any) -> None:
+    """Raises TypeError for a default that does not fit, and for a type that no model can be told of."""
+    check_defaults(params)
+    serde.schema(params, extra="forbid")
 
 
 def _decode_nothing(arguments: Mapping[str, object] | str | bytes) -> None:
