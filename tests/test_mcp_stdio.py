@@ -277,7 +277,7 @@ def test_a_server_that_is_killed_leaves_all_of_a_call_or_nothing(root: Path) -> 
 def test_a_workspace_that_somebody_has_is_not_served(root: Path) -> None:
     with Workspace.open(root), started(root) as server:
         code, out, err = server.end()
-    assert (code, out) == (1, b"")
+    assert (code, out) == (2, b"")
     assert str(os.getpid()).encode() in err
 
 
