@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -50,6 +50,11 @@ class WrongItems:
 
 
 @dataclass(frozen=True)
+class NoneForText:
+    name: str = cast("Any", None)
+
+
+@dataclass(frozen=True)
 class WrongRule:
     count: int = field(metadata={"min_length": 3})
 
@@ -64,6 +69,7 @@ class Function:
     [
         (WrongDefault, "WrongDefault.count: its default .*abc.* does not fit"),
         (WrongItems, "WrongItems.names: its default"),
+        (NoneForText, "NoneForText.name: its default"),
         (WrongRule, "WrongRule.count: min_length says nothing about its type"),
         (Function, "Function has no JSON Schema"),
     ],

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import MISSING, Field
+from types import GenericAlias
 from typing import Any
 
 from ringfence.serde.adapters import name_of, type_adapter
@@ -9,6 +12,17 @@ from ringfence.serde.nodes import Node
 from ringfence.serde.problems import shown_value
 
 _PLAIN = {"str": str, "int": int, "bool": bool, "float": float}
+_PLAIN_WORDS = re.compile(r"(?:\b(?:str|int|float|bool|None|tuple|list|dict|Sequence|Mapping)\b|[][, |.])+")
+
+
+def is_plain(field: Field[Any]) -> bool:
+    """Whether it is seen at once that a field is of JSON's own types, and its default, if there is one, of its type."""
+    kind: object = field.type
+    said = kind.__name__ if isinstance(kind, type) and not isinstance(kind, GenericAlias) else str(kind)
+    if _PLAIN_WORDS.fullmatch(said) is None:
+        return False
+    name = "None" if field.default is None else type(field.default).__name__
+    return field.default is MISSING or name in said.split(" | ")
 
 
 def check_defaults(cls: type[Any]) -> None:
