@@ -185,6 +185,16 @@ def test_a_restore_leaves_a_person_s_git_commits_alone(workspace: Workspace, roo
     assert done.outcomes[".git/index"] == "kept"
 
 
+def test_a_restore_makes_the_directories_anew_that_a_person_removed_with_what_a_step_had_changed_of_git(
+    workspace: Workspace, root: Path
+) -> None:
+    call(workspace, lambda fs: fs.write("x", "1"))
+    call(workspace, lambda fs: fs.write(".git/HEAD", "ref: refs/heads/other\n"))
+    shutil.rmtree(root / ".git")
+    assert workspace.restore(1).outcomes == {".git": "restored", ".git/HEAD": "restored"}
+    assert (root / ".git/HEAD").read_text() == "ref: refs/heads/main\n"
+
+
 def test_directories_that_cannot_be_written_are_opened_for_the_moment(workspace: Workspace, root: Path) -> None:
     call(workspace, lambda fs: (fs.delete("d/b.sh"), fs.chmod("d", 0o500)))
     (root / "d").chmod(0o500)

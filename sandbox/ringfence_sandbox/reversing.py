@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ringfence.filesystem.git_names import is_dotgit
@@ -95,6 +95,7 @@ class Planner:
         changed_by = self._changed_by([record])
         wanted, unclear = self._wanted(record, later)
         tip = self._states.unknown(self._tip)
+        above = _above(path for path in changed_by if _is_in_dotgit(path) and wanted.get(path, (None, None))[1])
         for path, reason in unclear.items():
             if path not in moved:
                 plan.stays(path, reason)
@@ -107,7 +108,7 @@ class Planner:
                 if content_differs:
                     plan.stays(path, f"what it is now is not in the history ({why})")
                 continue
-            stays = _is_in_dotgit(path) and path not in changed_by
+            stays = _is_in_dotgit(path) and path not in changed_by and (now is not None or path not in above)
             if not stays:
                 plan.states[path] = state
             if content_differs and stays:
@@ -195,3 +196,13 @@ def _to(plan: Reversing) -> set[str]:
 
 def _is_in_dotgit(path: str) -> bool:
     return any(is_dotgit(os.fsencode(name)) for name in path.split("/"))
+
+
+def _above(paths: Iterable[str]) -> set[str]:
+    """The directories that paths are in."""
+    found: set[str] = set()
+    for path in paths:
+        above = path
+        while (above := above.rpartition("/")[0]) and above not in found:
+            found.add(above)
+    return found
