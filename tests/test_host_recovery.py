@@ -52,6 +52,10 @@ def move_over(fs: HostFilesystem) -> None:
     fs.move("m/x", "a.txt", overwrite=True)
 
 
+def move_over_another_name(fs: HostFilesystem) -> None:
+    fs.move("d/hard", "d/b.txt", overwrite=True)
+
+
 def everything(fs: HostFilesystem) -> None:
     fs.write("a.txt", "three")
     fs.write("a.txt", " four", mode="append")
@@ -70,7 +74,15 @@ def everything(fs: HostFilesystem) -> None:
 
 
 CALLS: dict[str, Callable[[HostFilesystem], None]] = {
-    one.__name__: one for one in (write_one, create_in_new_directories, delete_a_directory, move_over, everything)
+    one.__name__: one
+    for one in (
+        write_one,
+        create_in_new_directories,
+        delete_a_directory,
+        move_over,
+        move_over_another_name,
+        everything,
+    )
 }
 
 

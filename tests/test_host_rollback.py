@@ -121,6 +121,15 @@ def test_hard_links_stay_together(root: Path, fs: HostFilesystem, call: HeldCall
     assert before["a.txt"].links == ("a.txt", "d/same")
 
 
+def test_a_name_that_moved_over_another_of_its_file_is_back(root: Path, fs: HostFilesystem, call: HeldCall) -> None:
+    os.link(root / "a.txt", root / "d/hard")
+    before = printed(root)
+    fs.for_call(call).move("a.txt", "d/hard", overwrite=True)
+    fs.for_call(call).write("d/hard", "changed")
+    assert call.rollback().conflicts == ()
+    assert printed(root) == before
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -192,8 +192,9 @@ class Hands:
                     raise Conflict(deed.path) from None
 
     def note_swap(self, deed: Deed) -> None:
-        """Remember what a swap takes from its path, also of one that is undone already: see `_undo_take`."""
-        if deed.kind == "swap" and deed.old is not None:
+        """Remember what a swap takes from its path, also of one that is undone already: see `_undo_take`. Two names of
+        one file may have been exchanged; it makes no difference which of them is held."""
+        if deed.kind == "swap" and deed.old is not None and (deed.new is None or deed.old.inode != deed.new.inode):
             self.swapped[deed.slot] = deed.old.inode
 
     def _lost(self, deed: Deed) -> NoReturn:
