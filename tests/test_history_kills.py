@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ringfence.testing import held_call
+from ringfence.testing.killing import killed_at
 from ringfence.testing.printed import lasting, printed
 from ringfence_sandbox import Workspace
 
@@ -127,3 +128,19 @@ def test_killed_anywhere_in_the_store_the_step_is_whole_or_not_there(tmp_path: P
         number += 1 if EVERY else STRIDES.get(name, 6)
     assert ends == {"before", "after"}
     assert number > 30
+
+
+def test_what_gc_dropped_before_a_kill_is_not_lost(tmp_path: Path) -> None:
+    (tmp_path / "root").mkdir()
+
+    def work(before: Callable[[str], None]) -> None:
+        with Workspace.open(tmp_path / "root", store=tmp_path / "store") as workspace:
+            for number in range(4):
+                call(workspace, f"{number}", f"call-{number}")
+            workspace.gc(1)
+            before("the end")
+
+    assert killed_at(0, work)
+    with Workspace.open(tmp_path / "root", store=tmp_path / "store") as workspace:
+        assert [step.call_id for step in workspace.steps()][-1] == "call-3"
+        assert not workspace.lost

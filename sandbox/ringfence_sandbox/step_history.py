@@ -143,6 +143,7 @@ class StepHistory(History):
         if isinstance(commit, str):
             try:
                 self.store.advance(commit)
+                self.lost.clear()  # what has gone before one that is there was dropped by `gc`
             except LookupError:
                 # Its files are there, so they are found as somebody else's change.
                 self.lost.append(commit)
