@@ -54,6 +54,48 @@ def call(workspace: Workspace, change: Callable[[HostFilesystem], object]) -> No
         held.commit()
 
 
+def snapshot_and_restore(fs: HostFilesystem) -> None:
+    fs.write("a", "1")
+    snapshot = fs.snapshot()
+    fs.write("a", "2")
+    fs.restore(snapshot)
+
+
+REWRITES: dict[str, Callable[[HostFilesystem], object]] = {
+    "moved over": lambda fs: (fs.write("a", "1"), fs.write("b", "2"), fs.move("b", "a", overwrite=True)),
+    "moved with its directory": lambda fs: (
+        fs.write("d/a", "1"),
+        fs.write("e/a", "2"),
+        fs.move("d", "f"),
+        fs.move("e", "d"),
+    ),
+    "appended to": lambda fs: (fs.write("a", "1"), fs.write("a", "2", mode="append")),
+    "deleted": lambda fs: (fs.write("a", "1"), fs.delete("a"), fs.move("a.txt", "a")),
+    "restored": snapshot_and_restore,
+}
+
+
+@pytest.mark.parametrize("name", REWRITES)
+def test_a_step_has_what_the_call_left_whatever_it_wrote_there_before(
+    workspace: Workspace, root: Path, name: str
+) -> None:
+    call(workspace, REWRITES[name])
+    left = lasting(printed(root))
+    call(workspace, lambda fs: [fs.delete(path) for path in ("a", "d/a") if fs.exists(path)])
+    workspace.undo()
+    assert lasting(printed(root)) == left
+
+
+def test_a_step_has_nothing_that_a_call_within_wrote_and_that_was_taken_back(workspace: Workspace) -> None:
+    with held_call(workspace.filesystem, call_id="outer") as outer:
+        workspace.filesystem.for_call(outer).write("a.txt", "kept\n")
+        with held_call(workspace.filesystem, call_id="inner", parent=outer) as inner:
+            workspace.filesystem.for_call(inner).write("a.txt", "taken back\n")
+            inner.rollback()
+        outer.commit()
+    assert b"+kept\n" in workspace.show(1).patch
+
+
 def everything(fs: HostFilesystem) -> None:
     fs.write("a.txt", LINES.replace("line 1\n", "line one\n"))
     fs.write_bytes("crlf.txt", b"one\r\n2\r\n")

@@ -37,8 +37,7 @@ class BringingBack:
                 identity = self._changing.finish(descriptor, digest)
             finally:
                 os.close(descriptor)
-            self._place(place, slot, found, identity)
-        self._core.keep_bytes(place, content)
+            self._core.keep_bytes(self._place(place, slot, found, identity), content)
 
     def link(self, place: str, other: str) -> None:
         """Make the path another name of the file at ``other``."""
@@ -89,9 +88,11 @@ class BringingBack:
     def _note_owner(self, place: str, meta: Meta) -> None:
         self.notes.append(f"{place or 'the root'} is not given back to user {meta.uid} and group {meta.gid}")
 
-    def _place(self, place: str, slot: int, found: os.stat_result | None, identity: Identity) -> None:
+    def _place(self, place: str, slot: int, found: os.stat_result | None, identity: Identity) -> Deed:
         if found is None:
-            self._core.perform(Deed("put", place, slot=slot, new=identity))
+            deed = Deed("put", place, slot=slot, new=identity)
         else:
-            self._core.perform(Deed("swap", place, slot=slot, new=identity, old=Identity.of(found)))
+            deed = Deed("swap", place, slot=slot, new=identity, old=Identity.of(found))
+        self._core.perform(deed)
         self._core.seen.forget(place)
+        return deed

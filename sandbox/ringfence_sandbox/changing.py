@@ -245,7 +245,7 @@ class Changing:
             announced = self._put(place, content, place.rpartition("/")[0])
         self._core.perform(announced)
         self._core.note_own(place, announced)
-        self._core.keep_bytes(place, content)
+        self._core.keep_bytes(announced, content)
 
     def _put(self, place: str, content: bytes, like_in: str) -> Deed:
         """A new file, held until the deed is done, as if it were made in the directory ``like_in``."""
@@ -305,7 +305,7 @@ class Changing:
         self._core.perform(swap, (at, name))
         if not append:
             seen.check_displaced(place, Identity.of(found), swap.old)
-            self._core.keep_bytes(place, content)
+            self._core.keep_bytes(swap, content)
         self._core.note_own(place, swap)
 
     def _swap(

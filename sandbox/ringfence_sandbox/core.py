@@ -96,6 +96,7 @@ class Core:
         self._seqs = itertools.count()
         self._live: weakref.WeakSet[Token] = weakref.WeakSet()
         self._bytes: dict[str, bytes] = {}
+        """What the call wrote, by its sha256."""
         self._bytes_size = 0
         self._compared: tuple[Mark, int, Differences, list[Change]] | None = None
         self._know_boot()
@@ -223,11 +224,14 @@ class Core:
         if self._journal is not None:
             self._journal.note({"undone": deed.seq})
 
-    def keep_bytes(self, place: str, content: bytes) -> None:
-        """Remember what was written, for the history, as long as it is not too much."""
-        self._bytes_size -= len(self._bytes.pop(place, b""))
+    def keep_bytes(self, deed: Deed, content: bytes) -> None:
+        """Remember what a deed wrote, for the history, as long as it is not too much: by its hash, since its path may
+        have come to have something else when the call ends."""
+        sha256 = None if deed.new is None else deed.new.sha256
+        if sha256 is None or sha256 in self._bytes:
+            return
         if self._bytes_size + len(content) <= _KEPT_WRITTEN_BYTES:
-            self._bytes[place] = content
+            self._bytes[sha256] = content
             self._bytes_size += len(content)
 
     # -- transactions

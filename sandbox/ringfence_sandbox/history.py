@@ -65,9 +65,11 @@ class DeedsChanges(ChangedFiles):
     """What deeds changed; the bytes are read from where they lie now."""
 
     def __init__(self, changes: Sequence[Change], differences: Differences, written: Mapping[str, bytes]) -> None:
+        """``written`` has bytes by their sha256."""
         self._changes = changes
         self._differences = differences
-        self._written = written
+        after = ((change.path, change.after.content_hash) for change in changes if change.after is not None)
+        self._written = {path: written[sha256] for path, sha256 in after if sha256 in written}
 
     @property
     def changes(self) -> Sequence[Change]:
