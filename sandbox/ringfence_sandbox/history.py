@@ -69,7 +69,7 @@ class DeedsChanges(ChangedFiles):
         self._changes = changes
         self._differences = differences
         after = ((change.path, change.after.content_hash) for change in changes if change.after is not None)
-        self._written = {path: written[sha256] for path, sha256 in after if sha256 in written}
+        self._written = {path: written[sha256] for path, sha256 in after if sha256 is not None and sha256 in written}
 
     @property
     def changes(self) -> Sequence[Change]:
