@@ -244,7 +244,13 @@ def call_of_write_file(params: At, *, context: ToolContext) -> ToolResult[Said]:
     return call("write_file", {"file_path": params.file_path, "content": params.content})
 
 
+def write_and_look(params: At, *, context: ToolContext) -> ToolResult[Said]:
+    files_of(context).write(params.file_path, params.content)
+    return ToolResult.ok(Said(files_of(context).read(params.file_path).content))
+
+
 UNDECLARED = (
+    Tool[At, Said](name="look_after", description="A tool.", handler=write_and_look),
     Tool[At, Said](name="overwrite", description="A tool.", handler=write_file),
     Tool[At, Said](name="remove", description="A tool.", handler=rm),
     Tool[At, Said](name="misled", description="A tool.", handler=write_file, writes=lambda params: ["elsewhere.txt"]),

@@ -96,13 +96,25 @@ class CallInfo:
     ``parent`` is the call whose handler made this one. ``sealed`` is false only while the handler runs: at any other
     time no change goes through this call. ``ended`` turns true when nothing of it can be kept or taken back any more,
     by itself or because a call around it has ended. ``reads`` has, per participant, the paths that the call read and
-    the sha256 of what it got. ``changes``, per participant too, is known when the handler has ended. ``problems`` is
-    what dooms the call although its handler may not know. ``inner`` has the ids of the calls that its handler made and
-    that have ended. An ``opaque`` call changes files other than through a
-    filesystem, so that a filesystem has to look what changed.
+    the sha256 of what it got last; ``read_before``, what it had got of a path before that. ``changes``, per participant
+    too, is known when the handler has ended. ``problems`` is what dooms the call although its handler may not know.
+    ``inner`` has the ids of the calls that its handler made and that have ended. An ``opaque`` call changes files other
+    than through a filesystem, so that a filesystem has to look what changed.
     """
 
-    __slots__ = ("call_id", "changes", "ended", "inner", "opaque", "parent", "problems", "reads", "sealed", "tool")
+    __slots__ = (
+        "call_id",
+        "changes",
+        "ended",
+        "inner",
+        "opaque",
+        "parent",
+        "problems",
+        "read_before",
+        "reads",
+        "sealed",
+        "tool",
+    )
 
     def __init__(self, call_id: str, tool: str, parent: CallInfo | None = None, *, opaque: bool = False) -> None:
         self.call_id = call_id
@@ -112,12 +124,22 @@ class CallInfo:
         self.sealed = False
         self.ended = False
         self.reads: dict[CallLock, dict[str, str]] = {}
+        self.read_before: dict[CallLock, set[tuple[str, str]]] | None = None
         self.changes: dict[CallLock, Sequence[Change]] = {}
         self.problems: list[BaseException] = []
         self.inner: list[str] = []
 
     def __repr__(self) -> str:
         return f"tool call {self.call_id!r} ({self.tool})"
+
+    def note_read(self, lock: CallLock, path: str, sha256: str) -> None:
+        reads = self.reads.setdefault(lock, {})
+        before = reads.get(path)
+        if before is not None and before != sha256:
+            if self.read_before is None:
+                self.read_before = {}
+            self.read_before.setdefault(lock, set()).add((path, before))
+        reads[path] = sha256
 
     def within(self, other: CallInfo) -> bool:
         """Whether this call is `other`, or was made by its handler, at any depth."""

@@ -533,7 +533,8 @@ class HostFilesystem(Transactional):
     def _note_read(self, place: str, content: bytes, found: os.stat_result) -> None:
         call = self._current_call()
         if call is not None and not call.sealed:
-            sha256 = call.reads.setdefault(self._lock, {})[place] = hashlib.sha256(content).hexdigest()
+            sha256 = hashlib.sha256(content).hexdigest()
+            call.note_read(self._lock, place, sha256)
             self._core.seen.note(call, place, found, sha256)
 
 

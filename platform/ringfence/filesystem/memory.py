@@ -401,7 +401,7 @@ class InMemoryFilesystem(Transactional):
         if call is not self._call:
             call = self._innermost(call)
         if call is not None and not call.sealed:
-            call.reads.setdefault(self._lock, {})[place] = file.sha256
+            call.note_read(self._lock, place, file.sha256)
 
     def _state(self, snapshot: FilesystemSnapshot) -> Directory:
         if not isinstance(snapshot, MemorySnapshot) or snapshot.tree is not self._tree:

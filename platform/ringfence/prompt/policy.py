@@ -282,14 +282,14 @@ class ReadBeforeWritePolicy:
         if filesystem is None or call is None or call.inner:
             return ALLOW
         lock: Any = getattr(filesystem, "lock", None)
-        read = call.reads.get(lock, {})
+        read, earlier = call.reads.get(lock, {}), (call.read_before or {}).get(lock, ())
         known = _hashes(policy_state(context, self.name, _files_scope(context, filesystem)))
         for change in call.changes.get(lock, ()):
             before = change.before.content_hash if change.before is not None else None
             after = change.after.content_hash if change.after is not None else None
-            seen = read.get(change.path)
-            # The last read of a handler may be of what it had written: that shows no more, but it is all there is.
-            if before in (None, after, known.of(change.path), seen) or (seen is not None and seen == after):
+            if before in (None, after, known.of(change.path), read.get(change.path)):
+                continue
+            if (change.path, before) in earlier:
                 continue
             return PolicyDecision.deny(
                 f"{tool.name} changed {shown(change.path)}, of which the content had not been read: read it first"

@@ -113,6 +113,7 @@ class Transaction(CallInfo):
         for lock, participant in self._held.items():
             marks[lock] = participant.begin(self)
         self.reads.clear()
+        self.read_before = None
         if self.parent is None:  # so nothing can supersede it
             self._begun = True
             self.sealed = False
