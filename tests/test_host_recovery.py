@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,7 @@ from ringfence.runtime import Receipt
 from ringfence.testing import held_call
 from ringfence.testing.killing import killed_at
 from ringfence.testing.printed import lasting, printed
-from ringfence_sandbox.history import ChangedFiles, Recorded
+from ringfence_sandbox.history import ChangedFiles, Recorded, TakenBackCall
 from ringfence_sandbox.host import HostFilesystem
 from ringfence_sandbox.kernel import Abilities
 
@@ -333,6 +333,10 @@ class Kept:
     def committed(self, recorded: Recorded) -> None:
         self.path.write_bytes(recorded.blob)
 
+    def taking_back(self, changed: ChangedFiles, call: TakenBackCall) -> Sequence[str]:
+        assert [change.path for change in changed.changes] == ["a.txt"]
+        return [f"{call.tool} had made it {changed.after('a.txt').decode()}"]
+
     def recovered(self, payload: Mapping[str, object], blob: bytes) -> None:
         self.seen.append((payload, blob))
 
@@ -374,5 +378,5 @@ def test_a_history_that_fails_rolls_the_call_back(case: Case) -> None:
             write_one(fs.for_call(call))
             with pytest.raises(OSError, match="no room"):
                 call.commit()
-            call.rollback()
+            assert call.rollback().notes == ("a test had made it three",)
         assert printed(case.root) == case.before

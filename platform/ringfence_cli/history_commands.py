@@ -26,7 +26,7 @@ def _command(function: Any) -> None:
 
 
 @_command
-@click.option("--aborted", is_flag=True, help="List what rollbacks of commands took away instead.")
+@click.option("--aborted", is_flag=True, help="List what rollbacks took away instead.")
 def log(signals: Signals, directory: Path, as_json: bool, aborted: bool) -> int:
     """List the steps of DIR, newest first, and what somebody else changed in between."""
     from ringfence_cli.history import log

@@ -18,6 +18,7 @@ from functools import partial
 from typing import TypeGuard, cast
 
 from ringfence.participants import Change, FileVersion
+from ringfence_sandbox.aborted_calls import drop_old
 from ringfence_sandbox.commit_messages import CommitInfo
 from ringfence_sandbox.confined import CHUNK_BYTES, Confined, is_reserved, open_file
 from ringfence_sandbox.displaced import Displaced
@@ -32,7 +33,6 @@ from ringfence_sandbox.step_history import Differing, StepHistory
 from ringfence_sandbox.store import ABORTED, PreparedStep, Store
 from ringfence_sandbox.unknown import Unknown
 
-MOST_ABORTED = 50
 """Kept at a time, the newest."""
 KEPT_BYTES = 1 << 30
 """Of one call's new files: beyond it only names and hashes are kept of what is taken back."""
@@ -402,11 +402,10 @@ class Brackets:
         try:
             info = CommitInfo("aborted", datetime.now(UTC), tool, call_id)
             prepared = store.prepare(states, info, after=before.prepared, sync=self._power)
-            numbers = list(store.aborted())
-            name = f"{ABORTED}{numbers[-1] + 1 if numbers else 1}"
+            self.history.take_in_aborted()
+            name = f"{ABORTED}{store.newest_aborted + 1}"
             store.keep(name, prepared.commit)
-            for old in numbers[: max(0, len(numbers) + 1 - MOST_ABORTED)]:
-                store.unkeep(f"{ABORTED}{old}")
+            drop_old(store)
         except (OSError, ValueError, LookupError) as error:
             notes.append(f"what was taken back could not be kept: {error}")
             return Aborted(None, None, tuple(notes))

@@ -20,7 +20,7 @@ from ringfence_sandbox.confined import Confined
 from ringfence_sandbox.differing import Differences, Written
 from ringfence_sandbox.dropping import drop_holding, keep_displaced, keep_written_into, written_into
 from ringfence_sandbox.hands import Hands
-from ringfence_sandbox.history import DeedsChanges, History, Recorded
+from ringfence_sandbox.history import DeedsChanges, History, Recorded, TakenBackCall
 from ringfence_sandbox.holding import Holding
 from ringfence_sandbox.journal import Journal
 from ringfence_sandbox.kernel import Abilities, Before, sync_filesystem
@@ -51,6 +51,8 @@ class Mark:
     deeds: int
     state: State
     outermost: bool
+    call_id: str
+    tool: str
 
 
 class Core:
@@ -283,7 +285,7 @@ class Core:
             self._label = (call_id, tool)
             if not self._live and self._tip.parent is not None:
                 self._forget()
-        mark = Mark(len(self._deeds), self._freeze(), outermost)
+        mark = Mark(len(self._deeds), self._freeze(), outermost, call_id, tool)
         self._marks.append(mark)
         if opaque:
             try:
@@ -406,13 +408,14 @@ class Core:
             self._marks.pop()
         self.seen.clear()
         taken = self._take_back(mark)
+        notes = [*taken.notes, *self._keep_taken(mark)]
         undone = self._undo(mark.deeds)
         if undone.errors:
             raise undone.errors[0]
         self._touched.clear()
         self._tip = State(mark.state)
         self._leave(mark)
-        notes = [*taken.notes, *self.hands.notes, *self._keep(undone)]
+        notes += [*self.hands.notes, *self._keep(undone)]
         conflicts = taken.conflicts | undone.conflicts
         self.hands.notes.clear()
         if mark.outermost:
@@ -433,6 +436,25 @@ class Core:
         taken.settle(self._deeds)
         self.seen.unsure = self._opaque.any_open
         return taken
+
+    def _keep_taken(self, mark: Mark) -> Sequence[str]:
+        """Have the history keep what the deeds since a mark have changed, before they are undone."""
+        if self._history is None or self._journal is None or not mark.call_id or len(self._deeds) == mark.deeds:
+            return ()
+        try:
+            compared = self._compared
+            if compared is not None and compared[0] is mark and compared[1] == self._deeds[-1].seq:
+                differences, changes = compared[2:]
+            else:  # nobody has asked: then nothing is read to be hashed
+                differences = self._differences(reversed(self._deeds[mark.deeds :]), self.written.hash_or_stamp)
+                changes = differences.changes()
+            if not changes:
+                return ()
+            changed = DeedsChanges(changes, differences, self._bytes)
+            call = TakenBackCall(mark.call_id, mark.tool, self._journal.named(self._deeds[mark.deeds].seq))
+            return self._history.taking_back(changed, call)
+        except Exception as error:  # whatever it is (no memory, no space), the rollback must go on
+            return [f"what was taken back could not be kept: {error}"]
 
     def _undo(self, down_to: int) -> Undone:
         self._give_up_announced()
@@ -529,8 +551,10 @@ class Core:
         self._compared = (mark, deeds[-1].seq, differences, changes)
         return changes
 
-    def _differences(self, deeds: Iterator[Deed]) -> Differences:
-        differences = Differences(self.files, self.hands.holding, self.written.hash_of)
+    def _differences(
+        self, deeds: Iterator[Deed], known: Callable[[os.stat_result], str | None] | None = None
+    ) -> Differences:
+        differences = Differences(self.files, self.hands.holding, known or self.written.hash_of)
         differences.undo(deeds)
         return differences
 

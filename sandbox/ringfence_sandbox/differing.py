@@ -25,6 +25,8 @@ Where: TypeAlias = tuple[int, str]
 IN_TREE = -1
 HASHED_BYTES = 1 << 28
 """What is larger has no content hash in a change, unless it was written in the call."""
+STAMP = "stamp "
+"""How what stands for a hash begins."""
 _KEPT_BYTES, _KEPT_IN_ALL = 1 << 16, 1 << 24
 """How much of what was read to be hashed is kept, for the history: of a file, and of all."""
 
@@ -277,3 +279,7 @@ class Written:
 
     def hash_of(self, found: os.stat_result) -> str | None:
         return self._hashes.get((found.st_ino, found.st_size, found.st_mtime_ns))
+
+    def hash_or_stamp(self, found: os.stat_result) -> str:
+        """The hash, or instead of it what no other file has: it is the same as long as the file only moves."""
+        return self.hash_of(found) or f"{STAMP}{found.st_ino} {found.st_size} {found.st_mtime_ns}"

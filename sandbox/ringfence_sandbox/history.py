@@ -106,6 +106,15 @@ class DeedsChanges(ChangedFiles):
 
 
 @dataclass(frozen=True, slots=True)
+class TakenBackCall:
+    """A call that is about to be taken back. ``begun`` tells it from others of the same id, also after a crash."""
+
+    call_id: str
+    tool: str
+    begun: str
+
+
+@dataclass(frozen=True, slots=True)
 class Recorded:
     """What goes into the commit record, and the step that the call becomes with it."""
 
@@ -123,6 +132,11 @@ class History(Protocol):
 
     def committed(self, recorded: Recorded) -> None:
         """The commit record is written. Must not fail for want of anything."""
+        ...
+
+    def taking_back(self, changed: ChangedFiles, call: TakenBackCall) -> Sequence[str]:
+        """Keep what a call changed, which is about to be taken back; what was not kept, in words. OSError. It may be
+        asked for the same call again."""
         ...
 
     def recovered(self, payload: Mapping[str, object], blob: bytes) -> None:

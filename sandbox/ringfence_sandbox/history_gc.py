@@ -20,6 +20,9 @@ def gc(store: Store, keep_steps: int, *, protect: Iterable[str] = ()) -> int:
     if keep_steps < 0:
         raise ValueError(f"keep_steps is the number of steps to keep, so it cannot be {keep_steps}")
     needed = {*store.kept().values(), *(store.commit(commit).commit for commit in protect)}
+    # What was taken back is shown as what differs from the state that it was made from.
+    made_from = (store.commit(commit).parent for commit in store.aborted().values())
+    needed.update(parent for parent in made_from if parent is not None)
     steps = 0
     for record in store.commits():
         needed.add(record.commit)

@@ -47,6 +47,8 @@ class HistoryObjects(BaseObjectStore):
         super().__init__()
         self._folder = folder
         self._writable = writable
+        self._in_memory: dict[bytes, tuple[int, bytes]] = {}
+        """What was added to a store that is not to be written."""
         self._pack_folder = folder / "objects" / "pack"
         self.log, self._packs = self._open()
         if writable:
@@ -108,7 +110,7 @@ class HistoryObjects(BaseObjectStore):
     # The same by binary ids, without objects around the bytes.
 
     def has(self, oid: bytes) -> bool:
-        if oid in self.log.objects:
+        if oid in self.log.objects or oid in self._in_memory:
             return True
         return bool(self._packs) and any(RawObjectID(oid) in pack for pack in self._packs)
 
@@ -120,6 +122,8 @@ class HistoryObjects(BaseObjectStore):
         """
         if oid in self.log.objects:
             return self._from_log(oid)
+        if oid in self._in_memory:
+            return self._in_memory[oid]
         for pack in self._packs:
             try:
                 return pack.get_raw(RawObjectID(oid))
@@ -157,6 +161,9 @@ class HistoryObjects(BaseObjectStore):
         return oid
 
     def _store(self, oid: bytes, type_number: int, raw: bytes, before: Before | None) -> None:
+        if not self._writable:
+            self._in_memory[oid] = type_number, raw
+            return
         # Only to objects of the same log: it becomes one pack, and a pack must hold what its deltas need.
         place = self.log.objects.get(before.oid) if before is not None else None
         if (

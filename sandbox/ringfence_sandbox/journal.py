@@ -79,6 +79,10 @@ class Journal:
         """A new journal at the same path, after this one was closed and moved away."""
         return Journal(self.path, sync=self._sync, before=self._before)
 
+    def named(self, seq: int) -> str:
+        """A name for a deed that no deed of another journal has."""
+        return f"{self._nonce.hex()}-{seq}"
+
     @property
     def size_bytes(self) -> int:
         return self._end

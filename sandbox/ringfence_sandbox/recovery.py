@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Literal, cast
 from ringfence.errors import RestoreFailedError
 from ringfence_sandbox.call_process import CallProcess
 from ringfence_sandbox.confined import Confined, is_reserved
+from ringfence_sandbox.differing import Differences
 from ringfence_sandbox.dropping import drop_holding, keep_displaced
 from ringfence_sandbox.hands import Hands
 from ringfence_sandbox.healing import CommittedCall, heal
-from ringfence_sandbox.history import History
+from ringfence_sandbox.history import DeedsChanges, History, TakenBackCall
 from ringfence_sandbox.holding import Holding, new_name
 from ringfence_sandbox.journal import Journal, Record
 from ringfence_sandbox.kernel import Abilities, Before, Renames, boot_id
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 STAMP = "alive"
 """In a store, the file that the owner of an opaque call stamps."""
 
+_TOLD_BY_PLACE = frozenset({"put", "take", "swap", "move"})
 _MOMENT_NS = 2_000_000_000
 
 
@@ -155,7 +157,9 @@ def recover(
     if story.call is not None and not story.committed:
         for process in story.processes:
             process.end()
-        recovered = _roll_back(files, can, journal, story, before=before, kept=kept, opaque=opaque, notes=notes)
+        recovered = _roll_back(
+            files, can, journal, story, before=before, kept=kept, history=history, opaque=opaque, notes=notes
+        )
     damaged: Sequence[str] = ()
     if story.lost_power:
         damaged = _heal(files, can, journal, story, before=before, history=history, notes=notes)
@@ -205,6 +209,7 @@ def _roll_back(
     *,
     before: Before,
     kept: str,
+    history: History | None,
     opaque: Callable[[], OpaqueCalls],
     notes: list[str],
 ) -> Recovered:
@@ -226,6 +231,8 @@ def _roll_back(
         taken = _take_back(files, journal, story, hands, first, before, opaque())
         del story.deeds[first:]
     lost = _lost(hands, story.deeds) if gone else []
+    if history is not None and not gone and not story.lost_power:
+        notes += _keep_taken(files, journal, story, hands, history)
     undone = undo_deeds(hands, story.deeds, 0, lambda deed: journal.note({"undone": deed.seq}))
     if undone.errors:
         failures = [(error.filename or story.call[0], error) for error in undone.errors]
@@ -236,6 +243,26 @@ def _roll_back(
     if hands.holding is not None:
         hands.holding.close()
     return Recovered("rolled back", *story.call, tuple(sorted(taken.conflicts | undone.conflicts | set(lost))))
+
+
+def _keep_taken(files: Confined, journal: Journal, story: _Story, hands: Hands, history: History) -> Sequence[str]:
+    """Have the history keep what the call had changed, unless the rollback that was killed has done so."""
+    assert story.call is not None
+    deeds = [*story.deeds]
+    while deeds and (deeds[-1].kind == "times" or (deeds[-1].kind in _TOLD_BY_PLACE and hands.stands(deeds[-1]))):
+        deeds.pop()  # noted, and not done
+    if not deeds or not story.call[0]:
+        return ()
+    try:
+        differences = Differences(files, hands.holding, lambda _: None)
+        differences.undo(reversed(deeds))
+        changes = differences.changes()
+        if not changes:
+            return ()
+        call = TakenBackCall(*story.call, journal.named(deeds[0].seq))
+        return history.taking_back(DeedsChanges(changes, differences, {}), call)
+    except Exception as error:  # whatever it is (no memory, no space), the recovery must go on
+        return [f"what was taken back could not be kept: {error}"]
 
 
 def _take_back(

@@ -14,13 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ringfence.participants import Change, FileVersion, Step
+from ringfence_sandbox import aborted_calls
 from ringfence_sandbox.commit_messages import CommitInfo
 from ringfence_sandbox.confined import Confined, Looks, is_reserved
 from ringfence_sandbox.entries import Entry, Meta, Pending
-from ringfence_sandbox.history import ChangedFiles, History, Recorded, ScannedStates
+from ringfence_sandbox.history import ChangedFiles, History, Recorded, ScannedStates, TakenBackCall
 from ringfence_sandbox.history_objects import BLOB, object_id
 from ringfence_sandbox.kernel import Before, nothing_before
 from ringfence_sandbox.scan import Exclusion, ScanLimits, Scanner, ScanResult, follow
+from ringfence_sandbox.spool import Spool
 from ringfence_sandbox.stat_cache import Stamp, StatCache
 from ringfence_sandbox.store import PreparedStep, Store
 from ringfence_sandbox.unknown import NOTHING, Move, Unknown
@@ -53,6 +55,7 @@ class StepHistory(History):
         """``files`` is the root, whose descriptor `close` closes; ``folder`` is the workspace's store."""
         self._files = files
         self._folder = folder / FOLDER
+        self._spool = Spool(folder)
         self.limits = limits
         self._power = power
         self._before = before
@@ -82,6 +85,7 @@ class StepHistory(History):
             self._closed = True
             if self._opened is not None:
                 self._opened.objects.close()
+            self._spool.close()
             os.close(self._files.root)
 
     # What the filesystem asks of a history.
@@ -137,6 +141,13 @@ class StepHistory(History):
             for commit in prepared.commits:
                 self.store.publish(commit)
             self.last = prepared.step
+
+    def taking_back(self, changed: ChangedFiles, call: TakenBackCall) -> Sequence[str]:
+        return aborted_calls.write_down(self._spool, self.store, self._files, changed, call)
+
+    def take_in_aborted(self) -> None:
+        """Have the store keep what was taken back since it last did."""
+        aborted_calls.take_in(self.store, self._spool)
 
     def recovered(self, payload: Mapping[str, object], blob: bytes) -> None:
         commit = payload.get("history")

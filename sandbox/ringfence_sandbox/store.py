@@ -39,7 +39,7 @@ from ringfence_sandbox.unknown import NOTHING, Unknown
 MAIN = b"refs/heads/main"
 _KEPT = b"refs/ringfence/"
 ABORTED = "aborted/"
-"""Of names of kept commits: what rollbacks of opaque calls took away, by number."""
+"""Of names of kept commits: what rollbacks took away, by number."""
 IDENTITY = "ringfence <ringfence@localhost>"
 SEAL_BYTES = 32 << 20
 """A log of this size becomes a pack."""
@@ -91,6 +91,7 @@ class Store:
         self._shallow = read_shallow(folder)
         self.states = States(objects)
         self._number: int | None = None
+        self._newest_aborted: int | None = None
         self._seal_at = SEAL_BYTES
 
     @classmethod
@@ -292,22 +293,31 @@ class Store:
         return True
 
     def keep(self, name: str, commit: str) -> None:
-        """Keep a commit, whatever `gc` drops, until `unkeep`; also one that is not part of the history.
+        """Keep a commit, whatever `gc` drops, until `unkeep`; also one that is not part of the history. A store that
+        is not to be written keeps it in memory.
 
         Raises:
             ValueError: the name has something else than letters, digits, "-", "_", "." and "/" in it.
         """
         self.commit(commit)
-        ref = _kept_ref(name)
-        self.objects.log.set_ref(ref, bytes.fromhex(commit))
-        self.objects.log.flush()
-        self._set_ref(ref, bytes.fromhex(commit))
+        self._set_kept(_kept_ref(name), bytes.fromhex(commit))
 
     def unkeep(self, name: str) -> None:
-        ref = _kept_ref(name)
-        self.objects.log.set_ref(ref, None)
-        self.objects.log.flush()
-        self._set_ref(ref, None)
+        self._set_kept(_kept_ref(name), None)
+
+    def _set_kept(self, ref: bytes, oid: bytes | None) -> None:
+        if self._writable:
+            self.objects.log.set_ref(ref, oid)
+            self.objects.log.flush()
+        self._set_ref(ref, oid)
+        self._newest_aborted = None
+
+    @property
+    def newest_aborted(self) -> int:
+        """The greatest number that something which was taken back is kept under; 0 if nothing is."""
+        if self._newest_aborted is None:
+            self._newest_aborted = max(self.aborted(), default=0)
+        return self._newest_aborted
 
     def aborted(self) -> dict[int, str]:
         """The commits that have what rollbacks took away, by number, oldest first."""

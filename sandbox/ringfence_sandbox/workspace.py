@@ -16,6 +16,7 @@ from ringfence.participants import Change, FileVersion, Step, Transactional
 from ringfence.runtime.session import Session
 from ringfence.runtime.transaction import Transaction, tool_transaction
 from ringfence_sandbox import history_gc
+from ringfence_sandbox.aborted_calls import look_at
 from ringfence_sandbox.commit_messages import CommitKind
 from ringfence_sandbox.confined import Confined
 from ringfence_sandbox.exports import Export, mailbox, moved_between, unified
@@ -254,20 +255,28 @@ class Workspace:
             return self._names.all()
 
     def aborted(self) -> Sequence[LogEntry]:
-        """What rollbacks of opaque calls took away, newest first; ``number`` is that of `aborted_step`."""
+        """What rollbacks took away, newest first; ``number`` is that of `aborted_step`."""
         with self.filesystem.lock.mutex:
+            self._take_in_aborted()
             found = [(number, self._store.commit(commit)) for number, commit in self._store.aborted().items()]
             return [replace(self._entry(record, ()), number=number) for number, record in reversed(found)]
 
     def aborted_step(self, number: int) -> ShownStep:
         """What a call had changed before it was taken back. LookupError where none of that number is kept."""
         with self.filesystem.lock.mutex:
+            self._take_in_aborted()
             kept = self._store.aborted()
             if number not in kept:
                 there = f"there are {', '.join(map(str, kept))}" if kept else "there are none"
                 raise LookupError(f"nothing that was taken back is kept as number {number}: {there}")
             shown = self._shown(self._store.commit(kept[number]))
             return replace(shown, step=replace(shown.step, number=number))
+
+    def _take_in_aborted(self) -> None:
+        if self._history is not None:
+            self._history.take_in_aborted()
+        else:
+            look_at(self._store, self._store.folder.parent)
 
     def step(self, number: int) -> Step:
         """One step; 0 is the baseline. LookupError where there is none of that number."""
@@ -440,6 +449,7 @@ class Workspace:
     def gc(self, keep: int) -> int:
         """Drop what the newest `keep` steps and the named ones do not need; the bytes that this gave back."""
         with self._alone("gc"):
+            self._take_in_aborted()
             return history_gc.gc(self._store, keep)
 
     def _look(self) -> ScanResult:
