@@ -319,10 +319,16 @@ class Differing:
                     found[change.path] = None
             elif not self._is_known(change, change.before, known):
                 found[change.path] = self._before(change.path, change.before, known)
+        # Somebody may have put a file into a directory that the call had made.
+        holding = set(self._above([path for path, state in found.items() if state is not None]))
         for path in self._above(self._paths):
-            known = self._known(path)
-            if path not in self._paths and (known is None or known.kind != "directory"):
+            known, given = self._known(path), found.get(path)
+            if "directory" in (known and known.kind, given and given.kind):
+                continue
+            if path not in self._paths or path in holding:
                 state = self._now(path)
+                if path in holding and (state is None or state.kind != "directory"):  # the call has removed it again
+                    state = Pending("directory", Meta(0o755, os.geteuid(), os.getegid(), self._at_ns))
                 if state is not None:
                     found[path] = state
         return found

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ringfence.testing import held_call
@@ -223,6 +223,10 @@ def test_a_save_that_a_rollback_met_stays_in_its_place_if_that_is_killed_next(
                 assert (root / path).read_bytes() == content, at
 
 
+@example(Case((("write", "n/o/b"), ("write", "n/a")), "commit", 200, (Edit(3, "n/a", "in place", 0),), (), 0))
+@example(
+    Case((("delete", "a"), ("mkdir", "a"), ("write", "a/b")), "commit", 200, (Edit(9, "a/b", "replace", 0),), (), 0)
+)
 @given(cases())
 @settings(max_examples=CASES)
 def test_what_a_person_saved_stays_byte_for_byte(case: Case) -> None:
