@@ -227,7 +227,11 @@ class Changing:
         self._check_mounts(found)
         self._core.seen.check(found.place, found.stat)
         slot = self._core.holding.new_slot()
-        self._core.perform(Deed("take", found.place, slot=slot, new=Identity.of(found.stat)))
+        expected = Identity.of(found.stat)
+        self._core.perform(Deed("take", found.place, slot=slot, new=expected))
+        taken = self._core.holding.look(slot)
+        if taken is not None and not found.is_directory:
+            self._core.seen.check_displaced(found.place, expected, Identity.of(taken))
         self._core.seen.forget(found.place)
         return slot
 

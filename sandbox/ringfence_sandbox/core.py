@@ -156,6 +156,7 @@ class Core:
                 self._tip.deeds += deeds
         if deed.kind in ("move", "take", "put"):
             self._touched.clear()  # a directory may have another name now
+        self.seen.note_deed(deed)
 
     def _note(self, *deeds: Deed, above: int | None = None) -> list[Deed]:
         """Write down deeds before they are done, with the times of the directories that they change. ``above`` is the
@@ -276,6 +277,7 @@ class Core:
         except BaseException:
             self._undo(start)
             del self._tip.deeds[tip:]
+            self.seen.forget_vacated()
             raise
 
     def begin(self, call_id: str, tool: str, *, opaque: bool = False) -> Mark:

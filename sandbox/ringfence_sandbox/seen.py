@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from ringfence.participants import CallInfo
 from ringfence_sandbox.confined import Confined
-from ringfence_sandbox.records import Identity
+from ringfence_sandbox.records import Deed, Identity
 from ringfence_sandbox.stat_cache import Stamp, stamp_of
 
 
@@ -22,6 +22,8 @@ class Seen:
         """Whether an opaque call runs: whatever changed may have been changed by it."""
         self._call: CallInfo | None = None
         self._known: dict[str, tuple[Stamp | Identity, str]] = {}
+        self._vacated: set[str] = set()
+        """Where the call has left nothing: what is found there is somebody else's."""
 
     def note(self, call: CallInfo, place: str, found: os.stat_result, sha256: str) -> None:
         """``found`` is from before the bytes were read."""
@@ -40,9 +42,28 @@ class Seen:
         else:
             self._known.pop(place, None)
 
+    def note_deed(self, deed: Deed) -> None:
+        """A deed was done: what it took from a path, and what it put there."""
+        if deed.kind in ("take", "rmdir", "move"):
+            self._vacated.add(deed.path)
+        if deed.kind == "move" and self._vacated:
+            self._fill(deed.to)
+        elif deed.kind in ("put", "mkdir", "swap") and self._vacated:
+            self._fill(deed.path)
+
+    def _fill(self, path: str) -> None:
+        if path in self._vacated:
+            below = f"{path}/"
+            self._vacated = {one for one in self._vacated if one != path and not one.startswith(below)}
+
+    def forget_vacated(self) -> None:
+        """An operation was taken back half way."""
+        self._vacated.clear()
+
     def clear(self) -> None:
         self._call = None
         self._known.clear()
+        self._vacated.clear()
 
     def forget(self, place: str) -> None:
         """The call itself has changed what is at a place, or below it."""
@@ -53,6 +74,8 @@ class Seen:
     def check(self, place: str, found: os.stat_result) -> None:
         """Raises OSError (ESTALE) where somebody else has changed the file at a place since it was looked into."""
         known = self._known.get(place)
+        if place in self._vacated and not self.unsure:
+            raise stale(place)
         if known is None or self.unsure or known[0] == stamp_of(found):
             return
         if isinstance(known[0], Identity) and replace(known[0], sha256=None).fits(found):

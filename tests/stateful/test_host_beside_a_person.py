@@ -223,6 +223,29 @@ def test_a_save_that_a_rollback_met_stays_in_its_place_if_that_is_killed_next(
                 assert (root / path).read_bytes() == content, at
 
 
+@pytest.mark.parametrize("how", ["in place", "replace"])
+@pytest.mark.parametrize(
+    "changes",
+    [(("move", "a", "d/a"), ("write", "a")), (("write", "a"), ("delete", "a"), ("write", "a"))],
+    ids=["moved", "deleted"],
+)
+def test_a_save_where_the_call_had_left_nothing_is_not_written_over(
+    changes: tuple[tuple[str, ...], ...], how: Literal["in place", "replace"]
+) -> None:
+    for at in range(4, 14):
+        with place() as top:
+            root, person = top / "root", Person(top / "root", top / "diary")
+            Workspace.open(root, store=top / "store").close()
+            assert not killed_at(
+                200, the_call(top, Case(changes, "commit", 200, (Edit(at, "a", how, 1),), (), 0), person)
+            )
+            with Workspace.open(root, store=top / "store") as workspace:
+                there = {path.read_bytes() for path in root.rglob("*") if path.is_file()}
+                for content in person.saved().values():
+                    in_history = workspace._store.objects.has(bytes.fromhex(blob_id(content)))
+                    assert content in there or in_history, at
+
+
 @example(Case((("write", "n/o/b"), ("write", "n/a")), "commit", 200, (Edit(3, "n/a", "in place", 0),), (), 0))
 @example(
     Case((("delete", "a"), ("mkdir", "a"), ("write", "a/b")), "commit", 200, (Edit(9, "a/b", "replace", 0),), (), 0)
