@@ -136,6 +136,7 @@ class Changing:
                 self._core.seen.check(new, target.stat)
                 swap = Deed("swap", new, slot=slot, new=Identity.of(held), old=Identity.of(target.stat))
                 self._core.perform(swap)
+                self._core.seen.check_displaced(new, Identity.of(target.stat), swap.old)
                 self._core.seen.forget(new)
 
     def chmod(self, normal: str, mode: int) -> None:
@@ -149,7 +150,6 @@ class Changing:
                 self._replace(found.place, found.stat, b"", append=True, mode=mode)
                 return
             before = stat.S_IMODE(found.stat.st_mode)
-            self._core.seen.forget(found.place)
             self._core.perform(Deed("mode", found.place, new=Identity.of(found.stat), mode=mode, mode_before=before))
 
     def symlink(self, normal: str, target: str) -> None:
@@ -307,8 +307,8 @@ class Changing:
         if swap is None or append or mode is not None or swap.old != Identity.of(found) or not _gives(swap, content):
             swap = self._swap(at, name, place, found, content, append=append, mode=mode)
         self._core.perform(swap, (at, name))
+        seen.check_displaced(place, Identity.of(found), swap.old)
         if not append:
-            seen.check_displaced(place, Identity.of(found), swap.old)
             self._core.keep_bytes(swap, content)
         self._core.note_own(place, swap)
 

@@ -226,13 +226,20 @@ def test_a_save_that_a_rollback_met_stays_in_its_place_if_that_is_killed_next(
 @pytest.mark.parametrize("how", ["in place", "replace"])
 @pytest.mark.parametrize(
     "changes",
-    [(("move", "a", "d/a"), ("write", "a")), (("write", "a"), ("delete", "a"), ("write", "a"))],
-    ids=["moved", "deleted"],
+    [
+        (("move", "a", "d/a"), ("write", "a")),
+        (("write", "a"), ("delete", "a"), ("write", "a")),
+        (("write", "a"), ("append", "a")),
+        (("write", "a"), ("move", "a", "b")),
+        (("write", "a"), ("move", "d/a", "a")),
+        (("write", "a"), ("chmod", "a"), ("write", "a")),
+    ],
+    ids=["moved away", "deleted", "appended", "moved", "moved over", "another mode"],
 )
-def test_a_save_where_the_call_had_left_nothing_is_not_written_over(
+def test_a_save_of_what_the_call_had_made_is_not_written_over(
     changes: tuple[tuple[str, ...], ...], how: Literal["in place", "replace"]
 ) -> None:
-    for at in range(4, 14):
+    for at in range(4, 18):
         with place() as top:
             root, person = top / "root", Person(top / "root", top / "diary")
             Workspace.open(root, store=top / "store").close()
@@ -280,6 +287,8 @@ def test_what_a_person_saved_stays_byte_for_byte(case: Case) -> None:
                 # Of two saves that want one place, since the call moved or wrote between them, one is kept aside.
                 there |= {path.read_bytes() for path in (top / "store/kept").rglob("*") if path.is_file()}
             for path, content in saved.items():
+                if done and sum(path in one for one in case.changes) > 1:
+                    continue  # a save between two changes of one call may be written over (SECURITY.md says so)
                 kept = content in there or (done and workspace._store.objects.has(bytes.fromhex(blob_id(content))))
                 assert kept, (path, content[:20], killed, done)
             if not done and not saved:
