@@ -18,7 +18,7 @@ from ringfence.runtime.transaction import Interrupts
 from ringfence.values import quickly_made
 from ringfence_sandbox.confined import Confined
 from ringfence_sandbox.differing import Differences, Written
-from ringfence_sandbox.dropping import drop_holding, keep_displaced, keep_written_into, written_into
+from ringfence_sandbox.dropping import drop_holding, keep_displaced, keep_written_into, saved_between, written_into
 from ringfence_sandbox.hands import Hands
 from ringfence_sandbox.history import DeedsChanges, History, Recorded, TakenBackCall
 from ringfence_sandbox.holding import Holding
@@ -26,7 +26,7 @@ from ringfence_sandbox.journal import Journal
 from ringfence_sandbox.kernel import Abilities, Before, sync_filesystem
 from ringfence_sandbox.places import root_record
 from ringfence_sandbox.records import Deed, Identity, Json, Kind
-from ringfence_sandbox.seen import Seen, written_meanwhile
+from ringfence_sandbox.seen import Seen, stale, written_meanwhile
 from ringfence_sandbox.states import State, Token, led_to, line, since_opaque, way
 from ringfence_sandbox.undoing import Hold, TakenBack, Undone, undo_deeds
 
@@ -364,11 +364,15 @@ class Core:
         return None if recorded is None else recorded.step
 
     def _check_displaced(self) -> None:
-        """Raises OSError (ESTALE) where a program has written into a file since the call replaced it: that would be
-        lost, and comes back to its place with the rollback."""
+        """Raises OSError (ESTALE) where the call has displaced what somebody saved during it: that would be lost, and
+        comes back to its place with the rollback."""
         if self.hands.holding is not None:
-            for path in written_into(self.hands.holding, since_opaque(self._deeds)).values():
+            deeds = since_opaque(self._deeds)
+            for path in written_into(self.hands.holding, deeds).values():
                 raise written_meanwhile(path)
+            path = saved_between(self.files, self.hands.holding, deeds)
+            if path is not None:
+                raise stale(path)
 
     def _recorded(self, mark: Mark, receipt: Receipt) -> Recorded | None:
         assert self._history is not None
