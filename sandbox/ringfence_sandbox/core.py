@@ -366,13 +366,19 @@ class Core:
     def _check_displaced(self) -> None:
         """Raises OSError (ESTALE) where the call has displaced what somebody saved during it: that would be lost, and
         comes back to its place with the rollback."""
-        if self.hands.holding is not None:
-            deeds = since_opaque(self._deeds)
-            for path in written_into(self.hands.holding, deeds).values():
-                raise written_meanwhile(path)
-            path = saved_between(self.files, self.hands.holding, deeds)
-            if path is not None:
-                raise stale(path)
+        deeds = since_opaque(self._deeds)
+        if self.hands.holding is None or not deeds:
+            return
+        for path in written_into(self.hands.holding, deeds).values():
+            raise written_meanwhile(path)
+        known = self._compared  # for the history, the same has been gone back over
+        if known is None or not known[0].outermost or known[1] != deeds[-1].seq or len(deeds) < len(self._deeds):
+            since = self._differences(reversed(deeds))
+        else:
+            since = known[2]
+        path = saved_between(deeds, since)
+        if path is not None:
+            raise stale(path)
 
     def _recorded(self, mark: Mark, receipt: Receipt) -> Recorded | None:
         assert self._history is not None

@@ -10,7 +10,8 @@ import errno
 import hashlib
 import os
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TypeAlias
@@ -102,7 +103,35 @@ class Differences:
         """Where the earlier version of a path lies today."""
         return self._node(path).where
 
+    def displaced(self, slots: Iterable[int]) -> Iterator[tuple[Where, os.stat_result]]:
+        """The regular files held today that are of no earlier version: those that deeds made, and what came between
+        two of them. ``slots`` are the ones that deeds held something in."""
+        earlier: set[Where] = set()
+        waiting: list[Where] = [(slot, "") for slot in slots]
+        for node in self._nodes():
+            if node.where is not None and node.where[0] != IN_TREE:
+                earlier.add(node.where)
+                # Another thing, or nothing, was then where this is today in a directory of that time.
+                waiting += [
+                    below for name in node.below if (below := _within(node.where, name)) != node.below[name].where
+                ]
+        while waiting:
+            where = waiting.pop()
+            found = None if where in earlier else self._look(where)
+            if found is not None and stat.S_ISREG(found.st_mode):
+                yield where, found
+            elif found is not None and stat.S_ISDIR(found.st_mode):
+                with suppress(PermissionError):
+                    waiting += [_within(where, name) for name in self._names(where, "")]
+
     # -- the sketch
+
+    def _nodes(self) -> Iterator[_Node]:
+        waiting = [self._top]
+        while waiting:
+            node = waiting.pop()
+            yield node
+            waiting += node.below.values()
 
     def _slot(self, slot: int) -> _Node:
         return self._slots.setdefault(slot, _Node((slot, "")))
@@ -250,12 +279,13 @@ class Differences:
 def _child(node: _Node, name: str) -> _Node:
     child = node.below.get(name)
     if child is None:
-        where = None
-        if node.where is not None:
-            slot, path = node.where
-            where = (slot, f"{path}/{name}" if path else name)
-        child = node.below[name] = _Node(where)
+        child = node.below[name] = _Node(None if node.where is None else _within(node.where, name))
     return child
+
+
+def _within(where: Where, name: str) -> Where:
+    slot, path = where
+    return slot, f"{path}/{name}" if path else name
 
 
 def _touch(new: _Node, old: _Node) -> None:

@@ -7,10 +7,11 @@ import hashlib
 import logging
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from ringfence_sandbox.confined import Confined
+from ringfence_sandbox.differing import Differences
 from ringfence_sandbox.holding import Holding
 from ringfence_sandbox.journal import Journal
 from ringfence_sandbox.kernel import Before
@@ -39,55 +40,27 @@ def written_into(holding: Holding, deeds: Iterable[Deed]) -> dict[int, str]:
     return found
 
 
-def saved_between(files: Confined, holding: Holding, deeds: Iterable[Deed]) -> str | None:
-    """A path at which a call displaced a file that it had neither found there at first nor made: somebody saved it
-    between two changes of the call, too late for the look before the second. None if there is no such path.
+def saved_between(deeds: Sequence[Deed], since: Differences) -> str | None:
+    """A path at which a call displaced a file that was not there before the call and that it had not made: somebody
+    saved it between two changes of the call, too late for the look before the second. None if there is none.
 
-    What was displaced at the first change of a path is in the history; so is all that the call has made.
+    ``since`` has gone back over the deeds: what it finds held of the time before them is in the history.
     """
-    touched: set[str] = set()
-    known: set[tuple[int, int, int]] = set()
+    made: set[tuple[int, int, int]] = set()
     written: set[str] = set()
+    slots: dict[int, str] = {}
     for deed in deeds:
-        displaced = deed.old if deed.kind == "swap" else deed.new if deed.kind == "take" else None
-        if displaced is not None:
-            regular = displaced.kind == _REGULAR
-            for path in touched.intersection([deed.path] if regular else _below(deed.path, touched)):
-                place = f"{holding.name}/{deed.slot}{path[len(deed.path) :]}"
-                found = displaced if regular else _look(files, place)
-                if found is None or found.kind != _REGULAR or _version(found) in known:
-                    continue
-                if _sha256(files, place) not in written:  # a new time alone is no save
-                    return path
-        made = deed.new if deed.kind in ("put", "swap") else None
-        for one in (deed.new, deed.old) if deed.path not in touched else (made,):
-            if one is not None:
-                known.add(_version(one))
-                written.update([one.sha256] if one.sha256 else [])
-        if deed.kind == "move":
-            touched.update([deed.to + path[len(deed.path) :] for path in _below(deed.path, touched)])
-        touched.update(deed.places())
+        if deed.kind in ("put", "swap") and deed.new is not None and deed.slot not in slots:
+            made.add((deed.new.inode, deed.new.size, deed.new.mtime_ns))
+            written.update([deed.new.sha256] if deed.new.sha256 else [])
+        if deed.kind in ("take", "swap"):
+            slots[deed.slot] = deed.path
+    for where, found in since.displaced(slots):
+        if (found.st_ino, found.st_size, found.st_mtime_ns) in made:
+            continue
+        if hashlib.sha256(since.read(where)).hexdigest() not in written:  # a new time alone is no save
+            return "/".join(filter(None, (slots[where[0]], where[1])))
     return None
-
-
-def _below(directory: str, paths: Iterable[str]) -> list[str]:
-    return [path for path in paths if path.startswith(f"{directory}/")]
-
-
-def _look(files: Confined, place: str) -> Identity | None:
-    found = files.look(place)
-    return None if found is None else Identity.of(found)
-
-
-def _version(one: Identity) -> tuple[int, int, int]:
-    return one.inode, one.size, one.mtime_ns
-
-
-def _sha256(files: Confined, place: str) -> str | None:
-    try:
-        return hashlib.sha256(files.read_file(place)[0]).hexdigest()
-    except OSError:
-        return None
 
 
 def keep_written_into(holding: Holding, deeds: Iterable[Deed], directory: str) -> None:

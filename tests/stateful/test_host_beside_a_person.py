@@ -255,16 +255,27 @@ def test_a_save_of_what_the_call_had_made_is_not_written_over(
                     assert content in there or in_history, at
 
 
-@pytest.mark.parametrize("edited", ["d/a", "e/a"])
-def test_a_save_in_a_directory_that_the_call_then_moves_and_deletes_is_not_lost(edited: str) -> None:
-    changes = (("write", "d/a"), ("move", "d", "e"), ("delete", "e"))
-    for at in range(4, 20):
+@pytest.mark.parametrize("how", ["in place", "replace"])
+@pytest.mark.parametrize(
+    ("changes", "edited"),
+    [
+        ((("write", "d/a"), ("move", "d", "e"), ("delete", "e")), "d/a"),
+        ((("write", "d/a"), ("move", "d", "e"), ("delete", "e")), "e/a"),
+        ((("delete", "d"), ("append", "d/a"), ("delete", "d/a")), "d/a"),
+        ((("delete", "d/a"), ("delete", "d")), "d/a"),
+        ((("mkdir", "n"), ("delete", "n")), "n/a"),
+        ((("mkdir", "n"), ("move", "a", "n/a"), ("move", "n", "m"), ("delete", "m")), "n/a"),
+    ],
+    ids=["written", "moved", "made anew", "deleted", "made", "moved into one made"],
+)
+def test_a_save_in_a_directory_that_the_call_deletes_is_not_lost(
+    changes: tuple[tuple[str, ...], ...], edited: str, how: Literal["in place", "replace"]
+) -> None:
+    for at in range(4, 24):
         with place() as top:
             root, person = top / "root", Person(top / "root", top / "diary")
             Workspace.open(root, store=top / "store").close()
-            the_call(top, Case(changes, "commit", 200, (Edit(at, edited, "in place", 1),), (), 0), person)(
-                lambda _: None
-            )
+            the_call(top, Case(changes, "commit", 200, (Edit(at, edited, how, 1),), (), 0), person)(lambda _: None)
             with Workspace.open(root, store=top / "store") as workspace:
                 there = {path.read_bytes() for path in root.rglob("*") if path.is_file()}
                 for content in person.saved().values():
