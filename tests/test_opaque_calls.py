@@ -525,6 +525,21 @@ def test_an_opaque_call_in_a_typed_one(root: Path, workspace: Workspace) -> None
     assert (root / "a.txt").read_bytes() == b"one\r\ntwo\r\n"
 
 
+def test_what_a_failed_call_had_changed_before_an_opaque_one_in_it_is_no_change_of_the_call_around_both(
+    root: Path, files: HostFilesystem
+) -> None:
+    with held_call(files, call_id="outer") as outer:
+        with held_call(files, call_id="failed", parent=outer) as failed:
+            files.for_call(failed).delete("a.txt")
+            with held_call(files, call_id="program", parent=failed, opaque=True) as program:
+                program.commit()
+            failed.rollback()
+        with held_call(files, call_id="another program", parent=outer, opaque=True) as program:
+            program.commit()
+        assert outer.changed() == []
+        assert outer.commit() is None
+
+
 @pytest.mark.parametrize("later", ["chmod 700 p p/q", "rm -r p", "true"])
 def test_typed_changes_are_known_again_after_two_ways_back_have_given_their_directories_other_inodes(
     root: Path, files: HostFilesystem, later: str

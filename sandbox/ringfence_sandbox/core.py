@@ -306,9 +306,10 @@ class Core:
         self._give_up_announced()
         early = None
         for mark in self._marks[:-1]:
-            if self._opaque_since(mark) is None and (changes := self.changes_since_mark(mark)):
-                self._early[mark] = changes
-                if mark.outermost and self._compared is not None:
+            if self._opaque_since(mark) is None:
+                # Also where there are none: another opaque call may have begun here that was taken back with others.
+                changes = self._early[mark] = self.changes_since_mark(mark)
+                if changes and mark.outermost and self._compared is not None:
                     early = DeedsChanges(changes, self._compared[2], self._bytes)
         before = self._opaque.begin(early, self._deeds, self.hands.holding)
         deed = Deed("opaque", "", seq=next(self._seqs), commit=before.commit)
