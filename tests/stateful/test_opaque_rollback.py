@@ -43,6 +43,16 @@ def shape(root: Path) -> dict[str, Printed]:
     }
 
 
+def told(root: Path) -> dict[str, tuple[Printed, bool]]:
+    """What is said when it is brought back: the time of a directory is not, which any file made in it changes; whether
+    a file has one name or more is, also where the other one is held."""
+    links = {path: one.links for path, one in printed(root).items()}
+    return {
+        path: (replace(one, mtime_ns=0) if one.kind == oct(stat.S_IFDIR) else one, len(links[path]) > 1)
+        for path, one in shape(root).items()
+    }
+
+
 def damage(root: Path, what: tuple[str, int, int, str, bytes], *, held: bool = False) -> None:
     """Something that a command may do to a tree, or to what is ``held``. What cannot be done is not done."""
     kind, one, other, name, content = what
@@ -104,6 +114,7 @@ class Open:
     call: HeldCall
     files: HostFilesystem
     before: dict[str, Printed]
+    told: dict[str, tuple[Printed, bool]]
     exact: bool = True
     """Whether nothing changed unseen that is not within an opaque call of its own."""
 
@@ -144,7 +155,7 @@ class OpaqueRollback(RuleBasedStateMachine):
         call = HeldCall(f"call-{self.number}", self.open[-1].call if self.open else None, opaque=opaque)
         call.join(self.files)
         assert shape(self.root) == before, "looking leaves no trace"
-        self.open.append(Open(call, self.files.for_call(call), before))
+        self.open.append(Open(call, self.files.for_call(call), before, told(self.root)))
 
     @precondition(lambda self: any(one.call.opaque for one in self.open))
     @rule(what=damages)
@@ -193,7 +204,7 @@ class OpaqueRollback(RuleBasedStateMachine):
     @rule()
     def fail(self) -> None:
         one = self.open.pop()
-        now = shape(self.root)
+        now = told(self.root)
         if self.number % 2:
             one.call.changed()
         report = one.call.rollback()
@@ -201,7 +212,7 @@ class OpaqueRollback(RuleBasedStateMachine):
             pipes = _special(one.before)  # which are reported, where a call removed them
             assert _without(shape(self.root), pipes) == _without(one.before, pipes)
             assert report.conflicts == ()
-            assert not one.call.opaque or bool(report.notes) == (_told(now) != _told(one.before))
+            assert not one.call.opaque or bool(report.notes) == (now != one.told)
         one.call.release()
 
     @precondition(lambda self: self.open)
@@ -241,11 +252,6 @@ def _seen(tree: dict[str, Printed], path: str) -> object:
     if one is None:
         return None
     return one.kind, one.content, one.mode if one.kind != oct(stat.S_IFLNK) else 0
-
-
-def _told(tree: dict[str, Printed]) -> dict[str, Printed]:
-    """What is said when it is brought back: the time of a directory is not, which any file made in it changes."""
-    return {path: replace(one, mtime_ns=0) if one.kind == oct(stat.S_IFDIR) else one for path, one in tree.items()}
 
 
 def _without(tree: dict[str, Printed], paths: list[str]) -> dict[str, Printed]:
