@@ -293,6 +293,21 @@ def test_what_a_person_writes_after_the_call_stays(root: Path, files: HostFilesy
     assert (root / "a.txt").read_bytes() == b"one\r\ntwo\r\n"
 
 
+def test_a_file_comes_back_though_somebody_elses_is_in_the_place_of_another_name_of_it(
+    root: Path, files: HostFilesystem
+) -> None:
+    before = shape(root)
+    with held_call(files, opaque=True) as call:
+        sh(root, "rm -r d")
+        call.changed()
+        (root / "d").write_text("person")
+        report = call.rollback()
+    assert {"d", "d/two"} <= set(report.conflicts)
+    assert "one" not in report.conflicts
+    assert (root / "d").read_text() == "person"
+    assert replace(shape(root)["one"], links=()) == replace(before["one"], links=())
+
+
 def test_paths_that_did_not_change_are_not_touched(root: Path, files: HostFilesystem) -> None:
     def stamps() -> dict[str, int]:
         return {path: os.lstat(root / path).st_ctime_ns for path in printed(root) if path}

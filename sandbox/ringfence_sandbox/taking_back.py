@@ -197,12 +197,20 @@ class TakingBack:
         for path, wanted in sorted(files.items()):
             if path not in done:
                 group = groups.get(wanted.meta.link, [path]) if wanted.meta.link else [path]
-                group = [one for one in group if one not in self._done.conflicts]
                 done.update(group)
+                unreachable = {one for one in group if not self._is_reachable(one)}
+                self._done.conflicts |= unreachable & files.keys()
+                group = [one for one in group if one not in unreachable | self._done.conflicts]
+                if not group:
+                    continue
                 try:
                     self._put_with_room(group, wanted, files)
                 except OSError as error:
                     self._conflict_or_raise(path, error)
+
+    def _is_reachable(self, path: str) -> bool:
+        above = self._look(path.rpartition("/")[0])
+        return above is not None and stat.S_ISDIR(above.st_mode)
 
     def _put_with_room(self, group: Sequence[str], wanted: Entry, files: Mapping[str, Entry]) -> None:
         try:
