@@ -360,6 +360,28 @@ def test_a_file_above_the_limit_that_moved_is_moved_back(root: Path, script: str
     assert (root / "d/big").stat().st_ino == inode
 
 
+@pytest.mark.parametrize(
+    ("script", "theirs", "place"),
+    [
+        ("mv d/big moved", "d/big", "moved"),
+        ("mkdir new; mv d/big new/moved; rm -r d", "d", "new/moved"),
+    ],
+)
+def test_a_file_above_the_limit_that_moved_stays_there_if_somebody_elses_is_in_its_place(
+    root: Path, script: str, theirs: str, place: str
+) -> None:
+    content = (root / "d/big").read_bytes()
+    with limited(root) as workspace, held_call(workspace.filesystem, opaque=True) as call:
+        sh(root, script)
+        call.changed()
+        (root / theirs).write_text("person")
+        report = call.rollback()
+    assert {"d/big", theirs} <= set(report.conflicts)
+    assert f"d/big stays at {place}: somebody else's is in its place" in report.notes
+    assert (root / theirs).read_text() == "person"
+    assert (root / place).read_bytes() == content
+
+
 def test_permission_bits_of_what_a_scan_leaves_out_are_seen_and_brought_back(root: Path) -> None:
     os.mkfifo(root / "pipe")
     with HostFilesystem(root, store=root.parent / "store", limits=ScanLimits(max_file_bytes=3000)) as files:
@@ -397,6 +419,28 @@ def test_a_directory_in_the_place_of_a_pipe_goes_with_all_that_is_in_it(root: Pa
         report = call.rollback()
     assert report.conflicts == ()
     assert {path: one for path, one in before.items() if path != "pipe"} == shape(root)
+
+
+IN_PLACE = ["mkdir -p d/e; echo x > d/new; echo x > d/e/c.txt", "mkdir d; mkdir d/b.txt; echo x > d/b.txt/x", "true"]
+
+
+@pytest.mark.parametrize("script", IN_PLACE)
+@pytest.mark.parametrize("around", [True, False])
+@pytest.mark.parametrize("made", ["mkfifo d", "head -c 5000 /dev/zero > d"])
+def test_what_was_in_a_directory_before_what_is_not_taken_in_was_there_does_not_come_back_in_its_place(
+    root: Path, made: str, around: bool, script: str
+) -> None:
+    with limited(root) as workspace:
+        sh(root, f"rm -r d; {made}")
+        before = shape(root)
+        with held_call(workspace.filesystem, call_id="outer", opaque=around) as outer:
+            with held_call(workspace.filesystem, call_id="inner", parent=outer, opaque=True) as inner:
+                sh(root, f"mv d moved; {script}")
+                changed = [change.path for change in inner.changed()]
+                assert changed == ["d", *sorted(path for path in shape(root) if path.startswith("d/")), "moved"]
+                assert inner.rollback().conflicts == ()
+            assert outer.rollback().conflicts == ()
+        assert shape(root) == before
 
 
 def test_a_pipe_that_a_typed_change_took_away_in_an_opaque_call_is_back_and_said(

@@ -300,7 +300,7 @@ class Brackets:
     def _differing(self, before: Before, found: ScanResult) -> Iterator[Differs]:
         states, commit = self.store.states, before.commit
         for path, now in found.changes.items():
-            if path in before.left:  # what the commit has of it is from before that
+            if path in before.left or self._went_before(before, path):  # what the commit has of it is from before that
                 if now is not None and not before.displaced.hides(path):
                     yield path, now, None
                 continue
@@ -310,8 +310,20 @@ class Brackets:
             if old is not None and old.kind == "directory" and (now is None or now.kind != "directory"):
                 folder = states.folder(commit, path)
                 for below, entry in walk(folder, states.objects, os.fsencode(path)) if folder is not None else ():
-                    if os.fsdecode(below) != path:
-                        yield os.fsdecode(below), None, entry
+                    name = os.fsdecode(below)
+                    if name != path and not self._went_before(before, name):
+                        yield name, None, entry
+
+    def _went_before(self, before: Before, path: str) -> bool:
+        """Whether what the commit has of a path had gone before the call: it was in a directory, in the place of which
+        came something that no scan took in, and that in the call went, too."""
+        for above in _above([path]) if before.left else ():
+            left = before.left.get(above)
+            if left is not None:
+                here = self._look(above)
+                if here is None or not left.is_at(here):
+                    return True
+        return False
 
     def changes(self, before: Before, after: After) -> list[Change]:
         """What a call changed, by path: bytes, kinds, permission bits and link targets."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from ringfence_sandbox.brackets import After, Before, Differs
 from ringfence_sandbox.confined import Confined
@@ -16,17 +16,20 @@ Judge = Callable[[Differs, os.stat_result | None], bool]
 
 class Chosen:
     """``items`` are to be brought back, by path, and of ``modes``, which no scan took in, the permission bits. What
-    somebody else changed is in ``conflicts``, and left alone."""
+    somebody else changed is in ``conflicts``, and left alone. What no scan took in, and where somebody else's is now,
+    ``stays`` at the place to which the call has moved it: there is no other copy."""
 
     def __init__(self, files: Confined, before: Before, after: After, judge: Judge) -> None:
         self.items: dict[str, Differs] = {}
         self.modes: set[str] = set()
         self.conflicts: set[str] = set()
+        self.stays: dict[str, str] = {}
         self._files = files
         self._before = before
         self._after = after
         self._judge = judge
         self._choose()
+        self._let_stay()
 
     def _choose(self) -> None:
         for item in self._all():
@@ -52,6 +55,20 @@ class Chosen:
                     self.modes.add(path)
                 else:
                     self.conflicts.add(path)
+
+    def _let_stay(self) -> None:
+        moved = {
+            stamp[0]: path for path in self._after.found.excluded if (stamp := self._after.stamps.get(path)) is not None
+        }
+        for path, left in self._before.left.items():
+            place = moved.get(left.inode)
+            if place is None or place not in self.items or self.conflicts.isdisjoint({path, *_above(path)}):
+                continue
+            here = self._files.look(place)
+            if here is not None and left.fits(here):
+                del self.items[place]
+                self.conflicts.add(path)
+                self.stays[path] = place
 
     def _all(self) -> Iterable[Differs]:
         known = {path for path, _, _ in self._after.differing}
@@ -82,3 +99,8 @@ class Chosen:
     def _stamp_before(self, path: str) -> Stamp | None:
         folder, _, name = path.rpartition("/")
         return self._before.stamps.get(path) or self._before.known.get(folder, {}).get(name)
+
+
+def _above(path: str) -> Iterator[str]:
+    while path := path.rpartition("/")[0]:
+        yield path

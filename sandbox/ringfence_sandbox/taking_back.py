@@ -57,6 +57,7 @@ class TakingBack:
         self._done = TakenBack(chosen.conflicts)
         self._items = chosen.items
         self._modes = chosen.modes
+        self._stays = chosen.stays
         self._held: dict[int, str] = {}
         """Places of inodes of before the call, by number: in slots, or below them."""
         self._touched: set[str] = set()
@@ -350,6 +351,9 @@ class TakingBack:
                     self._give_mode(path, left)
                     self._done.notes.append(f"{path} has its permissions again")
                 continue
+            if path in self._stays:
+                self._done.notes.append(f"{path} stays at {self._stays[path]}: somebody else's is in its place")
+                continue
             place = self._held.get(left.inode)
             held = None if place is None else self._files.look(place)
             if here is None and place is not None and held is not None and left.fits(held):
@@ -388,7 +392,8 @@ class TakingBack:
                     break
                 directories.add(above)
         for path in sorted(directories, reverse=True):
-            wanted = self._states.entry(self.before.commit, path)
+            chosen = self._items.get(path)
+            wanted = self._states.entry(self.before.commit, path) if chosen is None else chosen[2]
             if wanted is None or wanted.kind != "directory" or path in self._done.conflicts:
                 continue
             try:
