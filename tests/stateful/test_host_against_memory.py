@@ -61,6 +61,12 @@ class HostAgainstMemory(RuleBasedStateMachine):
         self.calls: list[tuple[HeldCall, HeldCall, dict[str, Printed]]] = []
 
     def teardown(self) -> None:
+        try:
+            self._end()
+        finally:
+            shutil.rmtree(self.top)
+
+    def _end(self) -> None:
         for _, call, _ in reversed(self.calls):
             call.rollback()
             call.release()
@@ -69,7 +75,6 @@ class HostAgainstMemory(RuleBasedStateMachine):
         self.snapshots.clear()
         self.disk.close()
         assert [name for name in os.listdir(self.top / "root") if name.startswith(".ringfence")] == []
-        shutil.rmtree(self.top)
 
     def both(self, work: Callable[[Filesystem], object]) -> None:
         """Either both refuse it, for the same reason, or none."""

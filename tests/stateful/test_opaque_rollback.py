@@ -233,6 +233,14 @@ class OpaqueRollback(RuleBasedStateMachine):
         one.call.release()
 
     def teardown(self) -> None:
+        try:
+            self._end()
+        finally:
+            for path, _, _ in os.walk(self.root):
+                os.chmod(path, stat.S_IRWXU)
+            shutil.rmtree(self.top)
+
+    def _end(self) -> None:
         while self.open:
             self.fail()
         if hasattr(self, "files"):
@@ -241,9 +249,6 @@ class OpaqueRollback(RuleBasedStateMachine):
             assert shape(self.root) == before
             if self.history is not None:
                 self.history.close()
-        for path, _, _ in os.walk(self.root):
-            os.chmod(path, stat.S_IRWXU)
-        shutil.rmtree(self.top)
 
 
 def _seen(tree: dict[str, Printed], path: str) -> object:
