@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -290,6 +291,29 @@ def test_what_a_person_writes_after_the_call_stays(root: Path, files: HostFilesy
     assert (root / "new/person").exists()
     assert not (root / "new/call").exists()
     assert (root / "theirs").read_text() == "person"
+    assert (root / "a.txt").read_bytes() == b"one\r\ntwo\r\n"
+
+
+def test_what_a_person_writes_after_the_call_stays_also_where_taking_back_is_tried_again(root: Path) -> None:
+    failing: list[str] = []
+
+    def before(name: str) -> None:
+        if name in failing:
+            failing.remove(name)
+            raise OSError(errno.EIO, "once")
+
+    with (
+        Workspace.open(root, store=root.parent / "store", before=before) as workspace,
+        held_call(workspace.filesystem, opaque=True) as call,
+    ):
+        sh(root, "rm -r d; rm a.txt")
+        call.changed()
+        (root / "d").write_text("person")
+        failing.append("create")
+        with pytest.raises(OSError, match="once"):
+            call.rollback()
+        assert "d" in call.rollback().conflicts
+    assert (root / "d").read_text() == "person"
     assert (root / "a.txt").read_bytes() == b"one\r\ntwo\r\n"
 
 

@@ -124,9 +124,10 @@ class OpaqueCalls:
         after, opened = self._brackets.made_readable(before, after)
 
         def judge(item: Differs, here: os.stat_result | None) -> bool:
-            path, _, wanted = item
+            path, now, wanted = item
             below_opened = any(path.startswith(f"{above}/") for above in opened)
-            return path in seen or below_opened or (tried is not None and _is_directory(wanted))
+            by_trying = tried is not None and _is_directory(wanted) and (now is None or _is_directory(now))
+            return path in seen or below_opened or by_trying
 
         chosen = Chosen(self._files, before, after, judge)
         paths = sorted(chosen.items)
