@@ -248,6 +248,42 @@ def test_an_edit_between_the_crash_and_the_recovery_stays(case: Case) -> None:
     assert kept.read_text() == "b"
 
 
+def write_several(fs: HostFilesystem) -> None:
+    for path in ("a.txt", "d/b.txt", "d/e/c.txt", "d/new.txt", "m/x", "a.txt"):
+        fs.write(path, f"the call's {path}")
+
+
+def save_in_place(path: Path) -> None:
+    path.write_text("person")
+
+
+def save_anew(path: Path) -> None:
+    path.with_name("saving").write_text("person")
+    path.with_name("saving").replace(path)
+
+
+@pytest.mark.parametrize("save", [save_in_place, save_anew])
+@pytest.mark.parametrize("path", ["a.txt", "d/b.txt", "d/new.txt"])
+def test_an_edit_after_a_rollback_that_was_killed_anywhere_stays(
+    case: Case, path: str, save: Callable[[Path], None]
+) -> None:
+    saved_over: set[str] = set()
+    for point in range(10_000):
+        case.fresh()
+        if not killed_at(point, case.rolled_back(write_several)):
+            break
+        place = case.root / path
+        saved_over.add(place.read_text() if place.exists() else "nothing")
+        save(place)
+        case.open().close()
+        assert place.read_text() == "person", point
+        now = printed(case.root)
+        assert now.keys() == case.before.keys() | {path}, point
+        for other in case.before.keys() - {path, "d/hard"}:
+            assert now[other].lasting == case.before[other].lasting, (point, other)
+    assert saved_over > {f"the call's {path}"}
+
+
 def test_a_tree_that_was_cloned_anew_is_left_alone(case: Case) -> None:
     killed_before_the_end(case, everything)
     case.root.rename(case.root.with_name("old"))

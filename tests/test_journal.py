@@ -24,7 +24,7 @@ def opened(path: Path) -> Iterator[Journal]:
         journal.close()
 
 
-def written(path: Path, *records: tuple[Mapping[str, Json], bytes]) -> None:
+def written(path: Path, *records: tuple[Mapping[str, Json] | str, bytes]) -> None:
     with opened(path) as journal:
         for values, blob in records:
             journal.append(values, blob=blob)

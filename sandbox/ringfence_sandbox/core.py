@@ -164,7 +164,7 @@ class Core:
         noted = [one for deed in deeds for one in (*self._times_before(deed, above), deed)]
         for one in noted:
             one.seq = next(self._seqs)
-        self._write(*(one.to_json() for one in noted))
+        self._write(*[one.to_json() for one in noted])
         return noted
 
     def note_own(self, place: str, deed: Deed) -> None:
@@ -208,12 +208,12 @@ class Core:
                         "times", above, new=Identity.of(found), atime_ns=found.st_atime_ns, mtime_ns=found.st_mtime_ns
                     )
 
-    def _write(self, *records: Mapping[str, Json], blob: bytes = b"", wait: bool = True) -> None:
+    def _write(self, *records: Mapping[str, Json] | str, blob: bytes = b"", wait: bool = True) -> None:
         assert self._journal is not None, "a read-only filesystem changes nothing"
         if not self._begun:
             self._journal.check_there()
             call_id, tool = self._label
-            first: list[Mapping[str, Json]] = [{"begin": call_id, "tool": tool}]
+            first: list[Mapping[str, Json] | str] = [{"begin": call_id, "tool": tool}]
             if self._root_record:
                 first.insert(0, self._root_record)
             records = (*first, *records)
@@ -223,9 +223,9 @@ class Core:
         self._begun = True
         self._root_record = {}
 
-    def _note_undone(self, deed: Deed) -> None:
+    def _note_undone(self, *deeds: Deed) -> None:
         if self._journal is not None:
-            self._journal.note({"undone": deed.seq})
+            self._journal.note(*[deed.undone_json() for deed in deeds])
 
     def keep_bytes(self, deed: Deed, content: bytes) -> None:
         """Remember what a deed wrote, for the history, as long as it is not too much: by its hash, since its path may

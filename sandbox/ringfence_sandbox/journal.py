@@ -60,6 +60,7 @@ class Journal:
         self.modified_ns: Final = os.fstat(self._file).st_mtime_ns
         """When it was last written to before it was opened here."""
         self._nonce = b""
+        self._nonce_checksum = 0
         self._end = 0
         self._room = 0
         try:
@@ -97,7 +98,7 @@ class Journal:
         if len(content) < _FIRST:
             self._start()
             return []
-        self._nonce = content[len(_MAGIC) : _FIRST]
+        self._draw(content[len(_MAGIC) : _FIRST])
         found: list[Record] = []
         at = _FIRST
         while (record := self._record_at(content, at)) is not None:
@@ -124,26 +125,31 @@ class Journal:
         return end, Record(values, content[start + text_size : end], values.get("payload"))
 
     def _checksum(self, at: int, payload: bytes) -> int:
-        return zlib.crc32(payload, zlib.crc32(self._nonce + _ALIGN.pack(at)))
+        return zlib.crc32(payload, zlib.crc32(_ALIGN.pack(at), self._nonce_checksum))
 
-    def append(self, *records: Mapping[str, Json], blob: bytes = b"", reserve: int = _RESERVE_BYTES) -> None:
-        """Write records in one go; ``blob`` belongs to the last. OSError (no space): none is written."""
-        at = self._end
-        written = bytearray()
+    def append(self, *records: Mapping[str, Json] | str, blob: bytes = b"", reserve: int = _RESERVE_BYTES) -> None:
+        """Write records, or JSON text of some, in one go; ``blob`` belongs to the last. OSError (no space): none is
+        written."""
+        at = end = self._end
+        parts: list[bytes] = []
+        last = len(records) - 1
         for place, values in enumerate(records):
-            text = _json(values).encode()
-            tail = blob if place == len(records) - 1 else b""
-            checksum = self._checksum(at + len(written), text + tail)
-            written += _HEAD.pack(_MARK, len(text), len(tail), checksum) + text + tail
+            text = (values if isinstance(values, str) else _json(values)).encode()
+            tail = blob if place == last else b""
+            payload = text + tail if tail else text
+            parts += (_HEAD.pack(_MARK, len(text), len(tail), self._checksum(end, payload)), payload)
+            end += _HEAD.size + len(payload)
+        written = b"".join(parts)
         try:
-            self._make_room(len(written), reserve)
+            if end + reserve > self._room:
+                self._make_room(end + reserve)
             self._before("journal")
-            rest = memoryview(written)
-            while rest:
-                rest = rest[os.pwrite(self._file, rest, at + len(written) - len(rest)) :]
+            done = os.pwrite(self._file, written, at)
+            while done < len(written):
+                done += os.pwrite(self._file, memoryview(written)[done:], at + done)
         except OSError as error:
             raise not_written(error, self.path) from error
-        self._end = at + len(written)
+        self._end = end
 
     def check_there(self) -> None:
         """Raises OSError (ESTALE) where somebody has removed or replaced the file: what is written to it is lost."""
@@ -165,10 +171,10 @@ class Journal:
             self._before("fsync journal")
             os.fdatasync(self._file)
 
-    def note(self, record: Mapping[str, Json]) -> None:
+    def note(self, *records: Mapping[str, Json] | str) -> None:
         """`append` for a rollback, which goes on where even the reserve is used up: undoing can be repeated."""
         with suppress(OSError):
-            self.append(record, reserve=0)
+            self.append(*records, reserve=0)
 
     def reset(self) -> None:
         """Start anew, empty. Only for when nothing is open."""
@@ -178,7 +184,7 @@ class Journal:
         self.keeps_steps = False
 
     def _start(self) -> None:
-        self._nonce = secrets.token_bytes(16)
+        self._draw(secrets.token_bytes(16))
         os.ftruncate(self._file, 0)
         try:
             os.pwrite(self._file, _MAGIC + self._nonce, 0)
@@ -186,9 +192,12 @@ class Journal:
             raise not_written(error, self.path) from error
         self._end = self._room = _FIRST
 
-    def _make_room(self, size: int, reserve: int) -> None:
-        needed = self._end + size + reserve
-        if needed > self._room and hasattr(os, "posix_fallocate"):
+    def _draw(self, nonce: bytes) -> None:
+        self._nonce = nonce
+        self._nonce_checksum = zlib.crc32(nonce)
+
+    def _make_room(self, needed: int) -> None:
+        if hasattr(os, "posix_fallocate"):
             self._before("journal room")
             length = max(needed, self._end + _ROOM_BYTES)
             os.posix_fallocate(self._file, 0, length)

@@ -6,6 +6,7 @@ import os
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from json.encoder import encode_basestring_ascii
 from typing import Literal, TypeAlias
 
 from ringfence.values import quickly_made
@@ -46,8 +47,10 @@ class Identity:
     def fits(self, found: os.stat_result | None) -> bool:
         return found is not None and Identity.of(found, self.sha256) == self
 
-    def to_json(self) -> Json:
-        return [self.kind, self.inode, self.size, self.mtime_ns, self.sha256]
+    def to_json(self) -> str:
+        """As JSON text."""
+        sha256 = "null" if self.sha256 is None else encode_basestring_ascii(self.sha256)
+        return f"[{encode_basestring_ascii(self.kind)},{self.inode},{self.size},{self.mtime_ns},{sha256}]"
 
     @classmethod
     def from_json(cls, value: object) -> Identity | None:
@@ -113,23 +116,32 @@ class Deed:
             return ()
         return (self.path, self.to) if self.kind == "move" else (self.path,)
 
-    def to_json(self) -> dict[str, Json]:
-        record: dict[str, Json] = {"do": self.kind, "seq": self.seq, "path": self.path}
-        for name in ("to", "mode", "mode_before", "atime_ns", "mtime_ns", "commit"):
-            value: str | int = getattr(self, name)
-            if value:
-                record[name] = value
+    def to_json(self) -> str:
+        """As JSON text, put together by hand: there are one or two of them for every file of a call."""
+        text = f'{{"do":"{self.kind}","seq":{self.seq},"path":{encode_basestring_ascii(self.path)}'
+        if self.to:
+            text += f',"to":{encode_basestring_ascii(self.to)}'
+        if self.mode or self.mode_before:
+            text += f',"mode":{self.mode},"mode_before":{self.mode_before}'
+        if self.atime_ns or self.mtime_ns:
+            text += f',"atime_ns":{self.atime_ns},"mtime_ns":{self.mtime_ns}'
+        if self.commit:
+            text += f',"commit":{encode_basestring_ascii(self.commit)}'
         if self.slot != -1:
-            record["slot"] = self.slot
+            text += f',"slot":{self.slot}'
         if self.new is not None:
-            record["new"] = self.new.to_json()
+            text += f',"new":{self.new.to_json()}'
         if self.old is not None:
-            record["old"] = self.old.to_json()
-        return record
+            text += f',"old":{self.old.to_json()}'
+        return f"{text}}}"
+
+    def undone_json(self) -> str:
+        """What says of it that it was taken back."""
+        return f'{{"undone":{self.seq}}}'
 
     @classmethod
     def from_json(cls, record: Mapping[str, object]) -> Deed:
-        """The deed that `to_json` wrote. KeyError or ValueError for anything else."""
+        """The deed that `to_json` wrote, by its values. KeyError or ValueError for anything else."""
         kind = record["do"]
         if kind not in ("put", "take", "swap", "move", "mkdir", "rmdir", "mode", "times", "opaque"):
             raise ValueError(f"no kind of change: {kind!r}")

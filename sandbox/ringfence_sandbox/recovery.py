@@ -233,7 +233,7 @@ def _roll_back(
     lost = _lost(hands, story.deeds) if gone else []
     if history is not None and not gone and not story.lost_power:
         notes += _keep_taken(files, journal, story, hands, history)
-    undone = undo_deeds(hands, story.deeds, 0, lambda deed: journal.note({"undone": deed.seq}))
+    undone = undo_deeds(hands, story.deeds, 0, lambda *deeds: journal.note(*[deed.undone_json() for deed in deeds]))
     if undone.errors:
         failures = [(error.filename or story.call[0], error) for error in undone.errors]
         raise RestoreFailedError(failures)

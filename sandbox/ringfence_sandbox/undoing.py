@@ -57,27 +57,47 @@ class Hold:
                     yield place, found.st_ino
 
 
-def undo_deeds(hands: Hands, deeds: list[Deed], down_to: int, noted: Callable[[Deed], None]) -> Undone:
-    """Undo the deeds from the last to number `down_to`; ``noted`` hears of each that is settled, which then leaves
-    the list. What somebody else changed meanwhile is left alone."""
+_REPEATABLE = frozenset({"put", "swap", "times"})
+"""Undone already, such a deed is known by its slot (or a time), whatever somebody has put at its path since."""
+_NOTED_AT_ONCE = 64
+
+
+def undo_deeds(hands: Hands, deeds: list[Deed], down_to: int, noted: Callable[..., None]) -> Undone:
+    """Undo the deeds from the last to number `down_to`; ``noted`` hears of those that are settled, one or several at a
+    time, in order. They leave the list. What somebody else changed meanwhile is left alone."""
     undone = Undone()
-    while len(deeds) > down_to:
-        deed = deeds[-1]
-        if any(_depends(deed, left) for left in undone.left):
-            undone.left.append(deeds.pop())
-            continue
-        try:
-            hands.undo(deed)
-        except Conflict as conflict:
-            undone.conflicts.add(str(conflict))
-            if deed.kind in ("swap", "take"):
-                undone.displaced[deed.path] = deed.slot
-        except OSError as error:
-            undone.left.append(deeds.pop())
-            undone.errors.append(error)
-            continue
-        noted(deed)
-        deeds.pop()
+    settled: list[Deed] = []
+    try:
+        while len(deeds) > down_to:
+            deed = deeds[-1]
+            if undone.left and any(_depends(deed, left) for left in undone.left):
+                undone.left.append(deeds.pop())
+                continue
+            # Whoever recovers from a kill undoes again what is undone and not noted yet. That must not be taken for
+            # somebody else's doing, so all but what can be told at any time is noted when it is done.
+            at_once = deed.kind not in _REPEATABLE
+            if settled and (at_once or len(settled) == _NOTED_AT_ONCE):
+                noted(*settled)
+                settled.clear()
+            try:
+                hands.undo(deed)
+            except Conflict as conflict:
+                at_once = True
+                undone.conflicts.add(str(conflict))
+                if deed.kind in ("swap", "take"):
+                    undone.displaced[deed.path] = deed.slot
+            except OSError as error:
+                undone.left.append(deeds.pop())
+                undone.errors.append(error)
+                continue
+            settled.append(deed)
+            deeds.pop()
+            if at_once:
+                noted(*settled)
+                settled.clear()
+    finally:
+        if settled:
+            noted(*settled)
     deeds.extend(reversed(undone.left))
     return undone
 
