@@ -306,8 +306,9 @@ class Changing:
         swap = self._core.announced("swap", place)
         if swap is None or append or mode is not None or swap.old != Identity.of(found) or not _gives(swap, content):
             swap = self._swap(at, name, place, found, content, append=append, mode=mode)
+        expected = swap.old
         self._core.perform(swap, (at, name))
-        seen.check_displaced(place, Identity.of(found), swap.old)
+        seen.check_displaced(place, expected, swap.old)
         if not append:
             self._core.keep_bytes(swap, content)
         self._core.note_own(place, swap)

@@ -23,6 +23,8 @@ _HOLDING = re.compile(re.escape(HOLDING_PREFIX) + r"[0-9a-f]{16}\Z")
 _DIRECTORY = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _PATH_ONLY = os.O_PATH | _DIRECTORY
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_SHORT = 1000
+"""So many characters are one step, however they are encoded."""
 _LONGEST_BYTES = 4000
 """What a system call takes at once; a longer path is walked a few names at a time, and no 15 names are longer."""
 CHUNK_BYTES = 1 << 26
@@ -74,6 +76,8 @@ class Confined:
         flags = os.O_RDONLY | _DIRECTORY if readable else _PATH_ONLY
         if not place:
             return os.open(".", flags, dir_fd=self.root)
+        if self._openat2 and len(place) < _SHORT:
+            return open_within(self.root, place, flags)
         names = place.split("/")
         current = self.root
         try:

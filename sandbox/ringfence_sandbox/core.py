@@ -7,8 +7,8 @@ import itertools
 import os
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -31,6 +31,8 @@ from ringfence_sandbox.states import State, Token, led_to, line, since_opaque, w
 from ringfence_sandbox.undoing import Hold, TakenBack, Undone, undo_deeds
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
     from ringfence.runtime.receipts import Receipt
     from ringfence_sandbox.call_process import CallProcess
     from ringfence_sandbox.opaque_calls import OpaqueCalls
@@ -53,6 +55,33 @@ class Mark:
     outermost: bool
     call_id: str
     tool: str
+
+
+class Operation:
+    """One operation on a workspace. (On the way of every file: no generator.)"""
+
+    __slots__ = ("_began", "_core", "_held")
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    def __enter__(self) -> None:
+        self._held = Interrupts()
+        try:
+            self._began = self._core.begin_operation()
+        except BaseException:
+            self._held.remove()
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._core.end_operation(self._began, failed=error is not None)
+            if isinstance(error, OSError) and error.errno == errno.EXDEV:
+                raise OSError(errno.EXDEV, _ELSEWHERE, error.filename) from error
+        finally:
+            self._held.remove()
 
 
 class Core:
@@ -141,7 +170,7 @@ class Core:
             deeds = [deed]
         else:
             self._give_up_announced()
-            deeds = self._note(deed, above=None if there is None else there[0])
+            deeds = self._note((deed,), None if there is None else there[0])
         self._deeds += deeds
         try:
             self.hands.do(deed, there)
@@ -158,10 +187,16 @@ class Core:
             self._touched.clear()  # a directory may have another name now
         self.seen.note_deed(deed)
 
-    def _note(self, *deeds: Deed, above: int | None = None) -> list[Deed]:
+    def _note(self, deeds: Sequence[Deed], above: int | None = None) -> list[Deed]:
         """Write down deeds before they are done, with the times of the directories that they change. ``above`` is the
         one that the path of a single deed is in, if it is open."""
-        noted = [one for deed in deeds for one in (*self._times_before(deed, above), deed)]
+        noted: list[Deed] = []
+        for deed in deeds:
+            for place in deed.places():
+                directory = place.rpartition("/")[0]
+                if directory not in self._touched:
+                    noted += self._times_before(directory, above)
+            noted.append(deed)
         for one in noted:
             one.seq = next(self._seqs)
         self._write(*[one.to_json() for one in noted])
@@ -181,7 +216,7 @@ class Core:
     def announce(self, deeds: Sequence[Deed]) -> None:
         """Write down deeds that will be done next and in this order, with one wait for the disk for all of them."""
         self._give_up_announced()
-        times = [one for one in self._note(*deeds) if one.kind == "times"]
+        times = [one for one in self._note(deeds) if one.kind == "times"]
         self._deeds += times
         self._tip.deeds += times
         self._announced.extend(deeds)
@@ -196,17 +231,14 @@ class Core:
         while self._announced:
             self._note_undone(self._announced.popleft())
 
-    def _times_before(self, deed: Deed, opened: int | None) -> Iterator[Deed]:
-        """What to note of the directories that a deed changes, at the first deed in each."""
-        for place in deed.places():
-            above = place.rpartition("/")[0]
-            if above not in self._touched:
-                self._touched.add(above)
-                found = self.files.look(above) if opened is None else os.fstat(opened)
-                if found is not None:
-                    yield Deed(
-                        "times", above, new=Identity.of(found), atime_ns=found.st_atime_ns, mtime_ns=found.st_mtime_ns
-                    )
+    def _times_before(self, directory: str, opened: int | None) -> list[Deed]:
+        """What to note of a directory before the first deed that changes it."""
+        self._touched.add(directory)
+        found = self.files.look(directory) if opened is None else os.fstat(opened)
+        if found is None:
+            return []
+        times = found.st_atime_ns, found.st_mtime_ns
+        return [Deed("times", directory, new=Identity.of(found), atime_ns=times[0], mtime_ns=times[1])]
 
     def _write(self, *records: Mapping[str, Json] | str, blob: bytes = b"", wait: bool = True) -> None:
         assert self._journal is not None, "a read-only filesystem changes nothing"
@@ -239,46 +271,37 @@ class Core:
 
     # -- transactions
 
-    @contextmanager
-    def operation(self) -> Generator[None]:
-        """One operation: all of its deeds, or none. Outside of calls it is a transaction of its own.
+    def operation(self) -> Operation:
+        """For a ``with``: all of its deeds, or none. Outside of calls it is a transaction of its own.
 
         Ctrl-C waits for its end: between a system call and the line that remembers what it did is no place for it.
         """
-        held = Interrupts()
-        try:
-            with self._operation():
-                yield
-        except OSError as error:
-            if error.errno == errno.EXDEV:
-                raise OSError(errno.EXDEV, _ELSEWHERE, error.filename) from error
-            raise
-        finally:
-            held.remove()
+        return Operation(self)
 
-    @contextmanager
-    def _operation(self) -> Generator[None]:
-        if not self._marks:
-            mark = self.begin("", "outside of calls")
-            try:
-                yield
-                if self._begun:
-                    self._sync_directories()
-                    self._write_commit(None)
-            except BaseException:
-                self.rollback(mark)
-                raise
-            self._leave(mark)
-            self._close_call(committed=True)
+    def begin_operation(self) -> Mark | tuple[int, int]:
+        """Where it began: a mark of its own, or within a call how much has been done before."""
+        return (len(self._deeds), len(self._tip.deeds)) if self._marks else self.begin("", "outside of calls")
+
+    def end_operation(self, began: Mark | tuple[int, int], *, failed: bool) -> None:
+        """Keep what was done since then, or take it back. OSError: it could not be kept, and is taken back."""
+        if not isinstance(began, Mark):
+            if failed:
+                self._undo(began[0])
+                del self._tip.deeds[began[1] :]
+                self.seen.forget_vacated()
             return
-        start, tip = len(self._deeds), len(self._tip.deeds)
+        if failed:
+            self.rollback(began)
+            return
         try:
-            yield
+            if self._begun:
+                self._sync_directories()
+                self._write_commit(None)
         except BaseException:
-            self._undo(start)
-            del self._tip.deeds[tip:]
-            self.seen.forget_vacated()
+            self.rollback(began)
             raise
+        self._leave(began)
+        self._close_call(committed=True)
 
     def begin(self, call_id: str, tool: str, *, opaque: bool = False) -> Mark:
         """Remember the state now. OSError: it cannot be stored, as it has to be before an ``opaque`` call."""

@@ -44,6 +44,8 @@ class Hands:
         """By slot, the inode that a swap took from its path."""
         self.notes: list[str] = []
         """What undoing could not bring back, in words."""
+        self._near: tuple[str, int] | None = None
+        """The directory that the swap undone last was in, open: what comes next are that directory's times, often."""
         self._before = before
         self._renames = Renames(can, before)
         self._undo: dict[str, Callable[[Deed], None]] = {
@@ -76,12 +78,10 @@ class Hands:
                     self._renames.rename(at, name, self._held, str(deed.slot))
                 deed.new = self._in_slot(deed.slot)
             case "swap" if there is not None:
-                self._renames.exchange(*there, self._held, str(deed.slot))
-                deed.old = self._in_slot(deed.slot)
+                self._swap(deed, *there)
             case "swap":
                 with self.files.parent(deed.path) as (at, name):
-                    self._renames.exchange(at, name, self._held, str(deed.slot))
-                deed.old = self._in_slot(deed.slot)
+                    self._swap(deed, at, name)
             case "move":
                 with self.files.parent(deed.path) as (at, name), self.files.parent(deed.to) as (to, new):
                     self._renames.rename(at, name, to, new)
@@ -103,6 +103,13 @@ class Hands:
                     self._set_mode(at, name, deed.mode, deed.new)
             case "times" | "opaque":
                 pass
+
+    def _swap(self, deed: Deed, at: int, name: str) -> None:
+        held, slot = self._held, str(deed.slot)
+        self._renames.exchange(at, name, held, slot)
+        found = lstat(held, slot)
+        if deed.old is None or not deed.old.fits(found):
+            deed.old = None if found is None else Identity.of(found)
 
     def _in_slot(self, slot: int) -> Identity | None:
         found = lstat(self._held, str(slot))
@@ -150,6 +157,15 @@ class Hands:
             if error.errno in _UNREACHABLE:  # a directory on the way is gone, or is somebody's link now
                 raise Conflict(deed.path) from error
             raise
+        finally:
+            if deed.kind != "swap":
+                self.let_go()
+
+    def let_go(self) -> None:
+        """Of what the last undoing left open."""
+        if self._near is not None:
+            os.close(self._near[1])
+            self._near = None
 
     def _undo_put(self, deed: Deed) -> None:
         if self.holding is None:
@@ -213,17 +229,20 @@ class Hands:
             return
         if self._same_inode(held, deed.new) and (self.lost_power or deed.new is None or deed.new.fits(held)):
             return
-        if self._same_inode(self.files.look(deed.path), deed.old) and not self._same_inode(held, deed.old):
+        self.let_go()
+        above, _, name = deed.path.rpartition("/")
+        at = self.files.open_directory(above, readable=False)
+        self._near = above, at
+        there, holding, slot = lstat(at, name), self._held, str(deed.slot)
+        if self._same_inode(there, deed.old) and not self._same_inode(held, deed.old):
             # An undoing was cut off between finding that somebody had saved the file and giving it back.
-            with self.files.parent(deed.path) as (at, name):
-                self._renames.exchange(at, name, self._held, str(deed.slot))
+            self._renames.exchange(at, name, holding, slot)
             raise Conflict(deed.path)
-        with self.files.parent(deed.path) as (at, name):
-            expected = self._expect(at, name, deed.path, deed.new)
-            self._renames.exchange(at, name, self._held, str(deed.slot))
-            if not expected.fits(lstat(self._held, str(deed.slot))):
-                self._renames.exchange(at, name, self._held, str(deed.slot))
-                raise Conflict(deed.path)
+        expected = self._expected(at, name, deed.path, deed.new, there)
+        self._renames.exchange(at, name, holding, slot)
+        if not expected.fits(lstat(holding, slot)):
+            self._renames.exchange(at, name, holding, slot)
+            raise Conflict(deed.path)
 
     def _undo_move(self, deed: Deed) -> None:
         with self.files.parent(deed.path) as (at, name):
@@ -273,6 +292,10 @@ class Hands:
             self._set_mode(at, name, deed.mode_before, deed.new)
 
     def _undo_times(self, deed: Deed) -> None:
+        if self._near is not None and self._near[0] == deed.path:
+            with suppress(PermissionError):
+                self._set_times(self._near[1], ".", deed.atime_ns, deed.mtime_ns, deed.new)
+                return
         try:
             self.set_times(deed.path, deed.atime_ns, deed.mtime_ns, deed.new)
         except PermissionError:  # somebody else owns the directory: whoever may write in it may not set its times
@@ -281,10 +304,13 @@ class Hands:
     def set_times(self, path: str, atime_ns: int, mtime_ns: int, of: Identity | None) -> None:
         """Give a directory its times; nothing where another one, or none, is there now."""
         with suppress(FileNotFoundError, NotADirectoryError), self.files.parent(path) as (at, name):
-            found = os.lstat(name, dir_fd=at)
-            if self._same_inode(found, of) and (found.st_atime_ns, found.st_mtime_ns) != (atime_ns, mtime_ns):
-                self._before("utime")
-                os.utime(name, ns=(atime_ns, mtime_ns), dir_fd=at, follow_symlinks=False)
+            self._set_times(at, name, atime_ns, mtime_ns, of)
+
+    def _set_times(self, at: int, name: str, atime_ns: int, mtime_ns: int, of: Identity | None) -> None:
+        found = os.lstat(name, dir_fd=at)
+        if self._same_inode(found, of) and (found.st_atime_ns, found.st_mtime_ns) != (atime_ns, mtime_ns):
+            self._before("utime")
+            os.utime(name, ns=(atime_ns, mtime_ns), dir_fd=at, follow_symlinks=False)
 
     def _unlink_second(self, at: int, name: str, of: Identity | None) -> None:
         """Complete a rename that is a link and an unlink, and ended between the two: take the new name back."""
@@ -305,14 +331,18 @@ class Hands:
 
     def _expect(self, at: int, name: str, path: str, identity: Identity | None) -> Identity:
         """Conflict unless the very thing is there, with the content that it was given; what it is now."""
-        found = lstat(at, name)
+        return self._expected(at, name, path, identity, lstat(at, name))
+
+    def _expected(
+        self, at: int, name: str, path: str, identity: Identity | None, found: os.stat_result | None
+    ) -> Identity:
         if identity is None or found is None:
             raise Conflict(path)
         if not self._holds(at, name, path, identity, found) and not (
             self.lost_power and is_same_writing(found, identity) and is_torn_file(at, name, path, identity)
         ):
             raise Conflict(path)
-        return Identity.of(found)
+        return identity if identity.fits(found) else Identity.of(found)
 
     def _holds(self, at: int, name: str, path: str, identity: Identity, found: os.stat_result) -> bool:
         if not identity.fits(found):

@@ -21,6 +21,7 @@ _RENAME_NOREPLACE = 1
 _RENAME_EXCHANGE = 2
 _RESOLVE_ONE_MOUNT = 0x01
 _RESOLVE_WITHIN = 0x02 | 0x04 | 0x08  # NO_MAGICLINKS, NO_SYMLINKS, BENEATH
+_HOW = struct.Struct("=QQQ")
 _STATX_BTIME = 0x800
 _AT_EMPTY_PATH = 0x1000
 _AT_SYMLINK_NOFOLLOW = 0x100
@@ -84,11 +85,15 @@ def _root_for_probing() -> int:
     return os.open("/", os.O_PATH | os.O_CLOEXEC)
 
 
+@cache
+def _how(flags: int, one_mount: bool) -> bytes:
+    return _HOW.pack(flags, 0, _RESOLVE_WITHIN | (_RESOLVE_ONE_MOUNT if one_mount else 0))
+
+
 def open_within(directory: int, path: str, flags: int, *, one_mount: bool = False) -> int:
     """Open what is at `path` below a directory; a link anywhere on the way, or at its end, is an OSError (ELOOP), and
     with ``one_mount`` so is what is mounted there (EXDEV)."""
-    how = struct.pack("=QQQ", flags, 0, _RESOLVE_WITHIN | (_RESOLVE_ONE_MOUNT if one_mount else 0))
-    descriptor: int = libc().syscall(_OPENAT2, directory, os.fsencode(path), how, len(how))
+    descriptor: int = libc().syscall(_OPENAT2, directory, os.fsencode(path), _how(flags, one_mount), _HOW.size)
     if descriptor < 0:
         raise raised(path)
     return descriptor

@@ -45,7 +45,16 @@ class Identity:
         return cls(kind, found.st_ino, found.st_size, found.st_mtime_ns, sha256)
 
     def fits(self, found: os.stat_result | None) -> bool:
-        return found is not None and Identity.of(found, self.sha256) == self
+        if found is None:
+            return False
+        if self.kind != _REGULAR:
+            return Identity.of(found, self.sha256) == self
+        return (
+            found.st_ino == self.inode
+            and found.st_mtime_ns == self.mtime_ns
+            and found.st_size == self.size
+            and stat.S_ISREG(found.st_mode)
+        )
 
     def to_json(self) -> str:
         """As JSON text."""

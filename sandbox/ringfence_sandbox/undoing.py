@@ -96,6 +96,7 @@ def undo_deeds(hands: Hands, deeds: list[Deed], down_to: int, noted: Callable[..
                 noted(*settled)
                 settled.clear()
     finally:
+        hands.let_go()
         if settled:
             noted(*settled)
     deeds.extend(reversed(undone.left))
