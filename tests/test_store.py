@@ -512,9 +512,12 @@ def test_what_rows_are_edited_by_makes_a_delta(
     known: dict[bytes, bytes], edits: dict[bytes, bytes | None], header: bytes
 ) -> None:
     rows = Rows(sorted(known), [known[key] for key in sorted(known)])
-    old, new = header + rows.joined(), header + rows.edited(edits).joined()
-    change = delta(Before(b"", len(old), rows.pieces(edits, len(header))), len(new))
-    assert applied(old, change) == new
+    edited = rows.edited(edits, len(header))
+    now = {key: item for key, item in (known | edits).items() if item is not None}
+    assert (edited.rows.keys, edited.rows.items) == (sorted(now), [now[key] for key in sorted(now)])
+    old, new = header + rows.joined(), header + edited.joined
+    assert edited.joined == edited.rows.joined()
+    assert applied(old, delta(Before(b"", len(old), edited.pieces), len(new))) == new
 
 
 @pytest.mark.parametrize("size", [0, 1, 200, 201, 1 << 10, 5_000, 1 << 13, 100_000])

@@ -33,10 +33,15 @@ def delta(before: Before, size: int) -> bytes:
     out = [_size(before.size), _size(size)]
     done = 0
     for at, length, new in before.pieces:
-        _copy(out, done, at - done)
-        for start in range(0, len(new), _INSERT_MOST):
-            piece = new[start : start + _INSERT_MOST]
-            out += (_LENGTHS[len(piece)], piece)
+        if done < at:
+            _copy(out, done, at - done)
+        if len(new) <= _INSERT_MOST:
+            if new:
+                out += (_LENGTHS[len(new)], new)
+        else:
+            for start in range(0, len(new), _INSERT_MOST):
+                piece = new[start : start + _INSERT_MOST]
+                out += (_LENGTHS[len(piece)], piece)
         done = at + length
     _copy(out, done, before.size - done)
     return b"".join(out)
@@ -54,6 +59,9 @@ def _size(size: int) -> bytes:
 
 
 def _copy(out: list[bytes], offset: int, size: int) -> None:
+    if offset <= 0xFFFF and 0 < size <= _COPY_MOST:
+        out.append(_COPY_NEAR.pack(_NEAR, offset, size))
+        return
     while size:
         part = min(size, _COPY_MOST)
         if offset <= 0xFFFF:

@@ -21,7 +21,6 @@ COMMIT, TREE, BLOB = 1, 2, 3
 _OID_BYTES = 20
 _LINES = b"entries"
 _SUB = b"+"
-_FEW = 16
 _MODES = {"file": b"100644 ", "symlink": b"120000 "}
 _EXECUTABLE = b"100755 "
 
@@ -50,41 +49,51 @@ class Rows:
         at = bisect_left(self.keys, key)
         return self.items[at] if at < len(self.keys) and self.keys[at] == key else None
 
-    def edited(self, edits: Mapping[bytes, bytes | None]) -> Rows:
-        """With these entries set, or (None) taken out."""
-        if len(edits) > _FEW:
-            rows = dict(zip(self.keys, self.items, strict=True))
-            rows.update({key: item for key, item in edits.items() if item is not None})
-            keys = sorted(key for key in rows if edits.get(key, b"") is not None)
-            return Rows(keys, [rows[key] for key in keys])
-        keys, items = self.keys.copy(), self.items.copy()
-        for key, item in edits.items():
-            at = bisect_left(keys, key)
-            if at < len(keys) and keys[at] == key:
-                if item is None:
-                    del keys[at], items[at]
-                else:
-                    items[at] = item
-            elif item is not None:
-                keys.insert(at, key)
-                items.insert(at, item)
-        return Rows(keys, items)
-
     def joined(self) -> bytes:
         return b"".join(self.items)
 
-    def pieces(self, edits: Mapping[bytes, bytes | None], start: int = 0) -> list[tuple[int, int, bytes]]:
-        """What `edited` replaces of what is joined behind ``start`` bytes: where, how many bytes, and by what."""
-        found: list[tuple[int, int, bytes]] = []
+    def edited(self, edits: Mapping[bytes, bytes | None], start: int = 0) -> Edited:
+        """With these entries set, or (None) taken out; what is joined begins behind ``start`` bytes."""
+        old_keys, old_items = self.keys, self.items
+        if not edits:
+            return Edited(self, b"".join(old_items), [])
+        keys: list[bytes] = []
+        items: list[bytes] = []
+        parts: list[bytes] = []
+        pieces: list[tuple[int, int, bytes]] = []
         done, at = 0, start
-        for key, item in sorted(edits.items()):
-            place = bisect_left(self.keys, key)
-            old = len(self.items[place]) if place < len(self.keys) and self.keys[place] == key else 0
-            at += sum(map(len, self.items[done:place]))
-            done = place
-            if old or item:
-                found.append((at, old, item or b""))
-        return found
+        for key, item in sorted(edits.items()) if len(edits) > 1 else edits.items():
+            place = bisect_left(old_keys, key, done)
+            there = place < len(old_keys) and old_keys[place] == key
+            if item is None and not there:
+                continue
+            kept = old_items[done:place]
+            keys += old_keys[done:place]
+            items += kept
+            joined = b"".join(kept)
+            parts.append(joined)
+            at += len(joined)
+            length = len(old_items[place]) if there else 0
+            pieces.append((at, length, item or b""))
+            at += length
+            if item is not None:
+                keys.append(key)
+                items.append(item)
+                parts.append(item)
+            done = place + there
+        keys += old_keys[done:]
+        items += old_items[done:]
+        parts += old_items[done:]
+        return Edited(Rows(keys, items), b"".join(parts), pieces)
+
+
+class Edited(NamedTuple):
+    """Rows that some were edited to; ``pieces`` are what was replaced of what had been joined: where, how many bytes,
+    and by what."""
+
+    rows: Rows
+    joined: bytes
+    pieces: list[tuple[int, int, bytes]]
 
 
 EMPTY_ROWS = Rows([], [])
@@ -286,15 +295,8 @@ class Builder:
             self._child(before, name, below, path, rows, loaded)
         if folder is not None and not (lines or files or subs) and meta == folder.meta:
             return folder
-        new = Folder(
-            meta,
-            before.lines.edited(lines) if lines else before.lines,
-            before.files.edited(files) if files else before.files,
-            before.subs.edited(subs) if subs else before.subs,
-            loaded=loaded,
-            decoded={name: state for name, state in edit.files.items() if state is not None},
-        )
-        return self._written(before, new, rows)
+        decoded = {name: state for name, state in edit.files.items() if state is not None}
+        return self._written(before, meta, rows, loaded, decoded)
 
     def _child(
         self,
@@ -357,32 +359,34 @@ class Builder:
             rows.lines[name] = encode_line(name, state.meta)
             rows.files[encoded] = b"%b%b\0%b" % (mode, encoded, bytes.fromhex(state.oid))
 
-    def _written(self, old: Folder, new: Folder, rows: _NewRows) -> Folder:
+    def _written(
+        self, old: Folder, meta: Meta, rows: _NewRows, loaded: dict[bytes, Folder], decoded: dict[bytes, Entry]
+    ) -> Folder:
+        """The directory with these rows, whose objects are added."""
         add = self._objects.add
-        if not rows.lines and new.meta == old.meta and old.lines_oid:
-            new.lines_oid = old.lines_oid
-        else:
-            header = encode_line(b".", new.meta)
-            raw, before = header + new.lines.joined(), None
-            if old.lines_oid:
-                was = len(encode_line(b".", old.meta))
-                before = _before(old.lines_oid, raw, [(0, was, header), *old.lines.pieces(rows.lines, was)])
-            new.lines_oid = add(BLOB, raw, before)
-        item = _lines_item(new.lines_oid)
-        raw, before = new.subs.joined() + item, None
-        if old.meta_oid:
-            pieces = old.subs.pieces(rows.subs)
-            pieces.append((len(raw) - len(item) - _longer(pieces), len(item), item))
+        lines, lines_oid, before = old.lines, old.lines_oid, None
+        if rows.lines or meta != old.meta or not lines_oid:
+            header = encode_line(b".", meta)
+            was = len(encode_line(b".", old.meta)) if lines_oid else 0
+            lines, joined, pieces = old.lines.edited(rows.lines, was)
+            raw = header + joined
+            if lines_oid:
+                before = _before(lines_oid, raw, [(0, was, header), *pieces])
+            lines_oid = add(BLOB, raw, before)
+        item = _lines_item(lines_oid)
+        subs, joined, pieces = old.subs.edited(rows.subs)
+        raw, before = joined + item, None
+        if old.meta_oid and joined:
+            pieces.append((len(joined) - _longer(pieces), len(item), item))
             before = _before(old.meta_oid, raw, pieces)
-        new.meta_oid = add(TREE, raw, before)
-        if not rows.files:
-            new.files_oid = old.files_oid
-        elif new.files.items:
-            raw, before = new.files.joined(), None
-            if old.files_oid:
-                before = _before(old.files_oid, raw, old.files.pieces(rows.files))
-            new.files_oid = add(TREE, raw, before)
-        return new
+        meta_oid = add(TREE, raw, before)
+        files, files_oid, before = old.files, old.files_oid, None
+        if rows.files:
+            files, joined, pieces = old.files.edited(rows.files)
+            if files_oid:
+                before = _before(files_oid, joined, pieces)
+            files_oid = add(TREE, joined, before) if files.items else None
+        return Folder(meta, lines, files, subs, files_oid, lines_oid, meta_oid, loaded, decoded)
 
 
 def _before(oid: bytes, raw: bytes, pieces: Sequence[tuple[int, int, bytes]]) -> Before:
@@ -391,7 +395,10 @@ def _before(oid: bytes, raw: bytes, pieces: Sequence[tuple[int, int, bytes]]) ->
 
 
 def _longer(pieces: Iterable[tuple[int, int, bytes]]) -> int:
-    return sum([len(new) - length for _, length, new in pieces])
+    longer = 0
+    for _, length, new in pieces:
+        longer += len(new) - length
+    return longer
 
 
 def _lines_item(oid: bytes) -> bytes:
