@@ -10,13 +10,13 @@ import errno
 import hashlib
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TypeAlias
 
-from ringfence.participants import Change, FileVersion
+from ringfence.participants import Change, FileVersion, make_file_version
 from ringfence_sandbox.confined import CHUNK_BYTES, Confined, Looks, is_reserved, open_file
 from ringfence_sandbox.holding import Holding
 from ringfence_sandbox.records import Deed, Identity
@@ -54,6 +54,8 @@ class Differences:
         """The sha256 of a file that was written lately, found again by its stat."""
         self._top = _Node((IN_TREE, ""))
         self._slots: dict[int, _Node] = {}
+        self._last: tuple[str, _Node] = ("", self._top)
+        """The directory of the last deed."""
         self._found: list[Change] = []
         self._contents: dict[Where, bytes] = {}
         self._room = _KEPT_IN_ALL
@@ -134,7 +136,10 @@ class Differences:
             waiting += node.below.values()
 
     def _slot(self, slot: int) -> _Node:
-        return self._slots.setdefault(slot, _Node((slot, "")))
+        node = self._slots.get(slot)
+        if node is None:
+            node = self._slots[slot] = _Node((slot, ""))
+        return node
 
     def _node(self, path: str) -> _Node:
         node = self._top
@@ -144,10 +149,14 @@ class Differences:
 
     def _replace(self, path: str, new: _Node) -> _Node:
         above, _, name = path.rpartition("/")
-        parent = self._node(above)
+        if self._last[0] != above:
+            self._last = above, self._node(above)
+        parent = self._last[1]
         old = _child(parent, name)
         parent.below[name] = new
         _touch(new, old)
+        if old.below:  # what is known as the last directory may be in it, or be it
+            self._last = "", self._top
         return old
 
     # -- comparing
@@ -157,18 +166,19 @@ class Differences:
         while waiting:
             path, node = waiting.pop()
             unmoved = node.where == (IN_TREE, path)
-            names: set[str] = set(node.below)
+            names: Collection[str] = node.below
             if not unmoved or node.mode is not None:
                 before, after = self._before(node), self.version((IN_TREE, path))
                 if before is not None or after is not None:
                     self._note(path, before, after, node)
                 if not unmoved:
                     if before is not None and before.kind == "directory" and node.where is not None:
-                        names |= self._names(node.where, path)
+                        names = {*names, *self._names(node.where, path)}
                     if after is not None and after.kind == "directory" and not node.made_since:
-                        names |= self._names((IN_TREE, path), path)
-            prefix = f"{path}/" if path else ""
-            waiting += [(prefix + name, _child(node, name)) for name in names]
+                        names = {*names, *self._names((IN_TREE, path), path)}
+            if names:
+                prefix = f"{path}/" if path else ""
+                waiting += [(prefix + name, _child(node, name)) for name in names]
 
     def _note(self, path: str, before: FileVersion | None, after: FileVersion | None, node: _Node) -> None:
         unhashed = before is not None and before.kind == "file" and before.content_hash is None
@@ -223,16 +233,16 @@ class Differences:
         if found is None:
             return None
         mode = stat.S_IMODE(found.st_mode)
+        if stat.S_ISREG(found.st_mode):
+            known = self._known(found)
+            return make_file_version("file", mode, found.st_size, known or self._hash(where, found))
         if stat.S_ISDIR(found.st_mode):
             return FileVersion("directory", mode, 0)
         if stat.S_ISLNK(found.st_mode):
             files, path = self._files_of(where)
             target = files.read_link(path)
             return FileVersion("symlink", 0o777, len(os.fsencode(target)), None, target)
-        if not stat.S_ISREG(found.st_mode):
-            return FileVersion("file", mode, 0)
-        known = self._known(found)
-        return FileVersion("file", mode, found.st_size, known or self._hash(where, found))
+        return FileVersion("file", mode, 0)
 
     def _look(self, where: Where) -> os.stat_result | None:
         slot, path = where

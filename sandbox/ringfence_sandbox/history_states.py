@@ -98,8 +98,12 @@ class States:
         """One name in a directory; "" is the directory itself."""
         if not name:
             return Entry("directory", folder.meta)
-        below = folder.directory(os.fsencode(name), self.objects)
-        return Entry("directory", below.meta) if below is not None else folder.file(os.fsencode(name))
+        encoded = os.fsencode(name)
+        file = folder.file(encoded)
+        if file is not None:
+            return file
+        below = folder.directory(encoded, self.objects)
+        return None if below is None else Entry("directory", below.meta)
 
     def names(self, commit: str, path: str) -> list[str]:
         """What is in a directory at a commit; nothing where it is none."""

@@ -153,8 +153,7 @@ class ObjectLog:
 
     def add(self, oid: bytes, entry: bytes, depth: int) -> None:
         """Add an object; it is in the file after the next `flush`, and can be read at once."""
-        length = len(entry)
-        self.objects[oid] = Location(self.size + _BEFORE_ENTRY_BYTES, length, depth)
+        self.objects[oid] = Location(self.size + _BEFORE_ENTRY_BYTES, len(entry), depth)
         self._append(b"%b%b%c%b" % (_OBJECT, oid, depth, entry))
 
     def set_ref(self, name: bytes, oid: bytes | None) -> None:

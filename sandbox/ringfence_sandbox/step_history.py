@@ -278,6 +278,7 @@ class Differing:
         self._hashes = hashes if hashes is not None else {}
         self._at_ns = int(at.timestamp() * 1e9)
         self._paths = {change.path for change in changed.changes}
+        self._directories = _above(self._paths)
         self._tip = store.tip
         self._folders: dict[str, Folder | None] = {}
         """Of the newest step, directories that were asked for."""
@@ -320,10 +321,10 @@ class Differing:
             elif not self._is_known(change, change.before, known):
                 found[change.path] = self._before(change.path, change.before, known)
         # Somebody may have put a file into a directory that the call had made.
-        holding = set(self._above([path for path, state in found.items() if state is not None]))
-        for path in self._above(self._paths):
+        holding = set(_above([path for path, state in found.items() if state is not None]))
+        for path in self._directories:
             known, given = self._known(path), found.get(path)
-            if "directory" in (known and known.kind, given and given.kind):
+            if (known is not None and known.kind == "directory") or (given is not None and given.kind == "directory"):
                 continue
             if path not in self._paths or path in holding:
                 state = self._now(path)
@@ -340,7 +341,7 @@ class Differing:
             else self._now(change.path, change.after.content_hash)
             for change in self._changed.changes
         }
-        for path in self._above(self._paths):
+        for path in self._directories:
             state = found.get(path) or self._now(path)
             if state is not None and state.kind == "directory":
                 found[path] = state
@@ -386,39 +387,42 @@ class Differing:
         return Pending("file", meta, partial(self._changed.before, path))
 
     def _now(self, path: str, sha256: str | None = None) -> Entry | Pending | None:
-        found = self._changed.found(path) or self._look(path)
+        found = self._changed.found(path)
+        if found is None:
+            found = self._look(path)
+            sha256 = None  # it is read again, and may be another
         if found is None:
             return None
-        link = found.st_ino if found.st_nlink > 1 and not stat.S_ISDIR(found.st_mode) else 0
-        meta = Meta(stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid, found.st_mtime_ns, link)
-        if stat.S_ISDIR(found.st_mode):
-            return Pending("directory", meta)
-        if stat.S_ISLNK(found.st_mode):
-            return Pending("symlink", meta, os.fsencode(self._files.read_link(path)))
-        if stat.S_ISREG(found.st_mode):
+        mode = found.st_mode
+        link = found.st_ino if found.st_nlink > 1 and not stat.S_ISDIR(mode) else 0
+        meta = Meta(stat.S_IMODE(mode), found.st_uid, found.st_gid, found.st_mtime_ns, link)
+        if stat.S_ISREG(mode):
             return self._stored(path, meta, sha256)
+        if stat.S_ISDIR(mode):
+            return Entry("directory", meta)
+        if stat.S_ISLNK(mode):
+            return Pending("symlink", meta, os.fsencode(self._files.read_link(path)))
         return None  # a socket, a pipe or a device: no history has it
 
     def _stored(self, path: str, meta: Meta, sha256: str | None) -> Entry:
         content = self._changed.after(path)
         oid = self._store.add_blob(content)
-        if sha256 is not None and self._changed.found(path) is None:  # it was read again, and may be another
-            sha256 = None
         if len(content) <= _HASHED_BYTES and oid not in self._hashes:
             if len(self._hashes) >= _MOST_HASHES:
                 del self._hashes[next(iter(self._hashes))]
             self._hashes[oid] = sha256 or hashlib.sha256(content).hexdigest()
         return Entry("file", meta, oid)
 
-    def _above(self, paths: Iterable[str]) -> Iterator[str]:
-        """The directories above, from the top; the root is one."""
-        found = {""}
-        for path in paths:
-            while path := path.rpartition("/")[0]:
-                if path in found:
-                    break
-                found.add(path)
-        return iter(sorted(found))
+
+def _above(paths: Iterable[str]) -> list[str]:
+    """The directories above, from the top; the root is one."""
+    found = {""}
+    for path in paths:
+        while path := path.rpartition("/")[0]:
+            if path in found:
+                break
+            found.add(path)
+    return sorted(found)
 
 
 def _kinds(versions: Mapping[str, FileVersion | None]) -> dict[str, str | None]:
