@@ -514,7 +514,7 @@ def test_what_rows_are_edited_by_makes_a_delta(
     rows = Rows(sorted(known), [known[key] for key in sorted(known)])
     edited = rows.edited(edits, len(header))
     now = {key: item for key, item in (known | edits).items() if item is not None}
-    assert (edited.rows.keys, edited.rows.items) == (sorted(now), [now[key] for key in sorted(now)])
+    assert [*zip(edited.rows.keys, edited.rows.items, strict=True)] == sorted(now.items())
     old, new = header + rows.joined(), header + edited.joined
     assert edited.joined == edited.rows.joined()
     assert applied(old, delta(Before(b"", len(old), edited.pieces), len(new))) == new

@@ -37,13 +37,16 @@ class Objects(Protocol):
 
 
 class Rows:
-    """Encoded entries in the order of their keys. Never changed: `edited` gives a new one."""
+    """Encoded entries in the order of their keys. Never changed: `edited` gives a new one.
+
+    In tuples, of which the garbage collector looks at those of nothing but bytes only once.
+    """
 
     __slots__ = ("items", "keys")
 
-    def __init__(self, keys: list[bytes], items: list[bytes]) -> None:
-        self.keys = keys
-        self.items = items
+    def __init__(self, keys: Iterable[bytes], items: Iterable[bytes]) -> None:
+        self.keys = tuple(keys)
+        self.items = tuple(items)
 
     def get(self, key: bytes) -> bytes | None:
         at = bisect_left(self.keys, key)
@@ -57,7 +60,7 @@ class Rows:
         old_keys, old_items = self.keys, self.items
         if not edits:
             return Edited(self, b"".join(old_items), [])
-        keys: list[bytes] = []
+        keys: list[bytes] | None = None
         items: list[bytes] = []
         parts: list[bytes] = []
         pieces: list[tuple[int, int, bytes]] = []
@@ -67,8 +70,12 @@ class Rows:
             there = place < len(old_keys) and old_keys[place] == key
             if item is None and not there:
                 continue
+            if keys is None and (item is None or not there):
+                keys = [*old_keys[:done]]
+            if keys is not None:
+                keys += old_keys[done:place]
+                keys += (key,) if item is not None else ()
             kept = old_items[done:place]
-            keys += old_keys[done:place]
             items += kept
             joined = b"".join(kept)
             parts.append(joined)
@@ -77,14 +84,14 @@ class Rows:
             pieces.append((at, length, item or b""))
             at += length
             if item is not None:
-                keys.append(key)
                 items.append(item)
                 parts.append(item)
             done = place + there
-        keys += old_keys[done:]
+        if keys is not None:
+            keys += old_keys[done:]
         items += old_items[done:]
         parts += old_items[done:]
-        return Edited(Rows(keys, items), b"".join(parts), pieces)
+        return Edited(Rows(old_keys if keys is None else keys, items), b"".join(parts), pieces)
 
 
 class Edited(NamedTuple):
@@ -96,7 +103,7 @@ class Edited(NamedTuple):
     pieces: list[tuple[int, int, bytes]]
 
 
-EMPTY_ROWS = Rows([], [])
+EMPTY_ROWS = Rows((), ())
 
 
 @dataclass(slots=True)

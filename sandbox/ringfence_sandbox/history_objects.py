@@ -165,16 +165,11 @@ class HistoryObjects(BaseObjectStore):
             self._in_memory[oid] = type_number, raw
             return
         # Only to objects of the same log: it becomes one pack, and a pack must hold what its deltas need.
-        place = self.log.objects.get(before.oid) if before is not None else None
-        if (
-            before is not None
-            and place is not None
-            and place.depth < _DEEPEST_DELTA
-            and len(raw) >= _SMALLEST_DELTA_BYTES
-        ):
-            change = delta(before, len(raw))
+        if before is not None and len(raw) >= _SMALLEST_DELTA_BYTES and before.oid in self.log.objects:
+            depth = self.log.objects[before.oid][2] + 1
+            change = delta(before, len(raw)) if depth <= _DEEPEST_DELTA else raw
             if len(change) < len(raw) // 2:
-                self.log.add(oid, pack_entry(type_number, change, before.oid), place.depth + 1)
+                self.log.add(oid, pack_entry(type_number, change, before.oid), depth)
                 return
         self.log.add(oid, pack_entry(type_number, raw), 0)
         if self.log.pending_bytes > _FLUSH_BYTES:

@@ -12,10 +12,9 @@ import os
 import struct
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
-from ringfence.values import quickly_made
 from ringfence_sandbox.deflating import deflated
 from ringfence_sandbox.places import not_written
 
@@ -27,14 +26,9 @@ _BEFORE_ENTRY_BYTES = _HEAD.size + 1 + _ID_BYTES + 1
 REF_DELTA = 7
 
 
-@quickly_made
-@dataclass(frozen=True, slots=True)
-class Location:
-    """Where the pack entry of an object is in the file, and how many deltas must be undone to read it."""
-
-    offset: int
-    length: int
-    depth: int
+Location: TypeAlias = tuple[int, int, int]
+"""Where the pack entry of an object is in the file, its length, and how many deltas must be undone to read it. (There
+are many, and the garbage collector does not look into plain tuples of numbers again and again.)"""
 
 
 def entry_header(type_number: int, size: int) -> bytes:
@@ -146,14 +140,14 @@ class ObjectLog:
         oid = data[start + 1 : start + 1 + _ID_BYTES]
         if data[start : start + 1] == _OBJECT:
             entry = start + 1 + _ID_BYTES + 1
-            self.objects[oid] = Location(entry, start + length - entry, data[entry - 1])
+            self.objects[oid] = entry, start + length - entry, data[entry - 1]
         else:
             name = data[start + 1 + _ID_BYTES : start + length]
             self.refs[name] = None if oid == bytes(_ID_BYTES) else oid
 
     def add(self, oid: bytes, entry: bytes, depth: int) -> None:
         """Add an object; it is in the file after the next `flush`, and can be read at once."""
-        self.objects[oid] = Location(self.size + _BEFORE_ENTRY_BYTES, len(entry), depth)
+        self.objects[oid] = self.size + _BEFORE_ENTRY_BYTES, len(entry), depth
         self._append(b"%b%b%c%b" % (_OBJECT, oid, depth, entry))
 
     def set_ref(self, name: bytes, oid: bytes | None) -> None:
@@ -227,16 +221,16 @@ class ObjectLog:
 
     def entry(self, oid: bytes) -> bytes:
         """The pack entry of an object that the log has."""
-        place = self.objects[oid]
-        if place.offset + place.length > self.size - self._pending_bytes:
+        offset, length, _ = self.objects[oid]
+        if offset + length > self.size - self._pending_bytes:
             self.flush()
-        return os.pread(self._fd, place.length, place.offset)
+        return os.pread(self._fd, length, offset)
 
     def each(self, visit: Callable[[bytes, bytes], None]) -> None:
         """Give every object's id and pack entry, in the order they came."""
         self.flush()
-        for oid, place in self.objects.items():
-            visit(oid, os.pread(self._fd, place.length, place.offset))
+        for oid, (offset, length, _) in self.objects.items():
+            visit(oid, os.pread(self._fd, length, offset))
 
     @property
     def closed(self) -> bool:
