@@ -25,7 +25,7 @@ from ringfence_sandbox.holding import Holding
 from ringfence_sandbox.journal import Journal
 from ringfence_sandbox.kernel import Abilities, Before, sync_filesystem
 from ringfence_sandbox.places import root_record
-from ringfence_sandbox.records import Deed, Identity, Json, Kind
+from ringfence_sandbox.records import Deed, Identity, Json, Kind, undone_json
 from ringfence_sandbox.seen import Seen, stale, written_meanwhile
 from ringfence_sandbox.states import State, Token, led_to, line, since_opaque, way
 from ringfence_sandbox.undoing import Hold, TakenBack, Undone, undo_deeds
@@ -257,7 +257,7 @@ class Core:
 
     def _note_undone(self, *deeds: Deed) -> None:
         if self._journal is not None:
-            self._journal.note(*[deed.undone_json() for deed in deeds])
+            self._journal.note(undone_json(deeds))
 
     def keep_bytes(self, deed: Deed, content: bytes) -> None:
         """Remember what a deed wrote, for the history, as long as it is not too much: by its hash, since its path may

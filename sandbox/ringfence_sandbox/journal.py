@@ -134,10 +134,12 @@ class Journal:
         parts: list[bytes] = []
         last = len(records) - 1
         for place, values in enumerate(records):
-            text = (values if isinstance(values, str) else _json(values)).encode()
-            tail = blob if place == last else b""
-            payload = text + tail if tail else text
-            parts += (_HEAD.pack(_MARK, len(text), len(tail), self._checksum(end, payload)), payload)
+            payload = (values if isinstance(values, str) else _json(values)).encode()
+            text_size = len(payload)
+            if blob and place == last:
+                payload += blob
+            head = _HEAD.pack(_MARK, text_size, len(payload) - text_size, self._checksum(end, payload))
+            parts += (head, payload)
             end += _HEAD.size + len(payload)
         written = b"".join(parts)
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from json.encoder import encode_basestring_ascii
 from typing import Literal, TypeAlias
@@ -144,10 +144,6 @@ class Deed:
             text += f',"old":{self.old.to_json()}'
         return f"{text}}}"
 
-    def undone_json(self) -> str:
-        """What says of it that it was taken back."""
-        return f'{{"undone":{self.seq}}}'
-
     @classmethod
     def from_json(cls, record: Mapping[str, object]) -> Deed:
         """The deed that `to_json` wrote, by its values. KeyError or ValueError for anything else."""
@@ -168,6 +164,12 @@ class Deed:
             _number(record, "seq", -1),
             _text(record, "commit"),
         )
+
+
+def undone_json(deeds: Sequence[Deed]) -> str:
+    """What says of deeds that they were taken back, as JSON text."""
+    seqs = ",".join([str(deed.seq) for deed in deeds])
+    return f'{{"undone":{seqs if len(deeds) == 1 else f"[{seqs}]"}}}'
 
 
 def _text(record: Mapping[str, object], name: str) -> str:

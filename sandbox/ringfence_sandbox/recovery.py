@@ -25,7 +25,7 @@ from ringfence_sandbox.holding import Holding, new_name
 from ringfence_sandbox.journal import Journal, Record
 from ringfence_sandbox.kernel import Abilities, Before, Renames, boot_id
 from ringfence_sandbox.places import root_record
-from ringfence_sandbox.records import Deed
+from ringfence_sandbox.records import Deed, undone_json
 from ringfence_sandbox.undoing import Hold, TakenBack, undo_deeds
 
 if TYPE_CHECKING:
@@ -112,6 +112,9 @@ class _Story:
                 if behind:
                     became = cast("list[tuple[int, int]]", record.values.get("became", []))
                     TakenBack(became=dict(became)).settle(self.deeds)
+            case {"undone": list()}:
+                seqs = set(cast("list[int]", record.values["undone"]))
+                self.deeds = [deed for deed in self.deeds if deed.seq not in seqs]
             case {"taking back": int(seq), "kept": (str() | None) as commit}:
                 self.kept[seq] = commit
             case {"process": [str(name), int(pid), int(ticks), str(boot)]}:
@@ -233,7 +236,7 @@ def _roll_back(
     lost = _lost(hands, story.deeds) if gone else []
     if history is not None and not gone and not story.lost_power:
         notes += _keep_taken(files, journal, story, hands, history)
-    undone = undo_deeds(hands, story.deeds, 0, lambda *deeds: journal.note(*[deed.undone_json() for deed in deeds]))
+    undone = undo_deeds(hands, story.deeds, 0, lambda *deeds: journal.note(undone_json(deeds)))
     if undone.errors:
         failures = [(error.filename or story.call[0], error) for error in undone.errors]
         raise RestoreFailedError(failures)
