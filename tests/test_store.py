@@ -17,10 +17,10 @@ from ringfence_sandbox.commit_messages import CommitInfo, format_message, parse_
 from ringfence_sandbox.deflating import LEVEL, by_zlib, deflated
 from ringfence_sandbox.deltas import Before, applied, delta
 from ringfence_sandbox.entries import Entry, Meta, Pending, decode_lines, encode_line
-from ringfence_sandbox.folders import Rows
 from ringfence_sandbox.git_names import escaped, unescaped
 from ringfence_sandbox.history_gc import gc
 from ringfence_sandbox.reversal import Workspace, plan_undo
+from ringfence_sandbox.rows import Rows
 from ringfence_sandbox.store import SEAL_BYTES, PreparedStep, Store
 from ringfence_sandbox.text_merge import merged
 
@@ -511,12 +511,12 @@ def test_a_delta_makes_the_new_of_the_old(parts: list[tuple[bytes, bytes | None]
 def test_what_rows_are_edited_by_makes_a_delta(
     known: dict[bytes, bytes], edits: dict[bytes, bytes | None], header: bytes
 ) -> None:
-    rows = Rows(sorted(known), [known[key] for key in sorted(known)])
+    rows = Rows.of(sorted(known), [known[key] for key in sorted(known)])
     edited = rows.edited(edits, len(header))
     now = {key: item for key, item in (known | edits).items() if item is not None}
     assert [*zip(edited.rows.keys, edited.rows.items, strict=True)] == sorted(now.items())
-    old, new = header + rows.joined(), header + edited.joined
-    assert edited.joined == edited.rows.joined()
+    assert all(edited.rows.get(key) == now.get(key) for key in known | edits)
+    old, new = header + rows.joined, header + edited.rows.joined
     assert applied(old, delta(Before(b"", len(old), edited.pieces), len(new))) == new
 
 

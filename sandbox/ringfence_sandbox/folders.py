@@ -7,8 +7,7 @@ hold of the directory and of what is in it, a line each) and a tree ``+name`` fo
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import NamedTuple, Protocol, TypeAlias
@@ -16,9 +15,9 @@ from typing import NamedTuple, Protocol, TypeAlias
 from ringfence_sandbox.deltas import Before
 from ringfence_sandbox.entries import Entry, Meta, decode_line, encode_line
 from ringfence_sandbox.git_names import escaped, unescaped
+from ringfence_sandbox.rows import EMPTY_ROWS, OID_BYTES, Rows, tree_rows
 
 COMMIT, TREE, BLOB = 1, 2, 3
-_OID_BYTES = 20
 _LINES = b"entries"
 _SUB = b"+"
 _MODES = {"file": b"100644 ", "symlink": b"120000 "}
@@ -34,76 +33,6 @@ class Objects(Protocol):
     def raw(self, oid: bytes) -> tuple[int, bytes]: ...
 
     def add(self, type_number: int, raw: bytes, before: Before | None = None) -> bytes: ...
-
-
-class Rows:
-    """Encoded entries in the order of their keys. Never changed: `edited` gives a new one.
-
-    In tuples, of which the garbage collector looks at those of nothing but bytes only once.
-    """
-
-    __slots__ = ("items", "keys")
-
-    def __init__(self, keys: Iterable[bytes], items: Iterable[bytes]) -> None:
-        self.keys = tuple(keys)
-        self.items = tuple(items)
-
-    def get(self, key: bytes) -> bytes | None:
-        at = bisect_left(self.keys, key)
-        return self.items[at] if at < len(self.keys) and self.keys[at] == key else None
-
-    def joined(self) -> bytes:
-        return b"".join(self.items)
-
-    def edited(self, edits: Mapping[bytes, bytes | None], start: int = 0) -> Edited:
-        """With these entries set, or (None) taken out; what is joined begins behind ``start`` bytes."""
-        old_keys, old_items = self.keys, self.items
-        if not edits:
-            return Edited(self, b"".join(old_items), [])
-        keys: list[bytes] | None = None
-        items: list[bytes] = []
-        parts: list[bytes] = []
-        pieces: list[tuple[int, int, bytes]] = []
-        done, at = 0, start
-        for key, item in sorted(edits.items()) if len(edits) > 1 else edits.items():
-            place = bisect_left(old_keys, key, done)
-            there = place < len(old_keys) and old_keys[place] == key
-            if item is None and not there:
-                continue
-            if keys is None and (item is None or not there):
-                keys = [*old_keys[:done]]
-            if keys is not None:
-                keys += old_keys[done:place]
-                keys += (key,) if item is not None else ()
-            kept = old_items[done:place]
-            items += kept
-            joined = b"".join(kept)
-            parts.append(joined)
-            at += len(joined)
-            length = len(old_items[place]) if there else 0
-            pieces.append((at, length, item or b""))
-            at += length
-            if item is not None:
-                items.append(item)
-                parts.append(item)
-            done = place + there
-        if keys is not None:
-            keys += old_keys[done:]
-        items += old_items[done:]
-        parts += old_items[done:]
-        return Edited(Rows(old_keys if keys is None else keys, items), b"".join(parts), pieces)
-
-
-class Edited(NamedTuple):
-    """Rows that some were edited to; ``pieces`` are what was replaced of what had been joined: where, how many bytes,
-    and by what."""
-
-    rows: Rows
-    joined: bytes
-    pieces: list[tuple[int, int, bytes]]
-
-
-EMPTY_ROWS = Rows((), ())
 
 
 @dataclass(slots=True)
@@ -165,29 +94,13 @@ class Folder:
         if sub is None:
             return None
         item = self.files.get(encoded + b"/")
-        folder = load(objects, sub[-_OID_BYTES:], item[-_OID_BYTES:] if item is not None else None)
+        folder = load(objects, sub[-OID_BYTES:], item[-OID_BYTES:] if item is not None else None)
         self.loaded[name] = folder
         return folder
 
 
 def _entry(item: bytes, meta: Meta) -> Entry:
-    return Entry("symlink" if item.startswith(b"120000") else "file", meta, item[-_OID_BYTES:].hex())
-
-
-def tree_rows(raw: bytes) -> Rows:
-    """The rows of a git tree."""
-    keys: list[bytes] = []
-    items: list[bytes] = []
-    at, end = 0, len(raw)
-    while at < end:
-        blank = raw.index(b" ", at)
-        zero = raw.index(b"\0", blank)
-        name = raw[blank + 1 : zero]
-        after = zero + 1 + _OID_BYTES
-        keys.append(name + b"/" if raw[at:blank] == b"40000" else name)
-        items.append(raw[at:after])
-        at = after
-    return Rows(keys, items)
+    return Entry("symlink" if item.startswith(b"120000") else "file", meta, item[-OID_BYTES:].hex())
 
 
 def load(objects: Objects, meta_oid: bytes, files_oid: bytes | None) -> Folder:
@@ -197,18 +110,18 @@ def load(objects: Objects, meta_oid: bytes, files_oid: bytes | None) -> Folder:
         KeyError, ValueError: the store does not have all of it.
     """
     subs = tree_rows(objects.raw(meta_oid)[1])
-    at = subs.keys.index(_LINES)
-    lines_oid = subs.items[at][-_OID_BYTES:]
+    item = subs.get(_LINES)
+    if item is None:
+        raise ValueError("the store is damaged: it has a directory without its entries")
+    lines_oid = item[-OID_BYTES:]
     blob = objects.raw(lines_oid)[1]
-    first, *rest = blob.split(b"\n")[:-1]
-    lines = [line + b"\n" for line in rest]
-    _, meta = decode_line(first)
-    keys = [_name(line) for line in lines]
+    first, *lines = [line + b"\n" for line in blob.split(b"\n")[:-1]]
+    _, meta = decode_line(first[:-1])
     return Folder(
         meta,
-        Rows(keys, lines),
+        Rows.of([_name(line) for line in lines], lines),
         tree_rows(objects.raw(files_oid)[1]) if files_oid is not None else EMPTY_ROWS,
-        Rows(subs.keys[:at] + subs.keys[at + 1 :], subs.items[:at] + subs.items[at + 1 :]),
+        subs.edited({_LINES: None}).rows,
         files_oid,
         lines_oid,
         meta_oid,
@@ -375,24 +288,24 @@ class Builder:
         if rows.lines or meta != old.meta or not lines_oid:
             header = encode_line(b".", meta)
             was = len(encode_line(b".", old.meta)) if lines_oid else 0
-            lines, joined, pieces = old.lines.edited(rows.lines, was)
-            raw = header + joined
+            lines, pieces = old.lines.edited(rows.lines, was)
+            raw = header + lines.joined
             if lines_oid:
                 before = _before(lines_oid, raw, [(0, was, header), *pieces])
             lines_oid = add(BLOB, raw, before)
         item = _lines_item(lines_oid)
-        subs, joined, pieces = old.subs.edited(rows.subs)
-        raw, before = joined + item, None
-        if old.meta_oid and joined:
-            pieces.append((len(joined) - _longer(pieces), len(item), item))
+        subs, pieces = old.subs.edited(rows.subs)
+        raw, before = subs.joined + item, None
+        if old.meta_oid and subs.joined:
+            pieces.append((len(old.subs.joined), len(item), item))
             before = _before(old.meta_oid, raw, pieces)
         meta_oid = add(TREE, raw, before)
         files, files_oid, before = old.files, old.files_oid, None
         if rows.files:
-            files, joined, pieces = old.files.edited(rows.files)
+            files, pieces = old.files.edited(rows.files)
             if files_oid:
-                before = _before(files_oid, joined, pieces)
-            files_oid = add(TREE, joined, before) if files.items else None
+                before = _before(files_oid, files.joined, pieces)
+            files_oid = add(TREE, files.joined, before) if files.joined else None
         return Folder(meta, lines, files, subs, files_oid, lines_oid, meta_oid, loaded, decoded)
 
 
@@ -443,7 +356,7 @@ def reachable(objects: Objects, trees: Iterable[bytes]) -> set[bytes]:
         if tree not in found:
             found.add(tree)
             for item in tree_rows(objects.raw(tree)[1]).items:
-                (waiting.append if item.startswith(b"40000 ") else found.add)(item[-_OID_BYTES:])
+                (waiting.append if item.startswith(b"40000 ") else found.add)(item[-OID_BYTES:])
     return found
 
 
@@ -497,7 +410,7 @@ def _changed_files(folder: Folder | None, other: Folder | None) -> Iterator[tupl
     names = {_name(line) for line in folder.lines.items if line not in lines}
     for item in folder.files.items:
         if item not in items and not item.startswith(b"40000 "):
-            names.add(unescaped(item[7 : -_OID_BYTES - 1]))
+            names.add(unescaped(item[7 : -OID_BYTES - 1]))
     for name in names:
         entry = folder.file(name)
         if entry is None:

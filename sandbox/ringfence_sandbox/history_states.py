@@ -10,11 +10,11 @@ from dulwich.objects import Commit
 
 from ringfence.participants import Change, FileVersion
 from ringfence_sandbox.entries import Entry
-from ringfence_sandbox.folders import Folder, differences, load, tree_rows, walk
+from ringfence_sandbox.folders import Folder, differences, load, walk
 from ringfence_sandbox.history_objects import COMMIT, HistoryObjects
+from ringfence_sandbox.rows import OID_BYTES, tree_rows
 from ringfence_sandbox.unknown import NOTHING, Unknown
 
-_OID_BYTES = 20
 _KEPT_ROOTS = 4
 UNKNOWN = b"unknown"
 """The name in a commit's tree of what it does not know, where there is something."""
@@ -54,11 +54,11 @@ class States:
             return known
         tree = tree_rows(self.objects.raw(bytes.fromhex(read_commit(self.objects, commit).tree.decode()))[1])
         rows = dict(zip(tree.keys, tree.items, strict=True))
-        folder = load(self.objects, rows[b"meta/"][-_OID_BYTES:], rows[b"files/"][-_OID_BYTES:])
-        if not folder.files.items:
+        folder = load(self.objects, rows[b"meta/"][-OID_BYTES:], rows[b"files/"][-OID_BYTES:])
+        if not folder.files.keys:
             folder.files_oid = None
         unknown = rows.get(UNKNOWN)
-        said = NOTHING if unknown is None else Unknown.from_bytes(self.objects.raw(unknown[-_OID_BYTES:])[1])
+        said = NOTHING if unknown is None else Unknown.from_bytes(self.objects.raw(unknown[-OID_BYTES:])[1])
         self.remember(commit, folder, said)
         return folder
 
