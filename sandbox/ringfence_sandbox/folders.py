@@ -7,7 +7,7 @@ hold of the directory and of what is in it, a line each) and a tree ``+name`` fo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import NamedTuple, Protocol, TypeAlias
@@ -291,34 +291,22 @@ class Builder:
             lines, pieces = old.lines.edited(rows.lines, was)
             raw = header + lines.joined
             if lines_oid:
-                before = _before(lines_oid, raw, [(0, was, header), *pieces])
+                before = Before(lines_oid, was + len(old.lines.joined), [(0, was, header), *pieces])
             lines_oid = add(BLOB, raw, before)
         item = _lines_item(lines_oid)
         subs, pieces = old.subs.edited(rows.subs)
         raw, before = subs.joined + item, None
         if old.meta_oid and subs.joined:
-            pieces.append((len(old.subs.joined), len(item), item))
-            before = _before(old.meta_oid, raw, pieces)
+            subs_size = len(old.subs.joined)
+            before = Before(old.meta_oid, subs_size + len(item), [*pieces, (subs_size, len(item), item)])
         meta_oid = add(TREE, raw, before)
         files, files_oid, before = old.files, old.files_oid, None
         if rows.files:
             files, pieces = old.files.edited(rows.files)
             if files_oid:
-                before = _before(files_oid, files.joined, pieces)
+                before = Before(files_oid, len(old.files.joined), pieces)
             files_oid = add(TREE, files.joined, before) if files.joined else None
         return Folder(meta, lines, files, subs, files_oid, lines_oid, meta_oid, loaded, decoded)
-
-
-def _before(oid: bytes, raw: bytes, pieces: Sequence[tuple[int, int, bytes]]) -> Before:
-    """The object that `raw` came from by these pieces."""
-    return Before(oid, len(raw) - _longer(pieces), pieces)
-
-
-def _longer(pieces: Iterable[tuple[int, int, bytes]]) -> int:
-    longer = 0
-    for _, length, new in pieces:
-        longer += len(new) - length
-    return longer
 
 
 def _lines_item(oid: bytes) -> bytes:
