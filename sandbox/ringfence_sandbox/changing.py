@@ -13,10 +13,12 @@ from ringfence.filesystem.paths import os_error
 from ringfence.filesystem.protocol import WriteMode
 from ringfence_sandbox.confined import Confined, Found, is_reserved, open_file, read_file
 from ringfence_sandbox.core import Core
+from ringfence_sandbox.holding import Holding
 from ringfence_sandbox.kernel import Abilities, mounts_below
 from ringfence_sandbox.records import Deed, Identity
 
 _TMPFILE = os.O_RDWR | os.O_CLOEXEC | getattr(os, "O_TMPFILE", 0)
+_TO_LOOK = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NO_TMPFILE = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL})
 _NOT_FOR_OTHER_BYTES = frozenset({"security.capability"})
 _HASHED_BYTES = 1 << 20
@@ -253,9 +255,10 @@ class Changing:
 
     def _put(self, place: str, content: bytes, like_in: str) -> Deed:
         """A new file, held until the deed is done, as if it were made in the directory ``like_in``."""
-        slot = self._core.holding.new_slot()
+        holding = self._core.holding
+        slot = holding.new_slot()
         with self._files.parent(f"{like_in}/.") as (at, _):
-            descriptor = self._new_file(at, slot)
+            descriptor = self._new_file(at, holding, slot)
         try:
             write_all(descriptor, content)
             identity = self.finish(descriptor, hashlib.sha256(content).hexdigest())
@@ -263,9 +266,8 @@ class Changing:
             os.close(descriptor)
         return Deed("put", place, slot=slot, new=identity)
 
-    def _new_file(self, at: int, slot: int) -> int:
+    def _new_file(self, at: int, holding: Holding, slot: int) -> int:
         """A new file, held in a slot, as if it were made in the directory `at`: its group, and its default ACL."""
-        holding = self._core.holding
         if self._tmpfile:
             self._core.before("create")
             try:
@@ -317,11 +319,12 @@ class Changing:
         self, at: int, name: str, place: str, found: os.stat_result, content: bytes, *, append: bool, mode: int | None
     ) -> Deed:
         """A file for the place of another, held until the deed is done."""
-        slot = self._core.holding.new_slot()
+        holding = self._core.holding
+        slot = holding.new_slot()
         if mode is None and not os.access(name, os.W_OK, dir_fd=at, effective_ids=True):
             raise os_error(errno.EACCES, place)
         # Made in its directory, not where it is held: filesystems lay files out by where they are made.
-        descriptor = self._new_file(at, slot)
+        descriptor = self._new_file(at, holding, slot)
         try:
             if append:
                 digest = _copy(at, name, place, descriptor, content)
@@ -395,15 +398,16 @@ def resemble(descriptor: int, at: int, name: str, found: os.stat_result, mode: i
         except PermissionError:
             bits &= ~(stat.S_ISUID | stat.S_ISGID)
     with suppress(OSError):
-        original = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=at)
+        original = os.open(name, _TO_LOOK, dir_fd=at)
         try:
             wanted, has = os.listxattr(original), os.listxattr(descriptor)
-            alike = alike and not (wanted or has)
-            for attribute in set(has).difference(wanted):  # the directory's default ACL
-                os.removexattr(descriptor, attribute)
-            for attribute in wanted:
-                if attribute not in _NOT_FOR_OTHER_BYTES:
-                    os.setxattr(descriptor, attribute, os.getxattr(original, attribute))
+            if wanted or has:
+                alike = False
+                for attribute in set(has).difference(wanted):  # the directory's default ACL
+                    os.removexattr(descriptor, attribute)
+                for attribute in wanted:
+                    if attribute not in _NOT_FOR_OTHER_BYTES:
+                        os.setxattr(descriptor, attribute, os.getxattr(original, attribute))
         finally:
             os.close(original)
     if not alike:

@@ -197,9 +197,11 @@ class Core:
                 if directory not in self._touched:
                     noted += self._times_before(directory, above)
             noted.append(deed)
+        texts: list[str] = []
         for one in noted:
             one.seq = next(self._seqs)
-        self._write(*[one.to_json() for one in noted])
+            texts.append(one.to_json())
+        self._write(*texts)
         return noted
 
     def note_own(self, place: str, deed: Deed) -> None:
