@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, is_dataclass
 from enum import Enum
+from functools import lru_cache
 from typing import Any, Generic, Protocol, TypeVar
 
 from ringfence.errors import SnapshotRestoreError
@@ -208,7 +209,7 @@ class Slices:
 
     def _admit(self, slice_type: type[Any], policy: SlicePolicy = STATE) -> None:
         self._policies[require_slice_type(slice_type)] = policy
-        if policy is STATE and can_change(slice_type, unknown=False):
+        if policy is STATE and _changeable(slice_type):
             name = slice_type.__qualname__
             logger.warning(
                 "%s can be changed in place, which no rollback takes back: freeze it, tuples for lists", name
@@ -397,6 +398,12 @@ class Slices:
             other._installed = self._installed.copy()
             other._state = {kind: items.shared() for kind, items in self._state.items()}
             other._logs = {kind: items.shared() for kind, items in self._logs.items()}
+
+
+@lru_cache(maxsize=1024)
+def _changeable(slice_type: type[Any]) -> bool:
+    # Kept, since evaluating its annotations takes as long as a tool call, and every session meets the same types anew.
+    return can_change(slice_type, unknown=False)
 
 
 def is_slice_value(value: object) -> bool:
