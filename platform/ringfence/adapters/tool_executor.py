@@ -493,17 +493,18 @@ class ToolExecutor:
         )
 
     def _receipt(self, ending: _Ending, call: Transaction) -> Receipt:
+        # The first ten by place: of more than fifteen names the interpreter makes a dictionary.
         return make_receipt(
-            receipt_id=new_id(),
-            call_id=ending.call_id,
-            tool=ending.name,
-            params=ending.recorded,
-            outcome=ending.outcome,
-            message=ending.result.message,
-            started_at=ending.started_at,
-            duration_seconds=perf_counter() - ending.clock,
-            session_id=self._session_id,
-            prompt_name=self.prompt_name,
+            new_id(),
+            ending.call_id,
+            ending.name,
+            ending.recorded,
+            ending.outcome,
+            ending.result.message,
+            ending.started_at,
+            perf_counter() - ending.clock,
+            self._session_id,
+            self.prompt_name,
             policies=ending.verdicts,
             read=call.reads_by_path(),
             changes=call.all_changes(),

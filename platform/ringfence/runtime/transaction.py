@@ -37,14 +37,14 @@ _in_c: Any = sys.modules.get("_signal", signal)
 
 
 # Drawn once a process, and anew in a forked child; the counter tells its ids apart.
-_process = os.urandom(12).hex()
+_process_id = os.urandom(12).hex() + "%08x"
 _numbers = itertools.count(1)
 _main_thread = threading.main_thread().ident
 
 
 def _forked() -> None:
-    global _process, _main_thread  # noqa: PLW0603
-    _process = os.urandom(12).hex()
+    global _process_id, _main_thread  # noqa: PLW0603
+    _process_id = os.urandom(12).hex() + "%08x"
     _main_thread = threading.main_thread().ident
 
 
@@ -56,7 +56,7 @@ _serial = attrgetter("serial")
 
 def new_id() -> str:
     """An id for a call or a receipt, that no other process has."""
-    return f"{_process}{next(_numbers):08x}"
+    return _process_id % next(_numbers)
 
 
 # Of the fields of all transactions, for the few lines that look at several of them. Taken within participants' mutexes
