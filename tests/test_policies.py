@@ -14,6 +14,7 @@ from ringfence.errors import PromptValidationError
 from ringfence.filesystem import Filesystem, InMemoryFilesystem
 from ringfence.prompt import (
     MarkdownSection,
+    PolicyDecision,
     PolicyState,
     Prompt,
     PromptTemplate,
@@ -23,7 +24,8 @@ from ringfence.prompt import (
     ToolContext,
     ToolResult,
 )
-from ringfence.prompt.policy import PathHashes
+from ringfence.prompt.effects import DeletionLimitPolicy, RequireCleanTestsPolicy
+from ringfence.prompt.policy import ALLOW, PathHashes, ToolPolicy, is_for
 from ringfence.runtime import Session
 
 
@@ -416,3 +418,45 @@ def test_a_link_out_of_the_workspace_may_be_removed_but_not_written_through(file
 def test_a_denial_says_which_file_of_a_directory_is_not_known(files: InMemoryFilesystem) -> None:
     with agent(files=files) as call:
         assert "dir is a directory, and dir/b.txt exists" in call("rm", "dir").message
+
+
+LEFT_OUT: list[tuple[ToolPolicy, str]] = [
+    (ReadBeforeWritePolicy(), "read_file"),
+    (SequentialDependencyPolicy({"write_file": {"read_file"}}), "rm"),
+    (DeletionLimitPolicy(max_files=0), "rm"),
+    (RequireCleanTestsPolicy("test", before=["write_file"]), "rm"),
+]
+
+
+@pytest.mark.parametrize(("policy", "name"), LEFT_OUT)
+def test_a_policy_that_is_not_asked_about_a_tool_would_allow_it_whatever_there_is(policy: Any, name: str) -> None:
+    [tool] = [tool for tool in TOOLS if tool.name == name]
+    assert not is_for(tool, policy.check)
+    assert policy.check(tool, object(), context=object()) is ALLOW
+
+
+def test_a_policy_that_is_not_told_of_a_tool_would_do_nothing_with_it() -> None:
+    policy: Any = SequentialDependencyPolicy({"write_file": {"read_file"}})
+    [tool] = [tool for tool in TOOLS if tool.name == "rm"]
+    assert not is_for(tool, policy.on_result)
+    policy.on_result(tool, object(), ToolResult.ok(None), context=object())
+
+
+class NobodyReads(ReadBeforeWritePolicy):
+    def check(self, tool: Tool[Any, Any], params: Any, *, context: ToolContext) -> PolicyDecision:
+        return PolicyDecision.deny("nothing is read here") if tool.name == "read_file" else ALLOW
+
+
+def test_a_check_that_overrides_another_is_asked_about_every_tool() -> None:
+    prompt = chain([NobodyReads()], read_file=done)
+    with prompt.resources:
+        executor = ToolExecutor(prompt=prompt, session=Session())
+        assert "nothing is read here" in executor.call("read_file", {}).message
+
+
+def test_a_receipt_names_the_policies_that_had_not_to_be_asked() -> None:
+    prompt = chain([ReadBeforeWritePolicy(), SequentialDependencyPolicy({"b": {"a"}})], a=done, b=done)
+    with prompt.resources:
+        receipt = ToolExecutor(prompt=prompt, session=Session()).execute("a", {}).receipt
+    verdicts = [(verdict.policy, verdict.allowed, verdict.reason) for verdict in receipt.policies]
+    assert verdicts == [("read_before_write", True, None), ("sequential_dependency", True, None)]

@@ -26,7 +26,7 @@ from ringfence.errors import (
 )
 from ringfence.participants import CallLock, Mark, Transactional, current_call, set_current_call
 from ringfence.prompt.long_results import READER, kept_at
-from ringfence.prompt.policy import ALLOW, EffectPolicy, Policy, PolicyDecision, ToolPolicy
+from ringfence.prompt.policy import ALLOW, EffectPolicy, Policy, PolicyDecision, ToolPolicy, is_for
 from ringfence.prompt.tool import Tool, ToolContext, ToolHandler, make_tool_context
 from ringfence.prompt.tool_result import (
     MAX_RESULT_CHARACTERS,
@@ -90,8 +90,10 @@ class _Offer:
     fits: Callable[[object], bool]
     read_only: bool
     opaque: bool
-    policies: Sequence[tuple[ToolPolicy, PolicyVerdict]]
-    """Each with what the receipt says where it allows a call."""
+    policies: Sequence[tuple[ToolPolicy, PolicyVerdict, bool]]
+    """Each with what the receipt says where it allows a call, and whether it has to be asked for that."""
+    learning: Sequence[ToolPolicy]
+    """Those that are told of calls that succeeded."""
     effect_policies: Sequence[tuple[EffectPolicy, PolicyVerdict]]
 
 
@@ -291,13 +293,14 @@ class ToolExecutor:
         """Policies, of the section and then of the prompt, until one denies; then the deadline and cancellation."""
         session, tool, params = self.session, offer.tool, ending.params
         before = session.begin(call)
-        for policy, verdict in offer.policies:
-            try:
-                decision = policy.check(tool, params, context=context)
-                if decision is not ALLOW or session.changed(before):
-                    verdict = self._verdict(policy, decision, verdict, before, call)
-            except BaseException as error:
-                verdict = self._undecided(policy, error, ending.name, before, call)
+        for policy, verdict, asked in offer.policies:
+            if asked:
+                try:
+                    decision = policy.check(tool, params, context=context)
+                    if decision is not ALLOW or session.changed(before):
+                        verdict = self._verdict(policy, decision, verdict, before, call)
+                except BaseException as error:
+                    verdict = self._undecided(policy, error, ending.name, before, call)
             ending.verdicts.append(verdict)
             if not verdict.allowed:
                 return _denied(ending, verdict)
@@ -388,7 +391,7 @@ class ToolExecutor:
             return
         if offer.read_only and call.changed(self.session):
             raise TransactionError(f"{ending.name} is declared read-only, but it changed something")
-        for policy, _ in offer.policies:
+        for policy in offer.learning:
             if call.ended:
                 raise CallEndedError(f"the call that made {call!r} has ended, and took it back")
             policy.on_result(offer.tool, ending.params, result, context=context)
@@ -516,6 +519,7 @@ class ToolExecutor:
 
 def _offer(tool: Tool[Any, Any], prompt: Prompt[Any]) -> _Offer:
     policies = prompt.policies_for_tool(tool.name)
+    around = [policy for policy in policies if isinstance(policy, ToolPolicy)]
     return _Offer(
         tool,
         tool.handler,
@@ -523,7 +527,8 @@ def _offer(tool: Tool[Any, Any], prompt: Prompt[Any]) -> _Offer:
         tool.fits,
         tool.read_only,
         tool.opaque,
-        [(policy, PolicyVerdict(policy.name, True)) for policy in policies if isinstance(policy, ToolPolicy)],
+        [(policy, PolicyVerdict(policy.name, True), is_for(tool, policy.check)) for policy in around],
+        [policy for policy in around if is_for(tool, policy.on_result)],
         [
             (policy, PolicyVerdict(policy.name, True))
             for policy in policies

@@ -13,7 +13,15 @@ from ringfence.filesystem.paths import shown
 from ringfence.filesystem.search import compiled_glob, path_filter
 from ringfence.participants import Change, FileVersion
 from ringfence.prompt.commands import runs
-from ringfence.prompt.policy import ALLOW, PathHashes, PolicyDecision, PolicyState, policy_state, refuse_unknown
+from ringfence.prompt.policy import (
+    ALLOW,
+    PathHashes,
+    PolicyDecision,
+    PolicyState,
+    only_for,
+    policy_state,
+    refuse_unknown,
+)
 
 if TYPE_CHECKING:
     from ringfence.prompt.tool import Tool, ToolContext
@@ -120,6 +128,7 @@ class DeletionLimitPolicy:
             f"{_listed(path for path, _ in removed)}"
         )
 
+    @only_for(lambda policy, tool: False)
     def check(self, tool: Tool[Any, Any], params: Any, *, context: ToolContext) -> PolicyDecision:
         return ALLOW
 
@@ -210,6 +219,7 @@ class RequireCleanTestsPolicy:
         if test_tool in self.before:
             raise PromptValidationError(f"{test_tool} would wait for itself", placeholder=test_tool)
 
+    @only_for(lambda policy, tool: tool.name in policy.before)
     def check(self, tool: Tool[Any, Any], params: Any, *, context: ToolContext) -> PolicyDecision:
         return self._decision(tool.name, context) if tool.name in self.before else ALLOW
 

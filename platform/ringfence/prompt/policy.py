@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
 
 from ringfence.errors import PromptValidationError
 from ringfence.filesystem.paths import from_model, shown
@@ -17,6 +17,26 @@ if TYPE_CHECKING:
     from ringfence.participants import Change
     from ringfence.prompt.tool import Tool, ToolContext
     from ringfence.prompt.tool_result import ToolResult
+
+
+MethodT = TypeVar("MethodT", bound=Callable[..., object])
+
+
+def only_for(concerned: Callable[[Any, Tool[Any, Any]], bool]) -> Callable[[MethodT], MethodT]:
+    """Mark the `check` or `on_result` of a policy: for tools that are not ``concerned`` it allows everything, or does
+    nothing, and calls leave it out. Asked when a tool is offered; it does not speak for what overrides the method."""
+
+    def mark(method: MethodT) -> MethodT:
+        setattr(method, "only_for", concerned)  # noqa: B010  # pyright knows no attributes of functions
+        return method
+
+    return mark
+
+
+def is_for(tool: Tool[Any, Any], method: Callable[..., object]) -> bool:
+    """Whether a policy's method has to be called for a tool."""
+    concerned: Callable[[object, Tool[Any, Any]], bool] | None = getattr(method, "only_for", None)
+    return concerned is None or concerned(getattr(method, "__self__", None), tool)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +198,7 @@ class SequentialDependencyPolicy:
         self._awaited = frozenset[str]().union(*self.dependencies.values())
         self._refuse_cycles()
 
+    @only_for(lambda policy, tool: tool.name in policy.dependencies)
     def check(self, tool: Tool[Any, Any], params: Any, *, context: ToolContext) -> PolicyDecision:
         needed = self.dependencies.get(tool.name)
         if not needed:
@@ -189,6 +210,7 @@ class SequentialDependencyPolicy:
             f"{tool.name} needs these tools to have succeeded first: {', '.join(sorted(missing))}"
         )
 
+    @only_for(lambda policy, tool: tool.name in policy._awaited)
     def on_result(self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext) -> None:
         if tool.name not in self._awaited:
             return
@@ -242,6 +264,7 @@ class ReadBeforeWritePolicy:
         self.write_tools = frozenset(write_tools)
         self.mount_point = mount_point
 
+    @only_for(lambda policy, tool: policy._governs(tool))
     def check(self, tool: Tool[Any, Any], params: Any, *, context: ToolContext) -> PolicyDecision:
         if not self._governs(tool):
             return ALLOW
