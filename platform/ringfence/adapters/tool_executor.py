@@ -36,6 +36,7 @@ from ringfence.prompt.tool_result import (
     exit_code_of,
     whole_text,
 )
+from ringfence.resources.context import CallResources, ResourceContext
 from ringfence.runtime.events import RejectedToolParams, RunContext, ToolCallBegun, ToolInvoked, make_tool_invoked
 from ringfence.runtime.limits import BudgetTracker, Cancellation, Deadline, Heartbeat
 from ringfence.runtime.receipts import Outcome, PolicyVerdict, Receipt, make_receipt
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
     from ringfence.adapters.core import ProviderAdapter
     from ringfence.prompt.prompt import Prompt
     from ringfence.prompt.rendering import RenderedPrompt
-    from ringfence.resources.context import ResourceContext
 
 logger = logging.getLogger(__name__)
 
@@ -224,7 +224,7 @@ class ToolExecutor:
         finally:
             call.release()
             try:
-                leave(call, [interrupts])
+                leave(call, interrupts)
             finally:
                 self._tell(ending)
         return self._answered(ending)
@@ -286,7 +286,7 @@ class ToolExecutor:
             budget=self.budget_tracker,
             cancellation=cancellation,
             call=call,
-            scope=resources.for_call(call),
+            scope=CallResources(resources, call),
         )
 
     def _permitted(self, ending: _Ending, offer: _Offer, context: ToolContext, call: Transaction) -> bool:

@@ -21,6 +21,7 @@ from ringfence.runtime.events import (
     PromptRendered,
     RenderedTools,
     ToolInvoked,
+    make_dispatch_result,
 )
 from ringfence.runtime.json_lines import JsonLines, SliceConfig
 from ringfence.runtime.limits import require_aware, utc_now
@@ -221,12 +222,15 @@ class Session(Transactional):
         if self._files is not None and isinstance(event, Receipt):
             with self._slices.locked():
                 self._files.flush(event.receipt_id)
+        dispatcher = self.dispatcher
+        if type(dispatcher) is InProcessDispatcher and not dispatcher.hears(type(event)):
+            return make_dispatch_result(event)
         key = (get_ident(), id(event))
         if key in self._publishing:
-            return self.dispatcher.dispatch(event)
+            return dispatcher.dispatch(event)
         self._publishing.add(key)
         try:
-            return self.dispatcher.dispatch(event)
+            return dispatcher.dispatch(event)
         finally:
             self._publishing.discard(key)
 
@@ -328,7 +332,7 @@ def carried_by(event: object) -> tuple[object, ...]:
         value = event.result.output
     if value is None:
         return ()
-    if is_slice_value(value):
+    if hasattr(type(value), "__dataclass_fields__"):  # `is_slice_value`, once less called
         return (value,)
     if isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray):
         return tuple(filter(is_slice_value, value))  # pyright: ignore[reportUnknownArgumentType]  # it may hold anything

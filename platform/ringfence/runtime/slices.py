@@ -222,16 +222,16 @@ class Slices:
                 before = self._logs.get(slice_type, EMPTY)
                 self._files.put(slice_type, before, items, in_a_call=self._lock.holder is not None)
             self._logs[slice_type] = items
-            return
+        else:
+            self._put_state(slice_type, items)
+
+    def _put_state(self, slice_type: type[Any], items: Items[Any]) -> None:
         if self._mark is not None:
             self._state = self._state.copy()
             self._mark = None
-        self._count()
-        self._state[slice_type] = items
-
-    def _count(self) -> None:
         if current_call() is not None:
             self._by_calls += 1
+        self._state[slice_type] = items
 
     def register(
         self,
@@ -307,7 +307,7 @@ class Slices:
                     if kind not in self._state:
                         self._admit(kind)
                     if state:
-                        self._put(kind, self._state[kind].append(event))
+                        self._put_state(kind, self._state[kind].append(event))
                     continue
                 for one in registered:
                     if logs if self._policies[one.target] is LOG else state:
@@ -382,7 +382,8 @@ class Slices:
                     f"this session does not know the slices {', '.join(unknown)}; register or install them first"
                 )
             if STATE in policies:
-                self._count()
+                if current_call() is not None:
+                    self._by_calls += 1
                 self._state = {kind: captured.get(kind, EMPTY).shared() for kind in self._state}
                 self._mark = None
             if LOG in policies:

@@ -94,10 +94,10 @@ class Transaction(CallInfo):
         parent = self.parent if isinstance(self.parent, Transaction) else None
         if parent is not None:
             participants = in_order((*participants.values(), *parent._adopt(self)))
-        for lock, participant in participants.items():
-            if parent is not None:
+            for participant in participants.values():
                 parent.join(participant)
-            self._held[lock] = participant
+        self._held.update(participants)  # first of all, so that whatever has been taken is given back
+        for lock in participants:
             lock.take(self)
 
     def _adopt(self, child: Transaction) -> Collection[Transactional]:
@@ -331,7 +331,7 @@ class Interrupts:
         previous = _in_c.getsignal(signal.SIGINT)
         if callable(previous):
             self._previous = previous
-            _in_c.signal(signal.SIGINT, self._arrived)
+            _in_c.signal(signal.SIGINT, self)
             _installed = self
 
     def allow(self) -> None:
@@ -355,13 +355,14 @@ class Interrupts:
                 self.allow()
         elif self._previous is not None:
             _installed = None
-            if _in_c.getsignal(signal.SIGINT) == self._arrived:  # else the handler of the tool has set one of its own
+            if _in_c.getsignal(signal.SIGINT) is self:  # else the handler of the tool has set one of its own
                 _in_c.signal(signal.SIGINT, self._previous)
             if self._pending:
                 self._pending = False
                 self._previous(signal.SIGINT, None)
 
-    def _arrived(self, number: int, frame: FrameType | None) -> None:
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """The handler itself: one has arrived."""
         unheeded = self._delivered and monotonic() - self._delivered > 1.0
         if self._holding and not unheeded:
             self._pending = True
@@ -380,7 +381,7 @@ _installed: Interrupts | None = None
 are.)"""
 
 
-def leave(call: Transaction, interrupts: Sequence[Interrupts]) -> None:
+def leave(call: Transaction, *interrupts: Interrupts) -> None:
     """The end of a call: the context variable names the one around it again, and Ctrl-C is free."""
     try:
         # Not by a token: an abandoned generator ends in another context, and two of them end in any order.
@@ -390,7 +391,7 @@ def leave(call: Transaction, interrupts: Sequence[Interrupts]) -> None:
                 around = around.parent
             set_current_call(around)
     finally:
-        for held in reversed(interrupts):
+        for held in interrupts[::-1]:
             held.remove()
 
 
@@ -459,4 +460,4 @@ def tool_transaction(
         try:
             transaction.release()
         finally:
-            leave(transaction, held)
+            leave(transaction, *held)

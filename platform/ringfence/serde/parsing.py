@@ -53,8 +53,10 @@ def read_json(text: str | bytes) -> dict[str, object]:
     """
     try:
         text = text if isinstance(text, str) else text.decode()
-        # Mostly there are no blanks around an object, and to look for them takes longer than all else.
-        value, end = STRICT_JSON.raw_decode(text) if text.startswith("{") else (None, -1)
+        try:  # mostly there are no blanks around an object, and to look for them takes longer than all else
+            value, end = _scan_once(text, 0)
+        except StopIteration:
+            value, end = None, -1
         if end != len(text):
             value = STRICT_JSON.decode(text)
     except UnicodeDecodeError as error:
@@ -127,3 +129,6 @@ def _refuse_constant(name: str) -> object:
 
 STRICT_JSON = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse_constant)
 """Refuses a key that occurs twice, NaN and Infinity, all of them with ValueError."""
+_scanner: Any = STRICT_JSON  # the types of the standard library leave its scanner out
+_scan_once: Callable[[str, int], tuple[object, int]] = _scanner.scan_once
+"""The value at a place and where it ends; StopIteration where none begins."""
