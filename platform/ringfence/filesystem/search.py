@@ -40,7 +40,7 @@ class Glob:
     cross one.
     """
 
-    __slots__ = ("after_fixed", "directories_only", "fixed", "segments")
+    __slots__ = ("after_fixed", "directories_only", "ending", "fixed", "segments")
 
     def __init__(self, pattern: str) -> None:
         names = [name for name in pattern.split("/") if name not in ("", ".")]
@@ -54,6 +54,8 @@ class Glob:
             for place, name in enumerate(names)
             if name != "**" or place == 0 or names[place - 1] != "**"
         )
+        self.ending: Final = _ending(names[-1])
+        """Of the last names of all matches, where that is all they need."""
         last = len(self.segments) - 1
         literal = takewhile(lambda name: isinstance(name, str), self.segments[:last])
         self.fixed: Final = tuple(str(name) for name in literal)
@@ -120,14 +122,19 @@ def _segment(name: str) -> str | _Test:
         return name
     if name == "*":
         return _any_name
-    if name[0] == "*" and not _MAGIC.search(name, 1):
-        ending = name[1:]
+    ending = _ending(name)
+    if ending is not None:
         return methodcaller("endswith", ending)  # in C, where a function of our own takes twice as long
     from wcmatch import fnmatch  # here, since it takes longer to import than most programs take to need it
 
     translated, _ = fnmatch.translate(name, flags=fnmatch.DOTMATCH | fnmatch.CASE | fnmatch.FORCEUNIX)
     # fullmatch, since "$" also matches before a newline that ends a name.
     return re.compile(translated[0]).fullmatch
+
+
+def _ending(name: str) -> str | None:
+    """What a name ends with, if a segment asks for nothing else."""
+    return name[1:] if name[0] == "*" and name != "**" and not _MAGIC.search(name, 1) else None
 
 
 @lru_cache(maxsize=256)
@@ -178,6 +185,8 @@ def glob_below(pattern: str, directories: Directories[DirectoryT], top: Director
         if accepted is not None:
             if glob.directories_only:
                 found += [match for name, match, sub in children if sub is not None and accepted(name)]
+            elif (ending := glob.ending) is not None:  # `accepted` says the same, and takes twice as long
+                found += [match for name, match, _ in children if name.endswith(ending)]
             else:
                 found += [match for name, match, _ in children if accepted(name)]
         if glob.ends_at(at):
