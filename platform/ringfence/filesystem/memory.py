@@ -387,18 +387,22 @@ class InMemoryFilesystem(Transactional):
         if self._read_only and not loading:
             raise PermissionError(errno.EROFS, "the filesystem is read-only")
         call = current_call()
-        if call is not self._call:
+        if call is None:
+            call = self._call
+        elif call is not self._call:
             call = self._innermost(call)
         if call is not None or self._lock.holder is not None:
             self._lock.admit(self, call)
 
-    def _innermost(self, call: CallInfo | None) -> CallInfo | None:
+    def _innermost(self, call: CallInfo) -> CallInfo:
         """Of the call that this object belongs to and the one that runs here, the inner one."""
         own = self._call
-        return call if own is None or (call is not None and call.within(own)) else own
+        return call if own is None or call.within(own) else own
 
     def _note_read(self, call: CallInfo | None, place: str, file: File) -> None:
-        if call is not self._call:
+        if call is None:
+            call = self._call
+        elif call is not self._call:
             call = self._innermost(call)
         if call is not None and not call.sealed:
             call.note_read(self._lock, place, file.sha256)

@@ -175,12 +175,13 @@ class Tree:
             PermissionError: a link leads out of the root.
             OSError: ELOOP, too many links.
         """
-        node: Node | None = self.root
+        node: Any = self.root
         if path:
-            for name in path.split("/"):
-                if type(node) is not Directory:
-                    return _find_along_links(self.root, path, follow)
-                node = node.entries.get(name)
+            try:
+                for name in path.split("/"):
+                    node = node.entries.get(name)
+            except AttributeError:  # what is no directory has no entries
+                return _find_along_links(self.root, path, follow)
             if type(node) is Link and follow:
                 return _find_along_links(self.root, path, follow)
         return path, node, None
