@@ -274,6 +274,8 @@ class Transactional(Protocol):
 
     durable: bool
     """Whether `commit` writes to what outlives the process. At most one such participant changes in a call."""
+    only_undone: bool = False
+    """Whether calls only ever undo it: it has no `changes` to tell of and no `commit` to make; it is asked for none."""
 
     @property
     def lock(self) -> CallLock: ...
@@ -317,6 +319,7 @@ class SnapshotParticipant(Transactional):
     """A user's `Snapshotable` as a participant."""
 
     durable = False
+    only_undone = True
 
     def __init__(self, resource: Snapshotable[Any]) -> None:
         self._resource = resource

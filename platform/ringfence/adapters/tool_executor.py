@@ -24,7 +24,7 @@ from ringfence.errors import (
     TransactionError,
     VisibilityExpansionRequired,
 )
-from ringfence.participants import CallLock, Mark, Transactional, current_call, set_current_call
+from ringfence.participants import Mark, Transactional, current_call, set_current_call
 from ringfence.prompt.long_results import READER, kept_at
 from ringfence.prompt.policy import ALLOW, EffectPolicy, Policy, PolicyDecision, ToolPolicy, is_for
 from ringfence.prompt.tool import Tool, ToolContext, ToolHandler, make_tool_context
@@ -41,7 +41,7 @@ from ringfence.runtime.events import RejectedToolParams, RunContext, ToolCallBeg
 from ringfence.runtime.limits import BudgetTracker, Cancellation, Deadline, Heartbeat
 from ringfence.runtime.receipts import Outcome, PolicyVerdict, Receipt, make_receipt
 from ringfence.runtime.session import Session
-from ringfence.runtime.transaction import Interrupts, Transaction, in_order, leave, new_id
+from ringfence.runtime.transaction import Interrupts, Participants, Transaction, in_order, leave, new_id
 from ringfence.values import quick_maker, quickly_made
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class _Offer:
 @dataclass(frozen=True, slots=True)
 class _Locks:
     resources: Sequence[Transactional]
-    by_lock: Mapping[CallLock, Transactional]
+    taken: Participants
 
 
 @dataclass(slots=True)
@@ -267,12 +267,12 @@ class ToolExecutor:
         ending.recorded = _copied(ending.params) if offer.tool.params_can_change else ending.params
         return True
 
-    def _locked_for(self, resources: Sequence[Transactional]) -> Mapping[CallLock, Transactional]:
+    def _locked_for(self, resources: Sequence[Transactional]) -> Participants:
         """What a call takes; the same again for as long as the resources are."""
         known = self._locks
         if known.resources is not resources:
             known = self._locks = _Locks(resources, in_order((self.session, *resources)))
-        return known.by_lock
+        return known.taken
 
     def _context(self, call: Transaction, resources: ResourceContext, cancellation: Cancellation | None) -> ToolContext:
         return make_tool_context(

@@ -88,6 +88,7 @@ class Session(Transactional):
     """
 
     durable = False
+    only_undone = True
 
     def __init__(
         self,

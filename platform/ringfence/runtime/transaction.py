@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from operator import attrgetter
 from time import monotonic, perf_counter
@@ -59,6 +59,15 @@ def new_id() -> str:
     return _process_id % next(_numbers)
 
 
+@dataclass(frozen=True, slots=True)
+class Participants:
+    """What takes part in a call, by the locks, in the one order in which all calls take them."""
+
+    by_lock: Mapping[CallLock, Transactional]
+    kept: tuple[CallLock, ...]
+    """Of those that are not only undone. The durable come first: what they write can fail, and then all goes back."""
+
+
 # Of the fields of all transactions, for the few lines that look at several of them. Taken within participants' mutexes
 # and never the other way round; nothing is called with it held.
 _guard = threading.Lock()
@@ -72,19 +81,20 @@ class Transaction(CallInfo):
     outer rollback takes along.
     """
 
-    __slots__ = ("_begun", "_children", "_held", "_marks", "_superseded")
+    __slots__ = ("_begun", "_children", "_held", "_kept", "_marks", "_superseded")
 
     def __init__(self, call_id: str, tool: str, parent: CallInfo | None, *, opaque: bool = False) -> None:
         super().__init__(call_id, tool, parent, opaque=opaque)
         self.sealed = True
         self._held: dict[CallLock, Transactional] = {}
+        self._kept: tuple[CallLock, ...] = ()
         self._marks: dict[CallLock, Mark] = {}
         self._children: set[Transaction] = set()
         self._begun = False
         self._superseded = False
 
-    def lock(self, participants: Mapping[CallLock, Transactional]) -> None:
-        """Take every participant; they come `in_order`.
+    def lock(self, participants: Participants) -> None:
+        """Take every participant.
 
         Raises:
             ParticipantBusyError: another call holds one of them.
@@ -93,11 +103,12 @@ class Transaction(CallInfo):
         """
         parent = self.parent if isinstance(self.parent, Transaction) else None
         if parent is not None:
-            participants = in_order((*participants.values(), *parent._adopt(self)))
-            for participant in participants.values():
+            participants = in_order((*participants.by_lock.values(), *parent._adopt(self)))
+            for participant in participants.by_lock.values():
                 parent.join(participant)
-        self._held.update(participants)  # first of all, so that whatever has been taken is given back
-        for lock in participants:
+        self._kept = participants.kept
+        self._held.update(participants.by_lock)  # first of all, so that whatever has been taken is given back
+        for lock in participants.by_lock:
             lock.take(self)
 
     def _adopt(self, child: Transaction) -> Collection[Transactional]:
@@ -144,6 +155,7 @@ class Transaction(CallInfo):
                     self._held[lock] = participant
                     if self._begun:
                         self._marks[lock] = mark
+                    self._kept = _kept(self._held)
             except BaseException:
                 if mark is not None:
                     participant.rollback(mark)
@@ -162,13 +174,13 @@ class Transaction(CallInfo):
         """The handler has ended: no more changes through this call, and what it changed is known."""
         with _guard:
             self.sealed = True
-            marks, running = [*self._marks.items()], [*self._children]
+            kept, running = self._kept, [*self._children]
         for child in running:
             # Its changes are half of something, so they cannot be kept; they go back with this call's.
             child.supersede()
             self.problems.append(TransactionError(f"{child!r} was still running when the handler that made it ended"))
-        for lock, mark in marks:
-            changes = self._held[lock].changes(mark)
+        for lock in kept:
+            changes = self._held[lock].changes(self._marks[lock])
             if changes:
                 self.changes[lock] = changes
         if self._superseded:
@@ -217,13 +229,8 @@ class Transaction(CallInfo):
             if len(changed) > 1:
                 raise TransactionError(f"one call can change one workspace on disk, not several: {', '.join(changed)}")
         step = None
-        marks = [*self._marks.items()]
-        for lock, mark in marks:
-            if held[lock].durable:
-                step = held[lock].commit(mark, receipt) or step
-        for lock, mark in marks:
-            if not held[lock].durable:
-                held[lock].commit(mark, receipt)
+        for lock in self._kept:
+            step = held[lock].commit(self._marks[lock], receipt) or step
         with _guard:
             self._marks = {}
             self.ended = True
@@ -281,10 +288,15 @@ class Transaction(CallInfo):
                 self.parent.inner.append(self.call_id)
 
 
-def in_order(participants: Iterable[Transactional]) -> Mapping[CallLock, Transactional]:
-    """By their locks, in the one order in which all calls take them."""
+def in_order(participants: Iterable[Transactional]) -> Participants:
     found = {participant.lock: participant for participant in participants}
-    return {lock: found[lock] for lock in sorted(found, key=_serial)}
+    by_lock = {lock: found[lock] for lock in sorted(found, key=_serial)}
+    return Participants(by_lock, _kept(by_lock))
+
+
+def _kept(held: Mapping[CallLock, Transactional]) -> tuple[CallLock, ...]:
+    kept = [lock for lock, participant in held.items() if not participant.only_undone]
+    return (*(lock for lock in kept if held[lock].durable), *(lock for lock in kept if not held[lock].durable))
 
 
 def _named(lock: CallLock, path: str, among: Collection[CallLock]) -> str:

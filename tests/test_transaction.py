@@ -1,0 +1,76 @@
+"""What a transaction asks of its participants, and in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from ringfence.participants import CLEAN, CallInfo, CallLock, Change, RollbackReport, Step, Transactional, current_call
+from ringfence.runtime import Session, tool_transaction
+from ringfence.runtime.receipts import Receipt
+
+
+class Noting(Transactional):
+    """Holds nothing and notes what it is asked for."""
+
+    def __init__(self, name: str, said: list[str], *, durable: bool = False, only_undone: bool = False) -> None:
+        self.name, self.said, self.durable, self.only_undone = name, said, durable, only_undone
+        self._lock = CallLock(name)
+
+    @property
+    def lock(self) -> CallLock:
+        return self._lock
+
+    def begin(self, call: CallInfo) -> Any:
+        self.said.append(f"{self.name} begins")
+
+    def changes(self, mark: Any) -> Sequence[Change]:
+        self.said.append(f"{self.name} tells")
+        return ()
+
+    def commit(self, mark: Any, receipt: Receipt) -> Step | None:
+        self.said.append(f"{self.name} commits")
+        return None
+
+    def rollback(self, mark: Any) -> RollbackReport:
+        self.said.append(f"{self.name} goes back")
+        return CLEAN
+
+
+@dataclass(frozen=True)
+class Holding:
+    participants: tuple[Transactional, ...]
+
+
+def test_what_outlives_the_process_commits_first_and_what_is_only_undone_is_not_asked() -> None:
+    said: list[str] = []
+    memory, counter = Noting("memory", said), Noting("counter", said, only_undone=True)
+    disk = Noting("disk", said, durable=True)
+    with tool_transaction(Session(), Holding((memory, counter, disk))):
+        assert said == ["memory begins", "counter begins", "disk begins"]
+        said.clear()
+    assert [one for one in said if "commits" in one] == ["disk commits", "memory commits"]
+    assert sorted(said[:2]) == ["disk tells", "memory tells"]
+
+
+def test_what_joins_a_call_later_is_asked_as_if_it_had_been_there_from_the_beginning() -> None:
+    said: list[str] = []
+    with tool_transaction(Session(), Holding((Noting("memory", said),))):
+        call = current_call()
+        assert call is not None
+        call.join(Noting("counter", said, only_undone=True))
+        call.join(Noting("disk", said, durable=True))
+        said.clear()
+    assert said == ["disk tells", "memory tells", "disk commits", "memory commits"]
+
+
+def test_all_go_back_the_last_taken_first() -> None:
+    said: list[str] = []
+    ours = (Noting("memory", said), Noting("counter", said, only_undone=True), Noting("disk", said, durable=True))
+    with pytest.raises(ZeroDivisionError), tool_transaction(Session(), Holding(ours)):
+        said.clear()
+        raise ZeroDivisionError
+    assert said == ["disk goes back", "counter goes back", "memory goes back"]
