@@ -185,12 +185,16 @@ class CallLock:
         self.name = name
         self.serial = next(self._serials)
         """Locks are taken in the order of their serials, so that two calls cannot wait for each other."""
-        self.mutex = threading.RLock()
         self.holder: CallInfo | None = None
         self._unfinished: Callable[[], None] | None = None
         self._patience = patience_seconds
-        self._condition = threading.Condition(self.mutex)
         self._waiting = 0
+        self.free_mutex()
+
+    def free_mutex(self) -> None:
+        """Have a mutex that nobody has: the first one, and in a forked child, where threads of the parent are not."""
+        self.mutex = threading.RLock()
+        self._condition = threading.Condition(self.mutex)
 
     def take(self, call: CallInfo, patience_seconds: float | None = None) -> None:
         """Make `call` the holder; waits while another holds it. 0 seconds: at once or not at all.

@@ -31,6 +31,7 @@ from ringfence.filesystem.protocol import (
 )
 from ringfence.filesystem.search import compiled_glob, glob_below, grep_files, path_filter
 from ringfence.participants import (
+    CLEAN,
     CURRENT_CALL,
     LOCK_PATIENCE_SECONDS,
     CallInfo,
@@ -196,6 +197,10 @@ class HostFilesystem(Transactional):
     def when_closed(self, end: Callable[[], None]) -> None:
         """Have something end when the workspace is closed, which may be later than this share of it."""
         self._opened.when_closed.append(end)
+
+    def check_open(self) -> None:
+        """Raises ValueError once it is closed, and in a process that was forked off: the workspace is the parent's."""
+        self._share.check_open()
 
     @property
     def root(self) -> str:
@@ -444,6 +449,7 @@ class HostFilesystem(Transactional):
             self._core.restore(state)
 
     def changes(self, since: FilesystemSnapshot | Mark) -> Sequence[Change]:
+        self._opened.check_open()
         with self._lock.mutex:
             if isinstance(since, Mark):
                 return self._core.changes_since_mark(since)
@@ -454,6 +460,7 @@ class HostFilesystem(Transactional):
         return self._lock
 
     def begin(self, call: CallInfo) -> Mark:
+        self._opened.check_open()
         with self._lock.mutex:
             return self._core.begin(call.call_id, call.tool, opaque=call.opaque and not self.read_only)
 
@@ -469,10 +476,13 @@ class HostFilesystem(Transactional):
             self._core.note_process(process)
 
     def commit(self, mark: Mark, receipt: Receipt) -> Step | None:
+        self._opened.check_open()
         with self._lock.mutex:
             return self._core.commit(mark, receipt)
 
     def rollback(self, mark: Mark) -> RollbackReport:
+        if self._opened.is_forked:  # the call is the parent's, which goes on with it
+            return CLEAN
         # A thread of the call that is in the middle of a change finishes it first.
         with self._lock.mutex:
             return self._core.rollback(mark)

@@ -104,7 +104,12 @@ class Opened:
 
     @property
     def is_open(self) -> bool:
-        return not self._closed and not (self._lock is not None and self._lock.forked)
+        return not self._closed and not self.is_forked
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this process was forked from the one that opened it to change it."""
+        return self._lock is not None and self._lock.forked
 
     def _opaque_calls(self) -> OpaqueCalls:
         # Imported when the first opaque call begins: nothing else here needs git's objects.
@@ -136,13 +141,13 @@ class Opened:
         """Raises ValueError once it is closed, and in a process that was forked off."""
         if self._closed:
             raise ValueError(f"the workspace {self.root} is closed")
-        if self._lock is not None and self._lock.forked:
+        if self.is_forked:
             raise ValueError(f"the workspace {self.root} belongs to the process that this one was forked from")
 
     def close(self) -> None:
         if self._closed:
             return
-        if self._lock is not None and self._lock.forked:
+        if self.is_forked:
             self._release()
             return
         self.core.close()

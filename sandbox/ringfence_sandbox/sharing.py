@@ -71,7 +71,10 @@ _open: list[Opened] = []
 
 
 def _after_fork() -> None:
-    _locks[0] = threading.RLock()  # whoever had it is not in the child
+    # Whoever had one of these is not in the child.
+    _locks[0] = threading.RLock()
+    for opened in _open:
+        opened.lock.free_mutex()
 
 
 os.register_at_fork(after_in_child=_after_fork)

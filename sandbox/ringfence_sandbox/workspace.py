@@ -236,13 +236,13 @@ class Workspace:
 
     def steps(self) -> Sequence[Step]:
         """The steps, oldest first; without the baseline and others' changes."""
-        with self.filesystem.lock.mutex:
+        with self._looking_alone():
             return self._store.steps()
 
     def log(self, limit: int | None = None) -> Sequence[LogEntry]:
         """The history, newest first: steps, what somebody else changed in between, and the baseline; all of it, or the
         newest ``limit`` entries."""
-        with self.filesystem.lock.mutex:
+        with self._looking_alone():
             names = self._names.by_commit()
             entries = (self._entry(record, names.get(record.commit, ())) for record in self._store.commits())
             # Others' changes of nothing but times are commits too, and of no interest.
@@ -251,19 +251,19 @@ class Workspace:
 
     def named_steps(self) -> Sequence[NamedStep]:
         """The named steps, by name."""
-        with self.filesystem.lock.mutex:
+        with self._looking_alone():
             return self._names.all()
 
     def aborted(self) -> Sequence[LogEntry]:
         """What rollbacks took away, newest first; ``number`` is that of `aborted_step`."""
-        with self.filesystem.lock.mutex:
+        with self._looking_alone():
             self._take_in_aborted()
             found = [(number, self._store.commit(commit)) for number, commit in self._store.aborted().items()]
             return [replace(self._entry(record, ()), number=number) for number, record in reversed(found)]
 
     def aborted_step(self, number: int) -> ShownStep:
         """What a call had changed before it was taken back. LookupError where none of that number is kept."""
-        with self.filesystem.lock.mutex:
+        with self._looking_alone():
             self._take_in_aborted()
             kept = self._store.aborted()
             if number not in kept:
@@ -271,6 +271,14 @@ class Workspace:
                 raise LookupError(f"nothing that was taken back is kept as number {number}: {there}")
             shown = self._shown(self._store.commit(kept[number]))
             return replace(shown, step=replace(shown.step, number=number))
+
+    @contextmanager
+    def _looking_alone(self) -> Generator[None]:
+        # In a forked child the history is not to be looked at either: to read what is about to be written, it is
+        # written, and the file is the parent's.
+        self.filesystem.check_open()
+        with self.filesystem.lock.mutex:
+            yield
 
     def _take_in_aborted(self) -> None:
         if self._history is not None:
@@ -280,12 +288,12 @@ class Workspace:
 
     def step(self, number: int) -> Step:
         """One step; 0 is the baseline. LookupError where there is none of that number."""
-        with self.filesystem.lock.mutex:
+        with self._looking_alone():
             return self._store.step_of(self._record(number))
 
     def show(self, number: int) -> ShownStep:
         """What a step changed. LookupError where there is none, or where what was before it was dropped."""
-        with self.filesystem.lock.mutex:
+        with self._looking_alone():
             return self._shown(self._record(number))
 
     def _shown(self, record: CommitRecord) -> ShownStep:
@@ -308,7 +316,7 @@ class Workspace:
             LookupError: there is no such step.
             ValueError: `a` is later than `b`, or, for a mailbox, what was between them has been dropped.
         """
-        with self.filesystem.lock.mutex:
+        with self._looking_alone():
             line = self._between(a, b)
             if fmt == "mbox":
                 if any(record.parent is None for record in line[1:]):
@@ -319,17 +327,17 @@ class Workspace:
     @property
     def newest(self) -> str:
         """The newest commit of the history, somebody else's included: what `since` compares with."""
-        with self.filesystem.lock.mutex:
+        with self._looking_alone():
             return self._tip()
 
     def changes_since(self, commit: str) -> Sequence[Change]:
         """What the history has changed since a commit."""
-        with self.filesystem.lock.mutex:
+        with self._looking_alone():
             return self._changes(commit, self._tip())
 
     def patch_since(self, commit: str) -> bytes:
         """The patch for it, for `git apply`."""
-        with self.filesystem.lock.mutex:
+        with self._looking_alone():
             return unified(self._store, commit, self._tip()).text
 
     def _changes(self, one: str | None, other: str) -> list[Change]:
