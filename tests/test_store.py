@@ -5,6 +5,7 @@ import resource
 import shutil
 import zlib
 from collections.abc import Iterator, Set
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from ringfence_sandbox.deltas import Before, applied, delta
 from ringfence_sandbox.entries import Entry, Meta, Pending, decode_lines, encode_line
 from ringfence_sandbox.git_names import escaped, unescaped
 from ringfence_sandbox.history_gc import gc
+from ringfence_sandbox.packs import open_packs
 from ringfence_sandbox.reversal import Workspace, plan_undo
 from ringfence_sandbox.rows import Rows
 from ringfence_sandbox.store import SEAL_BYTES, PreparedStep, Store
@@ -331,6 +333,33 @@ def test_a_reader_without_the_lock_sees_what_is_published_and_what_is_sealed_mea
         assert reader.tip is not None
         assert contents(reader, reader.tip)["a.txt"] == b"one\n"
     assert history(store.folder)[0] == tip
+
+
+def test_a_reader_that_opens_while_gc_drops_what_it_knows_of_knows_what_is_left(store: Store) -> None:
+    store.keep("named", step(store, {"a.txt": file(b"two\n")}).commit)
+    store.seal()
+    refs = store.folder / "packed-refs"
+    old = refs.read_bytes()
+    refs.unlink()
+    os.mkfifo(refs)
+    with ThreadPoolExecutor() as threads:
+        opening = threads.submit(Store.open, store.folder, writable=False)
+        with open(refs, "wb") as meanwhile:  # the reader has it open, too, and waits
+            store.unkeep("named")
+            tip = step(store, {"a.txt": file(b"three\n")}).commit
+            gc(store, 0)
+            meanwhile.write(old)
+        with opening.result() as reader:
+            assert (reader.tip, reader.kept()) == (tip, {})
+            assert contents(reader, tip)["a.txt"] == b"three\n"
+
+
+def test_a_pack_that_is_deleted_while_it_is_opened_is_said_to_be_missing(store: Store) -> None:
+    store.seal()
+    [pack] = (store.folder / "objects/pack").glob("*.pack")
+    pack.unlink()
+    with pytest.raises(FileNotFoundError, match="deleted meanwhile"):
+        open_packs(pack.parent)
 
 
 def test_two_logs_after_a_crash_in_sealing_are_no_harm(store: Store) -> None:

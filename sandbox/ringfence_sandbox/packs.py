@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import zlib
@@ -12,7 +13,7 @@ from typing import BinaryIO
 
 from dulwich.object_format import SHA1
 from dulwich.objects import RawObjectID
-from dulwich.pack import OFS_DELTA, REF_DELTA, Pack, write_pack_index_v2
+from dulwich.pack import OFS_DELTA, REF_DELTA, Pack, PackFileDisappeared, write_pack_index_v2
 
 from ringfence_sandbox.object_log import entry_header, pack_entry, sync_directory
 from ringfence_sandbox.places import not_written
@@ -104,13 +105,13 @@ def open_packs(folder: Path) -> list[Pack]:
     packs: list[Pack] = []
     try:
         for name in names:
-            pack = Pack(str(name.with_suffix("")), object_format=SHA1)
-            packs.append(pack)
-            if not (name.with_suffix(".pack").exists() and len(pack.index) >= 0 and len(pack.data) >= 0):
-                raise FileNotFoundError(name)
-    except BaseException:
+            packs.append(Pack(str(name.with_suffix("")), object_format=SHA1))
+            _ = packs[-1].index, packs[-1].data  # which opens them
+    except BaseException as error:
         for pack in packs:
             pack.close()
+        if isinstance(error, PackFileDisappeared):
+            raise FileNotFoundError(errno.ENOENT, "a pack was deleted meanwhile", str(folder)) from error
         raise
     return packs
 

@@ -112,8 +112,12 @@ class Store:
                 raise FileNotFoundError(f"there is no history at {path}")
             create_repository(path)
         # The refs first: a reader without the lock must not know of commits newer than the objects that it opens.
-        refs = read_refs(path)
-        store = cls(path, refs, HistoryObjects(path, writable=writable), writable=writable, identity=identity)
+        # Nor of one that was dropped in between, so the refs have to be the same afterwards.
+        refs, objects = read_refs(path), HistoryObjects(path, writable=writable)
+        while not writable and refs != (now := read_refs(path)):
+            objects.close()
+            refs, objects = now, HistoryObjects(path, writable=False)
+        store = cls(path, refs, objects, writable=writable, identity=identity)
         try:
             if tip is not None and tip != store.tip:
                 store._name_tip(tip)
