@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Generator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ringfence import Session
 from ringfence.adapters import ScriptedAdapter
+from ringfence.adapters.core import Message, Said
 from ringfence.errors import PromptEvaluationError
 from ringfence_cli.disk import DiskWorkspace
+from ringfence_cli.outputs import OutputFile
 from ringfence_cli.resuming import RunRecord, interrupted_run, record_of
 from ringfence_cli.signals import Signals
 from ringfence_cli.task import Ending, Task, perform
@@ -161,6 +165,59 @@ def test_a_call_that_was_committed_but_not_answered_is_told_so_and_not_run_again
     assert committed["content"].startswith("This call was committed as step 1, which changed new.txt.")
     assert "a.txt" in listed["content"]
     assert not (tree / "new.txt").exists()
+
+
+def test_a_run_whose_record_was_torn_can_be_interrupted_and_resumed_again(tree: Path) -> None:
+    performed(tree, [READ])
+    cut(tree, 0, b'{"messages": [{"$ty')
+    performed(tree, [calls(EDIT)], resume=True)
+    ending, last = performed(tree, [DONE], resume=True)
+    assert ending.outcome == "done"
+    assert [message["role"] for message in last.requests[0]["messages"]] == [
+        *("system", "assistant", "tool", "tool", "assistant", "tool")
+    ]
+
+
+@contextmanager
+def room_for(file: Path, more: int) -> Generator[None]:
+    """As on a disk on which no file can be longer."""
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (file.stat().st_size + more, most))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+
+
+def test_what_there_was_no_space_for_is_in_the_record_when_there_is(tree: Path) -> None:
+    session, signals = Session(), Signals()
+    said = [Message("system", f"{number}" * 2000) for number in range(3)]
+    with closing(DiskWorkspace(tree)) as workspace, closing(RunRecord(tree, "Do it.")) as record, signals:
+        record.attend(session, signals, workspace)
+        with room_for(record_of(tree), 3000):
+            for message in said[:2]:
+                session.dispatcher.dispatch(Said("run", message))
+        session.dispatcher.dispatch(Said("run", said[2]))
+    before = interrupted_run(record_of(tree))
+    assert before is not None
+    assert [*before.messages] == said
+
+
+def test_a_line_that_there_is_no_space_for_is_not_written_in_part(tmp_path: Path) -> None:
+    (tmp_path / "lines").write_bytes(b"one\n")
+    with closing(OutputFile(tmp_path / "lines", append=True)) as file:
+        with room_for(tmp_path / "lines", 5), pytest.raises(OSError, match="lines"):
+            file.write(b"two, and more\n")
+        file.write(b"three\n")
+    assert (tmp_path / "lines").read_bytes() == b"one\nthree\n"
+
+
+def test_a_run_that_was_killed_before_its_first_line_leaves_the_one_before_to_be_resumed(tree: Path) -> None:
+    performed(tree, [READ])
+    record_of(tree).rename(record_of(tree).with_name("run-before.jsonl"))
+    resumed = ringfence("run", tree, "--resume", "--model", script(tree, "1.jsonl", calls(EDIT), DONE))
+    assert resumed.returncode == 0, resumed.stderr
+    assert (tree / "a.txt").read_text() == "two\n"
 
 
 def test_a_call_that_was_neither_answered_nor_committed_runs_now(tree: Path) -> None:

@@ -58,13 +58,25 @@ class OutputFile:
         self._descriptor = os.open(path, flags, 0o666)
 
     def write(self, data: bytes) -> None:
-        """Write to the end, at once: no buffer, so what is written is whole when the next instruction runs."""
+        """Write to the end, at once: no buffer, so what is written is whole when the next instruction runs.
+
+        Where not all of it can be written, nothing is: half a line would spoil the next one.
+        """
         rest = memoryview(data)
         try:
             while rest:
                 rest = rest[os.write(self._descriptor, rest) :]
         except OSError as error:
+            self._cut_off(len(data) - len(rest))
             raise OSError(error.errno, error.strerror, str(self.path)) from error
+
+    def _cut_off(self, written: int) -> None:
+        found = os.fstat(self._descriptor)
+        if written and stat.S_ISREG(found.st_mode):
+            end = os.lseek(self._descriptor, 0, os.SEEK_CUR)
+            if found.st_size == end:  # else somebody has written more
+                os.ftruncate(self._descriptor, end - written)
+                os.lseek(self._descriptor, end - written, os.SEEK_SET)
 
     def replace(self, data: bytes) -> None:
         """Make `data` all that the file holds."""

@@ -63,6 +63,8 @@ class RunRecord:
         self._before = before
         self._file: OutputFile | None = None
         self._written: list[tuple[Any, ...]] = []
+        self._unwritten = b""
+        """Lines that there was no space for: the next one is only written after them."""
 
     def attend(self, session: Session, signals: Signals, workspace: DiskWorkspace) -> None:
         """Bring a new session to where the interrupted one stood, if there is one, and listen to it."""
@@ -74,6 +76,8 @@ class RunRecord:
             answered = _answers_of_steps(self._before, workspace.opened.steps())
             session[Conversation].seed(Conversation(PROMPT_NAME, (*self._before.messages, *answered)))
             record["messages"] = [encode(message) for message in answered]
+            lines = self.path.read_bytes()
+            os.truncate(self.path, lines.rfind(b"\n") + 1)  # a line that is torn would spoil the next
         else:
             record["start"] = workspace.start
             if self._has_got_anywhere():
@@ -97,7 +101,9 @@ class RunRecord:
             record["state"] = [encode(item) for items in held for item in items]
             self._written = held
         assert self._file is not None
-        self._file.write(_line(record))
+        self._unwritten += _line(record)
+        self._file.write(self._unwritten)
+        self._unwritten = b""
 
     def interrupted_before(self) -> str | None:
         """What to say of an interrupted run that this one does not go on with, but keeps for another time."""
@@ -135,6 +141,16 @@ class RunRecord:
 
 def record_of(directory: Path) -> Path:
     return Path(store_of(os.path.realpath(directory)), FILE_NAME)
+
+
+def run_to_resume(directory: Path) -> Interrupted | None:
+    """The run that was interrupted in a directory. The workspace has to be open. Raises what `interrupted_run` does."""
+    path = record_of(directory)
+    found, kept = interrupted_run(path), path.with_name(KEPT_NAME)
+    if found is None and kept.exists():  # the next one was killed before it had written a line
+        os.replace(kept, path)
+        found = interrupted_run(path)
+    return found
 
 
 def interrupted_run(record_file: Path) -> Interrupted | None:

@@ -28,7 +28,7 @@ from ringfence_cli.printable import plural, printable
 from ringfence_cli.report import as_json, left_out, summary
 from ringfence_cli.report_file import ReportFile
 from ringfence_cli.report_page import About, page
-from ringfence_cli.resuming import RunRecord, interrupted_run, record_of
+from ringfence_cli.resuming import RunRecord, run_to_resume
 from ringfence_cli.sandbox_commands import UNAVAILABLE
 from ringfence_cli.signals import Signals
 from ringfence_cli.task import EXIT_CODES, Ending, Outcome, Task, apply, perform
@@ -342,7 +342,7 @@ def _on_disk(opening: Callable[[], DiskT]) -> DiskT:
 def _record(directory: Path, task: str, files: ExitStack) -> RunRecord:
     """Where a run is written down, so that it can go on when it was interrupted; without a task, the one that was."""
     try:
-        before = None if task else interrupted_run(record_of(directory))
+        before = None if task else run_to_resume(directory)
         if not task and before is None:
             raise click.UsageError(f"there is no interrupted run in {directory}: give a new one its --task")
         return files.enter_context(closing(RunRecord(directory, before.task if before else task, before)))
