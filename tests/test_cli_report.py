@@ -345,6 +345,19 @@ def test_a_report_in_the_workspace_is_no_change_of_the_agent_s(tree: Path, kind:
             assert {path for step in disk.steps() for path in step.paths} == {"a.txt", "new.txt"}
 
 
+@pytest.mark.parametrize("option", ["--patch", "--receipts"])
+def test_what_a_run_writes_in_the_workspace_is_not_the_agent_s_to_change(tree: Path, option: str) -> None:
+    place = tree / "out" / "file"
+    place.parent.mkdir()
+    (tree.parent / "link").symlink_to(place)
+    mine = [call("write_file", file_path="out/file", content="mine"), call("rm", path="out", recursive=True)]
+    asked = [*mine, call("read_file", file_path="out/file"), *mine, call("write_file", file_path="new", content="x")]
+    ended = run(tree, [calls(*asked), DONE], option, str(tree.parent / "link"), "--json")
+    assert json.loads(ended.stdout)["tool_calls"]["denied"] >= 2
+    told = place.read_text()
+    assert "+++ b/new" in told if option == "--patch" else told.count("\n") == len(asked)
+
+
 def test_what_becomes_of_the_directory_s_name_meanwhile_does_not_lead_elsewhere(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "private").mkdir()

@@ -57,11 +57,6 @@ class ReportFile:
         found = self._found()
         return found is not None and other.is_file(found)
 
-    def within(self, directory: Path) -> str | None:
-        """The path of the report in that directory; None where it is not in there."""
-        root = Path(os.path.realpath(directory))
-        return self.path.relative_to(root).as_posix() if self.path.is_relative_to(root) else None
-
     def text(self, event: ModelText) -> None: ...
 
     def turn(self, event: ModelTurn) -> None:

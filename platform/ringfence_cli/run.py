@@ -35,7 +35,7 @@ from ringfence_cli.task import EXIT_CODES, Ending, Outcome, Task, apply, perform
 from ringfence_cli.telemetry import telemetry_of
 from ringfence_cli.terminal import ErrorStream, put_diff
 from ringfence_cli.watch import Tally, Watcher
-from ringfence_cli.workspace import MemoryWorkspace, RunWorkspace
+from ringfence_cli.workspace import MemoryWorkspace, RunWorkspace, keep_out
 from ringfence_sandbox.moved_roots import moved_from
 
 if TYPE_CHECKING:
@@ -128,8 +128,11 @@ def _run(options: Options, signals: Signals, answer: OneObject, said: Callable[[
             errors.say(f"ringfence: {error}")
             return UNAVAILABLE
         _refuse_one_file(patch, receipts, report)
-        if report is not None and (place := report.within(options.directory)) is not None:
-            workspace.refused = {**workspace.refused, place: "the report of this run comes there"}
+        # From a copy in memory nothing is written over what is on disk, and may have changed.
+        others = [(patch, "patch"), (receipts, "list of receipts")] if isinstance(workspace, DiskWorkspace) else []
+        for file, what in [(report, "report"), *others]:
+            if file is not None:
+                keep_out(workspace, file.path, f"the {what} of this run comes there")
         if isinstance(workspace, DiskWorkspace) and (recovered := workspace.opened.recovered) is not None:
             errors.say(recovery(recovered))
         if not options.quiet:

@@ -63,6 +63,13 @@ class RunWorkspace(Protocol):
         ...
 
 
+def keep_out(workspace: RunWorkspace, file: Path, reason: str) -> None:
+    """Refuse what an agent writes to a file of the run's own, wherever that lies."""
+    root, real = (Path(os.path.realpath(path)) for path in (workspace.directory, file))
+    if real.is_relative_to(root):
+        workspace.refused = {**workspace.refused, real.relative_to(root).as_posix(): reason}
+
+
 class MemoryWorkspace:
     """A copy of a directory's files. What an agent does to it, nothing on disk hears of."""
 

@@ -28,11 +28,12 @@ from ringfence_cli.sandbox_commands import UNAVAILABLE
 from ringfence_cli.serve import stdio
 from ringfence_cli.serve.clients import Client
 from ringfence_cli.serve.server import WorkspaceServer
-from ringfence_cli.serve.workspaces import open_workspace
+from ringfence_cli.serve.workspaces import DiskServed, open_workspace
 from ringfence_cli.signals import Signals
 from ringfence_cli.task import EXIT_CODES
 from ringfence_cli.telemetry import telemetry_of
 from ringfence_cli.terminal import ErrorStream
+from ringfence_cli.workspace import keep_out
 from ringfence_sandbox.moved_roots import moved_from
 
 TOKEN_VARIABLE = "RINGFENCE_MCP_TOKEN"  # noqa: S105  # its name
@@ -81,6 +82,8 @@ def serve(options: ServeOptions, signals: Signals) -> int:
                 )
                 stack.callback(workspace.close)
                 receipts = _receipts(options.receipts, stack)
+                if receipts is not None and isinstance(workspace, DiskServed):
+                    keep_out(workspace.workspace, receipts.path, "the receipts of this server come there")
                 Client(workspace, _nothing).close()  # what no client could begin with is said now
         except PromptValidationError as error:
             raise unfit(error, options.directory, options.workspace) from None

@@ -123,24 +123,24 @@ class DiskServed:
         self.directory = workspace.directory
         self.read_only = False
         self.policies: Sequence[Policy] = [LeftOutPolicy(workspace), *owned]
-        self._workspace = workspace
+        self.workspace = workspace
 
     @property
     def filesystem(self) -> Filesystem:
-        return self._workspace.filesystem
+        return self.workspace.filesystem
 
     def sections(self, session: Session) -> Sequence[Section[Any]]:
-        opened = self._workspace.opened
+        opened = self.workspace.opened
         history = HistoryToolsSection(session=session, workspace=lambda: nullcontext(opened))
-        return [self._workspace.section(session), history]
+        return [self.workspace.section(session), history]
 
     def notes(self) -> Iterator[str]:
-        if (recovered := self._workspace.opened.recovered) is not None:
+        if (recovered := self.workspace.opened.recovered) is not None:
             yield recovery(recovered)
-        yield from left_out(self._workspace.left_out)
+        yield from left_out(self.workspace.left_out)
 
     def close(self) -> None:
-        self._workspace.close()
+        self.workspace.close()
 
 
 class LookedAt:
