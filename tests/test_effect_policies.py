@@ -295,6 +295,35 @@ def test_a_moved_file_is_not_removed_and_stays_somebody_else_s(files: Filesystem
     assert not agent(lambda files: files.delete("lib", recursive=True)).success
 
 
+def test_files_of_one_content_are_moved_and_stay_somebody_else_s(files: Filesystem) -> None:
+    for path in ("src/__init__.py", "src/deep/__init__.py"):
+        files.write(path, "")
+    agent = Agent(files, [DeletionLimitPolicy(max_files=0)])
+    assert agent(lambda files: files.move("src", "lib")).success
+    assert "1 files" in agent(lambda files: files.delete("lib/__init__.py")).message
+    assert "1 files" in agent(lambda files: files.delete("lib/deep/__init__.py")).message
+
+
+def test_a_file_that_is_moved_over_another_is_one_file_less(files: Filesystem) -> None:
+    agent = Agent(files, [DeletionLimitPolicy(max_files=0)])
+    assert "README.md" in agent(lambda files: files.move("README.md", "docs/x.md", overwrite=True)).message
+    assert files.read("docs/x.md").content == "x\n"
+
+
+def test_a_file_of_one_s_own_over_somebody_else_s_does_not_make_that_one_s_own(files: Filesystem) -> None:
+    agent = Agent(files, [DeletionLimitPolicy(max_files=0)])
+    assert agent(lambda files: files.write("own.txt", "mine")).success
+    assert agent(lambda files: files.move("own.txt", "README.md", overwrite=True)).success
+    assert not agent(lambda files: files.delete("README.md")).success
+
+
+def test_files_that_take_each_other_s_places_are_moved_and_stay_whose_they_were(files: Filesystem) -> None:
+    agent = Agent(files, [DeletionLimitPolicy(max_files=0)])
+    assert agent(lambda files: (files.move("docs/x.md", "new.md"), files.move("README.md", "docs/x.md"))).success
+    assert "1 files" in agent(lambda files: files.delete("new.md")).message
+    assert "1 files" in agent(lambda files: files.delete("docs/x.md")).message
+
+
 def test_what_was_rolled_back_does_not_count_as_removed(files: Filesystem) -> None:
     def delete_and_fail(files: Filesystem) -> None:
         files.delete("README.md")

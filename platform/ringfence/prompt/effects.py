@@ -144,18 +144,25 @@ class DeletionLimitPolicy:
     def _after(self, changes: Sequence[Change], context: ToolContext) -> tuple[PathHashes, PathHashes]:
         """What counts as removed, and what as made by the session, when these changes are kept."""
         removed, made = self._known(context, "removed"), self._known(context, "made")
-        arrived = {content: change.path for change in changes if (content := _new_content(change))}
-        moved_to: set[str] = set()
+        arrivals, moved_to = _Arrivals(changes), set[str]()
         for change in changes:
             if change.before is None or not _lost(change.before, change.after):
                 continue
             own = made.of(change.path) is not None
+            # What it has moved to, what that had there before, and so on; and whose each of them was.
+            way, last_own = list[tuple[str, bool]](), own
+            target = arrivals.take(change.before)
+            while target is not None:
+                way.append((target.path, last_own))
+                if not _has_file(target.before):
+                    break
+                last_own = made.of(target.path) is not None
+                target = arrivals.take(target.before)
             if change.after is None:
                 made = made.updated({change.path: None})
-            target = arrived.pop(change.before.content_hash or "", None)
-            if target is not None:  # whose it was, it stays
-                moved_to.add(target)
-                made = made.updated({target: "made" if own else None})
+            if target is not None or last_own:  # nobody else's is lost; whose it was, it stays
+                moved_to |= {path for path, _ in way}
+                made = made.updated({path: "made" if mine else None for path, mine in way})
             elif not own:
                 removed = removed.updated({change.path: "removed"})
         for change in changes:
@@ -329,6 +336,26 @@ def _new_content(change: Change) -> str | None:
     """The hash of what came to a path, if that is another content than it had."""
     after = change.after.content_hash if change.after is not None else None
     return None if change.before is not None and change.before.content_hash == after else after
+
+
+class _Arrivals:
+    """What came to paths in a call, by content, and each only once."""
+
+    def __init__(self, changes: Sequence[Change]) -> None:
+        self._by_content: dict[str, list[Change]] = {}
+        # Taken from the end: rather a path where nothing was.
+        for change in sorted(changes, key=lambda change: (not _has_file(change.before), change.path)):
+            if content := _new_content(change):
+                self._by_content.setdefault(content, []).append(change)
+
+    def take(self, version: FileVersion | None) -> Change | None:
+        """Where what there was has come to, if it has."""
+        found = self._by_content.get((version.content_hash if version is not None else None) or "")
+        return found.pop() if found else None
+
+
+def _has_file(version: FileVersion | None) -> bool:
+    return version is not None and version.kind != "directory"
 
 
 def _listed(paths: Iterable[str]) -> str:
