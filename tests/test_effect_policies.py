@@ -295,6 +295,18 @@ def test_a_moved_file_is_not_removed_and_stays_somebody_else_s(files: Filesystem
     assert not agent(lambda files: files.delete("lib", recursive=True)).success
 
 
+def test_a_link_is_moved_with_its_directory_and_stays_somebody_else_s(files: Filesystem) -> None:
+    files.symlink("src/link", "a.py")
+    agent = Agent(files, [DeletionLimitPolicy(max_files=0)])
+    assert agent(lambda files: files.move("src", "lib")).success
+    assert "1 files" in agent(lambda files: files.delete("lib/link")).message
+
+
+def test_the_root_is_called_so_where_it_must_not_be_changed(files: Filesystem) -> None:
+    agent = Agent(files, [PathPolicy(allow=["/src"])])
+    assert "the root is not among" in agent(lambda files: files.chmod("", 0o700)).message
+
+
 def test_files_of_one_content_are_moved_and_stay_somebody_else_s(files: Filesystem) -> None:
     for path in ("src/__init__.py", "src/deep/__init__.py"):
         files.write(path, "")

@@ -57,7 +57,7 @@ class PathPolicy:
         for change in changes:
             path = _folded(change.path)
             if self._denied(path):
-                return PolicyDecision.deny(f"{shown(change.path)} must not be {change.kind}")
+                return PolicyDecision.deny(f"{_named(change)} must not be {change.kind}")
             if path in self._above_denied and change.after is not None and change.after.kind == "symlink":
                 return PolicyDecision.deny(f"{shown(change.path)} must not become a link: what is below is denied")
         if self.allow is None:
@@ -68,7 +68,7 @@ class PathPolicy:
             on_the_way = {above for change in changes if self._allowed(change.path) for above in _above(change.path)}
             for change in outside:
                 if not (change.before is None and _is_directory(change.after) and change.path in on_the_way):
-                    return PolicyDecision.deny(f"{shown(change.path)} is not among what may be changed")
+                    return PolicyDecision.deny(f"{_named(change)} is not among what may be changed")
         return ALLOW
 
 
@@ -321,6 +321,10 @@ def _above(path: str) -> Iterator[str]:
         yield path
 
 
+def _named(change: Change) -> str:
+    return shown(change.path) or "the root"
+
+
 def _is_directory(version: FileVersion | None) -> bool:
     return version is not None and version.kind == "directory"
 
@@ -332,10 +336,11 @@ def _lost(version: FileVersion, other: FileVersion | None) -> bool:
     return other is None or other.kind != version.kind or (version.size > 0 and other.size == 0)
 
 
-def _new_content(change: Change) -> str | None:
-    """The hash of what came to a path, if that is another content than it had."""
-    after = change.after.content_hash if change.after is not None else None
-    return None if change.before is not None and change.before.content_hash == after else after
+def _content(version: FileVersion | None) -> str | None:
+    """What a file or a link is known by, wherever it lies."""
+    if version is None or version.kind != "symlink":
+        return version and version.content_hash
+    return f"-> {version.target}"
 
 
 class _Arrivals:
@@ -345,12 +350,13 @@ class _Arrivals:
         self._by_content: dict[str, list[Change]] = {}
         # Taken from the end: rather a path where nothing was.
         for change in sorted(changes, key=lambda change: (not _has_file(change.before), change.path)):
-            if content := _new_content(change):
+            content = _content(change.after)
+            if content is not None and content != _content(change.before):
                 self._by_content.setdefault(content, []).append(change)
 
     def take(self, version: FileVersion | None) -> Change | None:
         """Where what there was has come to, if it has."""
-        found = self._by_content.get((version.content_hash if version is not None else None) or "")
+        found = self._by_content.get(_content(version) or "")
         return found.pop() if found else None
 
 
