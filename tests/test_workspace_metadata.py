@@ -192,6 +192,14 @@ def test_an_edit_parts_a_hard_link_from_its_twin_and_an_undo_joins_them(tmp_path
     assert os.path.samefile(root / "a", root / "b")
 
 
+def test_steps_that_moved_a_name_of_a_file_with_others_are_undone_together(root: Path, workspace: Workspace) -> None:
+    before = all_but_inodes(root)
+    call(workspace, lambda fs: fs.move("d/same", "a"))
+    call(workspace, lambda fs: fs.write("other", "x"))
+    assert workspace.undo(2).outcomes["d/same"] == "restored"
+    assert all_but_inodes(root) == before
+
+
 def test_a_sparse_file_comes_back_without_its_holes(tmp_path: Path) -> None:
     root = tmp_path / "root"
     root.mkdir()

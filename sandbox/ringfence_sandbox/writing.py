@@ -36,6 +36,8 @@ class TreeWriter:
         """By path, all names of the file that it is to be."""
         self._waiting: set[str] = set()
         """What is still to be written."""
+        self._gone: Set[str] = frozenset()
+        """What was removed."""
 
     def write(
         self,
@@ -61,6 +63,7 @@ class TreeWriter:
                 self._open_up(new)
                 self._filesystem.move(old, new)
             kept = self._remove(plan)
+            self._gone = {*plan.removals} - kept
             made = self._make_directories(plan, kept)
             for path, entry in plan.files:
                 if path not in kept:
@@ -148,7 +151,9 @@ class TreeWriter:
         """Another name of what is to be one file with this path, where it is as wanted already."""
         for other in self._names.get(path, ()):
             if other not in self._waiting:
-                there = self._written.get(other) or self._states.entry(self._now, other)
+                there = self._written.get(other)
+                if there is None and other not in self._gone:
+                    there = self._states.entry(self._now, other)
                 if there is not None and _alike(there, entry):
                     return other
         return None
