@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -198,6 +201,50 @@ def test_steps_that_moved_a_name_of_a_file_with_others_are_undone_together(root:
     call(workspace, lambda fs: fs.write("other", "x"))
     assert workspace.undo(2).outcomes["d/same"] == "restored"
     assert all_but_inodes(root) == before
+
+
+IN_ANOTHER_S = """
+import encodings.ascii, os, sys
+from pathlib import Path
+from ringfence.testing import held_call
+import ringfence_sandbox.writing, ringfence_sandbox.reversing
+from ringfence_sandbox import Workspace
+root = Path(sys.argv[1])
+os.setegid(65534); os.seteuid(65534)
+with Workspace.open(root, store=root.parent / "store") as workspace:
+    with held_call(workspace.filesystem) as held:
+        files = workspace.filesystem.for_call(held)
+        files.write("d/b", "changed")
+        files.write("d/new", "new")
+        held.commit()
+    os.seteuid(0)
+    os.chmod(root / "d", 0o1777)
+    os.seteuid(65534)
+    undone = workspace.restore(0)
+    assert undone.outcomes == {"d": "restored", "d/b": "restored", "d/new": "removed"}, undone
+    print(*sorted(undone.notes), sep="\\n")
+"""
+
+
+@as_root
+def test_in_a_directory_of_somebody_else_all_is_brought_back_but_what_only_its_owner_may_set() -> None:
+    with tempfile.TemporaryDirectory(prefix="another-s-") as public:
+        os.chmod(public, 0o777)
+        directory = Path(public, "root/d")
+        directory.mkdir(parents=True)
+        (directory / "b").write_text("b")
+        os.chown(directory / "b", 65534, 65534)
+        for path in (directory, directory.parent):
+            path.chmod(0o777)
+        ran = subprocess.run(
+            [sys.executable, "-c", IN_ANOTHER_S, directory.parent], check=True, timeout=60, stdout=subprocess.PIPE
+        )
+        assert {path.name: path.read_text() for path in directory.iterdir()} == {"b": "b"}
+    assert ran.stdout.decode().splitlines() == [
+        "the permissions of d cannot be brought back, it is another user's",
+        "the time of d cannot be brought back, it is another user's",
+        "the time of the root cannot be brought back, it is another user's",
+    ]
 
 
 def test_a_sparse_file_comes_back_without_its_holes(tmp_path: Path) -> None:

@@ -68,8 +68,18 @@ class BringingBack:
             return
         if (found.st_uid, found.st_gid) != (meta.uid, meta.gid):
             self._own(place, meta, made=made)
-        with self._core.operation():
-            self._core.set_times(place, found, meta.mtime_ns)
+        try:
+            with self._core.operation():
+                self._core.set_times(place, found, meta.mtime_ns)
+        except PermissionError:  # whoever may write in it may not set its times
+            self.notes.append(f"the time of {place or 'the root'} cannot be brought back, it is another user's")
+
+    def mode(self, place: str, mode: int) -> None:
+        """Give a file or a directory its permission bits."""
+        try:
+            self._changing.chmod(place, mode)
+        except PermissionError:
+            self.notes.append(f"the permissions of {place or 'the root'} cannot be brought back, it is another user's")
 
     def _own(self, place: str, meta: Meta, *, made: bool) -> None:
         try:

@@ -126,7 +126,7 @@ class TreeWriter:
         for path in sorted(self._modes, reverse=True):
             with suppress(FileNotFoundError):
                 if path not in kept:
-                    self._filesystem.chmod(path, self._modes[path])
+                    back.mode(path, self._modes[path])
         for path in sorted(finish, reverse=True):
             back.directory(path, finish[path], made=path in made)
 
@@ -142,7 +142,7 @@ class TreeWriter:
             self._filesystem.write_bytes(path, self._content(entry.oid), create_parents=False)
             self._filesystem.chmod(path, entry.meta.mode)
         elif now is not None and entry == replace(now, meta=replace(now.meta, mode=entry.meta.mode)):
-            self._filesystem.chmod(path, entry.meta.mode)
+            back.mode(path, entry.meta.mode)
         else:
             back.file(path, self._content(entry.oid), entry.meta)
         self._written[path] = entry
