@@ -430,6 +430,25 @@ def test_a_file_that_cannot_be_understood_is_an_error_that_names_it(
         rendered(store)
 
 
+@pytest.mark.parametrize(
+    "made", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), lambda path: path.symlink_to(path)]
+)
+def test_what_is_no_file_is_an_error_and_not_waited_for(store: LocalPromptOverridesStore, made: Any) -> None:
+    path = store.path("team/app", "main", "latest")
+    path.parent.mkdir(parents=True)
+    made(path)
+    with pytest.raises(PromptOverridesError, match="cannot be read"):
+        rendered(store)
+
+
+def test_the_lock_is_made_through_no_link(store: LocalPromptOverridesStore, tmp_path: Path) -> None:
+    store.root.mkdir(parents=True, exist_ok=True)
+    (store.root / ".lock").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(PromptOverridesError, match="cannot be kept"):
+        store.seed(Prompt(ONE))
+    assert not (tmp_path / "elsewhere").exists()
+
+
 def test_a_write_that_fails_leaves_what_there_was_and_no_file_of_its_own(store: LocalPromptOverridesStore) -> None:
     store.store(ONE.descriptor, section_of(ONE, body="Kept."))
     folder = store.path("team/app", "main", "latest").parent

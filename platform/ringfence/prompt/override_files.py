@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -71,6 +72,8 @@ class LocalPromptOverridesStore:
             found = path.stat()
         except (FileNotFoundError, NotADirectoryError):
             return None
+        except OSError as error:
+            raise _unreadable(path, error) from error
         identity = (found.st_ino, found.st_size, found.st_mtime_ns)
         seen = self._seen.get(path)
         if seen is not None and seen.descriptor == descriptor:
@@ -136,18 +139,18 @@ class LocalPromptOverridesStore:
     def read(self, path: Path) -> PromptOverride:
         """What a file says, whether it fits any prompt or not. Raises PromptOverridesError."""
         try:
-            data = serde.read_json(path.read_bytes())
+            data = serde.read_json(_bytes_of(path))
             if data.pop("version", None) != VERSION:
                 raise ValueError(f"it is not of version {VERSION}")
             return serde.parse(PromptOverride, data, extra="forbid", coerce=False)
         except (OSError, ValueError) as error:
-            raise PromptOverridesError(f"the overrides in {path} cannot be read: {error}") from error
+            raise _unreadable(path, error) from error
 
     @contextmanager
     def _locked(self) -> Generator[None]:
         try:
             self.root.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(self.root / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            descriptor = os.open(self.root / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
         except OSError as error:
             raise PromptOverridesError(f"overrides cannot be kept in {self.root}: {error}") from error
         try:
@@ -157,6 +160,18 @@ class LocalPromptOverridesStore:
             raise PromptOverridesError(f"overrides could not be kept in {self.root}: {error}") from error
         finally:
             os.close(descriptor)
+
+
+def _bytes_of(path: Path) -> bytes:
+    # Without waiting for who might write into a pipe, and no device has an end.
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise ValueError("it is no regular file")
+        return file.read()
+
+
+def _unreadable(path: Path, error: Exception) -> PromptOverridesError:
+    return PromptOverridesError(f"the overrides in {path} cannot be read: {error}")
 
 
 def _write(path: Path, override: PromptOverride) -> None:
