@@ -85,6 +85,16 @@ def test_the_owner_s_file_beside_the_store_holds_and_what_is_said_comes_on_top(t
     assert changed(run(tree, "--policy", "deletions:0")[1]) == {"src/new.py"}
 
 
+def test_beside_another_limit_on_deletions_a_file_that_the_run_made_does_not_count(tree: Path) -> None:
+    own = {"name": "write_file", "arguments": {"file_path": "own.txt", "content": "x\n"}}
+    calls = [own, {"name": "rm", "arguments": {"path": "own.txt"}}, CALLS[0], CALLS[-1]]
+    turns = [*({"tool_calls": [call]} for call in calls), {"text": "Done."}]
+    (tree.parent / "script.jsonl").write_text("".join(json.dumps(turn) + "\n" for turn in turns))
+    code, record, _ = run(tree, "--policy", "deletions:2", "--policy", "deletions:1", "--policy", "deletions:1")
+    assert (code, record["tool_calls"]["denied"]) == (0, 0)
+    assert len(policies_of(tree, ["deletions:2", "deletions:1", "deletions:1"])) == 1
+
+
 @pytest.mark.parametrize("workspace", ["memory", "disk"])
 def test_of_a_directory_that_was_moved_it_is_said_where_its_policies_and_its_history_are(
     tree: Path, workspace: str

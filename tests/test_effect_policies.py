@@ -378,7 +378,7 @@ class RunAny:
     stdin: str | None = None
 
 
-def counts(patterns: str | list[str], arguments: dict[str, object]) -> bool:
+def counts(patterns: str | list[str], arguments: dict[str, object], *besides: RequireCleanTestsPolicy) -> bool:
     """Whether a call of such a tool, which ends with 0, counts as the tests that a release waits for."""
 
     def run(params: RunAny, *, context: ToolContext) -> ToolResult[Ran]:
@@ -393,13 +393,20 @@ def counts(patterns: str | list[str], arguments: dict[str, object]) -> bool:
     ]
     section = MarkdownSection(title="Work", key="work", template="Do it.", tools=tools)
     policy = RequireCleanTestsPolicy("shell", command=patterns, before=["release"])
-    prompt = Prompt(PromptTemplate(ns="tests", key="commands", sections=[section], policies=[policy]))
+    policies = [policy, *besides]
+    prompt = Prompt(PromptTemplate(ns="tests", key="commands", sections=[section], policies=policies))
     with prompt.resources:
         executor = ToolExecutor(prompt=prompt, session=Session())
         assert executor.call("shell", arguments).success
         released = executor.call("release", {})
     assert released.success or f"run shell with {policy.command[0]!r}" in released.message
     return released.success
+
+
+def test_the_tests_of_one_policy_are_not_those_of_another() -> None:
+    other = RequireCleanTestsPolicy("shell", command="true", paths=["other"])
+    assert not counts("pytest", {"command": "true"}, other)
+    assert counts("pytest", {"command": "pytest"}, other)
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,14 @@ def policies_of(directory: Path, specs: Sequence[str]) -> tuple[Policy, ...]:
     owned = _of_file(file, directory) if os.path.lexists(file) else ()
     if owned:
         note_root(os.path.realpath(directory), str(file.parent))
-    return (*owned, *policies_said(specs, directory))
+    return _strictest((*owned, *policies_said(specs, directory)))
+
+
+def _strictest(policies: Sequence[Policy]) -> tuple[Policy, ...]:
+    """Of several limits on deletions the lowest: they count in one place, each on top of the other."""
+    limits = [policy for policy in policies if isinstance(policy, DeletionLimitPolicy)]
+    lowest = min(limits, key=lambda limit: limit.max_files, default=None)
+    return tuple(policy for policy in policies if policy is lowest or policy not in limits)
 
 
 def policies_said(specs: Sequence[str], directory: Path | None = None) -> tuple[Policy, ...]:
@@ -123,7 +130,7 @@ def policies_said(specs: Sequence[str], directory: Path | None = None) -> tuple[
             found.append(PathPolicy(allow=lists["allow"] or None, deny=lists["deny"]))
         except PromptValidationError as error:
             raise _bad(said_of(error)) from None
-    return tuple(found)
+    return _strictest(found)
 
 
 def unfit(error: PromptValidationError, directory: Path, workspace: str) -> click.UsageError:

@@ -245,7 +245,7 @@ class RequireCleanTestsPolicy:
             clean = False
         else:
             return
-        state = policy_state(context, self.name, context.prompt.scope)
+        state = policy_state(context, self.name, self._scope(context))
         known = frozenset({self.test_tool} if clean else ())
         if state.invoked_tools != known:
             changed = PolicyState(self.name, known, scope=state.scope)
@@ -254,8 +254,12 @@ class RequireCleanTestsPolicy:
     def validate(self, tool_names: frozenset[str]) -> None:
         refuse_unknown(self.name, {self.test_tool, *self.before} - tool_names, tool_names)
 
+    def _scope(self, context: ToolContext) -> str:
+        """What counts as the tests for another policy beside this one does not for this."""
+        return "#".join((context.prompt.scope, self.test_tool, *self.command))
+
     def _decision(self, what: str, context: ToolContext) -> PolicyDecision:
-        if self.test_tool in policy_state(context, self.name, context.prompt.scope).invoked_tools:
+        if self.test_tool in policy_state(context, self.name, self._scope(context)).invoked_tools:
             return ALLOW
         alone = f" with {' or '.join(map(repr, self.command))}, alone and in the root," if self.command else ""
         return PolicyDecision.deny(
