@@ -14,6 +14,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from ringfence import Session
@@ -25,7 +26,7 @@ from ringfence_cli.outputs import OutputFile
 from ringfence_cli.resuming import RunRecord, interrupted_run, record_of
 from ringfence_cli.signals import Signals
 from ringfence_cli.task import Ending, Task, perform
-from ringfence_cli.watch import Tally
+from ringfence_cli.terms import Terms, joined
 
 DONE: Mapping[str, Any] = {"text": "Done."}
 
@@ -50,7 +51,7 @@ def performed(tree: Path, turns: Any, *, resume: bool = False) -> tuple[Ending, 
     before = interrupted_run(record_of(tree)) if resume else None
     workspace, adapter = DiskWorkspace(tree), ScriptedAdapter(turns)
     with closing(workspace), closing(RunRecord(tree, "Do it.", before)) as record, Signals() as signals:
-        return perform(Task("Do it.", workspace, adapter, record=record), signals, Tally(), []), adapter
+        return perform(Task("Do it.", workspace, adapter, record=record), signals, record.tally, []), adapter
 
 
 READ = calls(call("planning_setup_plan", objective="fix", initial_steps=["edit"]), call("read_file", file_path="a.txt"))
@@ -147,9 +148,11 @@ def test_a_damaged_record_does_not_keep_a_new_run_from_beginning(tree: Path) -> 
 
 
 def cut(tree: Path, lines: int, rest: bytes = b"") -> None:
-    """As if the process had been killed so many lines before the end of its record."""
+    """As if the process had been killed so many messages before the end of its record."""
     record = record_of(tree)
     kept = record.read_bytes().splitlines(keepends=True)
+    if lines:
+        kept.pop()  # what it came to, which a killed process does not write
     record.write_bytes(b"".join(kept[: len(kept) - lines]) + rest)
 
 
@@ -339,7 +342,111 @@ def test_an_adapter_s_own_object_does_not_keep_a_turn_from_the_record(tree: Path
 
     workspace = DiskWorkspace(tree)
     with closing(workspace), closing(RunRecord(tree, "Do it.")) as record, Signals() as signals:
-        perform(Task("Do it.", workspace, Failing([READ]), record=record), signals, Tally(), [])
+        perform(Task("Do it.", workspace, Failing([READ]), record=record), signals, record.tally, [])
     before = interrupted_run(record_of(tree))
     assert before is not None
     assert len(before.messages) == 3
+
+
+def begun(tree: Path, *options: str, usage: int = 0) -> str:
+    """What was said of a run that was cut off after its first turn."""
+    turn = {**READ, "usage": {"input_tokens": usage, "output_tokens": 0}}
+    return ringfence("run", tree, "--task", "Go.", "--model", script(tree, "1.jsonl", turn), *options).stderr
+
+
+def resumed(tree: Path, *options: str, turns: Any = None) -> subprocess.CompletedProcess[str]:
+    return ringfence(
+        "run", tree, "--resume", "--model", script(tree, "2.jsonl", *(turns or (calls(EDIT), DONE))), *options
+    )
+
+
+def test_a_resumed_run_has_the_policies_that_it_was_begun_with(tree: Path) -> None:
+    begun(tree, "--policy", "deny:/a.txt")
+    first = resumed(tree, "--policy", "deny:/b.txt", turns=[calls(EDIT)])
+    assert "goes on with --policy deny:/a.txt --policy deny:/b.txt" in first.stderr
+    last = resumed(tree, turns=[calls(EDIT, call("write_file", file_path="b.txt", content="x\n")), DONE])
+    assert last.returncode == 0, last.stderr
+    assert "goes on with --policy deny:/a.txt --policy deny:/b.txt" in last.stderr
+    assert ((tree / "a.txt").read_text(), (tree / "b.txt").exists()) == ("one\n", False)
+
+
+def test_a_policy_file_of_a_run_holds_for_its_resume_in_another_working_directory(tree: Path) -> None:
+    (tree.parent / "own.toml").write_text('[policies.paths]\ndeny = ["/a.txt"]\n')
+    begun(tree, "--policy", os.path.relpath(tree.parent / "own.toml"))
+    (tree.parent / "elsewhere").mkdir()
+    model = script(tree, "2.jsonl", calls(EDIT), DONE)
+    command = [sys.executable, "-m", "ringfence_cli", "run", str(tree), "--resume", "--model", model]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tree.parent / "elsewhere")
+    assert (done.returncode, (tree / "a.txt").read_text()) == (0, "one\n"), done.stderr
+
+
+def test_a_resume_whose_policy_file_has_gone_is_refused(tree: Path) -> None:
+    (tree.parent / "own.toml").write_text("[policies]\nprotected = true\n")
+    begun(tree, "--policy", str(tree.parent / "own.toml"))
+    (tree.parent / "own.toml").unlink()
+    refused = resumed(tree)
+    assert (refused.returncode, "own.toml" in refused.stderr, (tree / "a.txt").read_text()) == (2, True, "one\n")
+
+
+@pytest.mark.parametrize(
+    ("held", "added", "refused"),
+    [
+        (["allow:/src"], ["allow:/docs"], True),
+        (["deletions:2", "deletions:9"], ["deletions:3"], True),
+        (["allow:/src", "deletions:2"], ["allow:/src", "deletions:2"], False),
+        (["deny:/src"], ["allow:/docs", "deletions:3", "deny:/docs", "protected"], False),
+        (["deletions:2"], ["deletions:1"], False),
+    ],
+)
+def test_a_resume_adds_policies_and_loosens_none(held: list[str], added: list[str], refused: bool) -> None:
+    if refused:
+        with pytest.raises(click.BadParameter, match=r"looser than what the run was begun with .*--task"):
+            joined(held, added)
+    else:
+        assert joined(held, added) == tuple(dict.fromkeys((*held, *added)))
+
+
+def test_a_resume_that_would_loosen_a_policy_changes_nothing(tree: Path) -> None:
+    begun(tree, "--policy", "allow:/src")
+    refused = resumed(tree, "--policy", "allow:/a.txt")
+    assert (refused.returncode, "leave it out" in refused.stderr, (tree / "a.txt").read_text()) == (2, True, "one\n")
+
+
+def test_what_a_run_has_used_of_its_limits_is_used_for_its_resume_too(tree: Path) -> None:
+    begun(tree, "--max-tokens", "150", "--max-turns", "9", usage=100)
+    costly = {**READ, "usage": {"input_tokens": 60, "output_tokens": 0}}
+    first = resumed(tree, turns=[costly, DONE])
+    assert "goes on with --max-tokens 50 --max-turns 8" in first.stderr
+    assert first.returncode == 5
+    assert f"`ringfence run {tree} --resume --max-tokens N --model ...` goes on" in first.stderr
+    refused = resumed(tree)
+    assert (refused.returncode, (tree / "a.txt").read_text()) == (2, "one\n")
+    assert "used up: give the resumed part a limit of its own, --max-tokens N" in refused.stderr
+    last = resumed(tree, "--max-tokens", "7")
+    assert "goes on with --max-tokens 7 --max-turns 7" in last.stderr
+    assert (last.returncode, (tree / "a.txt").read_text()) == (0, "two\n")
+
+
+def test_turns_that_are_used_up_are_given_anew(tree: Path) -> None:
+    said = begun(tree, "--max-turns", "1")
+    assert "--resume --max-turns N --model ...` goes on" in said
+    assert resumed(tree).returncode == 2
+    assert resumed(tree, "--max-turns", "2").returncode == 0
+
+
+def test_the_time_that_a_run_has_taken_is_gone_for_its_resume(tree: Path) -> None:
+    begun(tree, "--deadline", "1h")
+    record = record_of(tree)
+    *lines, last = record.read_text().splitlines()
+    spent = json.loads(last)
+    spent["spent"]["seconds"] += 3000
+    record.write_text("".join(f"{line}\n" for line in (*lines, json.dumps(spent))))
+    before = interrupted_run(record)
+    assert before is not None
+    assert before.left.seconds is not None
+    assert 500 < before.left.seconds < 600
+    assert before.left.resumed(Terms(seconds=5.0)).seconds == 5
+    spent["spent"]["seconds"] += 600
+    record.write_text("".join(f"{line}\n" for line in (*lines, json.dumps(spent))))
+    refused = resumed(tree)
+    assert (refused.returncode, "--deadline TIME" in refused.stderr) == (2, True)

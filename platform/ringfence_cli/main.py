@@ -69,7 +69,12 @@ def ringfence() -> None:
 @ringfence.command()
 @click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIR")
 @click.option("--task", metavar="TEXT", help="What to do, or @FILE to read it from.")
-@click.option("--resume", is_flag=True, help="Go on with the run that was interrupted in DIR, instead of a new --task.")
+@click.option(
+    "--resume",
+    is_flag=True,
+    help="Go on with the run that was interrupted in DIR, instead of a new --task: under its policies, to which "
+    "--policy adds, and what is left of its limits.",
+)
 @click.option(
     "--model",
     required=True,
@@ -105,9 +110,7 @@ def ringfence() -> None:
 )
 @click.option("--deadline", callback=_seconds, metavar="TIME", help="Stop after this time: 90s, 10m, 2h.")
 @click.option("--max-tokens", type=click.IntRange(min=1), metavar="N", help="Stop when the model has used more.")
-@click.option(
-    "--max-turns", type=click.IntRange(min=1), metavar="N", default=200, show_default=True, help="Stop after N turns."
-)
+@click.option("--max-turns", type=click.IntRange(min=1), metavar="N", help="Stop after N turns.  [default: 200]")
 @POLICY
 @click.option("--quiet", is_flag=True, help="Say nothing on standard error but errors.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the diff.")
@@ -128,7 +131,7 @@ def run(
     report: Path | None,
     deadline: float | None,
     max_tokens: int | None,
-    max_turns: int,
+    max_turns: int | None,
     policies: tuple[str, ...],
     quiet: bool,
     as_json: bool,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ringfence import serde
 from ringfence.adapters.core import Conversation, Message, Said
 from ringfence.filesystem.paths import shown
 from ringfence.participants import Step
@@ -21,6 +22,8 @@ from ringfence_cli.disk import DiskWorkspace
 from ringfence_cli.outputs import OutputFile
 from ringfence_cli.printable import one_line
 from ringfence_cli.signals import Signals
+from ringfence_cli.terms import Terms
+from ringfence_cli.watch import Tally
 from ringfence_sandbox.places import store_of
 from ringfence_sandbox.shell_environment import ShellEnvironment
 from ringfence_tools.planning import Plan
@@ -47,6 +50,10 @@ class Interrupted:
     messages: tuple[Message, ...]
     state: tuple[object, ...]
     """The items of the slices that are kept."""
+    left: Terms
+    """What the next part may use, if it is not given limits of its own, and the policies that hold for it."""
+    spent: Tally
+    """What all parts came to, as far as was written down."""
 
 
 class RunRecord:
@@ -55,11 +62,18 @@ class RunRecord:
     A line is one write, so that whoever reads it finds a call with its answer and its state, or none of it.
     """
 
-    def __init__(self, directory: Path, task: str, before: Interrupted | None = None) -> None:
+    def __init__(
+        self, directory: Path, task: str, before: Interrupted | None = None, terms: Terms | None = None
+    ) -> None:
         """``before`` is the run to go on with. The workspace has to be open: its lock guards the record too."""
         self.path = record_of(directory)
         self.kept = self.path.with_name(KEPT_NAME)
         self.task = task
+        self.terms = terms or Terms()
+        self.tally = before.spent if before is not None else Tally()
+        """What the run comes to; it counts on from the parts before."""
+        self.tally.parts += before is not None
+        self._spent_before = self.tally.to_json()
         self._before = before
         self._file: OutputFile | None = None
         self._written: list[tuple[Any, ...]] = []
@@ -69,6 +83,7 @@ class RunRecord:
     def attend(self, session: Session, signals: Signals, workspace: DiskWorkspace) -> None:
         """Bring a new session to where the interrupted one stood, if there is one, and listen to it."""
         record: dict[str, object] = {"task": self.task, "session": str(session.session_id)}
+        record |= {"terms": serde.dump(self.terms), "spent": self._spent_before}
         if self._before is not None:
             for kind in KEPT:
                 session[kind].seed([item for item in self._before.state if type(item) is kind])
@@ -95,11 +110,14 @@ class RunRecord:
         session.dispatcher.subscribe(Said, said)
 
     def _add(self, message: Message, session: Session) -> None:
-        record: dict[str, object] = {"messages": [_encoded(message)]}
+        record: dict[str, object] = {"messages": [_encoded(message)], "spent": self.tally.to_json()}
         held = [session[kind].all() for kind in KEPT]
         if not _same(held, self._written):
             record["state"] = [encode(item) for items in held for item in items]
             self._written = held
+        self._write(record)
+
+    def _write(self, record: dict[str, object]) -> None:
         assert self._file is not None
         self._unwritten += _line(record)
         self._file.write(self._unwritten)
@@ -119,6 +137,16 @@ class RunRecord:
             f"a run was interrupted here before{task}: its record is kept, and --resume goes on with it after this one"
         )
         return f"{said}; one that was interrupted before that is forgotten" if newer and older else said
+
+    def left(self) -> Terms:
+        """Of what this part may use."""
+        return _left(self.terms, Tally.of_json(self._spent_before), self.tally)
+
+    def leave(self) -> None:
+        """The run has come to an end that it can go on from."""
+        if self._file is not None:
+            with suppress(OSError):  # what was spent up to the last message is there
+                self._write({"spent": self.tally.to_json()})
 
     def finish(self) -> None:
         """The run has come to its end: what there is to go on with is the one before, if that was interrupted."""
@@ -162,6 +190,7 @@ def interrupted_run(record_file: Path) -> Interrupted | None:
     types = types_within((Message, *KEPT))
     task, start, sessions = "", "", list[str]()
     messages, state = list[Message](), tuple[object, ...]()
+    terms, began, spent = Terms(), Tally(), Tally()
     try:
         *lines, _torn = record_file.read_bytes().split(b"\n")
     except FileNotFoundError:
@@ -170,16 +199,25 @@ def interrupted_run(record_file: Path) -> Interrupted | None:
         for line in lines:
             record: dict[str, Any] = json.loads(line)
             task, start = record.get("task", task), record.get("start", start)
-            sessions += [record["session"]] if "session" in record else []
+            spent = Tally.of_json(record["spent"])
+            if "session" in record:
+                sessions.append(record["session"])
+                terms, began = Terms.of_record(record["terms"]), spent
             messages += [decode(message, types) for message in record.get("messages", ())]
             if "state" in record:
                 state = tuple(decode(item, types) for item in record["state"])
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"the record of the interrupted run cannot be read: {error}") from error
     if not lines:
         return None
     session_id = sessions[-1] if sessions else ""
-    return Interrupted(task, session_id, tuple(sessions), start, tuple(messages), state)
+    left = _left(terms, began, spent)
+    return Interrupted(task, session_id, tuple(sessions), start, tuple(messages), state, left, spent)
+
+
+def _left(terms: Terms, began: Tally, now: Tally) -> Terms:
+    tokens = (now.usage.total_tokens or 0) - (began.usage.total_tokens or 0)
+    return terms.less(now.seconds - began.seconds, tokens, now.turns - began.turns)
 
 
 def _answers_of_steps(before: Interrupted, steps: Iterable[Step]) -> list[Message]:

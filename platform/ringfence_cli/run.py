@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 import click
 
-from ringfence.adapters.core import ProviderAdapter
 from ringfence.adapters.failures import said_of
-from ringfence.adapters.loop import MAX_TURNS
+from ringfence.adapters.loop import MAX_TURNS, LoopAdapter
 from ringfence.adapters.scripted import ScriptedAdapter
 from ringfence.errors import PromptValidationError, RestoreFailedError, SandboxUnavailableError, WorkspaceLockedError
 from ringfence.filesystem.paths import shown
@@ -34,6 +33,7 @@ from ringfence_cli.signals import Signals
 from ringfence_cli.task import EXIT_CODES, Ending, Outcome, Task, apply, perform
 from ringfence_cli.telemetry import telemetry_of
 from ringfence_cli.terminal import ErrorStream, put_diff
+from ringfence_cli.terms import Terms, spelled
 from ringfence_cli.watch import Tally, Watcher
 from ringfence_cli.workspace import MemoryWorkspace, RunWorkspace, keep_out
 from ringfence_sandbox.moved_roots import moved_from
@@ -61,7 +61,7 @@ class Options:
     report: Path | None = None
     deadline: float | None = None
     max_tokens: int | None = None
-    max_turns: int = MAX_TURNS
+    max_turns: int | None = None
     quiet: bool = False
     as_json: bool = False
     workspace: WorkspaceKind = "memory"
@@ -106,7 +106,7 @@ def _run(options: Options, signals: Signals, answer: OneObject, said: Callable[[
         telemetry = telemetry_of(errors, files)
         try:
             with signals.let_through():
-                adapter = model_of(options.model, files, max_turns=options.max_turns)
+                adapter = model_of(options.model, files)
                 text = task_of(options.task) if options.task is not None else ""
                 if (moved := moved_from(str(options.directory))) is not None:
                     errors.say(f"ringfence: {printable(moved)}")
@@ -114,7 +114,14 @@ def _run(options: Options, signals: Signals, answer: OneObject, said: Callable[[
                 workspace = workspace_of(options)
                 if isinstance(workspace, DiskWorkspace):
                     files.callback(workspace.close)
-                record = _record(options.directory, text, files) if isinstance(workspace, DiskWorkspace) else None
+                terms = _terms(options)
+                record = (
+                    _record(options.directory, text, terms, files) if isinstance(workspace, DiskWorkspace) else None
+                )
+                if record is not None and not text:
+                    terms = record.terms
+                    policies = policies_of(options.directory, terms.policies)
+                adapter.max_turns = terms.turns or MAX_TURNS
                 # Opened only now, so that a new file in the directory itself is not taken for one of its own.
                 patch = _opened(OutputFile, options.patch, files)
                 receipts = _opened(ReceiptsFile, options.receipts, files)
@@ -138,15 +145,17 @@ def _run(options: Options, signals: Signals, answer: OneObject, said: Callable[[
         if not options.quiet:
             for line in left_out(workspace.left_out):
                 errors.say(line)
+            if not text:
+                errors.say(f"goes on with {terms.said}")
             if record is not None and (before := record.interrupted_before()) is not None:
                 errors.say(before)
-        tally = Tally()
+        tally = record.tally if record is not None else Tally()
         task = Task(
             text if record is None else record.task,
             workspace,
             adapter,
-            options.deadline,
-            options.max_tokens,
+            terms.seconds,
+            terms.tokens,
             policies,
             record,
             telemetry,
@@ -228,7 +237,8 @@ def _what_next(options: Options, ending: Ending, workspace: RunWorkspace) -> Ite
     if options.workspace != "memory":
         if ending.outcome != "done":
             where = " --workspace podman" if options.workspace == "podman" else ""
-            yield f"`ringfence run {quoted} --resume{where} --model ...` goes on from there"
+            anew = "".join(f" {option}" for option in ending.used_up)
+            yield f"`ringfence run {quoted} --resume{where}{anew} --model ...` goes on from there"
         return
     if not ending.changes:
         return
@@ -259,7 +269,7 @@ def _writing(ending: Ending, write: Callable[[], None]) -> None:
         ending.fail(f"not everything could be written: {said_of(error)}")
 
 
-def model_of(spec: str, files: ExitStack, *, max_turns: int = MAX_TURNS) -> ProviderAdapter:
+def model_of(spec: str, files: ExitStack) -> LoopAdapter:
     """The model that a SPEC means; ``files`` closes its connections."""
     kind, _, name = spec.partition(":")
     if kind not in ("openai", "anthropic", "script") or not name:
@@ -270,15 +280,15 @@ def model_of(spec: str, files: ExitStack, *, max_turns: int = MAX_TURNS) -> Prov
         )
     try:
         if kind == "script":
-            return ScriptedAdapter(name, max_turns=max_turns)
-        return files.enter_context(provider_of(kind, name, max_turns=max_turns))
+            return ScriptedAdapter(name)
+        return files.enter_context(provider_of(kind, name))
     except OSError as error:
         raise click.BadParameter(f"{name!r} cannot be read: {said_of(error)}", param_hint="'--model'") from None
     except (ValueError, ImportError, RecursionError) as error:
         raise click.BadParameter(str(error), param_hint="'--model'") from None
 
 
-def provider_of(kind: str, name: str, *, max_turns: int = MAX_TURNS) -> OpenAIAdapter | AnthropicAdapter:
+def provider_of(kind: str, name: str) -> OpenAIAdapter | AnthropicAdapter:
     """Raises ValueError and ImportError, which say what is missing."""
     from ringfence.adapters import AnthropicAdapter, OpenAIAdapter
 
@@ -286,9 +296,9 @@ def provider_of(kind: str, name: str, *, max_turns: int = MAX_TURNS) -> OpenAIAd
     if at and (not model or not url.startswith(("http://", "https://"))):
         raise ValueError(f"{name!r}: it is MODEL@BASE_URL, and a base URL begins with http:// or https://")
     if kind == "anthropic":
-        return AnthropicAdapter(model, base_url=url or None, max_turns=max_turns)
+        return AnthropicAdapter(model, base_url=url or None)
     # Compatible servers all have Chat Completions, and few have Responses.
-    return OpenAIAdapter(model, base_url=url or None, api="chat" if url else "responses", max_turns=max_turns)
+    return OpenAIAdapter(model, base_url=url or None, api="chat" if url else "responses")
 
 
 def task_of(text: str) -> str:
@@ -342,13 +352,22 @@ def _on_disk(opening: Callable[[], DiskT]) -> DiskT:
         raise NotStartedError(f"the workspace cannot be opened: {said_of(error)}") from None
 
 
-def _record(directory: Path, task: str, files: ExitStack) -> RunRecord:
-    """Where a run is written down, so that it can go on when it was interrupted; without a task, the one that was."""
+def _terms(options: Options) -> Terms:
+    """What the command line says. For a resume a limit that it does not name is the run's."""
+    turns = options.max_turns if options.max_turns is not None or options.task is None else MAX_TURNS
+    return Terms(tuple(map(spelled, options.policies)), options.deadline, options.max_tokens, turns)
+
+
+def _record(directory: Path, task: str, terms: Terms, files: ExitStack) -> RunRecord:
+    """Where a run is written down, so that it can go on when it was interrupted; without a task, the one that was, on
+    what is left of its terms."""
     try:
         before = None if task else run_to_resume(directory)
         if not task and before is None:
             raise click.UsageError(f"there is no interrupted run in {directory}: give a new one its --task")
-        return files.enter_context(closing(RunRecord(directory, before.task if before else task, before)))
+        if before is not None:
+            task, terms = before.task, before.left.resumed(terms)
+        return files.enter_context(closing(RunRecord(directory, task, before, terms)))
     except (OSError, ValueError) as error:
         raise click.UsageError(said_of(error)) from None
 

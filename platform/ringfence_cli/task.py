@@ -87,6 +87,8 @@ class Ending:
     applied: bool = False
     conflicts: Sequence[str] = ()
     """Paths that kept the changes from being applied."""
+    used_up: Sequence[str] = ()
+    """The options for limits that a resume has to be given anew."""
 
     @property
     def exit_code(self) -> int:
@@ -130,8 +132,12 @@ def perform(task: Task, signals: Signals, tally: Tally, watchers: Sequence[Watch
         ending.fail("interrupted, and a rollback could not be completed: the files in the workspace are doubtful")
     if telling.problems and ending.outcome == "done":
         ending.fail(f"not everything could be written down: {one_line(said_of(telling.problems[0]), 300)}")
-    if task.record is not None and ending.outcome == "done":
-        task.record.finish()
+    if task.record is not None:
+        if ending.outcome == "done":
+            task.record.finish()
+        else:
+            task.record.leave()
+            ending.used_up = task.record.left().used_up()
     ending.plan = session[Plan].latest()
     ending.changes = task.workspace.changes()
     ending.patch = task.workspace.patch(ending.changes)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Protocol
+from typing import Any, Protocol
 
+from ringfence import serde
 from ringfence.adapters.core import ModelText, ModelTurn
 from ringfence.runtime.events import ToolInvoked
 from ringfence.runtime.limits import TokenUsage
@@ -38,6 +39,21 @@ class Tally:
     turns: int = 0
     outcomes: Counter[Outcome] = field(default_factory=Counter[Outcome])
     usage: TokenUsage = TokenUsage()
+    parts: int = 1
+    """A run that was resumed has one more each time."""
+
+    def to_json(self) -> dict[str, object]:
+        """For `of_json`, which goes on from there."""
+        usage = serde.dump(self.usage)
+        outcomes = dict(self.outcomes)
+        return {"parts": self.parts, "seconds": self.seconds, "turns": self.turns, "outcomes": outcomes, "usage": usage}
+
+    @staticmethod
+    def of_json(record: Mapping[str, Any]) -> Tally:
+        """Raises KeyError, TypeError and ValueError for what is none."""
+        usage = serde.parse(TokenUsage, record["usage"])
+        started = monotonic() - float(record["seconds"])
+        return Tally(started, int(record["turns"]), Counter(record["outcomes"]), usage, int(record["parts"]))
 
     @property
     def seconds(self) -> float:
@@ -67,6 +83,7 @@ class Tally:
             f"{plural(self.turns, 'turn')}, {plural(self.calls, 'tool call')}"
             + (f" ({ended})" if ended else "")
             + (f", {tokens:,} tokens" if tokens is not None else "")
+            + (f", in {self.parts} parts" if self.parts > 1 else "")
         )
 
 

@@ -1,0 +1,106 @@
+"""On what terms a run works: its policies and limits, as they were said and as its record keeps them."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import click
+
+from ringfence import serde
+
+LEAST = 1
+"""Of every limit: a second, a token, a turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """``policies`` are SPECs. A limit that there is not is None, and of one that is used up less than 1 is left."""
+
+    policies: tuple[str, ...] = ()
+    seconds: float | None = None
+    tokens: int | None = None
+    turns: int | None = None
+
+    @property
+    def said(self) -> str:
+        """As options of the command line."""
+        policies = " ".join(f"--policy {shlex.quote(spec)}" for spec in self.policies)
+        seconds = f"--deadline {self.seconds:.0f}s" if self.seconds is not None else ""
+        tokens = f"--max-tokens {self.tokens}" if self.tokens is not None else ""
+        turns = f"--max-turns {self.turns}" if self.turns is not None else ""
+        return " ".join(option for option in (policies, seconds, tokens, turns) if option)
+
+    def less(self, seconds: float, tokens: int, turns: int) -> Terms:
+        """What is left when so much of it has been used."""
+        return replace(
+            self,
+            seconds=None if self.seconds is None else self.seconds - seconds,
+            tokens=None if self.tokens is None else self.tokens - tokens,
+            turns=None if self.turns is None else self.turns - turns,
+        )
+
+    def used_up(self) -> list[str]:
+        """The options for those of the limits of which nothing is left."""
+        limits = (("--deadline TIME", self.seconds), ("--max-tokens N", self.tokens), ("--max-turns N", self.turns))
+        return [option for option, left in limits if left is not None and left < LEAST]
+
+    def resumed(self, given: Terms) -> Terms:
+        """What a resume works on when this is left of the run's: its policies and those that are given, its limits
+        where none is given anew.
+
+        Raises:
+            click.UsageError: a policy that would loosen one of the run's, or a limit that is used up.
+        """
+        terms = Terms(
+            joined(self.policies, given.policies),
+            self.seconds if given.seconds is None else given.seconds,
+            self.tokens if given.tokens is None else given.tokens,
+            self.turns if given.turns is None else given.turns,
+        )
+        if used_up := terms.used_up():
+            raise click.UsageError(
+                f"what the run was allowed is used up: give the resumed part a limit of its own, {', '.join(used_up)}"
+            )
+        return terms
+
+    @staticmethod
+    def of_record(record: Mapping[str, Any]) -> Terms:
+        """ValueError for what is none."""
+        return serde.parse(Terms, record)
+
+
+def spelled(spec: str) -> str:
+    """A SPEC that means the same in any working directory."""
+    is_file = spec.endswith(".toml") and spec.partition(":")[0] not in ("allow", "deny", "tests", "deletions")
+    return os.path.abspath(spec) if is_file else spec
+
+
+def joined(held: Sequence[str], added: Sequence[str]) -> tuple[str, ...]:
+    """The SPECs of a run, and those that its resume adds.
+
+    Raises:
+        click.BadParameter: one that would loosen those of the run.
+    """
+    allowed = [spec for spec in held if spec.startswith("allow:")]
+    limits = [spec for spec in held if spec.startswith("deletions:")]
+    new = [spec for spec in dict.fromkeys(added) if spec not in held]
+    for spec in new:
+        # All the patterns that are allowed count together; of limits the lowest does.
+        loosened = allowed if spec.startswith("allow:") else []
+        if spec.startswith("deletions:"):
+            loosened = [limit for limit in limits if _number(limit) < _number(spec)]
+        if loosened:
+            raise click.BadParameter(
+                f"{spec!r} is looser than what the run was begun with ({', '.join(loosened)}), which holds for all of "
+                "it: leave it out, or begin a new run with --task",
+                param_hint="'--policy'",
+            )
+    return (*held, *new)
+
+
+def _number(spec: str) -> int:
+    return int(spec.partition(":")[2])
