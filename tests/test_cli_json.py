@@ -72,6 +72,20 @@ def test_without_a_sandbox_the_object_says_so(tree: Path, monkeypatch: pytest.Mo
     assert record["error"]
 
 
+def test_a_run_that_was_not_begun_leaves_no_patch_and_no_report_of_an_earlier_one(tree: Path) -> None:
+    patch, report, receipts = (tree.parent / name for name in ("out.patch", "out.html", "out.jsonl"))
+    files = ("--patch", str(patch), "--report", str(report), "--receipts", str(receipts))
+    write = '{"tool_calls": [{"name": "write_file", "arguments": {"file_path": "a", "content": "x"}}]}\n{"text": "."}\n'
+    assert run(tree, "--task", "x", *files, turns=write)[0] == 0
+    told, called = patch.read_bytes(), receipts.read_bytes()
+    with Workspace.open(tree):
+        assert run(tree, "--task", "x", *files)[1]["outcome"] == "busy"
+    assert (b"+++ b/a" in told, patch.read_bytes(), report.exists()) == (True, b"", False)
+    for option in ("--patch", "--report"):
+        assert run(tree, "--task", "x", option, str(receipts), "--receipts", str(receipts))[0] == 2
+    assert receipts.read_bytes() == called
+
+
 ENDLESS = '{"tool_calls": [{"name": "ls", "arguments": {}}], "usage": {"input_tokens": 100, "output_tokens": 50}}\n' * 5
 
 

@@ -8,6 +8,7 @@ import re
 import reprlib
 import stat
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -43,6 +44,20 @@ class OneObject:
         if self._wanted:
             self._wanted = False
             put(json_line(record))
+
+
+def clear(patch: Path | None, report: Path | None, receipts: Path | None) -> None:
+    """Let nobody take for this run's what an earlier one left, should this one not come to write it.
+
+    The patch is emptied and not removed: another run, for which this one has to wait, may have it open.
+    """
+    kept = os.path.realpath(receipts) if receipts is not None else None  # to be the same file is refused later
+    with suppress(OSError):
+        if patch is not None and os.path.realpath(patch) != kept and stat.S_ISREG(patch.stat().st_mode):
+            os.truncate(patch, 0)
+    with suppress(OSError):
+        if report is not None and os.path.realpath(report) != kept and stat.S_ISREG(report.lstat().st_mode):
+            report.unlink()
 
 
 class OutputFile:

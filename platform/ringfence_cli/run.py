@@ -21,7 +21,7 @@ from ringfence.filesystem.paths import shown
 from ringfence.runtime.limits import utc_now
 from ringfence_cli.disk import DiskWorkspace, PodmanWorkspace
 from ringfence_cli.history import recovery
-from ringfence_cli.outputs import OneObject, OutputFile, ReceiptsFile
+from ringfence_cli.outputs import OneObject, OutputFile, ReceiptsFile, clear
 from ringfence_cli.policies import policies_of, unfit
 from ringfence_cli.printable import plural, printable
 from ringfence_cli.report import as_json, left_out, summary
@@ -85,6 +85,7 @@ def run_task(options: Options, signals: Signals) -> int:
     """The exit code. Raises click.ClickException where nothing was begun. With ``as_json`` there is one object on
     standard output, whatever happened."""
     answer = OneObject(wanted=options.as_json)
+    clear(options.patch, options.report, options.receipts)
 
     def said(outcome: Outcome, error: str) -> None:
         with suppress(OSError):  # what ended the run is said on standard error as well
