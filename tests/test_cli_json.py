@@ -64,6 +64,30 @@ def test_what_nothing_was_begun_with_is_an_object_too(tree: Path, arguments: lis
     assert words in " ".join(said.split())
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("run {tree} --task x --model script:x --deadline 5", "'5' is not a duration"),
+        ("run {tree} --task x --model script:x --max-turns 0", "0 is not in the range"),
+        ("run {tree} --task x --model script:x --workspace docker", "'docker' is not one of"),
+        ("run {tree}/missing --task x --model script:x", "missing' does not exist"),
+        ("run {tree} --task x", "Missing option '--model'"),
+        ("run {tree} --task x --resume --model script:x", "give either --task"),
+        ("log {tree}/missing", "missing' does not exist"),
+        ("show {tree} 7", "7"),
+        ("undo {tree} 1 --step 2", "give either N"),
+        ("policies try {tree}/missing", "missing' does not exist"),
+    ],
+)
+def test_every_exit_is_an_object_wrong_usage_too(tree: Path, arguments: str, words: str) -> None:
+    command = [sys.executable, "-m", "ringfence_cli", *arguments.format(tree=tree).split(), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    record = json.loads(done.stdout)
+    assert (record["exit_code"], words in record["error"]) == (done.returncode, True), record
+    assert record.get("outcome") == ("not_started" if "run" in command else None)
+    assert done.stderr
+
+
 def test_without_a_sandbox_the_object_says_so(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     monkeypatch.setenv("CONTAINER_HOST", "unix:///nonexistent/podman.sock")

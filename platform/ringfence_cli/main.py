@@ -8,6 +8,8 @@ import logging
 import os
 import re
 import sys
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -141,7 +143,7 @@ def run(
     The diff, or the JSON object, goes to standard output and everything else to standard error. Exit codes: 0 done,
     1 the task failed, 2 nothing was begun (usage, a busy workspace, a store that cannot be made), 3 the model provider
     failed, 4 the sandbox is not available, 5 deadline, turns or budget used up, 130 interrupted and rolled back. With
-    --json there is always an object, once the options are understood, and its "outcome" says which it was.
+    --json there is always an object, and its "outcome" says which it was.
     """
     from ringfence_cli.run import Options, run_task
 
@@ -299,15 +301,39 @@ def _exit_code(signals: Signals) -> int:
     try:
         return ringfence.main(prog_name="ringfence", obj=signals, standalone_mode=False) or 0
     except click.exceptions.Abort:
-        return INTERRUPTED
+        return _told("interrupted", INTERRUPTED)
     except click.ClickException as error:
         error.show()
-        return error.exit_code
+        return _told(error.format_message(), error.exit_code)
     except BrokenPipeError:
         return 0
     except Exception as error:  # a mistake of ours; nobody but us could read a traceback
-        click.echo(f"ringfence: {type(error).__name__}: {str(error)!r}", err=True)
-        return 1
+        said = f"{type(error).__name__}: {str(error)!r}"
+        click.echo(f"ringfence: {said}", err=True)
+        return _told(said, 1)
+
+
+def _told(error: str, exit_code: int) -> int:
+    """The exit code, when a program that asked for JSON has an object that says the same: what raises has put none."""
+    words = iter(sys.argv[1:])
+    command: click.Command = ringfence
+    while isinstance(command, click.Group):
+        command = command.commands.get(next(words, ""), click.Command(None))
+    if "--json" in words and any("--json" in param.opts for param in command.params):
+        from ringfence_cli.outputs import json_line
+        from ringfence_cli.terminal import put
+
+        record: Mapping[str, object] = {"error": error, "exit_code": exit_code}
+        if command is run:
+            from ringfence_cli.report import as_json
+            from ringfence_cli.task import EXIT_CODES, Ending, Outcome
+            from ringfence_cli.watch import Tally
+
+            outcome: Outcome = next(outcome for outcome, code in EXIT_CODES.items() if code == exit_code)
+            record = as_json(Ending(outcome, error), Tally(), None)
+        with suppress(OSError):
+            put(json_line(record))
+    return exit_code
 
 
 if __name__ == "__main__":

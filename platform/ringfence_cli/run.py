@@ -82,8 +82,8 @@ class BusyError(NotStartedError):
 
 
 def run_task(options: Options, signals: Signals) -> int:
-    """The exit code. Raises click.ClickException where nothing was begun. With ``as_json`` there is one object on
-    standard output, whatever happened."""
+    """The exit code. Raises click.ClickException where nothing was begun; with ``as_json`` that is said here, and one
+    object is on standard output, whatever happened."""
     answer = OneObject(wanted=options.as_json)
     clear(options.patch, options.report, options.receipts)
 
@@ -94,11 +94,17 @@ def run_task(options: Options, signals: Signals) -> int:
     try:
         return _run(options, signals, answer, said)
     except click.ClickException as error:
+        if not options.as_json:
+            raise
         said("busy" if isinstance(error, BusyError) else "not_started", error.format_message())
-        raise
+        error.show()
+        return error.exit_code
     except Exception as error:
+        if not options.as_json:
+            raise
         said("failed", said_of(error))
-        raise
+        ErrorStream().say(f"ringfence: {said_of(error)}")
+        return EXIT_CODES["failed"]
 
 
 def _run(options: Options, signals: Signals, answer: OneObject, said: Callable[[Outcome, str], None]) -> int:
