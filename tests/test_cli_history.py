@@ -132,13 +132,31 @@ def test_undo_previews_reverses_and_is_reversed(tree: Path) -> None:
     assert not (tree / "new").exists()
 
 
-def test_what_somebody_changed_is_kept(tree: Path) -> None:
+def test_an_undo_that_left_what_somebody_changed_ends_so(tree: Path) -> None:
+    run(tree)
+    (tree / "new/b.txt").write_bytes(b"theirs")
+    ended = ringfence("undo", tree, "2")
+    assert b"restored  a.txt\n" in ended.stdout
+    assert b"conflict  new/b.txt  (changed since by somebody else)\n" in ended.stdout
+    assert ended.returncode == 1
+
+
+def test_an_undo_of_what_is_as_it_was_before_already_is_no_conflict(tree: Path) -> None:
+    before = (tree / "a.txt").read_bytes()
+    assert run(tree).returncode == 0
+    (tree / "a.txt").write_bytes(before)
+    ended = ringfence("undo", tree, "2")
+    assert b"kept      a.txt  (it is as it was before already)\n" in ended.stdout
+    assert ended.returncode == 0
+
+
+def test_what_somebody_changed_stays(tree: Path) -> None:
     run(tree)
     (tree / "a.txt").write_bytes(b"theirs")
     ended = ringfence("undo", tree, "--step", "1")
-    assert (ended.returncode, ended.stdout) == (1, b"kept      a.txt  (changed since by somebody else)\n")
+    assert (ended.returncode, ended.stdout) == (1, b"conflict  a.txt  (changed since by somebody else)\n")
     said = json.loads(ringfence("undo", tree, "--step", "1", "--json").stdout)
-    assert said["paths"] == [{"path": "a.txt", "outcome": "kept", "reason": "changed since by somebody else"}]
+    assert said["paths"] == [{"path": "a.txt", "outcome": "conflict", "reason": "changed since by somebody else"}]
     assert ringfence("undo", tree, "--step", "2").returncode == 0
 
 

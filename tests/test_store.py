@@ -625,7 +625,7 @@ def test_undo_brings_back_what_steps_changed(store: Store) -> None:
 def test_undo_keeps_what_somebody_else_changed_since(store: Store) -> None:
     step(store, {"a.txt": file(b"two\n"), "d/b.txt": file(b"B\n")})
     step(store, {"a.txt": file(b"theirs\n")}, "external")
-    assert undone(store, [1]) == ({"a.txt": "kept", "d/b.txt": "restored"}, {"d/b.txt": b"b\n"})
+    assert undone(store, [1]) == ({"a.txt": "conflict", "d/b.txt": "restored"}, {"d/b.txt": b"b\n"})
     assert undone(store, [1], {"a.txt"})[0]["a.txt"] == "conflict"
 
 
@@ -655,7 +655,7 @@ def test_undo_writes_nothing_where_the_directory_is_gone(store: Store) -> None:
     step(store, {"d/b.txt": file(b"B\n")})
     step(store, {"d/b.txt": None})
     step(store, {"d": None}, "external")
-    assert undone(store, [2]) == ({"d/b.txt": "kept"}, {})
+    assert undone(store, [2]) == ({"d/b.txt": "conflict"}, {})
 
 
 def test_undo_of_a_directory_made_a_file_brings_all_of_it_back(store: Store) -> None:

@@ -164,7 +164,7 @@ def test_a_large_file_that_was_moved_and_then_changed_stays(root: Path) -> None:
     (root / "moved").write_bytes(LARGE + b"theirs")
     with opened(root) as workspace:
         said = workspace.undo()
-        assert (said.outcomes, said.step) == ({"moved": "kept"}, None)
+        assert (said.outcomes, said.step) == ({"moved": "conflict"}, None)
         assert said.reasons == {"moved": "changed since by somebody else"}
 
 

@@ -150,7 +150,7 @@ def test_what_somebody_changed_since_is_kept(workspace: Workspace, root: Path) -
     (root / "d/b.sh").write_text("theirs\n")
     (root / "new/their").write_text("theirs\n")
     done = workspace.undo()
-    assert done.outcomes == {"d/b.sh": "kept", "new": "kept", "new/x": "removed"}
+    assert done.outcomes == {"d/b.sh": "conflict", "new": "kept", "new/x": "removed"}
     assert done.reasons == {"d/b.sh": "changed since by somebody else", "new": "something in it stays"}
     assert (root / "d/b.sh").read_text() == "theirs\n"
     assert os.listdir(root / "new") == ["their"]
@@ -170,7 +170,7 @@ def test_an_undo_of_nothing_makes_no_step(workspace: Workspace, root: Path) -> N
     call(workspace, lambda fs: fs.write("x", "x"))
     (root / "x").write_text("theirs")
     done = workspace.undo()
-    assert (done.outcomes, done.step) == ({"x": "kept"}, None)
+    assert (done.outcomes, done.step) == ({"x": "conflict"}, None)
 
 
 @pytest.mark.parametrize(("n", "step", "error"), [(2, None, LookupError), (0, None, ValueError), (1, 0, ValueError)])

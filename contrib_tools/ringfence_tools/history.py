@@ -107,7 +107,7 @@ class DiffText:
 class PathOutcome:
     path: str
     outcome: Outcome
-    """restored, removed (it was not there), kept (as it is), or conflict (a later step changed it)."""
+    """restored, removed (it was not there), kept (as it is), or conflict (a later step or somebody else changed it)."""
     reason: str | None = None
     """Why it is kept or a conflict; or that what goes is somebody else's."""
 

@@ -18,7 +18,7 @@ Difference: TypeAlias = tuple[str, Entry | None, Entry | None]
 @dataclass(slots=True)
 class UndoPlan:
     """``outcomes`` by path: *restored*: brought back, or mended; *removed*, as it was not there before; *kept*, as
-    somebody else changed it since, or it is as before already; *conflict*, as a later step that stays changed it.
+    it is as before already, or holds what stays; *conflict*, as a later step that stays, or somebody else, changed it.
     ``reasons`` has in words why something is kept or a conflict.
 
     ``states`` are the new states of the paths to write (None: to delete), ``contents`` the bytes by object id that a
@@ -92,10 +92,10 @@ class _Undo:
             else:
                 self._refuse(path)
 
-    def _refuse(self, path: str, why: str | None = None) -> None:
+    def _refuse(self, path: str, why: str | None = None, *, outcome: Outcome = "conflict") -> None:
         later = self._later(path)
         self.plan.states.pop(path, None)
-        self.plan.outcomes[path] = "conflict" if later else "kept"
+        self.plan.outcomes[path] = "conflict" if later else outcome
         self.plan.reasons[path] = why or f"changed since by {later or 'somebody else'}"
 
     def _together(self, before: Entry | None, after: Entry | None, now: Entry | None) -> Entry | None:
@@ -133,7 +133,7 @@ class _Undo:
             if now is None or now.kind != "directory" or (state is not None and state.kind == "directory"):
                 continue
             if any(self.state(f"{path}/{name}") is not None for name in self._now.names(path)):
-                self._refuse(path, "something in it stays")
+                self._refuse(path, "something in it stays", outcome="kept" if state is None else "conflict")
 
     def drop_what_has_no_place(self) -> None:
         """Nothing is written where somebody else removed the directory, or put a file in its place."""

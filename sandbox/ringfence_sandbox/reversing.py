@@ -159,9 +159,9 @@ class Planner:
             if now == move.old:
                 continue
             if here is None or not stat.S_ISREG(here.st_mode) or not move.fits(here.st_size, here.st_mtime_ns):
-                plan.stays(now, SOMEBODY_ELSE)
+                plan.stays(now, SOMEBODY_ELSE, "conflict")
             elif self._look(move.old) is not None:
-                plan.stays(now, f"it was {move.old}, where there is something else now")
+                plan.stays(now, f"it was {move.old}, where there is something else now", "conflict")
             else:
                 plan.moves.append((now, move.old))
                 plan.outcomes[now], plan.outcomes[move.old] = "removed", "restored"

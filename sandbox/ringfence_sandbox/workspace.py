@@ -72,8 +72,8 @@ class Reversal:
     """What an undo or a restore did, or would do, by path.
 
     *restored*: its content is brought back. *removed*: it is gone, as it was not there then. *kept*: as it is, since
-    somebody else changed it, the history does not know it, or it is as wanted already. *conflict*: as it is, since a
-    later step that stays changed it. ``step`` is None where nothing was restored or removed.
+    the history does not know it, it is as wanted already, or holds what stays. *conflict*: as it is, since a later step
+    that stays, or somebody else, changed it. ``step`` is None where nothing was restored or removed.
     """
 
     outcomes: Mapping[str, Outcome]
