@@ -282,14 +282,23 @@ def test_a_run_that_was_killed_goes_on_from_its_last_step(tree: Path) -> None:
 def resumed_in_parts(tree: Path, *, meanwhile: str | None = None) -> tuple[dict[str, Any], str, str]:
     """What a run told of itself that was cut off twice: its record, its patch, and what it said."""
     writes = [calls(call("write_file", file_path=f"{name}.txt", content="x\n")) for name in "bcd"]
-    patch = tree.parent / "run.patch"
+    patch, page = tree.parent / "run.patch", tree.parent / "run.html"
     ringfence("run", tree, "--task", "Write.", "--model", script(tree, "0.jsonl", calls(call("ls"))))
     ringfence("run", tree, "--task", "Write.", "--model", script(tree, "1.jsonl", writes[0]))
     if meanwhile is not None:
         (tree / meanwhile).write_text("by hand\n")
     for turns in ([writes[1]], [writes[2], DONE]):
         done = ringfence(
-            "run", tree, "--resume", "--model", script(tree, "2.jsonl", *turns), "--json", "--patch", patch
+            "run",
+            tree,
+            "--resume",
+            "--model",
+            script(tree, "2.jsonl", *turns),
+            "--json",
+            "--patch",
+            patch,
+            "--report",
+            page,
         )
     return json.loads(done.stdout), patch.read_text(), done.stderr
 
@@ -297,7 +306,13 @@ def resumed_in_parts(tree: Path, *, meanwhile: str | None = None) -> tuple[dict[
 def test_what_a_resumed_run_tells_is_the_whole_run(tree: Path) -> None:
     record, patch, said = resumed_in_parts(tree)
     assert [change["path"] for change in record["changes"]] == ["b.txt", "c.txt", "d.txt"]
-    assert (record["steps"], patch) == (3, record["patch"])
+    assert (record["steps"], patch, record["is_part"]) == (3, record["patch"], False)
+    assert (record["parts"], record["turns"], record["tool_calls"]["committed"]) == (3, 4, 3)
+    page = (tree.parent / "run.html").read_text()
+    assert all(
+        said in page for said in ("4 turns, 3 tool calls (3 committed), in 3 parts", "2 turns and 2 tool calls of")
+    )
+    assert "4 turns, 3 tool calls (3 committed), in 3 parts" in said
     assert f"`ringfence undo {tree} 3` takes them back" in said
     assert ringfence("undo", tree, "3").returncode == 0
     assert sorted(path.name for path in tree.iterdir()) == ["a.txt"]
@@ -306,8 +321,18 @@ def test_what_a_resumed_run_tells_is_the_whole_run(tree: Path) -> None:
 def test_where_others_changed_files_a_resumed_run_tells_of_its_part_and_says_so(tree: Path) -> None:
     record, patch, said = resumed_in_parts(tree, meanwhile="mine.txt")
     assert [change["path"] for change in record["changes"]] == ["d.txt"]
-    assert (record["steps"], "mine.txt" in patch) == (1, False)
+    assert (record["steps"], "mine.txt" in patch, record["is_part"]) == (1, False, True)
     assert "told from where it was resumed" in said
+
+
+def test_what_gc_dropped_is_not_said_to_be_nothing(tree: Path) -> None:
+    write = calls(call("write_file", file_path="b.txt", content="x\n"))
+    ringfence("run", tree, "--task", "Write.", "--model", script(tree, "1.jsonl", write))
+    assert ringfence("gc", tree, "--keep", "0").returncode == 0
+    done = ringfence("run", tree, "--resume", "--model", script(tree, "2.jsonl", DONE))
+    assert (done.returncode, "changed by others" in done.stderr) == (0, False)
+    assert "nothing was changed since it was resumed\n" in done.stderr
+    assert "`gc` has dropped steps of this run: what it changed is told from where it was resumed" in done.stderr
 
 
 def test_a_run_that_failed_says_how_it_can_go_on(tree: Path) -> None:

@@ -33,8 +33,8 @@ class DiskWorkspace:
         self.refused: Mapping[str, str] = {}
         self.start = self.opened.newest
         """The commit that what was changed is told from."""
-        self.is_part = False
-        """Whether that is not where the run began, but where it was resumed."""
+        self.is_part = ""
+        """Why that is not where the run began, but where it was resumed; empty if it is where it began."""
         self._steps_before = len(self.opened.steps())
 
     @property
@@ -64,8 +64,9 @@ class DiskWorkspace:
                 self._steps_before -= steps
                 return
             if entry.session_id not in sessions:
-                break
-        self.is_part = True
+                self.is_part = "files were changed by others since the run began"
+                return
+        self.is_part = "`gc` has dropped steps of this run"
 
     def section(self, session: Session) -> Section[Any]:
         return VfsToolsSection(session=session, filesystem=self.filesystem, mount_point=self.mount_point)

@@ -28,7 +28,7 @@ def summary(ending: Ending, tally: Tally) -> Iterator[str]:
         yield f"plan: {done} of {plural(len(plan.steps), 'step')} done"
     files = [change for change in ending.changes if not _is_directory(change)]
     if not ending.changes:
-        yield "nothing was changed"
+        yield "nothing was changed since it was resumed" if ending.is_part else "nothing was changed"
     else:
         added, removed = line_counts(ending.patch)
         yield f"{plural(len(files), 'file')} changed, +{added} -{removed} lines"
@@ -50,6 +50,8 @@ def as_json(ending: Ending, tally: Tally, workspace: RunWorkspace | None) -> dic
         "outcome": ending.outcome,
         "error": ending.error,
         "text": ending.text,
+        "parts": tally.parts,
+        "is_part": ending.is_part,
         "turns": tally.turns,
         "tool_calls": {"total": tally.calls, **{outcome: tally.outcomes[outcome] for outcome in OUTCOMES}},
         "plan": serde.dump(ending.plan) if ending.plan is not None else None,

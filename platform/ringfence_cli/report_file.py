@@ -15,6 +15,7 @@ from ringfence.runtime.receipts import Receipt
 from ringfence_cli import report_html
 from ringfence_cli.outputs import OutputFile
 from ringfence_cli.printable import plural
+from ringfence_cli.watch import Tally
 from ringfence_tools.planning import Plan
 
 MAX_RECORD_CHARACTERS = 5_000_000
@@ -35,6 +36,7 @@ class ReportFile:
         self._record: list[str] = []
         self._room = MAX_RECORD_CHARACTERS
         self._left_turns = self._left_calls = 0
+        self._turns = self._calls = 0
         self._directory = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             found = self._found()
@@ -60,9 +62,11 @@ class ReportFile:
     def text(self, event: ModelText) -> None: ...
 
     def turn(self, event: ModelTurn) -> None:
+        self._turns += 1
         self._left_turns += not self._kept(report_html.turn(event))
 
     def call(self, receipt: Receipt, plan: Plan | None, answer: str) -> None:
+        self._calls += 1
         self._left_calls += not self._kept(report_html.call(receipt, answer))
 
     def _kept(self, piece: str) -> bool:
@@ -71,9 +75,19 @@ class ReportFile:
             self._record.append(piece)
         return self._room >= 0
 
+    def record_of(self, tally: Tally) -> str:
+        """Everything that was kept of a run, and what was not, in words."""
+        turns, calls = tally.turns - self._turns, tally.calls - self._calls
+        if tally.parts > 1:
+            before = (
+                f"{plural(turns, 'turn')} and {plural(calls, 'tool call')} of the parts before are not on this page."
+            )
+            return f"<p>The run was resumed: {before}</p>{self.record}"
+        return self.record
+
     @property
     def record(self) -> str:
-        """Everything that was kept, and what was not, in words."""
+        """Everything that was kept, and what there was no room for, in words."""
         if self._room >= 0:
             return "".join(self._record)
         left = f"{plural(self._left_turns, 'more turn')} and {plural(self._left_calls, 'more tool call')}"

@@ -37,10 +37,12 @@ MARKS = {"pending": "to do", "in_progress": "begun", "done": "done"}
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What was asked for. ``next_steps`` says what can be done now; ``record`` is HTML, turn by turn."""
+    """What was asked for. ``terms`` has policies and limits, as options; ``next_steps`` says what can be done now;
+    ``record`` is HTML, turn by turn."""
 
     task: str
     model: str
+    terms: str
     started_at: datetime
     ended_at: datetime
     next_steps: Sequence[str]
@@ -94,8 +96,10 @@ def _facts(about: About, ending: Ending, tally: Tally, workspace: RunWorkspace) 
     yield "Directory", h.path(os.path.abspath(workspace.directory))
     yield "Exit code", str(ending.exit_code)
     yield "Model", h.line(about.model)
-    yield "Began", f"{about.started_at:%Y-%m-%d %H:%M:%S} UTC"
-    yield "Ended", f"{about.ended_at:%Y-%m-%d %H:%M:%S} UTC, after {h.seconds(tally.seconds)}"
+    if about.terms:
+        yield "Policies and limits", h.line(about.terms, 1_000)
+    yield "Began" if tally.parts == 1 else "Resumed", f"{about.started_at:%Y-%m-%d %H:%M:%S} UTC"
+    yield "Ended", f"{about.ended_at:%Y-%m-%d %H:%M:%S} UTC, after {h.seconds(tally.seconds)} of work"
     yield "Came to", h.line(tally.said)
     usage = tally.usage
     counts = (("in", usage.input_tokens), ("of them cached", usage.cached_tokens), ("out", usage.output_tokens))

@@ -213,7 +213,8 @@ def _finish(
         next_steps = list(_what_next(there, ending, workspace))
         # Without a URL, which may have a password in it.
         model = options.model.partition("@")[0]
-        about = About(task.text, model, report.started_at, utc_now(), next_steps, report.record)
+        record, terms = report.record_of(tally), task.record.terms.said if task.record is not None else ""
+        about = About(task.text, model, terms, report.started_at, utc_now(), next_steps, record)
         _writing(ending, lambda: report.write(page(about, ending, tally, workspace)))
     if options.as_json:
         _writing(ending, lambda: answer.put(as_json(ending, tally, workspace)))
@@ -237,7 +238,7 @@ def _finish(
 def _what_next(options: Options, ending: Ending, workspace: RunWorkspace) -> Iterator[str]:
     quoted = shlex.quote(str(options.directory))
     if isinstance(workspace, DiskWorkspace) and workspace.is_part:
-        yield "files were changed by others since the run began: what it changed is told from where it was resumed"
+        yield f"{workspace.is_part}: what it changed is told from where it was resumed"
     if steps := workspace.steps():
         undo = f"`ringfence undo {quoted} {steps}`"
         yield f"{plural(steps, 'step')} in {options.directory}: {undo} takes them back"

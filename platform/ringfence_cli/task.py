@@ -87,6 +87,8 @@ class Ending:
     applied: bool = False
     conflicts: Sequence[str] = ()
     """Paths that kept the changes from being applied."""
+    is_part: bool = False
+    """Whether changes and patch are those of the last part alone, of a run that was resumed."""
     used_up: Sequence[str] = ()
     """The options for limits that a resume has to be given anew."""
 
@@ -139,6 +141,7 @@ def perform(task: Task, signals: Signals, tally: Tally, watchers: Sequence[Watch
             task.record.leave()
             ending.used_up = task.record.left().used_up()
     ending.plan = session[Plan].latest()
+    ending.is_part = isinstance(task.workspace, DiskWorkspace) and bool(task.workspace.is_part)
     ending.changes = task.workspace.changes()
     ending.patch = task.workspace.patch(ending.changes)
     return ending
