@@ -132,6 +132,24 @@ def test_undo_previews_reverses_and_is_reversed(tree: Path) -> None:
     assert not (tree / "new").exists()
 
 
+def test_another_directory_in_the_place_of_one_is_said_and_what_it_had_is_in_the_history(tree: Path) -> None:
+    run(tree)
+    shutil.rmtree(tree)
+    tree.mkdir()
+    (tree / "a.txt").write_bytes(b"anew")
+    preview = ringfence("restore", tree, "0", "--dry-run")
+    assert b"is another directory than the one that its history began with" in preview.stderr
+    assert b"since then another directory came in the place of the one before" in preview.stderr
+    entries = as_json("log", tree)["log"]
+    assert (entries[0]["kind"], entries[0]["tool"]) == ("external", "another directory")
+    log = ringfence("log", tree)
+    assert (b"  another directory  a.txt" in log.stdout, log.stderr) == (True, b"")
+    assert ringfence("restore", tree, "0").returncode == 0
+    assert (tree / "a.txt").read_bytes() == b"one\r\ntwo\r\nthree"
+    ringfence("undo", tree)
+    assert (tree / "a.txt").read_bytes() == b"anew"
+
+
 def test_an_undo_that_left_what_somebody_changed_ends_so(tree: Path) -> None:
     run(tree)
     (tree / "new/b.txt").write_bytes(b"theirs")

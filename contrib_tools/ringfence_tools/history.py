@@ -252,7 +252,7 @@ def _step(given: int | str | None) -> int | str | None:
 
 
 def _entry(entry: LogEntry) -> HistoryEntry:
-    who = {"baseline": "as it was found", "external": "somebody else"}.get(entry.kind, entry.tool)
+    who = {"baseline": "as it was found", "external": entry.tool or "somebody else"}.get(entry.kind, entry.tool)
     paths = tuple(shown(path) for path in entry.paths[:MAX_PATHS])
     at = entry.created_at.isoformat(timespec="seconds")
     return HistoryEntry(entry.number, who, at, paths, len(entry.paths) - len(paths), entry.names)

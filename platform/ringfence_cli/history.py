@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import itertools
 from collections import Counter
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -21,6 +23,7 @@ from ringfence_cli.printable import one_line, plural, printable
 from ringfence_cli.signals import Signals
 from ringfence_cli.terminal import ErrorStream, put, put_diff
 from ringfence_sandbox import Workspace
+from ringfence_sandbox.commit_messages import REPLACED
 from ringfence_sandbox.moved_roots import moved_from
 
 if TYPE_CHECKING:
@@ -145,6 +148,10 @@ def undo(directory: Path, signals: Signals, as_json: bool, n: int, step: int | N
 def restore(directory: Path, signals: Signals, as_json: bool, step: StepName, dry_run: bool) -> int:
     with opened(directory, signals, changes=True) as workspace:
         done = workspace.restore(step, dry_run=dry_run)
+        since = itertools.takewhile(lambda entry: step != entry.number and step not in entry.names, workspace.log())
+        if any(entry.kind == "external" and entry.tool == REPLACED for entry in since):
+            note = "since then another directory came in the place of the one before, with all that is somebody else's"
+            done = replace(done, notes=(*done.notes, note))
     return _reversed(done, directory, as_json, dry_run)
 
 
@@ -217,7 +224,7 @@ def text_or_bytes(name: str, data: bytes) -> dict[str, object]:
 
 
 def _line(entry: LogEntry) -> str:
-    who = {"baseline": "as it was found", "external": "somebody else"}.get(entry.kind, entry.tool)
+    who = {"baseline": "as it was found", "external": entry.tool or "somebody else"}.get(entry.kind, entry.tool)
     number = "-" if entry.number is None else str(entry.number)
     at = entry.created_at.astimezone().strftime("%Y-%m-%d %H:%M:%S")
     paths = plural(len(entry.paths), "path") if entry.kind == "baseline" else _paths(entry.paths)

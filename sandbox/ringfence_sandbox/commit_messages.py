@@ -34,6 +34,10 @@ class CommitInfo:
     """The first line of the message; by default, the tool and what it changed."""
 
 
+REPLACED = "another directory"
+"""The tool of an external commit that has what came with a directory in the place of the one before."""
+
+
 @dataclass(frozen=True, slots=True)
 class ParsedMessage:
     info: CommitInfo

@@ -35,10 +35,21 @@ class _Root:
         return now is not None and (now.inode, now.born_ns) == (self.inode, self.born_ns)
 
 
-def note_root(root: str, store: str) -> None:
-    """Have a store that is there say which directory it is of, where that is not said yet. Never fails."""
+def replaced(root: str, store: str) -> bool:
+    """Whether another directory has come in the place of the one that a store says it is of."""
     now, noted = _look(root), _read(Path(store))
-    if now is None or (noted is not None and (noted.path, noted.inode) == (now.path, now.inode)):
+    if now is None or noted is None or noted.path != now.path:
+        return False
+    return (noted.inode, noted.born_ns) != (now.inode, now.born_ns)
+
+
+def note_root(root: str, store: str, *, opened: bool = False) -> None:
+    """Have a store that is there say which directory it is of, where that is not said yet. Never fails.
+
+    That one is in the place of another is for who has ``opened`` it to say: the history has to be told.
+    """
+    now, noted = _look(root), _read(Path(store))
+    if now is None or (noted is not None and noted.path == now.path and not (opened and replaced(root, store))):
         return
     before = "" if noted is not None and noted.inode == now.inode else _search(now)
     with suppress(OSError), replacing(Path(store, _NAME)) as file:
@@ -46,10 +57,16 @@ def note_root(root: str, store: str) -> None:
 
 
 def moved_from(root: str) -> str | None:
-    """What to say of a directory whose history and policies are kept under another path, where it was before."""
+    """What to say of a directory whose history and policies are kept under another path, where it was before, or are
+    those of another directory that was here before."""
     now, store = _look(os.path.realpath(root)), store_of(os.path.realpath(root))
     if now is None:
         return None
+    if replaced(now.path, store):
+        return (
+            f"{root} is another directory than the one that its history began with, in the same place: what differs is "
+            "taken in as somebody else's, and a restore to a step before brings back the files of the other one"
+        )
     noted = _read(Path(store))
     before = _search(now) if noted is None else noted.before
     was = _read(Path(before)) if before else None

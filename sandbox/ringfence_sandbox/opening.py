@@ -76,7 +76,7 @@ class Opened:
                 check_format(store)
                 self._lock = RootLock(self._descriptor, self.root, store)
                 note_format(store)
-                note_root(self.root, store)
+                note_root(self.root, store, opened=True)
                 self._journal = Journal(os.path.join(store, "journal"), sync=power, before=before)
                 self.recovered, self._journal = recover(
                     self.files,

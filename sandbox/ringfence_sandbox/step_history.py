@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from ringfence.participants import Change, FileVersion, Step
 from ringfence_sandbox import aborted_calls
-from ringfence_sandbox.commit_messages import CommitInfo
+from ringfence_sandbox.commit_messages import REPLACED, CommitInfo
 from ringfence_sandbox.confined import Confined, Looks, is_reserved
 from ringfence_sandbox.entries import Entry, Meta, Pending
 from ringfence_sandbox.history import ChangedFiles, History, Recorded, ScannedStates, TakenBackCall
@@ -70,6 +70,8 @@ class StepHistory(History):
         """What the newest scan did not take in, why, and as what it was seen."""
         self.last: Step | None = None
         """The newest step that was made since opening."""
+        self.replaced = False
+        """Whether what the next look finds to differ is that of another directory in the place of the one before."""
         self.lost: list[str] = []
         """Commits that the journal names and the store does not have."""
 
@@ -246,12 +248,13 @@ class StepHistory(History):
         known, unknown = found.known(), Unknown.of_scan(found.excluded)
         if known or unknown.reasons != store.states.unknown(tip).reasons:
             kind = "baseline" if tip is None else "external"
-            info = CommitInfo(kind, datetime.now(UTC))
+            info = CommitInfo(kind, datetime.now(UTC), REPLACED if self.replaced else "")
             prepared = store.prepare(known, info, unknown=unknown, sync=self._power)
             store.publish(prepared)
             self.stand_for(prepared.commit)
         elif found.changes and tip is not None:
             self.stand_for(tip)
+        self.replaced = False
         return found
 
 

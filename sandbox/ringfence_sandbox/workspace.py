@@ -22,6 +22,7 @@ from ringfence_sandbox.confined import Confined
 from ringfence_sandbox.exports import Export, mailbox, moved_between, unified
 from ringfence_sandbox.host import Durability, HostFilesystem
 from ringfence_sandbox.kernel import Before, abilities, nothing_before
+from ringfence_sandbox.moved_roots import replaced
 from ringfence_sandbox.named_steps import NamedStep, NamedSteps
 from ringfence_sandbox.places import made_outside, store_of
 from ringfence_sandbox.reversal import Outcome
@@ -138,6 +139,7 @@ class Workspace:
         history = StepHistory(
             Confined(descriptor, abilities()), Path(place), limits=limits, power=durability == "power", before=before
         )
+        history.replaced = replaced(real, place)  # before it is noted that this one is there now
         try:
             filesystem = HostFilesystem(
                 real,
