@@ -8,7 +8,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ringfence.errors import ExecutorLostError, TransactionError
@@ -353,8 +353,14 @@ class _Held:
     owns_connection: bool = True
     workspace: Workspace | None = None
     swept: bool = False
+    process: int = field(default_factory=os.getpid)
+    """Whose it is: one that is forked off runs what the interpreter runs at its end, too."""
 
     def close(self) -> None:
+        if os.getpid() != self.process:
+            if self.workspace is not None:
+                self.workspace.close()
+            return
         with ExitStack() as stack:
             if self.workspace is not None:
                 stack.callback(self.workspace.close)

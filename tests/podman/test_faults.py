@@ -50,6 +50,20 @@ def test_a_container_that_is_killed_during_a_command_is_said_and_replaced(sandbo
     works_on(sandbox, {"a": "a\n"})
 
 
+def test_a_process_that_was_forked_off_leaves_the_container_to_its_parent(sandbox: PodmanSandbox) -> None:
+    first = sandbox.start()
+    child = os.fork()
+    if child == 0:
+        try:
+            with pytest.raises(ValueError, match="was forked from"):
+                sandbox.run("echo from the child")
+            sandbox.close()
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert (sandbox.run("echo here").stdout, sandbox.start()) == ("here\n", first)
+
+
 def test_a_container_that_is_killed_between_commands_is_replaced(sandbox: PodmanSandbox) -> None:
     sandbox.start().process.end()
     result = sandbox.run("echo here")
