@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -12,7 +12,7 @@ from ringfence.adapters import PromptEvaluationError, Request, ScriptedAdapter, 
 from ringfence.errors import PromptValidationError
 from ringfence.filesystem import InMemoryFilesystem
 from ringfence.prompt import MarkdownSection, Prompt, PromptTemplate
-from ringfence.runtime import Budget, BudgetTracker, Deadline, Receipt, Session, ToolInvoked
+from ringfence.runtime import Budget, BudgetTracker, Deadline, Receipt, Session, ToolInvoked, settled
 from ringfence_tools import Delegate, DelegatedTask, DelegationSection, VfsToolsSection
 from ringfence_tools.delegation import Delegated
 
@@ -175,3 +175,16 @@ def test_a_section_is_checked_when_it_is_made() -> None:
     ):
         with pytest.raises(PromptValidationError, match=said):
             DelegationSection(delegates, share=share)
+
+
+def test_a_call_that_was_taken_back_says_so_and_with_which_call() -> None:
+    world = World()
+    heard: list[Receipt] = []
+    world.session.dispatcher.subscribe(Receipt, heard.append)
+    world.run(delegate(), write("a.txt"), {"text": ""}, write("mine.txt"), DONE)
+    first, outer, again, mine = heard
+    assert (first.outcome, outer.outcome, mine.outcome) == ("committed", "failed", "committed")
+    assert again == replace(first, outcome="rolled_back", rolled_back_by=outer.call_id)
+    assert world.session[Receipt].all() == (first, outer, again, mine)
+    assert settled(heard) == (again, outer, mine)
+    assert (again.to_json()["outcome"], again.to_json()["rolled_back_by"]) == ("rolled_back", outer.call_id)

@@ -247,6 +247,13 @@ def test_a_child_that_fails_leaves_its_error_where_it_belongs(collected: Collect
     assert collected.named("invoke_agent helper").attributes["error.type"] == "PromptEvaluationError"
 
 
+def test_a_call_that_was_taken_back_with_another_is_one_span_and_measured_once(collected: Collected) -> None:
+    evaluate(collected, calls(DELEGATE), calls(("ls", {})), {"text": ""}, {"text": "Done."}, prompt=delegating)
+    assert [span.name for span in collected.spans if span.name == "execute_tool ls"] == ["execute_tool ls"]
+    points = collected.points("gen_ai.execute_tool.duration")
+    assert sorted(point.count for point in points) == [1, 1]
+
+
 def test_a_model_that_fails_is_an_error_of_its_call_and_of_the_evaluation(collected: Collected) -> None:
     with pytest.raises(PromptEvaluationError):
         evaluate(collected, calls(READ))

@@ -30,6 +30,7 @@ STYLES: dict[Outcome, str] = {
     "rejected": "yellow",
     "failed": "red",
     "interrupted": "red",
+    "rolled_back": "red",
     "doubtful": "bold red",
 }
 BOXES = {"pending": "[ ]", "in_progress": "[>]", "done": "[x]"}

@@ -203,14 +203,43 @@ class Denial:
 def replayed(receipts: Path, policies: Sequence[Policy]) -> tuple[int, list[Denial]]:
     """How many committed calls a receipts file has, and those that the policies would have denied.
 
-    Every call is judged as if all before it had been kept, those aside that would have been denied. Tests count as
-    passed where their call was committed and the receipt has no other exit code than 0.
+    Every call is judged as if all before it had been kept, those aside that would have been denied, and those that a
+    call around them took back. Tests count as passed where their call was committed and the receipt has no other exit
+    code than 0.
 
     Raises:
         click.BadParameter: a line that is no receipt.
     """
-    session, denials, calls = Session(), list[Denial](), 0
+    session, denials = Session(), list[Denial]()
     prompt = Prompt[None](ns="ringfence", key="policies")
+    past = _committed(receipts)
+    for one in past:
+        call = CallInfo(one.call_id, one.tool.name)
+        call.changes = {CallLock("a past run"): one.changes} if one.changes else {}
+        context = ToolContext(prompt=prompt, rendered_prompt=None, adapter=None, session=session, call=call)
+        denial = _denial(policies, one.tool, one.params, one.changes, context)
+        if denial is not None:
+            denials.append(Denial(one.call_id, one.tool.name, *denial))
+            continue
+        for policy in policies:
+            if isinstance(policy, ToolPolicy):
+                policy.on_result(one.tool, one.params, one.answer, context=context)
+    return len(past), denials
+
+
+@dataclass(frozen=True, slots=True)
+class _Past:
+    """A call that was committed, and stayed so."""
+
+    call_id: str
+    tool: Tool[Any, Any]
+    params: object
+    changes: Sequence[Change]
+    answer: ToolResult[Any]
+
+
+def _committed(receipts: Path) -> Sequence[_Past]:
+    found: dict[str, _Past] = {}
     with receipts.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
@@ -220,26 +249,18 @@ def replayed(receipts: Path, policies: Sequence[Policy]) -> tuple[int, list[Deni
                 changes = [serde.parse(Change, one) for one in _list_of(receipt["changes"])]
                 changes = [replace(one, path=unescaped(one.path)) for one in changes]
                 call_id, name, outcome = (str(receipt[key]) for key in ("call_id", "tool", "outcome"))
+                receipt_id = str(receipt.get("receipt_id") or number)
                 if outcome != "committed":
+                    found.pop(receipt_id, None)  # where it had committed, and was taken back
                     continue
                 tool = Tool[None, None](name=name, description="A tool of a past run.", handler=None)
             except KeyError as error:
                 raise _no_receipt(number, f"it has no {error}") from None
             except (ValueError, TypeError, PromptValidationError) as error:
                 raise _no_receipt(number, said_of(error)) from None
-            calls += 1
             answer = ToolResult("done", SimpleNamespace(exit_code=receipt.get("exit_code") or 0))
-            call = CallInfo(call_id, name)
-            call.changes = {CallLock("a past run"): changes} if changes else {}
-            context = ToolContext(prompt=prompt, rendered_prompt=None, adapter=None, session=session, call=call)
-            denial = _denial(policies, tool, receipt.get("params"), changes, context)
-            if denial is not None:
-                denials.append(Denial(call_id, name, *denial))
-                continue
-            for policy in policies:
-                if isinstance(policy, ToolPolicy):
-                    policy.on_result(tool, receipt.get("params"), answer, context=context)
-    return calls, denials
+            found[receipt_id] = _Past(call_id, tool, receipt.get("params"), changes, answer)
+    return list(found.values())
 
 
 def _denial(

@@ -75,5 +75,7 @@ def outcome_words(receipt: Receipt) -> str:
             return f"failed and rolled back: {why}"
         case "interrupted":
             return "interrupted and rolled back"
+        case "rolled_back":
+            return f"rolled back with the call {one_line(receipt.rolled_back_by or '', 80)} that made it"
         case "doubtful":
             return f"rollback not completed: {why}"

@@ -28,7 +28,8 @@ class Watcher(Protocol):
     def turn(self, event: ModelTurn) -> None: ...
 
     def call(self, receipt: Receipt, plan: Plan | None, answer: str) -> None:
-        """``plan`` is the one after the call, and ``answer`` what its tool answered besides the receipt's message."""
+        """``plan`` is the one after the call, and ``answer`` what its tool answered besides the receipt's message. Told
+        again of a call that one around it has taken back."""
 
 
 @dataclass(slots=True)
@@ -65,7 +66,7 @@ class Tally:
 
     @property
     def rolled_back(self) -> int:
-        return self.outcomes["failed"] + self.outcomes["interrupted"]
+        return self.outcomes["failed"] + self.outcomes["interrupted"] + self.outcomes["rolled_back"]
 
     @property
     def said(self) -> str:
@@ -97,7 +98,7 @@ class Telling:
         self._signals = signals
         self._tally = tally
         self._watchers = watchers
-        self._told: set[str] = set()
+        self._told: dict[str, Outcome] = {}
         session.dispatcher.subscribe(ModelText, self._text)
         session.dispatcher.subscribe(ModelTurn, self._turn)
         session.dispatcher.subscribe(Receipt, self._call)
@@ -121,9 +122,12 @@ class Telling:
 
     def _call(self, receipt: Receipt) -> None:
         with self._signals.held():
-            if receipt.receipt_id in self._told:
-                return
-            self._told.add(receipt.receipt_id)
+            before = self._told.get(receipt.receipt_id)
+            if before is not None:
+                if receipt.rolled_back_by is None or receipt.outcome == before:
+                    return
+                self._tally.outcomes[before] -= 1
+            self._told[receipt.receipt_id] = receipt.outcome
             self._tally.outcomes[receipt.outcome] += 1
             plan, answer = self._session[Plan].latest(), self._answer_of(receipt)
             for watcher in self._watchers:

@@ -41,7 +41,7 @@ from ringfence.runtime.events import RejectedToolParams, RunContext, ToolCallBeg
 from ringfence.runtime.limits import BudgetTracker, Cancellation, Deadline, Heartbeat
 from ringfence.runtime.receipts import Outcome, PolicyVerdict, Receipt, make_receipt
 from ringfence.runtime.session import Session
-from ringfence.runtime.transaction import Interrupts, Participants, Transaction, in_order, leave, new_id
+from ringfence.runtime.transaction import Interrupts, Participants, Told, Transaction, in_order, leave, new_id
 from ringfence.values import quick_maker, quickly_made
 
 if TYPE_CHECKING:
@@ -124,6 +124,8 @@ class _Ending:
     receipt: Receipt | None = None
     conflicts: Sequence[str] = ()
     """What the rollback left alone."""
+    taken_back: Told = ()
+    """What to tell of calls within this one that it took back."""
 
 
 class ToolExecutor:
@@ -463,12 +465,18 @@ class ToolExecutor:
             logger.warning("a value of %s could not be logged", ending.name, exc_info=True)
         except BaseException as error:
             ending.raises = ending.raises or error
+        if ending.outcome != "committed":
+            ending.taken_back = call.taken_back(doubtful=ending.outcome == "doubtful")
+        elif call.parent is not None:
+            ending.taken_back = call.hand_on((self.session, ending.receipt))
 
     def _tell(self, ending: _Ending) -> None:
         """Observers hear of the call. What they do about it cannot undo it."""
         for event in (ending.invoked, ending.receipt):
             if event is not None:
                 self.session.notify(event)
+        for session, receipt in ending.taken_back:
+            session.notify(receipt)
 
     def _answered(self, ending: _Ending) -> Answer:
         if self.heartbeat is not None:

@@ -24,7 +24,7 @@ from ringfence.runtime.events import (
 from ringfence.runtime.json_lines import SliceConfig, read_log
 from ringfence.runtime.limits import Budget, BudgetTracker, Cancellation, Deadline, Heartbeat, TokenUsage
 from ringfence.runtime.pending import PendingToolTracker
-from ringfence.runtime.receipts import PolicyVerdict, Receipt
+from ringfence.runtime.receipts import PolicyVerdict, Receipt, settled
 from ringfence.runtime.reducers import (
     Append,
     Clear,
@@ -95,6 +95,7 @@ __all__ = [
     "reducer",
     "replace_latest",
     "replace_latest_by",
+    "settled",
     "tool_transaction",
     "upsert_by",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from typing import Literal
@@ -12,11 +12,11 @@ from ringfence.filesystem.paths import shown
 from ringfence.participants import Change, FileVersion
 from ringfence.values import quick_maker, quickly_made
 
-Outcome = Literal["committed", "failed", "denied", "rejected", "interrupted", "doubtful"]
+Outcome = Literal["committed", "failed", "denied", "rejected", "interrupted", "doubtful", "rolled_back"]
 """How a call ended: its transaction committed; its handler or its commit failed, and all was rolled back; a policy or
 the deadline denied it before it ran, or an effect policy what it had changed; it named no tool or its arguments did not
 fit; it was cancelled, or an interrupt or another `BaseException` ended it, and all was rolled back; its rollback could
-not be completed."""
+not be completed; it had committed within another call, which took it back."""
 
 
 @quickly_made
@@ -36,6 +36,9 @@ class Receipt:
 
     ``read`` has the sha256 in hex of what the call read, by path; ``changes`` what the call changed, or had changed
     when it was rolled back. ``inner`` lists the call ids of the calls that its handler made.
+
+    A call that had committed within another one gets its receipt again, with the same ``receipt_id``, when that one
+    fails and takes it back: the last one of an id is what holds (`settled`).
     """
 
     receipt_id: str
@@ -60,6 +63,9 @@ class Receipt:
     recovered: bool = False
     exit_code: int | None = None
     """Of the command that the call ran, where its result has one."""
+    rolled_back_by: str | None = None
+    """The id of the call around this one that took it back: the outcome is "rolled_back" then, or "doubtful" where that
+    could not be completed."""
 
     @property
     def diff_bytes(self) -> tuple[int, int]:
@@ -79,6 +85,11 @@ class Receipt:
         record["conflicts"] = [shown(path) for path in self.conflicts]
         record["diff_bytes"] = self.diff_bytes
         return {name: serde.dump_any(value) for name, value in record.items()}
+
+
+def settled(receipts: Iterable[Receipt]) -> tuple[Receipt, ...]:
+    """Each call's receipt once, as it ended for good, where some were taken back by calls around them."""
+    return tuple({receipt.receipt_id: receipt for receipt in receipts}.values())
 
 
 def change_json(change: Change) -> dict[str, object]:

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from operator import attrgetter
 from time import monotonic, perf_counter
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from ringfence.errors import CallEndedError, RestoreFailedError, TransactionError
 from ringfence.participants import (
@@ -29,7 +29,7 @@ from ringfence.participants import (
     current_call,
     set_current_call,
 )
-from ringfence.runtime.receipts import Receipt
+from ringfence.runtime.receipts import Outcome, Receipt
 from ringfence.runtime.session import Session
 
 # The functions in C below those of `signal`, which spend several us a call on looking handlers up in an enum.
@@ -81,7 +81,7 @@ class Transaction(CallInfo):
     outer rollback takes along.
     """
 
-    __slots__ = ("_begun", "_children", "_held", "_kept", "_marks", "_superseded")
+    __slots__ = ("_begun", "_children", "_held", "_inner_receipts", "_kept", "_marks", "_superseded")
 
     def __init__(self, call_id: str, tool: str, parent: CallInfo | None, *, opaque: bool = False) -> None:
         super().__init__(call_id, tool, parent, opaque=opaque)
@@ -90,6 +90,8 @@ class Transaction(CallInfo):
         self._kept: tuple[CallLock, ...] = ()
         self._marks: dict[CallLock, Mark] = {}
         self._children: set[Transaction] = set()
+        self._inner_receipts: list[tuple[Session, Receipt]] = []
+        """The receipts of calls within this one that have committed, each with the session that has it."""
         self._begun = False
         self._superseded = False
 
@@ -274,6 +276,26 @@ class Transaction(CallInfo):
             around = around.parent
         raise failed
 
+    def hand_on(self, *own: tuple[Session, Receipt]) -> Told:
+        """This call has committed. One around it gets the receipts, its ``own`` too, to say so when it takes the call
+        back; where it has done that already, the answer is as of `taken_back`."""
+        around = self.parent
+        if not isinstance(around, Transaction):
+            return ()
+        with _guard:
+            receipts, self._inner_receipts = [*self._inner_receipts, *own], []
+            if not self._superseded:
+                around._inner_receipts += receipts
+                return ()
+        return _said_again(receipts, "rolled_back", around.call_id)
+
+    def taken_back(self, *, doubtful: bool = False) -> Told:
+        """This call has not committed: the receipts that say so of the calls within it. They are in their sessions'
+        logs, and nobody has been notified. ``doubtful`` where the rollback could not be completed."""
+        with _guard:
+            receipts, self._inner_receipts = self._inner_receipts, []
+        return _said_again(receipts, "doubtful" if doubtful else "rolled_back", self.call_id)
+
     def release(self) -> None:
         """Let go of everything; the parent, if there is one, has it again."""
         if not self.ended:
@@ -288,7 +310,19 @@ class Transaction(CallInfo):
                 self.parent.inner.append(self.call_id)
 
 
+Told: TypeAlias = Sequence[tuple[Session, Receipt]]
+"""Receipts, and the sessions whose observers are to be notified of them."""
+
+
+def _said_again(receipts: Told, outcome: Outcome, by: str) -> Told:
+    again = [(session, replace(receipt, outcome=outcome, rolled_back_by=by)) for session, receipt in receipts]
+    for session, receipt in again:
+        session.apply(receipt, to="log")
+    return again
+
+
 def in_order(participants: Iterable[Transactional]) -> Participants:
+    """By their locks, in the one order in which all calls take them."""
     found = {participant.lock: participant for participant in participants}
     by_lock = {lock: found[lock] for lock in sorted(found, key=_serial)}
     return Participants(by_lock, _kept(by_lock))
@@ -432,6 +466,7 @@ def tool_transaction(
     # Not over the block: who knows which loop runs it, or when. What slips through between two lines here meets the
     # outer clause.
     held: list[Interrupts] = []
+    told: Told = ()
     try:
         try:
             set_current_call(transaction)
@@ -460,16 +495,24 @@ def tool_transaction(
                     inner=transaction.inner,
                 )
             )
+            told = transaction.hand_on()
         except BaseException:
             held.append(Interrupts())
             transaction.rollback()
             raise
-    except BaseException:
+    except BaseException as error:
         held.append(Interrupts())
-        transaction.rollback()
+        try:
+            transaction.rollback()
+        finally:
+            told = transaction.taken_back(doubtful=isinstance(error, RestoreFailedError))
         raise
     finally:
         try:
             transaction.release()
         finally:
-            leave(transaction, *held)
+            try:
+                leave(transaction, *held)
+            finally:
+                for of, receipt in told:
+                    of.notify(receipt)

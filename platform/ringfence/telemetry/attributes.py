@@ -20,7 +20,12 @@ MAX_CONTENT_CHARACTERS = 32_768
 Attributes = dict[str, str | int | Sequence[str]]
 
 POLICY_DENIED, TIMEOUT, VALIDATION_ERROR, UNKNOWN_TOOL = "policy_denied", "timeout", "validation_error", "unknown_tool"
-OTHER_OUTCOMES = {"failed": "tool_error", "interrupted": "interrupted", "doubtful": "rollback_failed"}
+OTHER_OUTCOMES = {
+    "failed": "tool_error",
+    "interrupted": "interrupted",
+    "doubtful": "rollback_failed",
+    "rolled_back": "rolled_back",
+}
 
 
 def error_type(receipt: Receipt) -> str | None:

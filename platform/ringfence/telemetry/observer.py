@@ -156,6 +156,8 @@ class Telemetry:
             running.captured[names.TOOL_RESULT] = attributes.result_of(event)
 
     def _call_ended(self, receipt: Receipt) -> None:
+        if receipt.rolled_back_by is not None:  # its span has ended; what took it back has one that says so
+            return
         error, ended_at = (
             attributes.error_type(receipt),
             receipt.started_at + timedelta(seconds=receipt.duration_seconds),
