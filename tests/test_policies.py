@@ -19,12 +19,13 @@ from ringfence.prompt import (
     Prompt,
     PromptTemplate,
     ReadBeforeWritePolicy,
+    RequireCleanTestsPolicy,
     SequentialDependencyPolicy,
     Tool,
     ToolContext,
     ToolResult,
 )
-from ringfence.prompt.effects import DeletionLimitPolicy, RequireCleanTestsPolicy
+from ringfence.prompt.effects import DeletionLimitPolicy
 from ringfence.prompt.policy import ALLOW, PathHashes, ToolPolicy, is_for
 from ringfence.runtime import Session
 
@@ -404,8 +405,63 @@ def test_tools_that_wait_for_each_other_are_refused(dependencies: dict[str, set[
 
 
 def test_a_dependency_that_the_prompt_does_not_have_is_refused() -> None:
-    with pytest.raises(PromptValidationError, match="tset"):
+    with pytest.raises(
+        PromptValidationError, match=r"does not have: tset \(did you mean test\?\); it has deploy, test"
+    ):
         chain([SequentialDependencyPolicy({"deploy": {"tset"}})], test=done, deploy=done)
+
+
+def sections(policies: list[Any], elsewhere: list[Any], **handlers: Any) -> Prompt[Any]:
+    """A section with the tool `deploy` and its policies, and another one with the tools of the handlers."""
+    own = MarkdownSection(
+        title="Deploying",
+        template="Deploy.",
+        tools=[Tool[None, None](name="deploy", description="Deploy.", handler=done)],
+        policies=policies,
+    )
+    tools = [Tool[None, None](name=name, description="A step.", handler=handler) for name, handler in handlers.items()]
+    other = MarkdownSection(title="Steps", template="Do.", tools=tools, policies=elsewhere)
+    return Prompt[None](ns="tests", key="sections", sections=[own, other])
+
+
+@pytest.mark.parametrize(
+    "policy", [SequentialDependencyPolicy({"deploy": {"test"}}), RequireCleanTestsPolicy("test", before=["deploy"])]
+)
+def test_a_policy_of_a_section_hears_of_the_tools_of_another_one(policy: Any) -> None:
+    outcomes = iter([broken, done])
+    prompt = sections([policy], [], test=lambda params, *, context: next(outcomes)(params, context=context))
+    with prompt.resources:
+        call = ToolExecutor(prompt=prompt, session=Session()).call
+        for succeeds in (False, True):
+            assert not call("deploy", {}).success
+            assert call("test", {}).success is succeeds
+        assert call("deploy", {}).success
+
+
+def write_a(params: None, *, context: ToolContext) -> ToolResult[None]:
+    assert context.filesystem is not None
+    context.filesystem.write("a.txt", "x")
+    return ToolResult("written")
+
+
+def test_a_change_by_another_section_s_tool_makes_tests_stale(files: InMemoryFilesystem) -> None:
+    prompt = sections([RequireCleanTestsPolicy("test", before=["deploy"])], [], test=done, write=write_a)
+    with prompt.bind(resources={Filesystem: files}).resources:
+        call = ToolExecutor(prompt=prompt, session=Session()).call
+        assert [call(name, {}).success for name in ("test", "deploy", "write", "deploy")] == [True, True, True, False]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: SequentialDependencyPolicy({"deploy": "test"}),
+        lambda: ReadBeforeWritePolicy(read_tools="read_file"),
+        lambda: ReadBeforeWritePolicy(write_tools="write_file"),
+    ],
+)
+def test_a_text_is_not_taken_for_a_list_of_tools(make: Callable[[], object]) -> None:
+    with pytest.raises(PromptValidationError, match=r"takes lists of tools, not a text: write \["):
+        make()
 
 
 def test_a_link_out_of_the_workspace_may_be_removed_but_not_written_through(files: InMemoryFilesystem) -> None:

@@ -23,7 +23,7 @@ from ringfence import (
 )
 from ringfence.adapters.failures import said_of
 from ringfence.errors import PromptValidationError
-from ringfence.prompt import PolicyDecision
+from ringfence.prompt import PathPolicy, PolicyDecision, ProtectedFilesPolicy, ReadBeforeWritePolicy
 from ringfence.runtime import Replace, reducer
 from ringfence_tools import VfsToolsSection
 
@@ -149,6 +149,15 @@ class Misspelt:
 def test_a_misspelt_method_of_a_policy_is_named() -> None:
     with pytest.raises(TypeError, match=r"did you mean check_effects \(it has check_effect\)"):
         template([Misspelt()])
+
+
+@pytest.mark.parametrize("kind", [ProtectedFilesPolicy, ReadBeforeWritePolicy, PathPolicy])
+def test_a_class_in_the_place_of_a_policy(kind: Any) -> None:
+    said = rf"the class {kind.__name__} in .* is no policy yet: write {kind.__name__}\(\.*\)"
+    with pytest.raises(TypeError, match=said):
+        template([kind])
+    with pytest.raises(TypeError, match=said):
+        MarkdownSection(title="T", template="x", policies=[kind])
 
 
 def test_a_tool_without_a_handler_does_not_suggest_itself() -> None:

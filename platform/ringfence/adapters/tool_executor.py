@@ -528,6 +528,7 @@ class ToolExecutor:
 def _offer(tool: Tool[Any, Any], prompt: Prompt[Any]) -> _Offer:
     policies = prompt.policies_for_tool(tool.name)
     around = [policy for policy in policies if isinstance(policy, ToolPolicy)]
+    told = prompt.policies_told_of(tool.name)
     return _Offer(
         tool,
         tool.handler,
@@ -536,7 +537,7 @@ def _offer(tool: Tool[Any, Any], prompt: Prompt[Any]) -> _Offer:
         tool.read_only,
         tool.opaque,
         [(policy, PolicyVerdict(policy.name, True), is_for(tool, policy.check)) for policy in around],
-        [policy for policy in around if is_for(tool, policy.on_result)],
+        [policy for policy in told if isinstance(policy, ToolPolicy) and is_for(tool, policy.on_result)],
         [
             (policy, PolicyVerdict(policy.name, True))
             for policy in policies

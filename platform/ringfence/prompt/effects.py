@@ -188,11 +188,12 @@ class RequireCleanTestsPolicy:
     """Certain tools run, and certain files change, only when the tests have passed since the last change of a file.
 
     The tests have passed when ``test_tool`` succeeded (with an exit code of 0, where its result has one), and ran one
-    of the commands that are named, if any are. It belongs to the prompt, not to a section: it has to hear of the calls
-    of all tools.
+    of the commands that are named, if any are. It hears of the calls of all tools. In a section it lets only that
+    section's tools wait, so it belongs to the prompt where files have to.
     """
 
     name = "require_clean_tests"
+    hears_all = True
 
     def __init__(
         self,

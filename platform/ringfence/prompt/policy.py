@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
@@ -63,7 +64,8 @@ class ToolPolicy(Protocol):
     """A constraint on tool calls. A policy that raises denies.
 
     It keeps what it knows in the session only, since it is not told of rollbacks. A policy may also have
-    ``validate(tool_names: frozenset[str])``, called when a prompt is put together, that raises PromptValidationError.
+    ``validate(tool_names: frozenset[str])``, called when a prompt is put together, that raises PromptValidationError;
+    and a true ``hears_all``: in a section, which governs its own tools, it is told of the successes of all others, too.
     """
 
     @property
@@ -175,26 +177,36 @@ def policy_state(context: ToolContext, policy_name: str, scope: str) -> PolicySt
 def refuse_unknown(policy: str, unknown: Set[str], tool_names: Set[str]) -> None:
     """Raises PromptValidationError where a policy names tools that there are not, and says which there are."""
     if unknown:
-        there = ", ".join(sorted(tool_names)) or "none"
+        near = {name: difflib.get_close_matches(name, sorted(tool_names), n=1) for name in sorted(unknown)}
+        said = [f"{name} (did you mean {meant[0]}?)" if meant else name for name, meant in near.items()]
         raise PromptValidationError(
-            f"the policy {policy} names tools that this prompt does not have: {', '.join(sorted(unknown))}; "
-            f"it has {there}",
+            f"the policy {policy} names tools that this prompt does not have: {', '.join(said)}; "
+            f"it has {', '.join(sorted(tool_names)) or 'none'}",
             placeholder=min(unknown),
         )
 
 
+def listed_tools(policy: str, names: Iterable[str]) -> frozenset[str]:
+    """Raises PromptValidationError for a text, whose letters would be taken for tools."""
+    if isinstance(names, str):
+        raise PromptValidationError(f"the policy {policy} takes lists of tools, not a text: write [{names!r}]")
+    return frozenset(names)
+
+
 class SequentialDependencyPolicy:
-    """A tool runs only after every tool that it depends on has succeeded in this session and prompt."""
+    """A tool runs only after every tool that it depends on has succeeded in this session and prompt, in whatever
+    section that is."""
 
     name = "sequential_dependency"
+    hears_all = True
 
     def __init__(self, dependencies: Mapping[str, Iterable[str]]) -> None:
         """``dependencies`` maps a tool's name to the names of the tools it directly depends on.
 
         Raises:
-            PromptValidationError: tools that wait for each other.
+            PromptValidationError: tools that wait for each other, or a text in the place of a list.
         """
-        self.dependencies = {tool: frozenset(needed) for tool, needed in dependencies.items()}
+        self.dependencies = {tool: listed_tools(self.name, needed) for tool, needed in dependencies.items()}
         self._awaited = frozenset[str]().union(*self.dependencies.values())
         self._refuse_cycles()
 
@@ -259,9 +271,12 @@ class ReadBeforeWritePolicy:
         write_tools: Iterable[str] = ("write_file", "edit_file", "apply_patch", "move", "rm"),
         mount_point: str | None = None,
     ) -> None:
-        """``mount_point`` is the prefix under which the model sees the workspace, such as ``/workspace``."""
-        self.read_tools = frozenset(read_tools)
-        self.write_tools = frozenset(write_tools)
+        """``mount_point`` is the prefix under which the model sees the workspace, such as ``/workspace``.
+
+        Raises PromptValidationError for a text in the place of a list.
+        """
+        self.read_tools = listed_tools(self.name, read_tools)
+        self.write_tools = listed_tools(self.name, write_tools)
         self.mount_point = mount_point
 
     @only_for(lambda policy, tool: policy._governs(tool))

@@ -269,6 +269,8 @@ class Prompt(TypeArgument, Generic[OutputT]):
                 self._defaults.setdefault(kind, default)
             for tool in node.tools:
                 self._policies[tool.name] = (*node.policies, *template.policies)
+        of_sections = {id(policy): policy for node in template.walk() for policy in node.policies}
+        self._hearing = tuple(policy for policy in of_sections.values() if getattr(policy, "hears_all", False))
 
     @property
     def ns(self) -> str:
@@ -362,6 +364,12 @@ class Prompt(TypeArgument, Generic[OutputT]):
         """What governs a tool: the policies of the section that declares it, then the prompt's. Those of sections
         above that one do not. Raises KeyError for a tool that no section has."""
         return tuple(self.template.policies) if name in RESERVED_TOOL_NAMES else self._policies[name]
+
+    def policies_told_of(self, name: str) -> tuple[Policy, ...]:
+        """Those that hear of a tool's successes: what governs it, and of other sections' policies those that hear of
+        all (`ToolPolicy`). Raises KeyError for a tool that no section has."""
+        governing = self.policies_for_tool(name)
+        return (*governing, *(policy for policy in self._hearing if all(policy is not one for one in governing)))
 
     def filesystem(self) -> Filesystem | None:
         """The filesystem that the prompt's tools work on, if there is one. Raises RuntimeError outside of the block."""

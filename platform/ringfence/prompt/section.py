@@ -394,7 +394,9 @@ def _all_of(kind: type[Any], values: Sequence[Any], what: str) -> tuple[Any, ...
 
 
 def check_policy(policy: object, where: str) -> None:
-    """Raises TypeError where `policy` lacks what a ToolPolicy or an EffectPolicy has."""
+    """Raises TypeError where `policy` lacks what a ToolPolicy or an EffectPolicy has, and for a class of them."""
+    if isinstance(policy, type):
+        raise TypeError(f"the class {policy.__name__} in {where} is no policy yet: write {policy.__name__}(...)")
     seen = hasattr(policy, "check_effects") and not (hasattr(policy, "check") or hasattr(policy, "on_result"))
     wanted = ("name", "check_effects") if seen else ("name", "check", "on_result")
     lacking = [name for name in wanted if not hasattr(policy, name)]
