@@ -503,14 +503,43 @@ def test_the_receipt_of_a_call_that_raised_says_what_it_had_changed(end: BaseExc
         world.is_untouched()
 
 
-def test_a_value_of_another_type_than_declared_fails_the_call() -> None:
-    @dataclass(frozen=True)
-    class Other:
-        value: int = 1
+@dataclass(frozen=True)
+class Other:
+    value: int = 1
 
-    world = World(act=lambda context: ToolResult.ok(Other()))
-    with world.open() as executor:
-        assert "another type" in executor.call("act", {}).message
+
+@pytest.mark.parametrize(
+    ("declared", "value", "fits"),
+    [
+        (Note, Note("a"), True),
+        (Note, None, True),
+        (Note, Other(), False),
+        (Note, "text", False),
+        (Note, {"text": "a"}, False),
+        (Note, [Note("a")], False),
+        (None, None, True),
+        (None, "text", False),
+        (None, Other(), False),
+        (list[Note], [Note("a")], True),
+        (list[Note], (), True),
+        (list[Note], None, True),
+        (list[Note], [Note("a"), Other()], False),
+        (list[Note], ["a"], False),
+        (list[Note], "text", False),
+        (list[Note], Note("a"), False),
+    ],
+    ids=repr,
+)
+def test_a_value_of_another_type_than_declared_fails_the_call(declared: Any, value: Any, fits: bool) -> None:
+    def act(params: None, *, context: ToolContext) -> ToolResult[Any]:
+        return ToolResult.ok(value)
+
+    tool = Tool[None, declared](name="act", description="Act.", handler=act)
+    prompt = Prompt[None](ns="t", key="k", sections=[MarkdownSection(title="T", template="x", tools=[tool])])
+    with prompt.resources:
+        result = ToolExecutor(prompt=prompt, session=Session()).call("act", {})
+    assert result.success is fits
+    assert fits or "another type than it declares" in result.message
 
 
 def in_copied_context(act: Callable[[], Any]) -> threading.Thread:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,6 +14,7 @@ from ringfence.errors import PromptValidationError, ToolValidationError
 from ringfence.filesystem import Filesystem, InMemoryFilesystem
 from ringfence.prompt import Prompt, PromptTemplate, ReadBeforeWritePolicy, ToolResult, ToolsSection
 from ringfence.runtime import Session
+from ringfence_sandbox import HostFilesystem
 from ringfence_tools import HostMount, VfsToolsSection
 from ringfence_tools.file_results import EditedFile, FileText
 from ringfence_tools.file_tools import file_tools
@@ -545,8 +545,11 @@ def test_the_text_promises_reading_first_only_where_it_is_enforced(session: Sess
 def test_mounts_need_a_filesystem_in_memory_and_an_allowed_root(session: Session, tmp_path: Path) -> None:
     with pytest.raises(ToolValidationError):
         VfsToolsSection(session=session, mounts=[HostMount(str(tmp_path))], allowed_host_roots=[tmp_path / "other"])
-    elsewhere: Any = object()
-    with pytest.raises(PromptValidationError, match="in memory"):
+    (tmp_path / "tree").mkdir()
+    with (
+        HostFilesystem(tmp_path / "tree", store=tmp_path / "store") as elsewhere,
+        pytest.raises(PromptValidationError, match="in memory"),
+    ):
         VfsToolsSection(session=session, mounts=[HostMount(str(tmp_path))], filesystem=elsewhere)
 
 

@@ -144,6 +144,22 @@ def test_input_is_named_before_output_and_output_before_the_total(used: TokenUsa
     assert (caught.value.exceeded_dimension, caught.value.consumed) == (dimension, used)
 
 
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [
+        ({"max_total_tokens": 2_000}, "the budget is used up: 2,200 tokens, of 2,000 that it allows"),
+        ({"max_input_tokens": 1_999}, "the budget is used up: 2,000 input tokens, of 1,999 that it allows"),
+        ({"max_output_tokens": 1}, "the budget is used up: 200 output tokens, of 1 that it allows"),
+    ],
+)
+def test_a_used_up_budget_says_what_was_used_and_what_there_was(limits: dict[str, int], said: str) -> None:
+    tracker = BudgetTracker(Budget(**limits))
+    tracker.record_cumulative("a", TokenUsage(2_000, 200))
+    with pytest.raises(BudgetExceededError) as caught:
+        tracker.check()
+    assert str(caught.value) == said
+
+
 def test_a_budgets_deadline_comes_before_its_tokens() -> None:
     clock = Clock()
     tracker = BudgetTracker(Budget(deadline=Deadline.after(5, clock=clock), max_total_tokens=1))
@@ -152,6 +168,7 @@ def test_a_budgets_deadline_comes_before_its_tokens() -> None:
     with pytest.raises(BudgetExceededError) as caught:
         tracker.check()
     assert caught.value.exceeded_dimension == "deadline"
+    assert str(caught.value) == "the budget is used up: its deadline has passed"
 
 
 def test_tokens_of_an_unknown_number_exceed_nothing() -> None:

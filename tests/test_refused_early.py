@@ -24,7 +24,8 @@ from ringfence import (
 from ringfence.adapters.failures import said_of
 from ringfence.errors import PromptValidationError
 from ringfence.prompt import PathPolicy, PolicyDecision, ProtectedFilesPolicy, ReadBeforeWritePolicy
-from ringfence.runtime import Replace, reducer
+from ringfence.runtime import Budget, Replace, reducer
+from ringfence_sandbox import Workspace
 from ringfence_tools import VfsToolsSection
 
 untyped: Any = "abc"
@@ -158,6 +159,62 @@ def test_a_class_in_the_place_of_a_policy(kind: Any) -> None:
         template([kind])
     with pytest.raises(TypeError, match=said):
         MarkdownSection(title="T", template="x", policies=[kind])
+
+
+TOOL = Tool[Nothing, None](name="a", description="d", handler=None)
+PART = MarkdownSection(title="T", template="x")
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: MarkdownSection(title="T", template="x", tools=cast("Any", TOOL)), "tools of section 't'"),
+        (lambda: MarkdownSection(title="T", template="x", children=cast("Any", PART)), "children of section 't'"),
+        (lambda: MarkdownSection(title="T", template="x", policies=cast("Any", PathPolicy())), "policies of section"),
+        (lambda: Prompt(ns="n", key="k", sections=cast("Any", PART)), "sections of the prompt n:k"),
+        (lambda: template(cast("Any", PathPolicy())), "policies of the prompt n:k"),
+        (lambda: Prompt(ns="n", key="k", feedback_providers=cast("Any", 1)), "feedback_providers of the prompt n:k"),
+        (lambda: Prompt(ns="n", key="k", sections=cast("Any", "abc")), "sections of the prompt n:k"),
+    ],
+)
+def test_one_thing_in_the_place_of_a_list(make: Callable[[], object], words: str) -> None:
+    with pytest.raises(TypeError, match=rf"the {words}.* are a list, .*: put it in brackets"):
+        make()
+
+
+@pytest.mark.parametrize("name", ["deadline", "budget", "budget_tracker", "heartbeat"])
+def test_a_limit_that_is_a_number(name: str) -> None:
+    wrong: Any = {name: 5}
+    adapter = ScriptedAdapter([{"text": "Done."}])
+    with pytest.raises(TypeError, match=rf"{name} is a {name.title().replace('_', '')}.*, not 5"):
+        adapter.evaluate(Prompt(template()), session=Session(), **wrong)
+    if name != "budget":
+        with pytest.raises(TypeError, match=rf"{name} is a "):
+            ToolExecutor(prompt=Prompt(template()), session=Session(), **wrong)
+
+
+def test_the_deadline_of_a_budget_is_a_deadline() -> None:
+    wrong: Any = 5
+    with pytest.raises(TypeError, match=r"deadline is a Deadline \(Deadline.after\(seconds\) makes one\), not 5"):
+        Budget(deadline=wrong)
+
+
+@pytest.mark.parametrize("writes", ["path", lambda: ["a"], lambda params, more: ["a"]])
+def test_what_cannot_say_which_files_a_tool_writes(writes: Any) -> None:
+    with pytest.raises(PromptValidationError, match=r"writes is a function of the params, such as lambda params:"):
+        Tool[Nothing, None](name="a", description="d", handler=handler, writes=writes)
+
+
+def test_a_workspace_and_a_path_in_the_place_of_a_filesystem(tmp_path: Path) -> None:
+    path: Any = str(tmp_path)
+    with pytest.raises(TypeError, match=rf"'{tmp_path}' is no Filesystem: .*Workspace.open\(path\).filesystem"):
+        VfsToolsSection(session=Session(), filesystem=path)
+    with Workspace.open(tmp_path) as opened:
+        workspace: Any = opened
+        with pytest.raises(TypeError, match=r"Workspace.* is no Filesystem: give its .filesystem"):
+            VfsToolsSection(session=Session(), filesystem=workspace)
+        with pytest.raises(TypeError, match=r"Workspace.* is no Filesystem: .*; give its .filesystem"):
+            Prompt(template()).bind(resources={Filesystem: workspace})
 
 
 def test_a_tool_without_a_handler_does_not_suggest_itself() -> None:

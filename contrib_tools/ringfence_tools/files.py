@@ -63,8 +63,13 @@ class VfsToolsSection(Section[None]):
 
         Raises:
             PromptValidationError: mounts for a filesystem that is not in memory.
+            TypeError: a filesystem that is none.
             ToolValidationError: a mount that cannot be made.
         """
+        if filesystem is not None and not isinstance(filesystem, Filesystem):  # pyright: ignore[reportUnnecessaryIsInstance]
+            own = getattr(filesystem, "filesystem", None)
+            hint = "give its .filesystem" if isinstance(own, Filesystem) else "Workspace.open(path).filesystem is one"
+            raise TypeError(f"{filesystem!r} is no Filesystem: {hint}")
         self.session = session
         self.filesystem: Filesystem = InMemoryFilesystem() if filesystem is None else filesystem
         self.mounts: tuple[HostMountPreview, ...] = ()

@@ -136,7 +136,13 @@ class BudgetExceededError(RingfenceError, RuntimeError):
         consumed: TokenUsage,
         exceeded_dimension: Literal["deadline", "total_tokens", "input_tokens", "output_tokens"],
     ) -> None:
-        super().__init__(f"budget exceeded: {exceeded_dimension} (consumed {consumed})")
+        if exceeded_dimension == "deadline":
+            said = "its deadline has passed"
+        else:
+            used, limit = getattr(consumed, exceeded_dimension), getattr(budget, f"max_{exceeded_dimension}")
+            kind = exceeded_dimension.replace("_", " ").removeprefix("total ")
+            said = f"{used:,} {kind}, of {limit:,} that it allows"
+        super().__init__(f"the budget is used up: {said}")
         self.budget = budget
         self.consumed = consumed
         self.exceeded_dimension = exceeded_dimension

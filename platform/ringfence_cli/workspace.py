@@ -128,7 +128,7 @@ class MemoryWorkspace:
 class LeftOutPolicy:
     """Nothing is written where something was left out: it could not be written back, and the agent would not know."""
 
-    name = "left_out"
+    name = "off_limits"
 
     def __init__(self, workspace: RunWorkspace) -> None:
         self._workspace = workspace

@@ -41,7 +41,7 @@ from ringfence.prompt.feedback import FeedbackContext, Feedbacks
 from ringfence.prompt.structured_output import parse_output
 from ringfence.prompt.tool import Tool
 from ringfence.runtime.events import PromptExecuted, PromptRendered, RenderedTools, RunContext, ToolSchema
-from ringfence.runtime.limits import Budget, BudgetTracker, Deadline, Heartbeat, TokenUsage
+from ringfence.runtime.limits import Budget, BudgetTracker, Deadline, Heartbeat, TokenUsage, check_limits
 from ringfence.runtime.session import Session
 from ringfence.runtime.visibility import SetVisibilityOverride, VisibilityOverrides
 
@@ -89,6 +89,7 @@ def evaluate_with(
     Raises: what `ProviderAdapter.evaluate` raises.
     """
     check_evaluated(prompt, session)
+    check_limits(deadline=deadline, budget=budget, budget_tracker=budget_tracker, heartbeat=heartbeat)
     if budget_tracker is None and budget is not None:
         budget_tracker = BudgetTracker(budget)
     with prompt.resources:
@@ -194,7 +195,9 @@ class _Evaluation(Generic[OutputT]):
             self.session.notify(Said(self.name, said))
             conversation.append(said)
             conversation.extend(self._answers(turn.tool_calls))
-        raise self._stopped(f"{self.max_turns} turns without a final answer", "budget")
+        raise self._stopped(
+            f"{self.max_turns} turn{'s' if self.max_turns != 1 else ''} without a final answer", "budget"
+        )
 
     def _render(self) -> None:
         self.rendered = self.prompt.render(session=self.session)

@@ -38,7 +38,7 @@ from ringfence.prompt.tool_result import (
 )
 from ringfence.resources.context import CallResources, ResourceContext
 from ringfence.runtime.events import RejectedToolParams, RunContext, ToolCallBegun, ToolInvoked, make_tool_invoked
-from ringfence.runtime.limits import BudgetTracker, Cancellation, Deadline, Heartbeat
+from ringfence.runtime.limits import BudgetTracker, Cancellation, Deadline, Heartbeat, check_limits
 from ringfence.runtime.receipts import Outcome, PolicyVerdict, Receipt, make_receipt
 from ringfence.runtime.session import Session
 from ringfence.runtime.transaction import Interrupts, Participants, Told, Transaction, in_order, leave, new_id
@@ -150,9 +150,10 @@ class ToolExecutor:
     ) -> None:
         """``rendered_prompt`` is the rendering whose tools are on offer; it is made here where it is not given.
 
-        Raises TypeError for what is no prompt, and no session, and what `Prompt.render` raises.
+        Raises TypeError for what is no prompt, no session and no limit, and what `Prompt.render` raises.
         """
         check_evaluated(prompt, session)
+        check_limits(deadline=deadline, budget_tracker=budget_tracker, heartbeat=heartbeat)
         self.prompt = prompt
         self.session = session
         self.adapter = adapter
@@ -375,7 +376,8 @@ class ToolExecutor:
             result = replace(result, message=str.__str__(result.message))
         if result.success and not offer.fits(result.value):
             raise TypeError(
-                f"its handler returned a value of another type than it declares: {type(result.value).__name__}"
+                f"its handler returned a value of another type than it declares: {type(result.value).__name__}, "
+                f"not {offer.tool.result_words}"
             )
         ending.result = result
         call.seal()

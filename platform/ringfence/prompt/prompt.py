@@ -28,7 +28,7 @@ from ringfence.prompt.rendering import (
     text_of,
     tools_of,
 )
-from ringfence.prompt.section import UNDECLARED, Section, TypeArgument, check_policy
+from ringfence.prompt.section import UNDECLARED, Section, TypeArgument, check_policy, listed
 from ringfence.prompt.structured_output import StructuredOutput, is_dataclass_type
 from ringfence.prompt.task_examples import TaskExample
 from ringfence.resources.context import ResourceContext
@@ -87,9 +87,10 @@ class PromptTemplate(TypeArgument, Generic[OutputT]):
         elif self.allow_extra_keys:
             raise PromptValidationError("allow_extra_keys is about a structured answer: write PromptTemplate[Answer]")
         object.__setattr__(self, "structured_output", output)
-        object.__setattr__(self, "sections", tuple(self.sections))
-        object.__setattr__(self, "policies", tuple(self.policies))
-        object.__setattr__(self, "feedback_providers", tuple(self.feedback_providers))
+        for name in ("sections", "policies", "feedback_providers"):
+            object.__setattr__(
+                self, name, listed(getattr(self, name), f"the {name} of the prompt {self.ns}:{self.key}")
+            )
         for config in self.feedback_providers:
             if not isinstance(config, FeedbackProviderConfig):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise TypeError(f"feedback_providers are of type FeedbackProviderConfig, not {config!r}")

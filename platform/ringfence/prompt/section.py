@@ -8,7 +8,7 @@ import inspect
 import re
 import unicodedata
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import is_dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeAlias
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ringfence.runtime.session import Session
 
 ParamsT = TypeVar("ParamsT", default=None)
+ItemT = TypeVar("ItemT")
 AskingT = TypeVar("AskingT", contravariant=True)
 AnswerT = TypeVar("AnswerT", covariant=True)
 
@@ -166,7 +167,7 @@ class Section(TypeArgument, ABC, Generic[ParamsT]):
         self.key = normalized_key(key) if key is not None else _slug(self.title)
         self.params_type: type[ParamsT] | None = self._params_type(default_params)
         self.default_params = default_params
-        self.children = _all_of(Section, children, f"children of section {self.key!r}")
+        self.children = _all_of(Section, children, f"the children of section {self.key!r}")
         self.enabled = SectionFunction(enabled, f"enabled of section {self.key!r}") if enabled is not None else None
         self.accepts_overrides = accepts_overrides
         self.summary = summary
@@ -177,8 +178,8 @@ class Section(TypeArgument, ABC, Generic[ParamsT]):
             self.visibility = SectionFunction(visibility, f"visibility of section {self.key!r}")
         if visibility is SectionVisibility.SUMMARY and summary is None:
             raise PromptValidationError(f"section {self.key!r} is to be summarised, but has no summary=")
-        self._tools = _all_of(Tool, tools, f"tools of section {self.key!r}")
-        self._policies = tuple(policies)
+        self._tools = _all_of(Tool, tools, f"the tools of section {self.key!r}")
+        self._policies = listed(policies, f"the policies of section {self.key!r}")
         for policy in self._policies:
             check_policy(policy, f"section {self.key!r}")
 
@@ -386,11 +387,19 @@ def _slug(title: str) -> str:
     return slug
 
 
-def _all_of(kind: type[Any], values: Sequence[Any], what: str) -> tuple[Any, ...]:
-    for value in values:
+def listed(values: Iterable[ItemT], what: str) -> tuple[ItemT, ...]:
+    """Raises TypeError for one thing in the place of several."""
+    if isinstance(values, str) or not isinstance(values, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"{what} are a list, and this is a {type(values).__name__}: put it in brackets")
+    return tuple(values)
+
+
+def _all_of(kind: type[Any], values: Iterable[Any], what: str) -> tuple[Any, ...]:
+    found = listed(values, what)
+    for value in found:
         if not isinstance(value, kind):
             raise TypeError(f"{what} must be of type {kind.__name__}, not {type(value).__name__}")
-    return tuple(values)
+    return found
 
 
 def check_policy(policy: object, where: str) -> None:

@@ -181,9 +181,11 @@ class Tool(Generic[ParamsT, ResultT]):
         result_type, container = _result_type(result, self.name)
         _put(self, "result_type", result_type)
         _put(self, "result_container", container)
-        _put(self, "_result_class", get_origin(result_type) or result_type or object)
+        _put(self, "_result_class", get_origin(result_type) or result_type or type(None))
         if self.handler is not None:
             _check_handler(self.handler, self.name, params, result)
+        if self.writes is not None:
+            _check_writes(self.writes, self.name)
         _put(self, "examples", tuple(self.examples))
         for example in self.examples:
             self.check_example(example)
@@ -239,11 +241,19 @@ class Tool(Generic[ParamsT, ResultT]):
         return {one.name: str(one.metadata["description"]) for one in known if "description" in one.metadata}
 
     def fits(self, value: object) -> bool:
-        """Whether a result's value is of the declared type; what is no dataclass (None, text, a mapping) fits any."""
-        if self.result_container == "object" or not isinstance(value, Sequence):
-            return isinstance(value, self._result_class) or not dataclasses.is_dataclass(value)
+        """Whether a result's value is of the declared type, or none: a message may say it all."""
+        if value is None or self.result_container == "object":
+            return value is None or isinstance(value, self._result_class)
+        if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
+            return False
         items = typing.cast("Sequence[object]", value)
-        return all(isinstance(item, self._result_class) or not dataclasses.is_dataclass(item) for item in items)
+        return all(isinstance(item, self._result_class) for item in items)
+
+    @property
+    def result_words(self) -> str:
+        """What the tool answers with, for messages."""
+        name = _name(self.result_type)
+        return f"a list of {name}" if self.result_container == "array" else name
 
     @classmethod
     def wrap(cls, function: Callable[..., ToolResult[Any]]) -> Tool[Any, Any]:
@@ -360,6 +370,18 @@ def _check_handler(handler: object, name: str, params: Any, result: Any) -> None
                 f"tool {name!r}: declared with {_name(declared)}, but its handler is annotated with {_name(said)}",
                 "handler",
             )
+
+
+def _check_writes(writes: object, name: str) -> None:
+    said = f"tool {name!r}: writes is a function of the params, such as lambda params: [params.path]"
+    if not callable(writes):
+        raise _invalid(f"{said}, not {writes!r}", "writes")
+    try:
+        inspect.signature(writes).bind(object())
+    except ValueError:  # some built-ins have none
+        return
+    except TypeError as error:
+        raise _invalid(f"{said}: {error}", "writes") from None
 
 
 def _check_returned(call: Any, name: str) -> None:

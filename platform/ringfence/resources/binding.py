@@ -88,7 +88,9 @@ class Binding(Generic[ResourceT]):
             raise ValueError(f"None is no instance of {name}; leave the binding out")
         checkable = getattr(self.protocol, "_is_runtime_protocol", False)
         if checkable and isinstance(self.provider, Given) and not isinstance(self.provider.value, self.protocol):
-            raise TypeError(f"{self.provider.value!r} is no {name}: it lacks what that has")
+            near = name.lower()  # where a Workspace is given, say, for its filesystem
+            hint = f"; give its .{near}" if isinstance(getattr(self.provider.value, near, None), self.protocol) else ""
+            raise TypeError(f"{self.provider.value!r} is no {name}: it lacks what that has{hint}")
 
     @staticmethod
     def instance(protocol: type[GivenT], value: GivenT) -> Binding[GivenT]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Literal
@@ -114,6 +114,7 @@ class Budget:
     max_output_tokens: int | None = None
 
     def __post_init__(self) -> None:
+        check_limits(deadline=self.deadline)
         limits = {
             "max_total_tokens": self.max_total_tokens,
             "max_input_tokens": self.max_input_tokens,
@@ -237,3 +238,19 @@ class Heartbeat:
             at = self._callbacks.index(callback)
             self._callbacks = self._callbacks[:at] + self._callbacks[at + 1 :]
             return True
+
+
+HOW_MADE: Mapping[str, tuple[type[object], str]] = {
+    "deadline": (Deadline, "Deadline.after(seconds) makes one"),
+    "budget": (Budget, "Budget(max_total_tokens=...), say"),
+    "budget_tracker": (BudgetTracker, "BudgetTracker(budget)"),
+    "heartbeat": (Heartbeat, "Heartbeat()"),
+}
+
+
+def check_limits(**limits: object) -> None:
+    """Raises TypeError for what is neither None nor of the type that its name says."""
+    for name, value in limits.items():
+        kind, made = HOW_MADE[name]
+        if value is not None and not isinstance(value, kind):
+            raise TypeError(f"{name} is a {kind.__name__} ({made}), not {value!r}")
