@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 DOCS = Path(__file__).parent.parent / "docs"
-PAGES = ("prompts", "tools", "policies", "sessions", "resources", "overrides", "telemetry", "testing")
+PAGES = ("prompts", "tools", "policies", "sessions", "evaluations", "resources", "overrides", "telemetry", "testing")
 
 
 def examples(page: str) -> list[str]:
