@@ -8,11 +8,13 @@ import shutil
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ringfence.filesystem.differences import differences
 from ringfence.filesystem.diffs import REVERSIBLE_BYTES, FileState, patch_of, unified_diff
 from ringfence.filesystem.memory import InMemoryFilesystem
 from ringfence.filesystem.patch_format import EXECUTABLE, SYMLINK, parse_patch
@@ -215,6 +217,93 @@ def test_the_patch_of_a_change_set_makes_the_same_tree(tmp_path: Path) -> None:
     assert tree["link"] == FileState(b"run.sh", SYMLINK)
     assert tree["logo.png"].content == b"\x89PNG\0\1"
     assert b"same.txt" not in patch
+
+
+ONE, TWO, SAME = FileState(b"one\n"), FileState(b"two\n"), FileState(b"same\n")
+MOVES: list[tuple[str, Tree, Tree, int]] = [
+    ("a file", {"a": ONE}, {"b/c d": ONE}, 1),
+    ("a name that git quotes", {'q"\t': ONE}, {"caf\udce9": ONE}, 1),
+    ("a directory", {"d/a": ONE, "d/e/b": TWO}, {"f/a": ONE, "f/e/b": TWO}, 2),
+    ("executable now", {"a": ONE}, {"b": FileState(ONE.content, EXECUTABLE)}, 1),
+    ("binary", {"a": FileState(b"\0" * 9)}, {"b": FileState(b"\0" * 9)}, 1),
+    ("one of two alike", {"a": SAME, "b": SAME}, {"b": SAME, "c": SAME}, 1),
+    ("two alike", {"a": SAME, "b": SAME}, {"c": SAME, "d": SAME}, 2),
+    ("one becomes two", {"a": ONE}, {"b": ONE, "c": ONE}, 1),
+    ("two become one", {"a": ONE, "b": ONE}, {"c": ONE}, 1),
+    ("changed on the way", {"a": ONE}, {"b": TWO}, 0),
+    ("another in its place", {"a": ONE}, {"a": TWO, "b": ONE}, 0),
+    ("into the place of a removed one", {"a": ONE, "b": TWO}, {"b": ONE}, 0),
+    ("into a directory in its own place", {"a": ONE}, {"a/b": ONE}, 0),
+    ("out of a directory into its place", {"a/b": ONE}, {"a": ONE}, 0),
+    ("into a directory in a removed one's place", {"a": TWO, "x": ONE}, {"a/b": ONE}, 1),
+    ("out of a directory whose place a file takes", {"a/b": ONE}, {"a": TWO, "c": ONE}, 1),
+    ("round, each into the place of the other's directory", {"a/b": ONE, "c": TWO}, {"a": TWO, "c/d": ONE}, 1),
+    ("an empty file", {"a": FileState(b"")}, {"b": FileState(b"")}, 0),
+    ("a link", {"a": FileState(b"x", SYMLINK)}, {"b": FileState(b"x", SYMLINK)}, 0),
+]
+
+
+def loaded(tree: Tree) -> InMemoryFilesystem:
+    filesystem = InMemoryFilesystem()
+    for name, state in tree.items():
+        if state.mode == SYMLINK:
+            filesystem.symlink(name, os.fsdecode(state.content))
+        else:
+            filesystem.write_bytes(name, state.content)
+            filesystem.chmod(name, 0o755 if state.mode == EXECUTABLE else 0o644)
+    return filesystem
+
+
+def patch_of_trees(before: Tree, after: Tree) -> bytes:
+    states: list[Any] = [loaded(tree).snapshot() for tree in (before, after)]
+    changes = differences(*(snapshot.state for snapshot in states))
+    return patch_of(changes, lambda name: before[name].content, lambda name: after[name].content)
+
+
+@needs_git
+@pytest.mark.parametrize(("before", "after", "renames"), [case[1:] for case in MOVES], ids=[case[0] for case in MOVES])
+def test_a_file_that_only_moved_is_a_rename_for_git(tmp_path: Path, before: Tree, after: Tree, renames: int) -> None:
+    patch = patch_of_trees(before, after)
+    assert patch.count(b"\nsimilarity index 100%\n") == renames
+    parse_patch(patch)
+    put(tmp_path, before)
+    git_apply(tmp_path, patch)
+    assert found(tmp_path) == after
+    git_apply(tmp_path, patch, "--reverse")
+    assert found(tmp_path) == before
+
+
+def of_files(names: set[str], states: list[FileState]) -> Tree:
+    """Without those that would have to be below another one."""
+    return {
+        name: state
+        for name, state in zip(sorted(names), states, strict=False)
+        if not any(name.startswith(f"{other}/") for other in names)
+    }
+
+
+TREES = st.builds(
+    of_files,
+    st.sets(st.sampled_from(["a", "b", "a/b", "a/c", "b/a", "c/a", "c/a/b", "d"])),
+    st.lists(
+        st.sampled_from([ONE, TWO, FileState(ONE.content, EXECUTABLE), FileState(b"x", SYMLINK)]),
+        min_size=8,
+        max_size=8,
+    ),
+)
+
+
+@needs_git
+@settings(deadline=None, max_examples=25)
+@given(before=TREES, after=TREES)
+def test_git_goes_between_any_two_trees_of_files_that_are_alike(
+    tmp_path_factory: pytest.TempPathFactory, before: Tree, after: Tree
+) -> None:
+    root = tmp_path_factory.mktemp("tree")
+    put(root, before)
+    if patch := patch_of_trees(before, after):
+        git_apply(root, patch)
+        assert found(root) == after
 
 
 def test_equal_states_have_no_diff() -> None:

@@ -40,20 +40,48 @@ class FileState:
 
 def patch_of(changes: Sequence[Change], before: Callable[[str], bytes], after: Callable[[str], bytes]) -> bytes:
     """The patch for a change set; ``before`` and ``after`` give the bytes of its files by path, and are only asked for
-    those that differ. Directories, and permissions other than to execute, are nothing that a patch can hold.
+    those that differ. Directories, and permissions other than to execute, are nothing that a patch can hold. A file
+    that is gone and one that is new with the same bytes are a rename.
 
-    Deletions come first, so that a directory can take a file's place.
+    Deletions and renames come first, so that a directory can take a file's place.
     """
     deleted: list[bytes] = []
     written: list[bytes] = []
+    moved = _moved(changes)
+    sources = {change.path for change in moved.values()}
     for change in changes:
         old, new = _mode(change.before), _mode(change.after)
-        if old == new and (old is None or _same(change)):
+        if (old == new and (old is None or _same(change))) or change.path in sources:
+            continue
+        if (source := moved.get(change.path)) is not None:
+            deleted.append(rename_patch(source.path, change.path, modes=(_mode(source.before), new)))
             continue
         was = None if old is None else FileState(_content(change.path, change.before, before), old)
         now = None if new is None else FileState(_content(change.path, change.after, after), new)
         (deleted if now is None else written).append(unified_diff(change.path, was, now))
     return b"".join((*deleted, *written))
+
+
+def _moved(changes: Sequence[Change]) -> dict[str, Change]:
+    """By the path of each file that is new, the change of one that is gone and had its bytes, if there is any. Not of
+    empty files, which are alike by chance; nor where one path is above the other, which patches cannot say."""
+    gone: dict[str, list[Change]] = {}
+    for change in reversed(changes):
+        if change.after is None and change.before is not None and change.before.size and change.before.content_hash:
+            gone.setdefault(change.before.content_hash, []).append(change)
+    moved: dict[str, Change] = {}
+    for change in changes if gone else ():
+        if change.before is None and change.after is not None and change.after.kind == "file":
+            like = gone.get(change.after.content_hash or "", [])
+            for place in reversed(range(len(like))):
+                if not _one_above_the_other(change.path, like[place].path):
+                    moved[change.path] = like.pop(place)
+                    break
+    return moved
+
+
+def _one_above_the_other(one: str, other: str) -> bool:
+    return one.startswith(f"{other}/") or other.startswith(f"{one}/")
 
 
 def _mode(version: FileVersion | None) -> int | None:
@@ -103,13 +131,15 @@ def unified_diff(path: str, before: FileState | None, after: FileState | None) -
     return b"".join(lines)
 
 
-def rename_patch(old: str, new: str) -> bytes:
-    """The part of a patch that gives a file another path, and says nothing of its bytes."""
+def rename_patch(old: str, new: str, *, modes: tuple[int | None, int | None] = (None, None)) -> bytes:
+    """The part of a patch that gives a file another path, and maybe another mode, and says nothing of its bytes."""
     one, other = (path.encode("utf-8", "surrogateescape") for path in (old, new))
-    return b"diff --git %s %s\nsimilarity index 100%%\n" % (
-        _quoted(b"a/" + one),
-        _quoted(b"b/" + other),
-    ) + b"rename from %s\nrename to %s\n" % (_quoted(one), _quoted(other))
+    lines = [b"diff --git %s %s\n" % (_quoted(b"a/" + one), _quoted(b"b/" + other))]
+    if modes[0] != modes[1]:
+        lines.append(b"old mode %o\nnew mode %o\n" % modes)
+    lines.append(b"similarity index 100%\n")
+    lines.append(b"rename from %s\nrename to %s\n" % (_quoted(one), _quoted(other)))
+    return b"".join(lines)
 
 
 def _index(before: FileState | None, after: FileState | None, digits: int) -> bytes:
