@@ -215,6 +215,15 @@ def test_gc_says_what_it_gave_back(tree: Path) -> None:
     assert [entry["number"] for entry in as_json("log", tree)["log"]] == [2, 1]
 
 
+def test_the_log_has_as_many_of_the_newest_entries_as_are_asked_for(tree: Path) -> None:
+    denied = [call("write_file", file_path=path, content="x") for path in ("no/1", "no/2")]
+    command = run_command(tree, "--policy", "deny:no", turns=({"tool_calls": [READ, EDIT, NEW, *denied]}, TURNS[-1]))
+    assert subprocess.run(command, capture_output=True, timeout=60).returncode == 0
+    assert [entry["number"] for entry in as_json("log", tree, "--limit", "2")["log"]] == [2, 1]
+    assert [entry["number"] for entry in as_json("log", tree, "--aborted", "--limit", "1")["log"]] == [2]
+    assert ringfence("log", tree, "--limit", "0").returncode == 2
+
+
 @pytest.mark.parametrize("name", ["log", "show 1", "diff", "undo", "restore 0", "recover", "export", "gc"])
 def test_without_a_history_every_command_says_so(tree: Path, name: str) -> None:
     verb, *more = name.split()

@@ -77,9 +77,9 @@ def recovery(recovered: Recovered) -> str:
     return "\n  ".join([said, *more])
 
 
-def log(directory: Path, signals: Signals, as_json: bool, aborted: bool) -> int:
+def log(directory: Path, signals: Signals, as_json: bool, aborted: bool, limit: int | None) -> int:
     with opened(directory, signals, changes=False) as workspace:
-        entries = workspace.aborted() if aborted else workspace.log()
+        entries = workspace.aborted()[:limit] if aborted else workspace.log(limit)
     if as_json:
         put(json_line({"log": [_entry(entry) for entry in entries]}))
     else:

@@ -27,11 +27,12 @@ def _command(function: Any) -> None:
 
 @_command
 @click.option("--aborted", is_flag=True, help="List what rollbacks took away instead.")
-def log(signals: Signals, directory: Path, as_json: bool, aborted: bool) -> int:
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the newest N entries.")
+def log(signals: Signals, directory: Path, as_json: bool, aborted: bool, limit: int | None) -> int:
     """List the steps of DIR, newest first, and what somebody else changed in between."""
     from ringfence_cli.history import log
 
-    return log(directory, signals, as_json, aborted)
+    return log(directory, signals, as_json, aborted, limit)
 
 
 @_command
