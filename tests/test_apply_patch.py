@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ringfence.adapters.tool_executor import ToolExecutor
@@ -156,14 +156,21 @@ def test_what_cannot_be_read_is_refused_with_its_line(patch: str, said: str) -> 
         parse_patch(patch)
 
 
-@given(st.text(alphabet=" -+@\\\nab/,1", max_size=120))
+SOME_LINES = st.lists(st.sampled_from([" a\n", " b\n", "-a\n", "-b\n", "+a\n", "+1\n"]), max_size=5).map("".join)
+
+
+@given(SOME_LINES | st.text(alphabet=" -+@\\\nab/,1", max_size=120))
+@example(" a\n-b\n+1\n")
 def test_any_text_is_read_or_refused(text: str) -> None:
     try:
         files = parse_patch(f"--- a/f\n+++ b/f\n@@ -1,2 +1,2 @@\n{text}")
-    except ValueError:
+    except ValueError as error:
+        assert str(error)
         return
+    assert files
     for file in files:
-        apply_patch(file, b"a\nb\n")
+        patched = apply_patch(file, b"a\nb\n")
+        assert (patched.content == b"a\nb\n") if patched.problems else (b"".join(file.hunks[0].new) in patched.content)
 
 
 # Fitting

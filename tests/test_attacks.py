@@ -226,10 +226,11 @@ def test_an_abandoned_async_generator_lets_go_of_everything() -> None:
     async def stream() -> Any:
         with tool_transaction(world.session, world.prompt.resources):
             world.files.write("kept.txt", "half")
-            yield 1
+            yield world.files.read("kept.txt").content
 
     async def main() -> None:
-        async for _ in stream():
+        async for seen in stream():
+            assert seen == "half"
             break
 
     with world.open():
@@ -350,7 +351,7 @@ def test_a_decision_that_is_neither_yes_nor_no_denies(allowed: Any) -> None:
 def test_what_the_model_reads_can_be_sent() -> None:
     world = World(act=lambda context: ToolResult.ok(Note("\ud800"), message="caf\udce9"))
     with world.open() as executor:
-        executor.execute("act", {}).text.encode("utf-8")
+        assert executor.execute("act", {}).text.encode("utf-8").startswith(b"caf")
 
 
 def test_the_receipt_has_the_params_as_they_came() -> None:

@@ -71,7 +71,11 @@ def test_a_handler_that_raises_stops_no_other_and_is_in_the_result(caplog: pytes
 
 
 def test_a_result_without_errors_raises_nothing() -> None:
-    InProcessDispatcher().dispatch(Rang()).raise_if_errors()
+    dispatcher, heard = rang()
+    dispatcher.subscribe(Rang, heard.append)
+    result = dispatcher.dispatch(Rang())
+    result.raise_if_errors()
+    assert (result.ok, result.errors, heard) == (True, (), [Rang()])
 
 
 def test_an_interrupt_in_a_handler_is_not_held_back() -> None:

@@ -574,7 +574,12 @@ def test_the_executor_does_not_start_outside_of_a_namespace_of_its_own() -> None
 
 
 def test_the_executor_is_written_for_old_interpreters() -> None:
-    ast.parse(EXECUTOR.read_text(), feature_version=(3, 9))
+    tree = ast.parse(EXECUTOR.read_text(), feature_version=(3, 9))
+    imported = {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
+    imported |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert {"os", "contextlib"} < imported <= sys.stdlib_module_names - {"tomllib"}
+    with pytest.raises(SyntaxError):
+        ast.parse("match 1:\n    case _: pass", feature_version=(3, 9))
 
 
 def test_ctrl_c_ends_the_command_first(sandbox: Sandboxed) -> None:

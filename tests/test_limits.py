@@ -124,6 +124,9 @@ def test_a_limit_that_is_reached_exactly_is_kept() -> None:
     tracker = BudgetTracker(Budget(max_total_tokens=10, max_input_tokens=6, max_output_tokens=4))
     tracker.record_cumulative("a", TokenUsage(6, 4))
     tracker.check()
+    tracker.record_cumulative("b", TokenUsage(0, 1))
+    with pytest.raises(BudgetExceededError):
+        tracker.check()
 
 
 @pytest.mark.parametrize(
@@ -175,6 +178,7 @@ def test_tokens_of_an_unknown_number_exceed_nothing() -> None:
     tracker = BudgetTracker(Budget(max_total_tokens=1))
     tracker.record_cumulative("a", TokenUsage())
     tracker.check()
+    assert tracker.consumed.total_tokens is None
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 99), st.integers(0, 99))))

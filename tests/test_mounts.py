@@ -576,6 +576,19 @@ def test_a_file_url_is_a_host_path(host: Path, filesystem: InMemoryFilesystem, s
     assert (files(filesystem), set(reasons(preview))) == (["a.txt"], {"fifo"})
 
 
-def test_fsspec_is_loaded_for_urls_only() -> None:
-    code = "import sys, ringfence_tools.mounts, ringfence_tools.planning; sys.exit('fsspec' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, env=dict(os.environ))
+MOUNTING = """
+import sys
+from ringfence.filesystem import InMemoryFilesystem
+from ringfence_tools.mounts import HostMount, mount_all
+print("fsspec" in sys.modules)
+for source in (sys.argv[1], f"file://{sys.argv[1]}", f"zip://::{sys.argv[1]}/a.zip"):
+    mount_all(InMemoryFilesystem(), [HostMount(source)], None)
+    print("fsspec" in sys.modules)
+"""
+
+
+def test_fsspec_is_loaded_only_for_urls_of_what_is_no_directory(host: Path) -> None:
+    with zipfile.ZipFile(host / "a.zip", "w") as archive:
+        archive.writestr("a.txt", "x\n")
+    done = subprocess.run([sys.executable, "-c", MOUNTING, str(host)], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False", "False", "True"]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ringfence.errors import ParticipantBusyError
+from ringfence.filesystem import InMemoryFilesystem
 from ringfence.participants import CURRENT_CALL, Transactional
 from ringfence.runtime import PendingToolTracker, Session
 from ringfence_sandbox import Workspace
@@ -79,10 +80,9 @@ def test_an_unknown_call_is_none_and_a_known_one_begins_once() -> None:
     assert tracker.abort_tool_execution("1") is False
 
 
-def test_one_call_runs_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    session = Session()
-    monkeypatch.setattr(session.lock, "_patience", 0.01)
-    tracker = PendingToolTracker(session)
+def test_one_call_runs_at_a_time() -> None:
+    impatient = InMemoryFilesystem(patience_seconds=0.01)  # older than the session, and so waited for first
+    tracker = PendingToolTracker(Session(), Taking((impatient,)))
     tracker.begin_tool_execution("1", "Read")
     with pytest.raises(ParticipantBusyError):
         tracker.begin_tool_execution("2", "Read")

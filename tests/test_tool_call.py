@@ -887,7 +887,8 @@ def test_a_receipt_is_json_whatever_the_arguments_were() -> None:
     with World(lambda params, *, context: ToolResult.ok(Note("x"))) as world:
         for arguments in ({"text": deep}, {"text": Unrenderable()}, {"text": "\udcff"}, {1: {2: b"\xff"}}):
             world.call("act", arguments)
-            json.dumps(world.receipt().to_json(), allow_nan=False).encode()
+            sent = json.dumps(world.receipt().to_json(), allow_nan=False, ensure_ascii=False).encode()
+            assert json.loads(sent)["params"]
 
 
 def test_the_receipt_of_a_call_to_no_tool_has_its_arguments() -> None:

@@ -223,7 +223,12 @@ def test_closing_twice_is_no_error_and_lets_the_next_in(root: Path) -> None:
     first = opened(root)
     first.close()
     first.close()
-    opened(root).close()
+    with opened(root) as second:
+        first.close()
+        with pytest.raises(WorkspaceLockedError):
+            opened(root)
+        call(second, lambda fs: fs.write("a.txt", "x"))
+        assert [step.number for step in second.steps()] == [1]
 
 
 def test_a_full_store_rolls_the_call_back(root: Path, tmp_path: Path) -> None:

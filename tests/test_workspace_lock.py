@@ -52,12 +52,16 @@ def test_workspaces_side_by_side_do_not_collide(root: Path, fs: HostFilesystem) 
     (root.parent / "beside").mkdir()
     with HostFilesystem(root.parent / "beside", store=root.parent / "store of beside") as beside:
         beside.write("a.txt", "x")
+        assert (beside.read("a.txt").content, fs.read("a.txt").content) == ("x", "a\n")
 
 
 def test_closing_lets_go(root: Path) -> None:
-    for _ in range(3):
+    for number in range(3):
         with HostFilesystem(root, store=root.parent / "store") as fs:
-            fs.write("a.txt", "x")
+            fs.write("a.txt", str(number))
+        assert (root / "a.txt").read_text() == str(number)
+        with pytest.raises(ValueError, match="is closed"):
+            fs.write("a.txt", "too late")
 
 
 def test_whoever_fails_to_open_it_holds_nothing(root: Path) -> None:

@@ -153,7 +153,13 @@ def test_where_hosts_do_not_see_each_other_s_locks_it_must_be_said_that_there_is
 
 
 def test_a_read_only_one_takes_no_lock_so_that_the_kind_does_not_matter(root: Path) -> None:
-    HostFilesystem(root, read_only=True, can=replace(abilities(), filesystem_type=lambda fd: 0x6969)).close()
+    can = replace(abilities(), filesystem_type=lambda fd: 0x6969)
+    with (
+        HostFilesystem(root, read_only=True, can=can) as reader,
+        HostFilesystem(root, store=root.parent / "store") as writer,
+    ):
+        writer.write("a.txt", "x")
+        assert reader.read("a.txt").content == "x"
 
 
 def test_the_kind_of_a_filesystem_is_what_the_kernel_says() -> None:
