@@ -6,7 +6,6 @@ import os
 import random
 import shutil
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -329,13 +328,12 @@ def test_changes_that_are_near_share_a_hunk_and_others_do_not() -> None:
     ("old", "new"),
     [
         ([b"%d\n" % n for n in range(50_000)], [b"x%d\n" % n if n % 2 else b"%d\n" % n for n in range(50_000)]),
-        ([b"a\n", b"b\n"] * 5_000, [b"b\n", b"a\n"] * 4_999),
+        ([b"a\n", b"b\n"] * 40_000, [b"b\n", b"a\n"] * 39_999),
         ([b"%d\n" % (n % 7) for n in range(30_000)], [b"%d\n" % (n % 5) for n in range(30_000)]),
     ],
     ids=["every second line", "two lines", "few lines, often"],
 )
-def test_a_large_file_is_compared_soon(old: list[bytes], new: list[bytes]) -> None:
-    began = time.perf_counter()
+def test_a_large_file_is_compared(old: list[bytes], new: list[bytes]) -> None:
+    # A fraction of a second; difflib alone takes so many minutes that the run would be ended.
     patch = unified_diff("n", FileState(b"".join(old)), FileState(b"".join(new)))
-    assert time.perf_counter() - began < 10  # 0.01 to 0.3 s; difflib alone takes minutes for some
     assert apply_patch(parse_patch(patch)[0], b"".join(old)).content == b"".join(new)

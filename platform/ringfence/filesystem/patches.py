@@ -125,7 +125,7 @@ class _File:
         loose: list[int] = []
         for place in self._places.get(bare[rarest], ()):
             at, end = place - rarest, place - rarest + len(old)
-            if at < 0 or self.bare[at:end] != bare:
+            if at < 0 or end > len(self.bare) or self.bare[at:end] != bare:
                 continue
             if self.lines[at:end] == old:
                 exact.append(at)
