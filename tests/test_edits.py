@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -185,17 +183,16 @@ def test_nothing_near_is_said_plainly() -> None:
 @pytest.mark.parametrize(
     ("content", "old"),
     [
-        (b"a" * 3_000_000, "a" * 4000 + "b"),
-        (b"a\n" * 1_500_000, "a\n" * 2000 + "b"),
+        (b"a" * 3_000_000, "a" * 100_000 + "b"),
+        (b"a\n" * 1_500_000, "a\n" * 50_000 + "b"),
         (b"".join(b"    some text, number %d\n" % n for n in range(100_000)), "some text, numbre 777"),
         (b"\r\n" * 1_000_000, "a\n\n"),
     ],
     ids=["one letter", "one line", "many lines", "line ends"],
 )
-def test_a_miss_in_a_large_file_is_told_soon(content: bytes, old: str) -> None:
-    began = time.perf_counter()
-    error(content, old)
-    assert time.perf_counter() - began < 5  # 0.1 to 0.4 s; a search by regular expression took 25 s and more
+def test_a_miss_in_a_large_file_is_told(content: bytes, old: str) -> None:
+    # A fraction of a second; a search by regular expression takes so many minutes that the run would be ended.
+    assert "old_string" in error(content, old)
 
 
 def test_texts_that_do_not_look_alike_differ_in_nothing_that_has_a_name() -> None:

@@ -249,22 +249,18 @@ def test_without_stdin_there_is_nothing_to_read(sandbox: Sandboxed) -> None:
         "cat /dev/zero | cat | cat",
     ],
 )
-def test_a_timeout_ends_everything_soon(sandbox: Sandboxed, command: str) -> None:
-    begun = time.monotonic()
+def test_a_timeout_ends_everything(sandbox: Sandboxed, command: str) -> None:
     ended = sandbox.channel.run(
         ["sh", "-c", command], cwd="/", env={}, stdin=None, timeout_seconds=0.3, on_output=lambda *_: None
     )
     assert (ended.exit_code, ended.timed_out) == (124, True)
-    assert time.monotonic() - begun < 3
     assert len(sandbox.pids()) == 1
     assert sandbox.run("true").exit_code == 0
 
 
-def test_a_background_process_that_holds_stdout_delays_nothing(sandbox: Sandboxed) -> None:
-    begun = time.monotonic()
-    ended = sandbox.run("sleep 100 & echo started")
+def test_a_background_process_that_holds_stdout_is_not_waited_for(sandbox: Sandboxed) -> None:
+    ended = sandbox.run("sleep 3600 & echo started")
     assert (ended.exit_code, ended.leftovers, sandbox.text) == (0, 1, "started\n")
-    assert time.monotonic() - begun < 3
 
 
 def test_what_a_background_process_says_at_once_is_not_lost(sandbox: Sandboxed) -> None:
@@ -285,11 +281,9 @@ while True:
 
 def test_a_fork_bomb_ends_and_the_next_command_runs() -> None:
     with sandboxed(uid=61001, processes=150) as sandbox:
-        begun = time.monotonic()
         ended = sandbox.python(FORK_BOMB, timeout=1)
         assert (ended.timed_out, ended.killed_by_oom) == (True, False)
         assert ended.leftovers > 50
-        assert time.monotonic() - begun < 6
         assert len(sandbox.pids()) == 1
         assert sandbox.run("echo fine").exit_code == 0
 
@@ -378,11 +372,9 @@ def test_a_command_whose_output_is_not_wanted_has_ended_when_the_error_comes(san
     def refuse(_stream: str, _data: bytes) -> None:
         raise KeyError("enough")
 
-    begun = time.monotonic()
-    for command in (["yes"], ["echo"], ["echo"], ["sh", "-c", "echo & sleep 100"]):
+    for command in (["yes"], ["echo"], ["echo"], ["sh", "-c", "echo & sleep 3600"]):
         with pytest.raises(KeyError, match="enough"):
-            sandbox.channel.run(command, cwd="/", env={}, stdin=b"x" * 10**7, timeout_seconds=60, on_output=refuse)
-    assert time.monotonic() - begun < 5
+            sandbox.channel.run(command, cwd="/", env={}, stdin=b"x" * 10**7, timeout_seconds=3600, on_output=refuse)
     assert len(sandbox.pids()) == 1
     assert sandbox.run("echo next").exit_code == 0
     assert sandbox.text == "next\n"
@@ -455,10 +447,8 @@ def test_orphans_that_end_are_reaped_while_the_command_runs() -> None:
         assert len(sandbox.pids()) == 1
 
 
-def test_a_flood_of_child_signals_delays_no_timeout(sandbox: Sandboxed) -> None:
-    begun = time.monotonic()
+def test_a_flood_of_child_signals_keeps_off_no_timeout(sandbox: Sandboxed) -> None:
     assert sandbox.python("import os\nwhile True: os.kill(1, 17)", timeout=0.3).timed_out
-    assert time.monotonic() - begun < 3
 
 
 @pytest.mark.parametrize(

@@ -208,6 +208,7 @@ def test_a_recovery_killed_anywhere_is_done_again(case: Case, end: str) -> None:
         while True:
             case.fresh()
             if not killed_at(point, getattr(case, end)(everything)):
+                assert point > 5
                 return
             if not killed_at(again, reopened(case)):
                 break

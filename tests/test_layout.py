@@ -24,6 +24,7 @@ PACKAGES = (
     "sandbox/ringfence_sandbox",
     "contrib_tools/ringfence_tools",
 )
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 DEMO = ROOT / "platform/ringfence_cli/demo/repository"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
@@ -119,6 +120,29 @@ def test_both_ways_of_starting_pytest_collect_the_same() -> None:
 def test_no_test_is_named_after_an_address_in_memory(request: pytest.FixtureRequest) -> None:
     # Two workers of xdist must collect the same names, or nothing runs.
     assert [item.nodeid for item in request.session.items if " at 0x" in item.nodeid] == []
+
+
+def asserting(tree: ast.AST) -> bool:
+    return any(isinstance(node, ast.Assert) or ast.unparse(node) == "pytest.raises" for node in ast.walk(tree))
+
+
+def test_every_test_asserts_something() -> None:
+    without: list[str] = []
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        functions = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, FUNCTIONS)]
+        helpers = {one.name for one in functions if not one.name.startswith("test") and asserting(one)}
+        for one in functions:
+            named = {getattr(node, "id", None) or getattr(node, "attr", None) for node in ast.walk(one)}
+            if one.name.startswith("test") and not asserting(one) and helpers.isdisjoint(named):
+                without.append(f"{path.relative_to(ROOT)}: {one.name}")
+    assert without == []
+
+
+def test_no_test_compares_how_long_something_took() -> None:
+    # A machine may be busy. What can be counted is counted; a time is a benchmark's.
+    clocks = re.compile(r"perf_counter|process_time|thread_time|getrusage|monotonic\(\) -|time\.time\(\) -")
+    mine = Path(__file__)
+    assert [path for path in (ROOT / "tests").rglob("*.py") if path != mine and clocks.search(path.read_text())] == []
 
 
 def test_what_is_imported_is_declared() -> None:

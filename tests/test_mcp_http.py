@@ -217,7 +217,7 @@ def test_a_client_that_vanishes_in_the_middle_of_a_call_leaves_all_or_nothing(ro
         assert len(list(root.glob("m/*"))) == (900 if workspace.steps() else 0)
 
 
-def test_a_server_with_an_open_stream_ends_at_once(root: Path) -> None:
+def test_a_server_ends_while_a_stream_is_open(root: Path) -> None:
     with started(root) as server:
         connection = http.client.HTTPConnection("127.0.0.1", server.port)
         authorised = {**HEADERS, "Authorization": f"Bearer {TOKEN}"}
@@ -229,10 +229,8 @@ def test_a_server_with_an_open_stream_ends_at_once(root: Path) -> None:
         listening = http.client.HTTPConnection("127.0.0.1", server.port)
         listening.request("GET", "/mcp", headers={**authorised, "mcp-session-id": session})
         assert listening.getresponse().status == 200
-        begun = time.monotonic()
         server.process.send_signal(signal.SIGINT)
-        server.process.wait(ENDED)
-        assert time.monotonic() - begun < 5
+        assert server.process.wait(ENDED) == 130
         listening.close()
         connection.close()
     with Workspace.open(root) as workspace:

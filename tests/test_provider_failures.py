@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime, timedelta
@@ -27,6 +26,8 @@ from ringfence.runtime import Budget, Deadline, Session, ToolInvoked
 from ringfence.testing.adapter_contract import Note, called
 from ringfence.testing.provider_server import Broken, Failure, ProviderServer, Reply, Slow
 
+FOREVER = 3600
+"""Seconds that no test waits for: the run would be ended."""
 DONE = {"text": "All of it is done."}
 WIRES = ("responses", "chat", "messages")
 WAYS = [(wire, stream) for wire in WIRES for stream in (False, True)]
@@ -225,41 +226,34 @@ def test_an_error_in_the_middle_of_a_stream_is_one(wire: str, stream: bool) -> N
     assert (error.kind, "busy" in str(error)) == ("overloaded", True)
 
 
-@every_way
-def test_a_response_that_says_it_failed_has_failed(wire: str, stream: bool) -> None:
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_response_that_says_it_failed_has_failed(stream: bool) -> None:
     body = {"id": "r", "status": "failed", "output": [], "error": {"code": "invalid_prompt", "message": "bad words"}}
     told = {"type": "response.failed", "sequence_number": 0, "response": body}
     event = f"event: response.failed\ndata: {json.dumps(told)}\n\n".encode()
     reply = Failure(200, event, content_type="text/event-stream") if stream else Failure(200, body)
-    error = Trial(wire, stream, [reply], max_attempts=1).error()
-    if wire == "responses":
-        assert "bad words" in str(error)
+    assert "bad words" in str(Trial("responses", stream, [reply], max_attempts=1).error())
 
 
 @every_way
 def test_silence_lasts_no_longer_than_the_deadline(wire: str, stream: bool) -> None:
-    trial = Trial(wire, stream, [Slow(DONE, before=30)])
-    started = time.monotonic()
+    trial = Trial(wire, stream, [Slow(DONE, before=FOREVER)])
     error = trial.error(deadline=Deadline.after(1))
-    assert time.monotonic() - started < 3
     assert isinstance(error.__cause__, DeadlineExceededError)
 
 
 @every_stream
 def test_a_trickle_lasts_no_longer_than_the_deadline(wire: str, stream: bool) -> None:
-    trial = Trial(wire, stream, [Slow({"text": "la " * 200}, between=0.3)])
-    started = time.monotonic()
+    trial = Trial(wire, stream, [Slow({"text": "la " * FOREVER}, between=0.3)])
     error = trial.error(deadline=Deadline.after(1))
-    assert time.monotonic() - started < 3
     assert isinstance(error.__cause__, DeadlineExceededError)
 
 
 @every_stream
 def test_the_deadline_of_a_budget_counts_as_well(wire: str, stream: bool) -> None:
-    trial = Trial(wire, stream, [Slow(DONE, before=30)])
-    started = time.monotonic()
-    trial.error(budget=Budget(deadline=Deadline.after(1)))
-    assert time.monotonic() - started < 3
+    trial = Trial(wire, stream, [Slow(DONE, before=FOREVER)])
+    error = trial.error(budget=Budget(deadline=Deadline.after(1)))
+    assert isinstance(error.__cause__, DeadlineExceededError)
 
 
 @pytest.mark.parametrize("wire", WIRES)

@@ -21,12 +21,10 @@ MakeSandbox = Callable[..., PodmanSandbox]
 def test_a_command_that_daemonises_ignores_signals_and_keeps_writing_has_ended(sandbox: PodmanSandbox) -> None:
     root = Path(sandbox.filesystem.root)
     writing = "trap '' TERM HUP INT; while :; do echo x >> late; done"
-    begun = time.monotonic()
     result = sandbox.run(
         f'setsid sh -c "(setsid sh -c \\"{writing}\\" </dev/null >/dev/null 2>&1 &)" ; sleep 0.1; echo done'
     )
     assert (result.exit_code, result.stdout) == (0, "done\n")
-    assert time.monotonic() - begun < 5
     size = (root / "late").stat().st_size
     time.sleep(0.3)
     assert (root / "late").stat().st_size == size
@@ -59,9 +57,8 @@ def test_exit_codes_are_those_of_a_shell(sandbox: PodmanSandbox) -> None:
 def test_a_timeout_ends_everything_and_takes_the_changes_back(sandbox: PodmanSandbox) -> None:
     root = Path(sandbox.filesystem.root)
     (root / "before").write_text("before\n")
-    begun = time.monotonic()
-    result = sandbox.run("echo some; echo after > before; echo new > new; sleep 60 & sleep 60", timeout_seconds=0.3)
-    assert time.monotonic() - begun < 5
+    waiting = "sleep 3600 & sleep 3600"
+    result = sandbox.run(f"echo some; echo after > before; echo new > new; {waiting}", timeout_seconds=0.3)
     assert (result.exit_code, result.timed_out, result.stdout) == (124, True, "some\n")
     assert "timed out" in result.stderr
     assert result.changed_paths == ()
@@ -96,13 +93,15 @@ def test_bytes_that_are_no_text_are_replaced(sandbox: PodmanSandbox) -> None:
 
 
 def test_output_comes_while_the_command_runs(sandbox: PodmanSandbox) -> None:
-    came: list[tuple[str, bytes, float]] = []
-    sandbox.run(
-        "echo one; sleep 0.3; echo two >&2",
-        on_output=lambda stream, data: came.append((stream, data, time.monotonic())),
-    )
-    assert [(stream, data) for stream, data, _ in came] == [("stdout", b"one\n"), ("stderr", b"two\n")]
-    assert came[1][2] - came[0][2] > 0.2
+    came: list[tuple[str, bytes]] = []
+    answered = Path(sandbox.filesystem.root, "answered")
+
+    def hear(stream: str, data: bytes) -> None:
+        came.append((stream, data))
+        answered.touch()
+
+    result = sandbox.run("echo one; until [ -e answered ]; do sleep 0.01; done; echo two >&2", on_output=hear)
+    assert (result.exit_code, came) == (0, [("stdout", b"one\n"), ("stderr", b"two\n")])
 
 
 def test_one_container_serves_many_commands(sandbox: PodmanSandbox) -> None:

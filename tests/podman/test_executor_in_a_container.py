@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import pytest
@@ -64,10 +63,8 @@ while True:
 """
 
 
-def test_a_fork_bomb_of_512_processes_ends_soon_after_its_time(make_sandbox: Callable[..., PodmanSandbox]) -> None:
+def test_a_fork_bomb_of_512_processes_ends(make_sandbox: Callable[..., PodmanSandbox]) -> None:
     sandbox = make_sandbox(limits=SandboxLimits())
     sandbox.start()
-    begun = time.monotonic()
     assert sandbox.run(["python3", "-I", "-S", "-c", FORK_BOMB], timeout_seconds=1).timed_out
-    assert time.monotonic() - begun < 6
     assert sandbox.run("ps -e | wc -l; echo fine").stdout.endswith("fine\n")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -151,11 +150,9 @@ def test_with_rollback_on_error_it_is_a_failure_and_the_tree_is_as_it_was(tools:
 
 def test_a_timeout_is_a_failure_and_the_tree_is_as_it_was(tools: Tools) -> None:
     before = shape(tools.root)
-    begun = time.monotonic()
     result = tools.call(
-        "shell_execute", command=f"echo some; {WRECK}; (trap '' TERM; sleep 60) & sleep 60", timeout_seconds=0.1
+        "shell_execute", command=f"echo some; {WRECK}; (trap '' TERM; sleep 3600) & sleep 3600", timeout_seconds=0.1
     )
-    assert time.monotonic() - begun < 15
     assert not result.success
     assert (result.value.exit_code, result.value.timed_out, result.value.stdout) == (124, True, "some\n")
     assert "timed out after 1 seconds" in result.message  # the shortest there is
@@ -320,13 +317,11 @@ def test_calls_and_commands_of_several_threads_take_turns(tools: Tools) -> None:
     def commands() -> list[int]:
         return [tools.sandbox.run("echo x >> log; sleep 0.05").exit_code for _ in range(5)]
 
-    begun = time.monotonic()
     with ThreadPoolExecutor() as pool:
         running = [pool.submit(commands) for _ in range(2)]
         for _ in range(10):
             tools.shell("echo y >> log; sleep 0.02")
         assert [one.result() for one in running] == [[0] * 5] * 2
-    assert time.monotonic() - begun < 30
     assert sorted((tools.root / "log").read_text().split()) == ["x"] * 10 + ["y"] * 10
 
 

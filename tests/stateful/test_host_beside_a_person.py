@@ -212,6 +212,7 @@ def unchanged(before: Mapping[str, Printed], now: Mapping[str, Printed], conflic
 def test_a_save_that_a_rollback_met_stays_in_its_place_if_that_is_killed_next(
     changes: tuple[tuple[str, ...], ...], how: Literal["in place", "replace"]
 ) -> None:
+    saved = 0
     for at in range(6, 20):
         edit = Edit(at, changes[0][1], how, 1)
         with place() as top:
@@ -221,6 +222,8 @@ def test_a_save_that_a_rollback_met_stays_in_its_place_if_that_is_killed_next(
             Workspace.open(root, store=top / "store").close()
             for path, content in person.saved().items():
                 assert (root / path).read_bytes() == content, at
+                saved += 1
+    assert saved
 
 
 @pytest.mark.parametrize("how", ["in place", "replace"])
