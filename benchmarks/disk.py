@@ -21,7 +21,7 @@ from time import perf_counter
 from typing import Any
 
 import peer
-from measure import Row, Side, Spread, alternated, flat, less, report
+from measure import Row, Side, Spread, alternated, flat, less, report, scratch_directory
 from trees import sample
 
 from ringfence.adapters import ToolExecutor
@@ -291,8 +291,7 @@ def searching(area: str, places: Places) -> Iterator[Row]:
 
 
 def rows() -> Iterator[Row]:
-    scratch = Path(tempfile.mkdtemp(prefix="ringfence-bench-"))
-    try:
+    with scratch_directory() as scratch:
         for number in (1_000, 10_000, 100_000):
             area = f"disk, {number:,}"
             files = sample(number)
@@ -305,8 +304,6 @@ def rows() -> Iterator[Row]:
             for place in scratch.iterdir():
                 shutil.rmtree(place)
         yield reading(scratch)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
 
 
 if __name__ == "__main__":

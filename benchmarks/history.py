@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -21,7 +19,7 @@ from zipfile import ZipFile
 
 import peer
 from disk import GIT, Git, Places, written
-from measure import Row, Side, alternated, flat, less, report
+from measure import Row, Side, alternated, flat, less, report, scratch_directory
 from trees import sample
 
 from ringfence_sandbox import Workspace
@@ -150,8 +148,7 @@ def django(scratch: Path) -> Path | None:
 
 
 def rows() -> Iterator[Row]:
-    scratch = Path(tempfile.mkdtemp(prefix="ringfence-bench-"))
-    try:
+    with scratch_directory() as scratch:
         files = sample(10_000)
         small = written(scratch / "small", files)
         yield from first("10,000 small files", Places(scratch, small))
@@ -161,8 +158,6 @@ def rows() -> Iterator[Row]:
             yield from first(DJANGO, Places(scratch, tree))
             paths = [str(path.relative_to(tree)) for path in sorted(tree.rglob("*.py"))]
             yield from scans(f"scan, {DJANGO}", Places(scratch, tree), paths)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
 
 
 if __name__ == "__main__":

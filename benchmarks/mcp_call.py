@@ -10,7 +10,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from itertools import count
@@ -18,7 +17,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from measure import Row, Side, Spread, alternated, report
+from measure import Row, Side, Spread, alternated, report, scratch_directory
 
 from ringfence import InMemoryFilesystem, Prompt, PromptTemplate, Session, ToolExecutor
 from ringfence_sandbox import Workspace
@@ -88,11 +87,11 @@ def starting(command: list[str]) -> Side:
 
 
 def rows() -> Iterator[Row]:
-    with tempfile.TemporaryDirectory(prefix="ringfence-bench-") as directory:
-        os.environ["RINGFENCE_STATE_DIR"] = str(Path(directory, "state"))
+    with scratch_directory() as directory:
+        os.environ["RINGFENCE_STATE_DIR"] = str(directory / "state")
         for kind in ("memory", "disk"):
-            yield from calls(kind, Path(directory))
-        serve = [*SERVE, str(Path(directory, "memory"))]
+            yield from calls(kind, directory)
+        serve = [*SERVE, str(directory / "memory")]
         first, baseline = alternated(starting(serve), starting(BARE))
         met, target = first.median <= START_SECONDS, f"<= {START_SECONDS:g} s"
         yield Row("mcp", "start, to the first answer", BESIDE[0], ratio(first, baseline), target, met, first, baseline)

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import gc
 import json
+import signal
 import statistics
-from collections.abc import Callable, Iterable
+import sys
+import tempfile
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from time import perf_counter, process_time
 from typing import Literal, TypeAlias
 
@@ -42,6 +47,14 @@ class Row:
     ours: Spread
     baseline: Spread
     unit: Literal["s", "B"] = "s"
+
+
+@contextmanager
+def scratch_directory() -> Generator[Path]:
+    """One that goes with the run, also when that is ended by SIGTERM, which Python leaves to the system."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    with tempfile.TemporaryDirectory(prefix="ringfence-bench-", ignore_cleanup_errors=True) as place:
+        yield Path(place)
 
 
 def repeated(function: Callable[[], object]) -> Side:

@@ -10,10 +10,11 @@ import os
 import shutil
 import statistics
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+from measure import scratch_directory
 
 from ringfence.errors import SandboxUnavailableError
 from ringfence_sandbox import HostFilesystem, PodmanSandbox
@@ -33,10 +34,9 @@ def on_the_host() -> None:
 
 
 def main(rounds: int = 200) -> None:
-    place = Path(tempfile.mkdtemp(prefix="ringfence-bench-"))
-    root = place / "workspace"
-    root.mkdir()
-    try:
+    with scratch_directory() as place:
+        root = place / "workspace"
+        root.mkdir()
         begun = time.perf_counter()
         with connect() as connection, HostFilesystem(root, store=place / "store") as files:
             connected = (time.perf_counter() - begun) * 1000
@@ -77,8 +77,6 @@ def main(rounds: int = 200) -> None:
             print(f"{'the first command of a sandbox':34} {first:9.0f} ms")
         for count in (1_000, 10_000):
             scanned(place, count)
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
 
 
 def scanned(place: Path, count: int) -> None:

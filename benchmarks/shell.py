@@ -11,13 +11,12 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 from disk import timed, written
-from measure import Row, alternated, flat, less, report
+from measure import Row, alternated, flat, less, report, scratch_directory
 from trees import sample
 
 from ringfence.adapters import ToolExecutor
@@ -80,13 +79,11 @@ def beside(area: str, shell: Shell, path: str) -> Iterator[Row]:
 
 
 def main() -> None:
-    scratch = Path(tempfile.mkdtemp(prefix="ringfence-bench-"))
     try:
-        report(rows(scratch))
+        with scratch_directory() as scratch:
+            report(rows(scratch))
     except SandboxUnavailableError as error:
         print(f"without the rows of shell_execute: {error}", file=sys.stderr)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 from collections.abc import Iterator
 
 import pytest
@@ -24,3 +25,15 @@ def state_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RINGFENCE_STATE_DIR", str(tmp_path_factory.mktemp("state")))
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def temporary_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """One for this run, which other users reach as they reach /tmp: nobody may leave anything in it."""
+    tmp_path_factory.getbasetemp()  # pytest's own stays where people look for it
+    with tempfile.TemporaryDirectory(prefix="ringfence-tests-") as place, pytest.MonkeyPatch.context() as patch:
+        os.chmod(place, 0o1777)
+        patch.setenv("TMPDIR", place)
+        patch.setattr(tempfile, "tempdir", place)
+        yield
+        assert os.listdir(place) == []
