@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -12,41 +11,13 @@ from pathlib import Path
 import pytest
 
 from ringfence.testing import held_call
-from ringfence.testing.killing import killed_at
+from ringfence.testing.killing import killed_at, killed_at_call
 from ringfence.testing.printed import lasting, printed
 from ringfence_sandbox import Workspace
 
 EVERY = os.environ.get("RINGFENCE_PROVE") == "1"
 CALLS = ("write", "pwrite", "fsync", "fdatasync", "replace", "rename", "unlink", "ftruncate", "open", "close", "mkdir")
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
-
-
-def killed_before(number: int, work: Callable[[], None]) -> bool:
-    """Run it in a process that is killed before its call into the system of that number; False if it made fewer."""
-    child = os.fork()
-    if child == 0:
-        left = number
-
-        def counted(real: Callable[..., object]) -> Callable[..., object]:
-            def call(*arguments: object, **options: object) -> object:
-                nonlocal left
-                left -= 1
-                if left < 0:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return real(*arguments, **options)
-
-            return call
-
-        try:
-            for name in CALLS:
-                setattr(os, name, counted(getattr(os, name)))
-            work()
-        except BaseException:
-            os._exit(1)
-        os._exit(0)
-    _, status = os.waitpid(child, 0)
-    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0, "the child failed"
-    return os.WIFSIGNALED(status)
 
 
 def call(workspace: Workspace, content: str, call_id: str) -> None:
@@ -101,7 +72,7 @@ def test_killed_anywhere_in_the_store_the_step_is_whole_or_not_there(tmp_path: P
         root, store = start / "root", tmp_path / f"store-{number}"
         shutil.copytree(start / "store", store, symlinks=True)
         before = lasting(printed(root))
-        killed = killed_before(number, lambda root=root, store=store: work(root, store))
+        killed = killed_at_call(number, CALLS, lambda root=root, store=store: work(root, store))
         with Workspace.open(root, store=store) as again:
             steps = [step for step in again.steps() if step.call_id == "killed"]
             if steps:

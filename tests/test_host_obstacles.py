@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import errno
 import os
 import stat
@@ -14,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ringfence.testing import held_call
-from ringfence.testing.killing import killed_at
+from ringfence.testing.killing import as_nobody
 from ringfence.testing.printed import printed
 from ringfence_sandbox import HostFilesystem, Workspace
 
@@ -109,28 +108,6 @@ def test_what_is_mounted_is_never_removed_with_what_is_held(root: Path, mount: P
 # What may not be read
 
 
-def as_nobody(root: Path, work: Callable[[], object]) -> None:
-    """In a process without the superuser's rights, to whom the tree belongs."""
-    if os.geteuid() == 0:
-        for path in (root.parent, root, *root.rglob("*")):
-            if path.name != "foreign":
-                os.chown(path, 65534, 65534, follow_symlinks=False)
-        for above in root.parent.parents:
-            if above.stat().st_mode & 0o055 != 0o055:
-                os.chmod(above, above.stat().st_mode | 0o055)
-
-    codecs.lookup("ascii")  # the interpreter's own files may be nobody's to read
-
-    def in_child(_: Callable[[str], None]) -> None:
-        if os.geteuid() == 0:
-            os.setgroups([])
-            os.setgid(65534)
-            os.setuid(65534)
-        work()
-
-    assert not killed_at(-1, in_child)
-
-
 @pytest.fixture
 def shut(root: Path) -> Iterator[Path]:
     """A tree with a file and a directory that only the superuser may read."""
@@ -168,7 +145,7 @@ def test_what_cannot_be_read_cannot_be_lost(shut: Path, name: str) -> None:
                 call(workspace.filesystem, lambda fs: (fs.write("a.txt", "x"), UNREADABLE[name](fs)), "commit")
             assert workspace.steps() == []
 
-    as_nobody(shut, work)
+    as_nobody(work, shut.parent, foreign={"foreign"})
     now = printed(shut)
     assert {path: (one.inode, one.content, one.mode, one.mtime_ns) for path, one in now.items()} == {
         path: (one.inode, one.content, one.mode, one.mtime_ns) for path, one in before.items()
@@ -198,7 +175,7 @@ def test_what_cannot_be_read_breaks_no_listing_and_stays_beside_changes(shut: Pa
             assert workspace.undo().outcomes == {"d/b.txt": "restored"}
             assert workspace.restore(0).outcomes == {}
 
-    as_nobody(shut, work)
+    as_nobody(work, shut.parent, foreign={"foreign"})
     (shut / "file").chmod(0o600)
     (shut / "d/shut").chmod(0o700)
     assert ((shut / "file").read_text(), (shut / "d/shut/x").read_text()) == ("secret\n", "secret too\n")
@@ -220,7 +197,7 @@ def test_a_program_cannot_shut_the_root_against_its_owner(root: Path, mode: int,
                 ("two\n", True) if end == "commit" else ("a\n", False)
             )
 
-    as_nobody(root, work)
+    as_nobody(work, root.parent, foreign={"foreign"})
     if end == "commit":
         assert stat.S_IMODE(root.stat().st_mode) == mode | 0o500
     else:
@@ -237,6 +214,6 @@ def test_a_root_that_cannot_be_written_is_said(shut: Path) -> None:
 
     shut.chmod(0o555)
     try:
-        as_nobody(shut, work)
+        as_nobody(work, shut.parent, foreign={"foreign"})
     finally:
         shut.chmod(0o755)

@@ -17,7 +17,7 @@ import pytest
 from ringfence import Prompt, PromptTemplate, Session
 from ringfence.adapters import ToolExecutor
 from ringfence.testing import held_call
-from ringfence.testing.killing import killed_at
+from ringfence.testing.killing import as_nobody
 from ringfence.testing.printed import lasting, printed
 from ringfence_sandbox import HostFilesystem, Workspace
 from ringfence_sandbox.store import Store
@@ -120,25 +120,6 @@ def test_a_model_is_told_and_the_loop_goes_on(workspace: Workspace, root: Path, 
 
 
 # Not to be written
-
-
-def as_nobody(work: Callable[[], object], *mine: Path) -> None:
-    """Run it in a process without the superuser's rights, to which these directories and all in them belong."""
-    for path in mine:
-        for one in (path, *path.rglob("*")):
-            os.chown(one, 65534, 65534, follow_symlinks=False)
-    for above in mine[0].parents:
-        if above.stat().st_mode & 0o055 != 0o055:
-            os.chmod(above, above.stat().st_mode | 0o055)
-
-    def in_child(_: Callable[[str], None]) -> None:
-        if os.geteuid() == 0:
-            os.setgroups([])
-            os.setgid(65534)
-            os.setuid(65534)
-        work()
-
-    assert not killed_at(-1, in_child)
 
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser can become somebody else")

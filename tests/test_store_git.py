@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ringfence.testing.killing import killed_at_call
 from ringfence_sandbox.commit_messages import CommitInfo
 from ringfence_sandbox.entries import Entry, Meta, Pending
 from ringfence_sandbox.exports import mailbox, unified
@@ -261,32 +261,6 @@ def test_git_apply_takes_the_diff_over_all_steps(store: Store, tmp_path: Path) -
 DEEDS = ("write", "fsync", "replace", "unlink", "ftruncate", "open", "close")
 
 
-def killed_at(deed: int, work: Callable[[Path], None], folder: Path) -> bool:
-    """Run it in a process that is killed before its `deed`th call into the system; False if it made fewer."""
-    child = os.fork()
-    if child == 0:
-        left = deed
-
-        def counted(real: Callable[..., object]) -> Callable[..., object]:
-            def call(*arguments: object, **options: object) -> object:
-                nonlocal left
-                left -= 1
-                if left < 0:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return real(*arguments, **options)
-
-            return call
-
-        try:
-            for name in DEEDS:
-                setattr(os, name, counted(getattr(os, name)))
-            work(folder)
-        finally:
-            os._exit(0)
-    _, status = os.waitpid(child, 0)
-    return os.WIFSIGNALED(status)
-
-
 def sealing(folder: Path) -> None:
     with Store.open(folder) as store:
         step(store, {"src/a.py": file(b"new"), "src/b.py": file(b"B")})
@@ -319,7 +293,7 @@ def test_killed_anywhere_the_history_is_whole_and_clean(tmp_path: Path, work: Ca
     while True:
         folder = tmp_path / f"at-{deed}"
         shutil.copytree(start, folder)
-        if not killed_at(deed, work, folder):
+        if not killed_at_call(deed, DEEDS, lambda folder=folder: work(folder)):
             break
         with Store.open(folder, writable=False) as reader:
             assert_whole(reader, kept, last, least=3)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from pathlib import Path
 
 Work = Callable[[Callable[[str], None]], object]
+_NOBODY = 65534  # by convention
 
 
 def killed_at(point: int, work: Work) -> bool:
@@ -30,6 +33,47 @@ def killed_at(point: int, work: Work) -> bool:
         return True
     assert os.WEXITSTATUS(status) == 0, "the child failed, see above"
     return False
+
+
+def killed_at_call(point: int, calls: Collection[str], work: Callable[[], object]) -> bool:
+    """Run ``work()`` as `killed_at` does; what counts are its calls of these functions of `os`."""
+
+    def counting(before: Callable[[str], None]) -> None:
+        def counted(name: str, real: Callable[..., object]) -> Callable[..., object]:
+            def call(*arguments: object, **options: object) -> object:
+                before(name)
+                return real(*arguments, **options)
+
+            return call
+
+        for name in calls:
+            setattr(os, name, counted(name, getattr(os, name)))
+        work()
+
+    return killed_at(point, counting)
+
+
+def as_nobody(work: Callable[[], object], *owned: Path, foreign: Collection[str] = ()) -> None:
+    """Run ``work()`` in a forked child without the superuser's rights, to whom these directories and all in them
+    belong, but for files of the names in ``foreign``. An AssertionError where it raises."""
+    if os.geteuid() == 0:
+        for place in owned:
+            for path in (place, *place.rglob("*")):
+                if path.name not in foreign:
+                    os.chown(path, _NOBODY, _NOBODY, follow_symlinks=False)
+            for above in place.parents:
+                if above.stat().st_mode & 0o055 != 0o055:
+                    os.chmod(above, above.stat().st_mode | 0o055)  # noqa: S103 - for the other user
+    codecs.lookup("ascii")  # the interpreter's own files may be nobody's to read
+
+    def in_child(_: Callable[[str], None]) -> None:
+        if os.geteuid() == 0:
+            os.setgroups([])
+            os.setgid(_NOBODY)
+            os.setuid(_NOBODY)
+        work()
+
+    assert not killed_at(-1, in_child)
 
 
 def _in_child(point: int, work: Work) -> None:
