@@ -120,18 +120,8 @@ def tree(tmp_path: Path) -> Path:
 def command(tree: Path, turns: Sequence[Mapping[str, Any]], *options: str, kind: str = "disk") -> list[str]:
     script = tree.parent / "script.jsonl"
     script.write_text("".join(json.dumps(turn) + "\n" for turn in turns))
-    start = [
-        sys.executable,
-        "-m",
-        "ringfence_cli",
-        "run",
-        str(tree),
-        "--workspace",
-        kind,
-        "--model",
-        f"script:{script}",
-    ]
-    return [*start, "--report", str(tree.parent / "report.html"), *options]
+    start = [sys.executable, "-m", "ringfence_cli", "run", str(tree), "--workspace", kind]
+    return [*start, "--model", f"script:{script}", "--report", str(tree.parent / "report.html"), *options]
 
 
 def run(

@@ -63,9 +63,14 @@ def ringfence(*arguments: str | Path, **options: Any) -> subprocess.CompletedPro
     return subprocess.run(command, capture_output=True, check=False, timeout=60, **options)
 
 
+def in_memory(tree: Path) -> list[str]:
+    """The command of a run, but for its model."""
+    return [sys.executable, "-m", "ringfence_cli", "run", str(tree), "--workspace", "memory", "--task", "Do it."]
+
+
 def run(tree: Path, *arguments: str | Path, turns: Sequence[Turn] = (EDIT, DONE)) -> subprocess.CompletedProcess[bytes]:
-    memory = ("--workspace", "memory")
-    return ringfence("run", tree, *memory, "--task", "Do it.", "--model", script(tree.parent, *turns), *arguments)
+    command = [*in_memory(tree), "--model", script(tree.parent, *turns), *arguments]
+    return subprocess.run(command, capture_output=True, check=False, timeout=60)
 
 
 def contents(tree: Path) -> dict[str, bytes]:
@@ -445,19 +450,7 @@ def test_nothing_a_model_says_acts_on_the_terminal(tree: Path) -> None:
         {"name": HOSTILE, "arguments": HOSTILE},
         text=HOSTILE,
     )
-    command = [
-        sys.executable,
-        "-m",
-        "ringfence_cli",
-        "run",
-        str(tree),
-        "--workspace",
-        "memory",
-        "--task",
-        "x",
-        "--model",
-    ]
-    shown = at_a_terminal([*command, script(tree.parent, turn, {"text": HOSTILE})])
+    shown = at_a_terminal([*in_memory(tree), "--model", script(tree.parent, turn, {"text": HOSTILE})])
     plain = run(tree, turns=[turn, {"text": HOSTILE}]).stderr
     for said in (shown, plain):
         assert b"[red]not markup[/red] :smile:" in said
@@ -485,21 +478,7 @@ def at_a_terminal(command: Sequence[str]) -> bytes:
 def test_a_terminal_gets_colours_and_a_live_plan(tree: Path) -> None:
     plan = call("planning_setup_plan", objective="Mend it", initial_steps=["Look around"])
     model = script(tree.parent, calls(plan), EDIT, DONE)
-    shown = at_a_terminal(
-        [
-            sys.executable,
-            "-m",
-            "ringfence_cli",
-            "run",
-            str(tree),
-            "--workspace",
-            "memory",
-            "--task",
-            "x",
-            "--model",
-            model,
-        ]
-    )
+    shown = at_a_terminal([*in_memory(tree), "--model", model])
     assert b"[ ] 1. Look around" in shown
     assert b"\x1b[32m+2" in shown
     assert b"\x1b[31m-two" in shown
@@ -527,19 +506,7 @@ def test_a_reader_of_standard_output_who_leaves_is_no_error(tree: Path, argument
         call("read_file", file_path="big.txt"),
         call("edit_file", file_path="big.txt", old_string="two", new_string="2", replace_all=True),
     )
-    command = [
-        sys.executable,
-        "-m",
-        "ringfence_cli",
-        "run",
-        str(tree),
-        "--workspace",
-        "memory",
-        "--task",
-        "x",
-        "--apply",
-        *arguments,
-    ]
+    command = [*in_memory(tree), "--apply", *arguments]
     reading, writing = os.pipe()
     process = subprocess.Popen(
         [*command, "--model", script(tree.parent, turn, DONE)], stdout=writing, stderr=subprocess.PIPE
@@ -556,9 +523,11 @@ def test_standard_output_that_is_full_fails(tree: Path) -> None:
     if not os.path.exists("/dev/full"):
         pytest.skip("no /dev/full here")
     with open("/dev/full", "wb") as full:
-        command = [sys.executable, "-m", "ringfence_cli", "run", tree, "--workspace", "memory", "--task", "x"]
         ended = subprocess.run(
-            [*command, "--model", script(tree.parent, EDIT, DONE)], stdout=full, stderr=subprocess.PIPE, check=False
+            [*in_memory(tree), "--model", script(tree.parent, EDIT, DONE)],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            check=False,
         )
     assert ended.returncode == 1
     assert b"No space left" in ended.stderr
@@ -566,20 +535,7 @@ def test_standard_output_that_is_full_fails(tree: Path) -> None:
 
 def test_with_closed_streams_nothing_is_said_into_other_files(tree: Path, tmp_path: Path) -> None:
     receipts = tmp_path / "receipts.jsonl"
-    command = [
-        sys.executable,
-        "-m",
-        "ringfence_cli",
-        "run",
-        tree,
-        "--workspace",
-        "memory",
-        "--task",
-        "x",
-        "--receipts",
-        receipts,
-    ]
-    command += ["--model", script(tree.parent, EDIT, DONE)]
+    command = [*in_memory(tree), "--receipts", str(receipts), "--model", script(tree.parent, EDIT, DONE)]
     ended = subprocess.run(["/bin/sh", "-c", 'exec "$@" >&- 2>&-', "sh", *command], check=False)
     assert ended.returncode == 0
     assert [json.loads(line)["outcome"] for line in receipts.read_text().splitlines()] == ["committed"] * 3
