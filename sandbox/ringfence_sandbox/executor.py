@@ -71,6 +71,24 @@ class RefusedError(Exception):
     """No command can run here; the text says what is missing."""
 
 
+def first_frame(received: bytearray, longest: int) -> tuple[int, bytes] | None:
+    """The kind and the payload of the first frame, which is taken off; None where it is not there whole yet.
+
+    Raises ValueError for a payload of more bytes than ``longest``.
+    """
+    if len(received) < HEADER.size:
+        return None
+    kind, length = HEADER.unpack_from(received)
+    if length > longest:
+        raise ValueError("a frame is too long")
+    end = HEADER.size + length
+    if len(received) < end:
+        return None
+    payload = bytes(received[HEADER.size : end])
+    del received[:end]
+    return kind, payload
+
+
 class HostError(Exception):
     """The host is gone, or sent what is no frame."""
 
@@ -110,17 +128,10 @@ class Link:
         return self._complete()
 
     def _complete(self) -> tuple[int, bytes] | None:
-        if len(self._received) < HEADER.size:
-            return None
-        kind, length = HEADER.unpack_from(self._received)
-        if length > LONGEST:
-            raise HostError("a frame is too long")
-        end = HEADER.size + length
-        if len(self._received) < end:
-            return None
-        payload = bytes(self._received[HEADER.size : end])
-        del self._received[:end]
-        return kind, payload
+        try:
+            return first_frame(self._received, LONGEST)
+        except ValueError:
+            raise HostError("a frame is too long") from None
 
 
 class Command:

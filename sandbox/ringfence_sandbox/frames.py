@@ -10,7 +10,7 @@ import time
 from contextlib import suppress
 
 from ringfence.errors import ExecutorLostError
-from ringfence_sandbox.executor import HEADER
+from ringfence_sandbox.executor import HEADER, first_frame
 
 _LONGEST = 4096  # bytes of a payload from the executor
 _MOST_DESCRIPTORS = 4
@@ -64,17 +64,10 @@ class FrameStream:
 
     def next_frame(self) -> tuple[int, bytes] | None:
         """The first frame of what was received: its kind and payload."""
-        if len(self._received) < HEADER.size:
-            return None
-        kind, length = HEADER.unpack_from(self._received)
-        if length > _LONGEST:
-            raise ExecutorLostError("the executor sent what it must not send")
-        end = HEADER.size + length
-        if len(self._received) < end:
-            return None
-        payload = bytes(self._received[HEADER.size : end])
-        del self._received[:end]
-        return kind, payload
+        try:
+            return first_frame(self._received, _LONGEST)
+        except ValueError:
+            raise ExecutorLostError("the executor sent what it must not send") from None
 
     def wait_for_frame(self, limit: float) -> tuple[int, bytes]:
         """The next frame. Raises ExecutorLostError where none comes in time."""

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal, get_args
 
 from ringfence.errors import SnapshotRestoreError
-from ringfence.filesystem.lines import line_window
+from ringfence.filesystem.lines import line_window, not_utf8
 from ringfence.filesystem.memory import moment
 from ringfence.filesystem.paths import check_link_target, normalise, os_error
 from ringfence.filesystem.protocol import (
@@ -360,10 +360,7 @@ class HostFilesystem(Transactional):
         try:
             encoded = content.encode()
         except UnicodeEncodeError as error:
-            raise ValueError(
-                f"the text cannot be written as UTF-8: it has the lone surrogate {content[error.start]!r} at "
-                f"character {error.start}; write_bytes takes any bytes"
-            ) from None
+            raise not_utf8(error) from None
         return self.write_bytes(path, encoded, mode=mode, create_parents=create_parents)
 
     def write_bytes(

@@ -15,8 +15,8 @@ from ringfence.adapters.provider import (
     arguments_to_send,
     chosen_tool,
     name_to_send,
+    named_schema,
     output_in_words,
-    schema_name,
     tokens,
 )
 from ringfence.adapters.strict_schema import strict_schema
@@ -60,13 +60,7 @@ class ChatWire:
                 request.tool_choice if name is None else {"type": "function", "function": {"name": name}}
             )
         if schema is not None and self._native_output:
-            strict = strict_schema(schema)
-            wanted = {
-                "name": schema_name(request.prompt_name),
-                "schema": strict or schema,
-                "strict": strict is not None,
-            }
-            found["response_format"] = {"type": "json_schema", "json_schema": wanted}
+            found["response_format"] = {"type": "json_schema", "json_schema": named_schema(request, schema)}
         return found
 
     def _tool(self, tool: ToolSchema) -> dict[str, Any]:

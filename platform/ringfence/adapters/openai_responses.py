@@ -15,8 +15,8 @@ from ringfence.adapters.provider import (
     arguments_to_send,
     chosen_tool,
     name_to_send,
+    named_schema,
     output_in_words,
-    schema_name,
     tokens,
 )
 from ringfence.adapters.strict_schema import strict_schema
@@ -52,13 +52,7 @@ class ResponsesWire:
             name = chosen_tool(request)
             found["tool_choice"] = request.tool_choice if name is None else {"type": "function", "name": name}
         if schema is not None and self._native_output:
-            strict = strict_schema(schema)
-            wanted = {
-                "name": schema_name(request.prompt_name),
-                "schema": strict or schema,
-                "strict": strict is not None,
-            }
-            found["text"] = {"format": {"type": "json_schema", **wanted}}
+            found["text"] = {"format": {"type": "json_schema", **named_schema(request, schema)}}
         return found
 
     def _tool(self, tool: ToolSchema) -> dict[str, Any]:

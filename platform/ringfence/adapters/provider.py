@@ -16,6 +16,7 @@ from typing import Any, NoReturn, Protocol, cast
 
 from ringfence import serde
 from ringfence.adapters.core import Request, ToolCall, Turn
+from ringfence.adapters.strict_schema import strict_schema
 from ringfence.adapters.throttling import AttemptFailedError, ThrottleKind, ThrottlePolicy, repeated
 from ringfence.errors import PromptEvaluationError
 from ringfence.prompt.tool_result import sendable
@@ -284,8 +285,11 @@ def output_in_words(schema: Mapping[str, object]) -> str:
     return f"\n\nYour final answer is one JSON value in a ```json fence. It fits this JSON Schema:\n\n{written}"
 
 
-def schema_name(prompt_name: str) -> str:
-    return f"{_NOT_IN_NAMES.sub('_', prompt_name)[:48] or 'answer'}_schema"
+def named_schema(request: Request, schema: Mapping[str, object]) -> dict[str, Any]:
+    """The schema of the answer as OpenAI's interfaces have it."""
+    name = f"{_NOT_IN_NAMES.sub('_', request.prompt_name)[:48] or 'answer'}_schema"
+    strict = strict_schema(schema)
+    return {"name": name, "schema": strict or schema, "strict": strict is not None}
 
 
 def chosen_tool(request: Request) -> str | None:

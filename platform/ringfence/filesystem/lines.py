@@ -78,3 +78,11 @@ def _decoded(content: bytes, encoding: str, path: str) -> str:
         raise ValueError(
             f"{shown(path)} is not {encoding} text (byte 0x{bad:02x}): read_bytes reads it as it is"
         ) from error
+
+
+def not_utf8(error: UnicodeEncodeError) -> ValueError:
+    """What is said of a text that no file can hold."""
+    return ValueError(
+        f"the text cannot be written as UTF-8: it has the lone surrogate {error.object[error.start]!r} at "
+        f"character {error.start}; write_bytes takes any bytes"
+    )

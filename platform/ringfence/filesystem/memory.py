@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from ringfence.errors import SnapshotRestoreError
 from ringfence.filesystem.differences import changes_since, differences
-from ringfence.filesystem.lines import line_window
+from ringfence.filesystem.lines import line_window, not_utf8
 from ringfence.filesystem.nodes import Directory, File, Link, Node
 from ringfence.filesystem.paths import check_link_target, normalise, os_error
 from ringfence.filesystem.protocol import (
@@ -152,10 +152,7 @@ class InMemoryFilesystem(Transactional):
         try:
             encoded = content.encode()
         except UnicodeEncodeError as error:
-            raise ValueError(
-                f"the text cannot be written as UTF-8: it has the lone surrogate {content[error.start]!r} at "
-                f"character {error.start}; write_bytes takes any bytes"
-            ) from None
+            raise not_utf8(error) from None
         return self.write_bytes(path, encoded, mode=mode, create_parents=create_parents)
 
     def write_bytes(
