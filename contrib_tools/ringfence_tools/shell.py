@@ -250,6 +250,7 @@ class _CommandTools:
                 timeout_seconds=_allowed_seconds(timeout_seconds, context),
                 on_output=lambda stream, data: context.beat(),
                 environment=environment,
+                cancellation=context.cancellation,
             )
         except SandboxUnavailableError as error:
             return ToolResult.error(f"no command can be run here: {error}")

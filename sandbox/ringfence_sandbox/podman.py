@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 from ringfence.errors import ExecutorLostError, TransactionError
 from ringfence.filesystem.paths import normalise, shown
 from ringfence.participants import CURRENT_CALL, CallInfo, Transactional
+from ringfence.runtime.limits import Cancellation
 from ringfence.runtime.session import Session
 from ringfence.runtime.transaction import tool_transaction
 from ringfence_sandbox.asked import Asked, explained
 from ringfence_sandbox.channel import Ended
+from ringfence_sandbox.command_watch import CommandWatch
 from ringfence_sandbox.container import Container, mounted_in, remove_orphans
-from ringfence_sandbox.disk_space import DiskWatch
 from ringfence_sandbox.handover import UNKNOWN, Handover
 from ringfence_sandbox.host import HostFilesystem
 from ringfence_sandbox.images import existing
@@ -111,7 +112,7 @@ class PodmanSandbox:
             if os.path.realpath(root) != filesystem.root:
                 raise ValueError(f"the filesystem is over {filesystem.root}, not over {os.path.realpath(root)}")
         self.filesystem: HostFilesystem = filesystem
-        self._held.watch = DiskWatch(filesystem.root, self.limits.free_disk_bytes, self.limits.free_inodes)
+        self._held.watch = CommandWatch(filesystem.root, self.limits.free_disk_bytes, self.limits.free_inodes)
         self._held.connection = connection
         self._held.owns_connection = connection is None
         self._finalizer = weakref.finalize(self, self._held.close)
@@ -191,12 +192,13 @@ class PodmanSandbox:
         timeout_seconds: float = 30.0,
         on_output: Callable[[str, bytes], None] | None = None,
         environment: ShellEnvironment | None = None,
+        cancellation: Cancellation | None = None,
     ) -> CommandResult:
         """Run a command: text for the shell, or a program and its arguments. When this returns, all of it has ended.
 
         ``cwd`` is a directory of the workspace, ``env`` is added to the container's own; ``on_output`` gets the names
-        of streams and pieces of output as they come. Outside of tool calls what the command did is kept, unless it
-        was not let come to its end (`CommandResult.failure`).
+        of streams and pieces of output as they come; ``cancellation`` ends it early. Outside of tool calls what the
+        command did is kept, unless it was not let come to its end (`CommandResult.failure`).
 
         With ``environment`` the command begins where another one left off, unless ``cwd`` and ``env`` say otherwise,
         and `CommandResult.environment` is what it leaves itself: give that to the next one. Only the shell leaves one,
@@ -220,12 +222,12 @@ class PodmanSandbox:
         self._check_open()
         if call is not None:
             self._join(call)
-            return self._run(asked, on_output)
+            return self._run(asked, on_output, cancellation)
         if self._held.container is None:
             self.start()  # before files are looked at, which is in vain without it
         try:
             with tool_transaction(self._session, _Participants((self.filesystem,)), tag=_TAG, opaque=True) as own:
-                result = self._run(asked, on_output)
+                result = self._run(asked, on_output, cancellation)
                 if result.failure:
                     raise _NotKept(result)
         except _NotKept as ended:
@@ -243,12 +245,16 @@ class PodmanSandbox:
             )
         call.join(self.filesystem)
 
-    def _run(self, asked: Asked, on_output: Callable[[str, bytes], None] | None) -> CommandResult:
+    def _run(
+        self, asked: Asked, on_output: Callable[[str, bytes], None] | None, cancellation: Cancellation | None
+    ) -> CommandResult:
         # After the transaction has begun, as in a tool call: the two locks are always taken in this order.
         with self._turn:
-            return self._run_now(asked, on_output)
+            return self._run_now(asked, on_output, cancellation)
 
-    def _run_now(self, asked: Asked, on_output: Callable[[str, bytes], None] | None) -> CommandResult:
+    def _run_now(
+        self, asked: Asked, on_output: Callable[[str, bytes], None] | None, cancellation: Cancellation | None
+    ) -> CommandResult:
         directory, moved = self._beginning(asked)
         before = self._held.container
         container = self.start()
@@ -271,7 +277,7 @@ class PodmanSandbox:
         assert self._held.watch is not None
         watch = self._held.watch
         begun = time.monotonic()
-        watch.begin(container.channel.kill)
+        watch.begin(container.channel.kill, cancellation)
         try:
             ended = container.channel.run(
                 handover.argv,
@@ -293,8 +299,8 @@ class PodmanSandbox:
                 stream.close()
             if any(stream.is_kept for stream in streams.values()):
                 outputs.prune()
-        if watch.filled:
-            failure = f"ended because {watch.filled}"
+        if watch.reason:
+            failure = f"ended because {watch.reason}"
         left = asked.environment if failure else handover.left()
         said = [replaced, moved, explained(asked, ended), failure]
         said += ["out of memory: a process was killed"] * ended.killed_by_oom
@@ -347,7 +353,7 @@ class _Participants:
 class _Held:
     """What a sandbox has to let go of, also when nobody refers to it any more and when the interpreter ends."""
 
-    watch: DiskWatch | None = None
+    watch: CommandWatch | None = None
     container: Container | None = None
     connection: Connection | None = None
     owns_connection: bool = True

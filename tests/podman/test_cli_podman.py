@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -200,3 +201,35 @@ def test_a_client_of_the_mcp_server_runs_commands_in_the_container(tree: Path) -
     assert (tree / "a.txt").read_text() == "two\n"
     with Workspace.open(tree, read_only=True) as workspace:
         assert [step.tool for step in workspace.steps()] == ["shell_execute"]
+
+
+@pytest.mark.parametrize("how", ["SIGTERM", "the end of its input", "a cancellation"])
+def test_a_command_ends_with_the_call_that_nobody_waits_for(tree: Path, how: str) -> None:
+    hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "raw", "version": "1"}}
+    before = {path.name: path.read_text() for path in tree.iterdir()}
+    running = {"command": "rm a.txt; touch begun; sleep 110", "timeout_seconds": 120}
+    command = [sys.executable, "-m", "ringfence_cli", "serve", str(tree), "--workspace", "podman"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+
+        def tell(**message: Any) -> None:
+            server.stdin.write(json.dumps({"jsonrpc": "2.0", **message}) + "\n")  # pyright: ignore[reportOptionalMemberAccess]
+
+        tell(id=0, method="initialize", params=hello)
+        tell(method="notifications/initialized")
+        assert "result" in json.loads(server.stdout.readline())
+        tell(id=1, method="tools/call", params={"name": "shell_execute", "arguments": running})
+        while not (tree / "begun").exists():
+            time.sleep(0.01)
+        if how == "SIGTERM":
+            server.send_signal(signal.SIGTERM)
+        elif how == "a cancellation":
+            tell(method="notifications/cancelled", params={"requestId": 1})
+            tell(id=2, method="tools/call", params={"name": "ls", "arguments": {}})
+            assert select.select([server.stdout], [], [], 60)[0]
+            answer = json.loads(server.stdout.readline())
+            assert (answer["id"], answer["result"].get("isError", False)) == (2, False)
+        server.stdin.close()
+        assert server.wait(60) == (130 if how == "SIGTERM" else 0)
+    assert {path.name: path.read_text() for path in tree.iterdir()} == before

@@ -11,6 +11,7 @@ import pytest
 
 from ringfence.errors import TransactionError
 from ringfence.participants import CURRENT_CALL
+from ringfence.runtime.limits import Cancellation
 from ringfence.runtime.session import Session
 from ringfence.runtime.transaction import tool_transaction
 from ringfence_sandbox import PodmanSandbox
@@ -52,6 +53,25 @@ def test_exit_codes_are_those_of_a_shell(sandbox: PodmanSandbox) -> None:
     assert sandbox.run(["no-such-program"]).exit_code == 127
     assert "No such file" in sandbox.run(["no-such-program"]).stderr
     assert sandbox.run(["/etc/passwd"]).exit_code == 126
+
+
+def test_a_cancellation_ends_everything_and_takes_the_changes_back(sandbox: PodmanSandbox) -> None:
+    root = Path(sandbox.filesystem.root)
+    (root / "before").write_text("before\n")
+    cancellation = Cancellation()
+
+    def cancel(stream: str, data: bytes) -> None:
+        cancellation.cancel()
+
+    result = sandbox.run(
+        "rm before; echo begun; sleep 3600 & sleep 110",
+        timeout_seconds=120,
+        on_output=cancel,
+        cancellation=cancellation,
+    )
+    assert (result.exit_code, result.timed_out, result.failure) == (137, False, "ended because its call was cancelled")
+    assert [path.name for path in root.iterdir()] == ["before"]
+    assert sandbox.run("true", cancellation=Cancellation()).failure == ""
 
 
 def test_a_timeout_ends_everything_and_takes_the_changes_back(sandbox: PodmanSandbox) -> None:

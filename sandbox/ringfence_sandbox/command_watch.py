@@ -1,4 +1,4 @@
-"""Looks, while a command runs, whether it fills the disk that the workspace is on."""
+"""Looks, while a command runs, whether it fills the disk that the workspace is on, or nobody waits for it any more."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import os
 import threading
 from collections.abc import Callable
 
+from ringfence.runtime.limits import Cancellation
+
 _LOOK_SECONDS = 0.05
 
 
-class DiskWatch:
-    """Ends a command that leaves too little space, or too few inodes. One thread, asleep between commands."""
+class CommandWatch:
+    """Ends a command that leaves too little space, or too few inodes, or whose call is cancelled. One thread, asleep
+    between commands."""
 
     def __init__(self, root: str, free_bytes: int, free_inodes: int) -> None:
         self._root = root
@@ -20,12 +23,14 @@ class DiskWatch:
         self._end: Callable[[], None] | None = None
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
-        self.filled = ""
-        """What the command had used up, in words, if it was ended for that."""
+        self._cancellation: Cancellation | None = None
+        self.reason = ""
+        """Why the command was ended, in words, if it was."""
 
-    def begin(self, end: Callable[[], None]) -> None:
+    def begin(self, end: Callable[[], None], cancellation: Cancellation | None) -> None:
         """Watch from now on; ``end`` is called in another thread, again and again until `stop`."""
-        self.filled = ""
+        self.reason = ""
+        self._cancellation = cancellation
         # On a disk that is nearly full already a command may use half of what is left.
         self._floor = tuple(min(least, left // 2) for least, left in zip(self._least, _left(self._root), strict=True))
         if self._thread is None:
@@ -37,7 +42,7 @@ class DiskWatch:
     def stop(self) -> None:
         with self._lock:
             self._running.clear()
-            self._end = None
+            self._end = self._cancellation = None
 
     def close(self) -> None:
         self._closed = True
@@ -55,8 +60,11 @@ class DiskWatch:
                     continue
                 for left, floor, what in zip(_left(self._root), self._floor, ("bytes", "inodes"), strict=True):
                     if left < floor:
-                        self.filled = f"{left} {what} are left on the disk"
-                        self._end()
+                        self.reason = f"{left} {what} are left on the disk"
+                if self._cancellation is not None and self._cancellation.cancelled:
+                    self.reason = "its call was cancelled"
+                if self.reason:
+                    self._end()
 
 
 def _left(root: str) -> tuple[int, int]:
