@@ -406,6 +406,29 @@ def test_a_file_above_the_limit_that_moved_stays_there_if_somebody_elses_is_in_i
     assert (root / place).read_bytes() == content
 
 
+def test_a_file_above_the_limit_is_kept_whole_if_somebody_saves_in_its_place_while_it_comes_back(root: Path) -> None:
+    content, saving = (root / "d/big").read_bytes(), list[str]()
+
+    def before(name: str) -> None:
+        if name in saving:
+            saving.remove(name)
+            (root / "d/big").write_text("person")
+
+    limits = ScanLimits(max_file_bytes=1000)
+    with (
+        Workspace.open(root, store=root.parent / "store", limits=limits, before=before) as workspace,
+        held_call(workspace.filesystem, opaque=True) as call,
+    ):
+        sh(root, "mv d/big moved")
+        saving.append("rename")
+        report = call.rollback()
+    assert report.conflicts == ("d/big",)
+    [kept] = (root.parent / "store/kept").iterdir()
+    assert f"what d/big was before the call is kept at {kept}" in report.notes
+    assert kept.read_bytes() == content
+    assert (root / "d/big").read_text() == "person"
+
+
 def test_permission_bits_of_what_a_scan_leaves_out_are_seen_and_brought_back(root: Path) -> None:
     os.mkfifo(root / "pipe")
     with HostFilesystem(root, store=root.parent / "store", limits=ScanLimits(max_file_bytes=3000)) as files:

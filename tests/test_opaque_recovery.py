@@ -22,6 +22,8 @@ from ringfence.testing.killing import killed_at
 from ringfence.testing.printed import Printed, lasting, printed
 from ringfence_sandbox import CallProcess, HostFilesystem, Workspace
 from ringfence_sandbox.kernel import boot_id
+from ringfence_sandbox.owner_stamp import GRACE_NS
+from ringfence_sandbox.scan import ScanLimits
 
 EVERY = os.environ.get("RINGFENCE_PROVE") == "1"
 DAMAGE = """
@@ -218,6 +220,37 @@ def test_what_changes_long_after_the_owner_was_killed_is_somebody_elses(case: Ca
         assert now[path] == case.before[path]
     with case.reopened() as fs:
         assert fs.recovered is None
+
+
+def test_a_file_above_the_limit_is_not_lost_if_somebody_saves_in_its_place_after_a_recovery_was_killed(
+    tmp_path: Path,
+) -> None:
+    case, limits = Case(tmp_path), ScanLimits(max_file_bytes=200)
+    for again in range(10_000):
+        case.fresh()
+        root, store, content = case.root, case.store, (case.root / "d/big").read_bytes()
+
+        def moved(before: Before, root: Path = root, store: Path = store) -> None:
+            opened = Workspace.open(root, store=store, limits=limits)
+            with opened as workspace, held_call(workspace.filesystem, opaque=True):
+                subprocess.run(["sh", "-ec", "mv d/big moved; echo call > a.txt"], cwd=root, check=True)
+                before("the end")
+
+        def reopened(before: Before, root: Path = root, store: Path = store) -> None:
+            Workspace.open(root, store=store, limits=limits, before=before).close()
+
+        assert killed_at(0, moved)
+        (store / "alive").write_bytes(struct.pack("<Q", time.time_ns() - GRACE_NS + 20_000_000))
+        killed = killed_at(again, reopened)
+        time.sleep(0.05)
+        if not killed:
+            return
+        if not (root / "d/big").exists():
+            (root / "d/big").write_text("person")
+        with Workspace.open(root, store=store, limits=limits) as workspace:
+            recovered = workspace.recovered
+        there = [*root.rglob("*"), *store.glob("kept/*")]
+        assert [path for path in there if path.is_file() and path.read_bytes() == content], (again, recovered)
 
 
 def test_the_owner_is_seen_alive_for_as_long_as_the_call_runs(case: Case) -> None:

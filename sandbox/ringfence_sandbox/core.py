@@ -453,6 +453,7 @@ class Core:
         self._touched.clear()
         self._tip = State(mark.state)
         self._leave(mark)
+        undone.displaced.update(taken.displaced)
         notes += [*self.hands.notes, *self._keep(undone)]
         conflicts = taken.conflicts | undone.conflicts
         self.hands.notes.clear()

@@ -185,7 +185,9 @@ class OpaqueCalls:
         told = [path for path in told if not is_reserved(path)]
         note({"taking back": deed.seq, "kept": aborted.commit})
         done = way.run()
-        done.conflicts = {way.before.displaced.said(path) for path in done.conflicts}
+        said = way.before.displaced.said
+        done.conflicts = {said(path) for path in done.conflicts}
+        done.displaced = {said(path): slot for path, slot in done.displaced.items()}
         self._brackets.sync()
         note({"undone": deed.seq, "became": [[old, new] for old, new in done.became.items()]})
         done.notes[:0] = [*_said(told, aborted), *aborted.notes]

@@ -240,6 +240,7 @@ def _roll_back(
     if undone.errors:
         failures = [(error.filename or story.call[0], error) for error in undone.errors]
         raise RestoreFailedError(failures)
+    undone.displaced.update(taken.displaced)
     notes += [*taken.notes, *hands.notes, *keep_displaced(hands.holding, undone, kept)]
     if lost:
         notes.append(f"somebody removed the displaced files: what was at {', '.join(lost)} is lost")

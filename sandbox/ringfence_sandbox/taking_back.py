@@ -364,6 +364,13 @@ class TakingBack:
                 if not left.has_mode(held):
                     self._give_mode(path, left)
                 self._done.notes.append(f"{path} is back in its place")
+            elif place is not None and held is not None and left.fits(held):
+                holding = self._make_holding()
+                slot = holding.new_slot()
+                with self._files.parent(place) as (at, name):
+                    self._renames.rename(at, name, holding.descriptor, str(slot))
+                self._done.conflicts.add(path)
+                self._done.displaced[path] = slot
             else:
                 self._say_left(path, left, "is gone, and cannot be brought back")
 

@@ -31,6 +31,8 @@ class TakenBack:
     """How going back behind an opaque call went: paths that somebody else has changed and that stayed, and notes."""
 
     conflicts: set[str] = field(default_factory=set[str])
+    displaced: dict[str, int] = field(default_factory=dict[str, int])
+    """Of the conflicts, the slots with what was at the path before the call, where nothing else has it."""
     notes: list[str] = field(default_factory=list[str])
     became: dict[int, int] = field(default_factory=dict[int, int])
     """Inodes of deeds before the call that others have taken the place of."""
