@@ -150,6 +150,21 @@ def test_another_directory_in_the_place_of_one_is_said_and_what_it_had_is_in_the
     assert (tree / "a.txt").read_bytes() == b"anew"
 
 
+def test_a_step_can_be_shown_and_undone_by_its_name(tree: Path) -> None:
+    run(tree)
+    ringfence("checkpoint", tree, "good")
+    assert ringfence("show", tree, "good").stdout == ringfence("show", tree, "2").stdout
+    assert b"no step is called 'bad'; there are: good" in ringfence("show", tree, "bad").stderr
+    assert ringfence("undo", tree, "--step", "good").stdout.splitlines()[-1] == b"removed   new/b.txt"
+
+
+def test_a_step_that_gc_has_dropped_is_said_to_be(tree: Path) -> None:
+    run(tree)
+    ringfence("gc", tree, "--keep", "0")
+    assert b"step 1 has been dropped from the history by gc: it has 2 to 2" in ringfence("show", tree, "1").stderr
+    assert b"the history has no step 7: it has 2 to 2" in ringfence("show", tree, "7").stderr
+
+
 def test_an_undo_that_left_what_somebody_changed_ends_so(tree: Path) -> None:
     run(tree)
     (tree / "new/b.txt").write_bytes(b"theirs")

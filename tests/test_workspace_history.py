@@ -323,7 +323,7 @@ def test_gc_keeps_the_newest_steps_and_what_they_need(workspace: Workspace, root
     assert (root / "x").read_bytes() == before
     with pytest.raises(LookupError, match="dropped"):
         workspace.show(4)
-    with pytest.raises(LookupError, match="no step 1: it has 4 to 8"):
+    with pytest.raises(LookupError, match="step 1 has been dropped from the history by gc: it has 4 to 8"):
         workspace.restore(1)
 
 

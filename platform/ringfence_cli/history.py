@@ -87,9 +87,9 @@ def log(directory: Path, signals: Signals, as_json: bool, aborted: bool, limit: 
     return 0
 
 
-def show(directory: Path, signals: Signals, as_json: bool, step: int, aborted: bool) -> int:
+def show(directory: Path, signals: Signals, as_json: bool, step: StepName, aborted: bool) -> int:
     with opened(directory, signals, changes=False) as workspace:
-        found = workspace.aborted_step(step) if aborted else workspace.show(step)
+        found = workspace.aborted_step(step) if aborted and isinstance(step, int) else workspace.show(step)
     if as_json:
         changes = [change_json(change) for change in found.changes]
         put(json_line({"step": _step(found.step), "changes": changes, **text_or_bytes("patch", found.patch)}))
@@ -138,7 +138,7 @@ def export(
     return 0
 
 
-def undo(directory: Path, signals: Signals, as_json: bool, n: int, step: int | None, dry_run: bool) -> int:
+def undo(directory: Path, signals: Signals, as_json: bool, n: int, step: StepName | None, dry_run: bool) -> int:
     with opened(directory, signals, changes=True) as workspace:
         done = workspace.undo(n, step=step, dry_run=dry_run)
     reversed_nothing = bool(done.outcomes) and not {"restored", "removed"} & {*done.outcomes.values()}

@@ -13,7 +13,6 @@ COMMANDS: list[click.Command] = []
 DIRECTORY = click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIR")
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 DRY_RUN = click.option("--dry-run", is_flag=True, help="Only say what would become of each path.")
-STEP = click.IntRange(min=0)
 
 
 def _named_step(ctx: click.Context, param: click.Parameter, value: str | None) -> int | str | None:
@@ -36,12 +35,14 @@ def log(signals: Signals, directory: Path, as_json: bool, aborted: bool, limit: 
 
 
 @_command
-@click.argument("step", type=STEP)
+@click.argument("step", callback=_named_step)
 @click.option("--aborted", is_flag=True, help="STEP is the number of something that a rollback took away.")
-def show(signals: Signals, directory: Path, as_json: bool, step: int, aborted: bool) -> int:
-    """Show what a step of DIR changed."""
+def show(signals: Signals, directory: Path, as_json: bool, step: int | str, aborted: bool) -> int:
+    """Show what a step of DIR changed. STEP is a number or a name."""
     from ringfence_cli.history import show
 
+    if aborted and not isinstance(step, int):
+        raise click.UsageError("with --aborted STEP is a number, as `ringfence log --aborted` has it")
     return show(directory, signals, as_json, step, aborted)
 
 
@@ -57,9 +58,9 @@ def diff(signals: Signals, directory: Path, as_json: bool, a: int | str | None, 
 
 @_command
 @click.argument("n", type=click.IntRange(min=1), required=False)
-@click.option("--step", type=STEP, metavar="K", help="Reverse step K alone.")
+@click.option("--step", callback=_named_step, metavar="K", help="Reverse step K alone, a number or a name.")
 @DRY_RUN
-def undo(signals: Signals, directory: Path, as_json: bool, n: int | None, step: int | None, dry_run: bool) -> int:
+def undo(signals: Signals, directory: Path, as_json: bool, n: int | None, step: int | str | None, dry_run: bool) -> int:
     """Reverse the newest N steps of DIR, by default one. What others changed since stays; it can be undone."""
     from ringfence_cli.history import undo
 

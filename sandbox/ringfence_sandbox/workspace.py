@@ -293,10 +293,11 @@ class Workspace:
         with self._looking_alone():
             return self._store.step_of(self._record(number))
 
-    def show(self, number: int) -> ShownStep:
-        """What a step changed. LookupError where there is none, or where what was before it was dropped."""
+    def show(self, step: StepName) -> ShownStep:
+        """What a step changed; a name stands for its step. LookupError where there is none, or where what was before
+        it was dropped."""
         with self._looking_alone():
-            return self._shown(self._record(number))
+            return self._shown(self._step(step))
 
     def _shown(self, record: CommitRecord) -> ShownStep:
         before = self._before(record)
@@ -373,7 +374,14 @@ class Workspace:
         except LookupError:
             numbers = [record.number for record in self._store.commits() if record.number is not None]
             there = f"it has {min(numbers)} to {max(numbers)}" if numbers else "it is empty"
+            if numbers and 0 <= number < min(numbers):
+                raise LookupError(f"step {number} has been dropped from the history by gc: {there}") from None
             raise LookupError(f"the history has no step {number}: {there}") from None
+
+    def _step(self, step: StepName) -> CommitRecord:
+        """The same, but of a name the newest step of that time, where somebody else changed files after it."""
+        record = self._record(step)
+        return record if record.number is not None else self._record(self._names.number(record.commit))
 
     def _before(self, record: CommitRecord) -> str | None:
         if record.parent is None and record.number != 0:
@@ -397,8 +405,8 @@ class Workspace:
 
     # Changing.
 
-    def undo(self, n: int = 1, *, step: int | None = None, dry_run: bool = False) -> Reversal:
-        """Reverse the newest `n` steps, or the one with the number ``step``, with regard for later changes.
+    def undo(self, n: int = 1, *, step: StepName | None = None, dry_run: bool = False) -> Reversal:
+        """Reverse the newest `n` steps, or ``step`` alone, a number or a name, with regard for later changes.
 
         Text that merges cleanly is merged. It is a step of its own, and can be undone. With ``dry_run`` it only says
         what would become of each path.
@@ -487,12 +495,12 @@ class Workspace:
         last = history.last
         return last if last is not None and last.call_id == transaction.call_id else None
 
-    def _undone(self, n: int, step: int | None) -> list[CommitRecord]:
+    def _undone(self, n: int, step: StepName | None) -> list[CommitRecord]:
         """The steps to undo, newest first."""
         if step is not None:
-            if step < 1:
+            if (record := self._step(step)).number == 0:
                 raise ValueError("the baseline is no step that could be undone; `restore` goes back to it")
-            return [self._record(step)]
+            return [record]
         if n < 1:
             raise ValueError(f"the number of steps to undo is 1 or more, it cannot be {n}")
         found = [record for record in self._store.commits() if record.number]
