@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from ringfence.testing import held_call
 from ringfence.testing.printed import lasting, printed
 from ringfence_sandbox import HostFilesystem, Workspace
 
@@ -292,10 +293,21 @@ def test_a_killed_run_is_recovered(tree: Path) -> None:
     ended = subprocess.run([sys.executable, "-c", program, str(tree)])
     assert ended.returncode == -signal.SIGKILL
     assert (tree / "a.txt").read_text() == "half"
+    left, waits = printed(tree), b"the tool call c9 (a test) was killed, and what it had done is still there"
+    assert waits in ringfence("log", tree).stderr
+    preview = ringfence("undo", tree, "--dry-run")
+    assert (preview.returncode, waits in preview.stderr, printed(tree) == left) == (1, True, True)
     recovered = as_json("recover", tree)["recovered"]
     assert (recovered["outcome"], recovered["call_id"]) == ("rolled back", "c9")
     assert printed(tree) == before
     assert ringfence("recover", tree).stderr == b"there was nothing to recover\n"
+
+
+def test_a_call_that_still_runs_is_not_said_to_wait(tree: Path) -> None:
+    run(tree)
+    with Workspace.open(tree) as workspace, held_call(workspace.filesystem, call_id="c9") as held:
+        workspace.filesystem.for_call(held).write("a.txt", "half")
+        assert ringfence("log", tree).stderr == b""
 
 
 def test_an_interrupted_run_keeps_its_steps_and_says_how_to_undo_them(tree: Path, tmp_path: Path) -> None:

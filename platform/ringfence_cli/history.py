@@ -36,8 +36,9 @@ MAX_PATHS = 5
 
 
 @contextmanager
-def opened(directory: Path, signals: Signals, *, changes: bool) -> Generator[Workspace]:
-    """The workspace; only one that ``changes`` is locked, recovered and looked through.
+def opened(directory: Path, signals: Signals, *, changes: bool, dry_run: bool = False) -> Generator[Workspace]:
+    """The workspace; only one that ``changes`` is locked, recovered and looked through. A dry run does not recover:
+    what a call left that was killed has to be taken back first.
 
     Raises:
         click.ClickException: what went wrong, in words.
@@ -47,6 +48,14 @@ def opened(directory: Path, signals: Signals, *, changes: bool) -> Generator[Wor
     try:
         with signals.let_through():
             with Workspace.open(directory, read_only=True) as looking:
+                if looking.waiting is not None:
+                    call_id, tool = looking.waiting
+                    back = f"`ringfence recover {directory}`, or whatever changes the workspace next, takes it back"
+                    said = f"the tool call {call_id} ({tool}) was killed, and what it had done is still there: {back}"
+                    if dry_run:
+                        raise click.ClickException(said)
+                    if not changes:
+                        ErrorStream().say(f"ringfence: {printable(said)}")
                 if not changes:
                     yield looking
                     return
@@ -139,14 +148,14 @@ def export(
 
 
 def undo(directory: Path, signals: Signals, as_json: bool, n: int, step: StepName | None, dry_run: bool) -> int:
-    with opened(directory, signals, changes=True) as workspace:
+    with opened(directory, signals, changes=True, dry_run=dry_run) as workspace:
         done = workspace.undo(n, step=step, dry_run=dry_run)
     reversed_nothing = bool(done.outcomes) and not {"restored", "removed"} & {*done.outcomes.values()}
     return _reversed(done, directory, as_json, dry_run) or int(reversed_nothing)
 
 
 def restore(directory: Path, signals: Signals, as_json: bool, step: StepName, dry_run: bool) -> int:
-    with opened(directory, signals, changes=True) as workspace:
+    with opened(directory, signals, changes=True, dry_run=dry_run) as workspace:
         done = workspace.restore(step, dry_run=dry_run)
         since = itertools.takewhile(lambda entry: step != entry.number and step not in entry.names, workspace.log())
         if any(entry.kind == "external" and entry.tool == REPLACED for entry in since):

@@ -49,14 +49,18 @@ class Journal:
     ``sync`` makes `flush` wait for the disk; without it what is written survives the process, not the machine.
     """
 
-    def __init__(self, path: str, *, sync: bool = False, before: Before = nothing_before) -> None:
+    def __init__(
+        self, path: str, *, sync: bool = False, before: Before = nothing_before, only_read: bool = False
+    ) -> None:
         """OSError where the file cannot be opened; ValueError where it is no journal."""
         self.path: Final = path
         self.cut: str | None = None
         self._sync = sync
         self._before = before
         new = not os.path.exists(path)
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        self._only_read = only_read
+        flags = os.O_RDONLY if only_read else os.O_RDWR | os.O_CREAT
+        self._file = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         self.modified_ns: Final = os.fstat(self._file).st_mtime_ns
         """When it was last written to before it was opened here."""
         self._nonce = b""
@@ -90,6 +94,8 @@ class Journal:
 
     def _read(self) -> list[Record]:
         content = os.pread(self._file, os.fstat(self._file).st_size, 0)
+        if self._only_read and (not content.startswith(_MAGIC) or len(content) < _FIRST):
+            return []
         if not content.startswith(_MAGIC):
             if content.strip(b"\0") and not _MAGIC.startswith(content[: len(_MAGIC)].rstrip(b"\0")):
                 raise ValueError(f"{self.path} is no journal of this version; move it away to start a new one")
@@ -106,7 +112,7 @@ class Journal:
             found.append(record)
         self._end = at
         self._room = len(content)
-        if content[at:].strip(b"\0"):
+        if content[at:].strip(b"\0") and not self._only_read:
             left = len(content[at:].rstrip(b"\0"))
             self.cut = f"the journal was cut after {at} bytes: the {left} bytes behind them are no whole record"
             os.ftruncate(self._file, at)

@@ -5,11 +5,12 @@ See `docs/recovery.md` for the table of what is found and what is done.
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import os
 import stat
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, cast
 
@@ -128,6 +129,17 @@ class _Story:
                 self.call, self.deeds = None, []
             case _:  # of a later version, which does not change the meaning of those above
                 pass
+
+
+def waiting(store: str) -> tuple[str, str] | None:
+    """The call, by its id and tool, that a killed process left half done, for the next opening to take back. None where
+    there is none, or somebody has the workspace open. Changes nothing."""
+    with suppress(OSError, ValueError), open(os.path.join(store, "holder"), "rb") as holder:
+        fcntl.flock(holder, fcntl.LOCK_SH | fcntl.LOCK_NB)  # an opener has patience with it
+        with closing(Journal(os.path.join(store, "journal"), only_read=True)) as journal:
+            story = _Story.of(journal.records)
+        return None if story.committed else story.call
+    return None
 
 
 def recover(

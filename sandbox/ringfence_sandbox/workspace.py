@@ -25,6 +25,7 @@ from ringfence_sandbox.kernel import Before, abilities, nothing_before
 from ringfence_sandbox.moved_roots import replaced
 from ringfence_sandbox.named_steps import NamedStep, NamedSteps
 from ringfence_sandbox.places import made_outside, store_of
+from ringfence_sandbox.recovery import waiting
 from ringfence_sandbox.reversal import Outcome
 from ringfence_sandbox.reversing import Planner, Reversing
 from ringfence_sandbox.scan import DEFAULT_LIMITS, Exclusion, ScanLimits, ScanResult
@@ -101,6 +102,8 @@ class Workspace:
         self._process = os.getpid()
         self._closed = False
         self._left_out_first: Mapping[str, object] = {}
+        self.waiting: tuple[str, str] | None = None
+        """Of one opened read-only: the id and tool of a call that was killed, and is still to be taken back."""
 
     @classmethod
     def open(
@@ -177,7 +180,9 @@ class Workspace:
             raise FileNotFoundError(
                 f"{root} has no history yet: no agent has worked on it as a disk workspace"
             ) from None
-        return cls(filesystem, store, None)
+        workspace = cls(filesystem, store, None)
+        workspace.waiting = waiting(place)
+        return workspace
 
     def __enter__(self) -> Self:
         return self
