@@ -124,3 +124,4 @@ def test_a_run_that_uses_up_its_turns_has_reached_a_limit(tree: Path) -> None:
     code, record, said = run(tree, "--task", "x", "--max-turns", "3", turns=ENDLESS)
     assert (code, record["outcome"], record["turns"]) == (5, "limit_reached", 3)
     assert "3 turns without a final answer" in said
+    assert ": 1 turn without a final answer" in run(tree, "--task", "x", "--max-turns", "1", turns=ENDLESS)[2]

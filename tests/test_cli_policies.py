@@ -145,6 +145,16 @@ def test_a_file_that_is_not_understood_stops_the_run(tree: Path, tmp_path: Path,
     assert (tree / "a.txt").exists()
 
 
+def test_an_owner_s_file_that_is_not_understood_is_not_said_to_be_an_option(tree: Path) -> None:
+    place = Path(ringfence("policies", "file", tree).stdout.strip())
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text("[policies]\nguard = true\n")
+    code, _, errors = run(tree)
+    assert (code, "--policy" in errors, "the owner of the directory" in errors, "guard" in errors) == (
+        *(2, False, True, True),
+    )
+
+
 @pytest.mark.parametrize(
     "spec",
     [

@@ -82,10 +82,13 @@ def policies_of(directory: Path, specs: Sequence[str]) -> tuple[Policy, ...]:
     """What holds for a workspace: its owner's file, if there is one, and what is said on the command line.
 
     Raises:
-        click.BadParameter: a file that cannot be read or understood, or that the agent could change; a bad SPEC.
+        click.UsageError: a file that cannot be read or understood, or that the agent could change; a bad SPEC.
     """
     file = owner_file(directory)
-    owned = _of_file(file, directory) if os.path.lexists(file) else ()
+    try:
+        owned = _of_file(file, directory) if os.path.lexists(file) else ()
+    except click.BadParameter as error:
+        raise click.UsageError(f"what the owner of the directory says cannot be understood: {error.message}") from None
     if owned:
         note_root(os.path.realpath(directory), str(file.parent))
     return _strictest((*owned, *policies_said(specs, directory)))
