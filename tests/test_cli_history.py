@@ -166,6 +166,23 @@ def test_a_step_that_gc_has_dropped_is_said_to_be(tree: Path) -> None:
     assert b"the history has no step 7: it has 2 to 2" in ringfence("show", tree, "7").stderr
 
 
+def test_what_git_has_of_its_own_is_one_line_of_a_preview_and_of_the_log(tree: Path) -> None:
+    run(tree)
+    for name in ("index", "HEAD", "refs/heads/main"):
+        (tree / ".git" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / ".git" / name).write_bytes(b"by hand")
+    (tree / "mine.txt").write_bytes(b"by hand")
+    preview = ringfence("restore", tree, "0", "--dry-run")
+    lines = [line for line in preview.stdout.splitlines() if b".git" in line]
+    assert lines == [b"kept      .git  (6 paths: git's own data, which no step has changed)"]
+    assert b"removed   mine.txt" in preview.stdout
+    newest = ringfence("log", tree).stdout.splitlines()[0]
+    assert newest.endswith(b"somebody else  mine.txt, 6 paths in .git")
+    assert ".git/index" in as_json("log", tree)["log"][0]["paths"]
+    paths = [path["path"] for path in as_json("restore", tree, "0", "--dry-run")["paths"]]
+    assert {".git/index", ".git/refs/heads/main"} <= {*paths}
+
+
 def test_an_undo_that_left_what_somebody_changed_ends_so(tree: Path) -> None:
     run(tree)
     (tree / "new/b.txt").write_bytes(b"theirs")

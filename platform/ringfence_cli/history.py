@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import base64
 import itertools
+import os
 from collections import Counter
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ import click
 from ringfence import serde
 from ringfence.adapters.failures import said_of
 from ringfence.errors import RingfenceError
+from ringfence.filesystem.git_names import is_dotgit
 from ringfence.filesystem.paths import shown
 from ringfence.runtime.receipts import change_json
 from ringfence_cli.outputs import json_line
@@ -175,7 +177,7 @@ def _reversed(done: Reversal, directory: Path, as_json: bool, dry_run: bool) -> 
             json_line({"dry_run": dry_run, "paths": paths, "step": step, "notes": [shown(note) for note in done.notes]})
         )
     else:
-        put("".join(_outcome(done, path) for path in done.outcomes).encode())
+        put("".join(_outcomes(done)).encode())
         errors = ErrorStream()
         counts = Counter(done.outcomes.values())
         errors.say(", ".join(f"{count} {outcome}" for outcome, count in counts.items()) or "nothing differs")
@@ -186,9 +188,22 @@ def _reversed(done: Reversal, directory: Path, as_json: bool, dry_run: bool) -> 
     return 1 if "conflict" in done.outcomes.values() else 0
 
 
-def _outcome(done: Reversal, path: str) -> str:
-    reason = f"  ({printable(shown(done.reasons[path]))})" if path in done.reasons else ""
-    return f"{done.outcomes[path]:9} {printable(shown(path))}{reason}\n"
+def _outcomes(done: Reversal) -> Iterator[str]:
+    """A line a path, but one for all of git's own data that fares alike: git changes much of it at once."""
+    alike: dict[tuple[str, str, str], list[str]] = {}
+    for path, outcome in done.outcomes.items():
+        alike.setdefault((_git_place(path) or path, outcome, done.reasons.get(path, "")), []).append(path)
+    for (place, outcome, reason), paths in alike.items():
+        count = plural(len(paths), "path") if len(paths) > 1 else ""
+        said = printable(shown(": ".join(part for part in (count, reason) if part)))
+        yield f"{outcome:9} {printable(shown(place if count else paths[0]))}{said and f'  ({said})'}\n"
+
+
+def _git_place(path: str) -> str | None:
+    """The `.git` that a path is, or is in."""
+    names = path.split("/")
+    found = next((depth for depth, name in enumerate(names, 1) if is_dotgit(os.fsencode(name))), None)
+    return None if found is None else "/".join(names[:found])
 
 
 def checkpoint(directory: Path, signals: Signals, as_json: bool, name: str, drop: bool) -> int:
@@ -242,8 +257,14 @@ def _line(entry: LogEntry) -> str:
 
 
 def _paths(paths: tuple[str, ...]) -> str:
-    more = f" and {len(paths) - MAX_PATHS} more" if len(paths) > MAX_PATHS else ""
-    return ", ".join(one_line(shown(path), 120) for path in paths[:MAX_PATHS]) + more
+    """Some of them, those of git's own data counted."""
+    places = Counter(place for path in paths if (place := _git_place(path)) is not None)
+    folded = [place for place, count in places.items() if count > 1]
+    named = [one_line(shown(path), 120) for path in paths if _git_place(path) not in folded]
+    more = f" and {len(named) - MAX_PATHS} more" if len(named) > MAX_PATHS else ""
+    git = [f"{places[place]} paths in {one_line(shown(place), 120)}" for place in folded[:MAX_PATHS]]
+    git += [f"{len(folded) - MAX_PATHS} more of git's own data"] if len(folded) > MAX_PATHS else []
+    return ", ".join([part for part in (", ".join(named[:MAX_PATHS]) + more, *git) if part])
 
 
 def _title(step: Step) -> str:
