@@ -93,7 +93,7 @@ def test_all_that_a_call_had_changed_is_kept(root: Path, workspace: Workspace, a
     patch = workspace.aborted_step(1).patch
     assert b"+an hour of work\n" in patch
     assert b"+written\n+and appended\n" in patch
-    assert b"+old before\n" in patch
+    assert b"rename from old\nrename to" in patch
     workspace.close()
     assert kept(root, 1, "n/o/new.txt") == b"last\n"
     assert kept(root, 1, "t/x") == b"tree/x before\n"

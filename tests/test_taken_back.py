@@ -177,7 +177,7 @@ def test_a_call_that_commits_while_the_one_around_it_ends_says_it_itself() -> No
     outer.lock(in_order((session,)))
     outer.begin()
     inner = Transaction("2", "inner", outer)
-    inner.lock({})
+    inner.lock(in_order(()))
     inner.begin()
     world = World()
     receipt = world.executor.execute("ls", {}).receipt
