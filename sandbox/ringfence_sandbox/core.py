@@ -18,7 +18,14 @@ from ringfence.runtime.transaction import Interrupts
 from ringfence.values import quickly_made
 from ringfence_sandbox.confined import Confined
 from ringfence_sandbox.differing import Differences, Written
-from ringfence_sandbox.dropping import drop_holding, keep_displaced, keep_written_into, saved_between, written_into
+from ringfence_sandbox.dropping import (
+    drop_holding,
+    keep_displaced,
+    keep_written_into,
+    saved_after,
+    saved_between,
+    written_into,
+)
 from ringfence_sandbox.hands import Hands
 from ringfence_sandbox.history import DeedsChanges, History, Recorded, TakenBackCall
 from ringfence_sandbox.holding import Holding
@@ -390,19 +397,19 @@ class Core:
         return None if recorded is None else recorded.step
 
     def _check_displaced(self) -> None:
-        """Raises OSError (ESTALE) where the call has displaced what somebody saved during it: that would be lost, and
-        comes back to its place with the rollback."""
+        """Raises OSError (ESTALE) where the call has displaced what somebody saved during it, which would be lost and
+        comes back to its place with the rollback, or where somebody has saved over what the call left."""
         deeds = since_opaque(self._deeds)
-        if self.hands.holding is None or not deeds:
+        if not deeds:
             return
-        for path in written_into(self.hands.holding, deeds).values():
-            raise written_meanwhile(path)
         known = self._compared  # for the history, the same has been gone back over
-        if known is None or not known[0].outermost or known[1] != deeds[-1].seq or len(deeds) < len(self._deeds):
-            since = self._differences(reversed(deeds))
-        else:
-            since = known[2]
-        path = saved_between(deeds, since)
+        if known is not None and (known[1] != deeds[-1].seq or not known[0].outermost or len(deeds) < len(self._deeds)):
+            known = None
+        path = saved_after(deeds, known[2]) if known is not None else None
+        if self.hands.holding is not None and path is None:
+            for path in written_into(self.hands.holding, deeds).values():
+                raise written_meanwhile(path)
+            path = saved_between(deeds, known[2] if known is not None else self._differences(reversed(deeds)))
         if path is not None:
             raise stale(path)
 
@@ -447,6 +454,7 @@ class Core:
         self.seen.clear()
         taken = self._take_back(mark)
         notes = [*taken.notes, *self._keep_taken(mark)]
+        deeds = self._deeds[mark.deeds :]
         undone = self._undo(mark.deeds)
         if undone.errors:
             raise undone.errors[0]
@@ -454,7 +462,7 @@ class Core:
         self._tip = State(mark.state)
         self._leave(mark)
         undone.displaced.update(taken.displaced)
-        notes += [*self.hands.notes, *self._keep(undone)]
+        notes += [*self.hands.notes, *self._keep(undone, deeds)]
         conflicts = taken.conflicts | undone.conflicts
         self.hands.notes.clear()
         if mark.outermost:
@@ -503,9 +511,9 @@ class Core:
             self._opaque.look_again()
         return undo_deeds(self.hands, self._deeds, down_to, self._note_undone)
 
-    def _keep(self, undone: Undone) -> list[str]:
+    def _keep(self, undone: Undone, deeds: Sequence[Deed]) -> list[str]:
         """Bring what a conflict keeps from its path to where it can be looked at."""
-        return keep_displaced(self.hands.holding, undone, self._kept)
+        return keep_displaced(self.hands.holding, undone, deeds, self._kept)
 
     def _leave(self, mark: Mark) -> None:
         while self._marks and self._marks[-1] is not mark:

@@ -105,6 +105,10 @@ class Differences:
         """Where the earlier version of a path lies today."""
         return self._node(path).where
 
+    def found(self, path: str) -> os.stat_result | None:
+        """What was at a path of the workspace when it was compared, or is there now if it was not."""
+        return self.looked.get(path) or self._look((IN_TREE, path))
+
     def displaced(self, slots: Iterable[int]) -> Iterator[tuple[Where, os.stat_result]]:
         """The regular files held today that are of no earlier version: those that deeds made, and what came between
         two of them. ``slots`` are the ones that deeds held something in."""

@@ -9,9 +9,10 @@ import os
 import stat
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from ringfence_sandbox.confined import Confined
-from ringfence_sandbox.differing import Differences
+from ringfence_sandbox.differing import IN_TREE, Differences
 from ringfence_sandbox.holding import Holding
 from ringfence_sandbox.journal import Journal
 from ringfence_sandbox.kernel import Before
@@ -63,6 +64,37 @@ def saved_between(deeds: Sequence[Deed], since: Differences) -> str | None:
     return None
 
 
+def saved_after(deeds: Iterable[Deed], since: Differences) -> str | None:
+    """A path at which somebody has changed what a call had left there: in its step that would be the call's. None if
+    there is none. ``since`` has gone back over the deeds and compared."""
+    left: dict[str, Identity | None] = {}
+    for deed in deeds:
+        if deed.kind in ("take", "rmdir", "move"):
+            below = [path for path in left if path.startswith(f"{deed.path}/")]
+            moved = {deed.to + path[len(deed.path) :]: left.pop(path) for path in below}
+            left |= moved if deed.kind == "move" else {}
+            made, left[deed.path] = left.get(deed.path), None
+            if deed.kind == "move":
+                left[deed.to] = made
+            if deed.kind == "move" and made is None:
+                del left[deed.to]
+        elif deed.kind in ("put", "swap"):
+            left[deed.path] = deed.new
+        elif deed.kind == "mkdir":
+            left.pop(deed.path, None)
+    for path, identity in left.items():
+        found = since.found(path)
+        if (identity is None) != (found is None):
+            return path
+        if identity is None or found is None or replace(identity, sha256=None).fits(found):
+            continue
+        if identity.kind != _REGULAR or not stat.S_ISREG(found.st_mode):
+            return path
+        if hashlib.sha256(since.read((IN_TREE, path))).hexdigest() != identity.sha256:  # a new time alone is no save
+            return path
+    return None
+
+
 def keep_written_into(holding: Holding, deeds: Iterable[Deed], directory: str) -> None:
     """Copy what nobody would ever see otherwise to where it can be looked at, and say so in the log."""
     try:
@@ -93,15 +125,21 @@ def drop_holding(files: Confined, holding: Holding, journal: Journal, before: Be
     return []
 
 
-def keep_displaced(holding: Holding | None, undone: Undone, directory: str) -> list[str]:
-    """Copy what a conflict keeps from its path to where it can be looked at; where that is, in words."""
+def keep_displaced(holding: Holding | None, undone: Undone, deeds: Iterable[Deed], directory: str) -> list[str]:
+    """Copy what conflicts keep from their paths to where it can be looked at, and what a program has written into a
+    file that the call had made and replaced; where that is, in words. ``deeds`` are those that were undone."""
+    if holding is None:
+        return []
     notes: list[str] = []
-    for path, slot in sorted(undone.displaced.items()):
+    late = written_into(holding, deeds) if undone.conflicts else {}
+    written = {(path, slot) for slot, path in late.items() if path in undone.conflicts}
+    for path, slot in sorted(written.union(undone.displaced.items())):
+        what = f"what {path} was before the call" if undone.displaced.get(path) == slot else f"what was saved as {path}"
         try:
-            kept = None if holding is None else holding.keep(slot, directory)
+            kept = holding.keep(slot, directory)
         except OSError as error:
-            notes.append(f"what {path} was before the call could not be kept: {error}")
+            notes.append(f"{what} could not be kept: {error}")
             continue
         if kept is not None:
-            notes.append(f"what {path} was before the call is kept at {kept}")
+            notes.append(f"{what} is kept at {kept}")
     return notes

@@ -248,12 +248,13 @@ def _roll_back(
     lost = _lost(hands, story.deeds) if gone else []
     if history is not None and not gone and not story.lost_power:
         notes += _keep_taken(files, journal, story, hands, history)
+    deeds = [*story.deeds]
     undone = undo_deeds(hands, story.deeds, 0, lambda *deeds: journal.note(undone_json(deeds)))
     if undone.errors:
         failures = [(error.filename or story.call[0], error) for error in undone.errors]
         raise RestoreFailedError(failures)
     undone.displaced.update(taken.displaced)
-    notes += [*taken.notes, *hands.notes, *keep_displaced(hands.holding, undone, kept)]
+    notes += [*taken.notes, *hands.notes, *keep_displaced(hands.holding, undone, deeds, kept)]
     if lost:
         notes.append(f"somebody removed the displaced files: what was at {', '.join(lost)} is lost")
     if hands.holding is not None:

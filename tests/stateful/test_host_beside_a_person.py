@@ -286,6 +286,74 @@ def test_a_save_in_a_directory_that_the_call_deletes_is_not_lost(
                     assert content in there or in_history, at
 
 
+@pytest.mark.parametrize(
+    ("changes", "saved"),
+    [
+        ((("write", "a"), ("write", "b")), "a"),
+        ((("write", "b"),), "b"),
+        ((("delete", "a"),), "a"),
+        ((("move", "a", "b"),), "a"),
+        ((("write", "a"), ("move", "a", "b")), "b"),
+        ((("write", "d/a"), ("move", "d", "e")), "e/a"),
+        ((("delete", "d/e"), ("write", "d/e/a")), "d/e/a"),
+    ],
+)
+def test_a_save_over_what_a_call_left_is_not_its_step(changes: tuple[tuple[str, ...], ...], saved: str) -> None:
+    with place() as top, Workspace.open(top / "root", store=top / "store") as workspace:
+        with held_call(workspace.filesystem) as held:
+            fs = workspace.filesystem.for_call(held)
+            for one in changes:
+                change(fs, *one)
+            (top / "root" / saved).write_text("the person's\n")
+            held.changed()
+            with pytest.raises(OSError, match="changed by somebody else"):
+                held.commit()
+            held.rollback()
+        there = {path.read_text() for path in (top / "root").rglob("*") if path.is_file()}
+        assert "the person's\n" in there  # what the call had moved is moved back, with what was saved in it
+        assert not workspace.steps()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        (("write", "a"), ("move", "a", "b"), ("write", "a"), ("chmod", "b")),
+        (("delete", "d"), ("write", "d/a"), ("move", "d", "n"), ("delete", "n/a")),
+        (("move", "a", "b"), ("move", "b", "a")),
+        (("write", "n/a"), ("delete", "n"), ("mkdir", "n"), ("symlink", "n/a")),
+        (("move", "d/a", "a"), ("move", "d", "n"), ("move", "n/e", "d"), ("delete", "n")),
+    ],
+)
+def test_what_a_call_changed_itself_is_nobody_else_s(changes: tuple[tuple[str, ...], ...]) -> None:
+    with place() as top, Workspace.open(top / "root", store=top / "store") as workspace:
+        with held_call(workspace.filesystem) as held:
+            fs = workspace.filesystem.for_call(held)
+            for one in changes:
+                change(fs, *one)
+            held.commit()
+        assert len(workspace.steps()) <= 1
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_what_is_written_into_a_file_of_the_call_that_it_has_replaced_is_kept(end: str) -> None:
+    with place() as top, Workspace.open(top / "root", store=top / "store") as workspace:
+        with held_call(workspace.filesystem) as held:
+            fs = workspace.filesystem.for_call(held)
+            fs.write("a", "the call's first\n")
+            with open(top / "root/a", "a") as program:
+                fs.write("a", "the call's second\n")
+                program.write("written into the first\n")
+            (top / "root/a").write_text("saved after it\n")
+            held.changed()
+            if end == "commit":
+                with pytest.raises(OSError, match="nothing is changed, read it again"):
+                    held.commit()
+            held.rollback()
+        assert (top / "root/a").read_text() == "saved after it\n"
+        kept = [path.read_text() for path in (top / "store/kept").iterdir()]
+        assert sorted(kept) == ["a as it was\n", "the call's first\nwritten into the first\n"]
+
+
 def test_a_new_time_alone_is_no_save() -> None:
     with place() as top, Workspace.open(top / "root", store=top / "store") as workspace:
         with held_call(workspace.filesystem) as held:
