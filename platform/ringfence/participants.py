@@ -161,6 +161,17 @@ class CallInfo:
         raise CallEndedError(f"{self!r} has no transaction that {participant!r} could take part in")
 
 
+def still_open(call: CallInfo | None) -> CallInfo | None:
+    """The call, or the innermost one around it that has not ended.
+
+    (A function of its own: from Python 3.12 on, an interrupt at the jump back of a ``while`` loop in a ``with`` or
+    ``try`` block skips the end of that block.)
+    """
+    while call is not None and call.ended:
+        call = call.parent
+    return call
+
+
 CURRENT_CALL: ContextVar[CallInfo | None] = ContextVar("ringfence_current_call", default=None)
 """The innermost tool call of this thread of control. A new thread has none: it gets handles from its `ToolContext`."""
 
@@ -218,9 +229,7 @@ class CallLock:
         """End the hold of `call`, or of a call that its handler made and that outlives it; ``to`` had it before."""
         with self.mutex:
             if self.holder is call or (self.holder is not None and self.holder.within(call)):
-                while to is not None and to.ended:
-                    to = to.parent
-                self.holder = to
+                self.holder = to and still_open(to)
                 if self._waiting:
                     self._condition.notify_all()
 
@@ -259,14 +268,17 @@ class CallLock:
         until = time.monotonic() + (self._patience if patience_seconds is None else patience_seconds)
         self._waiting += 1
         try:
-            while not self._free_for(call):
-                left = until - time.monotonic()
-                if left <= 0 or not self._condition.wait(left):
-                    if self._free_for(call):
-                        return
-                    raise ParticipantBusyError(f"{self.name} is held by {self.holder!r}; try again when it has ended")
+            self._wait_until(call, until)
         finally:
             self._waiting -= 1
+
+    def _wait_until(self, call: CallInfo | None, until: float) -> None:
+        while not self._free_for(call):
+            left = until - time.monotonic()
+            if left <= 0 or not self._condition.wait(left):
+                if self._free_for(call):
+                    return
+                raise ParticipantBusyError(f"{self.name} is held by {self.holder!r}; try again when it has ended")
 
 
 class Transactional(Protocol):

@@ -28,6 +28,7 @@ from ringfence.participants import (
     Transactional,
     current_call,
     set_current_call,
+    still_open,
 )
 from ringfence.runtime.receipts import Outcome, Receipt
 from ringfence.runtime.session import Session
@@ -432,10 +433,7 @@ def leave(call: Transaction, *interrupts: Interrupts) -> None:
     try:
         # Not by a token: an abandoned generator ends in another context, and two of them end in any order.
         if current_call() is call:
-            around = call.parent
-            while around is not None and around.ended:
-                around = around.parent
-            set_current_call(around)
+            set_current_call(still_open(call.parent))
     finally:
         for held in interrupts[::-1]:
             held.remove()
