@@ -6,20 +6,57 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
+from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
 
+import fsspec
 import pytest
 
+from ringfence.runtime import Session
+from ringfence_sandbox import Workspace
+from ringfence_tools import (
+    HistoryToolsSection,
+    PlanningToolsSection,
+    PodmanSandboxSection,
+    VfsToolsSection,
+    WorkspaceFileSystem,
+)
+
 DOCS = Path(__file__).parent.parent / "docs"
-PAGES = ("prompts", "tools", "policies", "sessions", "evaluations", "resources", "overrides", "telemetry", "testing")
+README = (DOCS.parent / "README.md").read_text(encoding="utf-8")
+IN_A_CONTAINER = "sandbox"
+WITH_EXAMPLES = (
+    "workspaces",
+    "prompts",
+    "tools",
+    "policies",
+    "sessions",
+    "evaluations",
+    "resources",
+    "overrides",
+    "telemetry",
+    "testing",
+)
+PAGES = ("running", "models", "mcp", IN_A_CONTAINER, *WITH_EXAMPLES)
+
+
+@pytest.fixture(autouse=True)
+def project() -> None:
+    """The entry point of an installed package, where the tests run without one."""
+    fsspec.register_implementation("ringfence", WorkspaceFileSystem, clobber=True)
+
+
+def text(page: str) -> str:
+    return (DOCS / f"{page}.md").read_text(encoding="utf-8")
 
 
 def examples(page: str) -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```", (DOCS / f"{page}.md").read_text(), re.MULTILINE | re.DOTALL)
+    return re.findall(r"^```python\n(.*?)^```", text(page), re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", WITH_EXAMPLES)
 def test_the_examples_of_a_page_run_one_after_the_other(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert examples(page)
     name = f"docs_{page}"
@@ -30,7 +67,7 @@ def test_the_examples_of_a_page_run_one_after_the_other(page: str, monkeypatch: 
 
 
 def test_the_examples_pass_the_strict_type_checker(tmp_path: Path) -> None:
-    for page in PAGES:
+    for page in (IN_A_CONTAINER, *WITH_EXAMPLES):
         allowed = "# pyright: reportUnknownMemberType=false, reportDuplicateImport=false, reportUnusedClass=false\n"
         (tmp_path / f"{page}.py").write_text(allowed + "\n".join(examples(page)))
     roots = [str(DOCS.parent / root) for root in ("platform", "sandbox", "contrib_tools")]
@@ -51,9 +88,34 @@ def test_the_test_file_that_is_shown_runs(tmp_path: Path) -> None:
 
 
 def test_every_page_is_reached_from_the_readme() -> None:
-    readme = (DOCS.parent / "README.md").read_text()
-    assert [page for page in PAGES if f"docs/{page}.md" not in readme] == []
+    assert [page for page in PAGES if f"docs/{page}.md" not in README] == []
 
 
 def test_pages_fit_on_a_few_screens() -> None:
-    assert [page for page in PAGES if len((DOCS / f"{page}.md").read_text().splitlines()) > 150] == []
+    assert [page for page in PAGES if len(text(page).splitlines()) > 150] == []
+
+
+def test_the_tools_that_the_pages_name_are_those_that_there_are_with_their_arguments(tmp_path: Path) -> None:
+    tables = text("running") + text("mcp") + text(IN_A_CONTAINER)
+    rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| (.*) \|$", tables, re.MULTILINE)
+    said = {name: set(re.findall(r"`(\w+)`", what)) for names, what in rows for name in re.findall(r"`(\w+)`", names)}
+    session = Session()
+    sections = (
+        VfsToolsSection(session=session),
+        PlanningToolsSection(session=session),
+        HistoryToolsSection(session=session, workspace=lambda: Workspace.open("nowhere", read_only=True)),
+    )
+    with PodmanSandboxSection(session=session, root=tmp_path) as shell:
+        tools = [tool for section in (*sections, shell) for tool in section.tools()]
+    assert said == {tool.name: {one.name for one in fields(tool.params_type)} for tool in tools if tool.params_type}
+
+
+def test_the_configuration_of_clients_can_be_read_and_starts_the_server() -> None:
+    blocks = re.findall(r"^```json\n(.*?)^```", README + text("mcp"), re.MULTILINE | re.DOTALL)
+    known = [json.loads(block) for block in blocks if "ringfence" in block]
+    known += map(tomllib.loads, re.findall(r"^```toml\n(.*?)^```", text("mcp"), re.MULTILINE | re.DOTALL))
+    servers = [server["ringfence"] for one in known for server in one.values()]
+    assert len(servers) == 6
+    for server in servers:
+        if "url" not in server:
+            assert (server["command"], server["args"][0], len(server["args"])) == ("ringfence", "serve", 2)

@@ -25,7 +25,7 @@ VERSION = "0.169.0"
 INSTALLED = PROJECT / f"build/codex-{VERSION}"
 PROBE_SECONDS, INSTALL_SECONDS, RUN_SECONDS = 20, 240, 120
 TOKEN = "0123456789abcdef-token"
-README_CONFIG = re.findall(r"^```toml\n(.*?)^```", (PROJECT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+CODEX_CONFIG = re.findall(r"^```toml\n(.*?)^```", (PROJECT / "docs" / "mcp.md").read_text(), re.MULTILINE | re.DOTALL)
 """What people are told to write into their config.toml: for standard input and output, and for HTTP."""
 
 GIVEN = {"a.py": "total = 1\n", "old/b.py": "unused = True\n", "old/c.py": "unused = True\n"}
@@ -134,7 +134,7 @@ def place(tmp_path: Path) -> Place:
 @contextmanager
 def over_stdio(place: Place) -> Iterator[str]:
     options = ", ".join(json.dumps(word) for word in (str(place.root), *place.options))
-    config = README_CONFIG[0].replace('"/path/to/repo"', options)
+    config = CODEX_CONFIG[0].replace('"/path/to/repo"', options)
     yield f'{config}env = {{ RINGFENCE_STATE_DIR = "{place.state}" }}\n'
 
 
@@ -147,7 +147,7 @@ def over_http(place: Place) -> Iterator[str]:
             assert server.stderr is not None
             found = re.search(rb"http://\S+", server.stderr.readline())
             assert found is not None
-            yield README_CONFIG[1].replace("http://127.0.0.1:8765/mcp", found[0].decode())
+            yield CODEX_CONFIG[1].replace("http://127.0.0.1:8765/mcp", found[0].decode())
         finally:
             server.terminate()
             server.communicate(timeout=RUN_SECONDS)

@@ -1,4 +1,4 @@
-"""The README's examples of commands in a container run."""
+"""The examples of commands in a container run: the README's, and those of their own page."""
 
 from __future__ import annotations
 
@@ -9,14 +9,18 @@ import pytest
 
 from ringfence_sandbox.podman_connection import Connection
 
-README = Path(__file__).parents[2].joinpath("README.md").read_text(encoding="utf-8")
+PROJECT = Path(__file__).parents[2]
 
 
 @pytest.mark.usefixtures("limits_hold")
-def test_the_examples_of_commands_run(podman: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("page", "number"), [("README.md", 1), ("docs/sandbox.md", 2)])
+def test_the_examples_of_commands_run(
+    page: str, number: int, podman: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CONTAINER_HOST", podman.url)
-    examples = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    shown = (PROJECT / page).read_text(encoding="utf-8")
+    examples = re.findall(r"^```python\n(.*?)^```", shown, re.MULTILINE | re.DOTALL)
     of_commands = [example for example in examples if "PodmanSandbox" in example]
-    assert len(of_commands) == 2
+    assert len(of_commands) == number
     for example in of_commands:
-        exec(compile(example, "README.md", "exec"), {})
+        exec(compile(example, page, "exec"), {})
