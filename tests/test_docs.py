@@ -91,6 +91,22 @@ def test_every_page_is_reached_from_the_readme() -> None:
     assert [page for page in PAGES if f"docs/{page}.md" not in README] == []
 
 
+def test_links_between_pages_lead_somewhere() -> None:
+    dead: list[str] = []
+    for page in (*DOCS.parent.glob("*.md"), *DOCS.glob("*.md")):
+        words = re.sub(r"^```.*?^```|`[^`\n]+`", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+        for target in re.findall(r"\]\((?!https?:)([^)]+)\)", words):
+            name, _, heading = target.partition("#")
+            there = page.parent / name if name else page
+            headings = (
+                re.findall(r"^#+ (.*)$", there.read_text(encoding="utf-8"), re.MULTILINE) if there.is_file() else []
+            )
+            anchors = [re.sub(r"[^\w -]", "", one.lower()).replace(" ", "-") for one in headings]
+            if not there.exists() or (heading and heading not in anchors):
+                dead.append(f"{page.name}: {target}")
+    assert dead == []
+
+
 def test_pages_fit_on_a_few_screens() -> None:
     assert [page for page in PAGES if len(text(page).splitlines()) > 150] == []
 
