@@ -78,6 +78,12 @@ def test_files_are_read_whole_and_written_when_the_code_succeeds(
     assert value_of(tools, "read_text('numbers.txt')[0]") == "'3'"
 
 
+def test_a_long_file_is_read_to_its_end(tools: ToolExecutor, files: InMemoryFilesystem) -> None:
+    files.write("long.txt", "x\n" * 3_000)
+    assert value_of(tools, "read_text('long.txt').count('x')") == "3000"
+    assert value_of(tools, "vfs_reads['long.txt'].count('x')", reads=[{"path": "long.txt"}]) == "3000"
+
+
 def test_code_does_not_keep_the_host_busy_with_files(tools: ToolExecutor, files: InMemoryFilesystem) -> None:
     result = evaluated(tools, "for i in range(101): write_text('many/%d' % i, 'x')")
     assert not result.success

@@ -28,6 +28,7 @@ from ringfence.runtime import (
     Deadline,
     Heartbeat,
     Receipt,
+    RejectedToolParams,
     Session,
     SlicePolicy,
     ToolInvoked,
@@ -382,6 +383,10 @@ def test_a_malformed_call_is_an_answer(name: str, arguments: Any, said: str) -> 
         assert world.left() == UNTOUCHED
         assert world.receipt().outcome == "rejected"
         world.receipt().to_json()
+        invoked = world.session[ToolInvoked].latest()
+        assert invoked is not None
+        assert isinstance(invoked.params, RejectedToolParams)
+        assert invoked.params.raw_arguments == arguments
 
 
 @pytest.mark.parametrize("arguments", [None, "", "{}", {}])

@@ -16,7 +16,7 @@ from typing import Any, Literal, Self
 
 from ringfence.errors import SectionPath, ToolValidationError
 from ringfence.filesystem.paths import from_model, shown
-from ringfence.filesystem.protocol import Filesystem, WriteMode
+from ringfence.filesystem.protocol import READ_ENTIRE_FILE, Filesystem, WriteMode
 from ringfence.prompt.policy import ReadBeforeWritePolicy
 from ringfence.prompt.section import Section
 from ringfence.prompt.tool import Tool, ToolContext
@@ -200,7 +200,7 @@ class _Files:
         size = self._given().stat(place).size_bytes
         if size > MAX_READ_CHARACTERS:
             raise ValueError(f"{shown(place)} has {size:,} bytes, too many to evaluate with")
-        content = self._given().read(place, limit=None).content
+        content = self._given().read(place, limit=READ_ENTIRE_FILE).content
         self.read.append(place)
         return content
 

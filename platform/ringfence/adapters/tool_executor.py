@@ -255,6 +255,7 @@ class ToolExecutor:
             hint = f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(run) or 'none'}"
             what = "there is no tool" if offer is None else "it is only described, and nothing runs the tool"
             ending.result = ToolResult.error(f"{what} {ending.name!r}; {hint}")
+            ending.params = RejectedToolParams(ending.recorded, ending.result.message)
             return None
         return offer
 

@@ -148,7 +148,7 @@ def _render_items(texts: list[str]) -> str:
     if not texts:
         return "[]"
     try:
-        return json.dumps([json.loads(text) for text in texts])
+        return json.dumps([serde.STRICT_JSON.decode(text) for text in texts], ensure_ascii=False)
     except ValueError:
         return "\n\n".join(text for text in texts if text)
 
