@@ -187,6 +187,20 @@ def test_a_passed_deadline_ends_the_evaluation_before_the_model_is_asked() -> No
     assert adapter.requests == []
 
 
+def test_the_deadline_of_a_budget_is_looked_at_before_each_tool_call() -> None:
+    now, session = [START], Session()
+
+    def slow(event: ToolInvoked) -> None:
+        now[0] += timedelta(seconds=9)
+
+    session.dispatcher.subscribe(ToolInvoked, slow)
+    budget = Budget(deadline=Deadline(START + timedelta(seconds=5), START, lambda: now[0]))
+    with pytest.raises(PromptEvaluationError) as caught:
+        ScriptedAdapter([calls("a", "b")]).evaluate(prompt(), session=session, budget=budget)
+    assert caught.value.phase == "tool"
+    assert [invoked.result.success for invoked in session[ToolInvoked].all()] == [True, False]
+
+
 def test_usage_is_added_up_and_a_budget_ends_the_evaluation() -> None:
     turns = [{**calls("a"), "usage": {"input_tokens": 40, "output_tokens": 2}} for _ in range(5)]
     session = Session()

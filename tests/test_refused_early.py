@@ -24,7 +24,7 @@ from ringfence import (
 from ringfence.adapters.failures import said_of
 from ringfence.errors import PromptValidationError
 from ringfence.prompt import PathPolicy, PolicyDecision, ProtectedFilesPolicy, ReadBeforeWritePolicy
-from ringfence.runtime import Budget, Replace, reducer
+from ringfence.runtime import Budget, BudgetTracker, Replace, reducer
 from ringfence_sandbox import Workspace
 from ringfence_tools import VfsToolsSection
 
@@ -191,6 +191,15 @@ def test_a_limit_that_is_a_number(name: str) -> None:
     if name != "budget":
         with pytest.raises(TypeError, match=rf"{name} is a "):
             ToolExecutor(prompt=Prompt(template()), session=Session(), **wrong)
+
+
+def test_a_budget_beside_a_tracker_of_another_one() -> None:
+    budget, other = Budget(max_total_tokens=5), Budget(max_total_tokens=6)
+    adapter = ScriptedAdapter([{"text": "Done."}])
+    with pytest.raises(ValueError, match="two budgets: give one of them"):
+        adapter.evaluate(Prompt(template()), session=Session(), budget=budget, budget_tracker=BudgetTracker(other))
+    assert not adapter.requests
+    adapter.evaluate(Prompt(template()), session=Session(), budget=budget, budget_tracker=BudgetTracker(budget))
 
 
 def test_the_deadline_of_a_budget_is_a_deadline() -> None:

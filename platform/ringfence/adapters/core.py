@@ -205,9 +205,12 @@ class ProviderAdapter(Protocol):
     ) -> PromptResponse[OutputT]:
         """Ask the model, run the tools it calls, until it gives its final answer.
 
+        ``budget_tracker`` takes the place of ``budget`` where several evaluations share one, or to see what was used.
+
         Raises:
             PromptEvaluationError: with the phase in which the evaluation could not go on.
             VisibilityExpansionRequired: sections were asked for in full more often than there are any; before that the
                 evaluation opens them in its session and goes on.
+            ValueError: a budget, and a tracker of another one.
         """
         ...

@@ -92,6 +92,8 @@ def evaluate_with(
     check_limits(deadline=deadline, budget=budget, budget_tracker=budget_tracker, heartbeat=heartbeat)
     if budget_tracker is None and budget is not None:
         budget_tracker = BudgetTracker(budget)
+    elif budget_tracker is not None and budget not in (None, budget_tracker.budget):
+        raise ValueError("budget and the budget_tracker's own are two budgets: give one of them")
     with prompt.resources:
         evaluation = _Evaluation(
             model, adapter, prompt, session, deadline, budget_tracker, heartbeat, run_context, max_turns, tool_choice
@@ -205,7 +207,7 @@ class _Evaluation(Generic[OutputT]):
             prompt=self.prompt,
             session=self.session,
             adapter=self.adapter,
-            deadline=self.deadline,
+            deadline=self._nearest_deadline(),
             budget_tracker=self.tracker,
             heartbeat=self.heartbeat,
             rendered_prompt=self.rendered,
