@@ -130,6 +130,7 @@ class PromptRendered:
     rendered_prompt: str
     created_at: datetime = field(default_factory=utc_now)
     descriptor: object = None
+    """The `PromptDescriptor` of a prompt with an override store; None where nothing can be replaced."""
     run_context: RunContext | None = None
     event_id: UUID = field(default_factory=new_event_id)
 
