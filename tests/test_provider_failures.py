@@ -296,6 +296,28 @@ def test_a_server_that_gives_all_calls_one_index_is_understood(index: dict[str, 
     assert [invoked.params for invoked in trial.session[ToolInvoked].all()] == [Note("a"), Note("b"), Note("c")]
 
 
+PARTS = [
+    {"type": "thinking", "thinking": [{"type": "text", "text": "Hm."}]},
+    {"type": "text", "text": "All of it "},
+    {"type": "output_text", "text": "is done."},
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_text_in_parts_is_put_together(stream: bool) -> None:
+    parts = events(chunk(content=PARTS[:2]), chunk("stop", content=PARTS[2:]))
+    trial = Trial("chat", stream, [parts if stream else Failure(200, chat_answer("stop", content=PARTS))])
+    assert trial.run() == DONE["text"]
+    assert [text.text for text in trial.texts] == (["All of it ", "is done."] if stream else [])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("said", [{"content": 5}, {"content": {"text": "a"}}, {"refusal": 5}])
+def test_a_text_that_is_none_ends_it(stream: bool, said: dict[str, object]) -> None:
+    reply = events(chunk("stop", **said)) if stream else Failure(200, chat_answer("stop", **said))
+    assert Trial("chat", stream, [reply]).error().phase == "response"
+
+
 def test_a_server_that_sends_all_of_the_input_at_the_beginning_of_a_block_is_understood() -> None:
     block = {"type": "tool_use", "id": "one", "name": "note", "input": {"text": "whole"}}
     told: list[dict[str, object]] = [

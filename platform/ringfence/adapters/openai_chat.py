@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ringfence.adapters.core import Message, Request, ToolCall, Turn
 from ringfence.adapters.model_params import ModelParams
@@ -80,7 +80,7 @@ class ChatWire:
         calls = tuple(
             ToolCall(call.id, call.function.name, call.function.arguments or "") for call in message.tool_calls or ()
         )
-        return _turn(message.content or "", message.refusal, calls, choice.finish_reason, _usage(answer.usage))
+        return _turn(_text(message.content), message.refusal, calls, choice.finish_reason, _usage(answer.usage))
 
     def turn_of_events(self, events: Iterable[Any], say: Callable[[str], None]) -> Turn:
         text: list[str] = []
@@ -94,9 +94,9 @@ class ChatWire:
             for choice in chunk.choices[:1]:
                 finished = choice.finish_reason or finished
                 delta = choice.delta
-                text.append(delta.content or "")
+                text.append(_text(delta.content))
                 refusal.append(delta.refusal or "")
-                say(delta.content or "")
+                say(text[-1])
                 for piece in delta.tool_calls or ():
                     call = at.get(piece.index)
                     if call is None or (piece.id and call.call_id and piece.id != call.call_id):
@@ -108,6 +108,14 @@ class ChatWire:
                         call.arguments.append(piece.function.arguments or "")
         asked = tuple(ToolCall(call.call_id, call.name, "".join(call.arguments)) for call in calls)
         return _turn("".join(text), "".join(refusal), asked, finished, usage)
+
+
+def _text(content: Any) -> str:
+    """What an answer says. Some servers send a list of parts, with the text in some of them."""
+    if not isinstance(content, list):
+        return content or ""
+    parts = cast("list[Mapping[str, Any]]", content)
+    return "".join(part["text"] for part in parts if part["type"] in ("text", "output_text"))
 
 
 def _turn(

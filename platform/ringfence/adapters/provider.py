@@ -91,14 +91,13 @@ def ask(wire: Wire, request: Request, *, sdk: Sdk, policy: ThrottlePolicy, strea
         try:
             answer = wire.send(arguments, seconds=_seconds_left(request.deadline), stream=stream)
             if not stream:
-                return wire.turn(_of_the_sdk(answer))
+                return _clean(wire.turn(_of_the_sdk(answer)), request)
             with _of_the_sdk(answer) as events, _ended_by(request.deadline, events):
-                return wire.turn_of_events(events, say)
+                return _clean(wire.turn_of_events(events, say), request)
         except Exception as error:
             _fail(error, sdk)
 
-    turn = repeated(attempt, policy, prompt_name=request.prompt_name, deadline=request.deadline)
-    return _clean(turn, request)
+    return repeated(attempt, policy, prompt_name=request.prompt_name, deadline=request.deadline)
 
 
 def _seconds_left(deadline: Deadline | None) -> float:
