@@ -246,6 +246,16 @@ def test_a_full_store_cannot_be_opened_and_is_as_it_was_afterwards(root: Path, t
             assert [entry.kind for entry in workspace.log()] == ["external", "step", "baseline"]
 
 
+def test_an_opaque_call_that_finds_the_store_full_says_so(root: Path, tmp_path: Path) -> None:
+    with small(tmp_path / "disk", "2m") as disk, Workspace.open(root, store=disk / "store") as workspace:
+        fill(disk)
+        with (
+            pytest.raises(OSError, match="here the history is kept; make room"),
+            held_call(workspace.filesystem, opaque=True),
+        ):
+            pytest.fail("it begins without its stamp")
+
+
 @pytest.mark.parametrize(
     "work",
     [
@@ -265,7 +275,7 @@ def test_a_full_workspace_rolls_back_exactly(
         with Workspace.open(root, store=store) as workspace:
             fill(disk)
             before = printed(root)
-            with pytest.raises(OSError, match="No space left"):
+            with pytest.raises(OSError, match="No space left on device: the workspace's filesystem is full.*make room"):
                 call(workspace, work)
             assert printed(root) == before
         assert printed(root) == before

@@ -74,3 +74,13 @@ def test_all_go_back_the_last_taken_first() -> None:
         said.clear()
         raise ZeroDivisionError
     assert said == ["disk goes back", "counter goes back", "memory goes back"]
+
+
+def test_what_a_rollback_says_is_in_the_notes_of_the_exception() -> None:
+    class Doubting(Noting):
+        def rollback(self, mark: Any) -> RollbackReport:
+            return RollbackReport(("a.txt",), ("b.txt is gone",))
+
+    with pytest.raises(ZeroDivisionError) as caught, tool_transaction(Session(), Holding((Doubting("disk", []),))):
+        raise ZeroDivisionError
+    assert caught.value.__notes__ == ["a.txt was changed by somebody else and kept", "b.txt is gone"]

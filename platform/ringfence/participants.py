@@ -86,6 +86,10 @@ class RollbackReport:
     conflicts: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
+    def said(self) -> list[str]:
+        """In words."""
+        return [*(f"{path} was changed by somebody else and kept" for path in self.conflicts), *self.notes]
+
 
 CLEAN = RollbackReport()
 

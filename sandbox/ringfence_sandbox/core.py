@@ -50,6 +50,7 @@ _ELSEWHERE = (
     "cannot be changed so that it could be taken back: it is on another filesystem than the workspace's root "
     "(mounted in it, or a layer of an overlay)"
 )
+_FULL = "the workspace's filesystem is full, and what a call replaces stays there until it ends: make room"
 
 
 @quickly_made
@@ -87,6 +88,8 @@ class Operation:
             self._core.end_operation(self._began, failed=error is not None)
             if isinstance(error, OSError) and error.errno == errno.EXDEV:
                 raise OSError(errno.EXDEV, _ELSEWHERE, error.filename) from error
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT) and error.filename is None:
+                raise OSError(error.errno, f"{os.strerror(error.errno)}: {_FULL}") from error
         finally:
             self._held.remove()
 

@@ -10,6 +10,8 @@ import struct
 import threading
 import time
 
+from ringfence_sandbox.places import not_written
+
 SECONDS_BETWEEN = 1.0
 GRACE_NS = 3_000_000_000
 """How long after the loss of its owner a call may still change files: until then the sandbox has ended it."""
@@ -30,7 +32,10 @@ class OwnerStamp:
             return
         file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
-            self._stamp(file)
+            try:
+                self._stamp(file)
+            except OSError as error:
+                raise not_written(error, self._path) from error
             stopped = threading.Event()
             thread = threading.Thread(target=self._run, args=(file, stopped), name="ringfence stamp", daemon=True)
             thread.start()

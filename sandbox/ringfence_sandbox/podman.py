@@ -231,7 +231,8 @@ class PodmanSandbox:
                 if result.failure:
                     raise _NotKept(result)
         except _NotKept as ended:
-            return ended.result
+            said = [ended.result.stderr, *(f"[{words}]" for words in getattr(ended, "__notes__", ()))]
+            return replace(ended.result, stderr="\n".join(said))
         return replace(result, changed_paths=tuple(change.path for change in own.all_changes()))
 
     def _join(self, call: CallInfo) -> None:

@@ -14,7 +14,8 @@ from ringfence.participants import CURRENT_CALL
 from ringfence.runtime.limits import Cancellation
 from ringfence.runtime.session import Session
 from ringfence.runtime.transaction import tool_transaction
-from ringfence_sandbox import PodmanSandbox
+from ringfence_sandbox import HostFilesystem, PodmanSandbox
+from ringfence_sandbox.scan import ScanLimits
 
 MakeSandbox = Callable[..., PodmanSandbox]
 
@@ -53,6 +54,19 @@ def test_exit_codes_are_those_of_a_shell(sandbox: PodmanSandbox) -> None:
     assert sandbox.run(["no-such-program"]).exit_code == 127
     assert "No such file" in sandbox.run(["no-such-program"]).stderr
     assert sandbox.run(["/etc/passwd"]).exit_code == 126
+
+
+def test_what_a_rollback_could_not_bring_back_is_said_with_the_result(
+    make_sandbox: MakeSandbox, tmp_path: Path
+) -> None:
+    root = tmp_path / "workspace"
+    root.mkdir()
+    (root / "large").write_text("x" * 100)
+    with HostFilesystem(root, store=tmp_path / "store", limits=ScanLimits(max_file_bytes=50)) as filesystem:
+        result = make_sandbox(filesystem=filesystem).run("echo y >> large; echo n > new; sleep 9", timeout_seconds=0.5)
+    assert result.failure == "timed out after 0.5 seconds"
+    assert "[large was changed, and stays so: it was not taken in" in result.stderr
+    assert "[taken back: new; what they were is kept as aborted/" in result.stderr
 
 
 def test_a_cancellation_ends_everything_and_takes_the_changes_back(sandbox: PodmanSandbox) -> None:

@@ -439,8 +439,7 @@ class ToolExecutor:
         try:
             report = call.rollback()
             if report.conflicts or report.notes:
-                kept = [f"{path} was changed by somebody else and kept" for path in report.conflicts]
-                said = "; ".join((ending.result.message, *kept, *report.notes))
+                said = "; ".join((ending.result.message, *report.said()))
                 ending.result = replace(ending.result, message=said)
                 ending.conflicts = report.conflicts
         except RestoreFailedError as error:

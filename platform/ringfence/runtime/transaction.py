@@ -452,7 +452,8 @@ def tool_transaction(
 ) -> Generator[Transaction]:
     """A transaction of one's own over a session and the participants of `resources` (``prompt.resources``, say).
 
-    Commits at the end of the block; whatever exception leaves the block, all is rolled back first. ``tag`` takes the
+    Commits at the end of the block; whatever exception leaves the block, all is rolled back first, and what that has
+    to say (what somebody else had changed, say) is in the exception's notes. ``tag`` takes the
     place of the tool's name in receipts and messages. ``opaque`` is for a block that changes files other than through
     a filesystem, by a command, say.
 
@@ -494,9 +495,10 @@ def tool_transaction(
                 )
             )
             told = transaction.hand_on()
-        except BaseException:
+        except BaseException as error:
             held.append(Interrupts())
-            transaction.rollback()
+            for words in transaction.rollback().said():
+                error.add_note(words)
             raise
     except BaseException as error:
         held.append(Interrupts())
