@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import stat
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -283,6 +285,56 @@ def test_an_edit_after_a_rollback_that_was_killed_anywhere_stays(
         for other in case.before.keys() - {path, "d/hard"}:
             assert now[other].lasting == case.before[other].lasting, (point, other)
     assert saved_over > {f"the call's {path}"}
+
+
+def saved_over(case: Case, point: int) -> bool:
+    """Leave a rollback that met a person's save, killed at a system call, or a recovery that did."""
+    case.fresh()
+
+    def work(before: Callable[[str], None]) -> None:
+        with case.open(before) as fs, held_call(fs) as call:
+            fs.for_call(call).write("a.txt", "the call's")
+            (case.root / "a.txt").write_text("person")
+            call.rollback()
+
+    return killed_at(point, work)
+
+
+def saved_over_after_a_kill(case: Case, point: int) -> bool:
+    killed_before_the_end(case, lambda fs: fs.write("a.txt", "the call's"))
+    (case.root / "a.txt").write_text("person")
+    return killed_at(point, reopened(case))
+
+
+@pytest.mark.parametrize("saved", [saved_over, saved_over_after_a_kill])
+def test_what_was_there_before_a_conflict_is_kept_wherever_it_is_killed(
+    case: Case, saved: Callable[[Case, int], bool]
+) -> None:
+    for point in range(10_000):
+        killed = saved(case, point)
+        case.open().close()
+        there = [case.root / "a.txt", *case.store.glob("kept/*")]
+        assert b"one\r\ntwo" in [path.read_bytes() for path in there], point
+        if not killed:
+            assert there[0].read_text() == "person"
+            return
+
+
+@pytest.mark.parametrize("path", ["d", "m", ""])
+def test_a_directory_changed_after_a_rollback_was_killed_keeps_its_time(case: Case, path: str) -> None:
+    later = time.time_ns() + 60 * 10**9
+    for point in range(0, 10_000, 1 if EVERY else 5):
+        case.fresh()
+        if not killed_at(point, case.rolled_back(everything)):
+            break
+        known = {place: one.inode for place, one in case.before.items() if one.kind == oct(stat.S_IFDIR)}
+        [place] = [where for where, one in printed(case.root).items() if one.inode == known[path]]
+        os.utime(case.root / place, ns=(later, later))
+        case.open().close()
+        now = printed(case.root)
+        assert now[path].mtime_ns == later, point
+        for other in known.keys() - {path}:
+            assert now[other] == case.before[other], (point, other)
 
 
 def test_a_tree_that_was_cloned_anew_is_left_alone(case: Case) -> None:

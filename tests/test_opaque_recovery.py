@@ -222,6 +222,17 @@ def test_what_changes_long_after_the_owner_was_killed_is_somebody_elses(case: Ca
         assert fs.recovered is None
 
 
+@pytest.mark.parametrize("path", ["d", "empty", ""])
+def test_a_directory_changed_long_after_the_owner_was_killed_keeps_its_time(case: Case, path: str) -> None:
+    killed_after(case, "echo call > d/n; rm d/b.txt; echo call > empty/n; rm a.txt")
+    later = time.time_ns() + 60 * 10**9
+    os.utime(case.root / path, ns=(later, later))
+    case.reopened().close()
+    now = shape(case.root)
+    assert now[path].mtime_ns == later
+    assert {place for place, one in now.items() if one != case.before[place]} == {path}
+
+
 def test_a_file_above_the_limit_is_not_lost_if_somebody_saves_in_its_place_after_a_recovery_was_killed(
     tmp_path: Path,
 ) -> None:
@@ -251,6 +262,40 @@ def test_a_file_above_the_limit_is_not_lost_if_somebody_saves_in_its_place_after
             recovered = workspace.recovered
         there = [*root.rglob("*"), *store.glob("kept/*")]
         assert [path for path in there if path.is_file() and path.read_bytes() == content], (again, recovered)
+
+
+def test_a_file_above_the_limit_is_not_lost_if_somebody_saves_while_it_comes_back_and_that_is_killed(
+    tmp_path: Path,
+) -> None:
+    case, limits = Case(tmp_path), ScanLimits(max_file_bytes=200)
+    for point in range(10_000):
+        case.fresh()
+        root, store, content = case.root, case.store, (case.root / "d/big").read_bytes()
+
+        def moved(before: Before, root: Path = root, store: Path = store) -> None:
+            waiting, saved = ["rename"], list[str]()
+
+            def hook(name: str) -> None:
+                if (root / "moved").exists() and name in waiting:
+                    saved.append(waiting.pop())
+                    (root / "d/big").write_text("person")
+                if saved:
+                    before(name)
+
+            with (
+                HostFilesystem(root, store=store, limits=limits, before=hook) as fs,
+                held_call(fs, opaque=True) as call,
+            ):
+                subprocess.run(["sh", "-ec", "mv d/big moved; echo call > a.txt"], cwd=root, check=True)
+                assert call.rollback().conflicts == ("d/big",)
+
+        killed = killed_at(point, moved)
+        HostFilesystem(root, store=store, limits=limits).close()
+        there = [*root.rglob("*"), *store.glob("kept/*")]
+        assert [path for path in there if path.is_file() and path.read_bytes() == content], point
+        if not killed:
+            assert (root / "d/big").read_text() == "person"
+            return
 
 
 def test_the_owner_is_seen_alive_for_as_long_as_the_call_runs(case: Case) -> None:

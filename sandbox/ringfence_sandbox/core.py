@@ -187,7 +187,7 @@ class Core:
         except OSError:
             if self._deeds[-1] is deed:
                 self._deeds.pop()
-                self._note_undone(deed)
+                self._note_undone([deed])
             deeds.pop()
             raise
         finally:
@@ -241,7 +241,7 @@ class Core:
     def _give_up_announced(self) -> None:
         """Something else is done first, so that the order would not be that of the journal."""
         while self._announced:
-            self._note_undone(self._announced.popleft())
+            self._note_undone([self._announced.popleft()])
 
     def _times_before(self, directory: str, opened: int | None) -> list[Deed]:
         """What to note of a directory before the first deed that changes it."""
@@ -267,9 +267,9 @@ class Core:
         self._begun = True
         self._root_record = {}
 
-    def _note_undone(self, *deeds: Deed) -> None:
+    def _note_undone(self, deeds: Sequence[Deed], conflict: str | None = None) -> None:
         if self._journal is not None:
-            self._journal.note(undone_json(deeds))
+            self._journal.note(undone_json(deeds, conflict))
 
     def keep_bytes(self, deed: Deed, content: bytes) -> None:
         """Remember what a deed wrote, for the history, as long as it is not too much: by its hash, since its path may

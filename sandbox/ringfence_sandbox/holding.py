@@ -110,6 +110,7 @@ class Holding:
         found = self.look(slot)
         if found is None:
             return None
+        self._before("keep")
         os.makedirs(directory, mode=0o700, exist_ok=True)
         kept = os.path.join(directory, f"{self.name.removeprefix(HOLDING_PREFIX)}-{slot}")
         if stat.S_ISREG(found.st_mode):

@@ -17,7 +17,7 @@ from ringfence_sandbox.holding import Holding
 from ringfence_sandbox.kernel import Before as Announce
 from ringfence_sandbox.kernel import Renames, birth_ns
 from ringfence_sandbox.owner_stamp import GRACE_NS, OwnerStamp
-from ringfence_sandbox.records import Deed
+from ringfence_sandbox.records import Deed, Json
 from ringfence_sandbox.states import led_to, since_opaque
 from ringfence_sandbox.taking_back import TakingBack
 from ringfence_sandbox.undoing import Hold, Note, TakenBack
@@ -159,10 +159,13 @@ class OpaqueCalls:
         before = self._brackets.recovered(deed.commit, more)
         after, opened = self._brackets.made_readable(before, self._brackets.after(before))
         known = self._brackets.kept_states(before, kept)
-        judge = _ended(self._files, OwnerStamp.last_ns(stamp_path) + GRACE_NS, known, opened)
+        limit_ns = OwnerStamp.last_ns(stamp_path) + GRACE_NS
+        judge = _ended(self._files, limit_ns, known, opened)
         chosen = Chosen(self._files, before, after, judge)
         paths = sorted(chosen.items)
         way = self._way(before, after, chosen, hold)
+        if kept is None:  # an earlier try has given directories new times itself
+            way.spare_times(limit_ns)
         if kept is None:
             aborted = self._brackets.keep(before, after, paths, tool=tool, call_id=call_id)
         else:
@@ -189,7 +192,8 @@ class OpaqueCalls:
         done.conflicts = {said(path) for path in done.conflicts}
         done.displaced = {said(path): slot for path, slot in done.displaced.items()}
         self._brackets.sync()
-        note({"undone": deed.seq, "became": [[old, new] for old, new in done.became.items()]})
+        became: Json = [[old, new] for old, new in done.became.items()]
+        note({"undone": deed.seq, "became": became, "conflicts": [*done.conflicts], "displaced": {**done.displaced}})
         done.notes[:0] = [*_said(told, aborted), *aborted.notes]
         return done
 

@@ -166,10 +166,12 @@ class Deed:
         )
 
 
-def undone_json(deeds: Sequence[Deed]) -> str:
-    """What says of deeds that they were taken back, as JSON text."""
+def undone_json(deeds: Sequence[Deed], conflict: str | None = None) -> str:
+    """What says of deeds that they were taken back, as JSON text; of one that was not, at which path somebody else's
+    was in the way."""
     seqs = ",".join([str(deed.seq) for deed in deeds])
-    return f'{{"undone":{seqs if len(deeds) == 1 else f"[{seqs}]"}}}'
+    met = "" if conflict is None else f',"conflict":{encode_basestring_ascii(conflict)}'
+    return f'{{"undone":{seqs if len(deeds) == 1 else f"[{seqs}]"}{met}}}'
 
 
 def _text(record: Mapping[str, object], name: str) -> str:

@@ -27,7 +27,8 @@ from ringfence_sandbox.journal import Journal, Record
 from ringfence_sandbox.kernel import Abilities, Before, Renames, boot_id
 from ringfence_sandbox.places import root_record
 from ringfence_sandbox.records import Deed, undone_json
-from ringfence_sandbox.undoing import Hold, TakenBack, undo_deeds
+from ringfence_sandbox.states import led_to
+from ringfence_sandbox.undoing import Hold, TakenBack, Undone, undo_deeds
 
 if TYPE_CHECKING:
     from ringfence_sandbox.opaque_calls import OpaqueCalls
@@ -67,8 +68,10 @@ class _Story:
     call: tuple[str, str] | None = None
     committed: bool = False
     deeds: list[Deed] = field(default_factory=list[Deed])
-    swaps: list[Deed] = field(default_factory=list[Deed])
+    noted: list[Deed] = field(default_factory=list[Deed])
     """All that the open call has noted, those that are undone already too."""
+    met: Undone = field(default_factory=Undone)
+    """The conflicts that the undoing of the open call has met, and what is still to be kept of them."""
     done: list[CommittedCall] = field(default_factory=list[CommittedCall])
     more: dict[int, bytes] = field(default_factory=dict[int, bytes])
     """Of opaque deeds, what else was known before them."""
@@ -100,14 +103,21 @@ class _Story:
             case {"dropping": str(name), "times": [int(atime_ns), int(mtime_ns)]}:
                 self.in_hand = (name, (atime_ns, mtime_ns))
             case {"begin": str(call_id), "tool": str(tool)}:
-                self.call, self.committed, self.deeds, self.swaps, self.processes = (call_id, tool), False, [], [], []
+                self.call, self.committed, self.deeds, self.noted, self.processes = (call_id, tool), False, [], [], []
+                self.met = Undone()
             case {"do": str()}:
                 deed = Deed.from_json(record.values)
                 self.deeds.append(deed)
-                self.swaps += [deed] if deed.kind == "swap" else []
+                self.noted.append(deed)
                 if deed.kind == "opaque":
                     self.more[deed.seq] = record.blob
+            case {"undone": int(seq), "conflict": str(path)}:
+                for deed in [deed for deed in self.deeds if deed.seq == seq]:
+                    self.met.met(path, deed)
+                    self.deeds.remove(deed)
             case {"undone": int(seq)}:
+                self.met.conflicts.update(cast("list[str]", record.values.get("conflicts", [])))
+                self.met.displaced.update(cast("dict[str, int]", record.values.get("displaced", {})))
                 behind = any(deed.seq == seq and deed.kind == "opaque" for deed in self.deeds)
                 self.deeds = [deed for deed in self.deeds if deed.seq != seq and not (behind and deed.seq > seq)]
                 if behind:
@@ -232,8 +242,8 @@ def _roll_back(
     hands = Hands(files, can, before)
     hands.thorough = True
     hands.lost_power = story.lost_power
-    for swap in story.swaps:
-        hands.note_swap(swap)
+    for deed in story.noted:
+        hands.note_swap(deed)
     gone = False
     first = next((n for n, deed in enumerate(story.deeds) if deed.kind == "opaque"), len(story.deeds))
     for name in story.holdings[-1:]:
@@ -248,13 +258,14 @@ def _roll_back(
     lost = _lost(hands, story.deeds) if gone else []
     if history is not None and not gone and not story.lost_power:
         notes += _keep_taken(files, journal, story, hands, history)
-    deeds = [*story.deeds]
-    undone = undo_deeds(hands, story.deeds, 0, lambda *deeds: journal.note(undone_json(deeds)))
+    _spare_times(files, journal, story.deeds)
+    undone = undo_deeds(hands, story.deeds, 0, lambda deeds, conflict: journal.note(undone_json(deeds, conflict)))
     if undone.errors:
         failures = [(error.filename or story.call[0], error) for error in undone.errors]
         raise RestoreFailedError(failures)
-    undone.displaced.update(taken.displaced)
-    notes += [*taken.notes, *hands.notes, *keep_displaced(hands.holding, undone, deeds, kept)]
+    undone.displaced.update(story.met.displaced | taken.displaced)
+    undone.conflicts |= story.met.conflicts
+    notes += [*taken.notes, *hands.notes, *keep_displaced(hands.holding, undone, story.noted, kept)]
     if lost:
         notes.append(f"somebody removed the displaced files: what was at {', '.join(lost)} is lost")
     if hands.holding is not None:
@@ -381,6 +392,17 @@ def _lost(hands: Hands, deeds: Sequence[Deed]) -> list[str]:
         if (deed.kind == "take" and inode is None) or (deed.kind == "swap" and inode == ours):
             lost.add(deed.path)
     return sorted(lost)
+
+
+def _spare_times(files: Confined, journal: Journal, deeds: Sequence[Deed]) -> None:
+    """Have directories that somebody has changed since the call was killed keep the times of that."""
+    for number, deed in enumerate(deeds):
+        place = led_to(deed.path, deeds[number + 1 :]) if deed.kind == "times" else None
+        found = None if place is None else files.look(place)
+        if found is None or deed.new is None or found.st_ino != deed.new.inode:
+            continue
+        if found.st_mtime_ns > journal.modified_ns + _MOMENT_NS:
+            deed.atime_ns, deed.mtime_ns = found.st_atime_ns, found.st_mtime_ns
 
 
 def _mend_root_times(files: Confined, journal: Journal, story: _Story) -> None:

@@ -13,6 +13,7 @@ import os
 import stat
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Final
 
 from ringfence_sandbox.brackets import After, Before, Left
@@ -61,6 +62,13 @@ class TakingBack:
         self._held: dict[int, str] = {}
         """Places of inodes of before the call, by number: in slots, or below them."""
         self._touched: set[str] = set()
+        self._times_ns: dict[str, int] = {}
+
+    def spare_times(self, limit_ns: int) -> None:
+        """Have directories that were changed after a moment keep the time of that: somebody else did."""
+        for path, now, _ in self._after.differing:
+            if now is not None and now.kind == "directory" and now.meta.mtime_ns > limit_ns:
+                self._times_ns[path] = now.meta.mtime_ns
 
     def run(self) -> TakenBack:
         """Bring back what was chosen. OSError: something could not be; it may be tried again."""
@@ -403,6 +411,8 @@ class TakingBack:
             wanted = self._states.entry(self.before.commit, path) if chosen is None else chosen[2]
             if wanted is None or wanted.kind != "directory" or path in self._done.conflicts:
                 continue
+            if path in self._times_ns:
+                wanted = replace(wanted, meta=replace(wanted.meta, mtime_ns=self._times_ns[path]))
             try:
                 with self._files.parent(path) as (at, name):
                     if stat.S_ISDIR(os.lstat(name, dir_fd=at).st_mode):

@@ -13,6 +13,8 @@ from ringfence_sandbox.states import since_opaque
 
 Note = Callable[[Mapping[str, Json]], None]
 """Writes a record into the journal, if there is room."""
+Settled = Callable[[Sequence[Deed], str | None], None]
+"""Hears of deeds that are undone, or of one that stays and of the path where somebody else's is in its way."""
 
 
 @dataclass(slots=True)
@@ -24,6 +26,12 @@ class Undone:
     """Of the conflicts, the slots that hold what was at the path before the call."""
     left: list[Deed] = field(default_factory=list[Deed])
     errors: list[OSError] = field(default_factory=list[OSError])
+
+    def met(self, conflict: str, deed: Deed) -> None:
+        """Somebody else's was in the way of a deed."""
+        self.conflicts.add(conflict)
+        if deed.kind in ("swap", "take"):
+            self.displaced[deed.path] = deed.slot
 
 
 @dataclass(slots=True)
@@ -64,7 +72,7 @@ _REPEATABLE = frozenset({"put", "swap", "times"})
 _NOTED_AT_ONCE = 64
 
 
-def undo_deeds(hands: Hands, deeds: list[Deed], down_to: int, noted: Callable[..., None]) -> Undone:
+def undo_deeds(hands: Hands, deeds: list[Deed], down_to: int, noted: Settled) -> Undone:
     """Undo the deeds from the last to number `down_to`; ``noted`` hears of those that are settled, one or several at a
     time, in order. They leave the list. What somebody else changed meanwhile is left alone."""
     undone = Undone()
@@ -79,15 +87,17 @@ def undo_deeds(hands: Hands, deeds: list[Deed], down_to: int, noted: Callable[..
             # somebody else's doing, so all but what can be told at any time is noted when it is done.
             at_once = deed.kind not in _REPEATABLE
             if settled and (at_once or len(settled) == _NOTED_AT_ONCE):
-                noted(*settled)
+                noted(settled, None)
                 settled.clear()
             try:
                 hands.undo(deed)
             except Conflict as conflict:
-                at_once = True
-                undone.conflicts.add(str(conflict))
-                if deed.kind in ("swap", "take"):
-                    undone.displaced[deed.path] = deed.slot
+                if settled:
+                    noted(settled, None)
+                    settled.clear()
+                undone.met(str(conflict), deed)
+                noted([deeds.pop()], str(conflict))
+                continue
             except OSError as error:
                 undone.left.append(deeds.pop())
                 undone.errors.append(error)
@@ -95,12 +105,12 @@ def undo_deeds(hands: Hands, deeds: list[Deed], down_to: int, noted: Callable[..
             settled.append(deed)
             deeds.pop()
             if at_once:
-                noted(*settled)
+                noted(settled, None)
                 settled.clear()
     finally:
         hands.let_go()
         if settled:
-            noted(*settled)
+            noted(settled, None)
     deeds.extend(reversed(undone.left))
     return undone
 
