@@ -279,27 +279,21 @@ def test_a_run_that_was_killed_goes_on_from_its_last_step(tree: Path) -> None:
     assert interrupted_run(record_of(tree)) is None
 
 
-def resumed_in_parts(tree: Path, *, meanwhile: str | None = None) -> tuple[dict[str, Any], str, str]:
-    """What a run told of itself that was cut off twice: its record, its patch, and what it said."""
+def resumed_in_parts(
+    tree: Path, *, meanwhile: str | None = None, outputs: Path | None = None
+) -> tuple[dict[str, Any], str, str]:
+    """What a run told of itself that was cut off twice: its record, its patch, and what it said. Its files are in
+    ``outputs``, by default beside the tree."""
+    place = outputs or tree.parent
+    patch, page, receipts = place / "run.patch", place / "run.html", place / "run.jsonl"
     writes = [calls(call("write_file", file_path=f"{name}.txt", content="x\n")) for name in "bcd"]
-    patch, page = tree.parent / "run.patch", tree.parent / "run.html"
+    options = ["--json", "--patch", patch, "--report", page, "--receipts", receipts]
     ringfence("run", tree, "--task", "Write.", "--model", script(tree, "0.jsonl", calls(call("ls"))))
-    ringfence("run", tree, "--task", "Write.", "--model", script(tree, "1.jsonl", writes[0]))
+    ringfence("run", tree, "--task", "Write.", "--model", script(tree, "1.jsonl", writes[0]), *options)
     if meanwhile is not None:
         (tree / meanwhile).write_text("by hand\n")
     for turns in ([writes[1]], [writes[2], DONE]):
-        done = ringfence(
-            "run",
-            tree,
-            "--resume",
-            "--model",
-            script(tree, "2.jsonl", *turns),
-            "--json",
-            "--patch",
-            patch,
-            "--report",
-            page,
-        )
+        done = ringfence("run", tree, "--resume", "--model", script(tree, "2.jsonl", *turns), *options)
     return json.loads(done.stdout), patch.read_text(), done.stderr
 
 
@@ -316,6 +310,22 @@ def test_what_a_resumed_run_tells_is_the_whole_run(tree: Path) -> None:
     assert f"`ringfence undo {tree} 3` takes them back" in said
     assert ringfence("undo", tree, "3").returncode == 0
     assert sorted(path.name for path in tree.iterdir()) == ["a.txt"]
+
+
+def test_what_a_run_wrote_for_its_user_into_the_directory_is_nobody_else_s_change(tree: Path) -> None:
+    record, patch, said = resumed_in_parts(tree, outputs=tree)
+    assert [change["path"] for change in record["changes"]] == ["b.txt", "c.txt", "d.txt"]
+    assert (record["steps"], patch, record["is_part"]) == (3, record["patch"], False)
+    assert ("run.patch" in patch, "changed by others" in said) == (False, False)
+    assert len((tree / "run.jsonl").read_text().splitlines()) == 3
+
+
+def test_the_files_of_a_run_are_not_the_agent_s_to_change_when_it_is_resumed_without_them(tree: Path) -> None:
+    begun(tree, "--patch", str(tree / "run.patch"))
+    write = call("write_file", file_path="run.patch", content="x\n")
+    done = resumed(tree, "--json", turns=[calls(call("read_file", file_path="run.patch"), write), DONE])
+    record = json.loads(done.stdout)
+    assert (record["tool_calls"]["denied"], record["changes"], record["is_part"]) == (1, [], False)
 
 
 def test_where_others_changed_files_a_resumed_run_tells_of_its_part_and_says_so(tree: Path) -> None:

@@ -42,10 +42,10 @@ class DiskWorkspace:
         return self.opened.filesystem
 
     def changes(self) -> Sequence[Change]:
-        return self.opened.changes_since(self.start)
+        return self.opened.changes_since(self.start, without=self.refused)
 
     def patch(self, changes: Sequence[Change]) -> bytes:
-        return self.opened.patch_since(self.start)
+        return self.opened.patch_since(self.start, without=self.refused)
 
     def left_out_since(self) -> Sequence[LeftOut]:
         return [
@@ -57,13 +57,16 @@ class DiskWorkspace:
         return len(self.opened.steps()) - self._steps_before
 
     def go_on_from(self, start: str, sessions: Collection[str]) -> None:
-        """Tell what was changed from the commit where a run began, if its sessions alone have changed files since."""
-        for steps, entry in enumerate(self.opened.log()):
+        """Tell what was changed from the commit where a run began, if its sessions alone have changed files since, but
+        for the run's own files, which are refused."""
+        steps = 0
+        for entry in self.opened.log():
             if entry.commit == start:
                 self.start = start
                 self._steps_before -= steps
                 return
-            if entry.session_id not in sessions:
+            steps += entry.number is not None
+            if entry.session_id not in sessions and not self.refused.keys() >= {*entry.paths}:
                 self.is_part = "files were changed by others since the run began"
                 return
         self.is_part = "`gc` has dropped steps of this run"

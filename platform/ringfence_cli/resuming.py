@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -47,6 +47,8 @@ class Interrupted:
     """Of every part of the run, that one included."""
     start: str
     """The commit of the history at which it began; empty where the record does not say."""
+    refused: Mapping[str, str]
+    """The files of the workspace that its parts have written for the user, and the reasons for the agent."""
     messages: tuple[Message, ...]
     state: tuple[object, ...]
     """The items of the slices that are kept."""
@@ -87,6 +89,7 @@ class RunRecord:
         if self._before is not None:
             for kind in KEPT:
                 session[kind].seed([item for item in self._before.state if type(item) is kind])
+            workspace.refused = {**self._before.refused, **workspace.refused}
             workspace.go_on_from(self._before.start, self._before.sessions)
             answered = _answers_of_steps(self._before, workspace.opened.steps())
             session[Conversation].seed(Conversation(PROMPT_NAME, (*self._before.messages, *answered)))
@@ -99,6 +102,7 @@ class RunRecord:
                 os.replace(self.path, self.kept)
             else:
                 self.path.unlink(missing_ok=True)
+        record["refused"] = dict(workspace.refused)
         self._file = OutputFile(self.path, append=True)
         self._file.write(_line(record))
         self._written = [session[kind].all() for kind in KEPT]
@@ -189,7 +193,7 @@ def interrupted_run(record_file: Path) -> Interrupted | None:
     """
     types = types_within((Message, *KEPT))
     task, start, sessions = "", "", list[str]()
-    messages, state = list[Message](), tuple[object, ...]()
+    messages, state, refused = list[Message](), tuple[object, ...](), dict[str, str]()
     terms, began, spent = Terms(), Tally(), Tally()
     try:
         *lines, _torn = record_file.read_bytes().split(b"\n")
@@ -203,6 +207,7 @@ def interrupted_run(record_file: Path) -> Interrupted | None:
             if "session" in record:
                 sessions.append(record["session"])
                 terms, began = Terms.of_record(record["terms"]), spent
+                refused = dict(record["refused"])
             messages += [decode(message, types) for message in record.get("messages", ())]
             if "state" in record:
                 state = tuple(decode(item, types) for item in record["state"])
@@ -212,7 +217,7 @@ def interrupted_run(record_file: Path) -> Interrupted | None:
         return None
     session_id = sessions[-1] if sessions else ""
     left = _left(terms, began, spent)
-    return Interrupted(task, session_id, tuple(sessions), start, tuple(messages), state, left, spent)
+    return Interrupted(task, session_id, tuple(sessions), start, refused, tuple(messages), state, left, spent)
 
 
 def _left(terms: Terms, began: Tally, now: Tally) -> Terms:

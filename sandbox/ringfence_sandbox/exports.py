@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC
 from email.utils import format_datetime
@@ -29,9 +29,10 @@ class Export:
     unknown: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
-def unified(store: Store, one: str | None, other: str) -> Export:
-    """The changes from one commit (None: an empty tree) to another as a patch for `git apply`."""
-    changes, left_out = _applicable(store.states.changes(one, other))
+def unified(store: Store, one: str | None, other: str, *, without: Collection[str] = ()) -> Export:
+    """The changes from one commit (None: an empty tree) to another as a patch for `git apply`, ``without`` paths."""
+    found = (change for change in store.states.changes(one, other) if change.path not in without)
+    changes, left_out = _applicable(found)
     text = _patch(store, one, other, changes) + b"".join(_renames(moved_between(store, one, other)))
     return Export(text, left_out, store.states.unclear(one, other))
 

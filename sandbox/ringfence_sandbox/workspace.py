@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -338,15 +338,15 @@ class Workspace:
         with self._looking_alone():
             return self._tip()
 
-    def changes_since(self, commit: str) -> Sequence[Change]:
-        """What the history has changed since a commit."""
+    def changes_since(self, commit: str, *, without: Collection[str] = ()) -> Sequence[Change]:
+        """What the history has changed since a commit, ``without`` these paths."""
         with self._looking_alone():
-            return self._changes(commit, self._tip())
+            return [change for change in self._changes(commit, self._tip()) if change.path not in without]
 
-    def patch_since(self, commit: str) -> bytes:
+    def patch_since(self, commit: str, *, without: Collection[str] = ()) -> bytes:
         """The patch for it, for `git apply`."""
         with self._looking_alone():
-            return unified(self._store, commit, self._tip()).text
+            return unified(self._store, commit, self._tip(), without=without).text
 
     def _changes(self, one: str | None, other: str) -> list[Change]:
         """With the moves of files that the history does not have."""

@@ -76,6 +76,16 @@ def test_a_run_ends_with_a_diff_of_what_files_and_commands_became_and_can_be_und
     assert {path.name: path.read_text() for path in tree.iterdir()} == {"a.txt": "one\n"}
 
 
+def test_what_a_run_writes_for_its_user_into_the_directory_is_in_neither_its_changes_nor_its_patch(tree: Path) -> None:
+    commands = call("shell_execute", command="echo two > a.txt"), call("shell_execute", command="true")
+    files = "--receipts", tree / "run.jsonl", "--patch", tree / "run.patch"
+    ended = ringfence(*command_of(tree, *commands, DONE), *files, "--json")
+    told = json.loads(ended.stdout)
+    assert [change["path"] for change in told["changes"]] == ["a.txt"]
+    assert told["patch"] == (tree / "run.patch").read_text()
+    assert told["patch"].count("diff --git") == 1
+
+
 def test_a_run_that_was_cut_off_goes_on_in_a_container_with_what_it_has_read(tree: Path) -> None:
     receipts = tree.parent / "receipts.jsonl"
     cut = ringfence(
