@@ -206,6 +206,7 @@ def test_what_somebody_changed_stays(tree: Path) -> None:
     (tree / "a.txt").write_bytes(b"theirs")
     ended = ringfence("undo", tree, "--step", "1")
     assert (ended.returncode, ended.stdout) == (1, b"conflict  a.txt  (changed since by somebody else)\n")
+    assert f"`ringfence restore {tree} STEP` goes back to a step whatever".encode() in ended.stderr
     said = json.loads(ringfence("undo", tree, "--step", "1", "--json").stdout)
     assert said["paths"] == [{"path": "a.txt", "outcome": "conflict", "reason": "changed since by somebody else"}]
     assert ringfence("undo", tree, "--step", "2").returncode == 0

@@ -399,6 +399,24 @@ async def test_undo_is_a_step_of_its_call_and_can_be_undone(served: DiskServed, 
     assert server.receipts[3].changes[0].path == "a.txt"
 
 
+async def test_an_undo_that_undid_nothing_is_an_error_that_says_why(served: DiskServed, root: Path, era: str) -> None:
+    async with serving(served, era).client() as client:
+        found(await client.call_tool("write_file", {"file_path": "c.txt", "content": "c\n"}))
+        (root / "c.txt").write_text("theirs\n")
+        dry = found(await client.call_tool("undo", {"dry_run": True}))
+        assert dry["paths"][0]["outcome"] == "conflict"
+        undone = await client.call_tool("undo", {})
+        assert undone.is_error
+        assert "nothing was undone: c.txt (changed since by somebody else)" in text(undone)
+        (root / "c.txt").unlink()
+        assert "c.txt (it is as it was before already)" in text(await client.call_tool("undo", {}))
+        restored = found(await client.call_tool("restore", {"step": 1}))
+        assert restored["message"].endswith("; undo takes that back")
+        (root / "c.txt").write_text("theirs\n")
+        restored = found(await client.call_tool("restore", {"step": 0}))
+    assert restored["paths"][0]["reason"] == "changed since by somebody else"
+
+
 async def test_a_number_of_steps_and_one_step_cannot_both_be_undone(served: DiskServed, root: Path, era: str) -> None:
     server = serving(served, era)
     async with server.client() as client:

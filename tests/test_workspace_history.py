@@ -207,6 +207,16 @@ def test_a_restore_goes_back_to_any_step_and_loses_nothing(workspace: Workspace,
     assert lasting(printed(root)) == latest
 
 
+def test_a_restore_says_where_somebody_had_changed_what_a_step_had(workspace: Workspace, root: Path) -> None:
+    call(workspace, lambda fs: (fs.write("a.txt", "ours\n"), fs.write("made", "ours\n"), fs.write("only ours", "x")))
+    (root / "a.txt").write_text("theirs\n")
+    (root / "made").unlink()
+    call(workspace, lambda fs: fs.write("made", "ours again\n"))
+    done = workspace.restore(0)
+    assert done.outcomes == {"a.txt": "restored", "made": "removed", "only ours": "removed"}
+    assert done.reasons == dict.fromkeys(("a.txt", "made"), "changed since by somebody else")
+
+
 def test_a_restore_leaves_a_person_s_git_commits_alone(workspace: Workspace, root: Path) -> None:
     def git(*arguments: str) -> str:
         identity = ["-c", "user.name=p", "-c", "user.email=p@localhost"]

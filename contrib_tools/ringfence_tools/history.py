@@ -221,6 +221,8 @@ class _HistoryTools:
     def undo(self, params: UndoSteps, *, context: ToolContext) -> ToolResult[Reversed]:
         with _said(), self._workspace() as workspace:
             done = workspace.undo(params.steps, step=params.step, dry_run=params.dry_run)
+        if done.outcomes and not done.has_changed and not params.dry_run:
+            return ToolResult.error(f"nothing was undone: {_left(done)}")
         return _reversal(done, params.dry_run)
 
     def restore(self, params: RestoreStep, *, context: ToolContext) -> ToolResult[Reversed]:
@@ -258,6 +260,13 @@ def _entry(entry: LogEntry) -> HistoryEntry:
     return HistoryEntry(entry.number, who, at, paths, len(entry.paths) - len(paths), entry.names)
 
 
+def _left(done: Reversal) -> str:
+    reasons = [f"{shown(path)} ({reason})" for path, reason in done.reasons.items()]
+    more = f", and {len(reasons) - MAX_PATHS:,} more" if len(reasons) > MAX_PATHS else ""
+    edit = "; read what is there now, and edit what is to go" if "conflict" in done.outcomes.values() else ""
+    return f"{', '.join(reasons[:MAX_PATHS])}{more}{edit}"
+
+
 def _reversal(done: Reversal, dry_run: bool) -> ToolResult[Reversed]:
     outcomes = [PathOutcome(shown(path), outcome, done.reasons.get(path)) for path, outcome in done.outcomes.items()]
     kept = outcomes[:MAX_LISTED]
@@ -265,5 +274,6 @@ def _reversal(done: Reversal, dry_run: bool) -> ToolResult[Reversed]:
     left = of["kept"] + of["conflict"]
     would = "would be " if dry_run else ""
     said = f"{count(of['restored'], 'path')} {would}restored, {of['removed']} removed, {left} left as is"
+    said += "; undo takes that back" if done.has_changed and not dry_run else ""
     value = Reversed(tuple(kept), len(outcomes) - len(kept), tuple(done.notes[:MAX_PATHS]))
     return ToolResult.ok(value, said if outcomes else "nothing differs")

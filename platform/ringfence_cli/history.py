@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import itertools
 import os
+import shlex
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -52,7 +53,8 @@ def opened(directory: Path, signals: Signals, *, changes: bool, dry_run: bool = 
             with Workspace.open(directory, read_only=True) as looking:
                 if looking.waiting is not None:
                     call_id, tool = looking.waiting
-                    back = f"`ringfence recover {directory}`, or whatever changes the workspace next, takes it back"
+                    recover = f"`ringfence recover {_quoted(directory)}`"
+                    back = f"{recover}, or whatever changes the workspace next, takes it back"
                     said = f"the tool call {call_id} ({tool}) was killed, and what it had done is still there: {back}"
                     if dry_run:
                         raise click.ClickException(said)
@@ -152,8 +154,11 @@ def export(
 def undo(directory: Path, signals: Signals, as_json: bool, n: int, step: StepName | None, dry_run: bool) -> int:
     with opened(directory, signals, changes=True, dry_run=dry_run) as workspace:
         done = workspace.undo(n, step=step, dry_run=dry_run)
-    reversed_nothing = bool(done.outcomes) and not {"restored", "removed"} & {*done.outcomes.values()}
-    return _reversed(done, directory, as_json, dry_run) or int(reversed_nothing)
+    code = _reversed(done, directory, as_json, dry_run)
+    if code and not as_json:
+        back = f"`ringfence restore {_quoted(directory)} STEP` goes back to a step whatever changed since"
+        ErrorStream().say(f"what is in conflict stays as it is: edit it, or {back}")
+    return code or int(bool(done.outcomes) and not done.has_changed)
 
 
 def restore(directory: Path, signals: Signals, as_json: bool, step: StepName, dry_run: bool) -> int:
@@ -184,7 +189,7 @@ def _reversed(done: Reversal, directory: Path, as_json: bool, dry_run: bool) -> 
         for note in done.notes:
             errors.say(printable(shown(note)))
         if done.step is not None:
-            errors.say(f"step {done.step.number}: `ringfence undo {directory}` takes it back")
+            errors.say(f"step {done.step.number}: `ringfence undo {_quoted(directory)}` takes it back")
     return 1 if "conflict" in done.outcomes.values() else 0
 
 
@@ -214,7 +219,7 @@ def checkpoint(directory: Path, signals: Signals, as_json: bool, name: str, drop
     if as_json:
         put(json_line({"checkpoint": serde.dump(named) if named is not None else None}))
     elif named is not None:
-        back = f"`ringfence restore {directory} {name}` goes back to it"
+        back = f"`ringfence restore {_quoted(directory)} {name}` goes back to it"
         ErrorStream().say(f"step {named.number} is called {name}: {back}")
     return 0
 
@@ -237,6 +242,10 @@ def gc(directory: Path, signals: Signals, as_json: bool, keep: int) -> int:
     else:
         ErrorStream().say(f"{freed:,} bytes were given back")
     return 0
+
+
+def _quoted(directory: Path) -> str:
+    return shlex.quote(str(directory))
 
 
 def text_or_bytes(name: str, data: bytes) -> dict[str, object]:

@@ -93,6 +93,7 @@ class Planner:
         self._take_moves_back(plan, later)
         moved = {path for move in plan.moves for path in move}
         changed_by = self._changed_by([record])
+        others = {path for one in later if one.number is None for path in self._store.step_of(one).paths}
         wanted, unclear = self._wanted(record, later)
         tip = self._states.unknown(self._tip)
         above = _above(path for path in changed_by if _is_in_dotgit(path) and wanted.get(path, (None, None))[1])
@@ -119,6 +120,8 @@ class Planner:
                     plan.reasons[path] = (
                         SOMEBODY_ELSE if now is not None and state is not None else _THEIRS[now is None]
                     )
+                elif path in others:
+                    plan.reasons[path] = SOMEBODY_ELSE
         plan.sort()
         return plan
 

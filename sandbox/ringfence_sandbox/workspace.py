@@ -85,6 +85,11 @@ class Reversal:
     notes: Sequence[str] = ()
     """What could not be brought back besides, such as an owner, in words."""
 
+    @property
+    def has_changed(self) -> bool:
+        """Whether any path was restored or removed, or would be."""
+        return not {"restored", "removed"}.isdisjoint(self.outcomes.values())
+
 
 @dataclass(frozen=True, slots=True)
 class _Participants:
