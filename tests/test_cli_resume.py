@@ -11,13 +11,14 @@ import sys
 import time
 from collections.abc import Generator, Mapping
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
 
-from ringfence import Session
+from ringfence import Session, serde
 from ringfence.adapters import ScriptedAdapter
 from ringfence.adapters.core import Message, Said
 from ringfence.errors import PromptEvaluationError
@@ -26,7 +27,7 @@ from ringfence_cli.outputs import OutputFile
 from ringfence_cli.resuming import RunRecord, interrupted_run, record_of
 from ringfence_cli.signals import Signals
 from ringfence_cli.task import Ending, Task, perform
-from ringfence_cli.terms import Terms, joined
+from ringfence_cli.terms import Place, Terms, joined
 
 DONE: Mapping[str, Any] = {"text": "Done."}
 
@@ -369,8 +370,6 @@ def test_what_cannot_be_resumed_is_wrong_usage(tree: Path, options: list[str], w
 def test_an_adapter_s_own_object_does_not_keep_a_turn_from_the_record(tree: Path) -> None:
     class Failing(ScriptedAdapter):
         def respond(self, request: Any) -> Any:
-            from dataclasses import replace
-
             if self.requests:
                 raise PromptEvaluationError("lost")
             return replace(super().respond(request), raw=object())
@@ -460,6 +459,31 @@ def test_what_a_run_has_used_of_its_limits_is_used_for_its_resume_too(tree: Path
     last = resumed(tree, "--max-tokens", "7")
     assert "goes on with --max-tokens 7 --max-turns 7" in last.stderr
     assert (last.returncode, (tree / "a.txt").read_text()) == (0, "two\n")
+
+
+CONTAINER = Place("podman", "python:3", "bridge", keep_environment=True)
+
+
+@pytest.mark.parametrize(
+    ("was", "given", "then"),
+    [
+        (CONTAINER, Place(), CONTAINER),
+        (CONTAINER, Place(network="none"), replace(CONTAINER, network="none")),
+        (CONTAINER, Place("disk"), Place("disk")),
+        (Place("disk"), Place(), Place("disk")),
+        (Place("disk"), CONTAINER, CONTAINER),
+    ],
+)
+def test_a_run_goes_on_where_it_worked_unless_it_is_told_otherwise(was: Place, given: Place, then: Place) -> None:
+    assert Terms(place=was).resumed(Terms(place=given)).place == then
+    assert Terms.of_record(json.loads(json.dumps(serde.dump(Terms(place=was))))).place == was
+
+
+def test_an_option_for_commands_is_refused_for_a_run_that_has_none(tree: Path) -> None:
+    begun(tree)
+    refused = resumed(tree, "--network", "none")
+    assert (refused.returncode, "--workspace podman gives it some" in refused.stderr) == (2, True)
+    assert (tree / "a.txt").read_text() == "one\n"
 
 
 def test_turns_that_are_used_up_are_given_anew(tree: Path) -> None:

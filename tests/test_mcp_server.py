@@ -30,6 +30,7 @@ from ringfence_cli.serve.clients import Client as SessionOfClient
 from ringfence_cli.serve.results import MAX_STRUCTURED_CHARACTERS, fitted
 from ringfence_cli.serve.server import WorkspaceServer
 from ringfence_cli.serve.workspaces import DiskServed, LookedAt, ServedWorkspace, open_workspace
+from ringfence_cli.terms import Place
 from ringfence_tools import VfsToolsSection
 from ringfence_tools.file_results import Listing
 
@@ -466,7 +467,7 @@ async def test_git_s_own_data_is_not_for_clients_to_write(served: DiskServed, ro
 
 @pytest.mark.parametrize("kind", ["disk", "memory"])
 async def test_a_read_only_server_offers_and_runs_only_what_changes_nothing(root: Path, kind: Any, era: str) -> None:
-    workspace = open_workspace(kind, root, read_only=True)
+    workspace = open_workspace(Place(kind), root, read_only=True)
     server = serving(workspace, era)
     async with server.client() as client:
         names = {tool.name for tool in (await client.list_tools()).tools}
@@ -493,7 +494,7 @@ async def test_a_read_only_server_sees_the_steps_that_an_agent_makes_meanwhile(r
 
 
 async def test_what_is_done_to_a_copy_in_memory_nothing_on_disk_hears_of(root: Path, era: str) -> None:
-    workspace = open_workspace("memory", root, read_only=False)
+    workspace = open_workspace(Place("memory"), root, read_only=False)
     async with serving(workspace, era).client() as client:
         found(await client.call_tool("write_file", {"file_path": "new.txt", "content": "x"}))
         assert "new.txt" in text(await client.call_tool("ls", {}))

@@ -25,7 +25,7 @@ from ringfence.adapters.failures import said_of
 from ringfence.adapters.scripted import ScriptedAdapter
 from ringfence.errors import SandboxUnavailableError
 from ringfence.runtime.receipts import Receipt
-from ringfence_cli.disk import PodmanWorkspace
+from ringfence_cli.disk import DiskWorkspace
 from ringfence_cli.printable import outcome_words
 from ringfence_cli.report import summary
 from ringfence_cli.run import watched
@@ -116,11 +116,12 @@ def demonstrate(
     return 0 if shown and all(happened for _, happened in shown) else 1
 
 
-def _container(directory: Path, image: str | None, kept: bool, stack: ExitStack) -> PodmanWorkspace:
+def _container(directory: Path, image: str | None, kept: bool, stack: ExitStack) -> DiskWorkspace:
     # The history goes the way of the directory.
     store = None if kept else Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ringfence-demo-"))) / "store"
-    workspace = PodmanWorkspace(directory, image=image, store=store)
+    workspace = DiskWorkspace(directory, store=store)
     stack.callback(workspace.close)
+    workspace.start_container(image=image)
     return workspace
 
 
@@ -135,11 +136,12 @@ def _place(keep: Path | None, stack: ExitStack) -> Path:
 
 
 def _shown(
-    directory: Path, data: Traversable, errors: ErrorStream, signals: Signals, container: PodmanWorkspace | None
+    directory: Path, data: Traversable, errors: ErrorStream, signals: Signals, container: DiskWorkspace | None
 ) -> list[tuple[str, bool]]:
     """What was to happen, and whether it did."""
     task = (data / "task.txt").read_text(encoding="utf-8").strip()
-    tests = partial(run_tests, directory, data) if container is None else partial(run_tests_in, container.sandbox, data)
+    sandbox = container.sandbox if container is not None else None
+    tests = partial(run_tests, directory, data) if sandbox is None else partial(run_tests_in, sandbox, data)
     with signals.let_through():
         where = "there" if container is None else "in a container that has it"
         errors.say(f"A copy of unidiff, a parser of diffs, is in {directory}. Its own tests, run {where}:")

@@ -1,5 +1,5 @@
 """A directory's files as they are: every step is on disk when it is committed, and can be undone. With a container
-over them where commands run, too."""
+over them, where one is started, commands run, too."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from ringfence_tools.files import VfsToolsSection
 
 if TYPE_CHECKING:
     from ringfence_sandbox.isolation import Network
+    from ringfence_sandbox.podman import PodmanSandbox
 
 
 class DiskWorkspace:
@@ -36,6 +37,24 @@ class DiskWorkspace:
         self.is_part = ""
         """Why that is not where the run began, but where it was resumed; empty if it is where it began."""
         self._steps_before = len(self.opened.steps())
+        self.sandbox: PodmanSandbox | None = None
+        """Where commands run, if they do."""
+        self._keep_environment = False
+
+    def start_container(
+        self, *, image: str | None = None, network: Network = "none", keep_environment: bool = False
+    ) -> None:
+        """Have commands run as well, in a container over the files. SandboxUnavailableError: they cannot."""
+        from ringfence_sandbox.isolation import WORKSPACE
+        from ringfence_sandbox.podman import PodmanSandbox
+
+        sandbox = PodmanSandbox(self.directory, filesystem=self.filesystem, image=image, network=network)
+        try:
+            sandbox.start()
+        except BaseException:
+            sandbox.close()
+            raise
+        self.sandbox, self.mount_point, self._keep_environment = sandbox, WORKSPACE, keep_environment
 
     @property
     def filesystem(self) -> HostFilesystem:
@@ -72,49 +91,15 @@ class DiskWorkspace:
         self.is_part = "`gc` has dropped steps of this run"
 
     def section(self, session: Session) -> Section[Any]:
-        return VfsToolsSection(session=session, filesystem=self.filesystem, mount_point=self.mount_point)
-
-    def close(self) -> None:
-        self.opened.close()
-
-
-class PodmanWorkspace(DiskWorkspace):
-    """A workspace on disk, and a container over it that runs from the start."""
-
-    def __init__(
-        self,
-        directory: Path,
-        *,
-        image: str | None = None,
-        network: Network = "none",
-        keep_environment: bool = False,
-        store: Path | None = None,
-    ) -> None:
-        """Raises what `Workspace.open` does, and SandboxUnavailableError where commands cannot be run."""
-        from ringfence_sandbox.isolation import WORKSPACE
-        from ringfence_sandbox.podman import PodmanSandbox
-
-        super().__init__(directory, store=store)
-        try:
-            self.sandbox = PodmanSandbox(directory, filesystem=self.filesystem, image=image, network=network)
-            try:
-                self.sandbox.start()
-            except BaseException:
-                self.sandbox.close()
-                raise
-        except BaseException:
-            super().close()
-            raise
-        self.mount_point = WORKSPACE
-        self._keep_environment = keep_environment
-
-    def section(self, session: Session) -> Section[Any]:
+        if self.sandbox is None:
+            return VfsToolsSection(session=session, filesystem=self.filesystem, mount_point=self.mount_point)
         from ringfence_tools.shell import PodmanSandboxSection
 
         return PodmanSandboxSection(session=session, sandbox=self.sandbox, keep_environment=self._keep_environment)
 
     def close(self) -> None:
         try:
-            self.sandbox.close()
+            if self.sandbox is not None:
+                self.sandbox.close()
         finally:
-            super().close()
+            self.opened.close()

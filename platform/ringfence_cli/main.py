@@ -24,7 +24,7 @@ from ringfence_cli.signals import Signals
 if TYPE_CHECKING:
     from typing import Literal
 
-    from ringfence_cli.run import WorkspaceKind
+    from ringfence_cli.workspace import WorkspaceKind
     from ringfence_sandbox.isolation import Network
 
 INTERRUPTED = 130
@@ -74,8 +74,8 @@ def ringfence() -> None:
 @click.option(
     "--resume",
     is_flag=True,
-    help="Go on with the run that was interrupted in DIR, instead of a new --task: under its policies, to which "
-    "--policy adds, and what is left of its limits.",
+    help="Go on with the run that was interrupted in DIR, instead of a new --task: where it worked, under its "
+    "policies, to which --policy adds, and what is left of its limits.",
 )
 @click.option(
     "--model",
@@ -87,10 +87,8 @@ def ringfence() -> None:
 @click.option(
     "--workspace",
     type=click.Choice(["memory", "disk", "podman"]),
-    default="disk",
-    show_default=True,
     help="Where the agent works: on the files of DIR as they are, every step undoable; so, and with commands in a "
-    "Podman container; or on a copy in memory.",
+    "Podman container; or on a copy in memory.  [default: disk, or with --resume where the run was]",
 )
 @IMAGE
 @NETWORK
@@ -123,7 +121,7 @@ def run(
     task: str | None,
     resume: bool,
     model: str,
-    workspace: WorkspaceKind,
+    workspace: WorkspaceKind | None,
     image: str | None,
     network: Network | None,
     keep_environment: bool,
@@ -146,17 +144,21 @@ def run(
     --json there is always an object, and its "outcome" says which it was.
     """
     from ringfence_cli.run import Options, run_task
+    from ringfence_cli.terms import Place
 
     if resume == (task is not None):
         raise click.UsageError("give either --task, for a new run, or --resume, for the one that was interrupted")
     if resume and workspace == "memory":
         raise click.UsageError("--resume is for --workspace disk or podman: a copy in memory ends with its run")
+    if workspace is None and not resume:
+        workspace = "disk"
     if workspace != "memory" and apply is not None:
         raise click.UsageError(
             "--apply and --no-apply are for --workspace memory: on disk the files change as the agent works, and "
             "`ringfence undo` takes that back"
         )
-    _refuse_without_container(workspace, image, network, keep_environment)
+    if workspace is not None:
+        _refuse_without_container(workspace, image, network, keep_environment)
     options = Options(
         directory,
         task,
@@ -170,10 +172,7 @@ def run(
         max_turns=max_turns,
         quiet=quiet,
         as_json=as_json,
-        workspace=workspace,
-        image=image,
-        network=network or "none",
-        keep_environment=keep_environment,
+        place=Place(workspace, image, network, keep_environment),
         policies=policies,
     )
     return run_task(options, signals)
@@ -226,20 +225,11 @@ def serve(
     gc.disable()  # until the server runs: what is loaded stays, and looking for garbage in it takes a tenth of the time
     try:
         from ringfence_cli.serve.command import ServeOptions, serve
+        from ringfence_cli.terms import Place
 
         _refuse_without_container(workspace, image, network, keep_environment)
-        options = ServeOptions(
-            directory,
-            workspace,
-            http,
-            allow_host,
-            receipts,
-            read_only,
-            policies,
-            image,
-            network or "none",
-            keep_environment,
-        )
+        place = Place(workspace, image, network, keep_environment)
+        options = ServeOptions(directory, place, http, allow_host, receipts, read_only, policies)
         return serve(options, signals)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("ringfence"):

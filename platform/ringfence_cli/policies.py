@@ -136,7 +136,7 @@ def policies_said(specs: Sequence[str], directory: Path | None = None) -> tuple[
     return _strictest(found)
 
 
-def unfit(error: PromptValidationError, directory: Path, workspace: str) -> click.UsageError:
+def unfit(error: PromptValidationError, directory: Path, workspace: str | None) -> click.UsageError:
     """What to say of a policy about a tool that the agent will not have, and how it could."""
     said = str(error)
     if error.placeholder in CONTAINER_TOOLS and workspace != "podman":

@@ -7,9 +7,8 @@ import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
@@ -19,7 +18,7 @@ from ringfence.adapters.scripted import ScriptedAdapter
 from ringfence.errors import PromptValidationError, RestoreFailedError, SandboxUnavailableError, WorkspaceLockedError
 from ringfence.filesystem.paths import shown
 from ringfence.runtime.limits import utc_now
-from ringfence_cli.disk import DiskWorkspace, PodmanWorkspace
+from ringfence_cli.disk import DiskWorkspace
 from ringfence_cli.history import recovery
 from ringfence_cli.outputs import OneObject, OutputFile, ReceiptsFile, clear
 from ringfence_cli.policies import policies_of, unfit
@@ -33,24 +32,21 @@ from ringfence_cli.signals import Signals
 from ringfence_cli.task import EXIT_CODES, Ending, Outcome, Task, apply, perform
 from ringfence_cli.telemetry import telemetry_of
 from ringfence_cli.terminal import ErrorStream, put_diff
-from ringfence_cli.terms import Terms, spelled
+from ringfence_cli.terms import Place, Terms, spelled
 from ringfence_cli.watch import Tally, Watcher
 from ringfence_cli.workspace import MemoryWorkspace, RunWorkspace, keep_out
 from ringfence_sandbox.moved_roots import moved_from
 
 if TYPE_CHECKING:
     from ringfence.adapters import AnthropicAdapter, OpenAIAdapter
-    from ringfence_sandbox.isolation import Network
 
-WorkspaceKind = Literal["memory", "disk", "podman"]
 OutputT = TypeVar("OutputT", OutputFile, ReceiptsFile, ReportFile)
-DiskT = TypeVar("DiskT", bound=DiskWorkspace)
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
     """What was asked for. ``task`` is a text or @FILE, None for that of the run to resume; ``model`` is a SPEC;
-    ``deadline`` is in seconds."""
+    ``deadline`` is in seconds. For a run to resume, what ``place`` does not say is as it was."""
 
     directory: Path
     task: str | None
@@ -64,11 +60,8 @@ class Options:
     max_turns: int | None = None
     quiet: bool = False
     as_json: bool = False
-    workspace: WorkspaceKind = "memory"
+    place: Place = Place("memory")
     policies: Sequence[str] = ()
-    image: str | None = None
-    network: Network = "none"
-    keep_environment: bool = False
 
 
 class NotStartedError(click.ClickException):
@@ -118,16 +111,19 @@ def _run(options: Options, signals: Signals, answer: OneObject, said: Callable[[
                 if (moved := moved_from(str(options.directory))) is not None:
                     errors.say(f"ringfence: {printable(moved)}")
                 policies = policies_of(options.directory, options.policies)
-                workspace = workspace_of(options)
-                if isinstance(workspace, DiskWorkspace):
-                    files.callback(workspace.close)
                 terms = _terms(options)
-                record = (
-                    _record(options.directory, text, terms, files) if isinstance(workspace, DiskWorkspace) else None
-                )
-                if record is not None and not text:
+                record: RunRecord | None = None
+                if options.place.workspace == "memory":
+                    workspace: RunWorkspace = loaded(options.directory)
+                else:
+                    workspace = on_disk(options.directory)
+                    files.callback(workspace.close)
+                    record = _record(options.directory, text, terms, files)
                     terms = record.terms
+                if not text:
                     policies = policies_of(options.directory, terms.policies)
+                if terms.place.workspace == "podman" and isinstance(workspace, DiskWorkspace):
+                    start_container(workspace, terms.place)
                 adapter.max_turns = terms.turns or MAX_TURNS
                 # Opened only now, so that a new file in the directory itself is not taken for one of its own.
                 patch = _opened(OutputFile, options.patch, files)
@@ -171,7 +167,7 @@ def _run(options: Options, signals: Signals, answer: OneObject, said: Callable[[
         try:
             ending = watched(task, signals, tally, watchers, None if options.quiet else errors)
         except PromptValidationError as error:  # a policy is about a tool that this run does not have
-            raise unfit(error, options.directory, options.workspace) from None
+            raise unfit(error, options.directory, terms.place.workspace) from None
         _finish(options, task, ending, tally, patch, report, errors, signals, answer)
     return ending.exit_code
 
@@ -242,11 +238,10 @@ def _what_next(options: Options, ending: Ending, workspace: RunWorkspace) -> Ite
     if steps := workspace.steps():
         undo = f"`ringfence undo {quoted} {steps}`"
         yield f"{plural(steps, 'step')} in {options.directory}: {undo} takes them back"
-    if options.workspace != "memory":
+    if isinstance(workspace, DiskWorkspace):
         if ending.outcome != "done":
-            where = " --workspace podman" if options.workspace == "podman" else ""
             anew = "".join(f" {option}" for option in ending.used_up)
-            yield f"`ringfence run {quoted} --resume{where}{anew} --model ...` goes on from there"
+            yield f"`ringfence run {quoted} --resume{anew} --model ...` goes on from there"
         return
     if not ending.changes:
         return
@@ -328,30 +323,8 @@ def loaded(directory: Path) -> MemoryWorkspace:
 
 
 def on_disk(directory: Path) -> DiskWorkspace:
-    return _on_disk(partial(DiskWorkspace, directory))
-
-
-def in_container(
-    directory: Path, image: str | None, network: Network, *, keep_environment: bool = False
-) -> PodmanWorkspace:
-    """SandboxUnavailableError: commands cannot be run."""
-    return _on_disk(
-        partial(PodmanWorkspace, directory, image=image, network=network, keep_environment=keep_environment)
-    )
-
-
-def workspace_of(options: Options) -> RunWorkspace:
-    """Where the options say that the agent works. SandboxUnavailableError: commands cannot be run."""
-    if options.workspace == "memory":
-        return loaded(options.directory)
-    if options.workspace == "disk":
-        return on_disk(options.directory)
-    return in_container(options.directory, options.image, options.network, keep_environment=options.keep_environment)
-
-
-def _on_disk(opening: Callable[[], DiskT]) -> DiskT:
     try:
-        return opening()
+        return DiskWorkspace(directory)
     except WorkspaceLockedError as error:
         raise BusyError(str(error)) from None
     except RestoreFailedError as error:
@@ -360,10 +333,21 @@ def _on_disk(opening: Callable[[], DiskT]) -> DiskT:
         raise NotStartedError(f"the workspace cannot be opened: {said_of(error)}") from None
 
 
+def start_container(workspace: DiskWorkspace, place: Place) -> None:
+    """SandboxUnavailableError: commands cannot be run."""
+    try:
+        workspace.start_container(
+            image=place.image, network=place.network or "none", keep_environment=place.keep_environment
+        )
+    except (OSError, ValueError) as error:
+        raise NotStartedError(f"the container cannot be started: {said_of(error)}") from None
+
+
 def _terms(options: Options) -> Terms:
     """What the command line says. For a resume a limit that it does not name is the run's."""
     turns = options.max_turns if options.max_turns is not None or options.task is None else MAX_TURNS
-    return Terms(tuple(map(spelled, options.policies)), options.deadline, options.max_tokens, turns)
+    policies = tuple(map(spelled, options.policies))
+    return Terms(policies, options.deadline, options.max_tokens, turns, options.place)
 
 
 def _record(directory: Path, task: str, terms: Terms, files: ExitStack) -> RunRecord:

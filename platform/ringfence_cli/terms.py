@@ -1,4 +1,4 @@
-"""On what terms a run works: its policies and limits, as they were said and as its record keeps them."""
+"""On what terms a run works: its policies and limits, and where, as they were said and as its record keeps them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,48 @@ from typing import Any
 import click
 
 from ringfence import serde
+from ringfence_cli.workspace import WorkspaceKind
+from ringfence_sandbox.isolation import Network
 
 LEAST = 1
 """Of every limit: a second, a token, a turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a run works, and with which container. None is what was not said."""
+
+    workspace: WorkspaceKind | None = None
+    image: str | None = None
+    network: Network | None = None
+    keep_environment: bool = False
+
+    @property
+    def said(self) -> str:
+        """As options of the command line, if commands run."""
+        if self.workspace != "podman":
+            return ""
+        image = f" --image {shlex.quote(self.image)}" if self.image is not None else ""
+        network = f" --network {self.network}" if self.network is not None else ""
+        return f"--workspace podman{image}{network}{' --keep-environment' if self.keep_environment else ''}"
+
+    def resumed(self, given: Place) -> Place:
+        """That of a run when it is resumed: what is not given is as it was. click.UsageError for a container's option
+        where there is none."""
+        workspace = given.workspace or self.workspace
+        if workspace == "podman":
+            return Place(
+                workspace,
+                given.image or self.image,
+                given.network or self.network,
+                given.keep_environment or self.keep_environment,
+            )
+        if given != Place(given.workspace):
+            raise click.UsageError(
+                "--image, --network and --keep-environment are for commands, and the run that is resumed has none: "
+                "--workspace podman gives it some"
+            )
+        return Place(workspace)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +63,7 @@ class Terms:
     seconds: float | None = None
     tokens: int | None = None
     turns: int | None = None
+    place: Place = Place()
 
     @property
     def said(self) -> str:
@@ -32,7 +72,7 @@ class Terms:
         seconds = f"--deadline {self.seconds:.0f}s" if self.seconds is not None else ""
         tokens = f"--max-tokens {self.tokens}" if self.tokens is not None else ""
         turns = f"--max-turns {self.turns}" if self.turns is not None else ""
-        return " ".join(option for option in (policies, seconds, tokens, turns) if option)
+        return " ".join(option for option in (self.place.said, policies, seconds, tokens, turns) if option)
 
     def less(self, seconds: float, tokens: int, turns: int) -> Terms:
         """What is left when so much of it has been used."""
@@ -50,16 +90,18 @@ class Terms:
 
     def resumed(self, given: Terms) -> Terms:
         """What a resume works on when this is left of the run's: its policies and those that are given, its limits
-        where none is given anew.
+        where none is given anew, and where it worked unless that is given.
 
         Raises:
-            click.UsageError: a policy that would loosen one of the run's, or a limit that is used up.
+            click.UsageError: a policy that would loosen one of the run's, a limit that is used up, or an option for a
+                container that there is not.
         """
         terms = Terms(
             joined(self.policies, given.policies),
             self.seconds if given.seconds is None else given.seconds,
             self.tokens if given.tokens is None else given.tokens,
             self.turns if given.turns is None else given.turns,
+            self.place.resumed(given.place),
         )
         if used_up := terms.used_up():
             raise click.UsageError(

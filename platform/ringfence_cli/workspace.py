@@ -7,7 +7,7 @@ import stat
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 from ringfence.errors import ToolValidationError
 from ringfence.filesystem.diffs import patch_of
@@ -24,6 +24,7 @@ from ringfence_tools.contents import LeftOut
 from ringfence_tools.files import VfsToolsSection
 from ringfence_tools.mounts import HostMount, mount_all
 
+WorkspaceKind: TypeAlias = Literal["memory", "disk", "podman"]
 MAX_BYTES = 1 << 30
 GIT = ".git"
 

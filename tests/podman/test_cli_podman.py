@@ -90,18 +90,21 @@ def test_a_run_that_was_cut_off_goes_on_in_a_container_with_what_it_has_read(tre
     receipts = tree.parent / "receipts.jsonl"
     cut = ringfence(
         *command_of(tree, call("read_file", file_path="a.txt"), call("shell_execute", command="false")),
-        *("--receipts", receipts),
+        *("--receipts", receipts, "--keep-environment"),
     )
     assert cut.returncode == 3
-    assert "--resume --workspace podman" in cut.stderr
+    assert "--resume --model" in cut.stderr
     assert [json.loads(line)["exit_code"] for line in receipts.read_text().splitlines()] == [None, 1]
     write, look = (
         call("write_file", file_path="a.txt", content="two\n"),
         call("shell_execute", command="grep two a.txt"),
     )
-    command = [each for each in command_of(tree, write, look, DONE) if each not in ("--task", "Do it.")]
-    ended = ringfence(*command, "--resume", "--json")
+    named = ("--task", "Do it.", "--workspace", "podman")
+    ended = ringfence(
+        *(each for each in command_of(tree, write, look, DONE) if each not in named), "--resume", "--json"
+    )
     assert ended.returncode == 0, ended.stderr
+    assert "goes on with --workspace podman --keep-environment" in ended.stderr
     told = json.loads(ended.stdout)
     assert (told["parts"], told["tool_calls"]["committed"]) == (2, 4)
     assert (tree / "a.txt").read_text() == "two\n"

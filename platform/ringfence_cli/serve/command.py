@@ -12,7 +12,6 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import anyio
 import click
@@ -23,7 +22,6 @@ from ringfence.runtime.receipts import Receipt
 from ringfence_cli.outputs import ReceiptsFile
 from ringfence_cli.policies import policies_of, unfit
 from ringfence_cli.printable import printable
-from ringfence_cli.run import WorkspaceKind
 from ringfence_cli.sandbox_commands import UNAVAILABLE
 from ringfence_cli.serve import stdio
 from ringfence_cli.serve.clients import Client
@@ -33,6 +31,7 @@ from ringfence_cli.signals import Signals
 from ringfence_cli.task import EXIT_CODES
 from ringfence_cli.telemetry import telemetry_of
 from ringfence_cli.terminal import ErrorStream
+from ringfence_cli.terms import Place
 from ringfence_cli.workspace import keep_out
 from ringfence_sandbox.moved_roots import moved_from
 
@@ -40,24 +39,17 @@ TOKEN_VARIABLE = "RINGFENCE_MCP_TOKEN"  # noqa: S105  # its name
 MIN_TOKEN_CHARACTERS = 16
 
 
-if TYPE_CHECKING:
-    from ringfence_sandbox.isolation import Network
-
-
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
     """What was asked for. ``http`` is HOST:PORT, or None for standard input and output."""
 
     directory: Path
-    workspace: WorkspaceKind = "disk"
+    place: Place
     http: str | None = None
     allowed_hosts: Sequence[str] = ()
     receipts: Path | None = None
     read_only: bool = False
     policies: Sequence[str] = ()
-    image: str | None = None
-    network: Network = "none"
-    keep_environment: bool = False
 
 
 def serve(options: ServeOptions, signals: Signals) -> int:
@@ -72,13 +64,7 @@ def serve(options: ServeOptions, signals: Signals) -> int:
                     errors.say(f"ringfence: {printable(moved)}")
                 owned = policies_of(options.directory, options.policies)
                 workspace = open_workspace(
-                    options.workspace,
-                    options.directory,
-                    read_only=options.read_only,
-                    policies=owned,
-                    image=options.image,
-                    network=options.network,
-                    keep_environment=options.keep_environment,
+                    options.place, options.directory, read_only=options.read_only, policies=owned
                 )
                 stack.callback(workspace.close)
                 receipts = _receipts(options.receipts, stack)
@@ -86,7 +72,7 @@ def serve(options: ServeOptions, signals: Signals) -> int:
                     keep_out(workspace.workspace, receipts.path, "the receipts of this server come there")
                 Client(workspace, _nothing).close()  # what no client could begin with is said now
         except PromptValidationError as error:
-            raise unfit(error, options.directory, options.workspace) from None
+            raise unfit(error, options.directory, options.place.workspace) from None
         except KeyboardInterrupt:
             errors.say("ringfence: interrupted: nothing was changed")
             return EXIT_CODES["interrupted"]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from ringfence.filesystem.protocol import Filesystem
 from ringfence.prompt.policy import Policy, PolicyDecision
@@ -17,14 +17,12 @@ from ringfence.runtime.session import Session
 from ringfence_cli.disk import DiskWorkspace
 from ringfence_cli.history import recovery
 from ringfence_cli.report import left_out
-from ringfence_cli.run import WorkspaceKind, in_container, loaded, on_disk
+from ringfence_cli.run import loaded, on_disk, start_container
+from ringfence_cli.terms import Place
 from ringfence_cli.workspace import LeftOutPolicy, MemoryWorkspace
 from ringfence_sandbox import HostFilesystem, Workspace
 from ringfence_tools.files import VfsToolsSection
 from ringfence_tools.history import HistoryToolsSection
-
-if TYPE_CHECKING:
-    from ringfence_sandbox.isolation import Network
 
 History = Callable[[], AbstractContextManager[Workspace]]
 
@@ -52,14 +50,7 @@ class ServedWorkspace(Protocol):
 
 
 def open_workspace(
-    kind: WorkspaceKind,
-    directory: Path,
-    *,
-    read_only: bool,
-    policies: Sequence[Policy] = (),
-    image: str | None = None,
-    network: Network = "none",
-    keep_environment: bool = False,
+    place: Place, directory: Path, *, read_only: bool, policies: Sequence[Policy] = ()
 ) -> ServedWorkspace:
     """``policies`` are those of the workspace's owner.
 
@@ -67,13 +58,18 @@ def open_workspace(
         click.ClickException: in words for a person.
         SandboxUnavailableError: commands cannot be run.
     """
-    if kind == "memory":
+    if place.workspace == "memory":
         return MemoryServed(loaded(directory), policies, read_only=read_only)
     if read_only:
         return LookedAt(directory)
-    if kind == "disk":
-        return DiskServed(on_disk(directory), policies)
-    return DiskServed(in_container(directory, image, network, keep_environment=keep_environment), policies)
+    workspace = on_disk(directory)
+    if place.workspace == "podman":
+        try:
+            start_container(workspace, place)
+        except BaseException:
+            workspace.close()
+            raise
+    return DiskServed(workspace, policies)
 
 
 class ReadOnlyPolicy:
