@@ -151,6 +151,15 @@ def test_another_directory_in_the_place_of_one_is_said_and_what_it_had_is_in_the
     assert (tree / "a.txt").read_bytes() == b"anew"
 
 
+def test_of_another_directory_that_is_only_copied_nothing_is_said_of_the_history(tree: Path) -> None:
+    run(tree)
+    shutil.rmtree(tree)
+    tree.mkdir()
+    ended = run(tree, "--workspace", "memory")
+    assert f"policies in `ringfence policies file {tree}` hold for it, too".encode() in ended.stderr
+    assert b"history" not in ended.stderr
+
+
 def test_a_step_can_be_shown_and_undone_by_its_name(tree: Path) -> None:
     run(tree)
     ringfence("checkpoint", tree, "good")

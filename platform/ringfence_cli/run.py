@@ -108,12 +108,13 @@ def _run(options: Options, signals: Signals, answer: OneObject, said: Callable[[
             with signals.let_through():
                 adapter = model_of(options.model, files)
                 text = task_of(options.task) if options.task is not None else ""
-                if (moved := moved_from(str(options.directory))) is not None:
+                copied = options.place.workspace == "memory"
+                if (moved := moved_from(str(options.directory), copied=copied)) is not None:
                     errors.say(f"ringfence: {printable(moved)}")
                 policies = policies_of(options.directory, options.policies)
                 terms = _terms(options)
                 record: RunRecord | None = None
-                if options.place.workspace == "memory":
+                if copied:
                     workspace: RunWorkspace = loaded(options.directory)
                 else:
                     workspace = on_disk(options.directory)

@@ -56,13 +56,16 @@ def note_root(root: str, store: str, *, opened: bool = False) -> None:
         file.write(json.dumps([now.path, now.inode, now.born_ns, before]).encode())
 
 
-def moved_from(root: str) -> str | None:
+def moved_from(root: str, *, copied: bool = False) -> str | None:
     """What to say of a directory whose history and policies are kept under another path, where it was before, or are
-    those of another directory that was here before."""
+    those of another directory that was here before. If it is only ``copied``, the history is not concerned."""
     now, store = _look(os.path.realpath(root)), store_of(os.path.realpath(root))
     if now is None:
         return None
     if replaced(now.path, store):
+        if copied:
+            file = f"`ringfence policies file {shlex.quote(root)}`"
+            return f"{root} is another directory than the one that was here before: policies in {file} hold for it, too"
         return (
             f"{root} is another directory than the one that its history began with, in the same place: what differs is "
             "taken in as somebody else's, and a restore to a step before brings back the files of the other one"

@@ -60,7 +60,8 @@ def serve(options: ServeOptions, signals: Signals) -> int:
         try:
             with signals.let_through():
                 transport, hints = _transport(options, stack)
-                if (moved := moved_from(str(options.directory))) is not None:
+                copied = options.place.workspace == "memory"
+                if (moved := moved_from(str(options.directory), copied=copied)) is not None:
                     errors.say(f"ringfence: {printable(moved)}")
                 owned = policies_of(options.directory, options.policies)
                 workspace = open_workspace(
