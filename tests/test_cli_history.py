@@ -18,6 +18,7 @@ import pytest
 
 from ringfence.testing import held_call
 from ringfence.testing.printed import lasting, printed
+from ringfence_cli.noted_tasks import noted_tasks
 from ringfence_sandbox import HostFilesystem, Workspace
 
 
@@ -93,13 +94,14 @@ def test_the_log_names_steps_and_others(tree: Path) -> None:
     said = ringfence("log", tree).stdout.decode().splitlines()
     assert [re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", "AT", line) for line in said] == [
         "   -  AT  somebody else  their.txt",
-        "   2  AT  write_file  new, new/b.txt",
-        "   1  AT  edit_file  a.txt",
+        "   2  AT  write_file  new, new/b.txt  (run: Do it.)",
+        "   1  AT  edit_file  a.txt  (run: Do it.)",
         "   0  AT  as it was found  1 path",
     ]
     log = as_json("log", tree)["log"]
     assert [entry["number"] for entry in log] == [None, 2, 1, 0]
     assert all(entry["commit"] and entry["created_at"] for entry in log)
+    assert [entry["task"] for entry in log] == [None, "Do it.", "Do it.", None]
 
 
 def test_steps_are_shown_and_compared(tree: Path) -> None:
@@ -111,6 +113,19 @@ def test_steps_are_shown_and_compared(tree: Path) -> None:
     assert ringfence("diff", tree, "1", "2").stdout == ringfence("export", tree, "1", "2").stdout
     assert b"new/b.txt" not in ringfence("diff", tree, "0", "1").stdout
     assert "+2" in as_json("diff", tree)["patch"]
+
+
+def test_a_step_is_known_by_the_task_of_its_run_as_long_as_it_is_in_the_history(tree: Path) -> None:
+    run(tree)
+    task = "Say it again, Sam,\nin words that are as many as no line has room for: " + "again " * 20
+    again = {"tool_calls": [call("write_file", file_path="c.txt", content="c\n")]}
+    subprocess.run(run_command(tree, "--task", task, turns=(again, TURNS[-1])), timeout=60)
+    lines = ringfence("log", tree).stdout.decode().splitlines()
+    assert lines[0].endswith("c.txt  (run: Say it again, Sam, in words that are ...)")
+    assert b"\nrun: Say it again, Sam, in words" in ringfence("show", tree, "3").stdout
+    assert as_json("show", tree, "3")["step"]["task"] == task
+    ringfence("gc", tree, "--keep", "0")
+    assert list(noted_tasks(tree).values()) == [task]
 
 
 def test_undo_previews_reverses_and_is_reversed(tree: Path) -> None:

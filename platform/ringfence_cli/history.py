@@ -8,7 +8,7 @@ import os
 import shlex
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -21,6 +21,7 @@ from ringfence.errors import RingfenceError
 from ringfence.filesystem.git_names import is_dotgit
 from ringfence.filesystem.paths import shown
 from ringfence.runtime.receipts import change_json
+from ringfence_cli.noted_tasks import forget_tasks, noted_tasks
 from ringfence_cli.outputs import json_line
 from ringfence_cli.printable import one_line, plural, printable
 from ringfence_cli.signals import Signals
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 MAX_PATHS = 5
 """That a line of the log names."""
+MAX_TASK_CHARACTERS = 40
+"""Of a run's task, there."""
 
 
 @contextmanager
@@ -93,24 +96,28 @@ def recovery(recovered: Recovered) -> str:
 def log(directory: Path, signals: Signals, as_json: bool, aborted: bool, limit: int | None) -> int:
     with opened(directory, signals, changes=False) as workspace:
         entries = workspace.aborted()[:limit] if aborted else workspace.log(limit)
+    tasks = noted_tasks(directory)
     if as_json:
-        put(json_line({"log": [_entry(entry) for entry in entries]}))
+        put(json_line({"log": [_entry(entry, tasks) for entry in entries]}))
     else:
-        put("".join(f"{printable(_line(entry))}\n" for entry in entries).encode())
+        put("".join(f"{printable(_line(entry, tasks))}\n" for entry in entries).encode())
     return 0
 
 
 def show(directory: Path, signals: Signals, as_json: bool, step: StepName, aborted: bool) -> int:
     with opened(directory, signals, changes=False) as workspace:
         found = workspace.aborted_step(step) if aborted and isinstance(step, int) else workspace.show(step)
+    task = noted_tasks(directory).get(found.step.session_id)
     if as_json:
         changes = [change_json(change) for change in found.changes]
-        put(json_line({"step": _step(found.step), "changes": changes, **text_or_bytes("patch", found.patch)}))
+        told = {**_step(found.step), "task": task}
+        put(json_line({"step": told, "changes": changes, **text_or_bytes("patch", found.patch)}))
     else:
         title = _title(found.step)
         if aborted:
             title = title.replace("step", "taken back", 1)
-        put(f"{printable(one_line(title, 200))}\n\n".encode())
+        run = f"run: {one_line(task, 200)}\n" if task is not None else ""
+        put(f"{printable(one_line(title, 200))}\n{run}\n".encode())
         put_diff(found.patch)
     return 0
 
@@ -237,6 +244,8 @@ def recover(directory: Path, signals: Signals, as_json: bool) -> int:
 def gc(directory: Path, signals: Signals, as_json: bool, keep: int) -> int:
     with opened(directory, signals, changes=True) as workspace:
         freed = workspace.gc(keep)
+        with suppress(OSError):  # what is noted of runs that have no step any more does no harm
+            forget_tasks(directory, but={entry.session_id for entry in workspace.log()})
     if as_json:
         put(json_line({"freed_bytes": freed}))
     else:
@@ -256,13 +265,15 @@ def text_or_bytes(name: str, data: bytes) -> dict[str, object]:
         return {name: None, f"{name}_base64": base64.b64encode(data).decode()}
 
 
-def _line(entry: LogEntry) -> str:
+def _line(entry: LogEntry, tasks: Mapping[str, str]) -> str:
     who = {"baseline": "as it was found", "external": entry.tool or "somebody else"}.get(entry.kind, entry.tool)
     number = "-" if entry.number is None else str(entry.number)
     at = entry.created_at.astimezone().strftime("%Y-%m-%d %H:%M:%S")
     paths = plural(len(entry.paths), "path") if entry.kind == "baseline" else _paths(entry.paths)
     names = "".join(f"  [{name}]" for name in entry.names)
-    return f"{number:>4}  {at}  {one_line(who, 64)}  {paths}{names}"
+    task = tasks.get(entry.session_id)
+    run = f"  (run: {one_line(task, MAX_TASK_CHARACTERS)})" if task is not None else ""
+    return f"{number:>4}  {at}  {one_line(who, 64)}  {paths}{names}{run}"
 
 
 def _paths(paths: tuple[str, ...]) -> str:
@@ -285,8 +296,8 @@ def _step(step: Step) -> Mapping[str, object]:
     return {**serde.dump(step), "paths": _shown(step.paths)}
 
 
-def _entry(entry: LogEntry) -> Mapping[str, object]:
-    return {**serde.dump(entry), "paths": _shown(entry.paths)}
+def _entry(entry: LogEntry, tasks: Mapping[str, str]) -> Mapping[str, object]:
+    return {**serde.dump(entry), "paths": _shown(entry.paths), "task": tasks.get(entry.session_id)}
 
 
 def _shown(paths: Iterable[str]) -> list[str]:

@@ -19,6 +19,7 @@ from ringfence.runtime.session import Session
 from ringfence.runtime.visibility import VisibilityOverrides
 from ringfence.serde.tagged import decode, encode, types_within
 from ringfence_cli.disk import DiskWorkspace
+from ringfence_cli.noted_tasks import note_task
 from ringfence_cli.outputs import OutputFile
 from ringfence_cli.printable import one_line
 from ringfence_cli.signals import Signals
@@ -105,6 +106,7 @@ class RunRecord:
         record["refused"] = dict(workspace.refused)
         self._file = OutputFile(self.path, append=True)
         self._file.write(_line(record))
+        note_task(workspace.directory, str(session.session_id), self.task)
         self._written = [session[kind].all() for kind in KEPT]
 
         def said(event: Said) -> None:
