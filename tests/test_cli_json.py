@@ -110,6 +110,18 @@ def test_a_run_that_was_not_begun_leaves_no_patch_and_no_report_of_an_earlier_on
     assert receipts.read_bytes() == called
 
 
+@pytest.mark.parametrize(
+    ("wrong", "stays"), [(["--no-such-option"], True), (["--deadline", "soon"], True), (["--resume"], False)]
+)
+def test_a_command_line_that_is_not_understood_touches_nothing_and_one_that_makes_no_sense_begins_nothing(
+    tree: Path, wrong: list[str], stays: bool
+) -> None:
+    patch = tree.parent / "out.patch"
+    patch.write_bytes(b"of an earlier run")
+    assert run(tree, "--task", "x", "--patch", str(patch), *wrong)[0] == 2
+    assert patch.read_bytes() == (b"of an earlier run" if stays else b"")
+
+
 ENDLESS = '{"tool_calls": [{"name": "ls", "arguments": {}}], "usage": {"input_tokens": 100, "output_tokens": 50}}\n' * 5
 
 

@@ -20,7 +20,7 @@ from ringfence.filesystem.paths import shown
 from ringfence.runtime.limits import utc_now
 from ringfence_cli.disk import DiskWorkspace
 from ringfence_cli.history import recovery
-from ringfence_cli.outputs import OneObject, OutputFile, ReceiptsFile, clear
+from ringfence_cli.outputs import OneObject, OutputFile, ReceiptsFile
 from ringfence_cli.policies import policies_of, unfit
 from ringfence_cli.printable import plural, printable
 from ringfence_cli.report import as_json, left_out, summary
@@ -78,7 +78,6 @@ def run_task(options: Options, signals: Signals) -> int:
     """The exit code. Raises click.ClickException where nothing was begun; with ``as_json`` that is said here, and one
     object is on standard output, whatever happened."""
     answer = OneObject(wanted=options.as_json)
-    clear(options.patch, options.report, options.receipts)
 
     def said(outcome: Outcome, error: str) -> None:
         with suppress(OSError):  # what ended the run is said on standard error as well
