@@ -178,12 +178,14 @@ def test_calls_that_are_asked_for_at_once_run_in_their_order(world: World) -> No
 
 @pytest.mark.parametrize(
     ("module", "call", "extra"),
-    [("agents", "agents_tools(None)", "agents"), ("pydantic_ai", "pydantic_toolset(None)", "pydantic-ai")],
+    [("agents", "agents_tools(executor)", "agents"), ("pydantic_ai", "pydantic_toolset(executor)", "pydantic-ai")],
 )
 def test_without_the_package_it_says_what_to_install(module: str, call: str, extra: str) -> None:
     code = (
         f"import sys; sys.modules[{module!r}] = None\n"
+        "from ringfence import Prompt, Session, ToolExecutor\n"
         "from ringfence_tools import agents_tools, pydantic_toolset\n"
+        "executor = ToolExecutor(prompt=Prompt(ns='n', key='k'), session=Session())\n"
         f"try: {call}\n"
         "except ImportError as error: print(error)"
     )

@@ -460,7 +460,7 @@ def test_a_change_by_another_section_s_tool_makes_tests_stale(files: InMemoryFil
     ],
 )
 def test_a_text_is_not_taken_for_a_list_of_tools(make: Callable[[], object]) -> None:
-    with pytest.raises(PromptValidationError, match=r"takes lists of tools, not a text: write \["):
+    with pytest.raises(TypeError, match=r"put it in brackets"):
         make()
 
 

@@ -123,10 +123,10 @@ def test_what_is_no_prompt_and_no_session() -> None:
         lambda: ToolExecutor(prompt=Prompt(template()), session=nobody),
         lambda: adapter.evaluate(Prompt(template()), session=nobody),
     ):
-        with pytest.raises(TypeError, match="NoneType, not a Session"):
+        with pytest.raises(TypeError, match=r"session is a Session \(Session\(\)\), not None"):
             make()
     again: Any = Prompt(template())
-    with pytest.raises(TypeError, match="made of a PromptTemplate"):
+    with pytest.raises(TypeError, match="template is a PromptTemplate or None, not "):
         Prompt(again)
 
 
@@ -168,13 +168,8 @@ PART = MarkdownSection(title="T", template="x")
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: MarkdownSection(title="T", template="x", tools=cast("Any", TOOL)), "tools of section 't'"),
-        (lambda: MarkdownSection(title="T", template="x", children=cast("Any", PART)), "children of section 't'"),
         (lambda: MarkdownSection(title="T", template="x", policies=cast("Any", PathPolicy())), "policies of section"),
-        (lambda: Prompt(ns="n", key="k", sections=cast("Any", PART)), "sections of the prompt n:k"),
         (lambda: template(cast("Any", PathPolicy())), "policies of the prompt n:k"),
-        (lambda: Prompt(ns="n", key="k", feedback_providers=cast("Any", 1)), "feedback_providers of the prompt n:k"),
-        (lambda: Prompt(ns="n", key="k", sections=cast("Any", "abc")), "sections of the prompt n:k"),
     ],
 )
 def test_one_thing_in_the_place_of_a_list(make: Callable[[], object], words: str) -> None:
@@ -204,11 +199,11 @@ def test_a_budget_beside_a_tracker_of_another_one() -> None:
 
 def test_the_deadline_of_a_budget_is_a_deadline() -> None:
     wrong: Any = 5
-    with pytest.raises(TypeError, match=r"deadline is a Deadline \(Deadline.after\(seconds\) makes one\), not 5"):
+    with pytest.raises(TypeError, match=r"deadline is a Deadline \(Deadline.after\(seconds\) makes one\).*, not 5"):
         Budget(deadline=wrong)
 
 
-@pytest.mark.parametrize("writes", ["path", lambda: ["a"], lambda params, more: ["a"]])
+@pytest.mark.parametrize("writes", [lambda: ["a"], lambda params, more: ["a"]])
 def test_what_cannot_say_which_files_a_tool_writes(writes: Any) -> None:
     with pytest.raises(PromptValidationError, match=r"writes is a function of the params, such as lambda params:"):
         Tool[Nothing, None](name="a", description="d", handler=handler, writes=writes)
@@ -216,11 +211,11 @@ def test_what_cannot_say_which_files_a_tool_writes(writes: Any) -> None:
 
 def test_a_workspace_and_a_path_in_the_place_of_a_filesystem(tmp_path: Path) -> None:
     path: Any = str(tmp_path)
-    with pytest.raises(TypeError, match=rf"'{tmp_path}' is no Filesystem: .*Workspace.open\(path\).filesystem"):
+    with pytest.raises(TypeError, match=rf"filesystem is .*Workspace.open\(path\).filesystem.*, not '{tmp_path}'"):
         VfsToolsSection(session=Session(), filesystem=path)
     with Workspace.open(tmp_path) as opened:
         workspace: Any = opened
-        with pytest.raises(TypeError, match=r"Workspace.* is no Filesystem: give its .filesystem"):
+        with pytest.raises(TypeError, match=r"filesystem is a Filesystem.*, not .*Workspace.*: give its .filesystem"):
             VfsToolsSection(session=Session(), filesystem=workspace)
         with pytest.raises(TypeError, match=r"Workspace.* is no Filesystem: .*; give its .filesystem"):
             Prompt(template()).bind(resources={Filesystem: workspace})

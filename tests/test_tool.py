@@ -171,7 +171,6 @@ def test_a_handler_that_cannot_work_is_refused(handler: Any) -> None:
         ToolExample("fits", None, Result("a")),
         ToolExample("fits", Params("a"), None),
         ToolExample("fits", Params("a"), [Result("a")]),
-        "not an example",
     ],
 )
 def test_an_example_that_does_not_fit_is_refused(example: Any) -> None:

@@ -50,8 +50,6 @@ class Selection:
 
     def __init__(self, include: Sequence[str], exclude: Sequence[str]) -> None:
         """ValueError for a pattern that is none."""
-        if isinstance(include, str) or isinstance(exclude, str):
-            raise ValueError("include_glob and exclude_glob are tuples of patterns, not one string")
         self._include = [compiled_glob(pattern) for pattern in include]
         self._exclude = [compiled_glob(pattern) for pattern in exclude]
 

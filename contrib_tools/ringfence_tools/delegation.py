@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from ringfence.adapters.failures import said_of
+from ringfence.arguments import checked
 from ringfence.errors import (
     DeadlineExceededError,
     PromptEvaluationError,
@@ -37,6 +38,7 @@ class DelegatedTask:
     task: str
 
 
+@checked
 @dataclass(frozen=True, slots=True)
 class Delegate:
     """A child that work can be handed to. ``name`` and ``description`` are for the model that hands it over."""
@@ -64,6 +66,7 @@ class Delegated:
         return self.text if self.text is not None else render_value(self.output)
 
 
+@checked
 class DelegationSection(Section[None]):
     """The tool ``delegate`` over child prompts.
 

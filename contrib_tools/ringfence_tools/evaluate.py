@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from ringfence.arguments import checked
 from ringfence.errors import SectionPath, ToolValidationError
 from ringfence.filesystem.paths import from_model, shown
 from ringfence.filesystem.protocol import READ_ENTIRE_FILE, Filesystem, WriteMode
@@ -106,6 +107,7 @@ class EvalResult:
         return "\n".join(parts) or "nothing was printed, and the last statement has no value"
 
 
+@checked
 class AstevalSection(Section[None]):
     """`evaluate_python` without a container: in a process of its own, killed at its time limit, that has the files of
     the workspace and nothing else of this machine.

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from os import PathLike
 from typing import Any, Self
 
+from ringfence.arguments import checked
 from ringfence.errors import PromptValidationError, SectionPath
 from ringfence.filesystem.memory import InMemoryFilesystem
 from ringfence.filesystem.paths import shown
@@ -36,6 +37,7 @@ CHANGING = (
 FAILING = "A call that fails has changed nothing: what it says is how to get it right."
 
 
+@checked
 class VfsToolsSection(Section[None]):
     """Tools to list, read, search, write, edit, patch, move and remove files.
 
@@ -63,13 +65,8 @@ class VfsToolsSection(Section[None]):
 
         Raises:
             PromptValidationError: mounts for a filesystem that is not in memory.
-            TypeError: a filesystem that is none.
             ToolValidationError: a mount that cannot be made.
         """
-        if filesystem is not None and not isinstance(filesystem, Filesystem):  # pyright: ignore[reportUnnecessaryIsInstance]
-            own = getattr(filesystem, "filesystem", None)
-            hint = "give its .filesystem" if isinstance(own, Filesystem) else "Workspace.open(path).filesystem is one"
-            raise TypeError(f"{filesystem!r} is no Filesystem: {hint}")
         self.session = session
         self.filesystem: Filesystem = InMemoryFilesystem() if filesystem is None else filesystem
         self.mounts: tuple[HostMountPreview, ...] = ()

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from ringfence.arguments import checked
 from ringfence.errors import SectionPath, ToolValidationError
 from ringfence.filesystem.paths import shown
 from ringfence.prompt.section import Section
@@ -136,6 +137,7 @@ class Named:
         return ""
 
 
+@checked
 class HistoryToolsSection(Section[None]):
     """Tools to look at the steps of a disk workspace, name them, take them back and go back to them."""
 

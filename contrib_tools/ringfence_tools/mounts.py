@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from operator import attrgetter
 
+from ringfence.arguments import checked
 from ringfence.errors import ToolValidationError
 from ringfence.filesystem.memory import InMemoryFilesystem
 from ringfence.filesystem.paths import normalise, shown
@@ -30,6 +31,7 @@ ARCHIVES = frozenset({"zip", "tar", "libarchive"})
 """Kinds of storage inside one file of another storage that do no more than read that file."""
 
 
+@checked
 @dataclass(frozen=True, slots=True)
 class HostMount:
     """What to copy into a workspace, and where to.

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Self
 
+from ringfence.arguments import checked
 from ringfence.errors import PromptValidationError, SandboxUnavailableError, SectionPath, ToolValidationError
 from ringfence.filesystem.paths import from_model, shown
 from ringfence.filesystem.protocol import Filesystem
@@ -71,6 +72,7 @@ CONFINED = f"Commands can write in {WORKSPACE} and /tmp alone, and have limits o
 NO_NETWORK = "They have no network: nothing can be downloaded."
 
 
+@checked
 class PodmanSandboxSection(Section[None]):
     """The file tools over a directory as it is on disk, and commands in one container over the same files.
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal, get_args
 
+from ringfence.arguments import checked
 from ringfence.errors import SnapshotRestoreError
 from ringfence.filesystem.lines import line_window, not_utf8
 from ringfence.filesystem.memory import moment
@@ -74,6 +75,7 @@ class HostSnapshot(FilesystemSnapshot):
     token: Token = field(repr=False, compare=False)
 
 
+@checked
 class HostFilesystem(Transactional):
     """A workspace on disk. Nothing outside of the root can be reached through it, and every call can be undone.
 
@@ -133,6 +135,7 @@ class HostFilesystem(Transactional):
         self._work_on(self._opened)
 
     @classmethod
+    @checked
     def shared(
         cls,
         root: str | os.PathLike[str],

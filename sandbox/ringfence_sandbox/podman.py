@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from ringfence.arguments import checked
 from ringfence.errors import ExecutorLostError, TransactionError
 from ringfence.filesystem.paths import normalise, shown
 from ringfence.participants import CURRENT_CALL, CallInfo, Transactional
@@ -24,7 +25,7 @@ from ringfence_sandbox.container import Container, mounted_in, remove_orphans
 from ringfence_sandbox.handover import UNKNOWN, Handover
 from ringfence_sandbox.host import HostFilesystem
 from ringfence_sandbox.images import existing
-from ringfence_sandbox.isolation import NETWORKS, WORKSPACE, Network, Property, SandboxLimits
+from ringfence_sandbox.isolation import WORKSPACE, Network, Property, SandboxLimits
 from ringfence_sandbox.podman_connection import Connection, connect
 from ringfence_sandbox.shell_environment import ShellEnvironment
 from ringfence_sandbox.workspace import Workspace
@@ -63,6 +64,7 @@ class CommandResult:
     """What the next command begins with, where this one was given an environment to begin with."""
 
 
+@checked
 class PodmanSandbox:
     """A container over the tree at ``root``, started by the first command and used by all of them.
 
@@ -93,8 +95,6 @@ class PodmanSandbox:
             WorkspaceLockedError, FileNotFoundError: the root cannot be opened.
             ValueError: the network is of no kind, or the filesystem has another root.
         """
-        if network not in NETWORKS:
-            raise ValueError(f"network is one of {', '.join(NETWORKS)}, not {network!r}")
         self._image = image
         self.limits = limits or SandboxLimits()
         self.network: Network = network

@@ -11,6 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from ringfence.arguments import checked
 from ringfence.errors import TransactionError
 from ringfence.participants import Change, FileVersion, Step, Transactional
 from ringfence.runtime.session import Session
@@ -111,6 +112,7 @@ class Workspace:
         """Of one opened read-only: the id and tool of a call that was killed, and is still to be taken back."""
 
     @classmethod
+    @checked
     def open(
         cls,
         root: str | os.PathLike[str],

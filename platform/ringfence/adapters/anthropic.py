@@ -15,6 +15,7 @@ from ringfence.adapters.provider import (
     Wire,
     arguments_to_send,
     ask,
+    check_client,
     chosen_tool,
     name_to_send,
     output_in_words,
@@ -23,6 +24,7 @@ from ringfence.adapters.provider import (
 )
 from ringfence.adapters.strict_schema import strict_schema
 from ringfence.adapters.throttling import ThrottlePolicy
+from ringfence.arguments import checked
 from ringfence.runtime.events import ToolSchema
 from ringfence.runtime.limits import TokenUsage
 
@@ -34,6 +36,7 @@ MAX_TOKENS = 16_384
 CUT = frozenset({"max_tokens", "model_context_window_exceeded"})
 
 
+@checked
 class AnthropicAdapter(LoopAdapter):
     """Evaluates prompts with Anthropic's SDK. It owns the client that it makes: `close` it, or use it by ``with``."""
 
@@ -69,6 +72,7 @@ class AnthropicAdapter(LoopAdapter):
             ValueError: no key, or parameters that do not go together.
         """
         sdk: Any = package("anthropic", extra="anthropic")
+        check_client(client, sdk.Anthropic)
         if client is not None and (base_url is not None or api_key is not None):
             raise ValueError("give a client, or a base_url and an api_key, not both")
         self._owned: anthropic.Anthropic | None = None

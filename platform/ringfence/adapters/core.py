@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeVar, runtime_checkable
 from uuid import UUID
 
 from ringfence.runtime.events import RunContext, ToolSchema
@@ -180,6 +180,7 @@ class Conversation:
         return ()
 
 
+@runtime_checkable
 class Model(Protocol):
     """One request, one answer. Raises PromptEvaluationError when the provider fails.
 
@@ -189,6 +190,7 @@ class Model(Protocol):
     def respond(self, request: Request) -> Turn: ...
 
 
+@runtime_checkable
 class ProviderAdapter(Protocol):
     """Evaluates prompts with some provider's model."""
 

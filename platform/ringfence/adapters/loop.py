@@ -26,7 +26,8 @@ from ringfence.adapters.core import (
     ToolChoice,
     Turn,
 )
-from ringfence.adapters.tool_executor import ToolExecutor, check_evaluated
+from ringfence.adapters.tool_executor import ToolExecutor, check_prompt
+from ringfence.arguments import checked
 from ringfence.errors import (
     BudgetExceededError,
     DeadlineExceededError,
@@ -41,7 +42,7 @@ from ringfence.prompt.feedback import FeedbackContext, Feedbacks
 from ringfence.prompt.structured_output import parse_output
 from ringfence.prompt.tool import Tool
 from ringfence.runtime.events import PromptExecuted, PromptRendered, RenderedTools, RunContext, ToolSchema
-from ringfence.runtime.limits import Budget, BudgetTracker, Deadline, Heartbeat, TokenUsage, check_limits
+from ringfence.runtime.limits import Budget, BudgetTracker, Deadline, Heartbeat, TokenUsage
 from ringfence.runtime.session import Session
 from ringfence.runtime.visibility import SetVisibilityOverride, VisibilityOverrides
 
@@ -67,6 +68,7 @@ def tool_schema(tool: Tool[Any, Any], rendered: RenderedPrompt[Any]) -> ToolSche
     return ToolSchema(tool.name, tool.description, parameters, examples)
 
 
+@checked
 def evaluate_with(
     model: Model,
     adapter: ProviderAdapter,
@@ -88,8 +90,7 @@ def evaluate_with(
 
     Raises: what `ProviderAdapter.evaluate` raises.
     """
-    check_evaluated(prompt, session)
-    check_limits(deadline=deadline, budget=budget, budget_tracker=budget_tracker, heartbeat=heartbeat)
+    check_prompt(prompt)
     if budget_tracker is None and budget is not None:
         budget_tracker = BudgetTracker(budget)
     elif budget_tracker is not None and budget not in (None, budget_tracker.budget):

@@ -9,13 +9,15 @@ from ringfence.adapters.loop import MAX_TURNS, LoopAdapter
 from ringfence.adapters.model_params import ModelParams
 from ringfence.adapters.openai_chat import ChatWire
 from ringfence.adapters.openai_responses import ResponsesWire
-from ringfence.adapters.provider import Wire, ask, package
+from ringfence.adapters.provider import Wire, ask, check_client, package
 from ringfence.adapters.throttling import ThrottlePolicy
+from ringfence.arguments import checked
 
 if TYPE_CHECKING:
     import openai
 
 
+@checked
 class OpenAIAdapter(LoopAdapter):
     """Evaluates prompts with OpenAI's SDK. It owns the client that it makes: `close` it, or use it by ``with``."""
 
@@ -52,9 +54,8 @@ class OpenAIAdapter(LoopAdapter):
             ValueError: no key, or parameters that do not go together.
         """
         wires = {"responses": ResponsesWire, "chat": ChatWire}
-        if api not in wires:
-            raise ValueError(f"an api is one of {', '.join(wires)}; got {api!r}")
         sdk: Any = package("openai", extra="openai")
+        check_client(client, sdk.OpenAI)
         if client is not None and (base_url is not None or api_key is not None):
             raise ValueError("give a client, or a base_url and an api_key, not both")
         self._owned: openai.OpenAI | None = None

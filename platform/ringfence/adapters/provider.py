@@ -313,6 +313,12 @@ def chosen_tool(request: Request) -> str | None:
     return name
 
 
+def check_client(client: object, kind: type[object]) -> None:
+    """Raises TypeError for a client that is given and is none of the SDK's, or one of its async ones."""
+    if client is not None and not isinstance(client, kind):
+        raise TypeError(f"client is the SDK's {kind.__name__}, which waits for its answers, not {client!r}")
+
+
 def package(name: str, *, extra: str) -> ModuleType:
     """A package that is only needed for this provider. ImportError says how to get it."""
     try:

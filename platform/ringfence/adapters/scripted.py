@@ -13,6 +13,7 @@ from typing import Any, cast
 from ringfence import serde
 from ringfence.adapters.core import Message, Request, ToolCall, Turn
 from ringfence.adapters.loop import MAX_TURNS, LoopAdapter
+from ringfence.arguments import checked
 from ringfence.errors import PromptEvaluationError, described
 from ringfence.runtime.limits import TokenUsage
 
@@ -28,6 +29,7 @@ ENDINGS = ("whole", "cut", "refused")
 CALL_KEYS = frozenset({"name", "arguments", "id"})
 
 
+@checked
 class ScriptedAdapter(LoopAdapter):
     """Plays turns in the order in which they are asked for, nested evaluations included.
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Literal, TypeVar
 
+from ringfence.arguments import checked
 from ringfence.errors import DeadlineExceededError, EvaluationPhase, PromptEvaluationError, ThrottleError
 from ringfence.runtime.limits import Deadline
 
@@ -28,6 +29,7 @@ class ThrottleDetails:
     provider_payload: Mapping[str, object] | None = None
 
 
+@checked
 @dataclass(frozen=True, slots=True)
 class ThrottlePolicy:
     """How often a request is repeated, and how many seconds are between.

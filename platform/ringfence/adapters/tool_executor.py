@@ -13,7 +13,9 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal
 
 from ringfence import serde
+from ringfence.adapters.core import ProviderAdapter
 from ringfence.adapters.failures import said_of
+from ringfence.arguments import checked
 from ringfence.errors import (
     CallCancelledError,
     CallEndedError,
@@ -38,14 +40,13 @@ from ringfence.prompt.tool_result import (
 )
 from ringfence.resources.context import CallResources, ResourceContext
 from ringfence.runtime.events import RejectedToolParams, RunContext, ToolCallBegun, ToolInvoked, make_tool_invoked
-from ringfence.runtime.limits import BudgetTracker, Cancellation, Deadline, Heartbeat, check_limits
+from ringfence.runtime.limits import BudgetTracker, Cancellation, Deadline, Heartbeat
 from ringfence.runtime.receipts import Outcome, PolicyVerdict, Receipt, make_receipt
 from ringfence.runtime.session import Session
 from ringfence.runtime.transaction import Interrupts, Participants, Told, Transaction, in_order, leave, new_id
 from ringfence.values import quick_maker, quickly_made
 
 if TYPE_CHECKING:
-    from ringfence.adapters.core import ProviderAdapter
     from ringfence.prompt.prompt import Prompt
     from ringfence.prompt.rendering import RenderedPrompt
 
@@ -54,15 +55,13 @@ logger = logging.getLogger(__name__)
 now = datetime.now
 
 
-def check_evaluated(prompt: object, session: object) -> None:
-    """Raises TypeError for what is no prompt (a template, say), and no session."""
+def check_prompt(prompt: object) -> None:
+    """Raises TypeError for what is no prompt, such as a template."""
     from ringfence.prompt.prompt import Prompt
 
     if not isinstance(prompt, Prompt):
         hint = ": write Prompt(template)" if hasattr(prompt, "sections") else ""
         raise TypeError(f"the prompt is a {type(prompt).__name__}, not a Prompt{hint}")
-    if not isinstance(session, Session):
-        raise TypeError(f"the session is a {type(session).__name__}, not a Session")
 
 
 @quickly_made
@@ -128,6 +127,7 @@ class _Ending:
     """What to tell of calls within this one that it took back."""
 
 
+@checked
 class ToolExecutor:
     """Runs tool calls of one prompt and session, each a transaction.
 
@@ -152,8 +152,7 @@ class ToolExecutor:
 
         Raises TypeError for what is no prompt, no session and no limit, and what `Prompt.render` raises.
         """
-        check_evaluated(prompt, session)
-        check_limits(deadline=deadline, budget_tracker=budget_tracker, heartbeat=heartbeat)
+        check_prompt(prompt)
         self.prompt = prompt
         self.session = session
         self.adapter = adapter

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, get_args
 
+from ringfence.arguments import checked
 from ringfence.errors import SnapshotRestoreError
 from ringfence.filesystem.differences import changes_since, differences
 from ringfence.filesystem.lines import line_window, not_utf8
@@ -58,6 +59,7 @@ class MemorySnapshot(FilesystemSnapshot):
     state: Directory = field(repr=False, compare=False)
 
 
+@checked
 class InMemoryFilesystem(Transactional):
     """A workspace in memory: nothing outlives the process, and every state can be kept for the price of a pointer.
 

@@ -7,6 +7,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ringfence.arguments import checked
 from ringfence.errors import PromptValidationError
 from ringfence.filesystem.git_names import is_dotgit
 from ringfence.filesystem.paths import shown
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 Matches = Callable[[str], bool]
 
 
+@checked
 class PathPolicy:
     """Calls change nothing that ``deny`` names, and nothing but what ``allow`` names.
 
@@ -42,8 +44,6 @@ class PathPolicy:
 
     def __init__(self, *, allow: Iterable[str] | None = None, deny: Iterable[str] = ()) -> None:
         """``allow`` None allows all that is not denied; empty, nothing. PromptValidationError for a bad pattern."""
-        if isinstance(allow, str) or isinstance(deny, str):
-            raise PromptValidationError(f"the policy {self.name} takes lists of patterns, not a text")
         self.allow = None if allow is None else tuple(allow)
         self.deny = tuple(deny)
         denied = [_folded(pattern) for pattern in self.deny]
@@ -102,6 +102,7 @@ class ProtectedFilesPolicy:
         return self._workflows.check_effects(tool, params, changes, context=context)
 
 
+@checked
 class DeletionLimitPolicy:
     """A session removes at most so many files of those that it did not make itself.
 
@@ -113,7 +114,7 @@ class DeletionLimitPolicy:
 
     def __init__(self, *, max_files: int) -> None:
         """Raises PromptValidationError for less than 0."""
-        if type(max_files) is not int or max_files < 0:
+        if max_files < 0:
             raise PromptValidationError(f"max_files is a number of files, 0 or more, not {max_files!r}")
         self.max_files = max_files
 
@@ -184,6 +185,7 @@ class DeletionLimitPolicy:
         return f"{context.prompt.scope}#{which}"
 
 
+@checked
 class RequireCleanTestsPolicy:
     """Certain tools run, and certain files change, only when the tests have passed since the last change of a file.
 
@@ -213,11 +215,9 @@ class RequireCleanTestsPolicy:
         Raises:
             PromptValidationError: nothing has to wait, or the test tool has to wait for itself.
         """
-        if isinstance(before, str) or isinstance(paths, str):
-            raise PromptValidationError(f"the policy {self.name} takes lists of tools and patterns, not a text")
         self.command = (command,) if isinstance(command, str) else tuple(command)
-        if not all(map(_is_said, self.command)):
-            raise PromptValidationError(f"{self.name}: a command that counts as the tests is a text")
+        if not all(command.strip() for command in self.command):
+            raise PromptValidationError(f"{self.name}: a command that counts as the tests has words")
         self.test_tool = test_tool
         self.before = frozenset(before)
         self.paths = tuple(paths)
@@ -271,10 +271,6 @@ class RequireCleanTestsPolicy:
 def changes_of(context: ToolContext) -> list[Change]:
     """What the call has changed, in every filesystem."""
     return [] if context.call is None else [change for changes in context.call.changes.values() for change in changes]
-
-
-def _is_said(text: object) -> bool:
-    return isinstance(text, str) and bool(text.strip())
 
 
 def _folded(path: str) -> str:

@@ -6,8 +6,9 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from ringfence.arguments import checked
 from ringfence.errors import PromptValidationError
 from ringfence.runtime.limits import Deadline, utc_now
 
@@ -28,6 +29,7 @@ class FeedbackContext:
     deadline: Deadline | None = None
 
 
+@runtime_checkable
 class FeedbackProvider(Protocol):
     """Has something to say to the model now and then. What it raises is logged and that is all."""
 
@@ -43,6 +45,7 @@ class FeedbackProvider(Protocol):
         ...
 
 
+@checked
 @dataclass(frozen=True, slots=True)
 class FeedbackTrigger:
     """When a provider is due: so many calls, or so many seconds, after it last spoke. With both, either will do."""
@@ -56,6 +59,7 @@ class FeedbackTrigger:
             raise PromptValidationError("a trigger needs every_n_calls or every_n_seconds, more than 0")
 
 
+@checked
 @dataclass(frozen=True, slots=True)
 class FeedbackProviderConfig:
     provider: FeedbackProvider

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ringfence.arguments import checked
 from ringfence.errors import SectionPath
 from ringfence.prompt.section import ParamsT, Predicate, Section, Selector
 from ringfence.prompt.text import expand, placeholders
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from ringfence.runtime.session import Session
 
 
+@checked
 class MarkdownSection(Section[ParamsT]):
     """A section whose body is a `string.Template` over the fields of its params."""
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringfence import serde
+from ringfence.arguments import checked
 from ringfence.errors import PromptOverridesError
 from ringfence.prompt.overrides import (
     LATEST,
@@ -48,6 +49,7 @@ class _Seen:
     fits: PromptOverride
 
 
+@checked
 class LocalPromptOverridesStore:
     """``<root>/<ns>/<key>/<tag>.json``; a ``/`` in the ns makes directories.
 

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from string import Template
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from ringfence import serde
 from ringfence.errors import PromptOverridesError, PromptValidationError, SectionPath
@@ -147,6 +147,7 @@ class PromptOverride:
         )
 
 
+@runtime_checkable
 class PromptOverridesStore(Protocol):
     """Where overrides are kept. Raises PromptOverridesError for what it cannot keep or read."""
 

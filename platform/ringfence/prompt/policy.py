@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
 
+from ringfence.arguments import checked
 from ringfence.errors import PromptValidationError
 from ringfence.filesystem.paths import from_model, shown
 from ringfence.filesystem.protocol import Filesystem
@@ -40,6 +41,7 @@ def is_for(tool: Tool[Any, Any], method: Callable[..., object]) -> bool:
     return concerned is None or concerned(getattr(method, "__self__", None), tool)
 
 
+@checked
 @dataclass(frozen=True, slots=True)
 class PolicyDecision:
     """Whether a call may run; ``reason`` is what the model is told where it may not."""
@@ -186,13 +188,7 @@ def refuse_unknown(policy: str, unknown: Set[str], tool_names: Set[str]) -> None
         )
 
 
-def listed_tools(policy: str, names: Iterable[str]) -> frozenset[str]:
-    """Raises PromptValidationError for a text, whose letters would be taken for tools."""
-    if isinstance(names, str):
-        raise PromptValidationError(f"the policy {policy} takes lists of tools, not a text: write [{names!r}]")
-    return frozenset(names)
-
-
+@checked
 class SequentialDependencyPolicy:
     """A tool runs only after every tool that it depends on has succeeded in this session and prompt, in whatever
     section that is."""
@@ -204,9 +200,10 @@ class SequentialDependencyPolicy:
         """``dependencies`` maps a tool's name to the names of the tools it directly depends on.
 
         Raises:
-            PromptValidationError: tools that wait for each other, or a text in the place of a list.
+            PromptValidationError: tools that wait for each other.
+            TypeError: a text in the place of a list.
         """
-        self.dependencies = {tool: listed_tools(self.name, needed) for tool, needed in dependencies.items()}
+        self.dependencies = {tool: frozenset(needed) for tool, needed in dependencies.items()}
         self._awaited = frozenset[str]().union(*self.dependencies.values())
         self._refuse_cycles()
 
@@ -252,6 +249,7 @@ class SequentialDependencyPolicy:
             visit(tool, ())
 
 
+@checked
 class ReadBeforeWritePolicy:
     """An existing file is written, moved or removed only with the content that the model has read, or written itself.
 
@@ -273,10 +271,10 @@ class ReadBeforeWritePolicy:
     ) -> None:
         """``mount_point`` is the prefix under which the model sees the workspace, such as ``/workspace``.
 
-        Raises PromptValidationError for a text in the place of a list.
+        Raises TypeError for a text in the place of a list.
         """
-        self.read_tools = listed_tools(self.name, read_tools)
-        self.write_tools = listed_tools(self.name, write_tools)
+        self.read_tools = frozenset(read_tools)
+        self.write_tools = frozenset(write_tools)
         self.mount_point = mount_point
 
     @only_for(lambda policy, tool: policy._governs(tool))

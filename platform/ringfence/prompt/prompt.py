@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, overload
 
 from typing_extensions import TypeVar
 
+from ringfence.arguments import checked
 from ringfence.errors import PromptRenderError, PromptValidationError, SectionPath
 from ringfence.filesystem.protocol import Filesystem
 from ringfence.prompt.disclosure import RESERVED_TOOL_NAMES, Place, places
@@ -46,6 +47,7 @@ SectionT = TypeVar("SectionT", bound=Section[Any])
 ResourceT = TypeVar("ResourceT")
 
 
+@checked
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PromptTemplate(TypeArgument, Generic[OutputT]):
     """A tree of sections, their tools, policies and resources, and the type of the final answer.
@@ -76,8 +78,8 @@ class PromptTemplate(TypeArgument, Generic[OutputT]):
 
     def __post_init__(self) -> None:
         for name in ("ns", "key"):
-            value: object = getattr(self, name)
-            if not isinstance(value, str) or not value.strip():
+            value: str = getattr(self, name)
+            if not value.strip():
                 raise PromptValidationError(f"a prompt's {name} is a text that is not blank, not {value!r}")
             object.__setattr__(self, name, value.strip())
         declared = self.type_argument
@@ -87,13 +89,9 @@ class PromptTemplate(TypeArgument, Generic[OutputT]):
         elif self.allow_extra_keys:
             raise PromptValidationError("allow_extra_keys is about a structured answer: write PromptTemplate[Answer]")
         object.__setattr__(self, "structured_output", output)
-        for name in ("sections", "policies", "feedback_providers"):
-            object.__setattr__(
-                self, name, listed(getattr(self, name), f"the {name} of the prompt {self.ns}:{self.key}")
-            )
-        for config in self.feedback_providers:
-            if not isinstance(config, FeedbackProviderConfig):  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise TypeError(f"feedback_providers are of type FeedbackProviderConfig, not {config!r}")
+        for name in ("sections", "feedback_providers"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        object.__setattr__(self, "policies", listed(self.policies, f"the policies of the prompt {self.ns}:{self.key}"))
         object.__setattr__(self, "nodes", tuple(_nodes(self.sections, (), "")))
         self._check_tools()
 
@@ -200,6 +198,7 @@ class PromptResources:
         return self.context.get_optional(protocol)
 
 
+@checked
 class Prompt(TypeArgument, Generic[OutputT]):
     """A template with params and resources bound to it: what an adapter evaluates.
 
@@ -248,8 +247,6 @@ class Prompt(TypeArgument, Generic[OutputT]):
             template = made(**parts)
         elif parts:
             raise TypeError(f"a template has these already: {', '.join(parts)}")
-        elif not isinstance(template, PromptTemplate):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not type
-            raise TypeError(f"a prompt is made of a PromptTemplate, not of {template!r}")
         elif declared not in (UNDECLARED, Any, template.type_argument):
             raise PromptValidationError(f"the template's answer is not of type {declared!r}")
         self.template = template

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeAl
 
 from typing_extensions import TypeVar
 
+from ringfence.arguments import checked
 from ringfence.errors import PromptRenderError, PromptValidationError, SectionPath
 from ringfence.prompt.text import examples_of, expand, placeholders
 from ringfence.prompt.tool import Tool
@@ -124,6 +125,7 @@ def _takes_params(parameter: inspect.Parameter) -> bool:
     return parameter.default is parameter.empty or parameter.name == "params"
 
 
+@checked
 class Section(TypeArgument, ABC, Generic[ParamsT]):
     """A node of a prompt: a heading, a body made from its params, tools, and children below it.
 
@@ -167,7 +169,7 @@ class Section(TypeArgument, ABC, Generic[ParamsT]):
         self.key = normalized_key(key) if key is not None else _slug(self.title)
         self.params_type: type[ParamsT] | None = self._params_type(default_params)
         self.default_params = default_params
-        self.children = _all_of(Section, children, f"the children of section {self.key!r}")
+        self.children = tuple(children)
         self.enabled = SectionFunction(enabled, f"enabled of section {self.key!r}") if enabled is not None else None
         self.accepts_overrides = accepts_overrides
         self.summary = summary
@@ -178,7 +180,7 @@ class Section(TypeArgument, ABC, Generic[ParamsT]):
             self.visibility = SectionFunction(visibility, f"visibility of section {self.key!r}")
         if visibility is SectionVisibility.SUMMARY and summary is None:
             raise PromptValidationError(f"section {self.key!r} is to be summarised, but has no summary=")
-        self._tools = _all_of(Tool, tools, f"the tools of section {self.key!r}")
+        self._tools = tuple(tools)
         self._policies = listed(policies, f"the policies of section {self.key!r}")
         for policy in self._policies:
             check_policy(policy, f"section {self.key!r}")
@@ -323,6 +325,7 @@ class Section(TypeArgument, ABC, Generic[ParamsT]):
         return twin
 
 
+@checked
 class ToolsSection(Section[ParamsT]):
     """Tools under a heading, with a few words about them where needed. It does not list them: a model gets that with
     the tools themselves."""
@@ -392,14 +395,6 @@ def listed(values: Iterable[ItemT], what: str) -> tuple[ItemT, ...]:
     if isinstance(values, str) or not isinstance(values, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"{what} are a list, and this is a {type(values).__name__}: put it in brackets")
     return tuple(values)
-
-
-def _all_of(kind: type[Any], values: Iterable[Any], what: str) -> tuple[Any, ...]:
-    found = listed(values, what)
-    for value in found:
-        if not isinstance(value, kind):
-            raise TypeError(f"{what} must be of type {kind.__name__}, not {type(value).__name__}")
-    return found
 
 
 def check_policy(policy: object, where: str) -> None:

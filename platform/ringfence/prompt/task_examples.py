@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ringfence import serde
+from ringfence.arguments import checked
 from ringfence.errors import PromptValidationError, SectionPath
 from ringfence.prompt.section import Section
 from ringfence.prompt.text import fenced
@@ -23,6 +24,7 @@ MAX_OBJECTIVE_CHARACTERS = 500
 MAX_TITLE_CHARACTERS = 60
 
 
+@checked
 @dataclass(frozen=True, slots=True)
 class TaskStep:
     """One call of a task: the tool, and the call as an example of it."""
@@ -31,6 +33,7 @@ class TaskStep:
     example: ToolExample[Any, Any]
 
 
+@checked
 class TaskExample(Section[None]):
     """A task worth imitating; its tools have to be the prompt's, and its outcome of the prompt's output type."""
 
@@ -99,6 +102,7 @@ class TaskExample(Section[None]):
         )
 
 
+@checked
 class TaskExamplesSection(Section[None]):
     """Holds task examples, each a section below it."""
 
@@ -108,9 +112,6 @@ class TaskExamplesSection(Section[None]):
         """Raises PromptValidationError for none, TypeError for something else than a `TaskExample`."""
         if not examples:
             raise PromptValidationError(f"the section {key!r} has no task examples", placeholder="examples")
-        for example in examples:
-            if not isinstance(example, TaskExample):  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise TypeError(f"examples of {key!r} are of type TaskExample, not {type(example).__name__}")
         super().__init__(title=title, key=key, children=examples)
 
     def render_body(

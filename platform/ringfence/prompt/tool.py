@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, get_args, get_origin
 
 from ringfence import serde
+from ringfence.arguments import checked
 from ringfence.errors import PromptValidationError
 from ringfence.filesystem.protocol import Filesystem
 from ringfence.prompt.tool_result import ToolResult
@@ -107,6 +108,7 @@ class ToolHandler(Protocol[ContraParamsT, CoResultT]):
     def __call__(self, params: ContraParamsT, /, *, context: ToolContext) -> ToolResult[CoResultT]: ...
 
 
+@checked
 @dataclass(frozen=True)
 class ToolExample(Generic[ParamsT, ResultT]):
     """A call worth imitating: instances of the params and of the result."""
@@ -116,6 +118,7 @@ class ToolExample(Generic[ParamsT, ResultT]):
     output: ResultT
 
 
+@checked
 @dataclass(frozen=True)
 class Tool(Generic[ParamsT, ResultT]):
     """A callable affordance, checked when it is constructed.
@@ -129,6 +132,7 @@ class Tool(Generic[ParamsT, ResultT]):
 
     Raises:
         PromptValidationError: a name, description, type, handler or example that does not fit.
+        TypeError: an argument of another type.
     """
 
     name: str
@@ -206,8 +210,6 @@ class Tool(Generic[ParamsT, ResultT]):
 
     def check_example(self, example: ToolExample[ParamsT, ResultT]) -> None:
         """Raises PromptValidationError for an example that is not of this tool's types."""
-        if not isinstance(example, ToolExample):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not type
-            raise _invalid(f"tool {self.name!r}: {example!r} is not a ToolExample", "examples")
         checked_description(example.description, f"{self.name} example")
         if not _is_exactly(example.input, self.params_type):
             raise _invalid(

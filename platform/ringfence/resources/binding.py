@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
+from ringfence.arguments import checked
+
 ResourceT = TypeVar("ResourceT")
 GivenT = TypeVar("GivenT")
 
@@ -59,6 +61,7 @@ class Given:
         return self.value
 
 
+@checked
 @dataclass(frozen=True)
 class Binding(Generic[ResourceT]):
     """What a protocol (or any other class) resolves to.

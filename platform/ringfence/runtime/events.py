@@ -9,9 +9,10 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 from uuid import UUID, SafeUUID, uuid4
 
+from ringfence.arguments import checked
 from ringfence.runtime.limits import TokenUsage, utc_now
 from ringfence.values import quick_maker, quickly_made
 
@@ -50,6 +51,7 @@ def new_event_id() -> UUID:
     return made
 
 
+@checked
 @dataclass(frozen=True, slots=True)
 class RunContext:
     """Where an evaluation belongs in the caller's world; handed through to events and logs as it is."""
@@ -221,6 +223,7 @@ class DispatchResult:
 make_dispatch_result = quick_maker(DispatchResult)
 
 
+@runtime_checkable
 class Dispatcher(Protocol):
     """Tells handlers of events: those of the event's exact type, in the order of their subscription, on the thread
     that dispatches and before `dispatch` returns."""

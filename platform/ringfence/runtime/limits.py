@@ -6,11 +6,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Literal
 
+from ringfence.arguments import checked
 from ringfence.errors import BudgetExceededError, CallCancelledError
 
 logger = logging.getLogger(__name__)
@@ -31,6 +32,7 @@ def require_aware(name: str, moment: datetime) -> datetime:
     return moment.astimezone(UTC)
 
 
+@checked
 @dataclass(frozen=True, slots=True, init=False)
 class Deadline:
     """When an evaluation has to have ended."""
@@ -60,6 +62,7 @@ class Deadline:
         object.__setattr__(self, "clock", clock)
 
     @staticmethod
+    @checked
     def after(seconds: float, *, clock: Callable[[], datetime] = utc_now) -> Deadline:
         """The deadline `seconds` from now."""
         now = clock()
@@ -104,6 +107,7 @@ def _sum(one: int | None, other: int | None) -> int | None:
     return one + other
 
 
+@checked
 @dataclass(frozen=True, slots=True)
 class Budget:
     """What an evaluation may use. A limit that is reached exactly is kept."""
@@ -114,7 +118,6 @@ class Budget:
     max_output_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        check_limits(deadline=self.deadline)
         limits = {
             "max_total_tokens": self.max_total_tokens,
             "max_input_tokens": self.max_input_tokens,
@@ -125,12 +128,11 @@ class Budget:
         for name, limit in limits.items():
             if limit is None:
                 continue
-            if type(limit) is not int:
-                raise TypeError(f"{name} is a number of tokens, an int; got {limit!r}")
             if limit <= 0:
                 raise ValueError(f"{name} has to be positive; got {limit}")
 
 
+@checked
 class BudgetTracker:
     """Adds up what evaluations use of one budget; any thread may use it."""
 
@@ -199,6 +201,7 @@ class Cancellation:
             raise CallCancelledError("the call was cancelled, so nothing of it is kept")
 
 
+@checked
 class Heartbeat:
     """A sign of life of a running evaluation; any thread may beat, and any may watch.
 
@@ -238,19 +241,3 @@ class Heartbeat:
             at = self._callbacks.index(callback)
             self._callbacks = self._callbacks[:at] + self._callbacks[at + 1 :]
             return True
-
-
-HOW_MADE: Mapping[str, tuple[type[object], str]] = {
-    "deadline": (Deadline, "Deadline.after(seconds) makes one"),
-    "budget": (Budget, "Budget(max_total_tokens=...), say"),
-    "budget_tracker": (BudgetTracker, "BudgetTracker(budget)"),
-    "heartbeat": (Heartbeat, "Heartbeat()"),
-}
-
-
-def check_limits(**limits: object) -> None:
-    """Raises TypeError for what is neither None nor of the type that its name says."""
-    for name, value in limits.items():
-        kind, made = HOW_MADE[name]
-        if value is not None and not isinstance(value, kind):
-            raise TypeError(f"{name} is a {kind.__name__} ({made}), not {value!r}")

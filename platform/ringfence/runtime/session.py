@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 from uuid import UUID, uuid4
 
+from ringfence.arguments import checked
 from ringfence.participants import CLEAN, CallInfo, CallLock, Change, Mark, RollbackReport, Step, Transactional
 from ringfence.runtime.events import (
     Dispatcher,
@@ -80,6 +81,7 @@ class OwnSubscription:
             session.hear(event)
 
 
+@checked
 class Session(Transactional):
     """Typed state. ``session[Plan].latest()`` reads, ``session.dispatch(AddStep(...))`` changes it through reducers.
 
@@ -105,7 +107,7 @@ class Session(Transactional):
 
         Raises:
             ValueError: ``created_at`` has no timezone, or the session would be its own parent.
-            TypeError: a tag's name or value is no string.
+            TypeError: an argument of another type, such as a tag that is no text.
         """
         if parent is self:
             raise ValueError("a session cannot be its own parent")
@@ -136,9 +138,6 @@ class Session(Transactional):
         return f"the session {self.session_id}"
 
     def _all_tags(self) -> dict[str, str]:
-        for name, value in self._given_tags.items():
-            if not isinstance(name, str) or not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers are not all type-checked
-                raise TypeError(f"tags are strings by name: {name!r}: {value!r} is not")
         tags = {**self._given_tags, "session_id": str(self.session_id)}
         if self.parent is not None:
             tags["parent_session_id"] = str(self.parent.session_id)

@@ -459,7 +459,10 @@ def tool_transaction(
 
     Raises:
         RestoreFailedError: the rollback could not be completed.
+        TypeError: no session.
     """
+    if not isinstance(session, Session):  # pyright: ignore[reportUnnecessaryIsInstance]  # `checked` would cost as much as all else
+        raise TypeError(f"tool_transaction: session is a Session (Session()), not {session!r}")
     started, clock = datetime.now(UTC), perf_counter()
     transaction = Transaction(new_id(), tag, current_call(), opaque=opaque)
     # Not over the block: who knows which loop runs it, or when. What slips through between two lines here meets the

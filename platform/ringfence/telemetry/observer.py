@@ -16,6 +16,7 @@ from opentelemetry.metrics import MeterProvider
 from opentelemetry.trace import Span, SpanKind, StatusCode, TracerProvider
 
 from ringfence.adapters.core import EvaluationBegun, EvaluationEnded, ModelAnswered, ModelAsked
+from ringfence.arguments import checked
 from ringfence.runtime.events import ToolCallBegun, ToolInvoked
 from ringfence.runtime.limits import TokenUsage
 from ringfence.runtime.receipts import Receipt
@@ -45,6 +46,7 @@ class _Open:
 _innermost: ContextVar[_Open | None] = ContextVar("ringfence_open_span", default=None)
 
 
+@checked
 class Telemetry:
     """Makes spans of what happens in the sessions that it observes: ``invoke_agent``, ``chat`` and ``execute_tool``,
     nested as the evaluations, the model's answers and the tool calls are, with those of other libraries in between.

@@ -1,0 +1,180 @@
+"""What a program's author gives is looked at where it is given: a wrong value is refused at once, by its name."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import types
+import typing
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cache, wraps
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+
+MadeT = TypeVar("MadeT", bound=Callable[..., Any])
+
+WORDS: Mapping[object, str] = {
+    bool: "True or False",
+    float: "a number",
+    int: "a whole number",
+    str: "a text",
+    type(None): "None",
+    Callable: "a function",
+}
+HOW_MADE: Mapping[str, str] = {
+    "Budget": "Budget(max_total_tokens=...), say",
+    "BudgetTracker": "BudgetTracker(budget)",
+    "Deadline": "Deadline.after(seconds) makes one",
+    "Filesystem": "InMemoryFilesystem(), or Workspace.open(path).filesystem",
+    "Heartbeat": "Heartbeat()",
+    "Session": "Session()",
+    "datetime": "datetime.now(UTC), or Deadline.after(seconds)",
+}
+
+
+def checked(made: MadeT) -> MadeT:
+    """A class or function whose arguments are compared with their annotations, before it looks at them itself.
+
+    A TypeError, or a ValueError for another text than one of those that there are, names the first that does not fit.
+    Type variables, names that only type checkers know, and protocols that cannot be checked say nothing.
+    """
+    if isinstance(made, type):
+        known: Any = made
+        known.__init__ = _checked(known.__init__, made)
+        return known
+    return typing.cast("MadeT", _checked(made, made))
+
+
+def _checked(function: Callable[..., Any], owner: Any) -> Callable[..., Any]:
+    @wraps(function)
+    def call(*values: Any, **named: Any) -> Any:
+        for name, value, kind in _given(_parameters(function, owner.__module__), values, named):
+            if not _fits(value, kind):
+                said = _said(value, kind)
+                wrong = ValueError if isinstance(value, str) and said.startswith("is one of") else TypeError
+                raise wrong(f"{owner.__qualname__}: {name} {said}")
+        return function(*values, **named)
+
+    return call
+
+
+Parameters = tuple[Mapping[str, Any], Sequence[str], str]
+
+
+@cache
+def _parameters(function: Callable[..., Any], module: str) -> Parameters:
+    """What the parameters are annotated with, the names of those that are given by their place, and of ``*rest``."""
+    parameters = inspect.signature(function).parameters.values()
+    kinds = {one.name: _kind(one.annotation, module) for one in parameters}
+    positional = [one.name for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    return kinds, positional, next((one.name for one in parameters if one.kind is one.VAR_POSITIONAL), "")
+
+
+def _kind(annotation: object, module: str) -> Any:
+    if not isinstance(annotation, str):
+        return Any if annotation is inspect.Parameter.empty else annotation
+    try:
+        return eval(annotation, vars(sys.modules[module]))  # noqa: S307  # as `get_type_hints` does, but one by one
+    except (NameError, AttributeError, TypeError):
+        return Any
+
+
+def _given(parameters: Parameters, values: Sequence[Any], named: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Each argument with its name and annotation. Those that are too many are for the call to refuse."""
+    kinds, positional, rest = parameters
+    for place, value in enumerate(values):
+        name = positional[place] if place < len(positional) else rest
+        yield name, value, kinds.get(name, Any)
+    for name, value in named.items():
+        yield name, value, kinds.get(name, Any)
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    plain = _plain(kind)
+    if len(_kinds(kind)) > 1:
+        return any(_fits(value, one) for one in _kinds(kind))
+    if get_origin(kind) is Literal:
+        return value in get_args(kind)
+    if not _says_something(plain):
+        return True
+    if plain in (Callable, type):
+        return isinstance(value, plain)
+    if _is_of_several(kind):
+        return _are_several(value, plain) and _wrong_item(value, kind) is None
+    if isinstance(value, type) or (isinstance(value, bool) and plain is not bool):
+        return False  # a class has all that a protocol asks for, and True is a number
+    return isinstance(value, (int, float) if plain is float else plain)
+
+
+def _are_several(values: object, plain: type[Any]) -> bool:
+    if isinstance(values, (str, bytes, type)) or not isinstance(values, Iterable):
+        return False
+    return isinstance(values, Mapping) == issubclass(plain, Mapping)
+
+
+def _wrong_item(values: Any, kind: Any) -> tuple[Any, Any] | None:
+    """The first that does not fit, and of what kind each is. What can be gone through only once is left alone."""
+    items: list[tuple[Any, Any]] = []
+    if _is_of_several(kind) and _are_several(values, _plain(kind)) and isinstance(values, Collection):
+        items += [(item, get_args(kind)[0]) for item in values]  # pyright: ignore[reportUnknownVariableType]
+        if isinstance(values, Mapping):
+            items += [(item, get_args(kind)[1]) for item in values.values()]  # pyright: ignore[reportUnknownVariableType]
+    return next(((item, one) for item, one in items if not _fits(item, one)), None)
+
+
+def _is_of_several(kind: Any) -> bool:
+    arguments, plain = get_args(kind), _plain(kind)
+    if not arguments or not isinstance(plain, type) or not issubclass(plain, Iterable):
+        return False
+    return plain is not tuple or arguments[-1] is Ellipsis
+
+
+def _says_something(plain: Any) -> bool:
+    if not isinstance(plain, type) or plain in (Any, object):
+        return False
+    return not getattr(plain, "_is_protocol", False) or getattr(plain, "_is_runtime_protocol", False)
+
+
+def _kinds(kind: Any) -> tuple[Any, ...]:
+    return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+
+
+def _plain(kind: Any) -> Any:
+    """The class of an annotation, without its arguments; `Tool[P, R]` is a subclass that knows them."""
+    plain: Any = get_origin(kind) or kind
+    return plain.__base__ if isinstance(plain, type) and plain.__name__.endswith("]") else plain
+
+
+def _said(value: Any, kind: Any) -> str:
+    """What is wrong with `value`, in words that follow its name."""
+    wrong = next(filter(None, (_wrong_item(value, one) for one in _kinds(kind))), None)
+    if wrong is not None:
+        return f"has {_shown(*wrong)}, and each is {_words(wrong[1])}"
+    return f"is {_words(kind)}, not {_shown(value, kind)}"
+
+
+def _words(kind: Any) -> str:
+    plain = _plain(kind)
+    if len(_kinds(kind)) > 1:
+        return " or ".join(dict.fromkeys(map(_words, _kinds(kind))))
+    if get_origin(kind) is Literal:
+        return f"one of {', '.join(map(repr, get_args(kind)))}"
+    if plain in WORDS:
+        return WORDS[plain]
+    if _is_of_several(kind):
+        return "a mapping" if issubclass(plain, Mapping) else "a list"
+    name = getattr(plain, "__name__", str(plain))
+    made = f" ({HOW_MADE[name]})" if name in HOW_MADE else ""
+    return f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}{made}"
+
+
+def _shown(value: Any, kind: Any) -> str:
+    """`value`, and what was probably meant by it."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}: write {value.__name__}(...)"
+    for one in filter(lambda one: _says_something(_plain(one)), _kinds(kind)):
+        near = _plain(one).__name__.lower()  # where a Workspace is given, say, for its filesystem
+        if hasattr(value, near) and _fits(getattr(value, near), one):
+            return f"{value!r}: give its .{near}"
+        if _is_of_several(one) and _fits(value, get_args(one)[0]):
+            return f"{value!r}: put it in brackets"
+    return repr(value)
