@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ from ringfence.prompt import (
 from ringfence.prompt.overrides import descriptor_of
 from ringfence.runtime import PromptRendered, Session
 from ringfence.runtime.visibility import SetVisibilityOverride
+from ringfence.testing.printed import printed
 
 
 @dataclass(frozen=True)
@@ -447,6 +449,43 @@ def test_the_lock_is_made_through_no_link(store: LocalPromptOverridesStore, tmp_
     with pytest.raises(PromptOverridesError, match="cannot be kept"):
         store.seed(Prompt(ONE))
     assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.parametrize("link", ["team", "team/app", "team/app/main", "team/app/main/latest.json"])
+def test_nothing_is_read_written_or_deleted_where_a_link_leads_out(
+    store: LocalPromptOverridesStore, tmp_path: Path, link: str
+) -> None:
+    elsewhere = LocalPromptOverridesStore(tmp_path / "elsewhere")
+    elsewhere.store(ONE.descriptor, section_of(ONE, body="Theirs."))
+    before = printed(elsewhere.root)
+    (store.root / link).parent.mkdir(parents=True)
+    (store.root / link).symlink_to(elsewhere.root / link)
+    for work in (
+        lambda: rendered(store),
+        lambda: store.store(ONE.descriptor, section_of(ONE, body="Mine.")),
+        lambda: store.seed(Prompt(ONE)),
+    ):
+        with pytest.raises(PromptOverridesError, match="a link leads out of .*; put what it leads to in its place"):
+            work()
+    with suppress(PromptOverridesError):  # the link itself is in the root
+        store.delete(ns="team/app", prompt_key="main")
+    assert printed(elsewhere.root) == before
+
+
+def test_the_root_in_a_repository_is_not_led_out_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "repository/.git").mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "repository/.ringfence").symlink_to(tmp_path / "elsewhere")
+    monkeypatch.chdir(tmp_path / "repository")
+    with pytest.raises(PromptOverridesError, match="a link leads out of"):
+        LocalPromptOverridesStore().seed(Prompt(ONE))
+    assert os.listdir(tmp_path / "elsewhere") == []
+
+
+def test_a_link_that_stays_below_the_root_is_followed(store: LocalPromptOverridesStore) -> None:
+    store.store(ONE.descriptor, section_of(ONE, body="Kept."), "v2")
+    store.path("team/app", "main", "latest").symlink_to("v2.json")
+    assert "Kept." in rendered(store).text
 
 
 def test_a_write_that_fails_leaves_what_there_was_and_no_file_of_its_own(store: LocalPromptOverridesStore) -> None:

@@ -53,7 +53,8 @@ class _Seen:
 class LocalPromptOverridesStore:
     """``<root>/<ns>/<key>/<tag>.json``; a ``/`` in the ns makes directories.
 
-    A file is written whole or not at all, by one process at a time.
+    A file is written whole or not at all, by one process at a time. Links are followed as long as they stay below the
+    root (or in the repository, where the root is the one in there): no other file is read, written or deleted.
     """
 
     def __init__(
@@ -64,7 +65,8 @@ class LocalPromptOverridesStore:
         Raises:
             PromptOverridesError: there is no such repository.
         """
-        self.root = Path(root_path) if root_path is not None else _git_root().joinpath(*BELOW_GIT_ROOT)
+        self._within = Path(root_path) if root_path is not None else _git_root()
+        self.root = self._within if root_path is not None else self._within.joinpath(*BELOW_GIT_ROOT)
         self._now = now
         self._seen: dict[Path, _Seen] = {}
 
@@ -98,7 +100,7 @@ class LocalPromptOverridesStore:
         path = self.path(override.ns, override.prompt_key, override.tag)
         refuse_misfits(descriptor, override)
         with self._locked():
-            _write(path, override)
+            self._write(path, override)
         return override
 
     def store(self, descriptor: PromptDescriptor, override: Override, tag: str = LATEST) -> PromptOverride:
@@ -108,12 +110,14 @@ class LocalPromptOverridesStore:
             alone = PromptOverride(descriptor.ns, descriptor.key, tag).with_one(override)
             refuse_misfits(descriptor, alone)
             whole = there.with_one(override)  # what is stale stays too: a person wrote it, and may want it back
-            _write(path, whole)
+            self._write(path, whole)
         return whole
 
     def delete(self, *, ns: str, prompt_key: str, tag: str = LATEST) -> None:
+        path = self.path(ns, prompt_key, tag)
         with self._locked():
-            self.path(ns, prompt_key, tag).unlink(missing_ok=True)
+            self._refuse_outside(path.parent)
+            path.unlink(missing_ok=True)
 
     def seed(self, prompt: Prompt[Any], tag: str = LATEST) -> PromptOverride:
         path = self.path(prompt.ns, prompt.key, tag)
@@ -121,7 +125,7 @@ class LocalPromptOverridesStore:
             if path.exists():
                 return self.read(path)
             texts = own_texts(prompt.template, tag)
-            _write(path, texts)
+            self._write(path, texts)
         return texts
 
     def files(self) -> Iterator[Path]:
@@ -140,6 +144,7 @@ class LocalPromptOverridesStore:
 
     def read(self, path: Path) -> PromptOverride:
         """What a file says, whether it fits any prompt or not. Raises PromptOverridesError."""
+        self._refuse_outside(path)
         try:
             data = serde.read_json(_bytes_of(path))
             if data.pop("version", None) != VERSION:
@@ -148,8 +153,20 @@ class LocalPromptOverridesStore:
         except (OSError, ValueError) as error:
             raise _unreadable(path, error) from error
 
+    def _write(self, path: Path, override: PromptOverride) -> None:
+        self._refuse_outside(path.parent)
+        _write(path, override)
+
+    def _refuse_outside(self, path: Path) -> None:
+        if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(self._within)):
+            raise PromptOverridesError(
+                f"{path} cannot be read or written: a link leads out of {self._within}; put what it leads to in its "
+                "place"
+            )
+
     @contextmanager
     def _locked(self) -> Generator[None]:
+        self._refuse_outside(self.root)
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self.root / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
