@@ -4,9 +4,14 @@ import os
 import signal
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from ringfence_sandbox import Workspace
 
 pytest.register_assert_rewrite("ringfence.testing")
 
@@ -37,3 +42,21 @@ def temporary_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
         patch.setattr(tempfile, "tempdir", place)
         yield
         assert os.listdir(place) == []
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A small tree; a module that needs another one has its own fixture of this name."""
+    (tmp_path / "root/d").mkdir(parents=True)
+    (tmp_path / "root/a.txt").write_text("".join(f"line {n}\n" for n in range(1, 10)))
+    (tmp_path / "root/d/b.txt").write_text("b\n")
+    return tmp_path / "root"
+
+
+@pytest.fixture
+def workspace(root: Path) -> Iterator[Workspace]:
+    """Over the tree, with its store beside it."""
+    from ringfence_sandbox import Workspace
+
+    with Workspace.open(root, store=root.parent / "store") as workspace:
+        yield workspace

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -33,12 +33,6 @@ def build(root: Path) -> None:
 def root(tmp_path: Path) -> Path:
     build(tmp_path / "root")
     return tmp_path / "root"
-
-
-@pytest.fixture
-def workspace(root: Path) -> Iterator[Workspace]:
-    with opened(root) as workspace:
-        yield workspace
 
 
 def opened(root: Path, *, read_only: bool = False) -> Workspace:
@@ -180,6 +174,9 @@ def test_a_call_within_a_call_is_kept_as_a_call_of_its_own(root: Path, workspace
     [entry] = workspace.aborted()
     assert (entry.call_id, entry.paths) == ("inner", ("a.txt",))
     assert (root / "a.txt").read_text() == "the outer one"
+    assert b"the inner one" in workspace.aborted_step(entry.number).patch
+    assert b"+the outer one" in workspace.show(1).patch
+    assert b"the inner one" not in workspace.show(1).patch
     workspace.close()
     assert kept(root, 1, "a.txt") == b"the inner one"
 

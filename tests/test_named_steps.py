@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,12 +20,6 @@ def root(tmp_path: Path) -> Path:
     root.mkdir()
     (root / "x").write_text("0\n")
     return root
-
-
-@pytest.fixture
-def workspace(root: Path) -> Iterator[Workspace]:
-    with Workspace.open(root, store=root.parent / "store") as workspace:
-        yield workspace
 
 
 def write(workspace: Workspace, text: str, path: str = "x") -> None:

@@ -70,12 +70,6 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "root"
 
 
-@pytest.fixture
-def workspace(root: Path) -> Iterator[Workspace]:
-    with Workspace.open(root, store=root.parent / "store") as workspace:
-        yield workspace
-
-
 @pytest.fixture(params=["a workspace", "a filesystem alone"])
 def files(root: Path, request: pytest.FixtureRequest) -> Iterator[HostFilesystem]:
     if request.param == "a workspace":

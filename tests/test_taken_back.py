@@ -12,7 +12,7 @@ import pytest
 from ringfence import InMemoryFilesystem, MarkdownSection, Prompt, Session, Tool, ToolContext, ToolExecutor, ToolResult
 from ringfence.errors import PromptEvaluationError, RestoreFailedError
 from ringfence.filesystem import Filesystem
-from ringfence.runtime import Receipt, SliceConfig, Transaction, read_log, settled, tool_transaction
+from ringfence.runtime import Receipt, SliceConfig, ToolInvoked, Transaction, read_log, settled, tool_transaction
 from ringfence.runtime.transaction import in_order
 from ringfence_cli.outputs import ReceiptsFile
 from ringfence_cli.policies import policies_said, replayed
@@ -68,6 +68,26 @@ def calls(name: str, after: ToolResult[None]) -> Act:
         return after
 
     return act
+
+
+def test_who_listens_to_events_knows_by_the_call_s_id_what_was_taken_back() -> None:
+    world = World(outer=write("a", after=NO), fine=write("b"))
+    kept: dict[str | None, str] = {}
+
+    def invoked(event: ToolInvoked) -> None:
+        if event.result.success:
+            kept[event.call_id] = event.name
+
+    def settle(receipt: Receipt) -> None:
+        if receipt.rolled_back_by is not None:
+            del kept[receipt.call_id]
+
+    world.session.dispatcher.subscribe(ToolInvoked, invoked)
+    world.session.dispatcher.subscribe(Receipt, settle)
+    world.executor.call("outer", {})
+    world.executor.call("fine", {})
+    assert list(kept.values()) == ["write_file", "fine"]
+    assert [world.files.exists(path) for path in ("a", "b")] == [False, True]
 
 
 def test_the_outermost_call_that_failed_is_named_for_all_that_it_took_back() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -40,12 +40,6 @@ def root(tmp_path: Path) -> Path:
     (tmp_path / "root").mkdir()
     build(tmp_path / "root")
     return tmp_path / "root"
-
-
-@pytest.fixture
-def workspace(root: Path) -> Iterator[Workspace]:
-    with opened(root) as workspace:
-        yield workspace
 
 
 def opened(root: Path, **options: bool) -> Workspace:

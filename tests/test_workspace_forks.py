@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,20 +16,6 @@ from ringfence.testing.printed import lasting, printed
 from ringfence_sandbox import Workspace
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    (tmp_path / "root/d").mkdir(parents=True)
-    (tmp_path / "root/a.txt").write_text("a\n")
-    (tmp_path / "root/d/b.txt").write_text("b\n")
-    return tmp_path / "root"
-
-
-@pytest.fixture
-def workspace(root: Path) -> Iterator[Workspace]:
-    with Workspace.open(root, store=root.parent / "store") as workspace:
-        yield workspace
 
 
 def in_child(work: Callable[[], object]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -40,12 +40,6 @@ def root(tmp_path: Path) -> Path:
     (root / ".git").mkdir()
     (root / ".git/HEAD").write_text("ref: refs/heads/main\n")
     return root
-
-
-@pytest.fixture
-def workspace(root: Path) -> Iterator[Workspace]:
-    with Workspace.open(root, store=root.parent / "store") as workspace:
-        yield workspace
 
 
 def call(workspace: Workspace, change: Callable[[HostFilesystem], object]) -> None:
@@ -84,16 +78,6 @@ def test_a_step_has_what_the_call_left_whatever_it_wrote_there_before(
     call(workspace, lambda fs: [fs.delete(path) for path in ("a", "d/a") if fs.exists(path)])
     workspace.undo()
     assert lasting(printed(root)) == left
-
-
-def test_a_step_has_nothing_that_a_call_within_wrote_and_that_was_taken_back(workspace: Workspace) -> None:
-    with held_call(workspace.filesystem, call_id="outer") as outer:
-        workspace.filesystem.for_call(outer).write("a.txt", "kept\n")
-        with held_call(workspace.filesystem, call_id="inner", parent=outer) as inner:
-            workspace.filesystem.for_call(inner).write("a.txt", "taken back\n")
-            inner.rollback()
-        outer.commit()
-    assert b"+kept\n" in workspace.show(1).patch
 
 
 def everything(fs: HostFilesystem) -> None:

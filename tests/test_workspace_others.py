@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,20 +28,6 @@ from ringfence_sandbox import HostFilesystem, Workspace
 from ringfence_tools import VfsToolsSection
 
 LINES = "".join(f"line {n}\n" for n in range(1, 10))
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    (tmp_path / "root/d").mkdir(parents=True)
-    (tmp_path / "root/a.txt").write_text(LINES)
-    (tmp_path / "root/d/b.txt").write_text("b\n")
-    return tmp_path / "root"
-
-
-@pytest.fixture
-def workspace(root: Path) -> Iterator[Workspace]:
-    with Workspace.open(root, store=root.parent / "store") as workspace:
-        yield workspace
 
 
 def tools(workspace: Workspace, *policies: object) -> tuple[Prompt[object], ToolExecutor]:

@@ -97,6 +97,9 @@ class ToolCallBegun:
 class ToolInvoked:
     """A tool call has ended, in whatever way.
 
+    The result is the one of that moment: a call around this one that fails takes it back with all that it did. That is
+    told by a `Receipt` with the same ``call_id``, whose ``rolled_back_by`` names the call around it.
+
     ``params`` is the params dataclass, or a `RejectedToolParams`. ``rendered_output`` is what the model was sent apart
     from the result's message, and "" where the result has no value.
     """
