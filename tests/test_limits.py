@@ -80,6 +80,12 @@ def test_a_deadline_that_cannot_be_meant_is_refused(
         Deadline(expires_at, started_at)
 
 
+@pytest.mark.parametrize("seconds", [float("nan"), float("inf"), -float("inf"), 1e12])
+def test_a_deadline_that_no_calendar_has_is_refused(seconds: float) -> None:
+    with pytest.raises(ValueError, match="leave it out where there is none"):
+        Deadline.after(seconds)
+
+
 def test_an_expired_deadline_can_be_copied_pickled_and_restored() -> None:
     old = Deadline(datetime(2020, 1, 2, tzinfo=UTC), datetime(2020, 1, 1, tzinfo=UTC))
     assert old.expired

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfence.errors import CallEndedError, ParticipantBusyError
+from ringfence.filesystem import Filesystem, InMemoryFilesystem
 from ringfence.participants import CURRENT_CALL, CallInfo, Transactional, participant_of
 from ringfence.resources import (
     Binding,
@@ -157,6 +158,12 @@ def test_eager_bindings_are_those_declared_so() -> None:
 def test_a_binding_that_cannot_work_is_refused(make: Callable[[], object], error: type[Exception]) -> None:
     with pytest.raises(error, match="Log"):
         make()
+
+
+@pytest.mark.parametrize(("protocol", "made"), [(Log, Log), (Filesystem, InMemoryFilesystem)])
+def test_a_class_in_the_place_of_an_instance_is_refused(protocol: type[Any], made: type[Any]) -> None:
+    with pytest.raises(TypeError, match=rf"the class {made.__name__} is no {protocol.__name__} yet: write"):
+        Binding.instance(protocol, made)
 
 
 # Getting

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -157,6 +157,7 @@ FAILURES: list[tuple[Callable[[ToolContext], Any], str]] = [
     (raising(Nameless()), "Nameless"),
     (lambda context: None, "returned NoneType, not a ToolResult"),
     (lambda context: "text", "returned str, not a ToolResult"),
+    (lambda context: ToolResult("no", success=cast("Any", "no")), "success='no': it is True or False"),
     (lambda context: ToolResult("sorry", Note("why"), success=False), "sorry"),
 ]
 

@@ -43,6 +43,7 @@ from ringfence import (
     ToolExample,
     ToolExecutor,
     ToolResult,
+    reducer,
     tool_transaction,
 )
 from ringfence.adapters import AnthropicAdapter, ModelParams, OpenAIAdapter, ThrottlePolicy, evaluate_with
@@ -149,6 +150,10 @@ MODEL = {
 }
 LIMITS = {"deadline": Deadline.after(60), "heartbeat": Heartbeat()}
 TURNS = [{"text": "Done."}]
+OF_A_WORKSPACE = (
+    *(Workspace.log, Workspace.show, Workspace.diff, Workspace.export, Workspace.undo, Workspace.restore),
+    *(Workspace.aborted_step, Workspace.checkpoint, Workspace.drop_checkpoint, Workspace.gc),
+)
 EXECUTOR = ToolExecutor(prompt=Prompt(TEMPLATE).bind(DelegatedTask("x")), session=Session())
 DISK = {"root": "/nowhere", "store": "/nowhere", "durability": "process"}
 
@@ -267,6 +272,10 @@ GOOD: list[tuple[Callable[..., object], Mapping[str, object]]] = [
     (RunContext, {"run_id": uuid4(), "request_id": uuid4(), "session_id": uuid4(), "trace_id": "t", "span_id": "s"}),
     (Telemetry, {}),
     (opened_by_fsspec, {"filesystem": InMemoryFilesystem()}),
+    (InProcessDispatcher.subscribe, {"self": InProcessDispatcher(), "event_type": Params, "handler": print}),
+    (reducer, {"on": Params}),
+    (Session.restore, {"self": Session(), "snapshot": Session().snapshot()}),
+    *((method, {"self": None, "step": 1, "name": "n", "number": 1, "keep": 1}) for method in OF_A_WORKSPACE),
     (in_a_transaction, {"session": Session()}),
     (agents_tools, {"executor": EXECUTOR}),
     (pydantic_toolset, {"executor": EXECUTOR}),
@@ -287,7 +296,7 @@ GOOD: list[tuple[Callable[..., object], Mapping[str, object]]] = [
 
 
 UNTYPED = ("Any", "object", "ParamsT", "ResultT", "ParamsT | None", "ScanLimits | None", "HasParticipants | None")
-SEEN_LATER = ("rendered_prompt", "before", "can", "history", "connection")
+SEEN_LATER = ("self", "rendered_prompt", "before", "can", "history", "connection")
 """What only tests and ringfence itself give."""
 
 
@@ -322,8 +331,8 @@ def test_an_argument_of_a_wrong_kind_is_refused_by_its_name(
     if parameters[name].kind is inspect.Parameter.VAR_POSITIONAL:
         made = partial(make, wrong)
     else:
-        needed = {each: good[each] for each in good if parameters[each].default is inspect.Parameter.empty}
-        made = partial(make, **{**needed, name: wrong})
+        required = [each for each in good if each in parameters and parameters[each].default is inspect.Parameter.empty]
+        made = partial(make, **{**{each: good[each] for each in required}, name: wrong})
     with pytest.raises((TypeError, ValueError, ringfence.PromptValidationError)) as caught:
         made()
     said = str(caught.value)

@@ -18,6 +18,7 @@ WORDS: Mapping[object, str] = {
     int: "a whole number",
     str: "a text",
     type(None): "None",
+    type: "a class",
     Callable: "a function",
 }
 HOW_MADE: Mapping[str, str] = {
@@ -27,6 +28,7 @@ HOW_MADE: Mapping[str, str] = {
     "Filesystem": "InMemoryFilesystem(), or Workspace.open(path).filesystem",
     "Heartbeat": "Heartbeat()",
     "Session": "Session()",
+    "Snapshot": "Snapshot.from_json(text, types=session.slice_types) makes one of JSON",
     "datetime": "datetime.now(UTC), or Deadline.after(seconds)",
 }
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from ringfence.arguments import checked
 from ringfence.errors import SnapshotRestoreError
-from ringfence.filesystem.lines import line_window, not_utf8
+from ringfence.filesystem.lines import line_window, no_content
 from ringfence.filesystem.memory import moment
 from ringfence.filesystem.paths import check_link_target, normalise, os_error
 from ringfence.filesystem.protocol import (
@@ -362,8 +362,8 @@ class HostFilesystem(Transactional):
     ) -> WriteResult:
         try:
             encoded = content.encode()
-        except UnicodeEncodeError as error:
-            raise not_utf8(error) from None
+        except (UnicodeEncodeError, AttributeError) as error:
+            raise no_content(content, error) from None
         return self.write_bytes(path, encoded, mode=mode, create_parents=create_parents)
 
     def write_bytes(

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from ringfence_sandbox.recovery import Recovered
 
-StepName: TypeAlias = "int | str"
+StepName: TypeAlias = int | str
 """A step: its number, or a name that it was given."""
 
 
@@ -253,6 +253,7 @@ class Workspace:
         with self._looking_alone():
             return self._store.steps()
 
+    @checked
     def log(self, limit: int | None = None) -> Sequence[LogEntry]:
         """The history, newest first: steps, what somebody else changed in between, and the baseline; all of it, or the
         newest ``limit`` entries."""
@@ -275,6 +276,7 @@ class Workspace:
             found = [(number, self._store.commit(commit)) for number, commit in self._store.aborted().items()]
             return [replace(self._entry(record, ()), number=number) for number, record in reversed(found)]
 
+    @checked
     def aborted_step(self, number: int) -> ShownStep:
         """What a call had changed before it was taken back. LookupError where none of that number is kept."""
         with self._looking_alone():
@@ -305,6 +307,7 @@ class Workspace:
         with self._looking_alone():
             return self._store.step_of(self._record(number))
 
+    @checked
     def show(self, step: StepName) -> ShownStep:
         """What a step changed; a name stands for its step. LookupError where there is none, or where what was before
         it was dropped."""
@@ -317,11 +320,13 @@ class Workspace:
         changes = self._changes(before, record.commit)
         return ShownStep(self._store.step_of(record), changes, patch)
 
+    @checked
     def diff(self, a: StepName | None = None, b: StepName | None = None) -> bytes:
         """The patch from the state after step `a` (by default the oldest that is known) to that after `b` (by
         default the newest, with what others changed and the history has seen). A name stands for its step."""
         return self.export(a=a, b=b).text
 
+    @checked
     def export(
         self, fmt: Literal["diff", "mbox"] = "diff", *, a: StepName | None = None, b: StepName | None = None
     ) -> Export:
@@ -417,6 +422,7 @@ class Workspace:
 
     # Changing.
 
+    @checked
     def undo(self, n: int = 1, *, step: StepName | None = None, dry_run: bool = False) -> Reversal:
         """Reverse the newest `n` steps, or ``step`` alone, a number or a name, with regard for later changes.
 
@@ -434,6 +440,7 @@ class Workspace:
             notes = () if dry_run else self._write(plan, before)
         return Reversal(plan.outcomes, plan.reasons, None if dry_run else self._made(transaction, history), notes)
 
+    @checked
     def restore(self, step: StepName, *, dry_run: bool = False) -> Reversal:
         """Bring the files back to what they were after a step; 0 is the baseline, and a name stands for its step.
 
@@ -461,6 +468,7 @@ class Workspace:
         plan.sort()
         return writer.notes
 
+    @checked
     def checkpoint(self, name: str) -> NamedStep:
         """Give the newest step, with what others have changed since, a name: a point that `restore` and `diff` take
         and `gc` keeps, until `drop_checkpoint`. A tool call that gives one and then fails does not take it back.
@@ -471,11 +479,13 @@ class Workspace:
         with self._alone("checkpoint"):
             return self._names.give(name, self._tip())
 
+    @checked
     def drop_checkpoint(self, name: str) -> None:
         """Take a name away. The step stays, as long as `gc` keeps it. LookupError where there is no such name."""
         with self._alone("checkpoint"):
             self._names.drop(name)
 
+    @checked
     def gc(self, keep: int) -> int:
         """Drop what the newest `keep` steps and the named ones do not need; the bytes that this gave back."""
         with self._alone("gc"):

@@ -374,6 +374,8 @@ class ToolExecutor:
             raise TypeError(f"its handler returned {type(result).__name__}, not a ToolResult with a text for a message")
         if type(result.message) is not str:  # a subclass may do anything when it is put together
             result = replace(result, message=str.__str__(result.message))
+        if type(result.success) is not bool:
+            raise TypeError(f"its handler returned a ToolResult with success={result.success!r}: it is True or False")
         if result.success and not offer.fits(result.value):
             raise TypeError(
                 f"its handler returned a value of another type than it declares: {type(result.value).__name__}, "

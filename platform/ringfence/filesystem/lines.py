@@ -80,8 +80,10 @@ def _decoded(content: bytes, encoding: str, path: str) -> str:
         ) from error
 
 
-def not_utf8(error: UnicodeEncodeError) -> ValueError:
-    """What is said of a text that no file can hold."""
+def no_content(text: object, error: UnicodeEncodeError | AttributeError) -> ValueError | TypeError:
+    """What is said of a text that no file can hold, and of what is no text."""
+    if isinstance(error, AttributeError):
+        return TypeError(f"the content of a file is a text, not {text!r:.80}; write_bytes takes bytes")
     return ValueError(
         f"the text cannot be written as UTF-8: it has the lone surrogate {error.object[error.start]!r} at "
         f"character {error.start}; write_bytes takes any bytes"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from ringfence.arguments import checked
 from ringfence.errors import SnapshotRestoreError
 from ringfence.filesystem.differences import changes_since, differences
-from ringfence.filesystem.lines import line_window, not_utf8
+from ringfence.filesystem.lines import line_window, no_content
 from ringfence.filesystem.nodes import Directory, File, Link, Node
 from ringfence.filesystem.paths import check_link_target, normalise, os_error
 from ringfence.filesystem.protocol import (
@@ -153,8 +153,8 @@ class InMemoryFilesystem(Transactional):
     ) -> WriteResult:
         try:
             encoded = content.encode()
-        except UnicodeEncodeError as error:
-            raise not_utf8(error) from None
+        except (UnicodeEncodeError, AttributeError) as error:
+            raise no_content(content, error) from None
         return self.write_bytes(path, encoded, mode=mode, create_parents=create_parents)
 
     def write_bytes(

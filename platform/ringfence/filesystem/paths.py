@@ -31,10 +31,12 @@ def normalise(path: str) -> str:
     Raises:
         PermissionError: it leaves the root.
         ValueError: it has a NUL, cannot be encoded, or is longer than an operating system takes.
+        TypeError: it is no text.
     """
-    if len(path) <= MAX_NAME_BYTES:
-        return _short(path)
-    return _normal(path)
+    try:
+        return _short(path) if len(path) <= MAX_NAME_BYTES else _normal(path)
+    except TypeError:
+        raise TypeError(f"a path is a text, from the root of the workspace, not {path!r}") from None
 
 
 def _normal(path: str) -> str:

@@ -89,6 +89,11 @@ class Binding(Generic[ResourceT]):
             raise ValueError(f"the eager binding of {name} must be a singleton: nothing else outlives its use")
         if isinstance(self.provider, Given) and self.provider.value is None:
             raise ValueError(f"None is no instance of {name}; leave the binding out")
+        if isinstance(self.provider, Given) and _is_class_of(self.protocol, self.provider.value):
+            made = self.provider.value.__name__
+            raise TypeError(
+                f"the class {made} is no {name} yet: write {made}(...), or Binding({name}, ...) to make it later"
+            )
         checkable = getattr(self.protocol, "_is_runtime_protocol", False)
         if checkable and isinstance(self.provider, Given) and not isinstance(self.provider.value, self.protocol):
             near = name.lower()  # where a Workspace is given, say, for its filesystem
@@ -99,3 +104,8 @@ class Binding(Generic[ResourceT]):
     def instance(protocol: type[GivenT], value: GivenT) -> Binding[GivenT]:
         """A binding of a ready-made instance, which its maker keeps: it is not closed with the context."""
         return Binding(protocol, Given(value))
+
+
+def _is_class_of(protocol: type[Any], value: object) -> bool:
+    """Whether it is a class where its instance is meant; a class can be called, and so be what a protocol asks for."""
+    return isinstance(value, type) and not issubclass(protocol, type) and "__call__" not in dir(protocol)

@@ -251,6 +251,7 @@ class InProcessDispatcher:
         self._handlers: dict[type[Any], tuple[Callable[[Any], object], ...]] = {}
         self._lock = threading.Lock()
 
+    @checked
     def subscribe(self, event_type: type[EventT], handler: Callable[[EventT], object]) -> None:
         with self._lock:
             self._handlers[event_type] = (*self._handlers.get(event_type, ()), handler)

@@ -64,9 +64,13 @@ class Deadline:
     @staticmethod
     @checked
     def after(seconds: float, *, clock: Callable[[], datetime] = utc_now) -> Deadline:
-        """The deadline `seconds` from now."""
+        """The deadline `seconds` from now. Raises ValueError for fewer than one, and for more than a calendar has."""
         now = clock()
-        return Deadline(now + timedelta(seconds=seconds), now, clock)
+        try:
+            expires_at = now + timedelta(seconds=seconds)
+        except (OverflowError, ValueError):
+            raise ValueError(f"no deadline is {seconds} seconds from now: leave it out where there is none") from None
+        return Deadline(expires_at, now, clock)
 
     def remaining(self, now: datetime | None = None) -> timedelta:
         """What is left; negative when it has passed."""

@@ -260,6 +260,7 @@ class Session(Transactional):
             tag=tag,
         )
 
+    @checked
     def restore(self, snapshot: Snapshot, *, preserve_logs: bool = True) -> None:
         """Go back to a snapshot, of this session or of one that knows the same slices: what the snapshot does not have
         is emptied. Slices of a policy that it does not cover stay, and so do logs unless ``preserve_logs`` is false.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from datetime import timedelta
+from pathlib import PurePosixPath
+from typing import Any
 
 from ringfence.filesystem.protocol import Filesystem
 from ringfence.testing.looking import FilesystemAbilities, kinds, paths, refused
@@ -135,6 +137,18 @@ class FilesContract(FilesystemAbilities):
             with refused(FileExistsError):
                 fs.write(path, "two", mode="create")
         assert fs.read("a.txt").content == "one"
+
+    def test_a_path_and_a_content_that_are_no_text_are_refused_by_what_they_are(self, fs: Filesystem) -> None:
+        wrong: Any
+        for wrong in (None, 5, b"a.txt", PurePosixPath("a.txt")):
+            with refused(TypeError, saying="a path is a text"):
+                fs.write(wrong, "x")
+            with refused(TypeError, saying="a path is a text"):
+                fs.read(wrong)
+        for wrong in (None, 5, b"x"):
+            with refused(TypeError, saying="the content of a file is a text"):
+                fs.write("a.txt", wrong)
+        assert not fs.list("")
 
     def test_a_write_makes_the_parents_unless_told_not_to(self, fs: Filesystem) -> None:
         with refused(FileNotFoundError):
