@@ -7,6 +7,7 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from enum import Enum
 from functools import cache, wraps
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
@@ -150,7 +151,7 @@ def _said(value: Any, kind: Any) -> str:
     """What is wrong with `value`, in words that follow its name."""
     wrong = next(filter(None, (_wrong_item(value, one) for one in _kinds(kind))), None)
     if wrong is not None:
-        return f"has {_shown(*wrong)}, and each is {_words(wrong[1])}"
+        return f"are each {_words(wrong[1])}, not {_shown(*wrong)}"
     return f"is {_words(kind)}, not {_shown(value, kind)}"
 
 
@@ -166,6 +167,8 @@ def _words(kind: Any) -> str:
         return "a mapping" if issubclass(plain, Mapping) else "a list"
     name = getattr(plain, "__name__", str(plain))
     made = f" ({HOW_MADE[name]})" if name in HOW_MADE else ""
+    if isinstance(plain, type) and issubclass(plain, Enum):
+        made = f", such as {next(iter(plain))}"
     return f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}{made}"
 
 
