@@ -6,9 +6,10 @@ import inspect
 import sys
 import types
 import typing
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import Enum
 from functools import cache, wraps
+from itertools import chain, repeat
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 MadeT = TypeVar("MadeT", bound=Callable[..., Any])
@@ -50,9 +51,10 @@ def checked(made: MadeT) -> MadeT:
 def _checked(function: Callable[..., Any], owner: Any) -> Callable[..., Any]:
     @wraps(function)
     def call(*values: Any, **named: Any) -> Any:
-        for name, value, kind in _given(_parameters(function, owner.__module__), values, named):
-            if not _fits(value, kind):
-                said = _said(value, kind)
+        fits, kinds, positional, rest = _parameters(function, owner.__module__)
+        for name, value in (*zip(chain(positional, repeat(rest)), values, strict=False), *named.items()):
+            if name in fits and not fits[name](value):
+                said = _said(value, kinds[name])
                 wrong = ValueError if isinstance(value, str) and said.startswith("is one of") else TypeError
                 raise wrong(f"{owner.__qualname__}: {name} {said}")
         return function(*values, **named)
@@ -60,16 +62,19 @@ def _checked(function: Callable[..., Any], owner: Any) -> Callable[..., Any]:
     return call
 
 
-Parameters = tuple[Mapping[str, Any], Sequence[str], str]
+Fits = Callable[[Any], bool]
+Parameters = tuple[Mapping[str, Fits], Mapping[str, Any], Sequence[str], str]
 
 
 @cache
 def _parameters(function: Callable[..., Any], module: str) -> Parameters:
-    """What the parameters are annotated with, the names of those that are given by their place, and of ``*rest``."""
+    """What fits the parameters, where anything can be said of it, and their annotations; the names of those that are
+    given by their place, and of ``*rest``."""
     parameters = inspect.signature(function).parameters.values()
     kinds = {one.name: _kind(one.annotation, module) for one in parameters}
+    fits = {name: fit for name, kind in kinds.items() if (fit := _fits(kind)) is not _anything}
     positional = [one.name for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
-    return kinds, positional, next((one.name for one in parameters if one.kind is one.VAR_POSITIONAL), "")
+    return fits, kinds, positional, next((one.name for one in parameters if one.kind is one.VAR_POSITIONAL), "")
 
 
 def _kind(annotation: object, module: str) -> Any:
@@ -81,47 +86,55 @@ def _kind(annotation: object, module: str) -> Any:
         return Any
 
 
-def _given(parameters: Parameters, values: Sequence[Any], named: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Each argument with its name and annotation. Those that are too many are for the call to refuse."""
-    kinds, positional, rest = parameters
-    for place, value in enumerate(values):
-        name = positional[place] if place < len(positional) else rest
-        yield name, value, kinds.get(name, Any)
-    for name, value in named.items():
-        yield name, value, kinds.get(name, Any)
+def _anything(value: Any) -> bool:
+    return True
 
 
-def _fits(value: Any, kind: Any) -> bool:
-    plain = _plain(kind)
-    if len(_kinds(kind)) > 1:
-        return any(_fits(value, one) for one in _kinds(kind))
+def _fits(kind: Any) -> Fits:
+    """What says whether a value is of this kind."""
+    plain, kinds = _plain(kind), _kinds(kind)
+    if len(kinds) > 1:
+        several = [_fits(one) for one in kinds]
+        return _anything if _anything in several else lambda value: any(fits(value) for fits in several)
     if get_origin(kind) is Literal:
-        return value in get_args(kind)
+        return lambda value: value in get_args(kind)
     if not _says_something(plain):
-        return True
+        return _anything
     if plain in (Callable, type):
-        return isinstance(value, plain)
+        return lambda value: isinstance(value, plain)
     if _is_of_several(kind):
-        return _are_several(value, plain) and _wrong_item(value, kind) is None
-    if isinstance(value, type) or (isinstance(value, bool) and plain is not bool):
-        return False  # a class has all that a protocol asks for, and True is a number
-    return isinstance(value, (int, float) if plain is float else plain)
+        each = [_fits(one) for one in get_args(kind) if one is not Ellipsis]
+        return lambda values: (
+            _are_several(values, plain)
+            and all(all(map(fits, items)) for fits, items in zip(each, _items(values), strict=False))
+        )
+    wanted = (int, float) if plain is float else plain
+    # A class has all that a protocol asks for, and True is a number.
+    unwanted = type if plain is bool else (type, bool)
+    return lambda value: isinstance(value, wanted) and not isinstance(value, unwanted)
 
 
 def _are_several(values: object, plain: type[Any]) -> bool:
+    if type(values) in (tuple, list):
+        return not issubclass(plain, Mapping)
     if isinstance(values, (str, bytes, type)) or not isinstance(values, Iterable):
         return False
     return isinstance(values, Mapping) == issubclass(plain, Mapping)
 
 
+def _items(values: Any) -> tuple[Iterable[Any], ...]:
+    """What is in it, in the order of its annotation's arguments. What can be gone through only once is left alone."""
+    if not isinstance(values, Collection):
+        return ()
+    return (values, values.values()) if isinstance(values, Mapping) else (values,)  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+
+
 def _wrong_item(values: Any, kind: Any) -> tuple[Any, Any] | None:
-    """The first that does not fit, and of what kind each is. What can be gone through only once is left alone."""
-    items: list[tuple[Any, Any]] = []
-    if _is_of_several(kind) and _are_several(values, _plain(kind)) and isinstance(values, Collection):
-        items += [(item, get_args(kind)[0]) for item in values]  # pyright: ignore[reportUnknownVariableType]
-        if isinstance(values, Mapping):
-            items += [(item, get_args(kind)[1]) for item in values.values()]  # pyright: ignore[reportUnknownVariableType]
-    return next(((item, one) for item, one in items if not _fits(item, one)), None)
+    """The first that does not fit, and of what kind each is."""
+    if not (_is_of_several(kind) and _are_several(values, _plain(kind))):
+        return None
+    each = ((item, one) for items, one in zip(_items(values), get_args(kind), strict=False) for item in items)
+    return next(((item, one) for item, one in each if not _fits(one)(item)), None)
 
 
 def _is_of_several(kind: Any) -> bool:
@@ -178,8 +191,8 @@ def _shown(value: Any, kind: Any) -> str:
         return f"the class {value.__name__}: write {value.__name__}(...)"
     for one in filter(lambda one: _says_something(_plain(one)), _kinds(kind)):
         near = _plain(one).__name__.lower()  # where a Workspace is given, say, for its filesystem
-        if hasattr(value, near) and _fits(getattr(value, near), one):
+        if hasattr(value, near) and _fits(one)(getattr(value, near)):
             return f"{value!r}: give its .{near}"
-        if _is_of_several(one) and _fits(value, get_args(one)[0]):
+        if _is_of_several(one) and _fits(get_args(one)[0])(value):
             return f"{value!r}: put it in brackets"
     return repr(value)
