@@ -24,9 +24,10 @@ from ringfence import (
 from ringfence.adapters.failures import said_of
 from ringfence.errors import PromptValidationError
 from ringfence.prompt import PathPolicy, PolicyDecision, ProtectedFilesPolicy, ReadBeforeWritePolicy
-from ringfence.runtime import Budget, BudgetTracker, Replace, reducer
-from ringfence_sandbox import Workspace
-from ringfence_tools import VfsToolsSection
+from ringfence.resources import Binding
+from ringfence.runtime import Budget, BudgetTracker, Replace, append_all, reducer
+from ringfence_sandbox import HostFilesystem, Workspace
+from ringfence_tools import PlanningToolsSection, VfsToolsSection
 
 untyped: Any = "abc"
 
@@ -195,6 +196,39 @@ def test_a_budget_beside_a_tracker_of_another_one() -> None:
         adapter.evaluate(Prompt(template()), session=Session(), budget=budget, budget_tracker=BudgetTracker(other))
     assert not adapter.requests
     adapter.evaluate(Prompt(template()), session=Session(), budget=budget, budget_tracker=BudgetTracker(budget))
+
+
+WORD: Any = "log"  # where an enum's member stands
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Session()[Nothing].register(Nothing, append_all, policy=WORD), r"is a SlicePolicy, .*, not 'log'"),
+        (lambda: Session().snapshot(policies=WORD), r"each a SlicePolicy, .*, not 'log'"),
+        (lambda: Session().snapshot(policies=[WORD]), r"each a SlicePolicy, .*, not \['log'\]"),
+        (
+            lambda: Binding(Nothing, lambda resolver: Nothing(), scope=WORD),
+            r"scope is a Scope, .*, not 'log'",
+        ),
+        (
+            lambda: PlanningToolsSection(session=Session(), strategy=WORD),
+            r"strategy is a PlanningStrategy, .*, not 'log'",
+        ),
+        (lambda: BudgetTracker(WORD), r"budget is a Budget \(.*\), not 'log'"),
+        (lambda: PromptTemplate(ns="n", key="k", resources=cast("Any", {})), r"ResourceRegistry.build\(\{...\}\)"),
+    ],
+)
+def test_what_would_count_for_something_else_later(make: Callable[[], object], words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        make()
+
+
+def test_a_durability_that_there_is_not(tmp_path: Path) -> None:
+    wrong: Any = "Power"
+    for make in (Workspace.open, HostFilesystem, HostFilesystem.shared):
+        with pytest.raises(ValueError, match="durability is one of 'process', 'power', not 'Power'"):
+            make(tmp_path, durability=wrong)
 
 
 def test_the_deadline_of_a_budget_is_a_deadline() -> None:

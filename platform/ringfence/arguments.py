@@ -29,6 +29,7 @@ HOW_MADE: Mapping[str, str] = {
     "Deadline": "Deadline.after(seconds) makes one",
     "Filesystem": "InMemoryFilesystem(), or Workspace.open(path).filesystem",
     "Heartbeat": "Heartbeat()",
+    "ResourceRegistry": "ResourceRegistry.build({...}) makes one",
     "Session": "Session()",
     "Snapshot": "Snapshot.from_json(text, types=session.slice_types) makes one of JSON",
     "datetime": "datetime.now(UTC), or Deadline.after(seconds)",

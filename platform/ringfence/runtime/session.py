@@ -250,6 +250,8 @@ class Session(Transactional):
     ) -> Snapshot:
         """What the STATE slices hold now, or those of other policies, or all. Copies and examines no item."""
         covered = frozenset(SlicePolicy if include_all else policies)
+        if covered is not policies and not all(isinstance(one, SlicePolicy) for one in covered):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"policies are each a SlicePolicy, such as SlicePolicy.LOG, not {policies!r}")
         return Snapshot(
             created_at=utc_now(),
             parent_id=None if self.parent is None else self.parent.session_id,

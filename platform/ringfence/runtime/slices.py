@@ -11,6 +11,7 @@ from enum import Enum
 from functools import lru_cache
 from typing import Any, Generic, Protocol, TypeVar
 
+from ringfence.arguments import checked
 from ringfence.errors import SnapshotRestoreError
 from ringfence.participants import CallLock, Mark, current_call
 from ringfence.runtime.events import HandlerFailure
@@ -97,6 +98,7 @@ class SliceAccessor(SliceView[T]):
     def append(self, value: T) -> None:
         self._slices.write(self._slice_type, Append(_value(value)))
 
+    @checked
     def register(
         self, event_type: type[EventT], reducer: Reducer[EventT, T], *, policy: SlicePolicy | None = None
     ) -> None:
