@@ -9,6 +9,8 @@ import pytest
 
 from ringfence import MarkdownSection, Prompt, PromptTemplate, Session, Tool, ToolContext, ToolExecutor, ToolResult
 from ringfence.errors import ToolValidationError
+from ringfence.filesystem import InMemoryFilesystem
+from ringfence_tools import AstevalSection, VfsToolsSection
 
 
 @pytest.mark.parametrize(
@@ -17,6 +19,7 @@ from ringfence.errors import ToolValidationError
         (ToolValidationError("no"), None),
         (FileNotFoundError(errno.ENOENT, "gone", "a"), logging.DEBUG),
         (OSError(errno.ESTALE, "was changed by somebody else", "a"), logging.DEBUG),
+        (OSError(errno.ELOOP, "goes round in circles", "a"), logging.DEBUG),
         (OSError(errno.ENOSPC, "full", "a"), logging.WARNING),
         (KeyError("a mistake"), logging.WARNING),
     ],
@@ -34,3 +37,28 @@ def test_what_a_model_can_mend_is_no_warning(
         assert not ToolExecutor(prompt=prompt, session=Session()).call("a", {}).success
     assert [record.levelno for record in caplog.records] == ([] if level is None else [level])
     assert all(record.exc_info for record in caplog.records)
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "said"),
+    [
+        ("read_file", {"file_path": "a\0b"}, "a path cannot have a NUL"),
+        ("ls", {"path": "x" * 300}, "a name in a path has at most 255 bytes"),
+        ("grep", {"pattern": "a", "path": "\ud800"}, "a path cannot have the lone surrogate"),
+        ("move", {"source": "d", "target": "d/e"}, "a directory cannot be moved into itself"),
+        ("evaluate_python", {"code": "1", "reads": [{"path": "binary"}]}, "binary is not utf-8 text"),
+    ],
+)
+def test_what_a_model_writes_wrongly_is_no_warning(
+    tool: str, arguments: dict[str, object], said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    session = Session()
+    files = InMemoryFilesystem()
+    files.mkdir("d")
+    files.write_bytes("binary", b"\xff")
+    sections = [VfsToolsSection(session=session, filesystem=files), AstevalSection(session=session)]
+    prompt = Prompt(PromptTemplate(ns="n", key="k", sections=sections))
+    with prompt.resources, caplog.at_level(logging.DEBUG, logger="ringfence"):
+        result = ToolExecutor(prompt=prompt, session=session).call(tool, arguments)
+    assert result.message.startswith(said)
+    assert caplog.records == []

@@ -195,7 +195,10 @@ class _Files:
         return self._filesystem
 
     def read_declared(self) -> dict[str, str]:
-        return {path: self.text(path) for path in self._named}
+        try:
+            return {path: self.text(path) for path in self._named}
+        except ValueError as error:
+            raise ToolValidationError(str(error)) from None
 
     def text(self, path: str) -> str:
         place = self._place(path)

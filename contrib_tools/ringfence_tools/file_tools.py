@@ -227,7 +227,10 @@ class _FileTools:
             raise ToolValidationError(
                 f"{_name(target)} is a directory: target is the new path itself, such as {inside}"
             )
-        filesystem.move(source, target, overwrite=True)
+        try:
+            filesystem.move(source, target, overwrite=True)
+        except ValueError as error:
+            raise ToolValidationError(str(error)) from None
         return ToolResult.ok(MovedFile(_name(source), _name(target)), f"moved {_name(source)} to {_name(target)}")
 
     def glob(self, params: Glob, *, context: ToolContext) -> ToolResult[FoundPaths]:

@@ -571,7 +571,7 @@ EXPECTED = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectory
 
 def _log(name: str, error: Exception) -> None:
     """A mistake in a handler is shown to whoever set no logging up; what the model is told, and can mend, is not."""
-    told = isinstance(error, EXPECTED) or (isinstance(error, OSError) and error.errno == errno.ESTALE)
+    told = isinstance(error, EXPECTED) or (isinstance(error, OSError) and error.errno in (errno.ESTALE, errno.ELOOP))
     logger.log(logging.DEBUG if told else logging.WARNING, "%s failed", name, exc_info=error)
 
 

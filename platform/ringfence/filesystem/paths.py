@@ -8,6 +8,8 @@ import re
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from ringfence.errors import ToolValidationError
+
 if TYPE_CHECKING:
     from ringfence.filesystem.protocol import Filesystem
 
@@ -133,8 +135,15 @@ def from_model(filesystem: Filesystem, text: str, *, mount_point: str | None = N
 
     Raises:
         PermissionError: it leaves the root.
-        ValueError: it cannot be a path.
+        ToolValidationError: it cannot be a path.
     """
+    try:
+        return _meant(filesystem, text, mount_point)
+    except ValueError as error:
+        raise ToolValidationError(str(error)) from None
+
+
+def _meant(filesystem: Filesystem, text: str, mount_point: str | None) -> str:
     exact = _below_mount(text, mount_point)
     if filesystem.exists(exact):
         return exact
