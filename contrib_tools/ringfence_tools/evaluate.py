@@ -42,7 +42,8 @@ Compute with `evaluate_python`: it evaluates a small part of Python (expressions
 the value of the last expression.
 
 - Name files in `reads` and find their texts in `vfs_reads["path"]`, or call `read_text("path")`.
-- `write_text("path", text)` makes a new file. To replace or extend one, name it in `writes` with its mode as well.
+- `write_text("path", text)` makes a new file. To replace or extend one that you have read, name it in `writes` with its
+  mode as well.
 - Files are written when the code has come to its end, all of them or none, at most {MAX_WRITES} in a call."""
 
 
@@ -112,7 +113,8 @@ class AstevalSection(Section[None]):
     """`evaluate_python` without a container: in a process of its own, killed at its time limit, that has the files of
     the workspace and nothing else of this machine.
 
-    The files are those of ``filesystem``, where one is given, else of the prompt's `Filesystem` resource.
+    The files are those of ``filesystem``, where one is given, else of the prompt's `Filesystem` resource. One that is
+    there is written over only after the model itself has read it, with the `read_file` of a `VfsToolsSection`, say.
     """
 
     def __init__(
