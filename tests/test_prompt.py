@@ -81,6 +81,11 @@ def prompt(*sections: Section[Any], **arguments: Any) -> Prompt[Any]:
 # Templates
 
 
+def test_a_prompt_for_text_may_say_so() -> None:
+    assert Prompt[None](PromptTemplate(ns="n", key="k")).structured_output is None
+    assert Prompt[None](PromptTemplate[None](ns="n", key="k")).structured_output is None
+
+
 @pytest.mark.parametrize("missing", ["ns", "key"])
 def test_a_template_needs_a_namespace_and_a_key(missing: str) -> None:
     given = {"ns": "n", "key": "k"}

@@ -75,6 +75,10 @@ def test_a_long_text_is_cut_in_the_middle_and_says_so() -> None:
     assert "characters left out" in text
 
 
+def test_a_result_may_say_of_what_it_is() -> None:
+    assert ToolResult[Plain]("m", Plain("a")) == ToolResult("m", Plain("a"))
+
+
 def test_a_result_with_render_is_renderable() -> None:
     assert isinstance(Own("x"), ToolRenderableResult)
 

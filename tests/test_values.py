@@ -8,11 +8,13 @@ import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import FrozenInstanceError, dataclass, field, replace
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import pytest
 
 from ringfence.values import can_change, quick_maker, quickly_made
+
+ItemT = TypeVar("ItemT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,25 @@ class Named:
 
 def test_a_field_may_be_called_what_the_making_calls_things() -> None:
     assert quick_maker(Named)("a", made="b") == quickly_made(Named)("a", made="b") == Named("a", "b", "no")
+
+
+@quickly_made
+@dataclass(frozen=True, slots=True)
+class Box(Generic[ItemT]):
+    item: ItemT
+
+
+class Marked(Box[int]):
+    """A class of somebody's own, which may remember more."""
+
+
+def test_a_generic_one_may_say_of_what_it_is() -> None:
+    assert Box[int](3) == Box(3)
+    marked = Marked(3)
+    marked.more = 4  # pyright: ignore[reportAttributeAccessIssue]
+    assert vars(marked) == {"more": 4}
+    with pytest.raises(FrozenInstanceError):
+        marked.item = 4  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @MAKERS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import types
 from collections import deque
 from collections.abc import Callable
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import MISSING, Field, FrozenInstanceError, fields, is_dataclass
 from datetime import date, time, timedelta
 from decimal import Decimal
 from enum import Enum
@@ -30,7 +30,21 @@ def quickly_made(kind: type[ValueT]) -> type[ValueT]:
     quick = _function("__init__", ["self", *_parameters(known, scope)], lines, scope)
     quick.__qualname__, quick.__module__ = known.__init__.__qualname__, kind.__module__
     known.__init__ = quick
+    known.__setattr__ = _refusing(known)
     return kind
+
+
+def _refusing(kind: Any) -> Callable[[Any, str, object], None]:
+    """The ``__setattr__`` that `dataclass` means: on Python 3.11 its own fails with slots, where a generic class is
+    told its arguments (``ToolResult[Plan](...)``), since it knows the class as it was before it got them."""
+    names = frozenset(field.name for field in fields(kind))
+
+    def refusing(self: Any, name: str, value: object) -> None:
+        if type(self) is kind or name in names:
+            raise FrozenInstanceError(f"cannot assign to field {name!r}")
+        object.__setattr__(self, name, value)
+
+    return refusing
 
 
 def quick_maker(kind: Callable[Arguments, ValueT]) -> Callable[Arguments, ValueT]:

@@ -247,6 +247,8 @@ class Prompt(TypeArgument, Generic[OutputT]):
             template = made(**parts)
         elif parts:
             raise TypeError(f"a template has these already: {', '.join(parts)}")
+        elif declared in (None, type(None)) and template.structured_output is None:
+            pass  # of a template that does not say that its answer is text, too
         elif declared not in (UNDECLARED, Any, template.type_argument):
             raise PromptValidationError(f"the template's answer is not of type {declared!r}")
         self.template = template
