@@ -28,7 +28,7 @@ from ringfence_sandbox.history import ChangedFiles, ScannedStates
 from ringfence_sandbox.kernel import set_mode, sync_filesystem
 from ringfence_sandbox.records import Json
 from ringfence_sandbox.scan import Exclusion, ScanResult
-from ringfence_sandbox.stat_cache import Stamp
+from ringfence_sandbox.stat_cache import Attributes, Stamp, attributes_from_json, attributes_json
 from ringfence_sandbox.step_history import Differing, StepHistory
 from ringfence_sandbox.store import ABORTED, PreparedStep, Store
 from ringfence_sandbox.unknown import Unknown
@@ -91,6 +91,8 @@ class Before:
     """Of what deeds before the call are about, and of other names of what they hold, by path."""
     displaced: Displaced = Displaced()
     """What those deeds hold, which is in the commit too."""
+    attributes: Mapping[str, Attributes] = field(default_factory=dict[str, Attributes])
+    """The extended attributes of what has any, by path."""
 
     def inode(self, path: str) -> int | None:
         """The inode at a path; None where it is not known, as may be after a crash."""
@@ -116,7 +118,11 @@ class Before:
         left: Json = {
             path: [left.reason, left.inode, left.size, left.mtime_ns, left.mode] for path, left in self.left.items()
         }
-        return json.dumps({"left": left, "inodes": {**self.inodes}, "displaced": self.displaced.to_json()}).encode()
+        attributes = attributes_json(self.attributes)
+        inodes: Json = {**self.inodes}
+        displaced = self.displaced.to_json()
+        more = {"left": left, "inodes": inodes, "displaced": displaced, "attributes": attributes}
+        return json.dumps(more).encode()
 
     def with_more(self, more: bytes) -> Before:
         """With what `more` gave."""
@@ -125,7 +131,8 @@ class Before:
         inodes = cast("dict[str, int]", found["inodes"])
         displaced = Displaced.from_json(found.get("displaced"))
         rows = {path: Left(*row) for path, row in left.items()}
-        return replace(self, left=rows, inodes=inodes, displaced=displaced)
+        attributes = attributes_from_json(found.get("attributes", {}))
+        return replace(self, left=rows, inodes=inodes, displaced=displaced, attributes=attributes)
 
 
 @dataclass(slots=True)
@@ -188,6 +195,7 @@ class Brackets:
                 prepared = store.prepare(states, info, unknown=unknown, sync=self._power)
         commit = store.tip if prepared is None else prepared.commit
         assert commit is not None, "a tree that was looked at has a commit"
+        attributes = history.attributes
         history.stand_for(commit)
         return Before(
             commit,
@@ -197,6 +205,7 @@ class Brackets:
             {path: self._left(path, reason, found.stamps.get(path)) for path, reason in found.excluded.items()},
             inodes,
             displaced,
+            attributes,
         )
 
     def _scan(self, commit: str | None, displaced: Displaced, keep: Callable[[bytes], str] | None = None) -> ScanResult:

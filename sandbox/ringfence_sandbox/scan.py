@@ -19,7 +19,7 @@ from ringfence_sandbox.entries import Entry, Meta
 from ringfence_sandbox.folders import Folder
 from ringfence_sandbox.history_states import States
 from ringfence_sandbox.kernel import mounts_below
-from ringfence_sandbox.stat_cache import FINE_TICK_NS, Stamp, StatCache, is_settled, stamp_of
+from ringfence_sandbox.stat_cache import FINE_TICK_NS, Attributes, Stamp, StatCache, attributes_of, is_settled, stamp_of
 
 MAX_DEPTH = 256
 _NOATIME = getattr(os, "O_NOATIME", 0)
@@ -214,6 +214,7 @@ class Scanner:
         # Where the directory has the stamp it had, no name has come or gone. (Its size is left out of it.)
         if known.get("") != stamp_of(status):
             there = (fresh.keys() | {name for name, _ in to_read}).difference(gone)
+            self._cache.note(path, attributes_of(descriptor))
             self._directory(path, status, before.get(), there, set(folders))
         if is_settled(status, self._clock):
             fresh[""] = stamp_of(status)
@@ -288,9 +289,11 @@ class Scanner:
         if reason is None:
             kind, steady = "file", True
             try:
-                content = _at_once(parent, name, status) if stat.S_ISREG(status.st_mode) else None
-                if content is None:
-                    kind, content, status, steady = self._content(parent, name, status)
+                once = _at_once(parent, name, status) if stat.S_ISREG(status.st_mode) else None
+                if once is None:
+                    kind, content, attributes, status, steady = self._content(parent, name, status)
+                else:
+                    content, attributes = once
             except FileNotFoundError:
                 return False
             except OSError as error:
@@ -299,6 +302,7 @@ class Scanner:
                 reason = "unreadable"
             else:
                 self._found.read += 1
+                self._cache.note(path, attributes)
                 stamp = self._found.stamps[path] = stamp_of(status)
                 self._take(path, old, Entry(kind, _meta(status, link=_link(status)), self._keep(content)))
                 if not steady:
@@ -332,12 +336,12 @@ class Scanner:
 
     def _content(
         self, parent: int, name: str, status: os.stat_result
-    ) -> tuple[Literal["file", "symlink"], bytes, os.stat_result, bool]:
-        """What it is, its bytes, its status when they were read, and whether it was left alone meanwhile."""
+    ) -> tuple[Literal["file", "symlink"], bytes, Attributes, os.stat_result, bool]:
+        """What it is, its bytes, its extended attributes, its status then, and whether it was left alone meanwhile."""
         if stat.S_ISLNK(status.st_mode):
             target = os.fsencode(os.readlink(name, dir_fd=parent))
             again = os.stat(name, dir_fd=parent, follow_symlinks=False)
-            return "symlink", target, status, stamp_of(again) == stamp_of(status)
+            return "symlink", target, {}, status, stamp_of(again) == stamp_of(status)
         descriptor = _open(name, parent, _FILE)
         try:
             attempts = 0
@@ -345,9 +349,10 @@ class Scanner:
                 attempts += 1
                 status = os.fstat(descriptor)
                 content = _read(descriptor, status.st_size, self._limits.max_file_bytes)
+                attributes = attributes_of(descriptor)
                 steady = stamp_of(os.fstat(descriptor)) == stamp_of(status)
                 if steady or attempts == _ATTEMPTS:
-                    return "file", content, status, steady
+                    return "file", content, attributes, status, steady
         finally:
             os.close(descriptor)
 
@@ -428,13 +433,14 @@ def _open(name: str, parent: int, flags: int) -> int:
         return os.open(name, flags, dir_fd=parent)
 
 
-def _at_once(parent: int, name: str, status: os.stat_result) -> bytes | None:
-    """The bytes of a regular file that nobody has touched between ``status`` and their end; else None."""
+def _at_once(parent: int, name: str, status: os.stat_result) -> tuple[bytes, Attributes] | None:
+    """The bytes and extended attributes of a regular file that nobody has touched since ``status``; else None."""
     descriptor = _open(name, parent, _FILE)
     try:
         content = os.read(descriptor, status.st_size + 1)
+        attributes = attributes_of(descriptor)
         steady = len(content) == status.st_size and stamp_of(os.fstat(descriptor)) == stamp_of(status)
-        return content if steady else None
+        return (content, attributes) if steady else None
     except BlockingIOError:  # it has become a pipe
         return None
     finally:

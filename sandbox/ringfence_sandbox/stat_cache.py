@@ -8,17 +8,20 @@ one. So an entry is only made for a file that had been left alone for longer tha
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from ringfence_sandbox.entries import Entry
 from ringfence_sandbox.packs import replacing
+from ringfence_sandbox.records import Json
 
-MAGIC = b"ringfence stat cache 1\n"
+MAGIC = b"ringfence stat cache 2\n"
 FINE_TICK_NS = 20_000_000
 COARSE_TICK_NS = 2_000_000_000
 
@@ -27,6 +30,12 @@ Stamp: TypeAlias = tuple[int, int, int, int]
 _STAMP_FORMAT = "QqqQ"
 _STAMP = struct.Struct("<" + _STAMP_FORMAT)
 _FOLDER = struct.Struct("<II")
+_SIZE = struct.Struct("<I")
+_OF_THE_SYSTEM = frozenset({"security.selinux", "system.nfs4_acl"})
+"""Extended attributes that everything may have, of which a new file gets its own."""
+
+Attributes: TypeAlias = dict[str, bytes]
+"""Extended attributes."""
 
 
 def stamp_of(status: os.stat_result) -> Stamp:
@@ -40,15 +49,44 @@ def is_settled(status: os.stat_result, clock_ns: int) -> bool:
     return status.st_ctime_ns < clock_ns - tick
 
 
+def attributes_of(descriptor: int) -> Attributes:
+    """The extended attributes of an open file or directory; none where its filesystem has none."""
+    try:
+        names = os.listxattr(descriptor)
+        return {name: os.getxattr(descriptor, name) for name in names if name not in _OF_THE_SYSTEM} if names else {}
+    except OSError:
+        return {}
+
+
+def attributes_json(found: Mapping[str, Attributes]) -> dict[str, Json]:
+    """Extended attributes by path, for JSON."""
+    return {path: {name: value.hex() for name, value in one.items()} for path, one in found.items()}
+
+
+def attributes_from_json(value: object) -> dict[str, Attributes]:
+    """What `attributes_json` gave."""
+    found = cast("dict[str, dict[str, str]]", value)
+    return {path: {name: bytes.fromhex(text) for name, text in one.items()} for path, one in found.items()}
+
+
 @dataclass(slots=True)
 class StatCache:
     """Stamps by directory and name ("" is the directory itself); ``commit`` is the step whose state they stand for.
+    ``attributes`` has those of all that have any and a stamp, by path.
 
     Whoever publishes a step moves it on: `forget` (or `set`) every path of the step, then set ``commit``.
     """
 
     commit: str | None = None
     folders: dict[str, dict[str, Stamp]] = field(default_factory=dict[str, dict[str, Stamp]])
+    attributes: dict[str, Attributes] = field(default_factory=dict[str, Attributes])
+
+    def note(self, path: str, attributes: Attributes) -> None:
+        """Remember the extended attributes of what was looked at."""
+        if attributes:
+            self.attributes[path] = attributes
+        elif self.attributes:
+            self.attributes.pop(path, None)
 
     def get(self, path: str) -> Stamp | None:
         folder, _, name = path.rpartition("/")
@@ -70,6 +108,8 @@ class StatCache:
             names = self.folders.get(known)
             if names is not None:
                 names.pop(name if known != path else "", None)
+        for known in [known for known in self.attributes if f"{known}/".startswith(f"{path}/")]:
+            del self.attributes[known]
         if path in self.folders and path:
             below = f"{path}/"
             for known in [known for known in self.folders if known == path or known.startswith(below)]:
@@ -93,7 +133,11 @@ class StatCache:
 
     def save(self, path: Path) -> None:
         """Write it, with a checksum; a crash leaves the old one or the new one."""
-        parts = [(self.commit or "").encode().ljust(40, b" ")]
+        known = {
+            path: one for path, one in self.attributes.items() if self.get(path) or self.get(f"{path}/".lstrip("/"))
+        }
+        attributes = json.dumps(attributes_json(known)).encode()
+        parts = [(self.commit or "").encode().ljust(40, b" "), _SIZE.pack(len(attributes)), attributes]
         for folder, names in self.folders.items():
             raw = os.fsencode("\0".join([folder, *names]))
             stamps = struct.pack("<" + _STAMP_FORMAT * len(names), *chain.from_iterable(names.values()))
@@ -113,7 +157,9 @@ class StatCache:
         if data[: len(MAGIC)] != MAGIC or hashlib.sha256(data[start:]).digest() != data[len(MAGIC) : start]:
             return cls()
         cache = cls(data[start : start + 40].decode().strip() or None)
-        at = start + 40
+        (length,) = _SIZE.unpack_from(data, start + 40)
+        at = start + 40 + _SIZE.size + length
+        cache.attributes = attributes_from_json(json.loads(data[at - length : at]))
         while at < len(data):
             length, count = _FOLDER.unpack_from(data, at)
             at += _FOLDER.size

@@ -23,7 +23,7 @@ from ringfence_sandbox.history_objects import BLOB, object_id
 from ringfence_sandbox.kernel import Before, nothing_before
 from ringfence_sandbox.scan import Exclusion, ScanLimits, Scanner, ScanResult, follow
 from ringfence_sandbox.spool import Spool
-from ringfence_sandbox.stat_cache import Stamp, StatCache
+from ringfence_sandbox.stat_cache import Attributes, Stamp, StatCache
 from ringfence_sandbox.store import PreparedStep, Store
 from ringfence_sandbox.unknown import NOTHING, Move, Unknown
 
@@ -228,6 +228,11 @@ class StepHistory(History):
             self._cache = StatCache.load(self.store.folder / _CACHE)
         follow(self._cache, self.store.states, commit)
         return {folder: names.copy() for folder, names in self._cache.folders.items()}
+
+    @property
+    def attributes(self) -> Mapping[str, Attributes]:
+        """The extended attributes of what is in the tree, as the last scan saw them, by path."""
+        return {} if self._cache is None else self._cache.attributes.copy()
 
     def look(self) -> ScanResult:
         """Take in the tree as it is: the baseline where there is none, else what somebody else changed, if anything.

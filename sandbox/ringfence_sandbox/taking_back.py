@@ -12,7 +12,6 @@ import hashlib
 import os
 import stat
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
@@ -24,12 +23,11 @@ from ringfence_sandbox.entries import Entry
 from ringfence_sandbox.history_states import States
 from ringfence_sandbox.kernel import Before as Announce
 from ringfence_sandbox.kernel import Renames, lstat, set_mode
-from ringfence_sandbox.stat_cache import stamp_of
+from ringfence_sandbox.stat_cache import attributes_of, stamp_of
 from ringfence_sandbox.undoing import Hold, TakenBack
 
 _UNREACHABLE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 _IN_THE_WAY = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY, errno.EXDEV})
-_NO_XATTR_OF_OTHER_BYTES = frozenset({"security.capability"})
 
 
 class TakingBack:
@@ -238,6 +236,7 @@ class TakingBack:
         standing = next((path for path in group if self._stands(path, wanted, alone=len(group) == 1)), None)
         if standing is not None:
             with self._files.parent(standing) as (at, name):
+                self._attributes_at(at, name, standing)
                 self._dress(at, name, wanted, standing)
             first = standing
         else:
@@ -311,22 +310,41 @@ class TakingBack:
                 rest = memoryview(content)
                 while rest:
                     rest = rest[os.write(descriptor, rest) :]
-                self._copy_attributes(path, descriptor)
+                self._give_attributes(descriptor, path)  # while it may be written
                 self._dress(holding.descriptor, str(slot), wanted, path)
+                self._give_attributes(descriptor, path)  # a new owner may have cost some
             finally:
                 os.close(descriptor)
         return slot
 
-    def _copy_attributes(self, path: str, descriptor: int) -> None:
-        """Of what the call left at the path, if that is a file: what it had before is not known."""
-        with suppress(OSError), self._files.parent(path) as (at, name):
-            original = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=at)
-            try:
-                for attribute in os.listxattr(original):
-                    if attribute not in _NO_XATTR_OF_OTHER_BYTES:
-                        os.setxattr(descriptor, attribute, os.getxattr(original, attribute))
-            finally:
-                os.close(original)
+    def _give_attributes(self, descriptor: int, path: str) -> None:
+        """Give what is made anew for a path the extended attributes that the one there had, and no others."""
+        has, wanted = attributes_of(descriptor), self.before.attributes.get(path, {})
+        if has == wanted:
+            return
+        self._announce("setxattr")
+        try:
+            for attribute in has.keys() - wanted.keys():  # of the directory's default ACL, say
+                os.removexattr(descriptor, attribute)
+            for attribute, value in wanted.items():
+                os.setxattr(descriptor, attribute, value)
+        except OSError:  # some are only root's to give
+            note = f"{path} has not all of its extended attributes, which only root can bring back"
+            self._done.notes += [note] if note not in self._done.notes else []
+
+    def _attributes_at(self, at: int, name: str, path: str) -> None:
+        """`_give_attributes` to a file or directory that is there, if it was chosen: it may be another one than before
+        and have its inode's number."""
+        if path not in self._items or stat.S_ISLNK(os.lstat(name, dir_fd=at).st_mode):
+            return
+        try:
+            descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=at)
+        except PermissionError:  # the call has made it unreadable, or it was before
+            return
+        try:
+            self._give_attributes(descriptor, path)
+        finally:
+            os.close(descriptor)
 
     def _put(self, path: str, slot: int) -> None:
         """Give what is in a slot its name. Somebody else's at the path stays, and is a conflict."""
@@ -416,6 +434,7 @@ class TakingBack:
             try:
                 with self._files.parent(path) as (at, name):
                     if stat.S_ISDIR(os.lstat(name, dir_fd=at).st_mode):
+                        self._attributes_at(at, name, path)  # first: what is dressed already is not looked at again
                         self._dress(at, name, wanted, path)
             except OSError as error:
                 self._conflict_or_raise(path, error)

@@ -1,0 +1,130 @@
+"""Extended attributes of what a program replaces or removes in an opaque call that is taken back."""
+
+from __future__ import annotations
+
+import os
+import struct
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ringfence.testing import held_call
+from ringfence.testing.killing import as_nobody, killed_at
+from ringfence_sandbox import HostFilesystem, Workspace
+
+ACL = struct.pack(
+    "<I" + "HHI" * 5, 2, 1, 7, 2**32 - 1, 2, 6, 12345, 4, 5, 2**32 - 1, 16, 7, 2**32 - 1, 32, 5, 2**32 - 1
+)
+DAMAGE = """
+    cp a.txt t; echo more >> t; mv t a.txt
+    rm gone; rm -r d; mv moved elsewhere; cp same t; mv t same
+    mkdir d; echo n > d/new
+"""
+Attributes = dict[str, dict[str, bytes]]
+
+
+def attributes(root: Path) -> Attributes:
+    """Of all that has any, by path."""
+    found = {path: {name: os.getxattr(path, name) for name in os.listxattr(path)} for path in [root, *root.rglob("*")]}
+    return {str(path.relative_to(root)): one for path, one in found.items() if one}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    root = tmp_path / "root"
+    (root / "d/e").mkdir(parents=True)
+    try:
+        for path in ("a.txt", "gone", "d/f", "moved", "same", "d/e/plain", "new"):
+            (root / path).write_text(path)
+        for path in ("a.txt", "gone", "d", "d/f", "moved", "same"):
+            os.setxattr(root / path, "user.of", path.encode())
+        for path in ("gone", "a.txt", "d"):
+            os.setxattr(root / path, "system.posix_acl_access", ACL)
+        os.setxattr(root / "d", "system.posix_acl_default", ACL)
+    except OSError as error:
+        pytest.skip(f"this filesystem has no such attributes: {error}")
+    return root
+
+
+@pytest.fixture(params=["as it is opened", "after a scan", "opened anew", "without a history"])
+def fs(root: Path, request: pytest.FixtureRequest) -> Iterator[HostFilesystem]:
+    store = root.parent / "store"
+    if request.param == "without a history":
+        with HostFilesystem(root, store=store) as filesystem:
+            yield filesystem
+        return
+    if request.param == "opened anew":
+        os.utime(root / "gone", ns=(10**18, 10**18))
+        Workspace.open(root, store=store).close()
+    with Workspace.open(root, store=store) as workspace:
+        if request.param == "after a scan":
+            with held_call(workspace.filesystem, opaque=True) as call:
+                call.rollback()
+        yield workspace.filesystem
+
+
+def damage(root: Path) -> None:
+    subprocess.run(["sh", "-ec", DAMAGE], cwd=root, check=True)
+
+
+def test_they_come_back_with_what_they_are_of(root: Path, fs: HostFilesystem) -> None:
+    before = attributes(root)
+    for _ in range(2):
+        with held_call(fs, opaque=True) as call:
+            damage(root)
+            assert attributes(root) != before
+            assert call.rollback().conflicts == ()
+        assert attributes(root) == before
+
+
+def test_those_that_a_typed_change_and_somebody_have_set_meanwhile_come_back(root: Path, fs: HostFilesystem) -> None:
+    fs.write("a.txt", "written")
+    fs.move("moved", "n/moved")
+    os.setxattr(root / "n/moved", "user.of", b"another")
+    os.removexattr(root / "gone", "user.of")
+    before = attributes(root)
+    with held_call(fs, opaque=True) as call:
+        subprocess.run(["sh", "-ec", "rm -r n gone; cp a.txt t; mv t a.txt"], cwd=root, check=True)
+        call.rollback()
+    assert attributes(root) == before
+
+
+def test_a_new_file_in_the_place_of_another_has_none_of_its(root: Path, fs: HostFilesystem) -> None:
+    with held_call(fs, opaque=True) as call:
+        subprocess.run(["sh", "-ec", "mv a.txt new"], cwd=root, check=True)
+        (root / "a.txt").write_text("new")
+        call.rollback()
+    assert "new" not in attributes(root)
+
+
+def test_they_come_back_without_root(root: Path) -> None:
+    def work() -> None:
+        for path in ("a.txt", "d/f", "same"):
+            os.chmod(root / path, 0o400)
+        os.chmod(root / "d", 0o500)
+        before, modes = attributes(root), [os.lstat(path).st_mode for path in sorted(root.rglob("*"))]
+        store = root.parent / "store"
+        with HostFilesystem(root, store=store) as fs, held_call(fs, opaque=True) as call:
+            subprocess.run(["sh", "-ec", "chmod 700 d; rm -f same; rm -rf d a.txt gone"], cwd=root, check=True)
+            report = call.rollback()
+        assert attributes(root) == before, report
+        assert [os.lstat(path).st_mode for path in sorted(root.rglob("*"))] == modes
+
+    as_nobody(work, root.parent)
+
+
+@pytest.mark.parametrize("point", range(0, 60, 4))
+def test_they_come_back_after_kills(root: Path, point: int) -> None:
+    before, store = attributes(root), root.parent / "store"
+
+    def called(announced: Callable[[str], None]) -> None:
+        with Workspace.open(root, store=store) as workspace, held_call(workspace.filesystem, opaque=True):
+            damage(root)
+            announced("damaged")
+
+    assert killed_at(0, called)
+    killed_at(point, lambda announced: Workspace.open(root, store=store, before=announced).close())
+    Workspace.open(root, store=store).close()
+    assert attributes(root) == before
