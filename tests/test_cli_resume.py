@@ -249,7 +249,7 @@ def test_a_damaged_record_is_said(tree: Path) -> None:
 
 def ringfence(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "ringfence_cli", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, text=True, timeout=60)
 
 
 def script(tree: Path, name: str, *turns: Mapping[str, Any]) -> str:
@@ -509,3 +509,40 @@ def test_the_time_that_a_run_has_taken_is_gone_for_its_resume(tree: Path) -> Non
     record.write_text("".join(f"{line}\n" for line in (*lines, json.dumps(spent))))
     refused = resumed(tree)
     assert (refused.returncode, "--deadline TIME" in refused.stderr) == (2, True)
+
+
+KILLED = """
+import os, signal, sys
+from ringfence_cli.main import main
+from ringfence_sandbox.core import Core
+
+outcome, write_commit = sys.argv.pop(1), Core._write_commit
+
+
+def killed(core, recorded):
+    if core._label[0] != "call_2" or outcome == "committed":
+        write_commit(core, recorded)
+    if core._label[0] == "call_2":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+Core._write_commit = killed
+main()
+"""
+
+
+@pytest.mark.parametrize(("outcome", "then"), [("rolled_back", "run"), ("committed", "run"), ("committed", "serve")])
+def test_the_receipt_that_a_kill_has_cut_off_is_in_the_file_of_the_next(tree: Path, outcome: str, then: str) -> None:
+    receipts, writes = (
+        tree.parent / "receipts.jsonl",
+        [call("write_file", file_path=name, content="x") for name in "bc"],
+    )
+    run = ["run", tree, "--model", script(tree, "1.jsonl", calls(*writes), DONE), "--receipts", receipts]
+    command = [sys.executable, "-c", KILLED, outcome, *map(str, run), "--task", "Write."]
+    assert subprocess.run(command, check=False, timeout=60).returncode == -signal.SIGKILL
+    ended = ringfence(*run, "--resume") if then == "run" else ringfence("serve", tree, "--receipts", receipts)
+    assert ended.returncode == 0, ended.stderr
+    first, cut_off, *_ = [json.loads(line) for line in receipts.read_text().splitlines()]
+    assert (first["call_id"], first["recovered"]) == ("call_1", False)
+    assert (cut_off["call_id"], cut_off["recovered"], cut_off["outcome"]) == ("call_2", True, outcome)
+    assert [change["path"] for change in cut_off["changes"]] == (["c"] if outcome == "committed" else [])

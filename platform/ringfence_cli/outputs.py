@@ -10,12 +10,18 @@ import stat
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ringfence.adapters.core import ModelText, ModelTurn
 from ringfence.runtime.receipts import Receipt
+from ringfence.runtime.transaction import new_id
 from ringfence_cli.terminal import put
 from ringfence_tools.planning import Plan
+
+if TYPE_CHECKING:
+    from ringfence_sandbox.workspace import Workspace
 
 _NOT_ASCII = re.compile("[^\x00-\x7e]")
 
@@ -128,3 +134,44 @@ class ReceiptsFile(OutputFile):
             # A model's arguments that no JSON can hold (nested too deeply) must not cost the call its receipt.
             record = replace(receipt, params=reprlib.repr(receipt.params)).to_json()
         self.write(json_line(record))
+
+    def complete(self, workspace: Workspace) -> None:
+        """Write the receipt that a crash has cut off, if opening the workspace had to end a call."""
+        receipt = _of_recovered(workspace)
+        if receipt is not None:
+            self.call(receipt, None, "")
+
+
+def _of_recovered(workspace: Workspace) -> Receipt | None:
+    """What is known of a call whose process was killed."""
+    recovered = workspace.recovered
+    if recovered is None or not recovered.call_id or recovered.outcome == "set aside":
+        return None
+    receipt = Receipt(
+        receipt_id=new_id(),
+        call_id=recovered.call_id,
+        tool=recovered.tool,
+        params=None,
+        outcome="rolled_back",
+        message="; ".join(["its process was killed", *recovered.notes]),
+        started_at=datetime.now(UTC),
+        duration_seconds=0.0,
+        session_id="",
+        prompt_name="",
+        conflicts=recovered.conflicts,
+        recovered=True,
+    )
+    if recovered.outcome == "rolled back":
+        return receipt
+    step = next((entry for entry in workspace.log() if entry.number), None)
+    if step is None or step.number is None or step.call_id != recovered.call_id:  # it has changed nothing
+        return replace(receipt, outcome="committed")
+    return replace(
+        receipt,
+        outcome="committed",
+        receipt_id=step.receipt_id,
+        started_at=step.created_at,
+        session_id=step.session_id,
+        changes=workspace.show(step.number).changes,
+        commit=step.commit,
+    )

@@ -145,6 +145,8 @@ def _run(options: Options, signals: Signals, answer: OneObject, said: Callable[[
                 keep_out(workspace, file.path, f"the {what} of this run comes there")
         if isinstance(workspace, DiskWorkspace) and (recovered := workspace.opened.recovered) is not None:
             errors.say(recovery(recovered))
+            if receipts is not None:
+                receipts.complete(workspace.opened)
         if not options.quiet:
             for line in left_out(workspace.left_out):
                 errors.say(line)

@@ -61,6 +61,7 @@ class Receipt:
     commit: str | None = None
     """The git object id of the step, where the workspace keeps a history."""
     recovered: bool = False
+    """Whether the process of the call was killed: then this is what the next opening of the workspace knows of it."""
     exit_code: int | None = None
     """Of the command that the call ran, where its result has one."""
     rolled_back_by: str | None = None

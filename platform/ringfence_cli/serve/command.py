@@ -71,6 +71,7 @@ def serve(options: ServeOptions, signals: Signals) -> int:
                 receipts = _receipts(options.receipts, stack)
                 if receipts is not None and isinstance(workspace, DiskServed):
                     keep_out(workspace.workspace, receipts.path, "the receipts of this server come there")
+                    receipts.complete(workspace.workspace.opened)
                 Client(workspace, _nothing).close()  # what no client could begin with is said now
         except PromptValidationError as error:
             raise unfit(error, options.directory, options.place.workspace) from None
