@@ -336,6 +336,17 @@ def test_files_that_take_each_other_s_places_are_moved_and_stay_whose_they_were(
     assert "1 files" in agent(lambda files: files.delete("docs/x.md")).message
 
 
+@pytest.mark.parametrize("others", [9, 1])
+def test_two_limits_on_deletions_count_a_file_once(files: Filesystem, others: int) -> None:
+    agent = Agent(files, [DeletionLimitPolicy(max_files=1), DeletionLimitPolicy(max_files=others)])
+    assert agent(lambda files: (files.write("mine", "x"), files.write("mine too", "x"))).success
+    assert agent(lambda files: (files.delete("mine"), files.delete("mine too"))).success, "its own"
+    assert agent(lambda files: files.delete("docs/x.md")).success
+    assert agent(lambda files: files.write("docs/x.md", "back")).success
+    assert agent(lambda files: files.delete("docs/x.md")).success
+    assert not agent(lambda files: files.delete("src/a.py")).success, "somebody else's, after one"
+
+
 def test_what_was_rolled_back_does_not_count_as_removed(files: Filesystem) -> None:
     def delete_and_fail(files: Filesystem) -> None:
         files.delete("README.md")

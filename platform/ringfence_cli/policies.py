@@ -95,7 +95,7 @@ def policies_of(directory: Path, specs: Sequence[str]) -> tuple[Policy, ...]:
 
 
 def _strictest(policies: Sequence[Policy]) -> tuple[Policy, ...]:
-    """Of several limits on deletions the lowest: they count in one place, each on top of the other."""
+    """Of several limits on deletions the lowest, which says all that they do."""
     limits = [policy for policy in policies if isinstance(policy, DeletionLimitPolicy)]
     lowest = min(limits, key=lambda limit: limit.max_files, default=None)
     return tuple(policy for policy in policies if policy is lowest or policy not in limits)

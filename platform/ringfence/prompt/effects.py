@@ -107,7 +107,7 @@ class DeletionLimitPolicy:
     """A session removes at most so many files of those that it did not make itself.
 
     Emptied, or replaced by something else than a file, counts as removed; moved does not. What comes back under its
-    path counts no longer.
+    path counts no longer. Several of these, in a prompt and its sections, have one count, and each its limit.
     """
 
     name = "deletion_limit"
@@ -135,12 +135,20 @@ class DeletionLimitPolicy:
 
     def on_result(self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext) -> None:
         changes = changes_of(context)
-        if changes:
+        if changes and self._is_who_counts(tool, context):
             for which, known in zip(("removed", "made"), self._after(changes, context), strict=True):
                 state = policy_state(context, self.name, self._scope(context, which))
                 if known != state.invoked_keys:
                     changed = PolicyState(self.name, frozenset(), known, state.scope)
                     context.session[PolicyState].exchange(state, changed)
+
+    def _is_who_counts(self, tool: Tool[Any, Any], context: ToolContext) -> bool:
+        """Of several the first: counted again, a file of one's own that is gone would be somebody else's."""
+        try:
+            told = context.prompt.policies_told_of(tool.name)
+        except KeyError:  # a call of a past run, whose tools this prompt does not have
+            return True
+        return next((one for one in told if isinstance(one, DeletionLimitPolicy)), self) is self
 
     def _after(self, changes: Sequence[Change], context: ToolContext) -> tuple[PathHashes, PathHashes]:
         """What counts as removed, and what as made by the session, when these changes are kept."""
