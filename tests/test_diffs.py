@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -237,8 +238,9 @@ MOVES: list[tuple[str, Tree, Tree, int]] = [
     ("into a directory in a removed one's place", {"a": TWO, "x": ONE}, {"a/b": ONE}, 1),
     ("out of a directory whose place a file takes", {"a/b": ONE}, {"a": TWO, "c": ONE}, 1),
     ("round, each into the place of the other's directory", {"a/b": ONE, "c": TWO}, {"a": TWO, "c/d": ONE}, 1),
-    ("an empty file", {"a": FileState(b"")}, {"b": FileState(b"")}, 0),
-    ("a link", {"a": FileState(b"x", SYMLINK)}, {"b": FileState(b"x", SYMLINK)}, 0),
+    ("an empty file", {"a": FileState(b"")}, {"b": FileState(b"")}, 1),
+    ("a link", {"a": FileState(b"x", SYMLINK)}, {"b": FileState(b"x", SYMLINK)}, 1),
+    ("a link to the bytes of a file", {"a": FileState(b"x", SYMLINK)}, {"b": FileState(b"x")}, 0),
 ]
 
 
@@ -270,6 +272,15 @@ def test_a_file_that_only_moved_is_a_rename_for_git(tmp_path: Path, before: Tree
     assert found(tmp_path) == after
     git_apply(tmp_path, patch, "--reverse")
     assert found(tmp_path) == before
+
+
+def test_of_files_that_are_alike_those_of_one_name_are_a_rename() -> None:
+    empty = FileState(b"")
+    before = {f"old/{name}/__init__.py": empty for name in "ab"} | {"old/a/py.typed": empty}
+    after = {path.replace("old/", "a/new/"): empty for path in before}
+    renames = re.findall(rb"rename from old/(\S+)\nrename to a/new/(\S+)\n", patch_of_trees(before, after))
+    assert sorted(name for _, name in renames) == sorted(os.fsencode(path.removeprefix("old/")) for path in before)
+    assert {os.path.basename(old) == os.path.basename(new) for old, new in renames} == {True}
 
 
 def of_files(names: set[str], states: list[FileState]) -> Tree:

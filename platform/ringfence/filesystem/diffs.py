@@ -41,7 +41,7 @@ class FileState:
 def patch_of(changes: Sequence[Change], before: Callable[[str], bytes], after: Callable[[str], bytes]) -> bytes:
     """The patch for a change set; ``before`` and ``after`` give the bytes of its files by path, and are only asked for
     those that differ. Directories, and permissions other than to execute, are nothing that a patch can hold. A file
-    that is gone and one that is new with the same bytes are a rename.
+    or link that is gone and one that is new and the same are a rename.
 
     Deletions and renames come first, so that a directory can take a file's place.
     """
@@ -63,21 +63,37 @@ def patch_of(changes: Sequence[Change], before: Callable[[str], bytes], after: C
 
 
 def _moved(changes: Sequence[Change]) -> dict[str, Change]:
-    """By the path of each file that is new, the change of one that is gone and had its bytes, if there is any. Not of
-    empty files, which are alike by chance; nor where one path is above the other, which patches cannot say."""
-    gone: dict[str, list[Change]] = {}
-    for change in reversed(changes):
-        if change.after is None and change.before is not None and change.before.size and change.before.content_hash:
-            gone.setdefault(change.before.content_hash, []).append(change)
+    """By the path of each file or link that is new, the change of one that is gone and was alike, if there is any: of
+    several, as git has it, rather one of the same name. Not where one path is above the other, which no patch can say.
+    """
+    gone = [(known, one) for one in changes if one.after is None and (known := _known_by(one.before))]
+    new = [(known, one) for one in changes if one.before is None and (known := _known_by(one.after))] if gone else []
     moved: dict[str, Change] = {}
-    for change in changes if gone else ():
-        if change.before is None and change.after is not None and change.after.kind == "file":
-            like = gone.get(change.after.content_hash or "", [])
-            for place in reversed(range(len(like))):
-                if not _one_above_the_other(change.path, like[place].path):
-                    moved[change.path] = like.pop(place)
+    for named in (True, False):
+        taken = {source.path for source in moved.values()}
+        like: dict[tuple[str, str, str], list[Change]] = {}
+        for known, change in reversed(gone):
+            if change.path not in taken:
+                like.setdefault((*known, _name(change.path) if named else ""), []).append(change)
+        for known, change in new:
+            if change.path in moved:
+                continue
+            sources = like.get((*known, _name(change.path) if named else ""), [])
+            for place in reversed(range(len(sources))):
+                if not _one_above_the_other(change.path, sources[place].path):
+                    moved[change.path] = sources.pop(place)
                     break
     return moved
+
+
+def _known_by(version: FileVersion | None) -> tuple[str, str] | None:
+    """The kind of a file or a link, and what says that another one is the same."""
+    content = None if version is None else version.target if version.kind == "symlink" else version.content_hash
+    return None if version is None or content is None else (version.kind, content)
+
+
+def _name(path: str) -> str:
+    return path.rpartition("/")[2]
 
 
 def _one_above_the_other(one: str, other: str) -> bool:
