@@ -18,8 +18,10 @@ import pytest
 
 from ringfence.testing import held_call
 from ringfence.testing.printed import lasting, printed
+from ringfence_cli.history import recovery
 from ringfence_cli.noted_tasks import noted_tasks
 from ringfence_sandbox import HostFilesystem, Workspace
+from ringfence_sandbox.recovery import Recovered
 
 
 def call(name: str, **arguments: object) -> dict[str, object]:
@@ -296,6 +298,7 @@ def test_without_a_history_every_command_says_so(tree: Path, name: str) -> None:
         ("show 7", "the history has no step 7: it has 0 to 2"),
         ("diff 2 1", "name the earlier one first"),
         ("undo 7", "the history has 2 steps, so 7 cannot be undone"),
+        ("export --output no/where", "'no/where' cannot be written: No such file or directory\n"),
         ("undo --step 0", "the baseline is no step"),
         ("undo 0", "0 is not in the range"),
         ("restore 9", "no step 9"),
@@ -345,6 +348,14 @@ def test_a_killed_run_is_recovered(tree: Path) -> None:
     assert ringfence("recover", tree).stderr == b"there was nothing to recover\n"
 
 
+def test_what_recovery_has_kept_is_said_with_the_command_that_shows_it(tmp_path: Path) -> None:
+    with Workspace.open(tmp_path) as workspace, held_call(workspace.filesystem, opaque=True) as call:
+        (tmp_path / "made").write_text("half")
+        note = call.rollback().notes[0]
+    said = recovery(Recovered("rolled back", "c9", "a test", notes=(note,)), Path("my \\1"))
+    assert said.endswith("; what they were is kept: `ringfence show 'my \\1' 1 --aborted` has it")
+
+
 def test_a_call_that_still_runs_is_not_said_to_wait(tree: Path) -> None:
     run(tree)
     with Workspace.open(tree) as workspace, held_call(workspace.filesystem, call_id="c9") as held:
@@ -369,7 +380,7 @@ def test_an_interrupted_run_keeps_its_steps_and_says_how_to_undo_them(tree: Path
     assert process.returncode == 130
     steps = len(as_json("log", tree)["log"]) - 1
     assert f"{steps} step" in errors.decode()
-    assert f"`ringfence undo {tree} {steps}` takes them back" in errors.decode()
+    assert f"`ringfence undo {tree} {steps}` takes " in errors.decode()
     assert ringfence("undo", tree, str(steps)).returncode == 0
     assert lasting(printed(tree)) == before
 

@@ -53,7 +53,7 @@ def test_a_store_that_cannot_be_made_is_said(tree: Path, monkeypatch: pytest.Mon
         (["--task", "x", "--model", "gpt"], "there is no model 'gpt'"),
         (["--task", " "], "it is empty"),
         (["--resume"], "no interrupted run"),
-        (["--task", "x", "--patch", "/nowhere/there"], "cannot be written"),
+        (["--task", "x", "--patch", "/nowhere/there"], "'/nowhere/there' cannot be written: No such file"),
         (["--task", "x", "--policy", "tests:make:/src/**"], "does not have: make"),
     ],
 )

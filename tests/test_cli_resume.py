@@ -351,6 +351,7 @@ def test_a_run_that_failed_says_how_it_can_go_on(tree: Path) -> None:
     done = ringfence("run", tree, "--task", "Write.", "--model", script(tree, "1.jsonl", write))
     assert done.returncode == 3
     assert f"`ringfence run {tree} --resume" in done.stderr
+    assert f"1 step in {tree}: `ringfence undo {tree} 1` takes it back" in done.stderr
 
 
 @pytest.mark.parametrize(

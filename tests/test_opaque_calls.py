@@ -1073,7 +1073,8 @@ def test_the_command_line_shows_what_was_taken_back(root: Path, tmp_path: Path) 
     [entry] = json.loads(ringfence("log", str(root), "--aborted", "--json"))["log"]
     assert (entry["number"], entry["kind"]) == (1, "aborted")
     shown = ringfence("show", str(root), "1", "--aborted")
-    assert shown.startswith("taken back 1: a test")
+    assert shown.startswith("taken back 1: a test, call ")
+    assert "session" not in shown.splitlines()[0], "it is not kept of what was taken back"
     assert "+kept" in shown
 
 

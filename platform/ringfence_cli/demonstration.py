@@ -21,12 +21,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ringfence.adapters.core import ModelText, ModelTurn
-from ringfence.adapters.failures import said_of
 from ringfence.adapters.scripted import ScriptedAdapter
 from ringfence.errors import SandboxUnavailableError
 from ringfence.runtime.receipts import Receipt
 from ringfence_cli.disk import DiskWorkspace
-from ringfence_cli.printable import outcome_words
+from ringfence_cli.printable import outcome_words, why
 from ringfence_cli.report import summary
 from ringfence_cli.run import watched
 from ringfence_cli.sandbox_commands import UNAVAILABLE
@@ -131,7 +130,7 @@ def _place(keep: Path | None, stack: ExitStack) -> Path:
     try:
         keep.mkdir()
     except OSError as error:
-        raise click.BadParameter(f"{str(keep)!r} cannot be made: {said_of(error)}", param_hint="'--keep'") from None
+        raise click.BadParameter(f"{str(keep)!r} cannot be made: {why(error)}", param_hint="'--keep'") from None
     return keep
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import itertools
 import os
+import re
 import shlex
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping
@@ -23,7 +24,7 @@ from ringfence.filesystem.paths import shown
 from ringfence.runtime.receipts import change_json
 from ringfence_cli.noted_tasks import forget_tasks, noted_tasks
 from ringfence_cli.outputs import json_line
-from ringfence_cli.printable import one_line, plural, printable
+from ringfence_cli.printable import one_line, plural, printable, why
 from ringfence_cli.signals import Signals
 from ringfence_cli.terminal import ErrorStream, put, put_diff
 from ringfence_sandbox import Workspace
@@ -68,7 +69,7 @@ def opened(directory: Path, signals: Signals, *, changes: bool, dry_run: bool = 
                     return
             with Workspace.open(directory) as workspace:
                 if workspace.recovered is not None:
-                    ErrorStream().say(recovery(workspace.recovered))
+                    ErrorStream().say(recovery(workspace.recovered, directory))
                 yield workspace
     except KeyboardInterrupt:
         ErrorStream().say("ringfence: interrupted; `ringfence log` has what is done")
@@ -81,7 +82,7 @@ def opened(directory: Path, signals: Signals, *, changes: bool, dry_run: bool = 
         raise click.ClickException(said_of(error)) from None
 
 
-def recovery(recovered: Recovered) -> str:
+def recovery(recovered: Recovered, directory: Path) -> str:
     """What opening did about a crash, for a person."""
     call = f"the tool call {recovered.call_id} ({recovered.tool})" if recovered.call_id else "a change"
     said = {
@@ -90,7 +91,9 @@ def recovery(recovered: Recovered) -> str:
         "set aside": f"{call} of another directory that was here before is set aside",
     }[recovered.outcome]
     more = [*(f"conflict: {shown(path)}" for path in recovered.conflicts), *recovered.notes]
-    return "\n  ".join([said, *more])
+    show = f"`ringfence show {_quoted(directory)}"
+    said = "\n  ".join([said, *more])
+    return re.sub(r"is kept as aborted/(\d+)", lambda kept: f"is kept: {show} {kept[1]} --aborted` has it", said)
 
 
 def log(directory: Path, signals: Signals, as_json: bool, aborted: bool, limit: int | None) -> int:
@@ -141,7 +144,7 @@ def export(
         try:
             output.write_bytes(exported.text)
         except OSError as error:
-            raise click.UsageError(f"{str(output)!r} cannot be written: {said_of(error)}") from None
+            raise click.UsageError(f"{str(output)!r} cannot be written: {why(error)}") from None
     if as_json:
         paths = [shown(path) for path in exported.left_out]
         unknown = [{"path": shown(path), "reason": reason} for path, reason in exported.unknown.items()]
@@ -288,7 +291,8 @@ def _paths(paths: tuple[str, ...]) -> str:
 
 
 def _title(step: Step) -> str:
-    who = f"{step.tool}, call {step.call_id}, session {step.session_id}" if step.number else "the workspace as found"
+    session = f", session {step.session_id}" if step.session_id else ""
+    who = f"{step.tool}, call {step.call_id}{session}" if step.number else "the workspace as found"
     return f"step {step.number}: {who}, {step.created_at.isoformat(timespec='seconds')}"
 
 

@@ -94,7 +94,7 @@ def _store(root: Path | None) -> LocalPromptOverridesStore:
     try:
         return LocalPromptOverridesStore(root)
     except PromptOverridesError as error:
-        raise click.UsageError(f"{error}; or --root") from None
+        raise click.UsageError(str(error).replace("root_path=", "--root")) from None
 
 
 def _prompt(spec: str) -> Prompt[Any]:

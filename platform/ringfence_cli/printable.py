@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 
+from ringfence.adapters.failures import said_of
 from ringfence.runtime.events import RejectedToolParams
 from ringfence.runtime.receipts import Receipt
 
@@ -33,6 +34,11 @@ def one_line(text: str, limit: int) -> str:
     """`text` for one line of at most `limit` characters, which end in "..." where there was more."""
     flat = " ".join(printable(text[: 4 * limit]).split())
     return flat if len(flat) <= limit and len(text) <= 4 * limit else flat[: limit - 3] + "..."
+
+
+def why(error: Exception) -> str:
+    """What went wrong with a file that the message names already."""
+    return error.strerror if isinstance(error, OSError) and error.strerror else said_of(error)
 
 
 def plural(count: int, noun: str) -> str:

@@ -22,7 +22,7 @@ from ringfence_cli.disk import DiskWorkspace
 from ringfence_cli.history import recovery
 from ringfence_cli.outputs import OneObject, OutputFile, ReceiptsFile
 from ringfence_cli.policies import policies_of, unfit
-from ringfence_cli.printable import plural, printable
+from ringfence_cli.printable import plural, printable, why
 from ringfence_cli.report import as_json, left_out, summary
 from ringfence_cli.report_file import ReportFile
 from ringfence_cli.report_page import About, page
@@ -144,7 +144,7 @@ def _run(options: Options, signals: Signals, answer: OneObject, said: Callable[[
             if file is not None:
                 keep_out(workspace, file.path, f"the {what} of this run comes there")
         if isinstance(workspace, DiskWorkspace) and (recovered := workspace.opened.recovered) is not None:
-            errors.say(recovery(recovered))
+            errors.say(recovery(recovered, options.directory))
             if receipts is not None:
                 receipts.complete(workspace.opened)
         if not options.quiet:
@@ -238,8 +238,8 @@ def _what_next(options: Options, ending: Ending, workspace: RunWorkspace) -> Ite
     if isinstance(workspace, DiskWorkspace) and workspace.is_part:
         yield f"{workspace.is_part}: what it changed is told from where it was resumed"
     if steps := workspace.steps():
-        undo = f"`ringfence undo {quoted} {steps}`"
-        yield f"{plural(steps, 'step')} in {options.directory}: {undo} takes them back"
+        undo = f"`ringfence undo {quoted} {steps}` takes {'it' if steps == 1 else 'them'} back"
+        yield f"{plural(steps, 'step')} in {options.directory}: {undo}"
     if isinstance(workspace, DiskWorkspace):
         if ending.outcome != "done":
             anew = "".join(f" {option}" for option in ending.used_up)
@@ -288,7 +288,7 @@ def model_of(spec: str, files: ExitStack) -> LoopAdapter:
             return ScriptedAdapter(name)
         return files.enter_context(provider_of(kind, name))
     except OSError as error:
-        raise click.BadParameter(f"{name!r} cannot be read: {said_of(error)}", param_hint="'--model'") from None
+        raise click.BadParameter(f"{name!r} cannot be read: {why(error)}", param_hint="'--model'") from None
     except (ValueError, ImportError, RecursionError) as error:
         raise click.BadParameter(str(error), param_hint="'--model'") from None
 
@@ -311,7 +311,7 @@ def task_of(text: str) -> str:
         try:
             text = Path(text[1:]).read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
-            raise click.BadParameter(f"{text[1:]!r} cannot be read: {said_of(error)}", param_hint="'--task'") from None
+            raise click.BadParameter(f"{text[1:]!r} cannot be read: {why(error)}", param_hint="'--task'") from None
     if not text.strip():
         raise click.BadParameter("it is empty: say what is to be done", param_hint="'--task'")
     return text
@@ -372,4 +372,4 @@ def _opened(kind: type[OutputT], path: Path | None, files: ExitStack) -> OutputT
     try:
         return files.enter_context(closing(kind(path)))
     except OSError as error:
-        raise click.UsageError(f"{str(path)!r} cannot be written: {said_of(error)}") from None
+        raise click.UsageError(f"{str(path)!r} cannot be written: {why(error)}") from None

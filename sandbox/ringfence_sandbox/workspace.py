@@ -527,5 +527,6 @@ class Workspace:
             raise ValueError(f"the number of steps to undo is 1 or more, it cannot be {n}")
         found = [record for record in self._store.commits() if record.number]
         if len(found) < n:
-            raise LookupError(f"the history has {len(found)} steps, so {n} cannot be undone")
+            there = f"{len(found)} step{'s' if len(found) > 1 else ''}" if found else "no step yet"
+            raise LookupError(f"the history has {there}, so {n} cannot be undone")
         return found[:n]

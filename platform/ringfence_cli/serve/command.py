@@ -21,7 +21,7 @@ from ringfence.errors import PromptValidationError, SandboxUnavailableError
 from ringfence.runtime.receipts import Receipt
 from ringfence_cli.outputs import ReceiptsFile
 from ringfence_cli.policies import policies_of, unfit
-from ringfence_cli.printable import printable
+from ringfence_cli.printable import printable, why
 from ringfence_cli.sandbox_commands import UNAVAILABLE
 from ringfence_cli.serve import stdio
 from ringfence_cli.serve.clients import Client
@@ -180,7 +180,7 @@ def _receipts(path: Path | None, stack: ExitStack) -> ReceiptsFile | None:
     try:
         return stack.enter_context(closing(ReceiptsFile(path)))
     except OSError as error:
-        raise click.UsageError(f"{str(path)!r} cannot be written: {said_of(error)}") from None
+        raise click.UsageError(f"{str(path)!r} cannot be written: {why(error)}") from None
 
 
 def _write(receipts: ReceiptsFile, errors: ErrorStream, receipt: Receipt) -> None:

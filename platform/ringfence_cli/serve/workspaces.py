@@ -132,7 +132,7 @@ class DiskServed:
 
     def notes(self) -> Iterator[str]:
         if (recovered := self.workspace.opened.recovered) is not None:
-            yield recovery(recovered)
+            yield recovery(recovered, self.directory)
         yield from left_out(self.workspace.left_out)
 
     def close(self) -> None:
