@@ -120,6 +120,15 @@ def test_writes_are_all_or_none(tools: ToolExecutor, files: InMemoryFilesystem) 
     assert files.read("numbers.txt").content == "3\n4\n5\n"
 
 
+@pytest.mark.parametrize("again", ["new.txt", "./new.txt", "/new.txt"])
+def test_a_file_is_written_once_in_whatever_spelling(
+    tools: ToolExecutor, files: InMemoryFilesystem, again: str
+) -> None:
+    result = evaluated(tools, f"write_text('new.txt', '1')\nwrite_text('{again}', '2')")
+    assert "new.txt is written twice" in result.message
+    assert not files.exists("new.txt")
+
+
 def test_a_file_is_written_over_only_after_it_was_read(tools: ToolExecutor, files: InMemoryFilesystem) -> None:
     code, writes = "write_text('numbers.txt', '6')", [{"path": "numbers.txt", "mode": "overwrite"}]
     assert "has not been read" in evaluated(tools, code, writes=writes).message

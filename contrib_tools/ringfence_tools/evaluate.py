@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -216,8 +217,11 @@ class _Files:
         wanted: dict[str, tuple[str, WriteMode]] = {
             path: (write.content, write.mode) for path, write in self._writes.items()
         }
+        places = {path: self._place(path) for path in computed}
+        if twice := [place for place, times in Counter(places.values()).items() if times > 1]:
+            raise ToolValidationError(f"{shown(twice[0])} is written twice: put its contents together")
         for path, (content, mode) in computed.items():
-            place = self._place(path)
+            place = places[path]
             if place in self.read:
                 raise ToolValidationError(f"{shown(place)} was read in this call: write it in another one")
             declared = self._writes.get(place)
