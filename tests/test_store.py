@@ -4,12 +4,14 @@ import os
 import resource
 import shutil
 import zlib
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterator, Set
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from dulwich.objects import RawObjectID
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,7 +22,9 @@ from ringfence_sandbox.deltas import Before, applied, delta
 from ringfence_sandbox.entries import Entry, Meta, Pending, decode_lines, encode_line
 from ringfence_sandbox.git_names import escaped, unescaped
 from ringfence_sandbox.history_gc import gc
-from ringfence_sandbox.packs import open_packs
+from ringfence_sandbox.history_objects import BLOB, object_id
+from ringfence_sandbox.object_log import pack_entry
+from ringfence_sandbox.packs import open_packs, write_pack
 from ringfence_sandbox.reversal import Workspace, plan_undo
 from ringfence_sandbox.rows import Rows
 from ringfence_sandbox.store import SEAL_BYTES, PreparedStep, Store
@@ -360,6 +364,22 @@ def test_a_pack_that_is_deleted_while_it_is_opened_is_said_to_be_missing(store: 
     pack.unlink()
     with pytest.raises(FileNotFoundError, match="deleted meanwhile"):
         open_packs(pack.parent)
+
+
+@pytest.mark.parametrize("number", [100, 40_000])
+def test_a_pack_says_of_every_id_whether_it_has_it(tmp_path: Path, number: int) -> None:
+    ids = {b"\7\7" + b"\1" * 18, b"\7\7" + b"\2" * 18, *(object_id(BLOB, b"%d" % one) for one in range(number))}
+    across = b"\7" + b"\1" * 18 + b"\7"  # the end of the first and the beginning of the second
+
+    def entries(take: Callable[[bytes, bytes], None]) -> None:
+        for oid in ids:
+            take(oid, pack_entry(BLOB, b""))
+
+    write_pack(tmp_path, len(ids), entries)
+    others = [bytes(20), b"\xff" * 20, across, *(object_id(BLOB, b"no %d" % one) for one in range(number))]
+    with closing(open_packs(tmp_path)[0]) as pack:
+        assert all(RawObjectID(oid) in pack for oid in ids)
+        assert not any(RawObjectID(oid) in pack for oid in others)
 
 
 def test_two_logs_after_a_crash_in_sealing_are_no_harm(store: Store) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import mmap
 import os
+import struct
 import zlib
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
@@ -12,13 +14,53 @@ from pathlib import Path
 from typing import BinaryIO
 
 from dulwich.object_format import SHA1
-from dulwich.objects import RawObjectID
+from dulwich.objects import ObjectID, RawObjectID, hex_to_sha
 from dulwich.pack import OFS_DELTA, REF_DELTA, Pack, PackFileDisappeared, write_pack_index_v2
 
 from ringfence_sandbox.object_log import entry_header, pack_entry, sync_directory
 from ringfence_sandbox.places import not_written
 
 _HEADER_BYTES = 12
+_INDEX_2 = b"\xfftOc\0\0\0\2"
+_UP_TO = struct.Struct(">256I")
+"""For each first byte of an id, how many ids begin with it or a lesser one."""
+_ID_BYTES = 20
+_FIRST_ID = len(_INDEX_2) + _UP_TO.size
+_SEARCHED_IDS = 64
+"""So many are searched at once, sooner than in steps."""
+
+
+class SearchedPack(Pack):
+    """A pack that says soon whether it has an object: nearly all that it is asked for are new.
+
+    dulwich's own answer takes three times as long, and every object of a step is asked for in every pack.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """``path`` is that of its files, without the suffix. FileNotFoundError where the index is not there."""
+        super().__init__(str(path), object_format=SHA1)
+        with open(f"{path}.idx", "rb") as file:
+            self._ids = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._up_to = _UP_TO.unpack_from(self._ids, len(_INDEX_2)) if self._ids[: len(_INDEX_2)] == _INDEX_2 else ()
+
+    def __contains__(self, sha1: ObjectID | RawObjectID) -> bool:
+        oid = sha1 if len(sha1) == _ID_BYTES else hex_to_sha(ObjectID(sha1))
+        up_to, first = self._up_to, oid[0]
+        if not up_to:  # an index of a git of long ago
+            return super().__contains__(sha1)
+        low, high = up_to[first - 1] if first else 0, up_to[first]
+        while high - low > _SEARCHED_IDS:
+            middle = (low + high) // 2
+            at = _FIRST_ID + middle * _ID_BYTES
+            low, high = (low, middle) if oid < self._ids[at : at + _ID_BYTES] else (middle, high)
+        at, end = _FIRST_ID + low * _ID_BYTES, _FIRST_ID + high * _ID_BYTES
+        while (at := self._ids.find(oid, at, end)) != -1 and (at - _FIRST_ID) % _ID_BYTES:
+            at += 1  # the end of one id and the beginning of the next
+        return at != -1
+
+    def close(self) -> None:
+        super().close()
+        self._ids.close()
 
 
 @contextmanager
@@ -105,7 +147,7 @@ def open_packs(folder: Path) -> list[Pack]:
     packs: list[Pack] = []
     try:
         for name in names:
-            packs.append(Pack(str(name.with_suffix("")), object_format=SHA1))
+            packs.append(SearchedPack(name.with_suffix("")))
             _ = packs[-1].index, packs[-1].data  # which opens them
     except BaseException as error:
         for pack in packs:
