@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TypeAlias
 
-from ringfence.participants import Change, FileVersion, make_file_version
+from ringfence.participants import Change, FileVersion, make_change, make_file_version
 from ringfence_sandbox.confined import CHUNK_BYTES, Confined, Looks, is_reserved, open_file
 from ringfence_sandbox.holding import Holding
 from ringfence_sandbox.records import Deed, Identity
@@ -187,7 +187,7 @@ class Differences:
     def _note(self, path: str, before: FileVersion | None, after: FileVersion | None, node: _Node) -> None:
         unhashed = before is not None and before.kind == "file" and before.content_hash is None
         if before != after or (unhashed and node.where != (IN_TREE, path)):
-            self._found.append(Change(path, before, after))
+            self._found.append(make_change(path, before, after))
 
     def _before(self, node: _Node) -> FileVersion | None:
         if node.where is None:

@@ -6,9 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from ringfence.values import quickly_made
+from ringfence.values import quick_maker, quickly_made
 
 Kind: TypeAlias = Literal["file", "directory", "symlink"]
+_BACKSLASH, _NEWLINE = b"\\\n"
+"""As numbers: to ask whether bytes are in bytes takes ten times as long."""
 
 
 @quickly_made
@@ -25,6 +27,9 @@ class Meta:
     gid: int
     mtime_ns: int
     link: int = 0
+
+
+make_meta = quick_maker(Meta)
 
 
 @quickly_made
@@ -45,6 +50,9 @@ class Entry:
         )
 
 
+make_entry = quick_maker(Entry)
+
+
 @quickly_made
 @dataclass(frozen=True, slots=True)
 class Pending:
@@ -57,8 +65,9 @@ class Pending:
 
 def encode_line(name: bytes, meta: Meta) -> bytes:
     """One line for a path; ``name`` is its true name in its directory, "." the directory itself."""
-    written = name.replace(b"\\", b"\\\\").replace(b"\n", b"\\n") if b"\\" in name or b"\n" in name else name
-    return b"%o %d %d %d %d %b\n" % (meta.mode, meta.uid, meta.gid, meta.mtime_ns, meta.link, written)
+    if _BACKSLASH in name or _NEWLINE in name:
+        name = name.replace(b"\\", b"\\\\").replace(b"\n", b"\\n")
+    return b"%o %d %d %d %d %b\n" % (meta.mode, meta.uid, meta.gid, meta.mtime_ns, meta.link, name)
 
 
 def decode_lines(blob: bytes) -> list[tuple[bytes, Meta]]:
@@ -73,7 +82,7 @@ def decode_lines(blob: bytes) -> list[tuple[bytes, Meta]]:
 def decode_line(line: bytes) -> tuple[bytes, Meta]:
     """One of these lines, without its end."""
     mode, uid, gid, mtime, link, name = line.split(b" ", 5)
-    if b"\\" in name:
+    if _BACKSLASH in name:
         parts = name.split(b"\\\\")
         name = b"\\".join(part.replace(b"\\n", b"\n") for part in parts)
-    return name, Meta(int(mode, 8), int(uid), int(gid), int(mtime), int(link))
+    return name, make_meta(int(mode, 8), int(uid), int(gid), int(mtime), int(link))

@@ -13,7 +13,7 @@ from operator import itemgetter
 from typing import NamedTuple, Protocol, TypeAlias
 
 from ringfence_sandbox.deltas import Before
-from ringfence_sandbox.entries import Entry, Meta, decode_line, encode_line
+from ringfence_sandbox.entries import Entry, Meta, decode_line, encode_line, make_entry
 from ringfence_sandbox.git_names import escaped, unescaped
 from ringfence_sandbox.rows import EMPTY_ROWS, OID_BYTES, Rows, tree_rows
 
@@ -100,7 +100,7 @@ class Folder:
 
 
 def _entry(item: bytes, meta: Meta) -> Entry:
-    return Entry("symlink" if item.startswith(b"120000") else "file", meta, item[-OID_BYTES:].hex())
+    return make_entry("symlink" if item.startswith(b"120000") else "file", meta, item[-OID_BYTES:].hex())
 
 
 def load(objects: Objects, meta_oid: bytes, files_oid: bytes | None) -> Folder:
@@ -407,7 +407,7 @@ def _changed_files(folder: Folder | None, other: Folder | None) -> Iterator[tupl
 
 
 def _name(line: bytes) -> bytes:
-    return decode_line(line[:-1])[0] if b"\\" in line else line.split(b" ", 5)[5][:-1]
+    return decode_line(line[:-1])[0] if line.find(b"\\") != -1 else line.split(b" ", 5)[5][:-1]
 
 
 def _damaged(name: bytes) -> ValueError:

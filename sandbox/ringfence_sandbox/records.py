@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from json.encoder import encode_basestring_ascii
 from typing import Literal, TypeAlias
 
-from ringfence.values import quickly_made
+from ringfence.values import quick_maker, quickly_made
 
 Json: TypeAlias = str | int | float | bool | list["Json"] | dict[str, "Json"] | None
 
@@ -38,7 +38,7 @@ class Identity:
     def of(cls, found: os.stat_result, sha256: str | None = None) -> Identity:
         mode = found.st_mode
         if stat.S_ISREG(mode):
-            return cls(_REGULAR, found.st_ino, found.st_size, found.st_mtime_ns, sha256)
+            return make_identity(_REGULAR, found.st_ino, found.st_size, found.st_mtime_ns, sha256)
         kind = oct(stat.S_IFMT(mode))
         if stat.S_ISDIR(mode):
             return cls(kind, found.st_ino)
@@ -68,6 +68,9 @@ class Identity:
                 return cls(kind, inode, size, mtime_ns, sha256)
             case _:
                 return None
+
+
+make_identity = quick_maker(Identity)
 
 
 @dataclass(slots=True)

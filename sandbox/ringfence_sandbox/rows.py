@@ -45,6 +45,10 @@ class Rows:
         """With these entries set, or (None) taken out; pieces count from ``start`` bytes before the first row."""
         if not edits:
             return Edited(self, [])
+        if not self.keys:
+            new = {key: item for key, item in sorted(edits.items()) if item is not None}
+            rows = Rows.of([*new], [*new.values()])
+            return Edited(rows, [(start, 0, rows.joined)])
         old, old_keys, ends = self.joined, self.keys, self._ends
         parts: list[bytes] = []
         pieces: list[tuple[int, int, bytes]] = []

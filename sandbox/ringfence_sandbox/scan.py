@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
-from ringfence_sandbox.entries import Entry, Meta
+from ringfence_sandbox.entries import Entry, Meta, make_entry, make_meta
 from ringfence_sandbox.folders import Folder
 from ringfence_sandbox.history_states import States
 from ringfence_sandbox.kernel import mounts_below
@@ -108,6 +108,8 @@ class _Before:
         self._value: Folder | None = None
 
     def get(self) -> Folder | None:
+        if self._load is None:
+            return self._value
         # Not by recursion: a scan of a deep tree is that already, and a caller's stack may be deep as well.
         line: list[_Before] = []
         one: _Before | None = self
@@ -287,11 +289,12 @@ class Scanner:
         self._found.files += 1
         reason = "mounted" if path in self._mounted else self._refused(parent, name, status)
         if reason is None:
-            kind, steady = "file", True
+            kind, steady, stamp = "file", True, stamp_of(status)
             try:
-                once = _at_once(parent, name, status) if stat.S_ISREG(status.st_mode) else None
+                once = _at_once(parent, name, stamp) if stat.S_ISREG(status.st_mode) else None
                 if once is None:
                     kind, content, attributes, status, steady = self._content(parent, name, status)
+                    stamp = stamp_of(status)
                 else:
                     content, attributes = once
             except FileNotFoundError:
@@ -303,8 +306,8 @@ class Scanner:
             else:
                 self._found.read += 1
                 self._cache.note(path, attributes)
-                stamp = self._found.stamps[path] = stamp_of(status)
-                self._take(path, old, Entry(kind, _meta(status, link=_link(status)), self._keep(content)))
+                self._found.stamps[path] = stamp
+                self._take(path, old, make_entry(kind, _meta(status, link=_link(status)), self._keep(content)))
                 if not steady:
                     self._found.unsettled.append(path)
                 elif stamp[3] < self._settled and is_settled(status, self._clock):
@@ -322,10 +325,8 @@ class Scanner:
     def _refused(self, parent: int, name: str, status: os.stat_result) -> Exclusion | None:
         if self._found.files > self._limits.max_files:
             return "too many files"
-        if stat.S_ISLNK(status.st_mode):
-            return None
         if not stat.S_ISREG(status.st_mode):
-            return "special file"
+            return None if stat.S_ISLNK(status.st_mode) else "special file"
         if status.st_size > self._limits.max_file_bytes:
             return "too large"
         if status.st_size >= _SPARSE_BYTES and status.st_blocks * 512 < status.st_size:
@@ -387,7 +388,7 @@ class Scanner:
 
 
 def _meta(status: os.stat_result, *, link: int) -> Meta:
-    return Meta(stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid, status.st_mtime_ns, link)
+    return make_meta(stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid, status.st_mtime_ns, link)
 
 
 def _link(status: os.stat_result) -> int:
@@ -433,13 +434,14 @@ def _open(name: str, parent: int, flags: int) -> int:
         return os.open(name, flags, dir_fd=parent)
 
 
-def _at_once(parent: int, name: str, status: os.stat_result) -> tuple[bytes, Attributes] | None:
-    """The bytes and extended attributes of a regular file that nobody has touched since ``status``; else None."""
+def _at_once(parent: int, name: str, stamp: Stamp) -> tuple[bytes, Attributes] | None:
+    """The bytes and extended attributes of a regular file that nobody has touched between its ``stamp`` and their end;
+    else None."""
     descriptor = _open(name, parent, _FILE)
     try:
-        content = os.read(descriptor, status.st_size + 1)
+        content = os.read(descriptor, stamp[1] + 1)
         attributes = attributes_of(descriptor)
-        steady = len(content) == status.st_size and stamp_of(os.fstat(descriptor)) == stamp_of(status)
+        steady = len(content) == stamp[1] and stamp_of(os.fstat(descriptor)) == stamp
         return (content, attributes) if steady else None
     except BlockingIOError:  # it has become a pipe
         return None

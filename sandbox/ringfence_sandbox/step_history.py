@@ -17,7 +17,7 @@ from ringfence.participants import Change, FileVersion, Step
 from ringfence_sandbox import aborted_calls
 from ringfence_sandbox.commit_messages import REPLACED, CommitInfo
 from ringfence_sandbox.confined import Confined, Looks, is_reserved
-from ringfence_sandbox.entries import Entry, Meta, Pending
+from ringfence_sandbox.entries import Entry, Meta, Pending, make_entry, make_meta
 from ringfence_sandbox.history import ChangedFiles, History, Recorded, ScannedStates, TakenBackCall
 from ringfence_sandbox.history_objects import BLOB, object_id
 from ringfence_sandbox.kernel import Before, nothing_before
@@ -403,7 +403,7 @@ class Differing:
             return None
         mode = found.st_mode
         link = found.st_ino if found.st_nlink > 1 and not stat.S_ISDIR(mode) else 0
-        meta = Meta(stat.S_IMODE(mode), found.st_uid, found.st_gid, found.st_mtime_ns, link)
+        meta = make_meta(stat.S_IMODE(mode), found.st_uid, found.st_gid, found.st_mtime_ns, link)
         if stat.S_ISREG(mode):
             return self._stored(path, meta, sha256)
         if stat.S_ISDIR(mode):
@@ -419,7 +419,7 @@ class Differing:
             if len(self._hashes) >= _MOST_HASHES:
                 del self._hashes[next(iter(self._hashes))]
             self._hashes[oid] = sha256 or hashlib.sha256(content).hexdigest()
-        return Entry("file", meta, oid)
+        return make_entry("file", meta, oid)
 
 
 def _above(paths: Iterable[str]) -> list[str]:
