@@ -10,6 +10,7 @@ import errno
 import hashlib
 import os
 import stat
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -313,12 +314,12 @@ class Written:
 
     def __init__(self, most: int = 4096) -> None:
         self._most = most
-        self._hashes: dict[tuple[int, int, int], str] = {}
+        self._hashes: OrderedDict[tuple[int, int, int], str] = OrderedDict()
 
     def note(self, identity: Identity) -> None:
         if identity.sha256 is not None:
             if len(self._hashes) >= self._most:
-                self._hashes.pop(next(iter(self._hashes)))
+                self._hashes.popitem(last=False)
             self._hashes[identity.inode, identity.size, identity.mtime_ns] = identity.sha256
 
     def hash_of(self, found: os.stat_result) -> str | None:

@@ -45,7 +45,7 @@ class Hands:
         self.notes: list[str] = []
         """What undoing could not bring back, in words."""
         self._near: tuple[str, int] | None = None
-        """The directory that the swap undone last was in, open: what comes next are that directory's times, often."""
+        """The directory that the swap undone last was in, open: what comes next is another one in it, or its times."""
         self._before = before
         self._renames = Renames(can, before)
         self._undo: dict[str, Callable[[Deed], None]] = {
@@ -167,6 +167,13 @@ class Hands:
             os.close(self._near[1])
             self._near = None
 
+    def _opened(self, directory: str) -> int:
+        """The directory of a swap; that of the one undone just before is open, often."""
+        if self._near is None or self._near[0] != directory:
+            self.let_go()
+            self._near = directory, self.files.open_directory(directory, readable=False)
+        return self._near[1]
+
     def _undo_put(self, deed: Deed) -> None:
         if self.holding is None:
             return
@@ -229,10 +236,8 @@ class Hands:
             return
         if self._same_inode(held, deed.new) and (self.lost_power or deed.new is None or deed.new.fits(held)):
             return
-        self.let_go()
         above, _, name = deed.path.rpartition("/")
-        at = self.files.open_directory(above, readable=False)
-        self._near = above, at
+        at = self._opened(above)
         there, holding, slot = lstat(at, name), self._held, str(deed.slot)
         if self._same_inode(there, deed.old) and not self._same_inode(held, deed.old):
             # An undoing was cut off between finding that somebody had saved the file and giving it back.

@@ -9,6 +9,7 @@ import platform
 import re
 import stat
 import struct
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ _AT_SYMLINK_NOFOLLOW = 0x100
 _NOT_HERE = frozenset({errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP})
 _NO_HARD_LINK = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 _BEFORE_EXCHANGE = ".old"
+_ENCODING, _ERRORS = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
+"""As `os.fsencode` has them, which looks first whether it is given a text."""
 
 Before = Callable[[str], None]
 """Called with a name before every system call that changes something: where tests count, and where they kill."""
@@ -93,7 +96,8 @@ def _how(flags: int, one_mount: bool) -> bytes:
 def open_within(directory: int, path: str, flags: int, *, one_mount: bool = False) -> int:
     """Open what is at `path` below a directory; a link anywhere on the way, or at its end, is an OSError (ELOOP), and
     with ``one_mount`` so is what is mounted there (EXDEV)."""
-    descriptor: int = libc().syscall(_OPENAT2, directory, os.fsencode(path), _how(flags, one_mount), _HOW.size)
+    name = path.encode(_ENCODING, _ERRORS)
+    descriptor: int = libc().syscall(_OPENAT2, directory, name, _how(flags, one_mount), _HOW.size)
     if descriptor < 0:
         raise raised(path)
     return descriptor
@@ -175,7 +179,8 @@ class Renames:
         """False where the kernel or the filesystem has no such rename."""
         if self._number is None:
             return False
-        if libc().syscall(self._number, source, os.fsencode(old), target, os.fsencode(new), flags) == 0:
+        was, will_be = old.encode(_ENCODING, _ERRORS), new.encode(_ENCODING, _ERRORS)
+        if libc().syscall(self._number, source, was, target, will_be, flags) == 0:
             return True
         error = raised(new)
         if error.errno in _NOT_HERE:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
@@ -64,7 +65,7 @@ class StepHistory(History):
         self._prepared: _Prepared | None = None
         self._cache: StatCache | None = None
         self._cache_saved = True
-        self._hashes: dict[str, str] = {}
+        self._hashes: OrderedDict[str, str] = OrderedDict()
         """Of some files that steps of late left, the sha256 by object id: their bytes need not be read for it."""
         self.left_out: Mapping[str, tuple[Exclusion, Stamp | None]] = {}
         """What the newest scan did not take in, why, and as what it was seen."""
@@ -274,7 +275,7 @@ class Differing:
         changed: ChangedFiles,
         at: datetime,
         limits: ScanLimits,
-        hashes: dict[str, str] | None = None,
+        hashes: OrderedDict[str, str] | None = None,
         looks: Looks | None = None,
     ) -> None:
         """What is larger than the ``limits``, and has only got another path, is not read. ``hashes`` has the sha256 of
@@ -283,7 +284,7 @@ class Differing:
         self._files = files
         self._store = store
         self._changed = changed
-        self._hashes = hashes if hashes is not None else {}
+        self._hashes = hashes if hashes is not None else OrderedDict[str, str]()
         self._at_ns = int(at.timestamp() * 1e9)
         self._paths = {change.path for change in changed.changes}
         self._directories = _above(self._paths)
@@ -417,7 +418,7 @@ class Differing:
         oid = self._store.add_blob(content)
         if len(content) <= _HASHED_BYTES and oid not in self._hashes:
             if len(self._hashes) >= _MOST_HASHES:
-                del self._hashes[next(iter(self._hashes))]
+                self._hashes.popitem(last=False)
             self._hashes[oid] = sha256 or hashlib.sha256(content).hexdigest()
         return make_entry("file", meta, oid)
 
