@@ -88,7 +88,8 @@ class ObjectLog:
         self._fd = descriptor
         self._writable = writable
         self._pending: list[bytes] = []
-        self._pending_bytes = 0
+        self.pending_bytes = 0
+        """Of what was added since the last `flush`."""
         self._name_synced = False
         self.size = 0
         """Bytes, those not written yet included."""
@@ -158,12 +159,8 @@ class ObjectLog:
     def _append(self, payload: bytes) -> None:
         self._pending += (_HEAD.pack(len(payload), zlib.crc32(payload)), payload)
         length = _HEAD.size + len(payload)
-        self._pending_bytes += length
+        self.pending_bytes += length
         self.size += length
-
-    @property
-    def pending_bytes(self) -> int:
-        return self._pending_bytes
 
     def flush(self, *, sync: bool = False) -> None:
         """Hand what was added to the operating system; with ``sync``, to the disk.
@@ -180,7 +177,7 @@ class ObjectLog:
                 self.abandon()
                 raise
             self._pending.clear()
-            self._pending_bytes = 0
+            self.pending_bytes = 0
         if sync:
             os.fsync(self._fd)
             if not self._name_synced:
@@ -202,9 +199,9 @@ class ObjectLog:
     def abandon(self) -> None:
         """Forget what was added since the last `flush`."""
         if self._pending:
-            self.size -= self._pending_bytes
+            self.size -= self.pending_bytes
             self._pending.clear()
-            self._pending_bytes = 0
+            self.pending_bytes = 0
             # A part of it may be in the file. What refs were before is only known there.
             os.ftruncate(self._fd, self.size)
             self.objects.clear()
@@ -222,7 +219,7 @@ class ObjectLog:
     def entry(self, oid: bytes) -> bytes:
         """The pack entry of an object that the log has."""
         offset, length, _ = self.objects[oid]
-        if offset + length > self.size - self._pending_bytes:
+        if offset + length > self.size - self.pending_bytes:
             self.flush()
         return os.pread(self._fd, length, offset)
 

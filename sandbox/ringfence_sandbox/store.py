@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -193,8 +193,8 @@ class Store:
         if unknown is None:
             unknown = unknown_before.knowing({path: state and state.kind for path, state in changes.items()})
         try:
-            entries = {os.fsencode(path): self._stored(state) for path, state in changes.items()}
-            edit = edits_of(entries.items())
+            states = map(self._stored, changes.values())
+            edit = edits_of(zip(_encoded(changes), states, strict=True))
             if before is None and not (edit.given and edit.state is not None):
                 raise ValueError("the first step needs the state of the root itself, under the path ''")
             builder = Builder(self.objects)
@@ -426,13 +426,19 @@ class Store:
         return sum(path.stat().st_size for path in (self.folder / "objects" / "pack").iterdir())
 
 
+def _encoded(paths: Collection[str]) -> list[bytes]:
+    """`os.fsencode` of paths, all in one go."""
+    return os.fsencode("\0".join(paths)).split(b"\0") if paths else []
+
+
 def _contents(differences: Iterable[Difference]) -> list[tuple[str, str]]:
     """The paths whose kind, bytes or permissions changed, and how."""
-    return [
-        (os.fsdecode(path), "created" if old is None else "deleted" if new is None else "modified")
+    found = {
+        path: "created" if old is None else "deleted" if new is None else "modified"
         for path, old, new in differences
         if path and (old is None or not old.same_content(new))
-    ]
+    }
+    return [*zip(os.fsdecode(b"\0".join(found)).split("\0"), found.values(), strict=True)] if found else []
 
 
 def _with_unknown(found: list[tuple[str, str]], unknown: Unknown, before: Unknown) -> list[tuple[str, str]]:
