@@ -6,7 +6,7 @@ import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
 
-from ringfence_sandbox.brackets import After, Before, Differs
+from ringfence_sandbox.before_after import After, Before, Differs
 from ringfence_sandbox.confined import Confined
 from ringfence_sandbox.stat_cache import Stamp, stamp_of
 

@@ -7,7 +7,8 @@ import stat
 from collections.abc import Mapping, Sequence
 
 from ringfence.participants import Change
-from ringfence_sandbox.brackets import Aborted, After, Before, Brackets, Differs, ScannedFiles, is_only_time
+from ringfence_sandbox.before_after import Aborted, After, Before, Differs, is_only_time
+from ringfence_sandbox.brackets import Brackets, ScannedFiles
 from ringfence_sandbox.choosing import Chosen, Judge
 from ringfence_sandbox.confined import Confined, is_reserved
 from ringfence_sandbox.displaced import Displaced

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from ringfence_sandbox.brackets import After, Before, Left
+from ringfence_sandbox.before_after import After, Before, Left
 from ringfence_sandbox.choosing import Chosen
 from ringfence_sandbox.confined import Confined
 from ringfence_sandbox.dressing import dress
