@@ -11,7 +11,6 @@ from enum import Enum
 from functools import lru_cache
 from typing import Any, Generic, Protocol, TypeVar
 
-from ringfence.arguments import checked
 from ringfence.errors import SnapshotRestoreError
 from ringfence.participants import CallLock, Mark, current_call
 from ringfence.runtime.events import HandlerFailure
@@ -98,7 +97,6 @@ class SliceAccessor(SliceView[T]):
     def append(self, value: T) -> None:
         self._slices.write(self._slice_type, Append(_value(value)))
 
-    @checked
     def register(
         self, event_type: type[EventT], reducer: Reducer[EventT, T], *, policy: SlicePolicy | None = None
     ) -> None:
@@ -245,6 +243,8 @@ class Slices:
         require_slice_type(event_type)
         if not callable(reducer):
             raise TypeError(f"a reducer is a function of a view and an event; got {reducer!r}")
+        if policy is not None and not isinstance(policy, SlicePolicy):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"policy is a SlicePolicy, such as SlicePolicy.LOG, not {policy!r}")
         registration = Registration(slice_type, reducer)
         with self._mutex:
             self._set_policy(slice_type, policy)
