@@ -99,6 +99,15 @@ def test_a_new_file_in_the_place_of_another_has_none_of_its(root: Path, fs: Host
     assert "new" not in attributes(root)
 
 
+def test_they_come_back_to_what_was_only_moved(root: Path, fs: HostFilesystem) -> None:
+    before = attributes(root)
+    with held_call(fs, opaque=True) as call:
+        os.removexattr(root / "moved", "user.of")  # or it is another file, with the number that its inode had
+        subprocess.run(["sh", "-ec", "mv moved elsewhere"], cwd=root, check=True)
+        call.rollback()
+    assert attributes(root) == before
+
+
 def test_they_come_back_without_root(root: Path) -> None:
     def work() -> None:
         for path in ("a.txt", "d/f", "same"):

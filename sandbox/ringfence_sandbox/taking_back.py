@@ -278,6 +278,7 @@ class TakingBack:
             slot = holding.new_slot()
             with self._files.parent(place) as (at, name):
                 self._renames.rename(at, name, holding.descriptor, str(slot))
+            self._attributes_at(holding.descriptor, str(slot), path)
             self._dress(holding.descriptor, str(slot), wanted, path)
             return slot
         return None
