@@ -275,6 +275,16 @@ def test_gc_says_what_it_gave_back(tree: Path) -> None:
     assert [entry["number"] for entry in as_json("log", tree)["log"]] == [2, 1]
 
 
+def test_the_log_has_the_oldest_entry_that_gc_leaves_whatever_it_is(tree: Path) -> None:
+    run(tree)
+    os.utime(tree / "a.txt", (1, 1))
+    with Workspace.open(tree):
+        pass
+    ringfence("gc", tree, "--keep", "0")
+    (said,) = ringfence("log", tree).stdout.decode().splitlines()
+    assert said.endswith("  somebody else  0 paths")
+
+
 def test_the_log_has_as_many_of_the_newest_entries_as_are_asked_for(tree: Path) -> None:
     denied = [call("write_file", file_path=path, content="x") for path in ("no/1", "no/2")]
     command = run_command(tree, "--policy", "deny:no", turns=({"tool_calls": [READ, EDIT, NEW, *denied]}, TURNS[-1]))

@@ -336,6 +336,19 @@ def test_where_others_changed_files_a_resumed_run_tells_of_its_part_and_says_so(
     assert "told from where it was resumed" in said
 
 
+@pytest.mark.parametrize("collected", [False, True])
+def test_what_others_touched_without_changing_it_makes_no_part_of_a_resumed_run(tree: Path, collected: bool) -> None:
+    write = calls(call("write_file", file_path="b.txt", content="x\n"))
+    performed(tree, [DONE])
+    os.utime(tree / "a.txt", (1, 1))  # as `git status` does with the directory of its index
+    if collected:
+        performed(tree, [DONE])
+        assert ringfence("gc", tree, "--keep", "0").returncode == 0
+    performed(tree, [write])
+    ending, _ = performed(tree, [DONE], resume=True)
+    assert ([change.path for change in ending.changes], ending.is_part) == (["b.txt"], False)
+
+
 def test_what_gc_dropped_is_not_said_to_be_nothing(tree: Path) -> None:
     write = calls(call("write_file", file_path="b.txt", content="x\n"))
     ringfence("run", tree, "--task", "Write.", "--model", script(tree, "1.jsonl", write))

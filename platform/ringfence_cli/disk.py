@@ -32,7 +32,8 @@ class DiskWorkspace:
             for path, reason in sorted(self.opened.left_out.items())
         ]
         self.refused: Mapping[str, str] = {}
-        self.start = self.opened.newest
+        # Of those that the log shows: a resume looks for it there, and a newer one has changed nothing but times.
+        self.start = self.opened.log(1)[0].commit
         """The commit that what was changed is told from."""
         self.is_part = ""
         """Why that is not where the run began, but where it was resumed; empty if it is where it began."""

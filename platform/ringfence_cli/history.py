@@ -272,7 +272,8 @@ def _line(entry: LogEntry, tasks: Mapping[str, str]) -> str:
     who = {"baseline": "as it was found", "external": entry.tool or "somebody else"}.get(entry.kind, entry.tool)
     number = "-" if entry.number is None else str(entry.number)
     at = entry.created_at.astimezone().strftime("%Y-%m-%d %H:%M:%S")
-    paths = plural(len(entry.paths), "path") if entry.kind == "baseline" else _paths(entry.paths)
+    counted = entry.kind == "baseline" or not entry.paths
+    paths = plural(len(entry.paths), "path") if counted else _paths(entry.paths)
     names = "".join(f"  [{name}]" for name in entry.names)
     task = tasks.get(entry.session_id)
     run = f"  (run: {one_line(task, MAX_TASK_CHARACTERS)})" if task is not None else ""

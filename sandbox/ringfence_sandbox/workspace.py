@@ -259,9 +259,15 @@ class Workspace:
         newest ``limit`` entries."""
         with self._looking_alone():
             names = self._names.by_commit()
-            entries = (self._entry(record, names.get(record.commit, ())) for record in self._store.commits())
-            # Others' changes of nothing but times are commits too, and of no interest.
-            shown = (entry for entry in entries if entry.paths or entry.names or entry.number is not None)
+            entries = (
+                (record.parent, self._entry(record, names.get(record.commit, ()))) for record in self._store.commits()
+            )
+            # Others' changes of nothing but times are commits too, and of no interest; but the oldest one is, always.
+            shown = (
+                entry
+                for parent, entry in entries
+                if entry.paths or entry.names or entry.number is not None or parent is None
+            )
             return list(itertools.islice(shown, limit))
 
     def named_steps(self) -> Sequence[NamedStep]:
