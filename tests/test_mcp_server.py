@@ -487,8 +487,10 @@ async def test_a_read_only_server_sees_the_steps_that_an_agent_makes_meanwhile(r
         working = DiskServed(DiskWorkspace(root))
         async with serving(working, era).client() as client:
             found(await client.call_tool("write_file", {"file_path": "new.txt", "content": "x"}))
-            entries = found(await watcher.call_tool("history", {}))["entries"]
+            history = await watcher.call_tool("history", {})
+            entries = found(history)["entries"]
             assert [entry["made_by"] for entry in entries] == ["write_file", "as it was found"]
+            assert text(history).endswith(f"  as it was found: {entries[1]['more_paths']} paths")
         working.close()
     looking.close()
 

@@ -73,14 +73,16 @@ class HistoryEntry:
     at: str
     """ISO 8601."""
     paths: tuple[str, ...]
+    """Some of them; of what was found there, none."""
     more_paths: int = 0
     names: tuple[str, ...] = ()
 
     def render(self) -> str:
         number = "-" if self.step is None else str(self.step)
         more = f" and {self.more_paths:,} more" if self.more_paths else ""
+        paths = f"{', '.join(self.paths)}{more}" if self.paths else count(self.more_paths, "path")
         names = "".join(f" [{name}]" for name in self.names)
-        return f"{number:>4}  {self.at}  {self.made_by}: {', '.join(self.paths)}{more}{names}"
+        return f"{number:>4}  {self.at}  {self.made_by}: {paths}{names}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +259,8 @@ def _step(given: int | str | None) -> int | str | None:
 
 def _entry(entry: LogEntry) -> HistoryEntry:
     who = {"baseline": "as it was found", "external": entry.tool or "somebody else"}.get(entry.kind, entry.tool)
-    paths = tuple(shown(path) for path in entry.paths[:MAX_PATHS])
+    told = () if entry.kind == "baseline" else entry.paths[:MAX_PATHS]
+    paths = tuple(shown(path) for path in told)
     at = entry.created_at.isoformat(timespec="seconds")
     return HistoryEntry(entry.number, who, at, paths, len(entry.paths) - len(paths), entry.names)
 
