@@ -108,12 +108,13 @@ class StatCache:
             names = self.folders.get(known)
             if names is not None:
                 names.pop(name if known != path else "", None)
-        for known in [known for known in self.attributes if f"{known}/".startswith(f"{path}/")]:
-            del self.attributes[known]
+        self.attributes.pop(path, None)
         if path in self.folders and path:
             below = f"{path}/"
             for known in [known for known in self.folders if known == path or known.startswith(below)]:
                 del self.folders[known]
+            for known in [known for known in self.attributes if known.startswith(below)]:
+                del self.attributes[known]
 
     def forget_itself(self, path: str) -> None:
         """Have the next scan look at what a directory itself is; what is in it is as it was."""
