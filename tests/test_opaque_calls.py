@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -559,6 +559,23 @@ def test_a_name_outside_is_not_written_through(root: Path, files: HostFilesystem
 
 
 # Together with typed calls
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_what_a_program_saves_between_two_typed_changes_is_the_calls(
+    root: Path, files: HostFilesystem, nested: bool
+) -> None:
+    with held_call(files, opaque=not nested) as outer:
+        with held_call(files, parent=outer, opaque=True) if nested else nullcontext(outer) as running:
+            files.for_call(running).write("a.txt", "ours")
+            (root / "a.txt").write_text("the program's")
+            if nested:
+                assert [change.path for change in running.changed()] == ["a.txt"]
+                running.commit()
+        files.for_call(outer).write("a.txt", "ours again")
+        assert [change.path for change in outer.changed()] == ["a.txt"]
+        outer.commit()
+    assert (root / "a.txt").read_text() == "ours again"
 
 
 def test_typed_changes_within_an_opaque_call_go_back_with_it(root: Path, files: HostFilesystem) -> None:

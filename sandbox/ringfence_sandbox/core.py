@@ -34,7 +34,7 @@ from ringfence_sandbox.kernel import Abilities, Before, sync_filesystem
 from ringfence_sandbox.places import root_record
 from ringfence_sandbox.records import Deed, Identity, Json, Kind, undone_json
 from ringfence_sandbox.seen import Seen, stale, written_meanwhile
-from ringfence_sandbox.states import State, Token, led_to, line, since_opaque, way
+from ringfence_sandbox.states import State, Token, led_to, line, way
 from ringfence_sandbox.undoing import Hold, TakenBack, Undone, undo_deeds
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ class Mark:
     outermost: bool
     call_id: str
     tool: str
+    opaque: bool
 
 
 class Operation:
@@ -126,6 +127,8 @@ class Core:
         self._early: dict[Mark, Sequence[Change]] = {}
         """Of marks that an opaque call came after, what had changed until then."""
         self._deeds: list[Deed] = []
+        self._until_opaque = 0
+        """How many there were when the last opaque call ended."""
         self._announced: deque[Deed] = deque()
         self._marks: list[Mark] = []
         self._tip = State(None)
@@ -322,7 +325,7 @@ class Core:
             self._label = (call_id, tool)
             if not self._live and self._tip.parent is not None:
                 self._forget()
-        mark = Mark(len(self._deeds), self._freeze(), outermost, call_id, tool)
+        mark = Mark(len(self._deeds), self._freeze(), outermost, call_id, tool, opaque)
         self._marks.append(mark)
         if opaque:
             try:
@@ -402,8 +405,8 @@ class Core:
     def _check_displaced(self) -> None:
         """Raises OSError (ESTALE) where the call has displaced what somebody saved during it, which would be lost and
         comes back to its place with the rollback, or where somebody has saved over what the call left."""
-        deeds = since_opaque(self._deeds)
-        if not deeds:
+        deeds = self._deeds[self._until_opaque :]
+        if not deeds or self._marks[-1].opaque:  # what a program saves during its call is the call's
             return
         known = self._compared  # for the history, the same has been gone back over
         if known is not None and (known[1] != deeds[-1].seq or not known[0].outermost or len(deeds) < len(self._deeds)):
@@ -523,12 +526,14 @@ class Core:
             self._marks.pop()
         if self._marks:
             self._marks.pop()
+        self._until_opaque = len(self._deeds) if mark.opaque else min(self._until_opaque, len(self._deeds))
 
     def _close_call(self, *, committed: bool) -> list[str]:
         """The last of an outermost call: drop what nobody needs. Never fails; what is left over is said."""
         notes: list[str] = []
         self._give_up_announced()
         self._deeds.clear()
+        self._until_opaque = 0
         self._early.clear()
         self.seen.unsure = False
         if self._opaque is not None:
