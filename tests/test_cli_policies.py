@@ -145,6 +145,11 @@ def test_a_file_that_is_not_understood_stops_the_run(tree: Path, tmp_path: Path,
     assert (tree / "a.txt").exists()
 
 
+def test_a_file_that_is_not_there_is_named_once(tree: Path, tmp_path: Path) -> None:
+    code, _, errors = run(tree, "--policy", str(tmp_path / "own.toml"))
+    assert (code, errors.count("own.toml")) == (2, 1)
+
+
 def test_an_owner_s_file_that_is_not_understood_is_not_said_to_be_an_option(tree: Path) -> None:
     place = Path(ringfence("policies", "file", tree).stdout.strip())
     place.parent.mkdir(parents=True, exist_ok=True)

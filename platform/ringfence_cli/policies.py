@@ -24,6 +24,7 @@ from ringfence.prompt.prompt import Prompt
 from ringfence.prompt.tool import Tool, ToolContext
 from ringfence.prompt.tool_result import ToolResult
 from ringfence.runtime.session import Session
+from ringfence_cli.printable import why
 from ringfence_sandbox.moved_roots import note_root
 from ringfence_sandbox.places import store_of
 
@@ -182,7 +183,7 @@ def _of_file(file: Path, directory: Path | None) -> tuple[Policy, ...]:
             _refuse_path_of_host(pattern, directory)
         return tuple(wanted.policies.policies())
     except (OSError, PromptValidationError, ValueError) as error:
-        raise _bad(f"{file}: {said_of(error)}") from None
+        raise _bad(f"{file}: {why(error)}") from None
 
 
 def _no_receipt(line: int, reason: str) -> click.BadParameter:
