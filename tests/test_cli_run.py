@@ -87,6 +87,13 @@ def applied_by_git(tree: Path, patch: bytes) -> dict[str, bytes]:
 EDITED = {"a.txt": b"one\r\n2\nthree", "new/b.txt": b"new\n", "sub/keep.txt": b"keep\n"}
 
 
+def test_the_list_of_commands_says_the_whole_of_what_each_does() -> None:
+    for group in (main.ringfence, *(main.ringfence.commands[name] for name in ("overrides", "policies", "sandbox"))):
+        said = CliRunner().invoke(group, ["--help"]).output
+        assert "Commands:\n" in said
+        assert "..." not in said.partition("Commands:\n")[2]
+
+
 def test_help_loads_neither_rich_nor_pydantic_nor_the_adapters() -> None:
     program = (
         "import sys\nfrom click.testing import CliRunner\nfrom ringfence_cli.main import ringfence\n"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ringfence_cli.commands import Commands
 from ringfence_cli.history_commands import COMMANDS
 from ringfence_cli.override_commands import overrides
 from ringfence_cli.policy_commands import POLICY, policies
@@ -62,7 +63,7 @@ def _refuse_without_container(workspace: str, image: str | None, network: str | 
         )
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="ringfence")
 def ringfence() -> None:
     """Coding agents that change a repository safely: every tool call is a transaction."""

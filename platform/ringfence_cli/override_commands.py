@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from ringfence_cli.commands import Commands
+
 PROMPT = click.argument("prompt", metavar="MODULE:NAME")
 ROOT = click.option(
     "--root",
@@ -16,7 +18,7 @@ ROOT = click.option(
 TAG = click.option("--tag", default="latest", show_default=True, help="Which set of overrides.")
 
 
-@click.group()
+@click.group(cls=Commands)
 def overrides() -> None:
     """Texts of prompts, tools and examples, replaced from files.
 

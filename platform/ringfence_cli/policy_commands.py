@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from ringfence_cli.commands import Commands
+
 POLICY = click.option(
     "--policy",
     "policies",
@@ -17,7 +19,7 @@ POLICY = click.option(
 )
 
 
-@click.group()
+@click.group(cls=Commands)
 def policies() -> None:
     """Rules about what an agent's calls may change."""
 

@@ -7,10 +7,12 @@ from typing import Literal
 
 import click
 
+from ringfence_cli.commands import Commands
+
 UNAVAILABLE = 4
 
 
-@click.group()
+@click.group(cls=Commands)
 def sandbox() -> None:
     """Containers for the commands of an agent: what works here, and their images."""
 
