@@ -390,6 +390,19 @@ def test_paths_are_found_by_a_pattern(executor: ToolExecutor) -> None:
     assert call(executor, "glob", pattern="*.c") == "0 paths below / for *.c"
 
 
+def test_glob_does_not_take_a_link_that_leads_nowhere_for_a_directory(
+    executor: ToolExecutor, files: InMemoryFilesystem
+) -> None:
+    files.symlink("src/dangling", "nothing")
+    files.symlink("src/other", "lib")
+    assert call(executor, "glob", pattern="*", path="src").splitlines()[2:] == [
+        "src/dangling",
+        "src/lib/",
+        "src/main.py",
+        "src/other/",
+    ]
+
+
 def test_very_many_paths_are_cut(executor: ToolExecutor, files: InMemoryFilesystem) -> None:
     for n in range(1_100):
         files.write(f"many/{n:04}", "")

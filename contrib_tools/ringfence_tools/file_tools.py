@@ -246,7 +246,7 @@ class _FileTools:
             raise ToolValidationError(f"the pattern cannot be used: {error}") from None
         skip = len(path) + 1 if path else 0
         paths = [
-            shown(match.path) + ("" if match.is_file else "/")
+            shown(match.path) + ("" if match.is_file or not _is_directory(filesystem, match.path) else "/")
             for match in found
             if wanted is None or wanted(match.path[skip:])
         ]
