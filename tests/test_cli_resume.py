@@ -138,6 +138,7 @@ def test_a_run_that_is_wrong_usage_leaves_the_record_alone(tree: Path) -> None:
     for options in (["--policy", "tests:no_such_tool:/src/**"], ["--patch", tree / "no" / "such" / "place"]):
         refused = ringfence("run", tree, "--task", "Other.", "--model", model, *options)
         assert (refused.returncode, record_of(tree).read_bytes()) == (2, before), refused.stderr
+        assert "interrupted here before" not in refused.stderr
 
 
 def test_a_damaged_record_does_not_keep_a_new_run_from_beginning(tree: Path) -> None:

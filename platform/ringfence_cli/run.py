@@ -29,7 +29,7 @@ from ringfence_cli.report_page import About, page
 from ringfence_cli.resuming import RunRecord, run_to_resume
 from ringfence_cli.sandbox_commands import UNAVAILABLE
 from ringfence_cli.signals import Signals
-from ringfence_cli.task import EXIT_CODES, Ending, Outcome, Task, apply, perform
+from ringfence_cli.task import EXIT_CODES, Ending, Outcome, Task, apply, check, perform
 from ringfence_cli.telemetry import telemetry_of
 from ringfence_cli.terminal import ErrorStream, put_diff
 from ringfence_cli.terms import Place, Terms, spelled
@@ -150,10 +150,6 @@ def _run(options: Options, signals: Signals, answer: OneObject, said: Callable[[
         if not options.quiet:
             for line in left_out(workspace.left_out):
                 errors.say(line)
-            if not text:
-                errors.say(f"goes on with {terms.said}")
-            if record is not None and (before := record.interrupted_before()) is not None:
-                errors.say(before)
         tally = record.tally if record is not None else Tally()
         task = Task(
             text if record is None else record.task,
@@ -165,11 +161,17 @@ def _run(options: Options, signals: Signals, answer: OneObject, said: Callable[[
             record,
             telemetry,
         )
-        watchers: list[Watcher] = [one for one in (receipts, report) if one is not None]
         try:
-            ending = watched(task, signals, tally, watchers, None if options.quiet else errors)
+            check(task)
         except PromptValidationError as error:  # a policy is about a tool that this run does not have
             raise unfit(error, options.directory, terms.place.workspace) from None
+        if not options.quiet:
+            if not text:
+                errors.say(f"goes on with {terms.said}")
+            if record is not None and (before := record.interrupted_before()) is not None:
+                errors.say(before)
+        watchers: list[Watcher] = [one for one in (receipts, report) if one is not None]
+        ending = watched(task, signals, tally, watchers, None if options.quiet else errors)
         _finish(options, task, ending, tally, patch, report, errors, signals, answer)
     return ending.exit_code
 

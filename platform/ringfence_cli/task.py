@@ -100,10 +100,15 @@ class Ending:
         self.outcome, self.error = outcome, error
 
 
+def check(task: Task) -> None:
+    """Raises PromptValidationError where a policy is about a tool that there is not."""
+    _prompt(task, Session())
+
+
 def perform(task: Task, signals: Signals, tally: Tally, watchers: Sequence[Watcher]) -> Ending:
     """Let the model work until it is done, or cannot go on, or is interrupted. It is not applied here.
 
-    Raises PromptValidationError, before anything is begun, where a policy is about a tool that there is not.
+    Raises what `check` does, before anything is begun.
     """
     session = Session()
     if task.telemetry is not None:
