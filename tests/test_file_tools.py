@@ -390,6 +390,10 @@ def test_paths_are_found_by_a_pattern(executor: ToolExecutor) -> None:
     assert call(executor, "glob", pattern="*.c") == "0 paths below / for *.c"
 
 
+def test_grep_tells_of_a_pattern_as_it_was_given(executor: ToolExecutor) -> None:
+    assert "missing ): ( (it has no" in refused(executor, "grep", pattern="(")
+
+
 def test_glob_does_not_take_a_link_that_leads_nowhere_for_a_directory(
     executor: ToolExecutor, files: InMemoryFilesystem
 ) -> None:

@@ -322,6 +322,11 @@ def test_whatever_stands_in_a_snapshot_it_is_restored_or_refused_and_nothing_is_
     assert set(sys.modules) == loaded
 
 
+def test_a_snapshot_that_lacks_something_says_what() -> None:
+    with pytest.raises(SnapshotRestoreError, match="it has no 'version'$"):
+        Snapshot.from_json("{}", types=())
+
+
 def test_a_type_that_a_session_does_not_know_is_refused_before_anything_changes() -> None:
     text = tampered({})
     session = Session()

@@ -320,7 +320,7 @@ def _compiled_search(pattern: bytes) -> _Search:
     try:
         return re2.compile(b"(?m)" + pattern, options).search
     except re2.error as error:
-        reason = error.args[0].decode(errors="replace")
+        reason = error.args[0].decode(errors="replace").replace(": (?m)", ": ", 1)  # as it was given
         raise ValueError(
             f"not a regular expression of RE2's dialect: {reason} (it has no backreferences and no lookaround, "
             f"and repeats at most 1,000 times; {LITERALLY})"

@@ -135,7 +135,8 @@ class Snapshot:
                 tag=data["tag"],
             )
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise SnapshotRestoreError(f"this is no snapshot that can be restored here: {error}") from error
+            reason = f"it has no {error}" if isinstance(error, KeyError) else error
+            raise SnapshotRestoreError(f"this is no snapshot that can be restored here: {reason}") from error
 
 
 def _values(items: object) -> list[Any]:
