@@ -529,9 +529,10 @@ def test_the_time_that_a_run_has_taken_is_gone_for_its_resume(tree: Path) -> Non
 KILLED = """
 import os, signal, sys
 from ringfence_cli.main import main
+from ringfence_cli.outputs import ReceiptsFile
 from ringfence_sandbox.core import Core
 
-outcome, write_commit = sys.argv.pop(1), Core._write_commit
+outcome, write_commit, call = sys.argv.pop(1), Core._write_commit, ReceiptsFile.call
 
 
 def killed(core, recorded):
@@ -541,12 +542,22 @@ def killed(core, recorded):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-Core._write_commit = killed
+def killed_late(file, receipt, plan, answer):
+    if receipt.call_id == "call_2":
+        os.kill(os.getpid(), signal.SIGKILL)
+    call(file, receipt, plan, answer)
+
+
+if outcome == "ended":
+    ReceiptsFile.call = killed_late
+else:
+    Core._write_commit = killed
 main()
 """
 
 
-@pytest.mark.parametrize(("outcome", "then"), [("rolled_back", "run"), ("committed", "run"), ("committed", "serve")])
+@pytest.mark.parametrize("then", ["run", "serve"])
+@pytest.mark.parametrize("outcome", ["rolled_back", "committed", "ended"])
 def test_the_receipt_that_a_kill_has_cut_off_is_in_the_file_of_the_next(tree: Path, outcome: str, then: str) -> None:
     receipts, writes = (
         tree.parent / "receipts.jsonl",
@@ -555,9 +566,13 @@ def test_the_receipt_that_a_kill_has_cut_off_is_in_the_file_of_the_next(tree: Pa
     run = ["run", tree, "--model", script(tree, "1.jsonl", calls(*writes), DONE), "--receipts", receipts]
     command = [sys.executable, "-c", KILLED, outcome, *map(str, run), "--task", "Write."]
     assert subprocess.run(command, check=False, timeout=60).returncode == -signal.SIGKILL
-    ended = ringfence(*run, "--resume") if then == "run" else ringfence("serve", tree, "--receipts", receipts)
-    assert ended.returncode == 0, ended.stderr
-    first, cut_off, *_ = [json.loads(line) for line in receipts.read_text().splitlines()]
+    serve = ["serve", tree, "--receipts", receipts]
+    for following in ([*run, "--resume"] if then == "run" else serve, serve):
+        ended = ringfence(*following)
+        assert ended.returncode == 0, ended.stderr
+    first, cut_off, *more = [json.loads(line) for line in receipts.read_text().splitlines()]
     assert (first["call_id"], first["recovered"]) == ("call_1", False)
-    assert (cut_off["call_id"], cut_off["recovered"], cut_off["outcome"]) == ("call_2", True, outcome)
-    assert [change["path"] for change in cut_off["changes"]] == (["c"] if outcome == "committed" else [])
+    committed = outcome != "rolled_back"
+    assert (cut_off["call_id"], cut_off["recovered"], cut_off["outcome"] == "committed") == ("call_2", True, committed)
+    assert [change["path"] for change in cut_off["changes"]] == (["c"] if committed else [])
+    assert not any(one["recovered"] for one in more)

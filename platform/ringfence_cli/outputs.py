@@ -18,10 +18,11 @@ from ringfence.adapters.core import ModelText, ModelTurn
 from ringfence.runtime.receipts import Receipt
 from ringfence.runtime.transaction import new_id
 from ringfence_cli.terminal import put
+from ringfence_sandbox.recovery import Recovered
 from ringfence_tools.planning import Plan
 
 if TYPE_CHECKING:
-    from ringfence_sandbox.workspace import Workspace
+    from ringfence_sandbox.workspace import LogEntry, Workspace
 
 _NOT_ASCII = re.compile("[^\x00-\x7e]")
 
@@ -136,39 +137,47 @@ class ReceiptsFile(OutputFile):
         self.write(json_line(record))
 
     def complete(self, workspace: Workspace) -> None:
-        """Write the receipt that a crash has cut off, if opening the workspace had to end a call."""
-        receipt = _of_recovered(workspace)
-        if receipt is not None:
-            self.call(receipt, None, "")
+        """Write the receipt that a crash has cut off: that of a call which opening the workspace had to end, or of the
+        newest step, where the file tells of its session and not of it."""
+        newest = next((entry for entry in workspace.log() if entry.number), None)
+        killed = workspace.recovered
+        if killed is not None and killed.call_id and killed.outcome != "set aside":
+            if killed.outcome == "rolled back" or newest is None or newest.call_id != killed.call_id:
+                newest = None  # else the call has changed nothing
+            self.call(_of_killed(killed, newest, workspace), None, "")
+        elif newest is not None and self._lacks(newest):
+            self.call(_of_killed(Recovered("finished", newest.call_id, newest.tool), newest, workspace), None, "")
+
+    def _lacks(self, step: LogEntry) -> bool:
+        try:
+            if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
+                return False
+            said = self.path.read_bytes()
+        except OSError:  # it may be written, and not be read
+            return False
+        return step.session_id.encode() in said and step.receipt_id.encode() not in said
 
 
-def _of_recovered(workspace: Workspace) -> Receipt | None:
-    """What is known of a call whose process was killed."""
-    recovered = workspace.recovered
-    if recovered is None or not recovered.call_id or recovered.outcome == "set aside":
-        return None
+def _of_killed(killed: Recovered, step: LogEntry | None, workspace: Workspace) -> Receipt:
+    """What is known of a call whose process was killed, and of the step that it became, if it changed anything."""
     receipt = Receipt(
         receipt_id=new_id(),
-        call_id=recovered.call_id,
-        tool=recovered.tool,
+        call_id=killed.call_id,
+        tool=killed.tool,
         params=None,
-        outcome="rolled_back",
-        message="; ".join(["its process was killed", *recovered.notes]),
+        outcome="committed" if killed.outcome == "finished" else "rolled_back",
+        message="; ".join(["its process was killed", *killed.notes]),
         started_at=datetime.now(UTC),
         duration_seconds=0.0,
         session_id="",
         prompt_name="",
-        conflicts=recovered.conflicts,
+        conflicts=killed.conflicts,
         recovered=True,
     )
-    if recovered.outcome == "rolled back":
+    if step is None or step.number is None:
         return receipt
-    step = next((entry for entry in workspace.log() if entry.number), None)
-    if step is None or step.number is None or step.call_id != recovered.call_id:  # it has changed nothing
-        return replace(receipt, outcome="committed")
     return replace(
         receipt,
-        outcome="committed",
         receipt_id=step.receipt_id,
         started_at=step.created_at,
         session_id=step.session_id,

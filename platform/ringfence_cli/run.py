@@ -143,8 +143,9 @@ def _run(options: Options, signals: Signals, answer: OneObject, said: Callable[[
         for file, what in [(report, "report"), *others]:
             if file is not None:
                 keep_out(workspace, file.path, f"the {what} of this run comes there")
-        if isinstance(workspace, DiskWorkspace) and (recovered := workspace.opened.recovered) is not None:
-            errors.say(recovery(recovered, options.directory))
+        if isinstance(workspace, DiskWorkspace):
+            if (recovered := workspace.opened.recovered) is not None:
+                errors.say(recovery(recovered, options.directory))
             if receipts is not None:
                 receipts.complete(workspace.opened)
         if not options.quiet:
