@@ -347,6 +347,15 @@ def test_two_limits_on_deletions_count_a_file_once(files: Filesystem, others: in
     assert not agent(lambda files: files.delete("src/a.py")).success, "somebody else's, after one"
 
 
+def test_a_limit_on_deletions_with_a_name_of_its_own_counts_for_itself(files: Filesystem) -> None:
+    class Strict(DeletionLimitPolicy):
+        name = "strict"
+
+    agent = Agent(files, [DeletionLimitPolicy(max_files=2), Strict(max_files=1)])
+    assert agent(lambda files: files.delete("docs/x.md")).success
+    assert "strict" in agent(lambda files: files.delete("src/a.py")).message
+
+
 def test_what_was_rolled_back_does_not_count_as_removed(files: Filesystem) -> None:
     def delete_and_fail(files: Filesystem) -> None:
         files.delete("README.md")

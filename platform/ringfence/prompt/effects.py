@@ -107,7 +107,7 @@ class DeletionLimitPolicy:
     """A session removes at most so many files of those that it did not make itself.
 
     Emptied, or replaced by something else than a file, counts as removed; moved does not. What comes back under its
-    path counts no longer. Several of these, in a prompt and its sections, have one count, and each its limit.
+    path counts no longer. Several of one name, in a prompt and its sections, have one count, and each its limit.
     """
 
     name = "deletion_limit"
@@ -143,12 +143,13 @@ class DeletionLimitPolicy:
                     context.session[PolicyState].exchange(state, changed)
 
     def _is_who_counts(self, tool: Tool[Any, Any], context: ToolContext) -> bool:
-        """Of several the first: counted again, a file of one's own that is gone would be somebody else's."""
+        """Of several of a name the first: counted again, a file of one's own that is gone would be somebody else's."""
         try:
             told = context.prompt.policies_told_of(tool.name)
         except KeyError:  # a call of a past run, whose tools this prompt does not have
             return True
-        return next((one for one in told if isinstance(one, DeletionLimitPolicy)), self) is self
+        counting = (one for one in told if isinstance(one, DeletionLimitPolicy) and one.name == self.name)
+        return next(counting, self) is self
 
     def _after(self, changes: Sequence[Change], context: ToolContext) -> tuple[PathHashes, PathHashes]:
         """What counts as removed, and what as made by the session, when these changes are kept."""
