@@ -269,6 +269,14 @@ def test_git_takes_what_is_exported(tree: Path, tmp_path: Path) -> None:
     }
 
 
+def test_an_export_is_not_written_through_a_link_that_leads_out_of_the_directory(tree: Path, tmp_path: Path) -> None:
+    run(tree)
+    (tmp_path / "victim").write_text("theirs")
+    (tree / "link").symlink_to(tmp_path / "victim")
+    assert ringfence("export", tree, "--output", tree / "link").returncode == 2
+    assert (tmp_path / "victim").read_text() == "theirs"
+
+
 def test_gc_says_what_it_gave_back(tree: Path) -> None:
     run(tree)
     assert as_json("gc", tree, "--keep", "1")["freed_bytes"] >= 0

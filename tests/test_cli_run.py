@@ -317,6 +317,23 @@ def test_what_is_not_loaded_is_reported(tree: Path) -> None:
     assert [line.split()[2] for line in said.splitlines() if line.startswith("left out: ")] == [".git", "out", "pipe"]
 
 
+@pytest.mark.parametrize("option", ["--patch", "--receipts", "--report"])
+@pytest.mark.parametrize("place", ["file", "folder/new"])
+def test_no_file_of_a_run_is_written_through_a_link_that_leads_out_of_the_directory(
+    tree: Path, tmp_path: Path, option: str, place: str
+) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    for name in ("victim", "new"):
+        (outside / name).write_text("theirs")
+    (tree / "file").symlink_to(outside / "victim")  # as an agent can make it, for the next run
+    (tree / "folder").symlink_to(outside)
+    refused = run(tree, option, tree / place)
+    assert (refused.returncode, b"cannot be written" in refused.stderr) == (2, True)
+    assert {path.name: path.read_text() for path in outside.iterdir()} == {"victim": "theirs", "new": "theirs"}
+    assert run(tree, option, outside / "new").returncode == 0, "which is named itself"
+
+
 def test_a_script_that_is_used_up_is_the_provider_s_failure(tree: Path) -> None:
     before = contents(tree)
     ended = run(tree, "--apply", turns=[EDIT])

@@ -23,7 +23,7 @@ from ringfence.filesystem.git_names import is_dotgit
 from ringfence.filesystem.paths import shown
 from ringfence.runtime.receipts import change_json
 from ringfence_cli.noted_tasks import forget_tasks, noted_tasks
-from ringfence_cli.outputs import json_line
+from ringfence_cli.outputs import json_line, refuse_way_out
 from ringfence_cli.printable import one_line, plural, printable, why
 from ringfence_cli.signals import Signals
 from ringfence_cli.terminal import ErrorStream, put, put_diff
@@ -142,6 +142,7 @@ def export(
         exported = workspace.export(fmt, a=a, b=b)
     if output is not None:
         try:
+            refuse_way_out(output, directory)
             output.write_bytes(exported.text)
         except OSError as error:
             raise click.UsageError(f"{str(output)!r} cannot be written: {why(error)}") from None

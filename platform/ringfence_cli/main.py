@@ -148,7 +148,7 @@ def run(
     from ringfence_cli.run import Options, run_task
     from ringfence_cli.terms import Place
 
-    clear(patch, report, receipts)
+    clear(directory, patch, report, receipts)
     if resume == (task is not None):
         raise click.UsageError("give either --task, for a new run, or --resume, for the one that was interrupted")
     if resume and workspace == "memory":

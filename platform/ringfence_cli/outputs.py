@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -53,7 +54,16 @@ class OneObject:
             put(json_line(record))
 
 
-def clear(patch: Path | None, report: Path | None, receipts: Path | None) -> None:
+def refuse_way_out(path: Path, directory: Path) -> None:
+    """OSError for a path in a workspace from where a link, which an agent can have made, leads to a file outside."""
+    root = os.path.realpath(directory)
+    is_in = any(os.path.realpath(above) == root for above in Path(os.path.abspath(path)).parents)
+    if is_in and not Path(os.path.realpath(path)).is_relative_to(root):
+        words = f"a link in {directory} leads from there to a file outside: remove the link, or name that file"
+        raise OSError(errno.EPERM, words, str(path))
+
+
+def clear(directory: Path, patch: Path | None, report: Path | None, receipts: Path | None) -> None:
     """Let nobody take for this run's what an earlier one left, should this one not come to write it.
 
     The patch is emptied and not removed: another run, for which this one has to wait, may have it open.
@@ -61,9 +71,11 @@ def clear(patch: Path | None, report: Path | None, receipts: Path | None) -> Non
     kept = os.path.realpath(receipts) if receipts is not None else None  # to be the same file is refused later
     with suppress(OSError):
         if patch is not None and os.path.realpath(patch) != kept and stat.S_ISREG(patch.stat().st_mode):
+            refuse_way_out(patch, directory)
             os.truncate(patch, 0)
     with suppress(OSError):
         if report is not None and os.path.realpath(report) != kept and stat.S_ISREG(report.lstat().st_mode):
+            refuse_way_out(report, directory)
             report.unlink()
 
 

@@ -20,7 +20,7 @@ from ringfence.filesystem.paths import shown
 from ringfence.runtime.limits import utc_now
 from ringfence_cli.disk import DiskWorkspace
 from ringfence_cli.history import recovery
-from ringfence_cli.outputs import OneObject, OutputFile, ReceiptsFile
+from ringfence_cli.outputs import OneObject, OutputFile, ReceiptsFile, refuse_way_out
 from ringfence_cli.policies import policies_of, unfit
 from ringfence_cli.printable import plural, printable, why
 from ringfence_cli.report import as_json, left_out, summary
@@ -126,9 +126,9 @@ def _run(options: Options, signals: Signals, answer: OneObject, said: Callable[[
                     start_container(workspace, terms.place)
                 adapter.max_turns = terms.turns or MAX_TURNS
                 # Opened only now, so that a new file in the directory itself is not taken for one of its own.
-                patch = _opened(OutputFile, options.patch, files)
-                receipts = _opened(ReceiptsFile, options.receipts, files)
-                report = _opened(ReportFile, options.report, files)
+                patch = _opened(OutputFile, options.patch, options, files)
+                receipts = _opened(ReceiptsFile, options.receipts, options, files)
+                report = _opened(ReportFile, options.report, options, files)
         except KeyboardInterrupt:
             said("interrupted", "interrupted: nothing was changed")
             errors.say("ringfence: interrupted: nothing was changed")
@@ -369,10 +369,11 @@ def _record(directory: Path, task: str, terms: Terms, files: ExitStack) -> RunRe
         raise click.UsageError(said_of(error)) from None
 
 
-def _opened(kind: type[OutputT], path: Path | None, files: ExitStack) -> OutputT | None:
+def _opened(kind: type[OutputT], path: Path | None, options: Options, files: ExitStack) -> OutputT | None:
     if path is None:
         return None
     try:
+        refuse_way_out(path, options.directory)
         return files.enter_context(closing(kind(path)))
     except OSError as error:
         raise click.UsageError(f"{str(path)!r} cannot be written: {why(error)}") from None

@@ -19,7 +19,7 @@ import click
 from ringfence.adapters.failures import said_of
 from ringfence.errors import PromptValidationError, SandboxUnavailableError
 from ringfence.runtime.receipts import Receipt
-from ringfence_cli.outputs import ReceiptsFile
+from ringfence_cli.outputs import ReceiptsFile, refuse_way_out
 from ringfence_cli.policies import policies_of, unfit
 from ringfence_cli.printable import printable, why
 from ringfence_cli.sandbox_commands import UNAVAILABLE
@@ -68,7 +68,7 @@ def serve(options: ServeOptions, signals: Signals) -> int:
                     options.place, options.directory, read_only=options.read_only, policies=owned
                 )
                 stack.callback(workspace.close)
-                receipts = _receipts(options.receipts, stack)
+                receipts = _receipts(options, stack)
                 if receipts is not None and isinstance(workspace, DiskServed):
                     keep_out(workspace.workspace, receipts.path, "the receipts of this server come there")
                     receipts.complete(workspace.workspace.opened)
@@ -174,10 +174,12 @@ async def _over_http(server: WorkspaceServer, listening: socket.socket, token: s
     await http.serve(server.protocol(), listening, token, hosts)
 
 
-def _receipts(path: Path | None, stack: ExitStack) -> ReceiptsFile | None:
+def _receipts(options: ServeOptions, stack: ExitStack) -> ReceiptsFile | None:
+    path = options.receipts
     if path is None:
         return None
     try:
+        refuse_way_out(path, options.directory)
         return stack.enter_context(closing(ReceiptsFile(path)))
     except OSError as error:
         raise click.UsageError(f"{str(path)!r} cannot be written: {why(error)}") from None
