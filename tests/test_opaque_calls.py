@@ -484,6 +484,19 @@ def test_what_was_in_a_directory_before_what_is_not_taken_in_was_there_does_not_
         assert shape(root) == before
 
 
+def test_an_empty_file_that_a_command_moves_to_where_a_pipe_was_is_in_its_step(
+    root: Path, workspace: Workspace
+) -> None:
+    (root / "empty.txt").touch(mode=0o644)
+    os.mkfifo(root / "pipe", 0o644)
+    with held_call(workspace.filesystem, opaque=True) as call:
+        sh(root, "mv empty.txt pipe")
+        assert [change.path for change in call.changed()] == ["empty.txt", "pipe"]
+        step = call.commit()
+    assert step is not None
+    assert step.paths == ("empty.txt", "pipe")
+
+
 def test_a_pipe_that_a_typed_change_took_away_in_an_opaque_call_is_back_and_said(
     root: Path, files: HostFilesystem
 ) -> None:

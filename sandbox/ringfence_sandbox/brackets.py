@@ -227,13 +227,15 @@ class Brackets:
                 continue
             was = found[path].before if path in found else None
             found[path] = Change(path, was, self._unread(path))
+        read = {path: now for path, now, _ in after.differing if path in before.left and now is not None}
         for path, left in before.left.items():
             here = self._look(path)
             if is_reserved(path):
                 continue
             if here is None or not (left.fits(here) and left.has_mode(here)):
                 was = FileVersion("file", stat.S_IMODE(max(left.mode, 0)), left.size)
-                found[path] = Change(path, was, self._unread(path))
+                now = self._version(read[path], after.stamps.get(path)) if path in read else self._unread(path)
+                found[path] = Change(path, was, now)
         return [found[path] for path in sorted(found)]
 
     def _look(self, path: str) -> os.stat_result | None:

@@ -229,7 +229,7 @@ class OpaqueRollback(RuleBasedStateMachine):
         if not self.open and self.history is not None:
             assert (step is not None) == bool(changed) or any(path in changed for path in _special(now, one.before))
             found = self.history.look()
-            assert not one.call.opaque or step is None or not found.changes, "the step has all of it"
+            assert not one.call.opaque or step is None or not found.known(), "the step has all of it"
         one.call.release()
 
     def teardown(self) -> None:
