@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from ringfence_sandbox.workspace import LogEntry, Workspace
 
 _NOT_ASCII = re.compile("[^\x00-\x7e]")
+_NEWEST = 100
+"""Entries of the log among which the newest step is looked for: the others are what somebody else changed since."""
 
 
 def json_line(value: Mapping[str, object]) -> bytes:
@@ -151,7 +153,7 @@ class ReceiptsFile(OutputFile):
     def complete(self, workspace: Workspace) -> None:
         """Write the receipt that a crash has cut off: that of a call which opening the workspace had to end, or of the
         newest step, where the file tells of its session and not of it."""
-        newest = next((entry for entry in workspace.log() if entry.number), None)
+        newest = next((entry for entry in workspace.log(_NEWEST) if entry.number), None)
         killed = workspace.recovered
         if killed is not None and killed.call_id and killed.outcome != "set aside":
             if killed.outcome == "rolled back" or newest is None or newest.call_id != killed.call_id:
