@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ringfence.errors import WorkspaceConflictError
 from ringfence.filesystem.protocol import Filesystem
 from ringfence.participants import Change
-from ringfence.runtime.transaction import Interrupts
+from ringfence.runtime.interrupts import Interrupts
 from ringfence_tools.host_tree import CHUNK_BYTES, DIRECTORY, READ, directory, split, target_within
 from ringfence_tools.write_out import GONE, RWX, Plan, WriteOut, above, changes_mode
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ringfence.errors import TransactionError
 from ringfence.participants import CLEAN, Change, RollbackReport, Step
-from ringfence.runtime.transaction import Interrupts
+from ringfence.runtime.interrupts import Interrupts
 from ringfence.values import quickly_made
 from ringfence_sandbox.confined import Confined
 from ringfence_sandbox.differing import Differences, Written
