@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ringfence.adapters.core import ModelText, ModelTurn
+from ringfence.runtime.ids import new_id
 from ringfence.runtime.receipts import Receipt
-from ringfence.runtime.transaction import new_id
 from ringfence_cli.terminal import put
 from ringfence_sandbox.recovery import Recovered
 from ringfence_tools.planning import Plan

@@ -40,11 +40,12 @@ from ringfence.prompt.tool_result import (
 )
 from ringfence.resources.context import CallResources, ResourceContext
 from ringfence.runtime.events import RejectedToolParams, RunContext, ToolCallBegun, ToolInvoked, make_tool_invoked
+from ringfence.runtime.ids import new_id
 from ringfence.runtime.interrupts import Interrupts
 from ringfence.runtime.limits import BudgetTracker, Cancellation, Deadline, Heartbeat
 from ringfence.runtime.receipts import Outcome, PolicyVerdict, Receipt, make_receipt
 from ringfence.runtime.session import Session
-from ringfence.runtime.transaction import Participants, Told, Transaction, in_order, leave, new_id
+from ringfence.runtime.transaction import Participants, Told, Transaction, in_order, leave
 from ringfence.values import quick_maker, quickly_made
 
 if TYPE_CHECKING:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import os
 import threading
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,29 +25,12 @@ from ringfence.participants import (
     set_current_call,
     still_open,
 )
+from ringfence.runtime.ids import new_id
 from ringfence.runtime.interrupts import Interrupts
 from ringfence.runtime.receipts import Outcome, Receipt
 from ringfence.runtime.session import Session
 
-# Drawn once a process, and anew in a forked child; the counter tells its ids apart.
-_process_id = os.urandom(12).hex() + "%08x"
-_numbers = itertools.count(1)
-
-
-def _forked() -> None:
-    global _process_id  # noqa: PLW0603
-    _process_id = os.urandom(12).hex() + "%08x"
-
-
-os.register_at_fork(after_in_child=_forked)
-
-
 _serial = attrgetter("serial")
-
-
-def new_id() -> str:
-    """An id for a call or a receipt, that no other process has."""
-    return _process_id % next(_numbers)
 
 
 @dataclass(frozen=True, slots=True)
