@@ -17,8 +17,9 @@ from trees import loaded, sample
 from ringfence.filesystem import InMemoryFilesystem
 from ringfence.participants import CallInfo, Transactional
 from ringfence.runtime import Session, tool_transaction
+from ringfence.runtime.lock_order import in_order
 from ringfence.runtime.receipts import Receipt
-from ringfence.runtime.transaction import Transaction, in_order
+from ringfence.runtime.transaction import Transaction
 
 BESIDE = "dict copy"
 CONTENTS = cycle([b"a" * 1_000, b"b" * 1_000])

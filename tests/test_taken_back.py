@@ -13,7 +13,7 @@ from ringfence import InMemoryFilesystem, MarkdownSection, Prompt, Session, Tool
 from ringfence.errors import PromptEvaluationError, RestoreFailedError
 from ringfence.filesystem import Filesystem
 from ringfence.runtime import Receipt, SliceConfig, ToolInvoked, Transaction, read_log, settled, tool_transaction
-from ringfence.runtime.transaction import in_order
+from ringfence.runtime.lock_order import in_order
 from ringfence_cli.outputs import ReceiptsFile
 from ringfence_cli.policies import policies_said, replayed
 from ringfence_cli.signals import Signals

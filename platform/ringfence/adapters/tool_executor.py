@@ -43,9 +43,10 @@ from ringfence.runtime.events import RejectedToolParams, RunContext, ToolCallBeg
 from ringfence.runtime.ids import new_id
 from ringfence.runtime.interrupts import Interrupts
 from ringfence.runtime.limits import BudgetTracker, Cancellation, Deadline, Heartbeat
+from ringfence.runtime.lock_order import Participants, in_order
 from ringfence.runtime.receipts import Outcome, PolicyVerdict, Receipt, make_receipt
 from ringfence.runtime.session import Session
-from ringfence.runtime.transaction import Participants, Told, Transaction, in_order, leave
+from ringfence.runtime.transaction import Told, Transaction, leave
 from ringfence.values import quick_maker, quickly_made
 
 if TYPE_CHECKING:

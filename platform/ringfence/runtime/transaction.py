@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
-from operator import attrgetter
 from time import perf_counter
 from typing import Protocol, TypeAlias
 
@@ -27,20 +26,9 @@ from ringfence.participants import (
 )
 from ringfence.runtime.ids import new_id
 from ringfence.runtime.interrupts import Interrupts
+from ringfence.runtime.lock_order import Participants, in_order, kept_of
 from ringfence.runtime.receipts import Outcome, Receipt
 from ringfence.runtime.session import Session
-
-_serial = attrgetter("serial")
-
-
-@dataclass(frozen=True, slots=True)
-class Participants:
-    """What takes part in a call, by the locks, in the one order in which all calls take them."""
-
-    by_lock: Mapping[CallLock, Transactional]
-    kept: tuple[CallLock, ...]
-    """Of those that are not only undone. The durable come first: what they write can fail, and then all goes back."""
-
 
 # Of the fields of all transactions, for the few lines that look at several of them. Taken within participants' mutexes
 # and never the other way round; nothing is called with it held.
@@ -131,7 +119,7 @@ class Transaction(CallInfo):
                     self._held[lock] = participant
                     if self._begun:
                         self._marks[lock] = mark
-                    self._kept = _kept(self._held)
+                    self._kept = kept_of(self._held)
             except BaseException:
                 if mark is not None:
                     participant.rollback(mark)
@@ -293,18 +281,6 @@ def _said_again(receipts: Told, outcome: Outcome, by: str) -> Told:
     for session, receipt in again:
         session.apply(receipt, to="log")
     return again
-
-
-def in_order(participants: Iterable[Transactional]) -> Participants:
-    """By their locks, in the one order in which all calls take them."""
-    found = {participant.lock: participant for participant in participants}
-    by_lock = {lock: found[lock] for lock in sorted(found, key=_serial)}
-    return Participants(by_lock, _kept(by_lock))
-
-
-def _kept(held: Mapping[CallLock, Transactional]) -> tuple[CallLock, ...]:
-    kept = [lock for lock, participant in held.items() if not participant.only_undone]
-    return (*(lock for lock in kept if held[lock].durable), *(lock for lock in kept if not held[lock].durable))
 
 
 def _named(lock: CallLock, path: str, among: Collection[CallLock]) -> str:

@@ -1,0 +1,33 @@
+"""What takes part in a call, in the one order in which all calls take the locks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from operator import attrgetter
+
+from ringfence.participants import CallLock, Transactional
+
+_serial = attrgetter("serial")
+
+
+@dataclass(frozen=True, slots=True)
+class Participants:
+    """What takes part in a call, by the locks, in the one order in which all calls take them."""
+
+    by_lock: Mapping[CallLock, Transactional]
+    kept: tuple[CallLock, ...]
+    """Of those that are not only undone. The durable come first: what they write can fail, and then all goes back."""
+
+
+def in_order(participants: Iterable[Transactional]) -> Participants:
+    """By their locks, in the one order in which all calls take them."""
+    found = {participant.lock: participant for participant in participants}
+    by_lock = {lock: found[lock] for lock in sorted(found, key=_serial)}
+    return Participants(by_lock, kept_of(by_lock))
+
+
+def kept_of(held: Mapping[CallLock, Transactional]) -> tuple[CallLock, ...]:
+    """Of those that are held, what is not only undone, the durable first."""
+    kept = [lock for lock, participant in held.items() if not participant.only_undone]
+    return (*(lock for lock in kept if held[lock].durable), *(lock for lock in kept if not held[lock].durable))
