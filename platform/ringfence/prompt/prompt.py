@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property
 from itertools import chain
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, Self, overload
 
 from typing_extensions import TypeVar
@@ -19,6 +18,7 @@ from ringfence.prompt.disclosure import RESERVED_TOOL_NAMES, Place, places
 from ringfence.prompt.feedback import FeedbackProviderConfig
 from ringfence.prompt.overlay import overlaid
 from ringfence.prompt.overrides import LATEST, PromptDescriptor, PromptOverride, PromptOverridesStore, descriptor_of
+from ringfence.prompt.prompt_resources import PromptResources
 from ringfence.prompt.rendering import (
     RenderedPrompt,
     SectionNode,
@@ -32,19 +32,16 @@ from ringfence.prompt.rendering import (
 from ringfence.prompt.section import UNDECLARED, Section, TypeArgument, check_policy, listed
 from ringfence.prompt.structured_output import StructuredOutput, is_dataclass_type
 from ringfence.prompt.task_examples import TaskExample
-from ringfence.resources.context import ResourceContext
 from ringfence.resources.registry import ResourceRegistry
 from ringfence.runtime.visibility import SectionVisibility
 
 if TYPE_CHECKING:
-    from ringfence.participants import Transactional
     from ringfence.prompt.policy import Policy
     from ringfence.prompt.tool import Tool
     from ringfence.runtime.session import Session
 
 OutputT = TypeVar("OutputT", default=None)
 SectionT = TypeVar("SectionT", bound=Section[Any])
-ResourceT = TypeVar("ResourceT")
 
 
 @checked
@@ -147,55 +144,6 @@ class PromptTemplate(TypeArgument, Generic[OutputT]):
             validate: Callable[[frozenset[str]], None] | None = getattr(policy, "validate", None)
             if validate is not None:
                 validate(names)
-
-
-class PromptResources:
-    """A prompt's resources: a context manager around the work, and inside of it the way to them.
-
-    They are collected when the outermost block is entered: from the template, from the sections, depth first, and
-    from `Prompt.bind`, the later ones winning. Entering again joins the open block.
-    """
-
-    def __init__(self, collect: Callable[[], ResourceRegistry]) -> None:
-        self._collect = collect
-        self._context: ResourceContext | None = None
-        self._entering = threading.RLock()
-
-    def __enter__(self) -> Self:
-        with self._entering:
-            if self._context is None or not self._context.is_open:
-                self._context = ResourceContext(self._collect())
-            self._context.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.context.__exit__(kind, error, trace)
-
-    @property
-    def is_open(self) -> bool:
-        return self._context is not None and self._context.is_open
-
-    @property
-    def context(self) -> ResourceContext:
-        """The live resources. Raises RuntimeError outside of the block."""
-        context = self._context
-        if context is None or not context.is_open:
-            raise RuntimeError("resources live inside their context: use them within `with prompt.resources:`")
-        return context
-
-    @property
-    def participants(self) -> tuple[Transactional, ...]:
-        return self.context.participants
-
-    def get(self, protocol: type[ResourceT]) -> ResourceT:
-        """The resource bound to `protocol`; raises what `ResourceContext.get` raises."""
-        return self.context.get(protocol)
-
-    def get_optional(self, protocol: type[ResourceT]) -> ResourceT | None:
-        """The same, or None where nothing is bound to `protocol`."""
-        return self.context.get_optional(protocol)
 
 
 @checked
