@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, is_dataclass
 from functools import cached_property
 from itertools import chain
 from types import MappingProxyType
@@ -30,7 +30,8 @@ from ringfence.prompt.rendering import (
     tools_of,
 )
 from ringfence.prompt.section import UNDECLARED, Section, TypeArgument, check_policy, listed
-from ringfence.prompt.structured_output import StructuredOutput, is_dataclass_type
+from ringfence.prompt.section_tree import placed, refuse
+from ringfence.prompt.structured_output import StructuredOutput
 from ringfence.prompt.task_examples import TaskExample
 from ringfence.resources.registry import ResourceRegistry
 from ringfence.runtime.visibility import SectionVisibility
@@ -89,7 +90,7 @@ class PromptTemplate(TypeArgument, Generic[OutputT]):
         for name in ("sections", "feedback_providers"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         object.__setattr__(self, "policies", listed(self.policies, f"the policies of the prompt {self.ns}:{self.key}"))
-        object.__setattr__(self, "nodes", tuple(_nodes(self.sections, (), "")))
+        object.__setattr__(self, "nodes", tuple(placed(self.sections, (), "")))
         self._check_tools()
 
     @cached_property
@@ -128,10 +129,10 @@ class PromptTemplate(TypeArgument, Generic[OutputT]):
         for node in self.walk():
             for tool in node.tools:
                 if tool.name in RESERVED_TOOL_NAMES:
-                    _refuse(f"the tool name {tool.name!r} is reserved", node.path, placeholder=tool.name)
+                    refuse(f"the tool name {tool.name!r} is reserved", node.path, placeholder=tool.name)
                 if tool.name in owners:
                     both = f"{'.'.join(owners[tool.name])} and {'.'.join(node.path)}"
-                    _refuse(f"two tools are called {tool.name!r}: in {both}", node.path, placeholder=tool.name)
+                    refuse(f"two tools are called {tool.name!r}: in {both}", node.path, placeholder=tool.name)
                 owners[tool.name] = node.path
         tools = {tool.name: tool for node in self.walk() for tool in node.tools}
         for node in self.walk():
@@ -377,38 +378,3 @@ def _surely_disabled(node: SectionNode, params: SectionParams) -> bool:
     except PromptRenderError:
         return False
     return not section.is_enabled(values, session=None)
-
-
-def _nodes(sections: Sequence[Section[Any]], above: SectionPath, number_above: str) -> Iterator[SectionNode]:
-    seen: set[str] = set()
-    for position, section in enumerate(sections, 1):
-        if not isinstance(section, Section):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not type
-            raise TypeError(f"{section!r} among the sections is no Section")
-        path = (*above, section.key)
-        if section.key in seen:
-            _refuse(f"two sections are called {'.'.join(path)}", path)
-        seen.add(section.key)
-        _check_params(section, path)
-        number = f"{number_above}{position}"
-        children = tuple(_nodes(section.children, path, f"{number}."))
-        yield SectionNode(section, path, number, section.tools(), section.policies(), children)
-
-
-def _check_params(section: Section[Any], path: SectionPath) -> None:
-    kind: type[Any] | None = section.params_type
-    where = ".".join(path)
-    known: set[str] = set()
-    says = "the section has no params"
-    if kind is not None:
-        if not is_dataclass_type(kind):
-            _refuse(f"the params of section {where} must be a dataclass, not {kind!r}", path)
-        if section.default_params is not None and type(section.default_params) is not kind:
-            _refuse(f"default_params of section {where} must be of type {kind.__name__}", path, kind=kind)
-        known = {one.name for one in fields(kind)}
-        says = f"{kind.__name__} has no such field"
-    for name in sorted(section.placeholder_names() - known):
-        _refuse(f"the placeholder ${name} of section {where}: {says}", path, kind=kind, placeholder=name)
-
-
-def _refuse(message: str, path: SectionPath, *, kind: type | None = None, placeholder: str | None = None) -> None:
-    raise PromptValidationError(message, section_path=path, dataclass_type=kind, placeholder=placeholder)
