@@ -6,17 +6,25 @@ import dataclasses
 import functools
 import inspect
 import re
-import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, get_origin
 
 from ringfence import serde
 from ringfence.arguments import checked
-from ringfence.errors import PromptValidationError
 from ringfence.filesystem.protocol import Filesystem
 from ringfence.prompt.tool_result import ToolResult
+from ringfence.prompt.tool_types import (
+    MISSING,
+    annotated_types,
+    check_handler,
+    check_writes,
+    invalid,
+    name_of,
+    params_type_of,
+    result_type_of,
+)
 from ringfence.runtime.limits import BudgetTracker
 from ringfence.serde.defaults import check_defaults, is_plain
 from ringfence.values import can_change, quick_maker, quickly_made
@@ -179,17 +187,17 @@ class Tool(Generic[ParamsT, ResultT]):
     def __post_init__(self) -> None:
         _put(self, "description", checked_description(self.description, self.name))
         if TOOL_NAME.fullmatch(self.name) is None:
-            raise _invalid(f"tool name {self.name!r}: use 1 to 64 lower-case letters, digits, '_' and '-'", self.name)
+            raise invalid(f"tool name {self.name!r}: use 1 to 64 lower-case letters, digits, '_' and '-'", self.name)
         params, result = self._types()
-        _put(self, "params_type", _params_type(params, self.name))
-        result_type, container = _result_type(result, self.name)
+        _put(self, "params_type", params_type_of(params, self.name))
+        result_type, container = result_type_of(result, self.name)
         _put(self, "result_type", result_type)
         _put(self, "result_container", container)
         _put(self, "_result_class", get_origin(result_type) or result_type or type(None))
         if self.handler is not None:
-            _check_handler(self.handler, self.name, params, result)
+            check_handler(self.handler, self.name, params, result)
         if self.writes is not None:
-            _check_writes(self.writes, self.name)
+            check_writes(self.writes, self.name)
         _put(self, "examples", tuple(self.examples))
         for example in self.examples:
             self.check_example(example)
@@ -199,9 +207,9 @@ class Tool(Generic[ParamsT, ResultT]):
     def _types(self) -> tuple[Any, Any]:
         if self.type_arguments is not None:
             return self.type_arguments
-        params, result = _annotated_types(self.handler)
+        params, result = annotated_types(self.handler)
         if params is MISSING or result is MISSING:
-            raise _invalid(
+            raise invalid(
                 f"tool {self.name!r}: write Tool[Params, Result](...), or annotate the handler's params and its "
                 "-> ToolResult[Result]",
                 self.name,
@@ -212,9 +220,9 @@ class Tool(Generic[ParamsT, ResultT]):
         """Raises PromptValidationError for an example that is not of this tool's types."""
         checked_description(example.description, f"{self.name} example")
         if not _is_exactly(example.input, self.params_type):
-            raise _invalid(
+            raise invalid(
                 f"tool {self.name!r}: an example's input is a {type(example.input).__name__}, not "
-                f"{_name(self.params_type)}",
+                f"{name_of(self.params_type)}",
                 "examples",
             )
         output: Any = example.output
@@ -227,8 +235,8 @@ class Tool(Generic[ParamsT, ResultT]):
         else:
             fits = _is_exactly(output, self.result_type)
         if not fits:
-            raise _invalid(
-                f"tool {self.name!r}: an example's output is not of type {_name(self.result_type)}", "examples"
+            raise invalid(
+                f"tool {self.name!r}: an example's output is not of type {name_of(self.result_type)}", "examples"
             )
 
     @property
@@ -254,7 +262,7 @@ class Tool(Generic[ParamsT, ResultT]):
     @property
     def result_words(self) -> str:
         """What the tool answers with, for messages."""
-        name = _name(self.result_type)
+        name = name_of(self.result_type)
         return f"a list of {name}" if self.result_container == "array" else name
 
     @classmethod
@@ -263,20 +271,17 @@ class Tool(Generic[ParamsT, ResultT]):
         name = function.__name__
         description = inspect.getdoc(function)
         if not description:
-            raise _invalid(f"tool {name!r}: the function needs a docstring, it becomes the description", "description")
+            raise invalid(f"tool {name!r}: the function needs a docstring, it becomes the description", "description")
         extra = [p for p in inspect.signature(function).parameters if p not in ("params", "context")]
         if extra:
-            raise _invalid(f"tool {name!r}: a handler takes (params, *, context), not {', '.join(extra)}", extra[0])
+            raise invalid(f"tool {name!r}: a handler takes (params, *, context), not {', '.join(extra)}", extra[0])
         handler: ToolHandler[Any, Any] = function
         return Tool(name=name, description=description, handler=handler)
 
 
-MISSING: Any = object()
-
-
 @functools.lru_cache(maxsize=1024)
 def _specialised(cls: type[Tool[Any, Any]], params: Any, result: Any) -> type[Tool[Any, Any]]:
-    name = f"{cls.__name__}[{_name(params)}, {_name(result)}]"
+    name = f"{cls.__name__}[{name_of(params)}, {name_of(result)}]"
     return type(
         name, (cls,), {"type_arguments": (params, result), "__module__": cls.__module__, "__doc__": cls.__doc__}
     )
@@ -286,28 +291,15 @@ def _put(tool: object, name: str, value: object) -> None:
     object.__setattr__(tool, name, value)
 
 
-def _invalid(message: str, placeholder: str, kind: type | None = None) -> PromptValidationError:
-    return PromptValidationError(message, placeholder=placeholder, dataclass_type=kind)
-
-
-def _name(kind: object) -> str:
-    return kind.__qualname__ if isinstance(kind, type) and not isinstance(kind, types.GenericAlias) else str(kind)
-
-
 def checked_description(text: str, name: str) -> str:
     """`text` without surrounding blanks. Raises PromptValidationError for what cannot be a tool's description."""
     stripped = text.strip()
     if not 1 <= len(stripped) <= MAX_DESCRIPTION_CHARACTERS or not stripped.isascii():
-        raise _invalid(
+        raise invalid(
             f"{name!r}: a description is ASCII text of 1 to {MAX_DESCRIPTION_CHARACTERS} characters, not {text!r}",
             "description",
         )
     return stripped
-
-
-def _is_dataclass_type(kind: object) -> bool:
-    origin = get_origin(kind) or kind
-    return isinstance(origin, type) and dataclasses.is_dataclass(origin)
 
 
 def _is_exactly(value: object, kind: object) -> bool:
@@ -318,120 +310,6 @@ def _fields_of(kind: Any) -> tuple[dataclasses.Field[Any], ...]:
     return () if kind is None else dataclasses.fields(get_origin(kind) or kind)
 
 
-def _params_type(kind: Any, name: str) -> Any:
-    if kind is None or kind is type(None):
-        return None
-    if not _is_dataclass_type(kind):
-        raise _invalid(f"tool {name!r}: params must be a dataclass or None, not {_name(kind)}", name)
-    return kind
-
-
-def _result_type(kind: Any, name: str) -> tuple[Any, Literal["object", "array"]]:
-    if kind is None or kind is type(None):
-        return None, "object"
-    if get_origin(kind) in (list, tuple, Sequence):
-        arguments = get_args(kind)
-        if get_origin(kind) is tuple and not (len(arguments) == 2 and arguments[1] is Ellipsis):
-            raise _invalid(f"tool {name!r}: a tuple result is tuple[D, ...] of one dataclass, not {kind}", name)
-        if not _is_dataclass_type(arguments[0]):
-            raise _invalid(f"tool {name!r}: the items of a result must be a dataclass, not {_name(arguments[0])}", name)
-        return arguments[0], "array"
-    if not _is_dataclass_type(kind):
-        raise _invalid(
-            f"tool {name!r}: a result is a dataclass, None, or a list, Sequence or tuple[D, ...] of one, not "
-            f"{_name(kind)}",
-            name,
-        )
-    return kind, "object"
-
-
-def _check_handler(handler: object, name: str, params: Any, result: Any) -> None:
-    if not callable(handler):
-        raise _invalid(f"tool {name!r}: the handler {handler!r} cannot be called", "handler")
-    call = handler if inspect.isroutine(handler) else getattr(handler, "__call__", handler)  # noqa: B004
-    for wrong, said in (
-        (inspect.iscoroutinefunction, "async"),
-        (inspect.isgeneratorfunction, "a generator"),
-        (inspect.isasyncgenfunction, "an async generator"),
-    ):
-        if wrong(call):
-            raise _invalid(f"tool {name!r}: the handler is {said}; handlers are plain functions", "handler")
-    try:
-        signature = inspect.signature(handler)
-    except ValueError:  # some built-ins have none: the call itself will tell
-        return
-    try:
-        signature.bind(object(), context=object())
-    except TypeError as error:
-        raise _invalid(f"tool {name!r}: a handler takes (params, *, context): {error}", "handler") from None
-    _check_returned(call, name)
-    said_params, said_result = _annotated_types(handler)
-    for said, declared in ((said_params, params), (said_result, result)):
-        if said is not MISSING and not _agree(said, declared):
-            raise _invalid(
-                f"tool {name!r}: declared with {_name(declared)}, but its handler is annotated with {_name(said)}",
-                "handler",
-            )
-
-
-def _check_writes(writes: object, name: str) -> None:
-    said = f"tool {name!r}: writes is a function of the params, such as lambda params: [params.path]"
-    if not callable(writes):
-        raise _invalid(f"{said}, not {writes!r}", "writes")
-    try:
-        inspect.signature(writes).bind(object())
-    except ValueError:  # some built-ins have none
-        return
-    except TypeError as error:
-        raise _invalid(f"{said}: {error}", "writes") from None
-
-
-def _check_returned(call: Any, name: str) -> None:
-    """What no ToolResult can be is refused; what cannot be told apart here is let through."""
-    try:
-        said = typing.get_type_hints(call).get("return", ToolResult)
-    except (NameError, TypeError, ValueError, AttributeError):
-        return
-    kind = get_origin(said) or said
-    if (
-        kind is not Any
-        and isinstance(kind, type)
-        and not (issubclass(kind, ToolResult) or issubclass(ToolResult, kind))
-    ):
-        raise _invalid(
-            f"tool {name!r}: a handler returns a ToolResult, and its annotation says {_name(said)}", "handler"
-        )
-
-
-def _agree(said: Any, declared: Any) -> bool:
-    """Whether an annotation leaves room for the declared type; what cannot be told apart here is let through."""
-    if said is Any or isinstance(said, TypeVar) or said == declared:
-        return True
-    if said in (None, type(None)) or declared in (None, type(None)):
-        return said in (None, type(None)) and declared in (None, type(None))
-    if isinstance(said, type) and isinstance(declared, type) and not get_args(said) and not get_args(declared):
-        return issubclass(declared, said) or issubclass(said, declared)
-    return not _is_dataclass_type(said) or not _is_dataclass_type(declared) or get_origin(said) == get_origin(declared)
-
-
-def _annotated_types(handler: object) -> tuple[Any, Any]:
-    """The params and result types that a handler's annotations name; MISSING for what they do not say."""
-    if handler is None:
-        return MISSING, MISSING
-    call: Any = handler if inspect.isroutine(handler) else getattr(handler, "__call__", handler)  # noqa: B004
-    try:
-        parameters = list(inspect.signature(handler).parameters.values())  # pyright: ignore[reportArgumentType]
-        hints = typing.get_type_hints(call)
-    except (NameError, TypeError, ValueError, AttributeError):
-        return MISSING, MISSING
-    params = hints.get(parameters[0].name, MISSING) if parameters else MISSING
-    returned = hints.get("return", MISSING)
-    if returned is MISSING or get_origin(returned) is not ToolResult:
-        return params, MISSING
-    (result,) = get_args(returned)
-    return params, MISSING if result is typing.Never else result
-
-
 def _decoder(params: Any, name: str) -> Callable[[Mapping[str, object] | str | bytes], Any]:
     if params is None:
         return _decode_nothing
@@ -440,7 +318,7 @@ def _decoder(params: Any, name: str) -> Callable[[Mapping[str, object] | str | b
         _check_params(params)
         return found
     except TypeError as error:
-        raise _invalid(f"tool {name!r}: {error}", name, params if isinstance(params, type) else None) from error
+        raise invalid(f"tool {name!r}: {error}", name, params if isinstance(params, type) else None) from error
 
 
 @functools.lru_cache(maxsize=1024)
