@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from ringfence.arguments import checked
 from ringfence.errors import SectionPath
-from ringfence.prompt.section import ParamsT, Predicate, Section, Selector
+from ringfence.prompt.section import Section
+from ringfence.prompt.section_functions import ParamsT, Predicate, Selector
 from ringfence.prompt.text import expand, placeholders
 from ringfence.prompt.tool import Tool
 from ringfence.runtime.visibility import SectionVisibility

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import copy
 import difflib
-import inspect
 import re
 import unicodedata
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import is_dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self
 
 from typing_extensions import TypeVar
 
 from ringfence.arguments import checked
 from ringfence.errors import PromptRenderError, PromptValidationError, SectionPath
+from ringfence.prompt.section_functions import ParamsT, Predicate, SectionFunction, Selector
 from ringfence.prompt.text import examples_of, expand, placeholders
 from ringfence.prompt.tool import Tool
 from ringfence.resources.registry import ResourceRegistry
@@ -27,10 +27,7 @@ if TYPE_CHECKING:
     from ringfence.prompt.rendering import SectionNode
     from ringfence.runtime.session import Session
 
-ParamsT = TypeVar("ParamsT", default=None)
 ItemT = TypeVar("ItemT")
-AskingT = TypeVar("AskingT", contravariant=True)
-AnswerT = TypeVar("AnswerT", covariant=True)
 
 SECTION_KEY = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 UNDECLARED: Any = object()
@@ -61,68 +58,6 @@ def _is_variable(item: Any) -> bool:
 def _specialised(cls: type, argument: Any) -> type:
     name = f"{cls.__name__}[{getattr(argument, '__name__', argument)}]"
     return type(name, (cls,), {"type_argument": argument, "__module__": cls.__module__, "__doc__": cls.__doc__})
-
-
-class OfSession(Protocol[AnswerT]):
-    def __call__(self, *, session: Session | None) -> AnswerT: ...
-
-
-class OfParamsAndSession(Protocol[AskingT, AnswerT]):
-    def __call__(self, params: AskingT, /, *, session: Session | None) -> AnswerT: ...
-
-
-Predicate: TypeAlias = (
-    Callable[[], bool] | Callable[[ParamsT], bool] | OfSession[bool] | OfParamsAndSession[ParamsT, bool]
-)
-Selector: TypeAlias = (
-    Callable[[], SectionVisibility]
-    | Callable[[ParamsT], SectionVisibility]
-    | OfSession[SectionVisibility]
-    | OfParamsAndSession[ParamsT, SectionVisibility]
-)
-
-
-class SectionFunction:
-    """An enabled predicate or a visibility selector, in one of the shapes ``()``, ``(params)``, ``(*, session)`` and
-    ``(params, *, session)``."""
-
-    def __init__(self, function: Callable[..., Any], role: str) -> None:
-        """Raises TypeError for anything that cannot be called in one of these shapes."""
-        if not callable(function):
-            raise TypeError(f"{role} is a function of (params, *, session) or fewer of these, not {function!r}")
-        try:
-            signature = inspect.signature(function)
-            parameters = signature.parameters.values()
-            self.takes_session = any(_takes_session(parameter) for parameter in parameters)
-            self.takes_params = any(_takes_params(parameter) for parameter in parameters)
-            signature.bind(*self._positional(None), **self._keywords(None))
-        except (TypeError, ValueError) as error:
-            raise TypeError(f"{role} is a function of (params, *, session) or fewer of these: {error}") from None
-        self._function = function
-
-    def __call__(self, params: object, session: Session | None) -> Any:
-        return self._function(*self._positional(params), **self._keywords(session))
-
-    def _positional(self, params: object) -> tuple[object, ...]:
-        return (params,) if self.takes_params else ()
-
-    def _keywords(self, session: Session | None) -> dict[str, Any]:
-        return {"session": session} if self.takes_session else {}
-
-
-def _takes_session(parameter: inspect.Parameter) -> bool:
-    if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-        return parameter.name == "session"
-    return parameter.kind is parameter.VAR_KEYWORD
-
-
-def _takes_params(parameter: inspect.Parameter) -> bool:
-    if parameter.kind is parameter.VAR_POSITIONAL:
-        return True
-    if parameter.kind not in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD) or _takes_session(parameter):
-        return False
-    # A default, as in `lambda on=on: on`, is how a loop variable is kept: such a parameter waits for nothing.
-    return parameter.default is parameter.empty or parameter.name == "params"
 
 
 @checked
