@@ -22,7 +22,8 @@ from ringfence.runtime import (
     upsert_by,
 )
 from ringfence.runtime.reducers import ReducerContext, SliceOp
-from ringfence.runtime.slices import Items, SliceView
+from ringfence.runtime.slice_views import SliceView
+from ringfence.runtime.slices import Items
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from ringfence.prompt.tool import Tool, ToolContext, ToolExample
 from ringfence.prompt.tool_result import ToolResult
 from ringfence.runtime.reducers import ReducerContext, Replace, replace_latest
 from ringfence.runtime.session import Session
-from ringfence.runtime.slices import SliceView
+from ringfence.runtime.slice_views import SliceView
 from ringfence.runtime.visibility import SectionVisibility
 
 StepStatus = Literal["pending", "in_progress", "done"]

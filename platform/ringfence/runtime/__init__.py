@@ -37,7 +37,8 @@ from ringfence.runtime.reducers import (
     upsert_by,
 )
 from ringfence.runtime.session import Session, SessionView, iter_sessions_bottom_up
-from ringfence.runtime.slices import SlicePolicy, SliceView
+from ringfence.runtime.slice_views import SliceView
+from ringfence.runtime.slices import SlicePolicy
 from ringfence.runtime.snapshots import Snapshot
 from ringfence.runtime.transaction import Transaction, tool_transaction
 from ringfence.runtime.visibility import (

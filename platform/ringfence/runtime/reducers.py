@@ -11,7 +11,7 @@ from ringfence.arguments import checked
 
 if TYPE_CHECKING:
     from ringfence.runtime.session import SessionView
-    from ringfence.runtime.slices import SliceView
+    from ringfence.runtime.slice_views import SliceView
 
 T = TypeVar("T")
 EventT = TypeVar("EventT")

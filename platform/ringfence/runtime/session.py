@@ -28,16 +28,8 @@ from ringfence.runtime.json_lines import JsonLines, SliceConfig
 from ringfence.runtime.limits import require_aware, utc_now
 from ringfence.runtime.receipts import Receipt
 from ringfence.runtime.reducers import ReducerContext
-from ringfence.runtime.slices import (
-    LOG,
-    STATE,
-    SliceAccessor,
-    SlicePolicy,
-    Slices,
-    SliceView,
-    is_slice_value,
-    require_slice_type,
-)
+from ringfence.runtime.slice_views import SliceAccessor, SliceView, is_slice_value
+from ringfence.runtime.slices import LOG, STATE, SlicePolicy, Slices, require_slice_type
 from ringfence.runtime.snapshots import Snapshot, SnapshotSlices
 from ringfence.runtime.visibility import VisibilityOverrides
 

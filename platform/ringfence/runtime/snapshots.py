@@ -12,7 +12,8 @@ from uuid import UUID
 from ringfence.errors import SnapshotRestoreError, SnapshotSerializationError
 from ringfence.runtime.items import EMPTY, Items
 from ringfence.runtime.limits import require_aware
-from ringfence.runtime.slices import SlicePolicy, is_slice_value
+from ringfence.runtime.slice_views import is_slice_value
+from ringfence.runtime.slices import SlicePolicy
 from ringfence.serde.tagged import decode, encode, type_id, types_within
 
 T = TypeVar("T")
