@@ -19,7 +19,7 @@ from ringfence.arguments import checked
 from ringfence.errors import SectionPath, ToolValidationError
 from ringfence.filesystem.paths import from_model, shown
 from ringfence.filesystem.protocol import READ_ENTIRE_FILE, Filesystem, WriteMode
-from ringfence.prompt.policy import ReadBeforeWritePolicy
+from ringfence.prompt.read_before_write import ReadBeforeWritePolicy
 from ringfence.prompt.section import Section
 from ringfence.prompt.tool import Tool, ToolContext
 from ringfence.prompt.tool_result import ToolResult

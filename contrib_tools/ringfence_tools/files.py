@@ -11,7 +11,8 @@ from ringfence.errors import PromptValidationError, SectionPath
 from ringfence.filesystem.memory import InMemoryFilesystem
 from ringfence.filesystem.paths import shown
 from ringfence.filesystem.protocol import Filesystem
-from ringfence.prompt.policy import Policy, ReadBeforeWritePolicy
+from ringfence.prompt.policy import Policy
+from ringfence.prompt.read_before_write import ReadBeforeWritePolicy
 from ringfence.prompt.section import Section
 from ringfence.resources.binding import Binding
 from ringfence.resources.registry import ResourceRegistry

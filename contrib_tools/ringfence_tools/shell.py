@@ -10,7 +10,8 @@ from ringfence.arguments import checked
 from ringfence.errors import PromptValidationError, SandboxUnavailableError, SectionPath, ToolValidationError
 from ringfence.filesystem.paths import from_model, shown
 from ringfence.filesystem.protocol import Filesystem
-from ringfence.prompt.policy import ReadBeforeWritePolicy, ToolPolicy
+from ringfence.prompt.policy import ToolPolicy
+from ringfence.prompt.read_before_write import ReadBeforeWritePolicy
 from ringfence.prompt.section import Section
 from ringfence.prompt.tool import Tool, ToolContext
 from ringfence.prompt.tool_result import ToolResult
@@ -23,13 +24,7 @@ from ringfence_sandbox.podman import CommandResult, PodmanSandbox
 from ringfence_sandbox.shell_environment import ShellEnvironment
 from ringfence_tools.file_tools import file_tools
 from ringfence_tools.files import CHANGING, FAILING, FINDING, READING_FIRST
-from ringfence_tools.shell_params import (
-    LONGEST_SECONDS,
-    SHORTEST_SECONDS,
-    CommandOutcome,
-    EvaluatePython,
-    ShellExecute,
-)
+from ringfence_tools.shell_params import LONGEST_SECONDS, SHORTEST_SECONDS, CommandOutcome, EvaluatePython, ShellExecute
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -8,12 +8,7 @@ from ringfence.errors import (
     ToolValidationError,
     VisibilityExpansionRequired,
 )
-from ringfence.prompt.effects import (
-    DeletionLimitPolicy,
-    PathPolicy,
-    ProtectedFilesPolicy,
-    RequireCleanTestsPolicy,
-)
+from ringfence.prompt.effects import DeletionLimitPolicy, PathPolicy, ProtectedFilesPolicy, RequireCleanTestsPolicy
 from ringfence.prompt.feedback import (
     Feedback,
     FeedbackContext,
@@ -35,15 +30,9 @@ from ringfence.prompt.overrides import (
     ToolExampleOverride,
     ToolOverride,
 )
-from ringfence.prompt.policy import (
-    EffectPolicy,
-    PolicyDecision,
-    PolicyState,
-    ReadBeforeWritePolicy,
-    SequentialDependencyPolicy,
-    ToolPolicy,
-)
+from ringfence.prompt.policy import EffectPolicy, PolicyDecision, PolicyState, SequentialDependencyPolicy, ToolPolicy
 from ringfence.prompt.prompt import Prompt, PromptTemplate
+from ringfence.prompt.read_before_write import ReadBeforeWritePolicy
 from ringfence.prompt.rendering import RenderedPrompt
 from ringfence.prompt.section import Section, ToolsSection
 from ringfence.prompt.task_examples import TaskExample, TaskExamplesSection, TaskStep

@@ -1,0 +1,170 @@
+"""The policy that a file is only changed with the content that the model knows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ringfence.arguments import checked
+from ringfence.filesystem.paths import from_model, shown
+from ringfence.filesystem.protocol import Filesystem
+from ringfence.prompt.policy import ALLOW, PathHashes, PolicyDecision, PolicyState, only_for, policy_state
+
+if TYPE_CHECKING:
+    from ringfence.participants import Change
+    from ringfence.prompt.tool import Tool, ToolContext
+    from ringfence.prompt.tool_result import ToolResult
+
+
+@checked
+class ReadBeforeWritePolicy:
+    """An existing file is written, moved or removed only with the content that the model has read, or written itself.
+
+    What counts is the sha256 of the very bytes that the read returned or the call wrote, so an edit by anybody else
+    makes a read stale. The tools named in ``write_tools``, and every tool that declares `Tool.writes`, are denied
+    before they run; one of them whose targets cannot be told is, too. Any other tool, and one that has written more
+    than it declared, is denied what it has done, unless the handler itself had read the file in that call. Not
+    governed: opaque tools, whose commands read what they like, and what a handler does through calls of its own, which
+    have policies of theirs.
+    """
+
+    name = "read_before_write"
+
+    def __init__(
+        self,
+        read_tools: Iterable[str] = ("read_file",),
+        write_tools: Iterable[str] = ("write_file", "edit_file", "apply_patch", "move", "rm"),
+        mount_point: str | None = None,
+    ) -> None:
+        """``mount_point`` is the prefix under which the model sees the workspace, such as ``/workspace``.
+
+        Raises TypeError for a text in the place of a list.
+        """
+        self.read_tools = frozenset(read_tools)
+        self.write_tools = frozenset(write_tools)
+        self.mount_point = mount_point
+
+    @only_for(lambda policy, tool: policy._governs(tool))
+    def check(self, tool: Tool[Any, Any], params: Any, *, context: ToolContext) -> PolicyDecision:
+        if not self._governs(tool):
+            return ALLOW
+        filesystem = context.filesystem
+        if filesystem is None:
+            return PolicyDecision.deny(f"{tool.name} is governed by {self.name}, but no filesystem is bound")
+        targets = _targets(tool, params)
+        if targets is None:
+            return ALLOW
+        if not targets:
+            return PolicyDecision.deny(f"{self.name} cannot tell which files {tool.name} would change")
+        known = _hashes(policy_state(context, self.name, _files_scope(context, filesystem)))
+        for target in targets:
+            try:
+                meant = from_model(filesystem, target, mount_point=self.mount_point)
+            except PermissionError as error:
+                return PolicyDecision.deny(f"{shown(target)} {error.strerror}")
+            except ValueError as error:
+                return PolicyDecision.deny(str(error))
+            for file, content_hash in _files_at(filesystem, meant):
+                read = known.of(file)
+                if read == content_hash:
+                    continue
+                below = f"{shown(meant)} is a directory, and " if file.startswith(f"{meant}/") else ""
+                if read is None:
+                    return PolicyDecision.deny(f"{below}{shown(file)} exists and has not been read: read it first")
+                return PolicyDecision.deny(f"{below}{shown(file)} has changed since it was read: read it again")
+        return ALLOW
+
+    def concerns(self, tool: Tool[Any, Any]) -> bool:
+        """The effects of tools that are known to declare all that they write need no second look."""
+        return not tool.opaque and tool.name not in self.write_tools
+
+    def check_effects(
+        self, tool: Tool[Any, Any], params: Any, changes: Sequence[Change], *, context: ToolContext
+    ) -> PolicyDecision:
+        filesystem, call = context.filesystem, context.call
+        if filesystem is None or call is None or call.inner:
+            return ALLOW
+        lock: Any = getattr(filesystem, "lock", None)
+        read, earlier = call.reads.get(lock, {}), (call.read_before or {}).get(lock, ())
+        known = _hashes(policy_state(context, self.name, _files_scope(context, filesystem)))
+        for change in call.changes.get(lock, ()):
+            before = change.before.content_hash if change.before is not None else None
+            after = change.after.content_hash if change.after is not None else None
+            if before in (None, after, known.of(change.path), read.get(change.path)):
+                continue
+            if (change.path, before) in earlier:
+                continue
+            return PolicyDecision.deny(
+                f"{tool.name} changed {shown(change.path)}, of which the content had not been read: read it first"
+            )
+        return ALLOW
+
+    def on_result(self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext) -> None:
+        filesystem, call = context.filesystem, context.call
+        if filesystem is None or call is None:
+            return
+        reads, writes = tool.name in self.read_tools, not tool.opaque and (not call.inner or self._governs(tool))
+        lock: Any = getattr(filesystem, "lock", None)
+        known: dict[str, str | None] = {**call.reads.get(lock, {})} if reads else {}
+        if writes:
+            for change in call.changes.get(lock, ()):
+                after = change.after.content_hash if change.after is not None else None
+                if after is not None or change.before is not None:
+                    known[change.path] = after
+        if not known:
+            return
+        state = policy_state(context, self.name, _files_scope(context, filesystem))
+        before = _hashes(state)
+        news = {path: content_hash for path, content_hash in known.items() if before.of(path) != content_hash}
+        if news:
+            after = PolicyState(self.name, state.invoked_tools, before.updated(news), state.scope)
+            context.session[PolicyState].exchange(state, after)
+
+    def _governs(self, tool: Tool[Any, Any]) -> bool:
+        return tool.writes is not None or tool.name in self.write_tools
+
+
+def _hashes(state: PolicyState) -> PathHashes:
+    keys = state.invoked_keys
+    return keys if isinstance(keys, PathHashes) else PathHashes(keys)
+
+
+def _files_scope(context: ToolContext, filesystem: Filesystem) -> str:
+    """A scope of the prompt and the filesystem: what was read of one workspace says nothing about another."""
+    root = filesystem.root
+    if root == "/" and (lock := getattr(filesystem, "lock", None)) is not None:
+        root = f"memory {lock.serial}"
+    return f"{context.prompt.scope}@{root}"
+
+
+_PATH_FIELDS = ("file_path", "path", "source", "target")
+
+
+def _targets(tool: Tool[Any, Any], params: Any) -> list[str] | None:
+    """None where the tool says that this call is to change no file that is there."""
+    if tool.writes is not None:
+        declared = tool.writes(params)
+        if declared is None:
+            return None
+        paths: list[Any] = [declared] if isinstance(declared, str) else list(declared)
+        if not all(isinstance(path, str) for path in paths):
+            raise TypeError(f"the paths that {tool.name} says it writes are no strings: {paths!r}")
+        return paths
+    return [path for field in _PATH_FIELDS if isinstance(path := getattr(params, field, None), str)]
+
+
+def _files_at(filesystem: Filesystem, path: str) -> Iterable[tuple[str, str]]:
+    """The files that a change of `path` reaches, with their hashes: itself, or all below a directory; none where
+    nothing is. What a link out of the workspace leads to is nobody's to change, and the filesystem sees to that."""
+    try:
+        path = filesystem.resolve(path)
+    except PermissionError:
+        return ()
+    try:
+        return ((path, filesystem.content_hash(path)),)
+    except (FileNotFoundError, NotADirectoryError):
+        return ()
+    except IsADirectoryError:
+        below = [match.path for match in filesystem.glob("**", path=path) if match.is_file]
+        # A link in it is removed or moved itself, whatever it leads to.
+        return ((file, filesystem.content_hash(file)) for file in below if filesystem.resolve(file) == file)
