@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import errno
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ringfence import serde
 from ringfence.adapters.core import ProviderAdapter
 from ringfence.adapters.failures import said_of
+from ringfence.adapters.offers import Offer, offer_of
 from ringfence.arguments import checked
 from ringfence.errors import (
     CallCancelledError,
@@ -28,8 +29,8 @@ from ringfence.errors import (
 )
 from ringfence.participants import Mark, Transactional, current_call, set_current_call
 from ringfence.prompt.long_results import READER, kept_at
-from ringfence.prompt.policy import ALLOW, EffectPolicy, Policy, PolicyDecision, ToolPolicy, is_for
-from ringfence.prompt.tool import Tool, ToolContext, ToolHandler, make_tool_context
+from ringfence.prompt.policy import ALLOW, Policy, PolicyDecision
+from ringfence.prompt.tool import ToolContext, make_tool_context
 from ringfence.prompt.tool_result import (
     MAX_RESULT_CHARACTERS,
     KnowsChanges,
@@ -80,23 +81,6 @@ class Answer:
 make_answer = quick_maker(Answer)
 
 UNFINISHED = ToolResult.error("the call did not come to an end")
-
-
-@dataclass(frozen=True, slots=True)
-class _Offer:
-    """A tool, and what a call needs of it. (Each tool is of a class of its own, so that to ask it takes longer.)"""
-
-    tool: Tool[Any, Any]
-    handler: ToolHandler[Any, Any] | None
-    decode: Callable[[Mapping[str, object] | str | bytes], object]
-    fits: Callable[[object], bool]
-    read_only: bool
-    opaque: bool
-    policies: Sequence[tuple[ToolPolicy, PolicyVerdict, bool]]
-    """Each with what the receipt says where it allows a call, and whether it has to be asked for that."""
-    learning: Sequence[ToolPolicy]
-    """Those that are told of calls that succeeded."""
-    effect_policies: Sequence[tuple[EffectPolicy, PolicyVerdict]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +151,7 @@ class ToolExecutor:
         self.prompt_name = prompt.name or f"{prompt.ns}:{prompt.key}"
         self._session_id = str(session.session_id)
         self._adapter_name = type(adapter).__name__ if adapter is not None else ""
-        self._offers = {tool.name: _offer(tool, prompt) for tool in self.rendered_prompt.tools}
+        self._offers = {tool.name: offer_of(tool, prompt) for tool in self.rendered_prompt.tools}
         self._locks = _Locks((), in_order((session,)))
 
     def call(
@@ -248,7 +232,7 @@ class ToolExecutor:
             )
         )
 
-    def _resolved(self, ending: _Ending) -> _Offer | None:
+    def _resolved(self, ending: _Ending) -> Offer | None:
         offer = self._offers.get(ending.name)
         if offer is None or offer.handler is None:
             ending.outcome = "rejected"
@@ -261,7 +245,7 @@ class ToolExecutor:
             return None
         return offer
 
-    def _parsed(self, ending: _Ending, offer: _Offer, arguments: Mapping[str, object] | str | None) -> bool:
+    def _parsed(self, ending: _Ending, offer: Offer, arguments: Mapping[str, object] | str | None) -> bool:
         try:
             ending.params = offer.decode(arguments or {})
         except Exception as error:  # what a params class raises by itself, too
@@ -295,7 +279,7 @@ class ToolExecutor:
             scope=CallResources(resources, call),
         )
 
-    def _permitted(self, ending: _Ending, offer: _Offer, context: ToolContext, call: Transaction) -> bool:
+    def _permitted(self, ending: _Ending, offer: Offer, context: ToolContext, call: Transaction) -> bool:
         """Policies, of the section and then of the prompt, until one denies; then the deadline and cancellation."""
         session, tool, params = self.session, offer.tool, ending.params
         before = session.begin(call)
@@ -317,7 +301,7 @@ class ToolExecutor:
             context.cancellation.check()
         return True
 
-    def _effects_permitted(self, ending: _Ending, offer: _Offer, context: ToolContext, call: Transaction) -> bool:
+    def _effects_permitted(self, ending: _Ending, offer: Offer, context: ToolContext, call: Transaction) -> bool:
         """Effect policies, until one denies what the call has changed; what they read does not count as read by it."""
         before, read = self.session.begin(call), {lock: dict(reads) for lock, reads in call.reads.items()}
         changes = [change for changes in call.changes.values() for change in changes]
@@ -366,7 +350,7 @@ class ToolExecutor:
             self.session.rollback(before)
             return True
 
-    def _run(self, ending: _Ending, offer: _Offer, context: ToolContext, call: Transaction) -> None:
+    def _run(self, ending: _Ending, offer: Offer, context: ToolContext, call: Transaction) -> None:
         """The handler, in its resource scope; from its end on, nothing changes through this call."""
         assert offer.handler is not None
         assert context.scope is not None
@@ -389,7 +373,7 @@ class ToolExecutor:
         if offer.opaque and result.success and isinstance(result.value, KnowsChanges):
             ending.result = replace(result, value=result.value.with_changes(call.all_changes()))
 
-    def _settle(self, ending: _Ending, offer: _Offer, context: ToolContext, call: Transaction) -> None:
+    def _settle(self, ending: _Ending, offer: Offer, context: ToolContext, call: Transaction) -> None:
         """Everything that may still turn a successful call into a failed one."""
         result = ending.result
         looked_at = result.success and offer.effect_policies and call.changes
@@ -529,31 +513,6 @@ class ToolExecutor:
             conflicts=ending.conflicts,
             exit_code=exit_code_of(ending.result.value),
         )
-
-
-def _offer(tool: Tool[Any, Any], prompt: Prompt[Any]) -> _Offer:
-    policies = prompt.policies_for_tool(tool.name)
-    around = [policy for policy in policies if isinstance(policy, ToolPolicy)]
-    told = prompt.policies_told_of(tool.name)
-    return _Offer(
-        tool,
-        tool.handler,
-        tool.decode,
-        tool.fits,
-        tool.read_only,
-        tool.opaque,
-        [(policy, PolicyVerdict(policy.name, True), is_for(tool, policy.check)) for policy in around],
-        [policy for policy in told if isinstance(policy, ToolPolicy) and is_for(tool, policy.on_result)],
-        [
-            (policy, PolicyVerdict(policy.name, True))
-            for policy in policies
-            if isinstance(policy, EffectPolicy) and getattr(policy, "concerns", _any_tool)(tool)
-        ],
-    )
-
-
-def _any_tool(tool: Tool[Any, Any]) -> bool:
-    return True
 
 
 def _copied(params: object) -> object:

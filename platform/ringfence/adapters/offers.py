@@ -1,0 +1,56 @@
+"""What a call needs of a tool, looked up once for each that is on offer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ringfence.prompt.policy import EffectPolicy, ToolPolicy, is_for
+from ringfence.prompt.tool import Tool, ToolHandler
+from ringfence.runtime.receipts import PolicyVerdict
+
+if TYPE_CHECKING:
+    from ringfence.prompt.prompt import Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A tool, and what a call needs of it. (Each tool is of a class of its own, so that to ask it takes longer.)"""
+
+    tool: Tool[Any, Any]
+    handler: ToolHandler[Any, Any] | None
+    decode: Callable[[Mapping[str, object] | str | bytes], object]
+    fits: Callable[[object], bool]
+    read_only: bool
+    opaque: bool
+    policies: Sequence[tuple[ToolPolicy, PolicyVerdict, bool]]
+    """Each with what the receipt says where it allows a call, and whether it has to be asked for that."""
+    learning: Sequence[ToolPolicy]
+    """Those that are told of calls that succeeded."""
+    effect_policies: Sequence[tuple[EffectPolicy, PolicyVerdict]]
+
+
+def offer_of(tool: Tool[Any, Any], prompt: Prompt[Any]) -> Offer:
+    policies = prompt.policies_for_tool(tool.name)
+    around = [policy for policy in policies if isinstance(policy, ToolPolicy)]
+    told = prompt.policies_told_of(tool.name)
+    return Offer(
+        tool,
+        tool.handler,
+        tool.decode,
+        tool.fits,
+        tool.read_only,
+        tool.opaque,
+        [(policy, PolicyVerdict(policy.name, True), is_for(tool, policy.check)) for policy in around],
+        [policy for policy in told if isinstance(policy, ToolPolicy) and is_for(tool, policy.on_result)],
+        [
+            (policy, PolicyVerdict(policy.name, True))
+            for policy in policies
+            if isinstance(policy, EffectPolicy) and getattr(policy, "concerns", _any_tool)(tool)
+        ],
+    )
+
+
+def _any_tool(tool: Tool[Any, Any]) -> bool:
+    return True
