@@ -11,24 +11,24 @@ import os
 import stat
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 from ringfence.errors import RestoreFailedError
-from ringfence_sandbox.call_process import CallProcess
 from ringfence_sandbox.confined import Confined, is_reserved
 from ringfence_sandbox.differing import Differences
 from ringfence_sandbox.dropping import drop_holding, keep_displaced
 from ringfence_sandbox.hands import Hands
-from ringfence_sandbox.healing import CommittedCall, heal
+from ringfence_sandbox.healing import heal
 from ringfence_sandbox.history import DeedsChanges, History, TakenBackCall
 from ringfence_sandbox.holding import Holding, new_name
-from ringfence_sandbox.journal import Journal, Record
+from ringfence_sandbox.journal import Journal
 from ringfence_sandbox.kernel import Abilities, Before, Renames, boot_id
 from ringfence_sandbox.places import root_record
 from ringfence_sandbox.records import Deed, undone_json
 from ringfence_sandbox.states import led_to
-from ringfence_sandbox.undoing import Hold, TakenBack, Undone, undo_deeds
+from ringfence_sandbox.story import Story
+from ringfence_sandbox.undoing import Hold, TakenBack, undo_deeds
 
 if TYPE_CHECKING:
     from ringfence_sandbox.opaque_calls import OpaqueCalls
@@ -56,98 +56,13 @@ class Recovered:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(slots=True)
-class _Story:
-    """What the records of a journal amount to."""
-
-    root: Sequence[object] | None = None
-    holdings: list[str] = field(default_factory=list[str])
-    """All holding directories that the journal names; the deeds of the open call hold in the last."""
-    in_hand: tuple[str, tuple[int, int]] | None = None
-    """A holding directory about to come or to go when the journal ends, and the times that the root is to keep."""
-    call: tuple[str, str] | None = None
-    committed: bool = False
-    deeds: list[Deed] = field(default_factory=list[Deed])
-    noted: list[Deed] = field(default_factory=list[Deed])
-    """All that the open call has noted, those that are undone already too."""
-    met: Undone = field(default_factory=Undone)
-    """The conflicts that the undoing of the open call has met, and what is still to be kept of them."""
-    done: list[CommittedCall] = field(default_factory=list[CommittedCall])
-    more: dict[int, bytes] = field(default_factory=dict[int, bytes])
-    """Of opaque deeds, what else was known before them."""
-    kept: dict[int, str | None] = field(default_factory=dict[int, "str | None"])
-    """Of those that are being taken back, the commit that has what they had changed."""
-    processes: list[CallProcess] = field(default_factory=list[CallProcess])
-    commits: list[Record] = field(default_factory=list[Record])
-
-    @property
-    def lost_power(self) -> bool:
-        """Whether the machine was started anew since: then what was not waited for may not be on the disk."""
-        return self.root is not None and self.root[3] != boot_id()
-
-    @classmethod
-    def of(cls, records: Sequence[Record]) -> _Story:
-        story = cls()
-        for record in records:
-            story._add(record)
-        return story
-
-    def _add(self, record: Record) -> None:
-        self.in_hand = None
-        match record.values:
-            case {"root": [int(inode), (int() | None) as born, int(device), str(boot)]}:
-                self.root = [inode, born, device, boot]
-            case {"holding": str(name), "times": [int(atime_ns), int(mtime_ns)]}:
-                self.holdings.append(name)
-                self.in_hand = (name, (atime_ns, mtime_ns))
-            case {"dropping": str(name), "times": [int(atime_ns), int(mtime_ns)]}:
-                self.in_hand = (name, (atime_ns, mtime_ns))
-            case {"begin": str(call_id), "tool": str(tool)}:
-                self.call, self.committed, self.deeds, self.noted, self.processes = (call_id, tool), False, [], [], []
-                self.met = Undone()
-            case {"do": str()}:
-                deed = Deed.from_json(record.values)
-                self.deeds.append(deed)
-                self.noted.append(deed)
-                if deed.kind == "opaque":
-                    self.more[deed.seq] = record.blob
-            case {"undone": int(seq), "conflict": str(path)}:
-                for deed in [deed for deed in self.deeds if deed.seq == seq]:
-                    self.met.met(path, deed)
-                    self.deeds.remove(deed)
-            case {"undone": int(seq)}:
-                self.met.conflicts.update(cast("list[str]", record.values.get("conflicts", [])))
-                self.met.displaced.update(cast("dict[str, int]", record.values.get("displaced", {})))
-                behind = any(deed.seq == seq and deed.kind == "opaque" for deed in self.deeds)
-                self.deeds = [deed for deed in self.deeds if deed.seq != seq and not (behind and deed.seq > seq)]
-                if behind:
-                    became = cast("list[tuple[int, int]]", record.values.get("became", []))
-                    TakenBack(became=dict(became)).settle(self.deeds)
-            case {"undone": list()}:
-                seqs = set(cast("list[int]", record.values["undone"]))
-                self.deeds = [deed for deed in self.deeds if deed.seq not in seqs]
-            case {"taking back": int(seq), "kept": (str() | None) as commit}:
-                self.kept[seq] = commit
-            case {"process": [str(name), int(pid), int(ticks), str(boot)]}:
-                self.processes.append(CallProcess(name, pid, ticks, boot))
-            case {"commit": str()}:
-                self.committed = True
-                self.done.append(CommittedCall(tuple(self.deeds), record.payload))
-                if record.payload is not None:
-                    self.commits.append(record)
-            case {"end": str()}:
-                self.call, self.deeds = None, []
-            case _:  # of a later version, which does not change the meaning of those above
-                pass
-
-
 def waiting(store: str) -> tuple[str, str] | None:
     """The call, by its id and tool, that a killed process left half done, for the next opening to take back. None where
     there is none, or somebody has the workspace open. Changes nothing."""
     with suppress(OSError, ValueError), open(os.path.join(store, "holder"), "rb") as holder:
         fcntl.flock(holder, fcntl.LOCK_SH | fcntl.LOCK_NB)  # an opener has patience with it
         with closing(Journal(os.path.join(store, "journal"), only_read=True)) as journal:
-            story = _Story.of(journal.records)
+            story = Story.of(journal.records)
         return None if story.committed else story.call
     return None
 
@@ -169,7 +84,7 @@ def recover(
     Raises:
         RestoreFailedError: something could not be brought back; the journal stays as it is.
     """
-    story = _Story.of(journal.records)
+    story = Story.of(journal.records)
     notes = [journal.cut] if journal.cut is not None else []
     if story.root is not None and not _same_root(files, story.root):
         return _set_aside(journal, story, notes)
@@ -214,7 +129,7 @@ def _same_root(files: Confined, recorded: Sequence[object]) -> bool:
     return recorded[2] == now[2] or recorded[3] != boot_id()
 
 
-def _set_aside(journal: Journal, story: _Story, notes: list[str]) -> tuple[Recovered | None, Journal]:
+def _set_aside(journal: Journal, story: Story, notes: list[str]) -> tuple[Recovered | None, Journal]:
     if story.call is None and not story.holdings and not story.commits:
         journal.reset()
         return None, journal
@@ -230,7 +145,7 @@ def _roll_back(
     files: Confined,
     can: Abilities,
     journal: Journal,
-    story: _Story,
+    story: Story,
     *,
     before: Before,
     kept: str,
@@ -273,7 +188,7 @@ def _roll_back(
     return Recovered("rolled back", *story.call, tuple(sorted(taken.conflicts | undone.conflicts | set(lost))))
 
 
-def _keep_taken(files: Confined, journal: Journal, story: _Story, hands: Hands, history: History) -> Sequence[str]:
+def _keep_taken(files: Confined, journal: Journal, story: Story, hands: Hands, history: History) -> Sequence[str]:
     """Have the history keep what the call had changed, unless the rollback that was killed has done so."""
     assert story.call is not None
     deeds = [*story.deeds]
@@ -294,7 +209,7 @@ def _keep_taken(files: Confined, journal: Journal, story: _Story, hands: Hands, 
 
 
 def _take_back(
-    files: Confined, journal: Journal, story: _Story, hands: Hands, first: int, before: Before, opaque: OpaqueCalls
+    files: Confined, journal: Journal, story: Story, hands: Hands, first: int, before: Before, opaque: OpaqueCalls
 ) -> TakenBack:
     """Go back to where the first opaque call began, whatever came after."""
     assert story.call is not None
@@ -334,7 +249,7 @@ def _heal(
     files: Confined,
     can: Abilities,
     journal: Journal,
-    story: _Story,
+    story: Story,
     *,
     before: Before,
     history: History | None,
@@ -363,7 +278,7 @@ def _heal(
     return found.damaged
 
 
-def _unknown_holdings(files: Confined, story: _Story) -> list[str]:
+def _unknown_holdings(files: Confined, story: Story) -> list[str]:
     """Holding directories of which the journal knows nothing: its last records were lost, or they came with a copy."""
     notes: list[str] = []
     root = os.fstat(files.root)
@@ -405,7 +320,7 @@ def _spare_times(files: Confined, journal: Journal, deeds: Sequence[Deed]) -> No
             deed.atime_ns, deed.mtime_ns = found.st_atime_ns, found.st_mtime_ns
 
 
-def _mend_root_times(files: Confined, journal: Journal, story: _Story) -> None:
+def _mend_root_times(files: Confined, journal: Journal, story: Story) -> None:
     """Where the last opener was killed between making or removing a holding directory and setting the root's times."""
     if story.in_hand is None:
         return
