@@ -27,7 +27,8 @@ from ringfence_sandbox.history import ChangedFiles, ScannedStates
 from ringfence_sandbox.kernel import set_mode, sync_filesystem
 from ringfence_sandbox.scan import Exclusion, ScanResult
 from ringfence_sandbox.stat_cache import Stamp
-from ringfence_sandbox.step_history import Differing, StepHistory
+from ringfence_sandbox.step_history import StepHistory
+from ringfence_sandbox.step_states import Differing
 from ringfence_sandbox.store import ABORTED, PreparedStep, Store
 from ringfence_sandbox.unknown import Unknown
 
