@@ -26,6 +26,7 @@ from ringfence_sandbox.folders import walk
 from ringfence_sandbox.history import ChangedFiles, ScannedStates
 from ringfence_sandbox.kernel import set_mode, sync_filesystem
 from ringfence_sandbox.scan import Exclusion, ScanResult
+from ringfence_sandbox.scanned_files import ScannedFiles
 from ringfence_sandbox.stat_cache import Stamp
 from ringfence_sandbox.step_history import StepHistory
 from ringfence_sandbox.step_states import Differing
@@ -351,38 +352,6 @@ class Brackets:
             return f"{found.st_size} bytes, sha256 {digest.hexdigest()}"
         finally:
             os.close(descriptor)
-
-
-class ScannedFiles(ChangedFiles):
-    """What two scans found."""
-
-    def __init__(
-        self, store: Store, commit: str, after: After, changes: Sequence[Change], scanned: ScannedStates
-    ) -> None:
-        self._store = store
-        self._commit = commit
-        self._now = {path: now for path, now, _ in after.differing}
-        self._changes = changes
-        self._scanned = scanned
-
-    @property
-    def changes(self) -> Sequence[Change]:
-        return self._changes
-
-    @property
-    def scanned(self) -> ScannedStates:
-        return self._scanned
-
-    def before(self, path: str) -> bytes:
-        return self._content(path, self._store.states.entry(self._commit, path))
-
-    def after(self, path: str) -> bytes:
-        return self._content(path, self._now.get(path))
-
-    def _content(self, path: str, entry: Entry | None) -> bytes:
-        if entry is None or entry.oid is None:
-            raise FileNotFoundError(path)
-        return self._store.states.content(entry.oid)
 
 
 def _runs_as_owner(entry: Entry | None) -> TypeGuard[Entry]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from ringfence.participants import Change
 from ringfence_sandbox.before_after import Aborted, After, Before, Differs, is_only_time
-from ringfence_sandbox.brackets import Brackets, ScannedFiles
+from ringfence_sandbox.brackets import Brackets
 from ringfence_sandbox.choosing import Chosen, Judge
 from ringfence_sandbox.confined import Confined, is_reserved
 from ringfence_sandbox.displaced import Displaced
@@ -19,6 +19,7 @@ from ringfence_sandbox.kernel import Before as Announce
 from ringfence_sandbox.kernel import Renames, birth_ns
 from ringfence_sandbox.owner_stamp import GRACE_NS, OwnerStamp
 from ringfence_sandbox.records import Deed, Json
+from ringfence_sandbox.scanned_files import ScannedFiles
 from ringfence_sandbox.states import led_to, since_opaque
 from ringfence_sandbox.taking_back import TakingBack
 from ringfence_sandbox.undoing import Hold, Note, TakenBack
