@@ -6,10 +6,11 @@ import hashlib
 import os
 import stat
 
-from ringfence_sandbox.changing import Changing, resemble, write_all
+from ringfence_sandbox.changing import Changing
 from ringfence_sandbox.core import Core
 from ringfence_sandbox.dressing import dress
 from ringfence_sandbox.entries import Meta
+from ringfence_sandbox.new_files import resemble, write_all
 from ringfence_sandbox.records import Deed, Identity
 
 
