@@ -22,15 +22,8 @@ from dulwich.objects import Commit
 from ringfence.participants import Step
 from ringfence_sandbox.commit_messages import CommitInfo, ParsedMessage, format_message, parse_message
 from ringfence_sandbox.entries import Entry, Pending
-from ringfence_sandbox.folders import (
-    Builder,
-    Difference,
-    Folder,
-    differences,
-    edits_of,
-    in_order,
-    reachable,
-)
+from ringfence_sandbox.folder_builder import Builder, edits_of
+from ringfence_sandbox.folders import Difference, Folder, differences, in_order, reachable
 from ringfence_sandbox.history_objects import BLOB, COMMIT, TREE, HistoryObjects
 from ringfence_sandbox.history_states import UNKNOWN, States, read_commit
 from ringfence_sandbox.repository import create_repository, read_refs, read_shallow, write_refs, write_shallow
