@@ -10,8 +10,7 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Callable, Generator, Set
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
@@ -19,13 +18,11 @@ from ringfence_sandbox.entries import Entry, Meta, make_entry, make_meta
 from ringfence_sandbox.folders import Folder
 from ringfence_sandbox.history_states import States
 from ringfence_sandbox.kernel import mounts_below
-from ringfence_sandbox.stat_cache import FINE_TICK_NS, Attributes, Stamp, StatCache, attributes_of, is_settled, stamp_of
+from ringfence_sandbox.stat_cache import FINE_TICK_NS, Stamp, StatCache, attributes_of, is_settled, stamp_of
+from ringfence_sandbox.steady_reading import closing, hole_bytes, open_at, read_at_once, read_steadily
 
 MAX_DEPTH = 256
-_NOATIME = getattr(os, "O_NOATIME", 0)
-_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_ATTEMPTS = 3
 _SPARSE_BYTES = 1 << 20
 _OURS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 """Errors that say nothing about the file."""
@@ -167,8 +164,8 @@ class Scanner:
         """
         follow(self._cache, self._states, self._commit)
         self._cache.commit = None
-        descriptor = _open(".", self._root, _DIRECTORY)
-        with _closing(descriptor):
+        descriptor = open_at(".", self._root, _DIRECTORY)
+        with closing(descriptor):
             self._folder(descriptor, "", _Before(self._root_before), 0)
         self._drop_renumbered_links()
         if not self._found.changes:
@@ -261,7 +258,7 @@ class Scanner:
             self._exclude(path, reason, known(), _stamp_at(parent, name))
             return
         try:
-            descriptor = _open(name, parent, _DIRECTORY)
+            descriptor = open_at(name, parent, _DIRECTORY)
         except FileNotFoundError:
             self._gone(path, old.get())
             return
@@ -271,7 +268,7 @@ class Scanner:
             # It may not be read, or became something else just now, which the next scan will find.
             self._exclude(path, "unreadable", known(), _stamp_at(parent, name))
             return
-        with _closing(descriptor):
+        with closing(descriptor):
             self._folder(descriptor, path, old, depth + 1)
 
     def _file(
@@ -291,9 +288,10 @@ class Scanner:
         if reason is None:
             kind, steady, stamp = "file", True, stamp_of(status)
             try:
-                once = _at_once(parent, name, stamp) if stat.S_ISREG(status.st_mode) else None
+                once = read_at_once(parent, name, stamp) if stat.S_ISREG(status.st_mode) else None
                 if once is None:
-                    kind, content, attributes, status, steady = self._content(parent, name, status)
+                    most = self._limits.max_file_bytes
+                    kind, content, attributes, status, steady = read_steadily(parent, name, status, most)
                     stamp = stamp_of(status)
                 else:
                     content, attributes = once
@@ -330,32 +328,10 @@ class Scanner:
         if status.st_size > self._limits.max_file_bytes:
             return "too large"
         if status.st_size >= _SPARSE_BYTES and status.st_blocks * 512 < status.st_size:
-            self._holes += _holes(parent, name, status.st_size)
+            self._holes += hole_bytes(parent, name, status.st_size)
             if self._holes > self._limits.max_file_bytes:
                 return "too large"
         return None
-
-    def _content(
-        self, parent: int, name: str, status: os.stat_result
-    ) -> tuple[Literal["file", "symlink"], bytes, Attributes, os.stat_result, bool]:
-        """What it is, its bytes, its extended attributes, its status then, and whether it was left alone meanwhile."""
-        if stat.S_ISLNK(status.st_mode):
-            target = os.fsencode(os.readlink(name, dir_fd=parent))
-            again = os.stat(name, dir_fd=parent, follow_symlinks=False)
-            return "symlink", target, {}, status, stamp_of(again) == stamp_of(status)
-        descriptor = _open(name, parent, _FILE)
-        try:
-            attempts = 0
-            while True:
-                attempts += 1
-                status = os.fstat(descriptor)
-                content = _read(descriptor, status.st_size, self._limits.max_file_bytes)
-                attributes = attributes_of(descriptor)
-                steady = stamp_of(os.fstat(descriptor)) == stamp_of(status)
-                if steady or attempts == _ATTEMPTS:
-                    return "file", content, attributes, status, steady
-        finally:
-            os.close(descriptor)
 
     def _exclude(self, path: str, reason: Exclusion, old: Entry | Folder | None, stamp: Stamp | None) -> None:
         self._found.excluded[path] = reason
@@ -395,68 +371,8 @@ def _link(status: os.stat_result) -> int:
     return status.st_ino if status.st_nlink > 1 else 0
 
 
-def _holes(parent: int, name: str, size: int) -> int:
-    """The bytes of a file that are in no block. (Fewer blocks than bytes may also be a filesystem that compresses.)"""
-    holes = at = 0
-    try:
-        descriptor = _open(name, parent, _FILE)
-    except OSError:  # found again, and said, where it is read
-        return 0
-    with _closing(descriptor), suppress(OSError):  # the end is an error where a hole is the last
-        while at < size:
-            hole = os.lseek(descriptor, at, os.SEEK_HOLE)
-            holes += size - hole
-            at = os.lseek(descriptor, hole, os.SEEK_DATA) if hole < size else size
-            holes -= size - at
-    return holes
-
-
 def _stamp_at(parent: int, name: str) -> Stamp | None:
     try:
         return stamp_of(os.stat(name, dir_fd=parent, follow_symlinks=False))
     except FileNotFoundError:
         return None
-
-
-@contextmanager
-def _closing(descriptor: int) -> Generator[None, None, None]:
-    try:
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _open(name: str, parent: int, flags: int) -> int:
-    try:
-        # Looking is no use of a file; only its owner may look so.
-        return os.open(name, flags | _NOATIME, dir_fd=parent)
-    except PermissionError:
-        return os.open(name, flags, dir_fd=parent)
-
-
-def _at_once(parent: int, name: str, stamp: Stamp) -> tuple[bytes, Attributes] | None:
-    """The bytes and extended attributes of a regular file that nobody has touched between its ``stamp`` and their end;
-    else None."""
-    descriptor = _open(name, parent, _FILE)
-    try:
-        content = os.read(descriptor, stamp[1] + 1)
-        attributes = attributes_of(descriptor)
-        steady = len(content) == stamp[1] and stamp_of(os.fstat(descriptor)) == stamp
-        return (content, attributes) if steady else None
-    except BlockingIOError:  # it has become a pipe
-        return None
-    finally:
-        os.close(descriptor)
-
-
-def _read(descriptor: int, size: int, most: int) -> bytes:
-    """The whole of it, or, where it has grown beyond that meanwhile, `most` bytes."""
-    os.lseek(descriptor, 0, os.SEEK_SET)
-    content = os.read(descriptor, size + 1)
-    if len(content) == size:
-        return content
-    parts, total = [content], len(content)
-    while total <= most and (part := os.read(descriptor, 1 << 20)):
-        parts.append(part)
-        total += len(part)
-    return b"".join(parts)
