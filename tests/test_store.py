@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from ringfence.filesystem.git_names import is_dotgit
 from ringfence_sandbox.commit_messages import CommitInfo, format_message, parse_message
+from ringfence_sandbox.commit_records import PreparedStep
 from ringfence_sandbox.deflating import LEVEL, by_zlib, deflated
 from ringfence_sandbox.deltas import Before, applied, delta
 from ringfence_sandbox.entries import Entry, Meta, Pending, decode_lines, encode_line
@@ -27,7 +28,7 @@ from ringfence_sandbox.object_log import pack_entry
 from ringfence_sandbox.packs import open_packs, write_pack
 from ringfence_sandbox.reversal import Workspace, plan_undo
 from ringfence_sandbox.rows import Rows
-from ringfence_sandbox.store import SEAL_BYTES, PreparedStep, Store
+from ringfence_sandbox.store import SEAL_BYTES, Store
 from ringfence_sandbox.text_merge import merged
 
 NOW = datetime(2026, 11, 22, 10, 30, 0, 123456, tzinfo=UTC)

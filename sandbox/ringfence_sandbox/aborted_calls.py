@@ -16,13 +16,14 @@ from typing import cast
 
 from ringfence.participants import Change, FileVersion
 from ringfence_sandbox.commit_messages import CommitInfo
+from ringfence_sandbox.commit_records import PreparedStep
 from ringfence_sandbox.confined import Confined
 from ringfence_sandbox.differing import STAMP
 from ringfence_sandbox.entries import Entry, Meta, Pending
 from ringfence_sandbox.history import ChangedFiles, TakenBackCall
 from ringfence_sandbox.records import Json
 from ringfence_sandbox.spool import Spool, Spooled, spooled
-from ringfence_sandbox.store import ABORTED, PreparedStep, Store
+from ringfence_sandbox.store import ABORTED, Store
 
 MOST_ABORTED = 50
 KEPT_BYTES = 8 << 20

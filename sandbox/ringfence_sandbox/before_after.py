@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import cast
 
+from ringfence_sandbox.commit_records import PreparedStep
 from ringfence_sandbox.displaced import Displaced
 from ringfence_sandbox.entries import Entry
 from ringfence_sandbox.records import Json
 from ringfence_sandbox.scan import Exclusion, ScanResult
 from ringfence_sandbox.stat_cache import Attributes, Stamp, attributes_from_json, attributes_json
-from ringfence_sandbox.store import PreparedStep
 
 Differs = tuple[str, Entry | None, Entry | None]
 """A path, what is there now, and what was there before the call."""

@@ -19,6 +19,7 @@ from ringfence.participants import Change, FileVersion
 from ringfence_sandbox.aborted_calls import drop_old
 from ringfence_sandbox.before_after import Aborted, After, Before, Differs, Left, is_only_time
 from ringfence_sandbox.commit_messages import CommitInfo
+from ringfence_sandbox.commit_records import PreparedStep
 from ringfence_sandbox.confined import CHUNK_BYTES, Confined, is_reserved, open_file
 from ringfence_sandbox.displaced import Displaced
 from ringfence_sandbox.entries import Entry, Pending
@@ -30,7 +31,7 @@ from ringfence_sandbox.scanned_files import ScannedFiles
 from ringfence_sandbox.stat_cache import Stamp
 from ringfence_sandbox.step_history import StepHistory
 from ringfence_sandbox.step_states import Differing
-from ringfence_sandbox.store import ABORTED, PreparedStep, Store
+from ringfence_sandbox.store import ABORTED, Store
 from ringfence_sandbox.unknown import Unknown
 
 KEPT_BYTES = 1 << 30

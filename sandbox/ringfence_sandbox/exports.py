@@ -13,7 +13,8 @@ from email.utils import format_datetime
 from ringfence.filesystem.diffs import patch_of, rename_patch
 from ringfence.filesystem.git_names import is_dotgit
 from ringfence.participants import Change
-from ringfence_sandbox.store import CommitRecord, Store
+from ringfence_sandbox.commit_records import CommitRecord
+from ringfence_sandbox.store import Store
 from ringfence_sandbox.unknown import Move, moves_back
 
 _BASE64_LINE = 57

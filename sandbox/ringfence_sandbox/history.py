@@ -14,9 +14,9 @@ from ringfence_sandbox.records import Json
 if TYPE_CHECKING:
     from ringfence.participants import Change, Step
     from ringfence.runtime.receipts import Receipt
+    from ringfence_sandbox.commit_records import PreparedStep
     from ringfence_sandbox.differing import Differences
     from ringfence_sandbox.entries import Entry, Pending
-    from ringfence_sandbox.store import PreparedStep
     from ringfence_sandbox.unknown import Unknown
 
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from ringfence_sandbox.store import CommitRecord, Store
+from ringfence_sandbox.commit_records import CommitRecord
+from ringfence_sandbox.store import Store
 
 _PREFIX = "steps/"
 """Before the names of steps among all that a store keeps."""

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ringfence.filesystem.git_names import is_dotgit
+from ringfence_sandbox.commit_records import CommitRecord
 from ringfence_sandbox.entries import Entry
 from ringfence_sandbox.reversal import Difference, Outcome, plan_undo
 from ringfence_sandbox.reversal import Workspace as TreeNow
-from ringfence_sandbox.store import CommitRecord, Store
+from ringfence_sandbox.store import Store
 from ringfence_sandbox.unknown import Unknown, moves_back
 
 SOMEBODY_ELSE = "changed since by somebody else"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from ringfence.participants import Step
 from ringfence_sandbox import aborted_calls
 from ringfence_sandbox.commit_messages import REPLACED, CommitInfo
+from ringfence_sandbox.commit_records import PreparedStep
 from ringfence_sandbox.confined import Confined, Looks, is_reserved
 from ringfence_sandbox.entries import Entry, Pending
 from ringfence_sandbox.history import ChangedFiles, History, Recorded, ScannedStates, TakenBackCall
@@ -22,7 +23,7 @@ from ringfence_sandbox.scan import Exclusion, ScanLimits, Scanner, ScanResult, f
 from ringfence_sandbox.spool import Spool
 from ringfence_sandbox.stat_cache import Attributes, Stamp, StatCache
 from ringfence_sandbox.step_states import Differing
-from ringfence_sandbox.store import PreparedStep, Store
+from ringfence_sandbox.store import Store
 from ringfence_sandbox.unknown import Unknown
 
 if TYPE_CHECKING:

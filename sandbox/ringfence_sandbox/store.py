@@ -13,21 +13,21 @@ import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 from dulwich.objects import Commit
 
 from ringfence.participants import Step
-from ringfence_sandbox.commit_messages import CommitInfo, ParsedMessage, format_message, parse_message
+from ringfence_sandbox.commit_messages import CommitInfo, format_message, parse_message
+from ringfence_sandbox.commit_records import CommitRecord, PreparedStep
 from ringfence_sandbox.entries import Entry, Pending
 from ringfence_sandbox.folder_builder import Builder, edits_of
 from ringfence_sandbox.folders import Difference, Folder, differences, in_order, reachable
 from ringfence_sandbox.history_objects import BLOB, COMMIT, TREE, HistoryObjects
 from ringfence_sandbox.history_states import UNKNOWN, States, read_commit
 from ringfence_sandbox.repository import create_repository, read_refs, read_shallow, write_refs, write_shallow
-from ringfence_sandbox.unknown import NOTHING, Unknown
+from ringfence_sandbox.unknown import Unknown
 
 MAIN = b"refs/heads/main"
 _KEPT = b"refs/ringfence/"
@@ -37,34 +37,6 @@ IDENTITY = "ringfence <ringfence@localhost>"
 SEAL_BYTES = 32 << 20
 """A log of this size becomes a pack."""
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_-]|\.(?!\.|lock(?:/|$)|$)|/(?=[A-Za-z0-9]))*")
-
-
-@dataclass(frozen=True, slots=True)
-class CommitRecord:
-    """One commit of the history."""
-
-    commit: str
-    parent: str | None
-    message: ParsedMessage
-
-    @property
-    def number(self) -> int | None:
-        return self.message.number
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedStep:
-    """A commit whose objects are written, and that is not part of the history yet."""
-
-    commit: str
-    parent: str | None
-    number: int | None
-    newest: int
-    """The number of the newest step with this commit."""
-    root: Folder
-    changed: tuple[str, ...]
-    """The paths whose kind, bytes or permissions changed, sorted; of a step also those that are unknown since it."""
-    unknown: Unknown = NOTHING
 
 
 class Store:

@@ -19,6 +19,7 @@ from ringfence.runtime.transaction import Transaction, tool_transaction
 from ringfence_sandbox import history_gc
 from ringfence_sandbox.aborted_calls import look_at
 from ringfence_sandbox.commit_messages import CommitKind
+from ringfence_sandbox.commit_records import CommitRecord
 from ringfence_sandbox.confined import Confined
 from ringfence_sandbox.exports import Export, mailbox, moved_between, unified
 from ringfence_sandbox.host import Durability, HostFilesystem
@@ -31,7 +32,7 @@ from ringfence_sandbox.reversal import Outcome
 from ringfence_sandbox.reversing import Planner, Reversing
 from ringfence_sandbox.scan import DEFAULT_LIMITS, Exclusion, ScanLimits, ScanResult
 from ringfence_sandbox.step_history import FOLDER, StepHistory
-from ringfence_sandbox.store import CommitRecord, Store
+from ringfence_sandbox.store import Store
 from ringfence_sandbox.store_format import check_format
 from ringfence_sandbox.writing import TreeWriter
 
