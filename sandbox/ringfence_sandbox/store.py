@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -19,11 +19,12 @@ from types import TracebackType
 from dulwich.objects import Commit
 
 from ringfence.participants import Step
+from ringfence_sandbox.changed_paths import changed_paths, with_unknown
 from ringfence_sandbox.commit_messages import CommitInfo, format_message, parse_message
 from ringfence_sandbox.commit_records import CommitRecord, PreparedStep
 from ringfence_sandbox.entries import Entry, Pending
 from ringfence_sandbox.folder_builder import Builder, edits_of
-from ringfence_sandbox.folders import Difference, Folder, differences, in_order, reachable
+from ringfence_sandbox.folders import Folder, differences, in_order, reachable
 from ringfence_sandbox.history_objects import BLOB, COMMIT, TREE, HistoryObjects
 from ringfence_sandbox.history_states import UNKNOWN, States, read_commit
 from ringfence_sandbox.repository import create_repository, read_refs, read_shallow, write_refs, write_shallow
@@ -166,9 +167,9 @@ class Store:
             root = builder.build(before, edit)
             newest = self._newest_number(after) + (info.kind == "step")
             number = newest if info.kind == "step" else 0 if info.kind == "baseline" else None
-            found = _contents(in_order(builder.found))
+            found = changed_paths(in_order(builder.found))
             if info.kind == "step" and (unknown.reasons or unknown.moves):
-                found = _with_unknown(found, unknown, unknown_before)
+                found = with_unknown(found, unknown, unknown_before)
             commit = self._commit(root, unknown, parent, info, number, found)
             self.objects.log.flush(sync=sync)
         except BaseException:
@@ -361,7 +362,7 @@ class Store:
         if paths is None:
             before = self.states.root(record.parent) if record.parent is not None else None
             found = differences(before, self.states.root(record.commit), self.objects)
-            paths = tuple(path for path, _ in _contents(found))
+            paths = tuple(path for path, _ in changed_paths(found))
         return Step(record.number or 0, info.tool, info.call_id, info.session_id, info.created_at, paths, record.commit)
 
     def _tip_root(self) -> Folder | None:
@@ -394,22 +395,6 @@ class Store:
 def _encoded(paths: Collection[str]) -> list[bytes]:
     """`os.fsencode` of paths, all in one go."""
     return os.fsencode("\0".join(paths)).split(b"\0") if paths else []
-
-
-def _contents(differences: Iterable[Difference]) -> list[tuple[str, str]]:
-    """The paths whose kind, bytes or permissions changed, and how."""
-    found = {
-        path: "created" if old is None else "deleted" if new is None else "modified"
-        for path, old, new in differences
-        if path and (old is None or not old.same_content(new))
-    }
-    return [*zip(os.fsdecode(b"\0".join(found)).split("\0"), found.values(), strict=True)] if found else []
-
-
-def _with_unknown(found: list[tuple[str, str]], unknown: Unknown, before: Unknown) -> list[tuple[str, str]]:
-    """With what a step has moved unseen, and with what nobody knows any more since."""
-    moved = {path: "moved" for move in unknown.moves for path in (move.old, move.new)}
-    return sorted({**dict.fromkeys(unknown.new_since(before), "unknown"), **moved, **dict(found)}.items())
 
 
 def _kept_ref(name: str) -> bytes:
