@@ -448,9 +448,9 @@ def test_gc_keeps_the_newest_steps_and_what_they_are_undone_to(store: Store) -> 
     with Store.open(store.folder) as again:
         assert [record.commit for record in again.commits()] == [made[5], made[4], made[3]]
         assert again.states.read(made[3], "a.txt") == big[3]
-        assert again.step(5).paths == ("a.txt",)
+        assert again.step_of(again.record(5)).paths == ("a.txt",)
         with pytest.raises(LookupError, match="no step 3"):
-            again.step(3)
+            again.record(3)
         assert step(again, {"a.txt": file(b"on")}).number == 7
 
 

@@ -327,9 +327,7 @@ class Store:
 
     def commits(self) -> Iterator[CommitRecord]:
         """The history, newest first, external changes included."""
-        return self._chain(self.tip)
-
-    def _chain(self, commit: str | None) -> Iterator[CommitRecord]:
+        commit = self.tip
         while commit is not None:
             record = self.commit(commit)
             yield record
@@ -353,9 +351,6 @@ class Store:
         found = [self.step_of(record) for record in self.commits() if record.number]
         found.reverse()
         return found
-
-    def step(self, number: int) -> Step:
-        return self.step_of(self.record(number))
 
     def step_of(self, record: CommitRecord) -> Step:
         info, paths = record.message.info, record.message.paths
