@@ -34,7 +34,8 @@ from ringfence_sandbox.kernel import Abilities, Before, sync_filesystem
 from ringfence_sandbox.places import root_record
 from ringfence_sandbox.records import Deed, Identity, Json, Kind, undone_json
 from ringfence_sandbox.seen import Seen, stale, written_meanwhile
-from ringfence_sandbox.states import State, Token, led_to, line, way
+from ringfence_sandbox.snapshot_restore import SnapshotRestore
+from ringfence_sandbox.states import State, Token, line, way
 from ringfence_sandbox.undoing import Hold, TakenBack, Undone, undo_deeds
 
 if TYPE_CHECKING:
@@ -172,12 +173,9 @@ class Core:
             self.hands.holding = Holding.noted(self.files, lambda record: self._write(record, wait=False), self.before)
         return self.hands.holding
 
-    def perform(self, deed: Deed, there: tuple[int, str] | None = None) -> None:
+    def perform(self, deed: Deed, there: tuple[int, str] | None = None, *, on_tip: bool = True) -> None:
         """Note a deed, then do it. OSError: it was not done. ``there`` is its directory and the name in it, if that is
-        open already."""
-        self._perform(deed, there)
-
-    def _perform(self, deed: Deed, there: tuple[int, str] | None = None, *, on_tip: bool = True) -> None:
+        open already; ``on_tip`` is whether the state now has come to be by it."""
         if self._announced and self._announced[0] is deed:
             self._announced.popleft()
             deeds = [deed]
@@ -637,62 +635,6 @@ class Core:
         with self.operation():
             self._touched.clear()
             self.seen.clear()
-            for left in up:
-                left.times = self._times_at_end(left)
-                for number, deed in reversed(list(enumerate(left.deeds))):
-                    if deed.kind == "times":
-                        self.hands.set_times(deed.path, deed.atime_ns, deed.mtime_ns, None)
-                    elif deed.kind == "mkdir":
-                        left.deeds[number] = self._set_aside(deed)
-                    else:
-                        self._perform_if_it_stands(deed.inverse())
-            became: dict[int, int] = {}
-            for entered in down:
-                for deed in entered.deeds:
-                    if deed.kind != "times":
-                        self._do_again(deed, became)
-                for path, (atime_ns, mtime_ns) in entered.times.items():
-                    self.hands.set_times(path, atime_ns, mtime_ns, None)
+            SnapshotRestore(self).go(up, down)
             self._tip = State(state)
             self._touched.clear()
-
-    def _set_aside(self, made: Deed) -> Deed:
-        """Hold a directory that a deed made, so that the same one can come back; the deed that then brings it.
-
-        Only an empty one: what else is in it is somebody else's, and stays.
-        """
-        kept = Deed("put", made.path, slot=self.holding.new_slot(), new=made.new, mode=made.mode)
-        if self.hands.is_empty(made.path):
-            self._perform_if_it_stands(kept.inverse())
-        return kept
-
-    def _perform_if_it_stands(self, deed: Deed) -> bool:
-        try:
-            if self.hands.stands(deed):
-                self._perform(deed, on_tip=False)
-                return True
-        except FileNotFoundError:
-            pass
-        return False
-
-    def _do_again(self, deed: Deed, became: dict[int, int]) -> None:
-        deed.become(became)
-        again = Deed(deed.kind, deed.path, deed.to, deed.slot, deed.new, deed.old, deed.mode, deed.mode_before)
-        if deed.kind == "put" and deed.mode and not self.hands.is_held(deed.slot):
-            # A directory that was set aside in a call which was rolled back: it is made anew.
-            again = Deed("mkdir", deed.path, mode=deed.mode)
-        if self._perform_if_it_stands(again):
-            if deed.new is not None and again.new is not None:  # what is made anew has another inode
-                became[deed.new.inode] = again.new.inode
-            deed.new, deed.old = again.new, again.old
-
-    def _times_at_end(self, state: State) -> dict[str, tuple[int, int]]:
-        found: dict[str, tuple[int, int]] = {}
-        for number, deed in enumerate(state.deeds):
-            if deed.kind not in ("times", "mkdir"):
-                continue
-            path = led_to(deed.path, state.deeds[number + 1 :])
-            there = None if path is None else self.files.look(path)
-            if path is not None and there is not None:
-                found[path] = (there.st_atime_ns, there.st_mtime_ns)
-        return found
