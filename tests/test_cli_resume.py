@@ -530,15 +530,15 @@ KILLED = """
 import os, signal, sys
 from ringfence_cli.main import main
 from ringfence_cli.outputs import ReceiptsFile
-from ringfence_sandbox.core import Core
+from ringfence_sandbox.call_journal import CallJournal
 
-outcome, write_commit, call = sys.argv.pop(1), Core._write_commit, ReceiptsFile.call
+outcome, write_commit, call = sys.argv.pop(1), CallJournal.commit, ReceiptsFile.call
 
 
-def killed(core, recorded):
-    if core._label[0] != "call_2" or outcome == "committed":
-        write_commit(core, recorded)
-    if core._label[0] == "call_2":
+def killed(journal, recorded):
+    if journal.label[0] != "call_2" or outcome == "committed":
+        write_commit(journal, recorded)
+    if journal.label[0] == "call_2":
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -551,7 +551,7 @@ def killed_late(file, receipt, plan, answer):
 if outcome == "ended":
     ReceiptsFile.call = killed_late
 else:
-    Core._write_commit = killed
+    CallJournal.commit = killed
 main()
 """
 

@@ -7,7 +7,7 @@ import itertools
 import os
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,6 +16,7 @@ from ringfence.errors import TransactionError
 from ringfence.participants import CLEAN, Change, RollbackReport, Step
 from ringfence.runtime.interrupts import Interrupts
 from ringfence.values import quickly_made
+from ringfence_sandbox.call_journal import CallJournal
 from ringfence_sandbox.confined import Confined
 from ringfence_sandbox.differing import Differences, Written
 from ringfence_sandbox.dropping import (
@@ -31,8 +32,7 @@ from ringfence_sandbox.history import DeedsChanges, History, Recorded, TakenBack
 from ringfence_sandbox.holding import Holding
 from ringfence_sandbox.journal import Journal
 from ringfence_sandbox.kernel import Abilities, Before, sync_filesystem
-from ringfence_sandbox.places import root_record
-from ringfence_sandbox.records import Deed, Identity, Json, Kind, undone_json
+from ringfence_sandbox.records import Deed, Identity, Kind
 from ringfence_sandbox.seen import Seen, stale, written_meanwhile
 from ringfence_sandbox.snapshot_restore import SnapshotRestore
 from ringfence_sandbox.states import State, Token, line, way
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from ringfence_sandbox.call_process import CallProcess
     from ringfence_sandbox.opaque_calls import OpaqueCalls
 
-_NEW_JOURNAL_BYTES = 1 << 22
 _KEPT_WRITTEN_BYTES = 1 << 26
 _ELSEWHERE = (
     "cannot be changed so that it could be taken back: it is on another filesystem than the workspace's root "
@@ -106,7 +105,6 @@ class Core:
         journal: Journal | None,
         *,
         before: Before,
-        root_record: Mapping[str, Json],
         kept: str,
         history: History | None,
         opaque: Callable[[], OpaqueCalls],
@@ -119,8 +117,7 @@ class Core:
         self.hands = Hands(files, can, before)
         self.written = Written()
         self.seen = Seen(files)
-        self._journal = journal
-        self._root_record = root_record
+        self._journal = CallJournal(files, journal, power=power)
         self._kept = kept
         self._history = history
         self._new_opaque = opaque
@@ -134,8 +131,6 @@ class Core:
         self._marks: list[Mark] = []
         self._tip = State(None)
         self._touched: set[str] = set()
-        self._label: tuple[str, str] = ("", "")
-        self._begun = False
         self._left_over = False
         """Whether a holding directory could not be dropped: the next opening has to find its name in the journal."""
         self._seqs = itertools.count()
@@ -144,14 +139,6 @@ class Core:
         """What the call wrote, by its sha256."""
         self._bytes_size = 0
         self._compared: tuple[Mark, int, Differences, list[Change]] | None = None
-        self._know_boot()
-
-    def _know_boot(self) -> None:
-        """Have the journal say on disk which root and which boot of the machine it is about, before anything else."""
-        if self.power and self._journal is not None:
-            self._journal.append(self._root_record)
-            self._journal.flush()
-            self._root_record = {}
 
     # -- deeds
 
@@ -170,7 +157,9 @@ class Core:
             self._find_holding()
         if self.hands.holding is None:
             # Without a wait for the disk: until the next record there is nothing in it that anybody could miss.
-            self.hands.holding = Holding.noted(self.files, lambda record: self._write(record, wait=False), self.before)
+            self.hands.holding = Holding.noted(
+                self.files, lambda record: self._journal.write(record, wait=False), self.before
+            )
         return self.hands.holding
 
     def perform(self, deed: Deed, there: tuple[int, str] | None = None, *, on_tip: bool = True) -> None:
@@ -188,7 +177,7 @@ class Core:
         except OSError:
             if self._deeds[-1] is deed:
                 self._deeds.pop()
-                self._note_undone([deed])
+                self._journal.note_undone([deed])
             deeds.pop()
             raise
         finally:
@@ -212,7 +201,7 @@ class Core:
         for one in noted:
             one.seq = next(self._seqs)
             texts.append(one.to_json())
-        self._write(*texts)
+        self._journal.write(*texts)
         return noted
 
     def note_own(self, place: str, deed: Deed) -> None:
@@ -242,7 +231,7 @@ class Core:
     def _give_up_announced(self) -> None:
         """Something else is done first, so that the order would not be that of the journal."""
         while self._announced:
-            self._note_undone([self._announced.popleft()])
+            self._journal.note_undone([self._announced.popleft()])
 
     def _times_before(self, directory: str, opened: int | None) -> list[Deed]:
         """What to note of a directory before the first deed that changes it."""
@@ -252,25 +241,6 @@ class Core:
             return []
         times = found.st_atime_ns, found.st_mtime_ns
         return [Deed("times", directory, new=Identity.of(found), atime_ns=times[0], mtime_ns=times[1])]
-
-    def _write(self, *records: Mapping[str, Json] | str, blob: bytes = b"", wait: bool = True) -> None:
-        assert self._journal is not None, "a read-only filesystem changes nothing"
-        if not self._begun:
-            self._journal.check_there()
-            call_id, tool = self._label
-            first: list[Mapping[str, Json] | str] = [{"begin": call_id, "tool": tool}]
-            if self._root_record:
-                first.insert(0, self._root_record)
-            records = (*first, *records)
-        self._journal.append(*records, blob=blob)
-        if wait:
-            self._journal.flush()
-        self._begun = True
-        self._root_record = {}
-
-    def _note_undone(self, deeds: Sequence[Deed], conflict: str | None = None) -> None:
-        if self._journal is not None:
-            self._journal.note(undone_json(deeds, conflict))
 
     def keep_bytes(self, deed: Deed, content: bytes) -> None:
         """Remember what a deed wrote, for the history, as long as it is not too much: by its hash, since its path may
@@ -307,9 +277,9 @@ class Core:
             self.rollback(began)
             return
         try:
-            if self._begun:
+            if self._journal.begun:
                 self._sync_directories()
-                self._write_commit(None)
+                self._journal.commit(None)
         except BaseException:
             self.rollback(began)
             raise
@@ -320,7 +290,7 @@ class Core:
         """Remember the state now. OSError: it cannot be stored, as it has to be before an ``opaque`` call."""
         outermost = not self._marks
         if outermost:
-            self._label = (call_id, tool)
+            self._journal.label = (call_id, tool)
             if not self._live and self._tip.parent is not None:
                 self._forget()
         mark = Mark(len(self._deeds), self._freeze(), outermost, call_id, tool, opaque)
@@ -349,7 +319,7 @@ class Core:
                     early = DeedsChanges(changes, self._compared[2], self._bytes)
         before = self._opaque.begin(early, self._deeds, self.hands.holding)
         deed = Deed("opaque", "", seq=next(self._seqs), commit=before.commit)
-        self._write(deed.to_json(), blob=before.more())
+        self._journal.write(deed.to_json(), blob=before.more())
         self._deeds.append(deed)
         self._opaque.begun(deed, before)
         self.seen.unsure = True
@@ -371,7 +341,7 @@ class Core:
         if self._opaque is None or not self._opaque.any_open:
             raise TransactionError(f"{process.name} can only be noted while an opaque call runs")
         self._opaque.contained = True
-        self._write({"process": process.to_json()})
+        self._journal.write({"process": process.to_json()})
 
     def _freeze(self) -> State:
         """The state now, for ever; the next deeds lead on from it."""
@@ -388,12 +358,12 @@ class Core:
             self._freeze()
             return None
         recorded = self._recorded(mark, receipt) if self._history is not None else None
-        if self._begun:
+        if self._journal.begun:
             self._sync_directories()
             if self.power and self._opaque_since(mark) is not None:
                 sync_filesystem(self.files.root)
             self._check_displaced()
-            self._write_commit(recorded)
+            self._journal.commit(recorded)
         self._leave(mark)  # the commit point is behind us: from here on nothing fails
         if recorded is not None and self._history is not None:
             self._history.committed(recorded)
@@ -427,14 +397,6 @@ class Core:
         if not changes or self._compared is None:
             return None
         return self._history.record(DeedsChanges(changes, self._compared[2], self._bytes), receipt)
-
-    def _write_commit(self, recorded: Recorded | None) -> None:
-        assert self._journal is not None
-        self._journal.check_there()
-        payload = dict(recorded.payload) if recorded is not None else None
-        blob = recorded.blob if recorded is not None else b""
-        self._journal.append({"commit": self._label[0], "payload": payload}, blob=blob)
-        self._journal.flush()
 
     def _sync_directories(self) -> None:
         """Have the names that deeds gave and took survive a loss of power, if the commit record is to survive it."""
@@ -476,13 +438,13 @@ class Core:
     def _take_back(self, mark: Mark) -> TakenBack:
         """Go back to where the first opaque call since a mark began, whatever deeds came after."""
         first = self._opaque_since(mark)
-        if first is None or self._opaque is None or self._journal is None:
+        if first is None or self._opaque is None or self._journal.file is None:
             return TakenBack()
         self._give_up_announced()
         self._find_holding()
         hold = Hold(self.hands.holding, lambda: self.holding)
-        call_id, tool = self._label
-        taken = self._opaque.take_back(self._deeds[first:], hold, self._journal.note, tool=tool, call_id=call_id)
+        call_id, tool = self._journal.label
+        taken = self._opaque.take_back(self._deeds[first:], hold, self._journal.file.note, tool=tool, call_id=call_id)
         del self._deeds[first:]
         taken.settle(self._deeds)
         self.seen.unsure = self._opaque.any_open
@@ -490,7 +452,7 @@ class Core:
 
     def _keep_taken(self, mark: Mark) -> Sequence[str]:
         """Have the history keep what the deeds since a mark have changed, before they are undone."""
-        if self._history is None or self._journal is None or not mark.call_id or len(self._deeds) == mark.deeds:
+        if self._history is None or self._journal.file is None or not mark.call_id or len(self._deeds) == mark.deeds:
             return ()
         try:
             compared = self._compared
@@ -502,7 +464,7 @@ class Core:
             if not changes:
                 return ()
             changed = DeedsChanges(changes, differences, self._bytes)
-            call = TakenBackCall(mark.call_id, mark.tool, self._journal.named(self._deeds[mark.deeds].seq))
+            call = TakenBackCall(mark.call_id, mark.tool, self._journal.file.named(self._deeds[mark.deeds].seq))
             return self._history.taking_back(changed, call)
         except Exception as error:  # whatever it is (no memory, no space), the rollback must go on
             return [f"what was taken back could not be kept: {error}"]
@@ -513,7 +475,7 @@ class Core:
         self._compared = None
         if self._opaque is not None and len(self._deeds) > down_to:
             self._opaque.look_again()
-        return undo_deeds(self.hands, self._deeds, down_to, self._note_undone)
+        return undo_deeds(self.hands, self._deeds, down_to, self._journal.note_undone)
 
     def _keep(self, undone: Undone, deeds: Sequence[Deed]) -> list[str]:
         """Bring what a conflict keeps from its path to where it can be looked at."""
@@ -546,10 +508,8 @@ class Core:
         self.seen.clear()
         if not self._live:
             notes = self._forget()
-        if self._begun and self._journal is not None:
-            self._begun = False
-            self._journal.note({"end": self._label[0], "committed": committed})
-            self._renew_journal()
+        if self._journal.end(committed=committed):
+            self._reset_journal(again=True)
         return notes
 
     def _forget(self) -> list[str]:
@@ -557,27 +517,20 @@ class Core:
         tip, self._tip = self._tip, State(None)
         holding, self.hands.holding = self.hands.holding, None
         self.hands.swapped.clear()  # the next one's slots count anew
-        if holding is None or self._journal is None:
+        if holding is None or self._journal.file is None:
             return []
         keep_written_into(holding, [deed for state in reversed([*line(tip)]) for deed in state.deeds], self._kept)
-        notes = drop_holding(self.files, holding, self._journal, self.before)
+        notes = drop_holding(self.files, holding, self._journal.file, self.before)
         self._left_over = self._left_over or bool(notes)
         return notes
 
-    def _renew_journal(self) -> None:
-        if self._journal is not None and self._journal.size_bytes > _NEW_JOURNAL_BYTES:
-            self._reset_journal(again=True)
-
     def _reset_journal(self, *, again: bool = False) -> None:
         """Start the journal anew, unless it is still needed."""
-        if self._journal is None or self.hands.holding is not None or self._left_over:
+        journal = self._journal.file
+        if journal is None or self.hands.holding is not None or self._left_over:
             return
-        if self._history.sealed() if self._history is not None else not self._journal.keeps_steps:
-            with suppress(OSError):
-                self._root_record = root_record(self.files)
-                self._journal.reset()
-                if again:
-                    self._know_boot()
+        if self._history.sealed() if self._history is not None else not journal.keeps_steps:
+            self._journal.reset(again=again)
 
     def close(self) -> None:
         """End what is open by rolling it back, and drop what snapshots held."""

@@ -16,7 +16,7 @@ from ringfence_sandbox.kernel import Abilities, Before, Renames, abilities
 from ringfence_sandbox.locking import RootLock, check_locks
 from ringfence_sandbox.moved_roots import note_root
 from ringfence_sandbox.outputs import KeptOutputs
-from ringfence_sandbox.places import made_outside, root_record, store_of
+from ringfence_sandbox.places import made_outside, store_of
 from ringfence_sandbox.recovery import STAMP, Recovered, recover
 from ringfence_sandbox.store_format import check_format, note_format
 
@@ -92,7 +92,6 @@ class Opened:
                 self.can,
                 self._journal,
                 before=before,
-                root_record=root_record(self.files),
                 kept=kept,
                 history=history,
                 opaque=self._opaque_calls,
