@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import itertools
 import os
 import weakref
@@ -14,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from ringfence.errors import TransactionError
 from ringfence.participants import CLEAN, Change, RollbackReport, Step
-from ringfence.runtime.interrupts import Interrupts
 from ringfence.values import quickly_made
 from ringfence_sandbox.call_journal import CallJournal
 from ringfence_sandbox.confined import Confined
@@ -32,6 +30,7 @@ from ringfence_sandbox.history import DeedsChanges, History, Recorded, TakenBack
 from ringfence_sandbox.holding import Holding
 from ringfence_sandbox.journal import Journal
 from ringfence_sandbox.kernel import Abilities, Before, sync_filesystem
+from ringfence_sandbox.operation import Operation
 from ringfence_sandbox.records import Deed, Identity, Kind
 from ringfence_sandbox.seen import Seen, stale, written_meanwhile
 from ringfence_sandbox.snapshot_restore import SnapshotRestore
@@ -39,18 +38,11 @@ from ringfence_sandbox.states import State, Token, line, way
 from ringfence_sandbox.undoing import Hold, TakenBack, Undone, undo_deeds
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from ringfence.runtime.receipts import Receipt
     from ringfence_sandbox.call_process import CallProcess
     from ringfence_sandbox.opaque_calls import OpaqueCalls
 
 _KEPT_WRITTEN_BYTES = 1 << 26
-_ELSEWHERE = (
-    "cannot be changed so that it could be taken back: it is on another filesystem than the workspace's root "
-    "(mounted in it, or a layer of an overlay)"
-)
-_FULL = "the workspace's filesystem is full, and what a call replaces stays there until it ends: make room"
 
 
 @quickly_made
@@ -64,35 +56,6 @@ class Mark:
     call_id: str
     tool: str
     opaque: bool
-
-
-class Operation:
-    """One operation on a workspace. (On the way of every file: no generator.)"""
-
-    __slots__ = ("_began", "_core", "_held")
-
-    def __init__(self, core: Core) -> None:
-        self._core = core
-
-    def __enter__(self) -> None:
-        self._held = Interrupts()
-        try:
-            self._began = self._core.begin_operation()
-        except BaseException:
-            self._held.remove()
-            raise
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            self._core.end_operation(self._began, failed=error is not None)
-            if isinstance(error, OSError) and error.errno == errno.EXDEV:
-                raise OSError(errno.EXDEV, _ELSEWHERE, error.filename) from error
-            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT) and error.filename is None:
-                raise OSError(error.errno, f"{os.strerror(error.errno)}: {_FULL}") from error
-        finally:
-            self._held.remove()
 
 
 class Core:
