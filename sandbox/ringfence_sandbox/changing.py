@@ -219,7 +219,7 @@ class Changing:
 
     def _make_parents(self, place: str) -> None:
         for directory in self._missing(place):
-            self._core.perform(self._core.announced("mkdir", directory) or Deed("mkdir", directory))
+            self._core.perform(self._core.noting.announced("mkdir", directory) or Deed("mkdir", directory))
 
     def _take(self, found: Found) -> int:
         assert found.stat is not None
@@ -243,7 +243,7 @@ class Changing:
                 raise OSError(errno.EBUSY, "has something mounted on it, so it stays: unmount it first", place)
 
     def _create(self, place: str, content: bytes) -> None:
-        announced = self._core.announced("put", place)
+        announced = self._core.noting.announced("put", place)
         if announced is None or not _gives(announced, content):
             announced = self._put(place, content, place.rpartition("/")[0])
         self._core.perform(announced)
@@ -302,7 +302,7 @@ class Changing:
         seen = self._core.seen
         if not append:
             seen.check(place, found)
-        swap = self._core.announced("swap", place)
+        swap = self._core.noting.announced("swap", place)
         if swap is None or append or mode is not None or swap.old != Identity.of(found) or not _gives(swap, content):
             swap = self._swap(at, name, place, found, content, append=append, mode=mode)
         expected = swap.old

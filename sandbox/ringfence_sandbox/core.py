@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,8 +29,9 @@ from ringfence_sandbox.history import DeedsChanges, History, Recorded, TakenBack
 from ringfence_sandbox.holding import Holding
 from ringfence_sandbox.journal import Journal
 from ringfence_sandbox.kernel import Abilities, Before, sync_filesystem
+from ringfence_sandbox.noting import Noting
 from ringfence_sandbox.operation import Operation
-from ringfence_sandbox.records import Deed, Identity, Kind
+from ringfence_sandbox.records import Deed, Identity
 from ringfence_sandbox.seen import Seen, stale, written_meanwhile
 from ringfence_sandbox.snapshot_restore import SnapshotRestore
 from ringfence_sandbox.states import State, Token, line, way
@@ -81,6 +81,7 @@ class Core:
         self.written = Written()
         self.seen = Seen(files)
         self._journal = CallJournal(files, journal, power=power)
+        self.noting = Noting(files, self._journal)
         self._kept = kept
         self._history = history
         self._new_opaque = opaque
@@ -90,13 +91,10 @@ class Core:
         self._deeds: list[Deed] = []
         self._until_opaque = 0
         """How many there were when the last opaque call ended."""
-        self._announced: deque[Deed] = deque()
         self._marks: list[Mark] = []
         self._tip = State(None)
-        self._touched: set[str] = set()
         self._left_over = False
         """Whether a holding directory could not be dropped: the next opening has to find its name in the journal."""
-        self._seqs = itertools.count()
         self._live: weakref.WeakSet[Token] = weakref.WeakSet()
         self._bytes: dict[str, bytes] = {}
         """What the call wrote, by its sha256."""
@@ -128,12 +126,7 @@ class Core:
     def perform(self, deed: Deed, there: tuple[int, str] | None = None, *, on_tip: bool = True) -> None:
         """Note a deed, then do it. OSError: it was not done. ``there`` is its directory and the name in it, if that is
         open already; ``on_tip`` is whether the state now has come to be by it."""
-        if self._announced and self._announced[0] is deed:
-            self._announced.popleft()
-            deeds = [deed]
-        else:
-            self._give_up_announced()
-            deeds = self._note((deed,), None if there is None else there[0])
+        deeds = self.noting.note_next(deed, None if there is None else there[0])
         self._deeds += deeds
         try:
             self.hands.do(deed, there)
@@ -147,25 +140,8 @@ class Core:
             if on_tip:
                 self._tip.deeds += deeds
         if deed.kind in ("move", "take", "put"):
-            self._touched.clear()  # a directory may have another name now
+            self.noting.touched.clear()  # a directory may have another name now
         self.seen.note_deed(deed)
-
-    def _note(self, deeds: Sequence[Deed], above: int | None = None) -> list[Deed]:
-        """Write down deeds before they are done, with the times of the directories that they change. ``above`` is the
-        one that the path of a single deed is in, if it is open."""
-        noted: list[Deed] = []
-        for deed in deeds:
-            for place in deed.places():
-                directory = place.rpartition("/")[0]
-                if directory not in self._touched:
-                    noted += self._times_before(directory, above)
-            noted.append(deed)
-        texts: list[str] = []
-        for one in noted:
-            one.seq = next(self._seqs)
-            texts.append(one.to_json())
-        self._journal.write(*texts)
-        return noted
 
     def note_own(self, place: str, deed: Deed) -> None:
         """A deed has given the path a file of the call's own."""
@@ -180,30 +156,9 @@ class Core:
 
     def announce(self, deeds: Sequence[Deed]) -> None:
         """Write down deeds that will be done next and in this order, with one wait for the disk for all of them."""
-        self._give_up_announced()
-        times = [one for one in self._note(deeds) if one.kind == "times"]
+        times = self.noting.announce(deeds)
         self._deeds += times
         self._tip.deeds += times
-        self._announced.extend(deeds)
-
-    def announced(self, kind: Kind, place: str) -> Deed | None:
-        """The deed that was announced to come next, if it is this one."""
-        deed = self._announced[0] if self._announced else None
-        return deed if deed is not None and (deed.kind, deed.path) == (kind, place) else None
-
-    def _give_up_announced(self) -> None:
-        """Something else is done first, so that the order would not be that of the journal."""
-        while self._announced:
-            self._journal.note_undone([self._announced.popleft()])
-
-    def _times_before(self, directory: str, opened: int | None) -> list[Deed]:
-        """What to note of a directory before the first deed that changes it."""
-        self._touched.add(directory)
-        found = self.files.look(directory) if opened is None else os.fstat(opened)
-        if found is None:
-            return []
-        times = found.st_atime_ns, found.st_mtime_ns
-        return [Deed("times", directory, new=Identity.of(found), atime_ns=times[0], mtime_ns=times[1])]
 
     def keep_bytes(self, deed: Deed, content: bytes) -> None:
         """Remember what a deed wrote, for the history, as long as it is not too much: by its hash, since its path may
@@ -272,7 +227,7 @@ class Core:
         if self._opaque is None:
             self._opaque = self._new_opaque()
         self._find_holding()
-        self._give_up_announced()
+        self.noting.give_up_announced()
         early = None
         for mark in self._marks[:-1]:
             if self._opaque_since(mark) is None:
@@ -281,7 +236,7 @@ class Core:
                 if changes and mark.outermost and self._compared is not None:
                     early = DeedsChanges(changes, self._compared[2], self._bytes)
         before = self._opaque.begin(early, self._deeds, self.hands.holding)
-        deed = Deed("opaque", "", seq=next(self._seqs), commit=before.commit)
+        deed = Deed("opaque", "", seq=self.noting.next_seq(), commit=before.commit)
         self._journal.write(deed.to_json(), blob=before.more())
         self._deeds.append(deed)
         self._opaque.begun(deed, before)
@@ -308,7 +263,7 @@ class Core:
 
     def _freeze(self) -> State:
         """The state now, for ever; the next deeds lead on from it."""
-        self._touched.clear()
+        self.noting.touched.clear()
         if not self._tip.deeds and self._tip.parent is not None:
             return self._tip.parent
         state = self._tip
@@ -387,7 +342,7 @@ class Core:
         undone = self._undo(mark.deeds)
         if undone.errors:
             raise undone.errors[0]
-        self._touched.clear()
+        self.noting.touched.clear()
         self._tip = State(mark.state)
         self._leave(mark)
         undone.displaced.update(taken.displaced)
@@ -403,7 +358,7 @@ class Core:
         first = self._opaque_since(mark)
         if first is None or self._opaque is None or self._journal.file is None:
             return TakenBack()
-        self._give_up_announced()
+        self.noting.give_up_announced()
         self._find_holding()
         hold = Hold(self.hands.holding, lambda: self.holding)
         call_id, tool = self._journal.label
@@ -433,8 +388,8 @@ class Core:
             return [f"what was taken back could not be kept: {error}"]
 
     def _undo(self, down_to: int) -> Undone:
-        self._give_up_announced()
-        self._touched.clear()
+        self.noting.give_up_announced()
+        self.noting.touched.clear()
         self._compared = None
         if self._opaque is not None and len(self._deeds) > down_to:
             self._opaque.look_again()
@@ -454,7 +409,7 @@ class Core:
     def _close_call(self, *, committed: bool) -> list[str]:
         """The last of an outermost call: drop what nobody needs. Never fails; what is left over is said."""
         notes: list[str] = []
-        self._give_up_announced()
+        self.noting.give_up_announced()
         self._deeds.clear()
         self._until_opaque = 0
         self._early.clear()
@@ -467,7 +422,7 @@ class Core:
         self._bytes.clear()
         self._bytes_size = 0
         self._compared = None
-        self._touched.clear()
+        self.noting.touched.clear()
         self.seen.clear()
         if not self._live:
             notes = self._forget()
@@ -549,8 +504,8 @@ class Core:
         """Go to a state, wherever it is; what others changed is left alone."""
         up, down = way(self._tip, state)
         with self.operation():
-            self._touched.clear()
+            self.noting.touched.clear()
             self.seen.clear()
             SnapshotRestore(self).go(up, down)
             self._tip = State(state)
-            self._touched.clear()
+            self.noting.touched.clear()
