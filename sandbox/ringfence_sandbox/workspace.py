@@ -7,21 +7,19 @@ import os
 from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal
 
 from ringfence.arguments import checked
 from ringfence.errors import TransactionError
-from ringfence.participants import Change, FileVersion, Step, Transactional
+from ringfence.participants import Change, Step, Transactional
 from ringfence.runtime.session import Session
 from ringfence.runtime.transaction import Transaction, tool_transaction
 from ringfence_sandbox import history_gc
 from ringfence_sandbox.aborted_calls import look_at
-from ringfence_sandbox.commit_messages import CommitKind
-from ringfence_sandbox.commit_records import CommitRecord
 from ringfence_sandbox.confined import Confined
-from ringfence_sandbox.exports import Export, mailbox, moved_between, unified
+from ringfence_sandbox.exports import Export, mailbox, unified
+from ringfence_sandbox.finding_steps import StepFinder, StepName, parent_of
 from ringfence_sandbox.host import Durability, HostFilesystem
 from ringfence_sandbox.kernel import Before, abilities, nothing_before
 from ringfence_sandbox.moved_roots import replaced
@@ -31,6 +29,7 @@ from ringfence_sandbox.recovery import waiting
 from ringfence_sandbox.reversal import Outcome
 from ringfence_sandbox.reversing import Planner, Reversing
 from ringfence_sandbox.scan import DEFAULT_LIMITS, Exclusion, ScanLimits, ScanResult
+from ringfence_sandbox.shown_history import LogEntry, ShownStep, changes_between, log_entry, shown_step
 from ringfence_sandbox.step_history import FOLDER, StepHistory
 from ringfence_sandbox.store import Store
 from ringfence_sandbox.store_format import check_format
@@ -41,34 +40,6 @@ if TYPE_CHECKING:
     from typing import Self
 
     from ringfence_sandbox.recovery import Recovered
-
-StepName: TypeAlias = int | str
-"""A step: its number, or a name that it was given."""
-
-
-@dataclass(frozen=True, slots=True)
-class LogEntry:
-    """One commit of the history. ``number`` is that of a step, 0 that of the baseline, None somebody else's change."""
-
-    number: int | None
-    kind: CommitKind
-    tool: str
-    call_id: str
-    session_id: str
-    receipt_id: str
-    created_at: datetime
-    paths: tuple[str, ...]
-    commit: str
-    names: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class ShownStep:
-    """One step; ``patch`` is what ``git apply`` takes."""
-
-    step: Step
-    changes: Sequence[Change]
-    patch: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +77,7 @@ class Workspace:
         self._store = store
         self._history = history
         self._names = NamedSteps(store)
+        self._find = StepFinder(store, self._names)
         self._process = os.getpid()
         self._closed = False
         self._left_out_first: Mapping[str, object] = {}
@@ -261,7 +233,8 @@ class Workspace:
         with self._looking_alone():
             names = self._names.by_commit()
             entries = (
-                (record.parent, self._entry(record, names.get(record.commit, ()))) for record in self._store.commits()
+                (record.parent, log_entry(self._store, record, names.get(record.commit, ())))
+                for record in self._store.commits()
             )
             # Others' changes of nothing but times are commits too, and of no interest; but the oldest one is, always.
             shown = (
@@ -281,7 +254,7 @@ class Workspace:
         with self._looking_alone():
             self._take_in_aborted()
             found = [(number, self._store.commit(commit)) for number, commit in self._store.aborted().items()]
-            return [replace(self._entry(record, ()), number=number) for number, record in reversed(found)]
+            return [replace(log_entry(self._store, record, ()), number=number) for number, record in reversed(found)]
 
     @checked
     def aborted_step(self, number: int) -> ShownStep:
@@ -292,7 +265,7 @@ class Workspace:
             if number not in kept:
                 there = f"there are {', '.join(map(str, kept))}" if kept else "there are none"
                 raise LookupError(f"nothing that was taken back is kept as number {number}: {there}")
-            shown = self._shown(self._store.commit(kept[number]))
+            shown = shown_step(self._store, self._store.commit(kept[number]))
             return replace(shown, step=replace(shown.step, number=number))
 
     @contextmanager
@@ -312,20 +285,14 @@ class Workspace:
     def step(self, number: int) -> Step:
         """One step; 0 is the baseline. LookupError where there is none of that number."""
         with self._looking_alone():
-            return self._store.step_of(self._record(number))
+            return self._store.step_of(self._find.record(number))
 
     @checked
     def show(self, step: StepName) -> ShownStep:
         """What a step changed; a name stands for its step. LookupError where there is none, or where what was before
         it was dropped."""
         with self._looking_alone():
-            return self._shown(self._step(step))
-
-    def _shown(self, record: CommitRecord) -> ShownStep:
-        before = self._before(record)
-        patch = unified(self._store, before, record.commit).text
-        changes = self._changes(before, record.commit)
-        return ShownStep(self._store.step_of(record), changes, patch)
+            return shown_step(self._store, self._find.step(step))
 
     @checked
     def diff(self, a: StepName | None = None, b: StepName | None = None) -> bytes:
@@ -344,7 +311,7 @@ class Workspace:
             ValueError: `a` is later than `b`, or, for a mailbox, what was between them has been dropped.
         """
         with self._looking_alone():
-            line = self._between(a, b)
+            line = self._find.between(a, b)
             if fmt == "mbox":
                 if any(record.parent is None for record in line[1:]):
                     raise ValueError("of what was between these steps, some has been dropped: only a diff is left")
@@ -360,72 +327,14 @@ class Workspace:
     def changes_since(self, commit: str, *, without: Collection[str] = ()) -> Sequence[Change]:
         """What the history has changed since a commit, ``without`` these paths."""
         with self._looking_alone():
-            return [change for change in self._changes(commit, self._tip()) if change.path not in without]
+            return [
+                change for change in changes_between(self._store, commit, self._tip()) if change.path not in without
+            ]
 
     def patch_since(self, commit: str, *, without: Collection[str] = ()) -> bytes:
         """The patch for it, for `git apply`."""
         with self._looking_alone():
             return unified(self._store, commit, self._tip(), without=without).text
-
-    def _changes(self, one: str | None, other: str) -> list[Change]:
-        """With the moves of files that the history does not have."""
-        found = {change.path: change for change in self._store.states.changes(one, other)}
-        for move in moved_between(self._store, one, other):
-            version = FileVersion("file", move.mode, move.size)
-            was = found[move.new].before if move.new in found else None
-            found |= {move.old: Change(move.old, version, None), move.new: Change(move.new, was, version)}
-        return [found[path] for path in sorted(found)]
-
-    def _between(self, a: StepName | None, b: StepName | None) -> list[CommitRecord]:
-        """The commits from `a` to `b`, oldest first, both of them included."""
-        first, last = (self._record(step) if step is not None else None for step in (a, b))
-        line = list(self._store.commits())
-        line.reverse()
-        # What `gc` left of a named step has no way to the rest of the history, and is older than that.
-        alone = [record for record in (first, last) if record is not None and record not in line]
-        line = [*sorted(alone, key=lambda record: self._names.number(record.commit)), *line]
-        start = line.index(first) if first is not None else 0
-        end = line.index(last) if last is not None else len(line) - 1
-        if start > end:
-            raise ValueError(f"step {a} is later than step {b}: name the earlier one first")
-        return line[start : end + 1]
-
-    def _record(self, number: StepName) -> CommitRecord:
-        if isinstance(number, str):
-            return self._names.record(number)
-        try:
-            return self._store.record(number)
-        except LookupError:
-            numbers = [record.number for record in self._store.commits() if record.number is not None]
-            there = f"it has {min(numbers)} to {max(numbers)}" if numbers else "it is empty"
-            if numbers and 0 <= number < min(numbers):
-                raise LookupError(f"step {number} has been dropped from the history by gc: {there}") from None
-            raise LookupError(f"the history has no step {number}: {there}") from None
-
-    def _step(self, step: StepName) -> CommitRecord:
-        """The same, but of a name the newest step of that time, where somebody else changed files after it."""
-        record = self._record(step)
-        return record if record.number is not None else self._record(self._names.number(record.commit))
-
-    def _before(self, record: CommitRecord) -> str | None:
-        if record.parent is None and record.number != 0:
-            raise LookupError(f"what was before step {record.number} has been dropped from the history")
-        return record.parent
-
-    def _entry(self, record: CommitRecord, names: Sequence[str]) -> LogEntry:
-        info, step = record.message.info, self._store.step_of(record)
-        return LogEntry(
-            record.number,
-            info.kind,
-            info.tool,
-            info.call_id,
-            info.session_id,
-            info.receipt_id,
-            info.created_at,
-            step.paths,
-            record.commit,
-            tuple(names),
-        )
 
     # Changing.
 
@@ -441,10 +350,10 @@ class Workspace:
             LookupError: there are not so many steps.
         """
         with self._alone("undo") as (transaction, history):
-            undone = self._undone(n, step)
-            plan = self._planner(history).undo(undone, [self._before(record) for record in undone])
-            before = [record.parent for record in undone if record.parent is not None]
-            notes = () if dry_run else self._write(plan, before)
+            undone = self._find.undone(n, step)
+            plan = self._planner(history).undo(undone, [parent_of(record) for record in undone])
+            parents = [record.parent for record in undone if record.parent is not None]
+            notes = () if dry_run else self._write(plan, parents)
         return Reversal(plan.outcomes, plan.reasons, None if dry_run else self._made(transaction, history), notes)
 
     @checked
@@ -459,7 +368,7 @@ class Workspace:
             LookupError: there is no such step.
         """
         with self._alone("restore") as (transaction, history):
-            record = self._record(step)
+            record = self._find.record(step)
             plan = self._planner(history).restore(record)
             notes = () if dry_run else self._write(plan, [record.commit], whole=record.commit)
         return Reversal(plan.outcomes, plan.reasons, None if dry_run else self._made(transaction, history), notes)
@@ -523,17 +432,3 @@ class Workspace:
     def _made(self, transaction: Transaction, history: StepHistory) -> Step | None:
         last = history.last
         return last if last is not None and last.call_id == transaction.call_id else None
-
-    def _undone(self, n: int, step: StepName | None) -> list[CommitRecord]:
-        """The steps to undo, newest first."""
-        if step is not None:
-            if (record := self._step(step)).number == 0:
-                raise ValueError("the baseline is no step that could be undone; `restore` goes back to it")
-            return [record]
-        if n < 1:
-            raise ValueError(f"the number of steps to undo is 1 or more, it cannot be {n}")
-        found = [record for record in self._store.commits() if record.number]
-        if len(found) < n:
-            there = f"{len(found)} step{'s' if len(found) > 1 else ''}" if found else "no step yet"
-            raise LookupError(f"the history has {there}, so {n} cannot be undone")
-        return found[:n]
