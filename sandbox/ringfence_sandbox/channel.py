@@ -28,7 +28,7 @@ from typing import Final, Self
 
 from ringfence.errors import ExecutorLostError
 from ringfence_sandbox import executor as protocol
-from ringfence_sandbox.frames import FrameStream
+from ringfence_sandbox.frames import FrameStream, run_request
 from ringfence_sandbox.pipes import OnOutput, Pipes
 
 EXECUTOR: Final = Path(protocol.__file__)
@@ -38,7 +38,6 @@ SOCKET_NAME: Final = "socket"
 
 _PATIENCE_SECONDS = protocol.ENDING_SECONDS + 5  # after a timeout the executor answers in this time, or ends itself
 _ENDING_ALONE_SECONDS = 1.0  # an executor whose stream has ended is killed after so long
-_EVER = 1e9  # seconds
 _NOT_STARTED, _NOT_FOUND = 126, 127  # a shell's exit codes for what it cannot start
 
 
@@ -194,7 +193,7 @@ class Channel:
             raise ExecutorLostError("this channel is closed; start another container", ended=self._wait_until_gone(0))
         self._number = self._number % 0xFFFF_FFFF + 1
         try:
-            request = _request(self._number, argv, cwd, env, (stdin is not None, report), timeout_seconds)
+            request = run_request(self._number, argv, cwd, env, (stdin is not None, report), timeout_seconds)
         except ValueError as error:
             return Ended(_NOT_STARTED, problem=str(error))
         limit = time.monotonic() + timeout_seconds + _PATIENCE_SECONDS
@@ -368,31 +367,6 @@ def _greet(stream: FrameStream, limit: float) -> None:
         raise ExecutorLostError(f"no command can run in this container: {_text(payload)}")
     if kind != protocol.READY or payload != protocol.NUMBER.pack(protocol.PROTOCOL):
         raise ExecutorLostError("the container does not speak this executor's protocol")
-
-
-def _request(
-    number: int,
-    argv: Sequence[str],
-    cwd: str,
-    env: Mapping[str, str | None],
-    pipes: tuple[bool, bool],
-    seconds: float,
-) -> bytes:
-    """The payload of a RUN; ``pipes``: whether there is stdin, and a report. Raises ValueError where a command cannot
-    be said so."""
-    if not argv:
-        raise ValueError("a command has at least one argument: the program")
-    for name in env:
-        if not name or "=" in name:
-            raise ValueError(f"not a name of a variable: {name!r}")
-    words = [cwd, *argv, *(name if value is None else f"{name}={value}" for name, value in env.items())]
-    if any("\0" in word for word in words):
-        raise ValueError("a command cannot hold a zero character")
-    head = protocol.RUN_HEAD.pack(number, *pipes, math.ceil(min(seconds, _EVER) * 1000), len(argv), len(env))
-    request = head + b"".join(os.fsencode(word) + b"\0" for word in words)
-    if len(request) > protocol.LONGEST:
-        raise ValueError(f"a command and its environment have at most {protocol.LONGEST} bytes; use stdin or a file")
-    return request
 
 
 def _milliseconds(seconds: float) -> float:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import socket
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from ringfence.errors import ExecutorLostError
-from ringfence_sandbox.executor import HEADER, first_frame
+from ringfence_sandbox.executor import HEADER, LONGEST, RUN_HEAD, first_frame
 
 _LONGEST = 4096  # bytes of a payload from the executor
 _MOST_DESCRIPTORS = 4
+_EVER = 1e9  # seconds
 
 
 class FrameStream:
@@ -96,3 +99,28 @@ class FrameStream:
         ready.register(self._connection, event)
         if not ready.poll(max(0.0, limit - time.monotonic()) * 1000):
             raise ExecutorLostError("the executor does not answer")
+
+
+def run_request(
+    number: int,
+    argv: Sequence[str],
+    cwd: str,
+    env: Mapping[str, str | None],
+    pipes: tuple[bool, bool],
+    seconds: float,
+) -> bytes:
+    """The payload of a RUN; ``pipes``: whether there is stdin, and a report. Raises ValueError where a command cannot
+    be said so."""
+    if not argv:
+        raise ValueError("a command has at least one argument: the program")
+    for name in env:
+        if not name or "=" in name:
+            raise ValueError(f"not a name of a variable: {name!r}")
+    words = [cwd, *argv, *(name if value is None else f"{name}={value}" for name, value in env.items())]
+    if any("\0" in word for word in words):
+        raise ValueError("a command cannot hold a zero character")
+    head = RUN_HEAD.pack(number, *pipes, math.ceil(min(seconds, _EVER) * 1000), len(argv), len(env))
+    request = head + b"".join(os.fsencode(word) + b"\0" for word in words)
+    if len(request) > LONGEST:
+        raise ValueError(f"a command and its environment have at most {LONGEST} bytes; use stdin or a file")
+    return request
