@@ -25,12 +25,13 @@ from ringfence_sandbox.displaced import Displaced
 from ringfence_sandbox.entries import Entry, Pending
 from ringfence_sandbox.folders import walk
 from ringfence_sandbox.history import ChangedFiles, ScannedStates
+from ringfence_sandbox.history_objects import blob_id
 from ringfence_sandbox.kernel import set_mode, sync_filesystem
 from ringfence_sandbox.scan import Exclusion, ScanResult
 from ringfence_sandbox.scanned_files import ScannedFiles
 from ringfence_sandbox.stat_cache import Stamp
 from ringfence_sandbox.step_history import StepHistory
-from ringfence_sandbox.step_states import Differing
+from ringfence_sandbox.step_states import Differing, all_above
 from ringfence_sandbox.store import ABORTED, Store
 from ringfence_sandbox.unknown import Unknown
 
@@ -112,7 +113,7 @@ class Brackets:
         """Make a commit of what somebody else had changed before the calls around this one; all states after it."""
         store, tip = self.store, self.store.tip
         paths = {change.path for change in early.changes} if early is not None else set[str]()
-        ours = paths | set(_above(paths))
+        ours = paths | set(all_above(paths))
         theirs: dict[str, Entry | Pending | None] = {}
         if early is not None:
             theirs = Differing(self._files, store, early, datetime.now(UTC), self.history.limits).theirs()
@@ -127,7 +128,7 @@ class Brackets:
             store.publish(store.prepare(theirs, CommitInfo(kind, datetime.now(UTC)), unknown=unknown, sync=self._power))
         was: dict[str, Entry | Pending | None] = {}
         for path in theirs:
-            above = [states[one] for one in _above([path]) if one in states]
+            above = [states[one] for one in all_above([path]) if one in states]
             if all(one is not None and one.kind == "directory" for one in above):  # else it went with that
                 was[path] = store.states.entry(tip, path) if tip is not None else None
         return {**was, **states}
@@ -211,7 +212,7 @@ class Brackets:
     def _went_before(self, before: Before, path: str) -> bool:
         """Whether what the commit has of a path had gone before the call: it was in a directory, in the place of which
         came something that no scan took in, and that in the call went, too."""
-        for above in _above([path]) if before.left else ():
+        for above in all_above([path]) if before.left else ():
             left = before.left.get(above)
             if left is not None:
                 here = self._look(above)
@@ -281,7 +282,7 @@ class Brackets:
         here = self._files.look(path)
         is_link = here is not None and stat.S_ISLNK(here.st_mode)
         content = os.fsencode(self._files.read_link(path)) if is_link else self._files.read_file(path)[0]
-        if _oid(content) != oid:
+        if blob_id(content) != oid:
             raise OSError(f"{path} was changed while the call was being recorded")
         return content
 
@@ -290,7 +291,7 @@ class Brackets:
     def keep(self, before: Before, after: After, taken: Iterable[str], *, tool: str, call_id: str) -> Aborted:
         """Keep what is about to be taken away at these paths, under a name. Never fails: what could not be is said."""
         taken = {path for path in taken if not is_reserved(path)}
-        above = set(_above(taken))
+        above = set(all_above(taken))
         notes: list[str] = []
         states: dict[str, Entry | None] = {}
         for path, now, _ in after.differing:
@@ -371,23 +372,12 @@ class _Keeper:
         if self._bytes <= KEPT_BYTES:
             with suppress(OSError):
                 return self._store.add_blob(content)
-        return _oid(content)
+        return blob_id(content)
 
     def flush(self) -> None:
         with suppress(OSError):
             self._store.objects.log.flush()
 
 
-def _oid(content: bytes) -> str:
-    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
-
-
 def _unknown(found: ScanResult) -> Unknown:
     return Unknown.of_scan({path: reason for path, reason in found.excluded.items() if not is_reserved(path)})
-
-
-def _above(paths: Iterable[str]) -> Iterator[str]:
-    for path in paths:
-        yield ""
-        while path := path.rpartition("/")[0]:
-            yield path

@@ -28,7 +28,8 @@ _SHORT = 1000
 _LONGEST_BYTES = 4000
 """What a system call takes at once; a longer path is walked a few names at a time, and no 15 names are longer."""
 CHUNK_BYTES = 1 << 26
-_UNREACHABLE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
+UNREACHABLE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
+"""What says that a path leads to nothing, or along a link."""
 
 
 def is_reserved(path: str) -> bool:
@@ -145,7 +146,7 @@ class Confined:
             with self.parent(place) as (directory, name):
                 return lstat(directory, name)
         except OSError as error:
-            if error.errno in _UNREACHABLE:
+            if error.errno in UNREACHABLE:
                 return None
             raise
 
@@ -183,7 +184,7 @@ class Looks:
             try:
                 self._open = above, self._files.open_directory(above, readable=False)
             except OSError as error:
-                if error.errno in _UNREACHABLE:
+                if error.errno in UNREACHABLE:
                     return None
                 raise
         return lstat(self._open[1], name)

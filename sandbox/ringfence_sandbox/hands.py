@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
 
-from ringfence_sandbox.confined import Confined, read_file
+from ringfence_sandbox.confined import UNREACHABLE, Confined, read_file
 from ringfence_sandbox.healing import is_same_writing, is_torn_file
 from ringfence_sandbox.holding import Holding
 from ringfence_sandbox.kernel import Abilities, Before, Renames, lstat
@@ -23,7 +23,6 @@ from ringfence_sandbox.records import Deed, Identity
 
 _HASHED_BYTES = 1 << 20
 """In the process, what is larger is known by its size and time alone: a rollback must not cost what a file weighs."""
-_UNREACHABLE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 
 
 class Conflict(Exception):
@@ -154,7 +153,7 @@ class Hands:
         try:
             self._undo[deed.kind](deed)
         except OSError as error:
-            if error.errno in _UNREACHABLE:  # a directory on the way is gone, or is somebody's link now
+            if error.errno in UNREACHABLE:  # a directory on the way is gone, or is somebody's link now
                 raise Conflict(deed.path) from error
             raise
         finally:

@@ -36,6 +36,11 @@ def object_id(type_number: int, raw: bytes) -> bytes:
     return digest.digest()
 
 
+def blob_id(content: bytes) -> str:
+    """The same of a file's bytes, in hex."""
+    return object_id(BLOB, content).hex()
+
+
 class HistoryObjects(BaseObjectStore):
     """Objects are added to the log, and only there; `seal` makes a pack of it.
 

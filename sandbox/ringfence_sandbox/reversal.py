@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias, TypeVar
 
 from ringfence_sandbox.entries import Entry
+from ringfence_sandbox.history_objects import blob_id
 from ringfence_sandbox.text_merge import merged
 
 Outcome: TypeAlias = Literal["restored", "removed", "kept", "conflict"]
@@ -147,13 +147,6 @@ class _Undo:
 def same(one: Entry | None, other: Entry | None) -> bool:
     """Whether kind, bytes and permissions are the same."""
     return one is other if one is None or other is None else one.same_content(other)
-
-
-def blob_id(content: bytes) -> str:
-    """The git object id of a file's bytes, in hex."""
-    digest = hashlib.sha1(b"blob %d\0" % len(content), usedforsecurity=False)
-    digest.update(content)
-    return digest.hexdigest()
 
 
 def _either(origin: _ValueT, one: _ValueT, other: _ValueT) -> _ValueT | None:

@@ -16,7 +16,7 @@ from ringfence.participants import Change, FileVersion
 from ringfence_sandbox.confined import Confined, Looks
 from ringfence_sandbox.entries import Entry, Meta, Pending, make_entry, make_meta
 from ringfence_sandbox.history import ChangedFiles
-from ringfence_sandbox.history_objects import BLOB, object_id
+from ringfence_sandbox.history_objects import blob_id
 from ringfence_sandbox.scan import ScanLimits
 from ringfence_sandbox.store import Store
 from ringfence_sandbox.unknown import NOTHING, Move, Unknown
@@ -53,7 +53,7 @@ class Differing:
         self._hashes = hashes if hashes is not None else OrderedDict[str, str]()
         self._at_ns = int(at.timestamp() * 1e9)
         self._paths = {change.path for change in changed.changes}
-        self._directories = _above(self._paths)
+        self._directories = all_above(self._paths)
         self._tip = store.tip
         self._folders: dict[str, Folder | None] = {}
         """Of the newest step, directories that were asked for."""
@@ -96,7 +96,7 @@ class Differing:
             elif not self._is_known(change, change.before, known):
                 found[change.path] = self._before(change.path, change.before, known)
         # Somebody may have put a file into a directory that the call had made.
-        holding = set(_above([path for path, state in found.items() if state is not None]))
+        holding = set(all_above([path for path, state in found.items() if state is not None]))
         for path in self._directories:
             known, given = self._known(path), found.get(path)
             if (known is not None and known.kind == "directory") or (given is not None and given.kind == "directory"):
@@ -142,7 +142,7 @@ class Differing:
             return self._hashes[known.oid] == before.content_hash
         bytes_before = self._changed.known_before(change.path)
         if bytes_before is not None:
-            return object_id(BLOB, bytes_before).hex() == known.oid
+            return blob_id(bytes_before) == known.oid
         content = self._store.states.content(known.oid)
         if before.kind == "symlink":
             return content == os.fsencode(before.target or "")
@@ -189,7 +189,7 @@ class Differing:
         return make_entry("file", meta, oid)
 
 
-def _above(paths: Iterable[str]) -> list[str]:
+def all_above(paths: Iterable[str]) -> list[str]:
     """The directories above, from the top; the root is one."""
     found = {""}
     for path in paths:

@@ -8,7 +8,6 @@ from the bottom. All of it can be done again after it was cut off anywhere: what
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import stat
 from collections.abc import Mapping, Sequence
@@ -17,16 +16,17 @@ from typing import Final
 
 from ringfence_sandbox.before_after import After, Before, Left
 from ringfence_sandbox.choosing import Chosen
-from ringfence_sandbox.confined import Confined
+from ringfence_sandbox.confined import UNREACHABLE, Confined
 from ringfence_sandbox.dressing import dress
 from ringfence_sandbox.entries import Entry
+from ringfence_sandbox.history_objects import blob_id
 from ringfence_sandbox.history_states import States
 from ringfence_sandbox.kernel import Before as Announce
 from ringfence_sandbox.kernel import Renames, lstat, set_mode
+from ringfence_sandbox.new_files import write_all
 from ringfence_sandbox.stat_cache import attributes_of, stamp_of
 from ringfence_sandbox.undoing import Hold, TakenBack
 
-_UNREACHABLE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 _IN_THE_WAY = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY, errno.EXDEV})
 
 
@@ -166,7 +166,7 @@ class TakingBack:
                     self._announce("rmdir")
                     os.rmdir(name, dir_fd=at)
         except OSError as error:
-            if error.errno not in _UNREACHABLE | _IN_THE_WAY:
+            if error.errno not in UNREACHABLE | _IN_THE_WAY:
                 raise
             self._done.conflicts.add(path)
             self._items.pop(path, None)
@@ -294,7 +294,7 @@ class TakingBack:
             content, _ = self._files.read_file(place)
         else:
             return None
-        return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+        return blob_id(content)
 
     def _new(self, wanted: Entry, path: str) -> int:
         assert wanted.oid is not None, "a file has an object id"
@@ -308,9 +308,7 @@ class TakingBack:
         else:
             descriptor = holding.create(slot)
             try:
-                rest = memoryview(content)
-                while rest:
-                    rest = rest[os.write(descriptor, rest) :]
+                write_all(descriptor, content)
                 self._give_attributes(descriptor, path)  # while it may be written
                 self._dress(holding.descriptor, str(slot), wanted, path)
                 self._give_attributes(descriptor, path)  # a new owner may have cost some
@@ -472,7 +470,7 @@ class TakingBack:
         return self._files.look(path)
 
     def _conflict_or_raise(self, path: str, error: OSError) -> None:
-        if error.errno not in _UNREACHABLE | _IN_THE_WAY:
+        if error.errno not in UNREACHABLE | _IN_THE_WAY:
             raise error
         self._done.conflicts.add(path)
 
