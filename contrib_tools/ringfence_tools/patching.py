@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ringfence.errors import ToolValidationError
 from ringfence.filesystem.patch_format import EXECUTABLE, SYMLINK, FilePatch
 from ringfence.filesystem.patches import apply_patch
-from ringfence.filesystem.paths import shown
+from ringfence.filesystem.paths import directories_above, shown
 from ringfence.filesystem.protocol import AnnouncedWrites, Filesystem
 from ringfence_tools.file_results import Action, PatchedFile, PatchedFiles
 
@@ -127,8 +127,7 @@ class _Plan:
         if name is None:
             return None
         path = self._find(name)
-        above = path
-        while above := above.rpartition("/")[0]:
+        for above in directories_above(path):
             node = self._known.get(above)
             if node is not None and node.is_link:
                 # Where it leads is known only when the link is there, and then nobody has looked at what is behind it.

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import cast
 
+from ringfence.filesystem.paths import directories_above
 from ringfence.participants import Change, FileVersion
 from ringfence_sandbox.commit_messages import CommitInfo
 from ringfence_sandbox.commit_records import PreparedStep
@@ -179,9 +180,9 @@ def _complete(store: Store, parent: str, states: dict[str, Entry | Pending | Non
     """Directories that the history does not have yet, since somebody else made them."""
     meta = Meta(0o755, os.geteuid(), os.getegid(), int(at.timestamp() * 1e9))
     for path in [path for path, state in states.items() if state is not None]:
-        while path := path.rpartition("/")[0]:
-            if path in states:
+        for above in directories_above(path):
+            if above in states:
                 continue
-            known = store.states.entry(parent, path)
+            known = store.states.entry(parent, above)
             if known is None or known.kind != "directory":
-                states[path] = Pending("directory", meta)
+                states[above] = Pending("directory", meta)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
+from ringfence.filesystem.paths import directories_above
 from ringfence_sandbox.before_after import After, Before, Differs
 from ringfence_sandbox.confined import Confined
 from ringfence_sandbox.stat_cache import Stamp, stamp_of
@@ -62,7 +63,7 @@ class Chosen:
         }
         for path, left in self._before.left.items():
             place = moved.get(left.inode)
-            if place is None or place not in self.items or self.conflicts.isdisjoint({path, *_above(path)}):
+            if place is None or place not in self.items or self.conflicts.isdisjoint({path, *directories_above(path)}):
                 continue
             here = self._files.look(place)
             if here is not None and left.fits(here):
@@ -99,8 +100,3 @@ class Chosen:
     def _stamp_before(self, path: str) -> Stamp | None:
         folder, _, name = path.rpartition("/")
         return self._before.stamps.get(path) or self._before.known.get(folder, {}).get(name)
-
-
-def _above(path: str) -> Iterator[str]:
-    while path := path.rpartition("/")[0]:
-        yield path

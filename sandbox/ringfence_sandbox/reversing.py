@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ringfence.filesystem.git_names import is_dotgit
+from ringfence.filesystem.paths import directories_above
 from ringfence_sandbox.commit_records import CommitRecord
 from ringfence_sandbox.entries import Entry
 from ringfence_sandbox.reversal import Difference, Outcome, plan_undo
@@ -97,7 +98,8 @@ class Planner:
         others = {path for one in later if one.number is None for path in self._store.step_of(one).paths}
         wanted, unclear = self._wanted(record, later)
         tip = self._states.unknown(self._tip)
-        above = _above(path for path in changed_by if _is_in_dotgit(path) and wanted.get(path, (None, None))[1])
+        there = (path for path in changed_by if _is_in_dotgit(path) and wanted.get(path, (None, None))[1])
+        above = {one for path in there for one in directories_above(path)}
         for path, reason in unclear.items():
             if path not in moved:
                 plan.stays(path, reason)
@@ -200,13 +202,3 @@ def _to(plan: Reversing) -> set[str]:
 
 def _is_in_dotgit(path: str) -> bool:
     return any(is_dotgit(os.fsencode(name)) for name in path.split("/"))
-
-
-def _above(paths: Iterable[str]) -> set[str]:
-    """The directories that paths are in."""
-    found: set[str] = set()
-    for path in paths:
-        above = path
-        while (above := above.rpartition("/")[0]) and above not in found:
-            found.add(above)
-    return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -99,6 +100,12 @@ def outside(path: str) -> PermissionError:
 def os_error(code: int, path: str) -> OSError:
     """The built-in exception for an errno, with the operating system's words."""
     return OSError(code, os.strerror(code), path)
+
+
+def directories_above(path: str) -> Iterator[str]:
+    """The directories that a path is in, the nearest first; the root is left out."""
+    while path := path.rpartition("/")[0]:
+        yield path
 
 
 def shown(path: str) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ringfence.arguments import checked
 from ringfence.errors import PromptValidationError
 from ringfence.filesystem.git_names import is_dotgit
-from ringfence.filesystem.paths import shown
+from ringfence.filesystem.paths import directories_above, shown
 from ringfence.filesystem.search import compiled_glob, path_filter
 from ringfence.participants import Change, FileVersion
 from ringfence.prompt.commands import runs
@@ -65,7 +65,9 @@ class PathPolicy:
         outside = [change for change in changes if not self._allowed(change.path)]
         if outside:
             # A directory may come into being on the way to what is allowed.
-            on_the_way = {above for change in changes if self._allowed(change.path) for above in _above(change.path)}
+            on_the_way = {
+                above for change in changes if self._allowed(change.path) for above in directories_above(change.path)
+            }
             for change in outside:
                 if not (change.before is None and _is_directory(change.after) and change.path in on_the_way):
                     return PolicyDecision.deny(f"{_named(change)} is not among what may be changed")
@@ -291,7 +293,7 @@ def _covering(patterns: Iterable[str]) -> Matches:
     tests = [test for pattern in patterns for test in _tests(pattern)]
 
     def covers(path: str) -> bool:
-        return bool(tests) and any(test(place) for place in (path, *_above(path)) for test in tests)
+        return bool(tests) and any(test(place) for place in (path, *directories_above(path)) for test in tests)
 
     return covers
 
@@ -323,12 +325,6 @@ def _fixed_above(pattern: str) -> list[str]:
         return []
     fixed = compiled_glob(pattern).fixed
     return ["/".join(fixed[:depth]) for depth in range(1, len(fixed) + 1)]
-
-
-def _above(path: str) -> Iterator[str]:
-    while "/" in path:
-        path = path.rpartition("/")[0]
-        yield path
 
 
 def _named(change: Change) -> str:
