@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
 from ringfence.arguments import checked
 from ringfence.errors import SnapshotRestoreError
@@ -30,6 +30,7 @@ from ringfence.filesystem.protocol import (
     WriteMode,
     WriteResult,
 )
+from ringfence.filesystem.refusals import below_root, check_bytes_asked, check_permission_bits, check_write_mode
 from ringfence.filesystem.search import compiled_glob, glob_below, grep_files, path_filter
 from ringfence.participants import (
     CLEAN,
@@ -64,7 +65,6 @@ if TYPE_CHECKING:
     from ringfence.runtime.receipts import Receipt
     from ringfence_sandbox.scan import ScanLimits
 
-_WRITE_MODES = frozenset(get_args(WriteMode))
 Durability = Literal["process", "power"]
 
 
@@ -270,8 +270,7 @@ class HostFilesystem(Transactional):
         return ReadResult(text, normal, total, offset, returned, offset + returned < total)
 
     def read_bytes(self, path: str, *, offset: int = 0, limit: int | None = None) -> ReadBytesResult:
-        if offset < 0 or (limit is not None and limit < 0):
-            raise ValueError(f"offset and limit count bytes, they cannot be negative: {offset}, {limit}")
+        check_bytes_asked(offset, limit)
         normal = normalise(path)
         place, content, found = self._content(normal)
         size = len(content)
@@ -369,9 +368,8 @@ class HostFilesystem(Transactional):
     def write_bytes(
         self, path: str, content: bytes, *, mode: WriteMode = "overwrite", create_parents: bool = True
     ) -> WriteResult:
-        if mode not in _WRITE_MODES:
-            raise ValueError(f"mode is one of {', '.join(sorted(_WRITE_MODES))}, not {mode!r}")
-        normal = _below_root(path)
+        check_write_mode(mode)
+        normal = below_root(path)
         if is_output(normal):
             raise PermissionError(errno.EROFS, "is what a command printed, which is kept as it is", normal)
         if type(content) is not bytes:
@@ -411,8 +409,7 @@ class HostFilesystem(Transactional):
             self._changes.move(old, new, overwrite)
 
     def chmod(self, path: str, mode: int) -> None:
-        if not 0 <= mode <= 0o7777:
-            raise ValueError(f"mode has the permission bits, from 0 to 0o7777, it cannot be {mode:#o}")
+        check_permission_bits(mode)
         normal = normalise(path)
         with self._lock.mutex:
             self._admit()
@@ -550,10 +547,3 @@ class HostFilesystem(Transactional):
 
 def _prefix(normal: str) -> str:
     return f"{normal}/" if normal else ""
-
-
-def _below_root(path: str) -> str:
-    normal = normalise(path)
-    if not normal:
-        raise ValueError(f"{path!r} is the root, which is a directory; name a file below it")
-    return normal

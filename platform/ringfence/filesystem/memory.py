@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from ringfence.arguments import checked
 from ringfence.errors import SnapshotRestoreError
@@ -29,6 +29,7 @@ from ringfence.filesystem.protocol import (
     WriteResult,
     make_write_result,
 )
+from ringfence.filesystem.refusals import below_root, check_bytes_asked, check_permission_bits, check_write_mode
 from ringfence.filesystem.search import glob_below, grep_files, path_filter
 from ringfence.filesystem.tree import Tree, TreeMark
 from ringfence.participants import (
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
 
 _KEPT_TEXT_BYTES = 1 << 18
 """Up to this size a file keeps what reading it answered; agents read most files more than once."""
-_WRITE_MODES = frozenset(get_args(WriteMode))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,8 +131,8 @@ class InMemoryFilesystem(Transactional):
 
     def read_bytes(self, path: str, *, offset: int = 0, limit: int | None = None) -> ReadBytesResult:
         whole = offset == 0 and limit is None
-        if not whole and (offset < 0 or (limit is not None and limit < 0)):
-            raise ValueError(f"offset and limit count bytes, they cannot be negative: {offset}, {limit}")
+        if not whole:
+            check_bytes_asked(offset, limit)
         normal = normalise(path)
         place, file = self._file(normal)
         if whole and file.bytes_read is not None and file.bytes_read.path == normal:
@@ -160,9 +160,9 @@ class InMemoryFilesystem(Transactional):
     def write_bytes(
         self, path: str, content: bytes, *, mode: WriteMode = "overwrite", create_parents: bool = True
     ) -> WriteResult:
-        if mode != "overwrite" and mode not in _WRITE_MODES:
-            raise ValueError(f"mode is one of {', '.join(sorted(_WRITE_MODES))}, not {mode!r}")
-        normal = normalise(path) or _below_root(path)
+        if mode != "overwrite":
+            check_write_mode(mode)
+        normal = normalise(path) or below_root(path)
         if type(content) is not bytes:
             content = bytes(memoryview(content))
         with self._lock.mutex:
@@ -227,8 +227,7 @@ class InMemoryFilesystem(Transactional):
             self._tree.move(old, new)
 
     def chmod(self, path: str, mode: int) -> None:
-        if not 0 <= mode <= 0o7777:
-            raise ValueError(f"mode has the permission bits, from 0 to 0o7777, it cannot be {mode:#o}")
+        check_permission_bits(mode)
         normal = normalise(path)
         with self._lock.mutex:
             self._admit()
@@ -357,7 +356,7 @@ class InMemoryFilesystem(Transactional):
         now = self._tree.clock()
         with self._lock.mutex:
             self._admit(loading=True)
-            place, node = self._place(_below_root(path))
+            place, node = self._place(below_root(path))
             if isinstance(node, Directory):
                 raise os_error(errno.EISDIR, path)
             self._tree.put(place, File(content, mode, now if mtime_ns is None else mtime_ns, now))
@@ -377,7 +376,7 @@ class InMemoryFilesystem(Transactional):
         now = self._tree.clock()
         with self._lock.mutex:
             self._admit(loading=True)
-            place, node = self._place(_below_root(path), follow=False)
+            place, node = self._place(below_root(path), follow=False)
             if node is not None and not isinstance(node, Link):
                 raise os_error(errno.EEXIST, path)
             self._tree.put(place, Link(target, now if mtime_ns is None else mtime_ns, now))
@@ -458,10 +457,3 @@ def moment(ns: int) -> datetime:
 
 def _prefix(normal: str) -> str:
     return f"{normal}/" if normal else ""
-
-
-def _below_root(path: str) -> str:
-    normal = normalise(path)
-    if not normal:
-        raise ValueError(f"{path!r} is the root, which is a directory; name a file below it")
-    return normal
