@@ -91,7 +91,7 @@ class Changing:
         self._core.announce(deeds)
 
     def delete(self, normal: str, recursive: bool) -> None:
-        found = self.itself(normal)
+        found = self._files.itself(normal)
         if found.is_directory and not recursive and self._has_names(found.place):
             raise IsADirectoryError(errno.ENOTEMPTY, "the directory is not empty, it takes recursive=True", normal)
         with self._core.operation():
@@ -108,7 +108,7 @@ class Changing:
             self._core.perform(Deed("mkdir", found.place))
 
     def move(self, old: str, new: str, overwrite: bool) -> None:
-        source = self.itself(old)
+        source = self._files.itself(old)
         target = self.place(new, follow=False)
         old, new = source.place, target.place
         if target.stat is not None and not overwrite:
@@ -139,7 +139,7 @@ class Changing:
                 self._core.seen.forget(new)
 
     def chmod(self, normal: str, mode: int) -> None:
-        found = self.existing(normal)
+        found = self._files.existing(normal)
         assert found.stat is not None
         if stat.S_IMODE(found.stat.st_mode) == mode:
             return
@@ -165,18 +165,6 @@ class Changing:
             self._core.perform(Deed("put", found.place, slot=slot, new=Identity.of(made)))
 
     # -- what is there
-
-    def existing(self, normal: str) -> Found:
-        found = self._files.find(normal)
-        if found.stat is None:
-            raise found.obstacle or os_error(errno.ENOENT, normal)
-        return found
-
-    def itself(self, normal: str) -> Found:
-        found = self._files.find(normal, follow=False)
-        if found.stat is None:
-            raise found.obstacle or os_error(errno.ENOENT, normal)
-        return found
 
     def place(self, normal: str, *, follow: bool = True, parents: bool = True) -> Found:
         """Where something is to be made or replaced. Raises what stands against it, before anything is changed."""

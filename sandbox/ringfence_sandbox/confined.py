@@ -131,6 +131,20 @@ class Confined:
             return self._find_along_links(path, follow)
         return Found(path, found)
 
+    def existing(self, path: str) -> Found:
+        """`find`, where there is something. OSError where there is not."""
+        found = self.find(path)
+        if found.stat is None:
+            raise found.obstacle or os_error(errno.ENOENT, path)
+        return found
+
+    def itself(self, path: str) -> Found:
+        """The same of what is at the path itself, be it a link."""
+        found = self.find(path, follow=False)
+        if found.stat is None:
+            raise found.obstacle or os_error(errno.ENOENT, path)
+        return found
+
     def _find_along_links(self, path: str, follow: bool) -> Found:
         walk = _Walk(self, path)
         try:

@@ -508,11 +508,11 @@ class HostFilesystem(Transactional):
 
     def _existing(self, normal: str) -> Found:
         self._share.check_open()
-        return self._changes.existing(normal)
+        return self._files.existing(normal)
 
     def _itself(self, normal: str) -> Found:
         self._share.check_open()
-        return self._changes.itself(normal)
+        return self._files.itself(normal)
 
     def _file(self, normal: str) -> Found:
         found = self._existing(normal)
