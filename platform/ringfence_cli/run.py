@@ -137,12 +137,7 @@ def _run(options: Options, signals: Signals, answer: OneObject, said: Callable[[
             said("no_sandbox", str(error))
             errors.say(f"ringfence: {error}")
             return UNAVAILABLE
-        _refuse_one_file(patch, receipts, report)
-        # From a copy in memory nothing is written over what is on disk, and may have changed.
-        others = [(patch, "patch"), (receipts, "list of receipts")] if isinstance(workspace, DiskWorkspace) else []
-        for file, what in [(report, "report"), *others]:
-            if file is not None:
-                keep_out(workspace, file.path, f"the {what} of this run comes there")
+        _keep_out_results(workspace, patch, receipts, report)
         if isinstance(workspace, DiskWorkspace):
             if (recovered := workspace.opened.recovered) is not None:
                 errors.say(recovery(recovered, options.directory))
@@ -175,6 +170,18 @@ def _run(options: Options, signals: Signals, answer: OneObject, said: Callable[[
         ending = watched(task, signals, tally, watchers, None if options.quiet else errors)
         _finish(options, task, ending, tally, patch, report, errors, signals, answer)
     return ending.exit_code
+
+
+def _keep_out_results(
+    workspace: RunWorkspace, patch: OutputFile | None, receipts: ReceiptsFile | None, report: ReportFile | None
+) -> None:
+    """Have the agent leave alone where this run writes what came of it."""
+    _refuse_one_file(patch, receipts, report)
+    # From a copy in memory nothing is written over what is on disk, and may have changed.
+    others = [(patch, "patch"), (receipts, "list of receipts")] if isinstance(workspace, DiskWorkspace) else []
+    for file, what in [(report, "report"), *others]:
+        if file is not None:
+            keep_out(workspace, file.path, f"the {what} of this run comes there")
 
 
 def watched(

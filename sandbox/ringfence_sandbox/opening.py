@@ -66,27 +66,7 @@ class Opened:
         self._closed = False
         try:
             self.files = Confined(self._descriptor, self.can)
-            kept = ""
-            if not read_only:
-                store = self.store = made_outside(self.root, store or store_of(self.root))
-                if not only_this_host:
-                    check_locks(self._descriptor, self.root, store, self.can.filesystem_type)
-                self.outputs = KeptOutputs(os.path.join(store, "outputs"))
-                kept = os.path.join(store, "kept")
-                check_format(store)
-                self._lock = RootLock(self._descriptor, self.root, store)
-                note_format(store)
-                note_root(self.root, store, opened=True)
-                self._journal = Journal(os.path.join(store, "journal"), sync=power, before=before)
-                self.recovered, self._journal = recover(
-                    self.files,
-                    self.can,
-                    self._journal,
-                    before=before,
-                    kept=kept,
-                    history=history,
-                    opaque=self._opaque_calls,
-                )
+            kept = "" if read_only else self._open_to_change(store or store_of(self.root), only_this_host)
             self.core = Core(
                 self.files,
                 self.can,
@@ -100,6 +80,29 @@ class Opened:
         except BaseException:
             self._release()
             raise
+
+    def _open_to_change(self, store: str, only_this_host: bool) -> str:
+        """Take the lock and recover what a killed opener left; where what conflicts keep from their paths goes."""
+        store = self.store = made_outside(self.root, store)
+        if not only_this_host:
+            check_locks(self._descriptor, self.root, store, self.can.filesystem_type)
+        self.outputs = KeptOutputs(os.path.join(store, "outputs"))
+        kept = os.path.join(store, "kept")
+        check_format(store)
+        self._lock = RootLock(self._descriptor, self.root, store)
+        note_format(store)
+        note_root(self.root, store, opened=True)
+        self._journal = Journal(os.path.join(store, "journal"), sync=self._power, before=self._before)
+        self.recovered, self._journal = recover(
+            self.files,
+            self.can,
+            self._journal,
+            before=self._before,
+            kept=kept,
+            history=self._history,
+            opaque=self._opaque_calls,
+        )
+        return kept
 
     @property
     def is_open(self) -> bool:
