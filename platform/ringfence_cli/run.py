@@ -147,16 +147,8 @@ def _run(options: Options, signals: Signals, answer: OneObject, said: Callable[[
             for line in left_out(workspace.left_out):
                 errors.say(line)
         tally = record.tally if record is not None else Tally()
-        task = Task(
-            text if record is None else record.task,
-            workspace,
-            adapter,
-            terms.seconds,
-            terms.tokens,
-            policies,
-            record,
-            telemetry,
-        )
+        words = text if record is None else record.task
+        task = Task(words, workspace, adapter, terms.seconds, terms.tokens, policies, record, telemetry)
         try:
             check(task)
         except PromptValidationError as error:  # a policy is about a tool that this run does not have

@@ -350,22 +350,7 @@ def tool_transaction(
             transaction.seal()
             if transaction.problems:
                 raise TransactionError(f"it cannot be kept: {transaction.problems[0]}") from transaction.problems[0]
-            transaction.commit(
-                Receipt(
-                    receipt_id=new_id(),
-                    call_id=transaction.call_id,
-                    tool=tag,
-                    params=None,
-                    outcome="committed",
-                    message="",
-                    started_at=started,
-                    duration_seconds=perf_counter() - clock,
-                    session_id=str(session.session_id),
-                    prompt_name="",
-                    changes=transaction.all_changes(),
-                    inner=transaction.inner,
-                )
-            )
+            transaction.commit(_receipt(transaction, session, started, perf_counter() - clock))
             told = transaction.hand_on()
         except BaseException as error:
             held.append(Interrupts())
@@ -388,3 +373,20 @@ def tool_transaction(
             finally:
                 for of, receipt in told:
                     of.notify(receipt)
+
+
+def _receipt(transaction: Transaction, session: Session, started: datetime, seconds: float) -> Receipt:
+    return Receipt(
+        receipt_id=new_id(),
+        call_id=transaction.call_id,
+        tool=transaction.tool,
+        params=None,
+        outcome="committed",
+        message="",
+        started_at=started,
+        duration_seconds=seconds,
+        session_id=str(session.session_id),
+        prompt_name="",
+        changes=transaction.all_changes(),
+        inner=transaction.inner,
+    )
