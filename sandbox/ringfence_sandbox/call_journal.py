@@ -65,9 +65,8 @@ class CallJournal:
         self.file.flush()
 
     def end(self, *, committed: bool) -> bool:
-        """The call has ended; whether the journal is long enough by now to be started anew."""
-        if not self.begun or self.file is None:
-            return False
+        """A call that has begun has ended; whether the journal is long enough by now to be started anew."""
+        assert self.file is not None
         self.begun = False
         self.file.note({"end": self.label[0], "committed": committed})
         return self.file.size_bytes > _NEW_JOURNAL_BYTES

@@ -426,7 +426,7 @@ class Core:
         self.seen.clear()
         if not self._live:
             notes = self._forget()
-        if self._journal.end(committed=committed):
+        if self._journal.begun and self._journal.end(committed=committed):
             self._reset_journal(again=True)
         return notes
 
