@@ -337,6 +337,19 @@ def test_a_directory_changed_after_a_rollback_was_killed_keeps_its_time(case: Ca
             assert now[other] == case.before[other], (point, other)
 
 
+def test_a_directory_changed_during_a_call_that_is_killed_keeps_its_time(case: Case) -> None:
+    def change(fs: HostFilesystem) -> None:
+        fs.write("d/e/c.txt", "the call's")
+        fs.write("d/b.txt", "the call's")
+        os.utime(case.root / "d", ns=(case.number, case.number))
+        fs.write("d/b.txt", "again")
+
+    killed_before_the_end(case, change)
+    case.open().close()
+    assert (case.root / "d").stat().st_mtime_ns == case.number
+    assert printed(case.root) == case.before | {"d": printed(case.root)["d"]}
+
+
 def test_a_tree_that_was_cloned_anew_is_left_alone(case: Case) -> None:
     killed_before_the_end(case, everything)
     case.root.rename(case.root.with_name("old"))

@@ -241,6 +241,26 @@ def test_an_edit_of_a_new_file_stays_with_its_directories(root: Path, fs: HostFi
     assert not (root / "n/other.txt").exists()
 
 
+def test_a_directory_that_somebody_changes_during_a_call_keeps_the_time_of_that(
+    root: Path, fs: HostFilesystem, call: HeldCall
+) -> None:
+    handle = fs.for_call(call)
+    handle.write("d/b.txt", "call")
+    handle.write("d/e/c.txt", "call")
+    (root / "d/theirs.txt").write_text("person")
+    theirs = (root / "d").stat().st_mtime_ns
+    with held_call(fs, call_id="inner", parent=call) as inner:
+        fs.for_call(inner).write("d/b.txt", "inner")
+        (root / "d/e/theirs.txt").write_text("person")
+        inner.rollback()
+    within = (root / "d/e").stat().st_mtime_ns
+    handle.delete("d/b.txt")
+    handle.move("d", "moved")
+    handle.write("moved/b.txt", "call")
+    assert call.rollback().conflicts == ()
+    assert [(root / path).stat().st_mtime_ns for path in ("d", "d/e", "")] == [theirs, within, 10**18]
+
+
 def test_a_new_directory_with_somebody_else_s_file_stays(root: Path, fs: HostFilesystem, call: HeldCall) -> None:
     fs.for_call(call).write("n/new.txt", "call")
     (root / "n/theirs.txt").write_text("person")
@@ -472,6 +492,28 @@ def test_an_operation_that_fails_half_way_is_undone_at_once(root: Path, tmp_path
             assert call.changed() == []
         call.commit()
     assert printed(root) == tree
+
+
+@pytest.mark.parametrize("committing", [False, True])
+def test_what_somebody_saves_in_the_way_of_an_operation_that_fails_stays_and_what_was_there_is_kept(
+    root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, committing: bool
+) -> None:
+    def before(name: str) -> None:
+        if name == "exchange" and not (root / "a.txt").exists():
+            (root / "a.txt").write_text("person")
+            raise OSError(errno.ENOSPC, "no space", name)
+
+    with HostFilesystem(root, store=tmp_path / "s", before=before) as fs, held_call(fs) as call:
+        with pytest.raises(OSError, match="no space"):
+            fs.for_call(call).move("a.txt", "d/b.txt", overwrite=True)
+        if committing:
+            call.commit()
+        else:
+            assert call.rollback().conflicts == ("a.txt",)
+    assert ((root / "a.txt").read_text(), (root / "d/b.txt").read_text()) == ("person", "b\n")
+    (kept,) = (tmp_path / "s/kept").iterdir()
+    assert kept.read_text() == "a\n"
+    assert f"what a.txt was before the call is kept at {kept}" in caplog.text
 
 
 def test_after_closing_nothing_goes_through_any_more(root: Path, tmp_path: Path) -> None:

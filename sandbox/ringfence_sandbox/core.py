@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -34,7 +35,7 @@ from ringfence_sandbox.operation import Operation
 from ringfence_sandbox.records import Deed, Identity
 from ringfence_sandbox.seen import Seen, stale, written_meanwhile
 from ringfence_sandbox.snapshot_restore import SnapshotRestore
-from ringfence_sandbox.states import State, Token, line, way
+from ringfence_sandbox.states import State, Token, line, since_opaque, way
 from ringfence_sandbox.undoing import Hold, TakenBack, Undone, undo_deeds
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from ringfence_sandbox.call_process import CallProcess
     from ringfence_sandbox.opaque_calls import OpaqueCalls
 
+logger = logging.getLogger(__name__)
 _KEPT_WRITTEN_BYTES = 1 << 26
 
 
@@ -78,10 +80,11 @@ class Core:
         self.before = before
         self.power = power
         self.hands = Hands(files, can, before)
+        self.hands.times.changed = self._keep_times
         self.written = Written()
         self.seen = Seen(files)
         self._journal = CallJournal(files, journal, power=power)
-        self.noting = Noting(files, self._journal)
+        self.noting = Noting(files, self._journal, self.hands.times)
         self._kept = kept
         self._history = history
         self._new_opaque = opaque
@@ -91,6 +94,8 @@ class Core:
         self._deeds: list[Deed] = []
         self._until_opaque = 0
         """How many there were when the last opaque call ended."""
+        self._met: list[tuple[int, set[str]]] = []
+        """Of operations that failed within the call, after how many deeds, and where somebody else's was in the way."""
         self._marks: list[Mark] = []
         self._tip = State(None)
         self._left_over = False
@@ -160,6 +165,14 @@ class Core:
         self._deeds += times
         self._tip.deeds += times
 
+    def _keep_times(self, found: os.stat_result) -> None:
+        """Have a directory that somebody else has changed during the call keep the time of that."""
+        for deed in since_opaque(self._deeds):
+            if deed.kind == "times" and deed.new is not None and deed.new.inode == found.st_ino:
+                deed.atime_ns, deed.mtime_ns = found.st_atime_ns, found.st_mtime_ns
+                if self._journal.file is not None:
+                    self._journal.file.note(deed.to_json())
+
     def keep_bytes(self, deed: Deed, content: bytes) -> None:
         """Remember what a deed wrote, for the history, as long as it is not too much: by its hash, since its path may
         have come to have something else when the call ends."""
@@ -187,7 +200,12 @@ class Core:
         """Keep what was done since then, or take it back. OSError: it could not be kept, and is taken back."""
         if not isinstance(began, Mark):
             if failed:
-                self._undo(began[0])
+                deeds = self._deeds[began[0] :]
+                undone = self._undo(began[0])
+                if undone.conflicts:
+                    self._met.append((began[0], undone.conflicts))
+                    for note in self._keep(undone, deeds):
+                        logger.warning("a change failed half way, and %s", note)
                 del self._tip.deeds[began[1] :]
                 self.seen.forget_vacated()
             return
@@ -240,6 +258,7 @@ class Core:
         self._journal.write(deed.to_json(), blob=before.more())
         self._deeds.append(deed)
         self._opaque.begun(deed, before)
+        self.hands.times.forget()
         self.seen.unsure = True
         self.written = Written()  # a file may come to have the stamp that another one had
 
@@ -347,7 +366,7 @@ class Core:
         self._leave(mark)
         undone.displaced.update(taken.displaced)
         notes += [*self.hands.notes, *self._keep(undone, deeds)]
-        conflicts = taken.conflicts | undone.conflicts
+        conflicts = taken.conflicts.union(undone.conflicts, *(met for began, met in self._met if began >= mark.deeds))
         self.hands.notes.clear()
         if mark.outermost:
             notes += self._close_call(committed=False)
@@ -364,6 +383,7 @@ class Core:
         call_id, tool = self._journal.label
         taken = self._opaque.take_back(self._deeds[first:], hold, self._journal.file.note, tool=tool, call_id=call_id)
         del self._deeds[first:]
+        self.hands.times.forget()
         taken.settle(self._deeds)
         self.seen.unsure = self._opaque.any_open
         return taken
@@ -411,6 +431,7 @@ class Core:
         notes: list[str] = []
         self.noting.give_up_announced()
         self._deeds.clear()
+        self._met.clear()
         self._until_opaque = 0
         self._early.clear()
         self.seen.unsure = False
@@ -423,6 +444,7 @@ class Core:
         self._bytes_size = 0
         self._compared = None
         self.noting.touched.clear()
+        self.hands.times.forget()
         self.seen.clear()
         if not self._live:
             notes = self._forget()

@@ -13,13 +13,17 @@ import os
 import stat
 from collections.abc import Callable
 from contextlib import suppress
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from ringfence_sandbox.confined import UNREACHABLE, Confined, read_file
+from ringfence_sandbox.directory_times import DirectoryTimes
 from ringfence_sandbox.healing import is_same_writing, is_torn_file
 from ringfence_sandbox.holding import Holding
 from ringfence_sandbox.kernel import Abilities, Before, Renames, lstat
 from ringfence_sandbox.records import Deed, Identity
+
+if TYPE_CHECKING:
+    from types import TracebackType
 
 _HASHED_BYTES = 1 << 20
 """In the process, what is larger is known by its size and time alone: a rollback must not cost what a file weighs."""
@@ -43,6 +47,7 @@ class Hands:
         """By slot, the inode that a swap took from its path."""
         self.notes: list[str] = []
         """What undoing could not bring back, in words."""
+        self.times = DirectoryTimes()
         self._near: tuple[str, int] | None = None
         """The directory that the swap undone last was in, open: what comes next is another one in it, or its times."""
         self._before = before
@@ -70,10 +75,10 @@ class Hands:
         directory of a swap and the name in it, if it is open already."""
         match deed.kind:
             case "put":
-                with self.files.parent(deed.path) as (at, name):
+                with _Change(self, deed.path) as (at, name):
                     self._renames.rename(self._held, str(deed.slot), at, name)
             case "take":
-                with self.files.parent(deed.path) as (at, name):
+                with _Change(self, deed.path) as (at, name):
                     self._renames.rename(at, name, self._held, str(deed.slot))
                 deed.new = self._in_slot(deed.slot)
             case "swap" if there is not None:
@@ -82,10 +87,10 @@ class Hands:
                 with self.files.parent(deed.path) as (at, name):
                     self._swap(deed, at, name)
             case "move":
-                with self.files.parent(deed.path) as (at, name), self.files.parent(deed.to) as (to, new):
+                with _Change(self, deed.path) as (at, name), _Change(self, deed.to) as (to, new):
                     self._renames.rename(at, name, to, new)
             case "mkdir":
-                with self.files.parent(deed.path) as (at, name):
+                with _Change(self, deed.path) as (at, name):
                     self._before("mkdir")
                     os.mkdir(name, deed.mode or 0o777, dir_fd=at)
                     found = os.lstat(name, dir_fd=at)
@@ -94,7 +99,7 @@ class Hands:
                         self._set_mode(at, name, deed.mode, deed.new)
                     deed.mode = deed.mode or stat.S_IMODE(found.st_mode)
             case "rmdir":
-                with self.files.parent(deed.path) as (at, name):
+                with _Change(self, deed.path) as (at, name):
                     self._before("rmdir")
                     os.rmdir(name, dir_fd=at)
             case "mode":
@@ -105,7 +110,9 @@ class Hands:
 
     def _swap(self, deed: Deed, at: int, name: str) -> None:
         held, slot = self._held, str(deed.slot)
+        self.times.before(at)
         self._renames.exchange(at, name, held, slot)
+        self.times.after(at)
         found = lstat(held, slot)
         if deed.old is None or not deed.old.fits(found):
             deed.old = None if found is None else Identity.of(found)
@@ -163,6 +170,7 @@ class Hands:
     def let_go(self) -> None:
         """Of what the last undoing left open."""
         if self._near is not None:
+            self.times.after(self._near[1])
             os.close(self._near[1])
             self._near = None
 
@@ -171,6 +179,7 @@ class Hands:
         if self._near is None or self._near[0] != directory:
             self.let_go()
             self._near = directory, self.files.open_directory(directory, readable=False)
+            self.times.before(self._near[1])
         return self._near[1]
 
     def _undo_put(self, deed: Deed) -> None:
@@ -178,12 +187,12 @@ class Hands:
             return
         held = self.holding.look(deed.slot)
         if held is not None:
-            with suppress(FileNotFoundError), self.files.parent(deed.path) as (at, name):
+            with suppress(FileNotFoundError), _Change(self, deed.path) as (at, name):
                 self._unlink_second(at, name, deed.new)
             if deed.new is not None and not (self.lost_power or deed.new.fits(held)):
                 self._give_back(deed)
             return
-        with self.files.parent(deed.path) as (at, name):
+        with _Change(self, deed.path) as (at, name):
             if lstat(at, name) is None:
                 return
             expected = self._expect(at, name, deed.path, deed.new)
@@ -194,7 +203,7 @@ class Hands:
 
     def _give_back(self, deed: Deed) -> None:
         """Complete an undoing that was cut off between finding that somebody had saved a file and giving it back."""
-        with self.files.parent(deed.path) as (at, name), suppress(FileExistsError):
+        with _Change(self, deed.path) as (at, name), suppress(FileExistsError):
             self._renames.rename(self._held, str(deed.slot), at, name)
         raise Conflict(deed.path)
 
@@ -206,7 +215,7 @@ class Hands:
             return
         if held.st_ino == self.swapped.get(deed.slot):  # what a swap that stayed a conflict left there
             raise Conflict(deed.path)
-        with self.files.parent(deed.path) as (at, name):
+        with _Change(self, deed.path) as (at, name):
             try:
                 self._renames.rename(self._held, str(deed.slot), at, name)
             except FileExistsError:
@@ -249,12 +258,12 @@ class Hands:
             raise Conflict(deed.path)
 
     def _undo_move(self, deed: Deed) -> None:
-        with self.files.parent(deed.path) as (at, name):
+        with _Change(self, deed.path) as (at, name):
             if self._same_inode(lstat(at, name), deed.new):
-                with suppress(FileNotFoundError), self.files.parent(deed.to) as (to, new):
+                with suppress(FileNotFoundError), _Change(self, deed.to) as (to, new):
                     self._unlink_second(to, new, deed.new)
                 return
-            with self.files.parent(deed.to) as (to, new):
+            with _Change(self, deed.to) as (to, new):
                 found = lstat(to, new)
                 if not self._same_inode(found, deed.new):
                     raise Conflict(deed.to)
@@ -264,7 +273,7 @@ class Hands:
                     raise Conflict(deed.path) from None
 
     def _undo_mkdir(self, deed: Deed) -> None:
-        with self.files.parent(deed.path) as (at, name):
+        with _Change(self, deed.path) as (at, name):
             found = lstat(at, name)
             if found is None:
                 return
@@ -279,7 +288,7 @@ class Hands:
                 raise
 
     def _undo_rmdir(self, deed: Deed) -> None:
-        with self.files.parent(deed.path) as (at, name):
+        with _Change(self, deed.path) as (at, name):
             if lstat(at, name) is None:
                 self._before("mkdir")
                 os.mkdir(name, 0o700, dir_fd=at)
@@ -315,6 +324,7 @@ class Hands:
         if self._same_inode(found, of) and (found.st_atime_ns, found.st_mtime_ns) != (atime_ns, mtime_ns):
             self._before("utime")
             os.utime(name, ns=(atime_ns, mtime_ns), dir_fd=at, follow_symlinks=False)
+            self.times.gave(found.st_ino, mtime_ns)
 
     def _unlink_second(self, at: int, name: str, of: Identity | None) -> None:
         """Complete a rename that is a link and an unlink, and ended between the two: take the new name back."""
@@ -370,3 +380,24 @@ class Hands:
             os.chmod(f"/proc/self/fd/{descriptor}", mode)
         finally:
             os.close(descriptor)
+
+
+class _Change:
+    """For a ``with``: the directory that a path is in, open and about to change, and the name there."""
+
+    __slots__ = ("_at", "_parent", "_times")
+
+    def __init__(self, hands: Hands, path: str) -> None:
+        self._parent = hands.files.parent(path)
+        self._times = hands.times
+
+    def __enter__(self) -> tuple[int, str]:
+        self._at, name = self._parent.__enter__()
+        self._times.before(self._at)
+        return self._at, name
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._times.after(self._at)
+        self._parent.__exit__(kind, error, trace)

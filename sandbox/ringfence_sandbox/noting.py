@@ -9,17 +9,19 @@ from collections.abc import Sequence
 
 from ringfence_sandbox.call_journal import CallJournal
 from ringfence_sandbox.confined import Confined
+from ringfence_sandbox.directory_times import DirectoryTimes
 from ringfence_sandbox.records import Deed, Identity, Kind
 
 
 class Noting:
     """The deeds of one workspace, as the journal gets them: numbered, and in the order in which they will be done."""
 
-    def __init__(self, files: Confined, journal: CallJournal) -> None:
+    def __init__(self, files: Confined, journal: CallJournal, times: DirectoryTimes) -> None:
         self.touched: set[str] = set()
         """The directories whose times are noted: those since are the call's own."""
         self._files = files
         self._journal = journal
+        self._times = times
         self._announced: deque[Deed] = deque()
         self._seqs = itertools.count()
 
@@ -74,5 +76,6 @@ class Noting:
         found = self._files.look(directory) if opened is None else os.fstat(opened)
         if found is None:
             return []
+        self._times.met(found)
         times = found.st_atime_ns, found.st_mtime_ns
         return [Deed("times", directory, new=Identity.of(found), atime_ns=times[0], mtime_ns=times[1])]

@@ -65,6 +65,9 @@ class Story:
                 self.met = Undone()
             case {"do": str()}:
                 deed = Deed.from_json(record.values)
+                if self.noted and deed.seq <= self.noted[-1].seq:  # the times that somebody else has given meanwhile
+                    self.deeds = [deed if one.seq == deed.seq else one for one in self.deeds]
+                    return
                 self.deeds.append(deed)
                 self.noted.append(deed)
                 if deed.kind == "opaque":
