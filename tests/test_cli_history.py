@@ -16,12 +16,15 @@ from typing import Any
 
 import pytest
 
+from ringfence.errors import ToolValidationError
+from ringfence.filesystem import InMemoryFilesystem
 from ringfence.testing import held_call
 from ringfence.testing.printed import lasting, printed
 from ringfence_cli.history import recovery
 from ringfence_cli.noted_tasks import noted_tasks
 from ringfence_sandbox import HostFilesystem, Workspace
 from ringfence_sandbox.recovery import Recovered
+from ringfence_tools.mounts import HostMount, mount_all
 
 
 def call(name: str, **arguments: object) -> dict[str, object]:
@@ -342,8 +345,8 @@ def test_another_holder_is_named_and_looking_goes_on(tree: Path) -> None:
             assert ringfence(verb, tree).returncode == 0
 
 
-def test_a_killed_run_is_recovered(tree: Path) -> None:
-    run(tree)
+def killed(tree: Path) -> None:
+    """Leaves a call half done."""
     program = (
         "import os, sys\n"
         "from ringfence.testing import held_call\n"
@@ -352,10 +355,15 @@ def test_a_killed_run_is_recovered(tree: Path) -> None:
         "    workspace.filesystem.for_call(call).write('a.txt', 'half')\n"
         "    os.kill(os.getpid(), 9)\n"
     )
-    before = printed(tree)
     ended = subprocess.run([sys.executable, "-c", program, str(tree)])
     assert ended.returncode == -signal.SIGKILL
     assert (tree / "a.txt").read_text() == "half"
+
+
+def test_a_killed_run_is_recovered(tree: Path) -> None:
+    run(tree)
+    before = printed(tree)
+    killed(tree)
     left, waits = printed(tree), b"the tool call c9 (a test) was killed, and what it had done is still there"
     assert waits in ringfence("log", tree).stderr
     preview = ringfence("undo", tree, "--dry-run")
@@ -364,6 +372,54 @@ def test_a_killed_run_is_recovered(tree: Path) -> None:
     assert (recovered["outcome"], recovered["call_id"]) == ("rolled back", "c9")
     assert printed(tree) == before
     assert ringfence("recover", tree).stderr == b"there was nothing to recover\n"
+
+
+def copying(verb: str, tree: Path) -> subprocess.CompletedProcess[bytes]:
+    if verb == "run":
+        return run(tree, "--workspace", "memory")
+    return ringfence("serve", tree, "--workspace", "memory")
+
+
+@pytest.mark.parametrize("verb", ["run", "serve"])
+def test_what_a_killed_call_left_is_taken_back_before_it_is_copied(tree: Path, verb: str) -> None:
+    before = printed(tree)
+    killed(tree)
+    ended = copying(verb, tree)
+    assert (ended.returncode, b"recovered: the tool call c9 (a test) was interrupted" in ended.stderr) == (0, True)
+    assert printed(tree) == before
+    assert b"recovered" not in copying(verb, tree).stderr
+
+
+@pytest.mark.parametrize("verb", ["run", "serve"])
+def test_what_a_running_call_has_half_done_is_copied_without_what_it_has_displaced_and_said(
+    tree: Path, verb: str
+) -> None:
+    said = b"the tool call c9 (a test) of another process is at work there: the copy has its changes"
+    with Workspace.open(tree) as workspace:
+        assert said not in copying(verb, tree).stderr
+        with held_call(workspace.filesystem, call_id="c9") as held:
+            workspace.filesystem.for_call(held).write("b.txt", "half")
+            ended = copying(verb, tree)
+            (preview,) = mount_all(InMemoryFilesystem(), [HostMount(tree)])
+    assert (ended.returncode, said in ended.stderr) == (0, True)
+    assert preview.entries == ("a.txt", "b.txt")
+
+
+def test_a_server_that_only_looks_says_what_a_killed_call_has_left(tree: Path) -> None:
+    killed(tree)
+    left, waits = printed(tree), b"the tool call c9 (a test) was killed, and what it had done is still there"
+    assert waits in ringfence("serve", tree, "--read-only").stderr
+    assert printed(tree) == left
+
+
+def test_a_directory_that_a_killed_call_left_half_done_is_not_mounted(tree: Path) -> None:
+    (tree / "below").mkdir()
+    killed(tree)
+    for path in (tree, tree / "below", tree / "a.txt"):
+        with pytest.raises(ToolValidationError, match=f"c9.*still there: `ringfence recover {tree}` takes it back"):
+            mount_all(InMemoryFilesystem(), [HostMount(path)])
+    ringfence("recover", tree)
+    mount_all(InMemoryFilesystem(), [HostMount(tree)])
 
 
 def test_what_recovery_has_kept_is_said_with_the_command_that_shows_it(tmp_path: Path) -> None:

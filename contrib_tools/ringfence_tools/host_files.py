@@ -7,6 +7,7 @@ import os
 import stat
 from dataclasses import dataclass
 
+from ringfence_sandbox.confined import is_reserved
 from ringfence_tools.contents import Contents
 from ringfence_tools.host_tree import DIRECTORY, directory, is_within, read_regular, split, target_within
 
@@ -75,6 +76,8 @@ class _Walk:
             names = sorted(entries, key=_name)
         self._contents.add_directory(here.path, found.st_mode & PERMISSION_BITS, found.st_mtime_ns)
         for entry in names:
+            if not here.path and is_reserved(entry.name):
+                continue
             path = f"{here.path}/{entry.name}" if here.path else entry.name
             real_path = f"{here.real_path}/{entry.name}" if here.real_path else entry.name
             if entry.is_symlink():

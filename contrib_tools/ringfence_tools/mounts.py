@@ -12,6 +12,7 @@ from ringfence.arguments import checked
 from ringfence.errors import ToolValidationError
 from ringfence.filesystem.memory import InMemoryFilesystem
 from ringfence.filesystem.paths import normalise, shown
+from ringfence_sandbox.half_done import killed_in
 from ringfence_tools.contents import (
     Contents,
     LeftOut,
@@ -43,6 +44,8 @@ class HostMount:
     The patterns follow the rules of `Filesystem.glob` and are relative to `host_path`. Files that match an include
     pattern are taken, or all where there is none; but none that matches an exclude pattern, or is in a directory that
     does. `max_bytes` bounds the sum of the files' sizes.
+
+    A workspace on disk in which a tool call was killed cannot be mounted before it has been recovered.
 
     A link that leads to another place of what is mounted is a link in the workspace too, or with `follow_symlinks` what
     it leads to. Any other is left out.
@@ -196,6 +199,8 @@ def _collect_host(host_path: str, mount: HostMount, roots: _Roots | None, conten
         resolved = os.path.realpath(host_path, strict=True)
         if roots is not None:
             roots.check(resolved)
+        if (killed := killed_in(resolved)) is not None:
+            raise ToolValidationError(killed)
         is_directory = os.path.isdir(resolved)
         if is_directory:
             collect_directory(resolved, contents, follow_symlinks=mount.follow_symlinks)

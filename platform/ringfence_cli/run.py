@@ -35,6 +35,7 @@ from ringfence_cli.terminal import ErrorStream, put_diff
 from ringfence_cli.terms import Place, Terms, spelled
 from ringfence_cli.watch import Tally, Watcher
 from ringfence_cli.workspace import MemoryWorkspace, RunWorkspace, keep_out
+from ringfence_sandbox.half_done import killed_call, running_in
 from ringfence_sandbox.moved_roots import moved_from
 
 if TYPE_CHECKING:
@@ -114,6 +115,8 @@ def _run(options: Options, signals: Signals, answer: OneObject, said: Callable[[
                 terms = _terms(options)
                 record: RunRecord | None = None
                 if copied:
+                    for line in settled(options.directory):
+                        errors.say(line)
                     workspace: RunWorkspace = loaded(options.directory)
                 else:
                     workspace = on_disk(options.directory)
@@ -324,6 +327,16 @@ def loaded(directory: Path) -> MemoryWorkspace:
         return MemoryWorkspace(directory)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="'DIR'") from None
+
+
+def settled(directory: Path) -> Iterator[str]:
+    """Before a directory is copied: what a killed call left there is taken back, as every opening does; what to say."""
+    if killed_call(os.path.realpath(directory)) is not None:
+        with closing(on_disk(directory)) as workspace:
+            if (recovered := workspace.opened.recovered) is not None:
+                yield recovery(recovered, directory)
+    elif (running := running_in(str(directory))) is not None:
+        yield f"ringfence: {running}"
 
 
 def on_disk(directory: Path) -> DiskWorkspace:

@@ -61,8 +61,14 @@ def waiting(store: str) -> tuple[str, str] | None:
     there is none, or somebody has the workspace open. Changes nothing."""
     with suppress(OSError, ValueError), open(os.path.join(store, "holder"), "rb") as holder:
         fcntl.flock(holder, fcntl.LOCK_SH | fcntl.LOCK_NB)  # an opener has patience with it
-        with closing(Journal(os.path.join(store, "journal"), only_read=True)) as journal:
-            story = Story.of(journal.records)
+        return begun(store)
+    return None
+
+
+def begun(store: str) -> tuple[str, str] | None:
+    """The call, by its id and tool, that has begun to change the tree, and is not committed. Changes nothing."""
+    with suppress(OSError, ValueError), closing(Journal(os.path.join(store, "journal"), only_read=True)) as journal:
+        story = Story.of(journal.records)
         return None if story.committed else story.call
     return None
 

@@ -22,6 +22,7 @@ from ringfence.runtime.receipts import Receipt
 from ringfence_cli.outputs import ReceiptsFile, refuse_way_out
 from ringfence_cli.policies import policies_of, unfit
 from ringfence_cli.printable import printable, why
+from ringfence_cli.run import settled
 from ringfence_cli.sandbox_commands import UNAVAILABLE
 from ringfence_cli.serve import stdio
 from ringfence_cli.serve.clients import Client
@@ -63,6 +64,8 @@ def serve(options: ServeOptions, signals: Signals) -> int:
                 copied = options.place.workspace == "memory"
                 if (moved := moved_from(str(options.directory), copied=copied)) is not None:
                     errors.say(f"ringfence: {printable(moved)}")
+                for line in settled(options.directory) if copied else ():
+                    errors.say(line)
                 owned = policies_of(options.directory, options.policies)
                 workspace = open_workspace(
                     options.place, options.directory, read_only=options.read_only, policies=owned
