@@ -556,7 +556,7 @@ main()
 """
 
 
-@pytest.mark.parametrize("then", ["run", "serve"])
+@pytest.mark.parametrize("then", ["run", "serve", "undo"])
 @pytest.mark.parametrize("outcome", ["rolled_back", "committed", "ended"])
 def test_the_receipt_that_a_kill_has_cut_off_is_in_the_file_of_the_next(tree: Path, outcome: str, then: str) -> None:
     receipts, writes = (
@@ -567,6 +567,9 @@ def test_the_receipt_that_a_kill_has_cut_off_is_in_the_file_of_the_next(tree: Pa
     command = [sys.executable, "-c", KILLED, outcome, *map(str, run), "--task", "Write."]
     assert subprocess.run(command, check=False, timeout=60).returncode == -signal.SIGKILL
     serve = ["serve", tree, "--receipts", receipts]
+    if then == "undo":
+        assert ringfence("recover", tree).returncode == 0
+        assert ringfence("undo", tree).returncode == 0
     for following in ([*run, "--resume"] if then == "run" else serve, serve):
         ended = ringfence(*following)
         assert ended.returncode == 0, ended.stderr

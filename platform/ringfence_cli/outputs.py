@@ -11,15 +11,16 @@ import stat
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
+from uuid import NAMESPACE_OID, uuid5
 
 from ringfence.adapters.core import ModelText, ModelTurn
 from ringfence.runtime.ids import new_id
 from ringfence.runtime.receipts import Receipt
 from ringfence_cli.terminal import put
-from ringfence_sandbox.recovery import Recovered
+from ringfence_sandbox.killed_calls import KilledCall, forget_killed, killed_calls
+from ringfence_sandbox.places import store_of
 from ringfence_tools.planning import Plan
 
 if TYPE_CHECKING:
@@ -151,41 +152,49 @@ class ReceiptsFile(OutputFile):
         self.write(json_line(record))
 
     def complete(self, workspace: Workspace) -> None:
-        """Write the receipt that a crash has cut off: that of a call which opening the workspace had to end, or of the
-        newest step, where the file tells of its session and not of it."""
-        newest = next((entry for entry in workspace.log(_NEWEST) if entry.number), None)
-        killed = workspace.recovered
-        if killed is not None and killed.call_id and killed.outcome != "set aside":
-            if killed.outcome == "rolled back" or newest is None or newest.call_id != killed.call_id:
-                newest = None  # else the call has changed nothing
-            self.call(_of_killed(killed, newest, workspace), None, "")
-        elif newest is not None and self._lacks(newest):
-            self.call(_of_killed(Recovered("finished", newest.call_id, newest.tool), newest, workspace), None, "")
+        """Write the receipts that crashes have cut off: of calls that openings of the workspace had to end, and of the
+        newest step of each session that the file tells of, where it does not tell of that step."""
+        store, said = Path(store_of(workspace.root)), self._said()
+        steps = [entry for entry in workspace.log(_NEWEST) if entry.number]
+        for killed in killed_calls(store):
+            step = next((entry for entry in steps if entry.commit == killed.commit), None)
+            receipt = _of_killed(killed, step, workspace)
+            if receipt.receipt_id.encode() not in said:
+                self.call(receipt, None, "")
+        forget_killed(store)
+        said, last = self._said(), dict[str, "LogEntry"]()
+        for entry in steps:
+            if entry.session_id:
+                last.setdefault(entry.session_id, entry)
+        for entry in reversed(last.values()):
+            if entry.session_id.encode() in said and entry.receipt_id.encode() not in said:
+                at = entry.created_at.isoformat()
+                killed = KilledCall("", entry.call_id, entry.tool, True, entry.commit, (), (), at)
+                self.call(_of_killed(killed, entry, workspace), None, "")
 
-    def _lacks(self, step: LogEntry) -> bool:
+    def _said(self) -> bytes:
         try:
-            if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
-                return False
-            said = self.path.read_bytes()
+            if stat.S_ISREG(os.fstat(self._descriptor).st_mode):
+                return self.path.read_bytes()
         except OSError:  # it may be written, and not be read
-            return False
-        return step.session_id.encode() in said and step.receipt_id.encode() not in said
+            pass
+        return b""
 
 
-def _of_killed(killed: Recovered, step: LogEntry | None, workspace: Workspace) -> Receipt:
+def _of_killed(killed: KilledCall, step: LogEntry | None, workspace: Workspace) -> Receipt:
     """What is known of a call whose process was killed, and of the step that it became, if it changed anything."""
     receipt = Receipt(
-        receipt_id=new_id(),
+        receipt_id=str(uuid5(NAMESPACE_OID, killed.begun)),
         call_id=killed.call_id,
         tool=killed.tool,
         params=None,
-        outcome="committed" if killed.outcome == "finished" else "rolled_back",
+        outcome="committed" if killed.committed else "rolled_back",
         message="; ".join(["its process was killed", *killed.notes]),
-        started_at=datetime.now(UTC),
+        started_at=killed.recovered_at,
         duration_seconds=0.0,
         session_id="",
         prompt_name="",
-        conflicts=killed.conflicts,
+        conflicts=tuple(killed.conflicts),
         recovered=True,
     )
     if step is None or step.number is None:

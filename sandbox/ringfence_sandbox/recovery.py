@@ -12,6 +12,7 @@ import stat
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ringfence.errors import RestoreFailedError
@@ -24,6 +25,7 @@ from ringfence_sandbox.history import DeedsChanges, History, TakenBackCall
 from ringfence_sandbox.holding import Holding, new_name
 from ringfence_sandbox.journal import Journal
 from ringfence_sandbox.kernel import Abilities, Before, Renames, boot_id
+from ringfence_sandbox.killed_calls import note_killed
 from ringfence_sandbox.places import root_record
 from ringfence_sandbox.records import Deed, undone_json
 from ringfence_sandbox.states import led_to
@@ -119,12 +121,32 @@ def recover(
         conflicts = tuple(sorted({*recovered.conflicts, *damaged}))
         recovered = Recovered(recovered.outcome, recovered.call_id, recovered.tool, conflicts, tuple(notes))
         if story.call is not None:
+            _note(journal, story, recovered)
             journal.append({"end": story.call[0], "committed": story.committed}, reserve=0)
             journal.flush()
     kept_elsewhere = history.sealed() if history is not None else not journal.keeps_steps
     if kept_elsewhere and not any("could not be removed" in note for note in notes):
         journal.reset()
     return recovered, journal
+
+
+def _note(journal: Journal, story: _Story, recovered: Recovered) -> None:
+    """Have the store remember a call that nobody has a receipt of."""
+    assert story.call is not None
+    if not story.call[0]:
+        return
+    payload = story.done[-1].payload if story.committed else None
+    commit = None if payload is None else payload.get("history")
+    with suppress(OSError):  # for want of space, say: the recovery must go on
+        note_killed(
+            Path(os.path.dirname(journal.path)),
+            journal.named(story.noted[0].seq if story.noted else -1),
+            story.call,
+            committed=story.committed,
+            commit=commit if isinstance(commit, str) else None,
+            conflicts=recovered.conflicts,
+            notes=recovered.notes,
+        )
 
 
 def _same_root(files: Confined, recorded: Sequence[object]) -> bool:
