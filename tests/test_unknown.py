@@ -119,6 +119,22 @@ def test_a_large_file_that_is_overwritten_comes_back(root: Path) -> None:
     assert (root / "data").read_bytes() == LARGE
 
 
+@pytest.mark.parametrize("path", ["d", "a"])
+def test_what_a_command_has_replaced_by_a_pipe_is_said_and_comes_back_when_that_is_gone(root: Path, path: str) -> None:
+    step(root, lambda _: unread(root, path), opaque=True)
+    with opened(root) as workspace:
+        assert workspace.show(1).left_out == {path: "special file"}
+        assert workspace.undo().reasons == {path: "what step 1 made of it is not in the history (special file)"}
+        restored = workspace.restore(0)
+        assert (restored.outcomes, restored.has_changed) == ({path: "kept"}, False)
+        assert restored.reasons == {path: "what it is now is not in the history (special file)"}
+    assert (root / path).is_fifo()
+    (root / path).unlink()
+    with opened(root) as workspace:
+        assert workspace.restore(0).outcomes[path] == "restored"
+    assert ((root / "a").read_text(), (root / "d/x").read_text()) == ("a\n", "x\n")
+
+
 def test_a_rollback_behind_a_command_does_not_take_an_older_state_for_the_one_before(root: Path) -> None:
     with opened(root) as workspace:
         (root / "a").write_bytes(LARGE)

@@ -114,13 +114,18 @@ def show(directory: Path, signals: Signals, as_json: bool, step: StepName, abort
     if as_json:
         changes = [change_json(change) for change in found.changes]
         told = {**_step(found.step), "task": task}
-        put(json_line({"step": told, "changes": changes, **text_or_bytes("patch", found.patch)}))
+        left_out = {shown(path): reason for path, reason in found.left_out.items()}
+        put(json_line({"step": told, "changes": changes, "left_out": left_out, **text_or_bytes("patch", found.patch)}))
     else:
         title = _title(found.step)
         if aborted:
             title = title.replace("step", "taken back", 1)
         run = f"run: {one_line(task, 200)}\n" if task is not None else ""
-        put(f"{printable(one_line(title, 200))}\n{run}\n".encode())
+        left_out = "".join(
+            f"not in the history: {printable(one_line(f'{shown(path)} ({reason})', 200))}\n"
+            for path, reason in found.left_out.items()
+        )
+        put(f"{printable(one_line(title, 200))}\n{run}{left_out}\n".encode())
         put_diff(found.patch)
     return 0
 

@@ -103,6 +103,9 @@ class Planner:
         for path, reason in unclear.items():
             if path not in moved:
                 plan.stays(path, reason)
+        for path in tip.new_since(self._states.unknown(record.commit)):
+            if path not in moved and path not in wanted and self._states.entry(record.commit, path) is not None:
+                plan.stays(path, f"what it is now is not in the history ({tip.why(path)})")
         for path, (now, state) in wanted.items():
             content_differs = now is None or not now.same_content(state)
             why = tip.why(path) if path not in moved else None

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from ringfence.participants import Change, FileVersion, Step
@@ -32,11 +32,13 @@ class LogEntry:
 
 @dataclass(frozen=True, slots=True)
 class ShownStep:
-    """One step; ``patch`` is what ``git apply`` takes."""
+    """One step; ``patch`` is what ``git apply`` takes. ``left_out`` has the paths of which the history lacks what the
+    step made of them, and why."""
 
     step: Step
     changes: Sequence[Change]
     patch: bytes
+    left_out: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 def log_entry(store: Store, record: CommitRecord, names: Sequence[str]) -> LogEntry:
@@ -59,7 +61,10 @@ def shown_step(store: Store, record: CommitRecord) -> ShownStep:
     parent = parent_of(record)
     patch = unified(store, parent, record.commit).text
     changes = changes_between(store, parent, record.commit)
-    return ShownStep(store.step_of(record), changes, patch)
+    made = store.states.unknown(record.commit)
+    moved = {move.new for move in made.moves}
+    new = sorted(path for path in made.new_since(store.states.unknown(parent)) if path not in moved)
+    return ShownStep(store.step_of(record), changes, patch, {path: made.reasons[path] for path in new})
 
 
 def changes_between(store: Store, one: str | None, other: str) -> list[Change]:
