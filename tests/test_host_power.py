@@ -88,10 +88,22 @@ def test_a_patch_that_makes_directories_is_one_batch_too(workspace: Workspace, r
     assert sorted(os.listdir(root)) == ["d", *(f"f{n}" for n in range(10))]
 
 
+def test_a_rollback_waits_for_what_it_takes_away_before_that_goes(workspace: Workspace, done: list[str]) -> None:
+    with held_call(workspace.filesystem) as held:
+        workspace.filesystem.for_call(held).write("f0", "ours")
+        done.clear()
+        held.rollback()
+    order = [name for name in done if name.startswith("fsync") or name == "exchange"]
+    assert order == ["fsync taken back", "exchange"]
+
+
 def test_without_power_nothing_waits(root: Path, done: list[str]) -> None:
     with Workspace.open(root, store=root.parent / "store", before=done.append) as workspace:
         done.clear()
         patched(workspace.filesystem, patch("f0", new=("n/o",)))
+        with held_call(workspace.filesystem) as held:
+            workspace.filesystem.for_call(held).write("f0", "taken back")
+            held.rollback()
     assert waits(done) == {}
 
 

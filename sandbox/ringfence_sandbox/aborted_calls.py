@@ -95,12 +95,14 @@ def _said(version: FileVersion) -> str:
     return f"{version.size} bytes" + ("" if known.startswith(STAMP) else f", sha256 {known}")
 
 
-def take_in(store: Store, spool: Spool) -> None:
-    """Make commits of what is written down, for who has the store's lock. Where there is no space it stays as it is."""
+def take_in(store: Store, spool: Spool, *, sync: bool) -> None:
+    """Make commits of what is written down, for who has the store's lock. Where there is no space it stays as it is.
+    With ``sync`` the commits are on the disk before that goes."""
     calls = spooled(spool.folder)
     if calls:
         with suppress(OSError):
             _keep_all(store, calls)
+            store.objects.log.flush(sync=sync)
             spool.clear()
 
 

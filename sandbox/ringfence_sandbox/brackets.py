@@ -315,6 +315,7 @@ class Brackets:
             name = f"{ABORTED}{store.newest_aborted + 1}"
             store.keep(name, prepared.commit)
             drop_old(store)
+            store.objects.log.flush(sync=self._power)
         except (OSError, ValueError, LookupError) as error:
             notes.append(f"what was taken back could not be kept: {error}")
             return Aborted(None, None, tuple(notes))

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from ringfence_sandbox.object_log import sync_directory
 from ringfence_sandbox.records import Json
 
 MOST_CALLS = 50
@@ -62,6 +63,7 @@ class Spool:
         self._end = 0
         self._calls = 0
         self._newest: Mapping[str, object] | None = None
+        self._name_synced = False
 
     def newest(self) -> Mapping[str, object] | None:
         """The values of the newest record."""
@@ -89,6 +91,14 @@ class Spool:
         self._calls += 1
         self._newest = values
 
+    def sync(self) -> None:
+        """Have what is written down survive a loss of power. OSError."""
+        self._open()
+        os.fsync(self._file)
+        if not self._name_synced:
+            sync_directory(self.folder)
+            self._name_synced = True
+
     def clear(self) -> None:
         """Forget all of it."""
         self.close()
@@ -113,6 +123,7 @@ class Spool:
             os.ftruncate(self._file, self._end)
 
     def _opened(self) -> int:
+        self._name_synced = False
         flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         return os.open(self.folder / _NEW, flags, 0o600)
 

@@ -140,11 +140,15 @@ class StepHistory(History):
             self.last = prepared.step
 
     def taking_back(self, changed: ChangedFiles, call: TakenBackCall) -> Sequence[str]:
-        return aborted_calls.write_down(self._spool, self.store, self._files, changed, call)
+        notes = aborted_calls.write_down(self._spool, self.store, self._files, changed, call)
+        if self._power:
+            self._before("fsync taken back")
+            self._spool.sync()
+        return notes
 
     def take_in_aborted(self) -> None:
         """Have the store keep what was taken back since it last did."""
-        aborted_calls.take_in(self.store, self._spool)
+        aborted_calls.take_in(self.store, self._spool, sync=self._power)
 
     def recovered(self, payload: Mapping[str, object], blob: bytes) -> None:
         commit = payload.get("history")
