@@ -116,6 +116,19 @@ def replace_meta(mode: int, mtime_ns: int) -> Meta:
     return Meta(mode, os.geteuid(), os.getegid(), mtime_ns)
 
 
+def test_a_directory_whose_time_a_command_has_set_back_keeps_it_in_an_undo(workspace: Workspace, root: Path) -> None:
+    before = all_but_inodes(root)
+    with held_call(workspace.filesystem, opaque=True) as held:
+        (root / "d/e/new").write_text("unpacked")
+        os.utime(root / "d/e", ns=(before["d/e"].mtime_ns, before["d/e"].mtime_ns))
+        held.commit()
+    after = all_but_inodes(root)
+    workspace.undo()
+    assert all_but_inodes(root) == before
+    workspace.undo()
+    assert all_but_inodes(root) == after
+
+
 def test_a_name_that_somebody_wrote_to_since_is_not_tied_to_it_again(workspace: Workspace, root: Path) -> None:
     call(workspace, CHANGES["one name written"])
     (root / "d/same").write_text("theirs\n")  # and so d/e/too, which is still the same file

@@ -53,7 +53,8 @@ class TreeWriter:
         ``whole`` is the commit that all of the tree is to be as, where there is one.
         """
         differences = [(path, self._states.entry(self._now, path), state) for path, state in wanted.items()]
-        directories = self._above(wanted, whole) if whole is not None else {}
+        before = [*before]
+        directories = self._above(wanted, whole) if whole is not None else self._as_before(wanted, before)
         plan = plan_restore(differences, directories, self._linked(wanted, before))
         self._names = {path: group for group in plan.links for path in group}
         self._waiting = {path for path, _ in plan.files}
@@ -83,6 +84,12 @@ class TreeWriter:
             if state is not None and state.kind == "directory":
                 found[above] = state
         return found
+
+    def _as_before(self, wanted: Mapping[str, Entry | None], before: Sequence[str]) -> dict[str, Entry]:
+        """The directories that paths are in and that have the time of before, though paths in them differ."""
+        was = self._above(wanted, before[-1]) if before else {}
+        now = self._above(wanted, self._now)
+        return {path: entry for path, entry in now.items() if path not in wanted and was.get(path) == entry}
 
     def _linked(self, wanted: Mapping[str, Entry | None], before: Iterable[str]) -> dict[int, list[str]]:
         numbers = {state.meta.link for state in wanted.values() if state is not None and state.meta.link}
