@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,6 +35,7 @@ from ringfence.prompt import (
 )
 from ringfence.runtime import tool_transaction
 from ringfence.testing import held_call
+from ringfence.testing.killing import killed_at
 from ringfence.testing.printed import Printed, printed
 from ringfence_sandbox import CallProcess, HostFilesystem, Workspace
 from ringfence_sandbox.scan import ScanLimits
@@ -508,10 +509,45 @@ def test_a_pipe_that_a_typed_change_took_away_in_an_opaque_call_is_back_and_said
     assert shape(root) == before
 
 
-def test_a_file_above_the_limit_that_is_gone_is_said(root: Path) -> None:
+@pytest.mark.parametrize("command", ["rm d/big", "rm -r d", "echo new > n; mv n d/big", "rm -r d; echo file > d"])
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_file_above_the_limit_that_a_command_removes_comes_back(root: Path, command: str, nested: bool) -> None:
+    before = shape(root)
     with limited(root) as workspace, held_call(workspace.filesystem, opaque=True) as call:
-        sh(root, "rm d/big")
-        assert "d/big is gone, and cannot be brought back: it was not taken in (too large)" in call.rollback().notes
+        if nested:
+            with held_call(workspace.filesystem, parent=call, opaque=True) as inner:
+                sh(root, command)
+                assert "d/big is back in its place" in inner.rollback().notes
+        sh(root, command)
+        assert "d/big is back in its place" in call.rollback().notes
+    assert shape(root) == before
+
+
+def test_a_file_above_the_limit_that_came_back_in_a_call_is_no_change_of_the_one_around_it(root: Path) -> None:
+    with limited(root) as workspace, held_call(workspace.filesystem, opaque=True) as call:
+        with held_call(workspace.filesystem, parent=call, opaque=True) as inner:
+            sh(root, "rm d/big")
+            inner.rollback()
+        assert call.changed() == []
+        sh(root, "rm -r d")  # by somebody else, now that it was asked
+        [note] = [note for note in call.rollback().notes if "kept at" in note]
+    assert Path(note.partition("kept at ")[2]).stat().st_size > 1000
+
+
+def test_a_file_above_the_limit_that_is_gone_with_a_killed_process_is_said(root: Path) -> None:
+    with limited(root):
+        pass
+
+    def work(before: Callable[[str], None]) -> None:
+        with limited(root) as workspace, held_call(workspace.filesystem, opaque=True):
+            sh(root, "rm d/big")
+            before("the end")
+
+    assert killed_at(0, work)
+    with limited(root) as workspace:
+        assert workspace.recovered is not None
+        said = "d/big is gone, and cannot be brought back: it was not taken in (too large)"
+        assert said in workspace.recovered.notes
 
 
 def test_what_a_call_made_above_the_limit_goes_and_is_named(root: Path) -> None:
@@ -870,7 +906,7 @@ def test_a_step_has_nothing_of_what_calls_held(root: Path, workspace: Workspace)
     assert (root / "a.txt").read_bytes() == b"one\r\ntwo\r\n"
 
 
-@pytest.mark.parametrize("script", ["echo x >> $held/0", "rm $held/0", "truncate -s 0 other"])
+@pytest.mark.parametrize("script", ["echo x >> $held/0", "truncate -s 0 other"])
 def test_what_is_too_large_to_be_taken_in_and_was_displaced_is_said_if_a_program_reaches_it(
     root: Path, script: str
 ) -> None:
@@ -884,6 +920,19 @@ def test_what_is_too_large_to_be_taken_in_and_was_displaced_is_said_if_a_program
         report = outer.rollback()
     assert report.conflicts == ("large",)
     assert any("what was at large before" in note for note in report.notes)
+
+
+def test_what_is_too_large_to_be_taken_in_and_was_displaced_comes_back_if_a_program_removes_it(root: Path) -> None:
+    (root / "large").write_bytes(b"l" * 5000)
+    os.link(root / "large", root / "other")
+    before = printed(root)
+    with limited(root, 4500) as workspace, held_call(workspace.filesystem, call_id="outer") as outer:
+        workspace.filesystem.for_call(outer).delete("large")
+        with held_call(workspace.filesystem, call_id="inner", parent=outer, opaque=True) as inner:
+            sh(root, "rm .ringfence-hold-*/0")
+            inner.commit()
+        assert outer.rollback().conflicts == ()
+    assert printed(root) == before
 
 
 # Through tools
@@ -1179,7 +1228,7 @@ def test_the_limits_of_a_filesystem_alone_are_its_own(root: Path) -> None:
         held_call(files, opaque=True) as call,
     ):
         sh(root, "rm d/big")
-        assert any(note.startswith("d/big is gone") for note in call.rollback().notes)
+        assert "d/big is back in its place" in call.rollback().notes
 
 
 NOT_ROOT = """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from ringfence.participants import Change
 from ringfence_sandbox.before_after import Aborted, After, Before, Differs, is_only_time
@@ -15,6 +16,7 @@ from ringfence_sandbox.displaced import Displaced
 from ringfence_sandbox.entries import Entry
 from ringfence_sandbox.history import ChangedFiles
 from ringfence_sandbox.holding import Holding
+from ringfence_sandbox.kept_open import KeptOpen
 from ringfence_sandbox.kernel import Before as Announce
 from ringfence_sandbox.kernel import Renames, birth_ns
 from ringfence_sandbox.owner_stamp import GRACE_NS, OwnerStamp
@@ -43,6 +45,7 @@ class OpaqueCalls:
         self._after: dict[int, tuple[int, After]] = {}
         """With the number of the last deed that there was."""
         self._tried: dict[int, set[str]] = {}
+        self._open: dict[int, KeptOpen] = {}
         self.contained = False
         """Whether a command that is to get nobody's rights ran in one of these calls."""
 
@@ -73,6 +76,8 @@ class OpaqueCalls:
     def begun(self, deed: Deed, before: Before) -> None:
         """The journal has the deed that a call begins with."""
         self._before[deed.seq] = before
+        self._open[deed.seq] = kept = KeptOpen()
+        kept.open(self._files, before.left.items())
 
     def end(self) -> None:
         """No call is open any more."""
@@ -80,7 +85,10 @@ class OpaqueCalls:
 
     def _forget(self, down_to: int) -> None:
         self._after.clear()
-        for known in (self._before, self._tried):
+        for seq, kept in self._open.items():
+            if seq >= down_to:
+                kept.close()
+        for known in (self._before, self._tried, self._open):
             for seq in [seq for seq in known if seq >= down_to]:
                 del known[seq]
         if not self._before:
@@ -134,11 +142,21 @@ class OpaqueCalls:
         chosen = Chosen(self._files, before, after, judge)
         paths = sorted(chosen.items)
         self._tried[deed.seq] = {*paths, *(tried or ())}
-        way = self._way(before, after, chosen, hold)
+        way = self._way(before, after, chosen, hold, self._open.get(deed.seq))
         aborted = self._brackets.keep(before, after, paths, tool=tool, call_id=call_id)
         done = self._go(way, deed, _told(paths, after), aborted, note)
         self._forget(deed.seq)
+        self._know_again(done.became)
         return done
+
+    def _know_again(self, became: Mapping[int, int]) -> None:
+        """The calls that are still open know the files again that were too large for the store, and were copied."""
+        for seq, before in self._before.items():
+            if any(left.inode in became for left in before.left.values()):
+                rows = before.left.items()
+                before.left = {path: replace(left, inode=became.get(left.inode, left.inode)) for path, left in rows}
+                self._open[seq].let_go(became)
+                self._open[seq].open(self._files, before.left.items())
 
     def recover(
         self,
@@ -174,7 +192,9 @@ class OpaqueCalls:
             aborted = self._brackets.kept_as(kept)
         return self._go(way, deed, _told(paths, after), aborted, note)
 
-    def _way(self, before: Before, after: After, chosen: Chosen, hold: Hold) -> TakingBack:
+    def _way(
+        self, before: Before, after: After, chosen: Chosen, hold: Hold, kept_open: KeptOpen | None = None
+    ) -> TakingBack:
         return TakingBack(
             self._files,
             self._renames,
@@ -184,6 +204,7 @@ class OpaqueCalls:
             after,
             chosen,
             announce=self._announce,
+            kept_open=kept_open or KeptOpen(),
         )
 
     def _go(self, way: TakingBack, deed: Deed, told: Sequence[str], aborted: Aborted, note: Note) -> TakenBack:

@@ -21,6 +21,7 @@ from ringfence_sandbox.dressing import dress
 from ringfence_sandbox.entries import Entry
 from ringfence_sandbox.history_objects import blob_id
 from ringfence_sandbox.history_states import States
+from ringfence_sandbox.kept_open import KeptOpen
 from ringfence_sandbox.kernel import Before as Announce
 from ringfence_sandbox.kernel import Renames, lstat, set_mode
 from ringfence_sandbox.new_files import write_all
@@ -44,8 +45,10 @@ class TakingBack:
         chosen: Chosen,
         *,
         announce: Announce,
+        kept_open: KeptOpen,
     ) -> None:
         self._files = files
+        self._kept_open = kept_open
         self._renames = renames
         self._hold_of = hold
         self._make_holding = hold.make
@@ -381,7 +384,12 @@ class TakingBack:
                 continue
             place = self._held.get(left.inode)
             held = None if place is None else self._files.look(place)
-            if here is None and place is not None and held is not None and left.fits(held):
+            if (held is None or not left.fits(held)) and self._kept_open.has(left):
+                place = self._reopened(path, left)
+                held = None if place is None else self._files.look(place)
+                left = left if held is None else replace(left, inode=held.st_ino)
+            fits = held is not None and left.fits(held)
+            if fits and place is not None and held is not None and here is None and self._is_reachable(path):
                 self._open_up(path)
                 with self._files.parent(place) as (at, name), self._files.parent(path) as (to, new):
                     self._renames.rename(at, name, to, new)
@@ -389,7 +397,7 @@ class TakingBack:
                 if not left.has_mode(held):
                     self._give_mode(path, left)
                 self._done.notes.append(f"{path} is back in its place")
-            elif place is not None and held is not None and left.fits(held):
+            elif fits and place is not None:
                 holding = self._make_holding()
                 slot = holding.new_slot()
                 with self._files.parent(place) as (at, name):
@@ -398,6 +406,19 @@ class TakingBack:
                 self._done.displaced[path] = slot
             else:
                 self._say_left(path, left, "is gone, and cannot be brought back")
+
+    def _reopened(self, path: str, left: Left) -> str | None:
+        """The place to which a file that the call has removed, and that is open, has come."""
+        holding = self._make_holding()
+        try:
+            slot = self._kept_open.brought_back(left, holding, self._announce)
+        except OSError as error:
+            self._done.notes.append(f"{path} could not be copied back: {error.strerror}")
+            return None
+        found = holding.look(slot)
+        assert found is not None, "it was put there just now"
+        self._done.became[left.inode] = found.st_ino
+        return f"{holding.name}/{slot}"
 
     def _say_left(self, path: str, left: Left, what: str) -> None:
         thing = path
