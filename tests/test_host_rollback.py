@@ -516,6 +516,16 @@ def test_what_somebody_saves_in_the_way_of_an_operation_that_fails_stays_and_wha
     assert f"what a.txt was before the call is kept at {kept}" in caplog.text
 
 
+def test_a_conflict_of_an_inner_call_is_one_of_the_call_around_it_too(
+    root: Path, fs: HostFilesystem, call: HeldCall
+) -> None:
+    with held_call(fs, call_id="inner", parent=call) as inner:
+        fs.for_call(inner).delete("d", recursive=True)
+        (root / "d").write_text("person")
+        assert inner.rollback().conflicts == ("d",)
+    assert call.rollback().conflicts == ("d",)
+
+
 def test_after_closing_nothing_goes_through_any_more(root: Path, tmp_path: Path) -> None:
     fs = HostFilesystem(root, store=tmp_path / "s")
     with held_call(fs) as call:

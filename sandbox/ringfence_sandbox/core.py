@@ -95,7 +95,8 @@ class Core:
         self._until_opaque = 0
         """How many there were when the last opaque call ended."""
         self._met: list[tuple[int, set[str]]] = []
-        """Of operations that failed within the call, after how many deeds, and where somebody else's was in the way."""
+        """Of what was taken back within the call, after how many deeds it began, and where somebody else's was in the
+        way."""
         self._marks: list[Mark] = []
         self._tip = State(None)
         self._left_over = False
@@ -368,6 +369,8 @@ class Core:
         notes += [*self.hands.notes, *self._keep(undone, deeds)]
         conflicts = taken.conflicts.union(undone.conflicts, *(met for began, met in self._met if began >= mark.deeds))
         self.hands.notes.clear()
+        if conflicts:  # of the calls around it, too, should they be taken back
+            self._met.append((mark.deeds, conflicts))
         if mark.outermost:
             notes += self._close_call(committed=False)
         return RollbackReport(tuple(sorted(conflicts)), tuple(notes)) if conflicts or notes else CLEAN

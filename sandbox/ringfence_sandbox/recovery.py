@@ -130,7 +130,7 @@ def recover(
     return recovered, journal
 
 
-def _note(journal: Journal, story: _Story, recovered: Recovered) -> None:
+def _note(journal: Journal, story: Story, recovered: Recovered) -> None:
     """Have the store remember a call that nobody has a receipt of."""
     assert story.call is not None
     if not story.call[0]:
