@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 from uuid import NAMESPACE_OID, uuid5
 
 from ringfence.adapters.core import ModelText, ModelTurn
-from ringfence.runtime.ids import new_id
 from ringfence.runtime.receipts import Receipt
 from ringfence_cli.terminal import put
 from ringfence_sandbox.killed_calls import KilledCall, forget_killed, killed_calls
