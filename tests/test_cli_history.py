@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,11 @@ import pytest
 
 from ringfence.errors import ToolValidationError
 from ringfence.filesystem import InMemoryFilesystem
+from ringfence.runtime.receipts import Receipt
 from ringfence.testing import held_call
 from ringfence.testing.printed import lasting, printed
 from ringfence_cli.history import recovery
+from ringfence_cli.live import call_text
 from ringfence_cli.noted_tasks import noted_tasks
 from ringfence_sandbox import HostFilesystem, Workspace
 from ringfence_sandbox.recovery import Recovered
@@ -422,12 +425,35 @@ def test_a_directory_that_a_killed_call_left_half_done_is_not_mounted(tree: Path
     mount_all(InMemoryFilesystem(), [HostMount(tree)])
 
 
+def test_recovery_says_of_an_edit_made_since_that_it_stays_and_where_the_file_before_the_call_is(tree: Path) -> None:
+    before = (tree / "a.txt").read_bytes()
+    killed(tree)
+    (tree / "a.txt").write_text("mine")
+    _, stays, kept = ringfence("recover", tree).stderr.decode().splitlines()
+    assert stays == "  a.txt was changed meanwhile, not by the call, and stays as it is"
+    place = re.fullmatch(
+        "  what a.txt was before the call is kept at (.*): copy it back from there if it is wanted", kept
+    )
+    assert place is not None
+    assert Path(place[1]).read_bytes() == before
+    assert (tree / "a.txt").read_text() == "mine"
+
+
 def test_what_recovery_has_kept_is_said_with_the_command_that_shows_it(tmp_path: Path) -> None:
     with Workspace.open(tmp_path) as workspace, held_call(workspace.filesystem, opaque=True) as call:
         (tmp_path / "made").write_text("half")
         note = call.rollback().notes[0]
     said = recovery(Recovered("rolled back", "c9", "a test", notes=(note,)), Path("my \\1"))
     assert said.endswith("; what they were is kept: `ringfence show 'my \\1' 1 --aborted` has it")
+
+
+def test_a_line_of_a_run_says_how_to_look_at_what_a_rollback_has_kept(tmp_path: Path) -> None:
+    now = datetime.now(UTC)
+    with Workspace.open(tmp_path) as workspace, held_call(workspace.filesystem, opaque=True) as call:
+        (tmp_path / "made").write_text("half")
+        note = call.rollback().notes[0]
+    receipt = Receipt("r", "c9", "a test", None, "failed", note, now, 0.1, "s", "p")
+    assert call_text(receipt).plain.endswith("what they were is kept: `ringfence show DIR 1 --aborted` has it")
 
 
 def test_a_call_that_still_runs_is_not_said_to_wait(tree: Path) -> None:

@@ -419,7 +419,7 @@ def test_a_file_above_the_limit_is_kept_whole_if_somebody_saves_in_its_place_whi
         report = call.rollback()
     assert report.conflicts == ("d/big",)
     [kept] = (root.parent / "store/kept").iterdir()
-    assert f"what d/big was before the call is kept at {kept}" in report.notes
+    assert f"what d/big was before the call is kept at {kept}: copy it back from there if it is wanted" in report.notes
     assert kept.read_bytes() == content
     assert (root / "d/big").read_text() == "person"
 

@@ -293,3 +293,11 @@ def test_half_a_surrogate_pair_is_told_without_a_way_that_a_model_has_not() -> N
 
 def test_an_error_that_says_its_kind_says_it_once() -> None:
     assert said_of(AttributeError("AttributeError: no such thing")) == "AttributeError: no such thing"
+
+
+def test_a_path_that_an_error_quotes_is_escaped_once() -> None:
+    assert (
+        said_of(ValueError("a path cannot have a NUL: " + repr("a\0b") + "\n"))
+        == r"a path cannot have a NUL: 'a\x00b'\x0a"
+    )
+    assert said_of(OSError(1, "no\tway", r"a\x0ab")) == r"a\x5cx0ab: no\x09way"

@@ -83,4 +83,7 @@ def test_what_a_rollback_says_is_in_the_notes_of_the_exception() -> None:
 
     with pytest.raises(ZeroDivisionError) as caught, tool_transaction(Session(), Holding((Doubting("disk", []),))):
         raise ZeroDivisionError
-    assert caught.value.__notes__ == ["a.txt was changed by somebody else and kept", "b.txt is gone"]
+    assert caught.value.__notes__ == [
+        "a.txt was changed by somebody else meanwhile, and stays as it is",
+        "b.txt is gone",
+    ]

@@ -88,7 +88,10 @@ class RollbackReport:
 
     def said(self) -> list[str]:
         """In words."""
-        return [*(f"{path} was changed by somebody else and kept" for path in self.conflicts), *self.notes]
+        return [
+            *(f"{path} was changed by somebody else meanwhile, and stays as it is" for path in self.conflicts),
+            *self.notes,
+        ]
 
 
 CLEAN = RollbackReport()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import itertools
 import os
-import re
 import shlex
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping
@@ -24,7 +23,7 @@ from ringfence.filesystem.paths import shown
 from ringfence.runtime.receipts import change_json
 from ringfence_cli.noted_tasks import forget_tasks, noted_tasks
 from ringfence_cli.outputs import json_line, refuse_way_out
-from ringfence_cli.printable import one_line, plural, printable, why
+from ringfence_cli.printable import how_to_look, one_line, plural, printable, why
 from ringfence_cli.signals import Signals
 from ringfence_cli.terminal import ErrorStream, put, put_diff
 from ringfence_sandbox import Workspace
@@ -90,10 +89,8 @@ def recovery(recovered: Recovered, directory: Path) -> str:
         "finished": f"recovered: {call} was committed before a crash, and is whole",
         "set aside": f"{call} of another directory that was here before is set aside",
     }[recovered.outcome]
-    more = [*(f"conflict: {shown(path)}" for path in recovered.conflicts), *recovered.notes]
-    show = f"`ringfence show {_quoted(directory)}"
-    said = "\n  ".join([said, *more])
-    return re.sub(r"is kept as aborted/(\d+)", lambda kept: f"is kept: {show} {kept[1]} --aborted` has it", said)
+    more = [f"{shown(path)} was changed meanwhile, not by the call, and stays as it is" for path in recovered.conflicts]
+    return how_to_look("\n  ".join([said, *more, *recovered.notes]), _quoted(directory))
 
 
 def log(directory: Path, signals: Signals, as_json: bool, aborted: bool, limit: int | None) -> int:

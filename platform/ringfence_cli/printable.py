@@ -41,6 +41,12 @@ def why(error: Exception) -> str:
     return error.strerror if isinstance(error, OSError) and error.strerror else said_of(error)
 
 
+def how_to_look(said: str, directory: str = "DIR") -> str:
+    """`said` of a rollback, with the command that shows what it has kept; ``directory`` as a shell reads it."""
+    show = f"`ringfence show {directory}"
+    return re.sub(r"is kept as aborted/(\d+)", lambda kept: f"is kept: {show} {kept[1]} --aborted` has it", said)
+
+
 def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
@@ -67,7 +73,7 @@ def _value(value: object) -> str:
 
 def outcome_words(receipt: Receipt) -> str:
     """How a call ended and why, on one line."""
-    why = one_line(receipt.message, MAX_REASON_CHARACTERS)
+    why = one_line(how_to_look(receipt.message), MAX_REASON_CHARACTERS)
     denial = next((verdict for verdict in receipt.policies if not verdict.allowed), None)
     match receipt.outcome:
         case "committed" | "rejected":

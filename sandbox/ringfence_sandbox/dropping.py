@@ -140,5 +140,5 @@ def keep_displaced(holding: Holding | None, undone: Undone, deeds: Iterable[Deed
             notes.append(f"{what} could not be kept: {error}")
             continue
         if kept is not None:
-            notes.append(f"{what} is kept at {kept}")
+            notes.append(f"{what} is kept at {kept}: copy it back from there if it is wanted")
     return notes

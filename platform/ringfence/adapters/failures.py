@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ringfence.filesystem.paths import shown
+from ringfence.filesystem.paths import shown, words_shown
 
 SAID: tuple[tuple[type[BaseException], str], ...] = (
     (FileNotFoundError, "there is no such file or directory"),
@@ -19,7 +19,7 @@ SAID: tuple[tuple[type[BaseException], str], ...] = (
 
 def said_of(error: BaseException) -> str:
     """What went wrong, for somebody who cannot see the code: never empty, never a bare path."""
-    text = shown(_text(error))
+    text = _text(error)
     for kind, words in SAID:
         if isinstance(error, kind):
             return words if not text else text if " " in text.strip() else f"{words}: {text}"
@@ -32,7 +32,8 @@ def said_of(error: BaseException) -> str:
 def _text(error: BaseException) -> str:
     try:
         if isinstance(error, OSError) and error.strerror is not None:
-            return str(error.strerror) if error.filename is None else f"{error.filename}: {error.strerror}"
-        return str(error)
+            words = words_shown(str(error.strerror))
+            return words if error.filename is None else f"{shown(str(error.filename))}: {words}"
+        return words_shown(str(error))
     except Exception:  # a class of somebody's own may do anything there
         return ""

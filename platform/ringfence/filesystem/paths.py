@@ -21,7 +21,8 @@ MAX_PATH_BYTES = 4096
 _PLAIN = re.compile(r"(?!\.{1,2}(?:/|\Z))[ -.0-~]{1,255}(?:/(?!\.{1,2}(?:/|\Z))[ -.0-~]{1,255})*\Z")
 
 # What a terminal or a JSON reader would choke on, and a backslash that would look like one of our escapes.
-_UNSHOWABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\udc80-\udcff]|\\(?=x[0-9a-fA-F]{2})")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\udc80-\udcff]")
+_UNSHOWABLE = re.compile(rf"{_CONTROL.pattern}|\\(?=x[0-9a-fA-F]{{2}})")
 _ESCAPE = re.compile(rb"\\x([0-9a-fA-F]{2})")
 
 
@@ -114,6 +115,11 @@ def shown(path: str) -> str:
     A backslash that could be taken for such an escape becomes ``\x5c``, so no two paths are shown alike.
     """
     return _UNSHOWABLE.sub(_escaped, path)
+
+
+def words_shown(text: str) -> str:
+    """Words with what `shown` escapes of a path, but for backslashes: a path that they quote has its own."""
+    return _CONTROL.sub(_escaped, text)
 
 
 def _escaped(match: re.Match[str]) -> str:
