@@ -292,7 +292,7 @@ def test_what_does_not_fit_is_said(patch: str, content: str | None, said: str) -
     ("patch", "content", "said"),
     [
         ("--- /dev/null\n+++ b/f\n@@ -0,0 +1 @@\n+a\n", "", "exists already"),
-        ("--- a/f\n+++ /dev/null\n@@ -1 +0,0 @@\n-a\n", "a\nb\n", "1 lines more"),
+        ("--- a/f\n+++ /dev/null\n@@ -1 +0,0 @@\n-a\n", "a\nb\n", "1 line more"),
     ],
 )
 def test_creating_and_deleting_take_the_right_file(patch: str, content: str, said: str) -> None:

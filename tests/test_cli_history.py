@@ -341,7 +341,7 @@ def test_another_holder_is_named_and_looking_goes_on(tree: Path) -> None:
     with Workspace.open(tree):
         for verb in ("undo", "gc", "recover"):
             ended = ringfence(verb, tree)
-            assert ended.returncode == 1
+            assert ended.returncode == 2
             assert f"is open in process {os.getpid()}" in ended.stderr.decode()
         assert run(tree).returncode == 2
         for verb in ("log", "diff", "export"):

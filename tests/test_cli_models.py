@@ -117,8 +117,8 @@ def test_ctrl_c_while_a_model_writes_is_exit_code_130(tree: Path) -> None:
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        ("openai:m", "set OPENAI_API_KEY"),
-        ("anthropic:m", "set ANTHROPIC_API_KEY"),
+        ("openai:m", "set the environment variable OPENAI_API_KEY"),
+        ("anthropic:m", "set the environment variable ANTHROPIC_API_KEY"),
         ("openai:m@localhost:8080", "http://"),
         ("openai:@http://localhost:8080", "MODEL@BASE_URL"),
         ("openai:", "openai:MODEL"),
@@ -129,6 +129,7 @@ def test_what_is_missing_is_said_before_anything_happens(tree: Path, spec: str, 
     done = run(tree, spec)
     assert done.returncode == 2
     assert said in " ".join(done.stderr.split())
+    assert "api_key" not in done.stderr, "a command line has none"
 
 
 def test_a_package_that_is_missing_is_named(tree: Path) -> None:

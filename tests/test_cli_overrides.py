@@ -55,6 +55,19 @@ def test_texts_are_seeded_edited_listed_compared_and_checked(project: Path) -> N
     assert "section t: it has changed since" in checked.stdout
 
 
+@pytest.mark.parametrize("command", [["list"], ["check", "prompts:PROMPT"], ["diff", "prompts:PROMPT"]])
+def test_a_root_that_is_not_there_is_said(project: Path, command: list[str]) -> None:
+    ended = overrides(project, *command, "--root", "nowhere")
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "there is no directory 'nowhere'" in ended.stderr
+
+
+def test_a_list_of_nothing_says_where_it_has_looked(project: Path) -> None:
+    ended = overrides(project, "list")
+    assert (ended.returncode, ended.stdout) == (0, "")
+    assert f"there are no overrides in {project / '.ringfence'}" in ended.stderr
+
+
 def test_a_root_and_a_tag_can_be_named(project: Path) -> None:
     overrides(project, "seed", "prompts:PROMPT", "--root", "elsewhere", "--tag", "stable")
     assert (project / "elsewhere" / "app" / "main" / "stable.json").exists()

@@ -118,6 +118,13 @@ def test_the_diff_goes_to_standard_output_and_the_directory_stays_as_it_is(tree:
     assert "2 files changed, +2 -1 lines" in said
 
 
+def test_a_file_that_is_moved_counts_once(tree: Path) -> None:
+    move = {"name": "move", "arguments": {"source": "a.txt", "target": "sub/moved.txt"}}
+    ended = run(tree, turns=({"tool_calls": [{"name": "read_file", "arguments": {"file_path": "a.txt"}}, move]}, DONE))
+    assert b"rename from a.txt\nrename to sub/moved.txt\n" in ended.stdout
+    assert "1 file changed, +0 -0 lines" in ended.stderr.decode()
+
+
 def test_apply_writes_what_changed_and_nothing_else(tree: Path) -> None:
     kept = (tree / "sub" / "keep.txt").stat()
     ended = run(tree, "--apply")

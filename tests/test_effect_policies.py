@@ -299,7 +299,7 @@ def test_a_link_is_moved_with_its_directory_and_stays_somebody_else_s(files: Fil
     files.symlink("src/link", "a.py")
     agent = Agent(files, [DeletionLimitPolicy(max_files=0)])
     assert agent(lambda files: files.move("src", "lib")).success
-    assert "1 files" in agent(lambda files: files.delete("lib/link")).message
+    assert "1 file removed" in agent(lambda files: files.delete("lib/link")).message
 
 
 def test_the_root_is_called_so_where_it_must_not_be_changed(files: Filesystem) -> None:
@@ -312,8 +312,8 @@ def test_files_of_one_content_are_moved_and_stay_somebody_else_s(files: Filesyst
         files.write(path, "")
     agent = Agent(files, [DeletionLimitPolicy(max_files=0)])
     assert agent(lambda files: files.move("src", "lib")).success
-    assert "1 files" in agent(lambda files: files.delete("lib/__init__.py")).message
-    assert "1 files" in agent(lambda files: files.delete("lib/deep/__init__.py")).message
+    assert "1 file removed" in agent(lambda files: files.delete("lib/__init__.py")).message
+    assert "1 file removed" in agent(lambda files: files.delete("lib/deep/__init__.py")).message
 
 
 def test_a_file_that_is_moved_over_another_is_one_file_less(files: Filesystem) -> None:
@@ -332,8 +332,8 @@ def test_a_file_of_one_s_own_over_somebody_else_s_does_not_make_that_one_s_own(f
 def test_files_that_take_each_other_s_places_are_moved_and_stay_whose_they_were(files: Filesystem) -> None:
     agent = Agent(files, [DeletionLimitPolicy(max_files=0)])
     assert agent(lambda files: (files.move("docs/x.md", "new.md"), files.move("README.md", "docs/x.md"))).success
-    assert "1 files" in agent(lambda files: files.delete("new.md")).message
-    assert "1 files" in agent(lambda files: files.delete("docs/x.md")).message
+    assert "1 file removed" in agent(lambda files: files.delete("new.md")).message
+    assert "1 file removed" in agent(lambda files: files.delete("docs/x.md")).message
 
 
 @pytest.mark.parametrize("others", [9, 1])

@@ -101,6 +101,14 @@ def test_a_name_is_given_once(workspace: Workspace) -> None:
         workspace.restore("two")
 
 
+def test_a_name_given_after_an_edit_by_hand_is_said_to_be_of_that_too(root: Path, workspace: Workspace) -> None:
+    assert workspace.checkpoint("one").said == "step 0"
+    (root / "x").write_text("by hand\n")
+    named = workspace.checkpoint("two")
+    assert named.said == "step 0, with what others have changed since,"
+    assert workspace.named_steps()[1] == named
+
+
 def test_the_commands_give_names_and_take_them(root: Path) -> None:
     def ringfence(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "ringfence_cli", *arguments]
@@ -113,6 +121,8 @@ def test_the_commands_give_names_and_take_them(root: Path) -> None:
     assert "[good]" in ringfence("log", tree).stdout
     (root / "x").write_text("2\n")
     assert json.loads(ringfence("diff", tree, "good", "--json").stdout)["patch"] == ""
+    later = ringfence("checkpoint", tree, "later").stderr
+    assert "step 1, with what others have changed since, is called later: `ringfence restore" in later
     assert ringfence("restore", tree, "good").returncode == 0
     assert (root / "x").read_text() == "1\n"
     assert ringfence("restore", tree, "0").returncode == 0

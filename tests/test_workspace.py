@@ -197,6 +197,14 @@ def test_a_workspace_without_history_cannot_be_looked_at(root: Path) -> None:
         opened(root, read_only=True)
 
 
+@pytest.mark.parametrize("read_only", [False, True])
+def test_what_is_no_directory_is_said_to_be_none(root: Path, read_only: bool) -> None:
+    with pytest.raises(NotADirectoryError, match=r"a\.txt is no directory: a workspace is opened at one"):
+        opened(root / "a.txt", read_only=read_only)
+    with pytest.raises(FileNotFoundError, match="there is no directory .*nowhere: make it first"):
+        opened(root / "nowhere", read_only=read_only)
+
+
 def test_a_history_without_a_baseline_is_none(root: Path) -> None:
     Store.open(root.parent / "store/history").close()
     with pytest.raises(FileNotFoundError, match="no history yet"):

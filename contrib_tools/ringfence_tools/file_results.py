@@ -90,7 +90,7 @@ class FileText:
     sha256: str | None = None
 
     def render(self) -> str:
-        facts = [f"kind: {self.kind}", f"size: {self.size_bytes:,} bytes"] if self.size_bytes is not None else []
+        facts = [f"kind: {self.kind}", f"size: {count(self.size_bytes, 'byte')}"] if self.size_bytes is not None else []
         facts += [f"sha256: {self.sha256}"] if self.sha256 is not None else []
         return "\n".join((*facts, *([self.content] if self.content else ()), *(f"[{note}]" for note in self.notes)))
 

@@ -24,8 +24,8 @@ MAX_PATHS = 20
 """Of one step, in a listing."""
 INTRODUCTION = """\
 Every tool call that changes files is a step of a history. `history` lists the steps, `diff` shows what they changed.
-`checkpoint` gives the newest step a name before something risky; `restore` goes back to a step or a name, and `undo`
-takes back the newest steps and leaves alone what others changed. Both are steps themselves, and can be undone."""
+`checkpoint` gives the files as they are a name before something risky; `restore` goes back to a step or a name, and
+`undo` takes back the newest steps and leaves alone what others changed. Both are steps themselves and can be undone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +239,7 @@ class _HistoryTools:
     def checkpoint(self, params: NameStep, *, context: ToolContext) -> ToolResult[Named]:
         with _said(), self._workspace() as workspace:
             named = workspace.checkpoint(params.name)
-        said = f"step {named.number} is called {named.name}: `restore` goes back to it"
+        said = f"{named.said} is called {named.name}: `restore` goes back to it"
         return ToolResult.ok(Named(named.name, named.number), said)
 
 

@@ -17,10 +17,11 @@ import click
 
 from ringfence import serde
 from ringfence.adapters.failures import said_of
-from ringfence.errors import RingfenceError
+from ringfence.errors import RingfenceError, WorkspaceLockedError
 from ringfence.filesystem.git_names import is_dotgit
 from ringfence.filesystem.paths import shown
 from ringfence.runtime.receipts import change_json
+from ringfence_cli.not_started import BusyError
 from ringfence_cli.noted_tasks import forget_tasks, noted_tasks
 from ringfence_cli.outputs import json_line, refuse_way_out
 from ringfence_cli.printable import how_to_look, one_line, plural, printable, why
@@ -77,6 +78,8 @@ def opened(directory: Path, signals: Signals, *, changes: bool, dry_run: bool = 
         raise click.UsageError(str(error.args[0]) if error.args else said_of(error)) from None
     except ValueError as error:
         raise click.UsageError(str(error)) from None
+    except WorkspaceLockedError as error:
+        raise BusyError(str(error)) from None
     except (RingfenceError, OSError) as error:
         raise click.ClickException(said_of(error)) from None
 
@@ -233,7 +236,7 @@ def checkpoint(directory: Path, signals: Signals, as_json: bool, name: str, drop
         put(json_line({"checkpoint": serde.dump(named) if named is not None else None}))
     elif named is not None:
         back = f"`ringfence restore {_quoted(directory)} {name}` goes back to it"
-        ErrorStream().say(f"step {named.number} is called {name}: {back}")
+        ErrorStream().say(f"{named.said} is called {named.name}: {back}")
     return 0
 
 

@@ -86,7 +86,7 @@ def restore(signals: Signals, directory: Path, as_json: bool, step: int | str, d
 @click.argument("name")
 @click.option("--drop", is_flag=True, help="Take the name away again.")
 def checkpoint(signals: Signals, directory: Path, as_json: bool, name: str, drop: bool) -> int:
-    """Give the newest step of DIR a NAME, for `restore` and `diff`. `gc` keeps what has one."""
+    """Give the files of DIR as they are a NAME, for `restore` and `diff`. `gc` keeps what has one."""
     from ringfence_cli.history import checkpoint
 
     return checkpoint(directory, signals, as_json, name, drop)

@@ -37,8 +37,11 @@ def seed(spec: str, root: Path | None, tag: str) -> int:
 
 
 def list_files(root: Path | None) -> int:
-    store = _store(root)
-    for path in store.files():
+    store = _store(root, there=True)
+    files = list(store.files())
+    if not files:
+        click.echo(f"there are no overrides in {store.root}", err=True)
+    for path in files:
         try:
             one = store.read(path)
         except PromptOverridesError as error:
@@ -51,7 +54,7 @@ def list_files(root: Path | None) -> int:
 
 
 def check(spec: str, root: Path | None, tag: str) -> int:
-    prompt, store = _prompt(spec), _store(root)
+    prompt, store = _prompt(spec), _store(root, there=True)
     try:
         path = store.path(prompt.ns, prompt.key, tag)
         wrong = problems(prompt.descriptor, store.read(path)) if path.exists() else {}
@@ -64,7 +67,7 @@ def check(spec: str, root: Path | None, tag: str) -> int:
 
 
 def diff(spec: str, root: Path | None, tag: str) -> int:
-    prompt, store = _prompt(spec), _store(root)
+    prompt, store = _prompt(spec), _store(root, there=True)
     plain = Prompt[Any](prompt.template)
     overridden = Prompt[Any](prompt.template, overrides_store=store, overrides_tag=tag)
     for one in (plain, overridden):
@@ -90,7 +93,12 @@ def _as_text(prompt: Prompt[Any]) -> list[str]:
     return lines
 
 
-def _store(root: Path | None) -> LocalPromptOverridesStore:
+def _store(root: Path | None, *, there: bool = False) -> LocalPromptOverridesStore:
+    """``there``: a root that is named must be a directory already."""
+    if there and root is not None and not root.is_dir():
+        raise click.UsageError(
+            f"there is no directory {str(root)!r}: --root names the one where the overrides are kept"
+        )
     try:
         return LocalPromptOverridesStore(root)
     except PromptOverridesError as error:

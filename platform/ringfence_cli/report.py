@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import get_args
 
 from ringfence import serde
+from ringfence.filesystem.diffs import moved
 from ringfence.filesystem.paths import shown
 from ringfence.participants import Change
 from ringfence.runtime.receipts import Outcome, change_json
@@ -31,7 +32,7 @@ def summary(ending: Ending, tally: Tally) -> Iterator[str]:
         yield "nothing was changed since it was resumed" if ending.is_part else "nothing was changed"
     else:
         added, removed = line_counts(ending.patch)
-        yield f"{plural(len(files), 'file')} changed, +{added} -{removed} lines"
+        yield f"{plural(len(files) - len(moved(ending.changes)), 'file')} changed, +{added} -{removed} lines"
 
 
 def left_out(paths: Sequence[LeftOut]) -> Iterator[str]:

@@ -150,7 +150,7 @@ def _sizes(change: Change) -> str:
 def _version(version: FileVersion) -> str:
     if version.kind == "symlink":
         return f"a link to {one_line(shown(version.target or ''), 200)}"
-    return "a directory" if version.kind == "directory" else f"{version.size:,} bytes, mode {version.mode:o}"
+    return "a directory" if version.kind == "directory" else f"{plural(version.size, 'byte')}, mode {version.mode:o}"
 
 
 def seconds(value: float) -> str:

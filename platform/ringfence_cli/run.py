@@ -20,6 +20,7 @@ from ringfence.filesystem.paths import shown
 from ringfence.runtime.limits import utc_now
 from ringfence_cli.disk import DiskWorkspace
 from ringfence_cli.history import recovery
+from ringfence_cli.not_started import BusyError, NotStartedError
 from ringfence_cli.outputs import OneObject, OutputFile, ReceiptsFile, refuse_way_out
 from ringfence_cli.policies import policies_of, unfit
 from ringfence_cli.printable import plural, printable, why
@@ -63,16 +64,6 @@ class Options:
     as_json: bool = False
     place: Place = Place("memory")
     policies: Sequence[str] = ()
-
-
-class NotStartedError(click.ClickException):
-    """Nothing was begun, for a reason that is not in the words of the command line."""
-
-    exit_code = EXIT_CODES["not_started"]
-
-
-class BusyError(NotStartedError):
-    """Somebody else has the workspace: it may be free later."""
 
 
 def run_task(options: Options, signals: Signals) -> int:
@@ -295,7 +286,8 @@ def model_of(spec: str, files: ExitStack) -> LoopAdapter:
     except OSError as error:
         raise click.BadParameter(f"{name!r} cannot be read: {why(error)}", param_hint="'--model'") from None
     except (ValueError, ImportError, RecursionError) as error:
-        raise click.BadParameter(str(error), param_hint="'--model'") from None
+        said = str(error).replace(", or give api_key", "")  # which a command line has not
+        raise click.BadParameter(said, param_hint="'--model'") from None
 
 
 def provider_of(kind: str, name: str) -> OpenAIAdapter | AnthropicAdapter:

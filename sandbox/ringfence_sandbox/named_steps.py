@@ -18,12 +18,18 @@ _NAME = re.compile(r"(?!\d+$)[A-Za-z0-9](?:[A-Za-z0-9_-]|\.(?!\.|lock$|$)){0,63}
 @dataclass(frozen=True, slots=True)
 class NamedStep:
     """A point with a name. ``number`` is that of the newest step of that time, 0 for the baseline (or where it has been
-    dropped)."""
+    dropped); ``with_others`` says whether somebody else had changed files after it, which the point has, too."""
 
     name: str
     number: int
     commit: str
     created_at: datetime
+    with_others: bool = False
+
+    @property
+    def said(self) -> str:
+        """What the name is given to, in words."""
+        return f"step {self.number}" + (", with what others have changed since," if self.with_others else "")
 
 
 class NamedSteps:
@@ -63,7 +69,7 @@ class NamedSteps:
                 "letter or a digit, and do not use digits alone"
             )
         if (taken := self.commits().get(name)) is not None:
-            raise ValueError(f"step {self.number(taken)} is called {name!r} already: choose another name")
+            raise ValueError(f"{self._step(name, taken).said} is called {name!r} already: choose another name")
         self._store.keep(f"{_PREFIX}{name}", commit)
         return self._step(name, commit)
 
@@ -82,5 +88,5 @@ class NamedSteps:
         return 0
 
     def _step(self, name: str, commit: str) -> NamedStep:
-        made = self._store.commit(commit).message.info.created_at
-        return NamedStep(name, self.number(commit), commit, made)
+        info = self._store.commit(commit).message.info
+        return NamedStep(name, self.number(commit), commit, info.created_at, info.kind == "external")

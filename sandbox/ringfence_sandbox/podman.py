@@ -289,7 +289,8 @@ class PodmanSandbox:
                 on_output=take,
                 report=handover.reports,
             )
-            failure = f"timed out after {asked.timeout_seconds:g} seconds" if ended.timed_out else ""
+            after = f"{asked.timeout_seconds:g} second{'' if asked.timeout_seconds == 1 else 's'}"
+            failure = f"timed out after {after}" if ended.timed_out else ""
         except ExecutorLostError as lost:
             self._end_container()
             ended = Ended(KILLED, duration_seconds=time.monotonic() - begun)

@@ -106,6 +106,7 @@ class Workspace:
 
         Raises:
             WorkspaceLockedError: another opener has it; it is named.
+            NotADirectoryError: the root is a file.
             FileNotFoundError: there is no such directory, or, read-only, no history of it.
             OSError: the store cannot be made or written.
             ValueError: the store is inside of the root, or another version of ringfence wrote it.
@@ -113,10 +114,12 @@ class Workspace:
         """
         real = os.path.realpath(root)
         place = os.fspath(store) if store is not None else store_of(real)
+        if not os.path.isdir(real):
+            if os.path.lexists(real):
+                raise NotADirectoryError(f"{real} is no directory: a workspace is opened at one, name that of the file")
+            raise FileNotFoundError(f"there is no directory {real}: make it first")
         if read_only:
             return cls._looking(real, place)
-        if not os.path.isdir(real):
-            raise FileNotFoundError(f"{real} is no directory")
         place = made_outside(real, place)
         descriptor = os.open(real, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         history = StepHistory(

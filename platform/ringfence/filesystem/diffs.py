@@ -47,13 +47,13 @@ def patch_of(changes: Sequence[Change], before: Callable[[str], bytes], after: C
     """
     deleted: list[bytes] = []
     written: list[bytes] = []
-    moved = _moved(changes)
-    sources = {change.path for change in moved.values()}
+    came = moved(changes)
+    sources = {change.path for change in came.values()}
     for change in changes:
         old, new = _mode(change.before), _mode(change.after)
         if (old == new and (old is None or _same(change))) or change.path in sources:
             continue
-        if (source := moved.get(change.path)) is not None:
+        if (source := came.get(change.path)) is not None:
             deleted.append(rename_patch(source.path, change.path, modes=(_mode(source.before), new)))
             continue
         was = None if old is None else FileState(_content(change.path, change.before, before), old)
@@ -62,28 +62,28 @@ def patch_of(changes: Sequence[Change], before: Callable[[str], bytes], after: C
     return b"".join((*deleted, *written))
 
 
-def _moved(changes: Sequence[Change]) -> dict[str, Change]:
+def moved(changes: Sequence[Change]) -> dict[str, Change]:
     """By the path of each file or link that is new, the change of one that is gone and was alike, if there is any: of
     several, as git has it, rather one of the same name. Not where one path is above the other, which no patch can say.
     """
     gone = [(known, one) for one in changes if one.after is None and (known := _known_by(one.before))]
     new = [(known, one) for one in changes if one.before is None and (known := _known_by(one.after))] if gone else []
-    moved: dict[str, Change] = {}
+    found: dict[str, Change] = {}
     for named in (True, False):
-        taken = {source.path for source in moved.values()}
+        taken = {source.path for source in found.values()}
         like: dict[tuple[str, str, str], list[Change]] = {}
         for known, change in reversed(gone):
             if change.path not in taken:
                 like.setdefault((*known, _name(change.path) if named else ""), []).append(change)
         for known, change in new:
-            if change.path in moved:
+            if change.path in found:
                 continue
             sources = like.get((*known, _name(change.path) if named else ""), [])
             for place in reversed(range(len(sources))):
                 if not _one_above_the_other(change.path, sources[place].path):
-                    moved[change.path] = sources.pop(place)
+                    found[change.path] = sources.pop(place)
                     break
-    return moved
+    return found
 
 
 def _known_by(version: FileVersion | None) -> tuple[str, str] | None:

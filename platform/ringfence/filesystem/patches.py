@@ -25,6 +25,10 @@ class Patched:
     """One for each hunk that does not fit: where it was looked for and what stands there."""
 
 
+def _lines(count: int) -> str:
+    return f"{count} line{'' if count == 1 else 's'}"
+
+
 def apply_patch(patch: FilePatch, content: bytes | None) -> Patched:
     """What the file becomes, b"" if it is deleted. ``content`` is the source's, or what is there where one is to be
     created; None for no file. A patch that only adds lines may create a file without saying so, as ``diff -N`` does."""
@@ -36,7 +40,7 @@ def apply_patch(patch: FilePatch, content: bytes | None) -> Patched:
     patched = apply_hunks(content or b"", patch.hunks)
     if patch.target is None and patched.content and not patched.problems:
         left = len(split_lines(patched.content))
-        return Patched(content or b"", problems=(f"it is to be deleted, but has {left} lines more than the patch",))
+        return Patched(content or b"", problems=(f"it is to be deleted, but has {_lines(left)} more than the patch",))
     return patched
 
 
@@ -154,7 +158,7 @@ class _File:
         said = f"does not fit, expected at line {expected + 1}: " if hunk.start is not None else "does not fit: "
         best = best_place(self.bare, bare, near=expected)
         if best is None:
-            return f"{said}none of its old lines is in the file, which has {len(self.lines)} lines"
+            return f"{said}none of its old lines is in the file, which has {_lines(len(self.lines))}"
         start, same = best
         for at, line in enumerate(bare, start):
             there = self.bare[at] if at < len(self.bare) else None

@@ -126,8 +126,9 @@ class DeletionLimitPolicy:
         removed, _ = self._after(changes, context)
         if len(removed) <= self.max_files or len(removed) <= len(self._known(context, "removed")):
             return ALLOW
+        files = "1 file" if len(removed) == 1 else f"{len(removed)} files"
         return PolicyDecision.deny(
-            f"that makes {len(removed)} files removed in this session, {self.max_files} are allowed: "
+            f"that makes {files} removed in this session, {self.max_files} are allowed: "
             f"{_listed(path for path, _ in removed)}"
         )
 
