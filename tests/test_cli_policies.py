@@ -133,6 +133,7 @@ def test_a_file_that_is_named_says_all_that_there_is_to_say(tree: Path, tmp_path
         ("[policies]\nprotect = true", "protect"),
         ("[policies]\ndeletions = -1", "max_files"),
         ("[policies.paths]\ndeny = ['../x']", "'..'"),
+        ("[policies.paths]", "a PathPolicy denies something: give allow"),
         ("[policies", "own.toml"),
     ],
 )

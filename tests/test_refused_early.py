@@ -169,8 +169,11 @@ PART = MarkdownSection(title="T", template="x")
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: MarkdownSection(title="T", template="x", policies=cast("Any", PathPolicy())), "policies of section"),
-        (lambda: template(cast("Any", PathPolicy())), "policies of the prompt n:k"),
+        (
+            lambda: MarkdownSection(title="T", template="x", policies=cast("Any", PathPolicy(deny=["x"]))),
+            "policies of section",
+        ),
+        (lambda: template(cast("Any", PathPolicy(deny=["x"]))), "policies of the prompt n:k"),
     ],
 )
 def test_one_thing_in_the_place_of_a_list(make: Callable[[], object], words: str) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from uuid import uuid4
 
 import fsspec
@@ -47,6 +47,7 @@ from ringfence import (
     tool_transaction,
 )
 from ringfence.adapters import AnthropicAdapter, ModelParams, OpenAIAdapter, ThrottlePolicy, evaluate_with
+from ringfence.arguments import checked
 from ringfence.prompt import (
     DeletionLimitPolicy,
     FeedbackProviderConfig,
@@ -126,7 +127,7 @@ SECTION = {
     "children": [TASK],
     "enabled": lambda: True,
     "tools": [TOOL],
-    "policies": [PathPolicy()],
+    "policies": [PathPolicy(deny=["x"])],
     "accepts_overrides": True,
     "summary": "s",
     "visibility": SectionVisibility.FULL,
@@ -136,7 +137,7 @@ PARTS = {
     "key": "k",
     "name": "a name",
     "sections": [TASK],
-    "policies": [PathPolicy()],
+    "policies": [PathPolicy(deny=["x"])],
     "feedback_providers": [FeedbackProviderConfig(Provider(), FeedbackTrigger(every_n_calls=1))],
     "resources": ResourceRegistry(),
 }
@@ -251,7 +252,13 @@ GOOD: list[tuple[Callable[..., object], Mapping[str, object]]] = [
     (PlanningToolsSection, {"session": Session(), "strategy": PlanningStrategy.REACT}),
     (
         PodmanSandboxSection,
-        {"session": Session(), "root": "/nowhere", "image": "i", "limits": SandboxLimits(), "policies": [PathPolicy()]},
+        {
+            "session": Session(),
+            "root": "/nowhere",
+            "image": "i",
+            "limits": SandboxLimits(),
+            "policies": [PathPolicy(deny=["x"])],
+        },
     ),
     (
         VfsToolsSection,
@@ -260,7 +267,7 @@ GOOD: list[tuple[Callable[..., object], Mapping[str, object]]] = [
             "mounts": [HostMount("memory://nowhere")],
             "filesystem": InMemoryFilesystem(),
             "allowed_host_roots": ["/tmp"],
-            "policies": [PathPolicy()],
+            "policies": [PathPolicy(deny=["x"])],
             "mount_point": "/w",
         },
     ),
@@ -338,6 +345,26 @@ def test_an_argument_of_a_wrong_kind_is_refused_by_its_name(
     said = str(caught.value)
     assert name in said
     assert not re.search(r"has no attribute|object is not|not supported between|expected string|unhashable", said)
+
+
+class Whole:
+    """A whole number that is no int, as NumPy's are."""
+
+    def __index__(self) -> int:
+        return 3
+
+    def __repr__(self) -> str:
+        return "Whole(3)"
+
+
+def test_a_whole_number_of_another_kind_is_told_how_to_become_one() -> None:
+    @checked
+    def taking(number: int | None = None) -> None: ...
+
+    with pytest.raises(TypeError, match=r"number is a whole number or None, not Whole\(3\): write int\(...\)"):
+        taking(cast("Any", Whole()))
+    with pytest.raises(TypeError, match="not True$"):
+        taking(True)
 
 
 PACKAGES = (ringfence, ringfence.adapters, ringfence.prompt, ringfence_tools, ringfence_sandbox)

@@ -190,6 +190,8 @@ def _shown(value: Any, kind: Any) -> str:
     """`value`, and what was probably meant by it."""
     if isinstance(value, type):
         return f"the class {value.__name__}: write {value.__name__}(...)"
+    if int in _kinds(kind) and hasattr(value, "__index__") and not isinstance(value, bool):
+        return f"{value!r}: write int(...)"  # a number of NumPy's, say
     for one in filter(lambda one: _says_something(_plain(one)), _kinds(kind)):
         near = _plain(one).__name__.lower()  # where a Workspace is given, say, for its filesystem
         if hasattr(value, near) and _fits(one)(getattr(value, near)):

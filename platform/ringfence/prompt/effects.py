@@ -43,9 +43,12 @@ class PathPolicy:
     name = "paths"
 
     def __init__(self, *, allow: Iterable[str] | None = None, deny: Iterable[str] = ()) -> None:
-        """``allow`` None allows all that is not denied; empty, nothing. PromptValidationError for a bad pattern."""
+        """``allow`` None allows all that is not denied; empty, nothing. PromptValidationError for a bad pattern, or
+        where nothing would be denied."""
         self.allow = None if allow is None else tuple(allow)
         self.deny = tuple(deny)
+        if self.allow is None and not self.deny:
+            raise PromptValidationError("a PathPolicy denies something: give allow=['/src/**'], say, or deny=['docs']")
         denied = [_folded(pattern) for pattern in self.deny]
         self._allowed = _covering(self.allow or ())
         self._denied = _covering(denied)
