@@ -68,7 +68,7 @@ class StructuredOutput:
         array in it that fits the container.
 
         Raises:
-            OutputParseError: no JSON, or JSON that does not fit.
+            OutputParseError: no JSON, or JSON that does not fit; or a text with two that both do and differ.
         """
         try:
             return self.parse_value(self._found(text))
@@ -119,6 +119,7 @@ class StructuredOutput:
 
     def _embedded(self, text: str) -> object:
         """The first value in a text that fits, else the first there is, which then says what does not."""
+        fitting: list[object] = []
         others: list[object] = []
         start = 0
         while (opening := _OPENING.search(text, start)) is not None:
@@ -131,13 +132,22 @@ class StructuredOutput:
             except json.JSONDecodeError:
                 start += 1
                 continue
-            if self._fits(value):
-                return value
-            if not others:
+            if not self._fits(value):
                 others.append(value)
-        if not others:
+            elif not fitting:
+                fitting.append(value)
+            elif value != fitting[0] and self._parses(value) and self._parses(fitting[0]):
+                self._refuse(f"there are several JSON {self.container}s in the answer, which differ: send exactly one")
+        if not fitting and not others:
             self._refuse("there is no JSON in the answer")
-        return others[0]
+        return (fitting or others)[0]
+
+    def _parses(self, value: object) -> bool:
+        try:
+            self.parse_value(value)
+        except OutputParseError:
+            return False
+        return True
 
     def _refuse(self, message: str, cause: BaseException | None = None) -> NoReturn:
         raise OutputParseError(message, dataclass_type=self.dataclass_type) from cause
