@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import logging
+from dataclasses import dataclass
 
 import pytest
 
 from ringfence import MarkdownSection, Prompt, PromptTemplate, Session, Tool, ToolContext, ToolExecutor, ToolResult
 from ringfence.errors import ToolValidationError
 from ringfence.filesystem import InMemoryFilesystem
+from ringfence.runtime import Append
 from ringfence_tools import AstevalSection, VfsToolsSection
 
 
@@ -37,6 +39,28 @@ def test_what_a_model_can_mend_is_no_warning(
         assert not ToolExecutor(prompt=prompt, session=Session()).call("a", {}).success
     assert [record.levelno for record in caplog.records] == ([] if level is None else [level])
     assert all(record.exc_info for record in caplog.records)
+
+
+@dataclass(frozen=True)
+class Counted:
+    by: int
+
+
+def test_what_a_reducer_raises_in_a_call_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    def failing(view: object, event: Counted, *, context: object) -> Append[Counted]:
+        raise ZeroDivisionError
+
+    def handler(params: Counted, *, context: ToolContext) -> ToolResult[None]:
+        context.session.dispatch(params)
+        return ToolResult.ok(None, "counted")
+
+    session = Session()
+    session[Counted].register(Counted, failing)
+    tool = Tool[Counted, None](name="a", description="d", handler=handler)
+    prompt = Prompt(PromptTemplate(ns="n", key="k", sections=[MarkdownSection(title="T", template="x", tools=[tool])]))
+    with prompt.resources:
+        assert "cannot be kept" in ToolExecutor(prompt=prompt, session=session).call("a", {"by": 1}).message
+    assert [(record.name, record.levelname) for record in caplog.records] == [("ringfence.runtime.slices", "ERROR")]
 
 
 @pytest.mark.parametrize(

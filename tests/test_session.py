@@ -771,6 +771,11 @@ def test_tags_name_the_session_and_its_parent_and_cannot_be_changed() -> None:
     assert (session.view.tags, session.view.session_id) == (session.tags, session.session_id)
 
 
+def test_a_class_in_the_place_of_an_event_is_said() -> None:
+    with pytest.raises(TypeError, match="an event is no class: give an instance of Receipt"):
+        Session().dispatch(Receipt)
+
+
 @pytest.mark.parametrize("tags", [{"team": 1}, {1: "team"}, {"team": None}], ids=str)
 def test_tags_are_strings(tags: dict[str, str]) -> None:
     with pytest.raises(TypeError, match=r"tags are each a text, not "):

@@ -23,6 +23,7 @@ from ringfence.errors import (
     DeadlineExceededError,
     PromptEvaluationError,
     RestoreFailedError,
+    RingfenceError,
     ToolValidationError,
     TransactionError,
     VisibilityExpansionRequired,
@@ -534,6 +535,9 @@ EXPECTED = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectory
 def _log(name: str, error: Exception) -> None:
     """A mistake in a handler is shown to whoever set no logging up; what the model is told, and can mend, is not."""
     told = isinstance(error, EXPECTED) or (isinstance(error, OSError) and error.errno in (errno.ESTALE, errno.ELOOP))
+    cause = error.__cause__ if isinstance(error, TransactionError) else None
+    if cause is not None and not isinstance(cause, RingfenceError):
+        return  # a reducer's, which the session has logged
     logger.log(logging.DEBUG if told else logging.WARNING, "%s failed", name, exc_info=error)
 
 

@@ -215,6 +215,8 @@ class Slices:
                                 self._files.appended(kind, event, in_a_call=self._lock.holder is not None)
                         continue
                     if kind not in self._state:
+                        if isinstance(event, type):
+                            raise TypeError(f"an event is no class: give an instance of {event.__name__}")
                         self._admit(kind)
                     if state:
                         self._put_state(kind, self._state[kind].append(event))
