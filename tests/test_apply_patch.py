@@ -547,6 +547,20 @@ def test_a_patch_goes_through_a_link_and_does_not_remove_one(executor: ToolExecu
     assert files.exists("a.txt")
 
 
+@pytest.mark.parametrize(
+    "patch",
+    [
+        "--- a/dangling\n+++ /dev/null\n@@ -1 +0,0 @@\n-a\n",
+        "diff --git a/dangling b/x\nsimilarity index 100%\nrename from dangling\nrename to x\n",
+    ],
+)
+def test_a_patch_that_would_remove_or_rename_a_link_says_what_does(
+    executor: ToolExecutor, files: InMemoryFilesystem, patch: str
+) -> None:
+    files.symlink("dangling", "nowhere")
+    assert "dangling: it is a symlink: remove or move it with rm or move" in patch_with(executor, patch).message
+
+
 def test_a_file_may_be_patched_twice_in_one_patch(executor: ToolExecutor, files: InMemoryFilesystem) -> None:
     assert patch_with(executor, CHANGE_A + CHANGE_A.replace("-two", "-zwei").replace("+zwei", "+deux")).success
     assert text_of(files, "a.txt") == b"one\ndeux\nthree\n"

@@ -390,6 +390,21 @@ def test_paths_are_found_by_a_pattern(executor: ToolExecutor) -> None:
     assert call(executor, "glob", pattern="*.c") == "0 paths below / for *.c"
 
 
+def test_braces_that_find_nothing_are_said_not_to_be_expanded(executor: ToolExecutor) -> None:
+    said = "; braces are not expanded: call it once for each alternative"
+    assert call(executor, "glob", pattern="*.{py,c}") == f"0 paths below / for *.{{py,c}}{said}"
+    assert call(executor, "glob", pattern="**", glob="*.{py,c}") == f"0 paths below / for **{said}"
+    assert call(executor, "grep", pattern="def", glob="*.{py,c}") == f"no line in / for def{said}"
+    assert said not in call(executor, "grep", pattern="x{7,9}")
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments"), [("ls", {}), ("glob", {"pattern": "**/*.py"}), ("grep", {"pattern": "def"})]
+)
+def test_a_path_that_is_null_is_the_root(executor: ToolExecutor, tool: str, arguments: dict[str, str]) -> None:
+    assert call(executor, tool, **arguments, path=None) == call(executor, tool, **arguments)
+
+
 def test_grep_tells_of_a_pattern_as_it_was_given(executor: ToolExecutor) -> None:
     assert "missing ): ( (it has no" in refused(executor, "grep", pattern="(")
 

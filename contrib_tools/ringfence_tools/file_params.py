@@ -14,7 +14,9 @@ MAX_PARAMETER_CHARACTERS = 48_000
 
 @dataclass(frozen=True, slots=True)
 class ListDirectory:
-    path: str = field(default="", metadata={"description": "The directory, relative to the root; empty for the root."})
+    path: str | None = field(
+        default=None, metadata={"description": "The directory, relative to the root; left out, the root."}
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +97,13 @@ class Move:
 @dataclass(frozen=True, slots=True)
 class Glob:
     pattern: str = field(
-        metadata={"description": "Such as *.py (in one directory) or **/*.py (at any depth); * does not cross a '/'."}
+        metadata={
+            "description": "Such as *.py (in one directory) or **/*.py (at any depth); * does not cross a '/', no {}."
+        }
     )
-    path: str = field(default="", metadata={"description": "The directory that the pattern is relative to."})
+    path: str | None = field(
+        default=None, metadata={"description": "The directory that the pattern is relative to; left out, the root."}
+    )
     glob: str | None = field(default=None, metadata={"description": "Only names that match this, too."})
 
     def __post_init__(self) -> None:
@@ -112,7 +118,9 @@ class Grep:
             "description": "A regular expression (RE2: no look-around, no back-references); \\Q...\\E is literal."
         }
     )
-    path: str = field(default="", metadata={"description": "The directory or file to search; empty for everything."})
+    path: str | None = field(
+        default=None, metadata={"description": "The directory or file to search; left out, everything."}
+    )
     glob: str | None = field(
         default=None, metadata={"description": "Only files that match, such as *.py (any directory) or src/**/*.py."}
     )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import re
 from typing import Any
 
 from ringfence.errors import ToolValidationError
 from ringfence.filesystem.edits import replace_exact
 from ringfence.filesystem.patch_format import parse_patch
-from ringfence.filesystem.paths import from_model, shown
+from ringfence.filesystem.paths import from_model, shown, words_shown
 from ringfence.filesystem.protocol import DEFAULT_READ_LIMIT, MAX_GREP_MATCHES, FileEntry, Filesystem, GrepMatch
 from ringfence.filesystem.search import LITERALLY, path_filter
 from ringfence.prompt.long_results import kept_result
@@ -46,6 +47,7 @@ from ringfence_tools.file_results import (
 from ringfence_tools.patching import patch_files
 
 MAX_NEAR_NAMES = 5
+_BRACES = re.compile(r"\{[^{}]*,[^{}]*\}")
 
 
 def file_tools(*, mount_point: str | None = None, accepts_overrides: bool = False) -> tuple[Tool[Any, Any], ...]:
@@ -124,12 +126,12 @@ class _FileTools:
     def __init__(self, mount_point: str | None) -> None:
         self._mount_point = mount_point
 
-    def _open(self, context: ToolContext, text: str) -> tuple[Filesystem, str]:
-        """The call's filesystem, and the path in it that the model means."""
+    def _open(self, context: ToolContext, text: str | None) -> tuple[Filesystem, str]:
+        """The call's filesystem, and the path in it that the model means; None is the root."""
         filesystem = context.filesystem
         if filesystem is None:
             raise ToolValidationError("no filesystem is bound to this prompt, so there are no files to work on")
-        return filesystem, from_model(filesystem, text, mount_point=self._mount_point)
+        return filesystem, from_model(filesystem, text or "", mount_point=self._mount_point)
 
     def ls(self, params: ListDirectory, *, context: ToolContext) -> ToolResult[Listing]:
         filesystem, path = self._open(context, params.path)
@@ -252,7 +254,8 @@ class _FileTools:
         ]
         kept = fitting(paths[:MAX_LISTED])
         value = FoundPaths(_name(path), params.pattern, tuple(paths[:kept]), left_out=len(paths) - kept)
-        return ToolResult.ok(value, f"{count(len(paths), 'path')} below {_name(path)} for {params.pattern}")
+        said = f"{count(len(paths), 'path')} below {_name(path)} for {words_shown(params.pattern)}"
+        return ToolResult.ok(value, said if paths else said + _braces(params.pattern, params.glob))
 
     def grep(self, params: Grep, *, context: ToolContext) -> ToolResult[FoundLines]:
         filesystem, path = self._open(context, params.path)
@@ -272,7 +275,7 @@ class _FileTools:
         files = len({line.path for line in value.matches})
         first = "the first " if cut else ""
         said = f"{first}{count(kept, 'line')} in {count(files, 'file')}" if kept else f"no line in {_name(path)}"
-        return ToolResult.ok(value, f"{said} for {params.pattern}")
+        return ToolResult.ok(value, f"{said} for {words_shown(params.pattern)}{'' if kept else _braces(params.glob)}")
 
     def rm(self, params: Remove, *, context: ToolContext) -> ToolResult[RemovedFiles]:
         filesystem, path = self._open(context, params.path)
@@ -316,6 +319,13 @@ def missing(filesystem: Filesystem, path: str) -> str:
     hints = list(dict.fromkeys((*elsewhere[:MAX_NEAR_NAMES], *near)))[:MAX_NEAR_NAMES]
     meant = f"; did you mean {' or '.join(map(_name, hints))}?" if hints else ""
     return f"there is no {_name(path)}{meant}"
+
+
+def _braces(*globs: str | None) -> str:
+    """What to say of globs that have found nothing, where that may be why."""
+    if not any(_BRACES.search(glob) for glob in globs if glob is not None):
+        return ""
+    return "; braces are not expanded: call it once for each alternative"
 
 
 def _literal(name: str) -> str:

@@ -134,10 +134,17 @@ class _Plan:
                 raise ValueError(f"it is below {shown(above)}, a symlink that the same patch makes: use two patches")
         if path in self._known or SYMLINK in (patch.old_mode, patch.new_mode) or not self._filesystem.exists(path):
             return path
-        resolved = self._filesystem.resolve(path)
-        if patch.source != patch.target and self._filesystem.stat(path).is_symlink:
+        if patch.source != patch.target and self._is_link(path):
             raise ValueError("it is a symlink: remove or move it with rm or move")
-        return resolved
+        return self._filesystem.resolve(path)
+
+    def _is_link(self, path: str) -> bool:
+        """Also of one that leads nowhere, or out, of which nothing else can be asked."""
+        try:
+            self._filesystem.readlink(path)
+        except (OSError, ValueError):
+            return False
+        return True
 
     def _node(self, path: str) -> _Node | None:
         if path not in self._known:
