@@ -129,6 +129,7 @@ def test_of_three_interrupted_runs_the_oldest_is_forgotten_and_said_to_be(tree: 
     said = [ringfence("run", tree, "--task", task, "--model", model).stderr for task in ("One.", "Two.", "Three.")]
     assert ["is forgotten" in each for each in said] == [False, False, True]
     assert "interrupted here before (Two.)" in said[2]
+    assert "the one that was interrupted before that (One.) is forgotten" in said[2]
 
 
 def test_a_run_that_is_wrong_usage_leaves_the_record_alone(tree: Path) -> None:

@@ -204,7 +204,9 @@ def test_a_full_store_rolls_the_call_back_and_the_next_one_goes_through(root: Pa
             call(workspace, much)
         assert caught.value.errno == errno.ENOSPC
         assert str(caught.value.filename).startswith(str(disk / "store"))
-        assert "make room, or name another place for it (store=, RINGFENCE_STATE_DIR)" in str(caught.value)
+        assert "make room, or name another place for it in the environment variable RINGFENCE_STATE_DIR" in str(
+            caught.value
+        )
         assert printed(root) == before
         (disk / "filler").unlink()
         call(workspace, much)

@@ -134,15 +134,12 @@ class RunRecord:
         newer, older = self._has_got_anywhere(), self.kept.exists()
         if self._before is not None or not (newer or older):
             return None
-        try:
-            found = interrupted_run(self.path if newer else self.kept)
-        except ValueError:
-            found = None
-        task = f" ({one_line(found.task, 80)})" if found is not None else ""
+        task = _task_of(self.path if newer else self.kept)
         said = (
             f"a run was interrupted here before{task}: its record is kept, and --resume goes on with it after this one"
         )
-        return f"{said}; one that was interrupted before that is forgotten" if newer and older else said
+        before = f"; the one that was interrupted before that{_task_of(self.kept)} is forgotten"
+        return said + before if newer and older else said
 
     def left(self) -> Terms:
         """Of what this part may use."""
@@ -220,6 +217,14 @@ def interrupted_run(record_file: Path) -> Interrupted | None:
     session_id = sessions[-1] if sessions else ""
     left = _left(terms, began, spent)
     return Interrupted(task, session_id, tuple(sessions), start, refused, tuple(messages), state, left, spent)
+
+
+def _task_of(record_file: Path) -> str:
+    """The task of the run that was interrupted by its record, in brackets; empty where it cannot be read."""
+    with suppress(ValueError):
+        if (found := interrupted_run(record_file)) is not None:
+            return f" ({one_line(found.task, 80)})"
+    return ""
 
 
 def _left(terms: Terms, began: Tally, now: Tally) -> Terms:

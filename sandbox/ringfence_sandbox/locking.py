@@ -49,7 +49,7 @@ def check_locks(root: int, path: str, store: str, filesystem_type: Callable[[int
             raise OSError(
                 errno.ENOLCK,
                 f"is on {_LOCAL_LOCKS[kind]}, where other hosts may not see our locks: if no other host opens this "
-                "workspace, say so with only_this_host=True or RINGFENCE_ONLY_THIS_HOST=1",
+                "workspace, say so with RINGFENCE_ONLY_THIS_HOST=1 in the environment (a program: only_this_host=True)",
                 place,
             )
 

@@ -11,7 +11,7 @@ from ringfence_sandbox.confined import Confined
 from ringfence_sandbox.kernel import birth_ns, boot_id
 from ringfence_sandbox.records import Json
 
-_ELSEWHERE = "name another place for it (store=, RINGFENCE_STATE_DIR)"
+_ELSEWHERE = "name another place for it in the environment variable RINGFENCE_STATE_DIR, or a program with store="
 
 
 def state_directory() -> str:
@@ -53,8 +53,7 @@ def made_outside(root: str, store: str) -> str:
 
 
 def _unusable(store: str, code: int) -> OSError:
-    words = f"the store cannot be there ({os.strerror(code)}): see to that, or name another place for it"
-    return OSError(code, f"{words} (store=, RINGFENCE_STATE_DIR)", store)
+    return OSError(code, f"the store cannot be there ({os.strerror(code)}): see to that, or {_ELSEWHERE}", store)
 
 
 def not_written(error: OSError, path: str) -> OSError:

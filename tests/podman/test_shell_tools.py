@@ -155,7 +155,7 @@ def test_a_timeout_is_a_failure_and_the_tree_is_as_it_was(tools: Tools) -> None:
     )
     assert not result.success
     assert (result.value.exit_code, result.value.timed_out, result.value.stdout) == (124, True, "some\n")
-    assert "timed out after 1 second " in result.message  # the shortest there is
+    assert "timed out after 1 second;" in result.message  # the shortest there is
     assert shape(tools.root) == before
     assert tools.shell("echo next").stdout == "next\n"
 
