@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ringfence.adapters import ModelTurn, PromptEvaluationError, ScriptedAdapter
+from ringfence.adapters import ModelTurn, PromptEvaluationError, ScriptedAdapter, ToolExecutor
 from ringfence.filesystem import Filesystem, InMemoryFilesystem
 from ringfence.prompt import MarkdownSection, Prompt, PromptTemplate, Tool, ToolContext, ToolResult
 from ringfence.runtime import (
@@ -239,3 +239,25 @@ def test_an_observer_that_fails_does_not_end_the_evaluation() -> None:
     for kind in (PromptRendered, RenderedTools, ModelTurn, ToolInvoked, PromptExecuted):
         session.dispatcher.subscribe(kind, lambda event: 1 / 0)
     assert ScriptedAdapter([calls("a"), {"text": "done"}]).evaluate(prompt(), session=session).text == "done"
+
+
+def test_a_handler_finds_the_deadline_and_the_descriptor_in_the_rendering() -> None:
+    seen: list[ToolContext] = []
+
+    def look(params: None, *, context: ToolContext) -> ToolResult[None]:
+        seen.append(context)
+        return ToolResult("seen")
+
+    tool = Tool[None, None](name="look", description="Look.", handler=look)
+    looking = Prompt[None](ns="t", key="t", sections=[MarkdownSection(title="T", template="x", tools=[tool])])
+    late, soon = Deadline.after(600), Deadline.after(60)
+    turns = [{"tool_calls": [{"name": "look"}]}, {"text": "done"}]
+    tracker = BudgetTracker(Budget(deadline=soon))
+    ScriptedAdapter(turns).evaluate(looking, session=Session(), deadline=late, budget_tracker=tracker)
+    with looking.resources:
+        ToolExecutor(prompt=looking, session=Session(), deadline=late).call("look", {})
+    rendered = [context.rendered_prompt for context in seen if context.rendered_prompt is not None]
+    assert [one.deadline for one in rendered] == [soon, late]
+    assert [one.descriptor for one in rendered] == [looking.descriptor] * 2
+    plain = looking.render()
+    assert (plain.deadline, plain.descriptor) == (None, looking.descriptor)

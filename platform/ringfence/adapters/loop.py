@@ -203,12 +203,13 @@ class _Evaluation(Generic[OutputT]):
         )
 
     def _render(self) -> None:
-        self.rendered = self.prompt.render(session=self.session)
+        deadline = self._nearest_deadline()
+        self.rendered = replace(self.prompt.render(session=self.session), deadline=deadline)
         self.executor = ToolExecutor(
             prompt=self.prompt,
             session=self.session,
             adapter=self.adapter,
-            deadline=self._nearest_deadline(),
+            deadline=deadline,
             budget_tracker=self.tracker,
             heartbeat=self.heartbeat,
             rendered_prompt=self.rendered,

@@ -148,7 +148,9 @@ class ToolExecutor:
         self.budget_tracker = budget_tracker
         self.heartbeat = heartbeat
         self.run_context = run_context
-        self.rendered_prompt = rendered_prompt if rendered_prompt is not None else prompt.render(session=session)
+        if rendered_prompt is None:
+            rendered_prompt = replace(prompt.render(session=session), deadline=deadline)
+        self.rendered_prompt = rendered_prompt
         self.prompt_name = prompt.name or f"{prompt.ns}:{prompt.key}"
         self._session_id = str(session.session_id)
         self._adapter_name = type(adapter).__name__ if adapter is not None else ""

@@ -292,7 +292,7 @@ class Prompt(TypeArgument, Generic[OutputT]):
             PromptOverridesError: the store cannot be read.
         """
         params = self._params()
-        return render(shown_sections(self._nodes(), params, session), params, self.structured_output, session)
+        return render(shown_sections(self._nodes(), params, session), params, self.template, session)
 
     def render_section(self, node: SectionNode, *, session: Session | None = None) -> str:
         """One section in full, and below it the enabled ones as they are visible by themselves."""

@@ -19,7 +19,10 @@ from ringfence.prompt.tool import Tool
 from ringfence.runtime.visibility import SectionVisibility
 
 if TYPE_CHECKING:
+    from ringfence.prompt.overrides import PromptDescriptor
     from ringfence.prompt.policy import Policy
+    from ringfence.prompt.prompt import PromptTemplate
+    from ringfence.runtime.limits import Deadline
     from ringfence.runtime.session import Session
 
 OutputT = TypeVar("OutputT", default=None)
@@ -35,6 +38,10 @@ class RenderedPrompt(Generic[OutputT]):
     structured_output: StructuredOutput | None = None
     tool_param_descriptions: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
     """By tool, by field of its params: what the field is for."""
+    deadline: Deadline | None = None
+    """By when the evaluation that this was rendered for has to have ended; `Prompt.render` knows of none."""
+    template: PromptTemplate[Any] | None = field(default=None, repr=False, compare=False)
+    """What it is a rendering of."""
 
     def __post_init__(self) -> None:
         described = {tool: MappingProxyType(dict(texts)) for tool, texts in self.tool_param_descriptions.items()}
@@ -42,6 +49,11 @@ class RenderedPrompt(Generic[OutputT]):
 
     def __str__(self) -> str:
         return self.text
+
+    @property
+    def descriptor(self) -> PromptDescriptor | None:
+        """What of the prompt overrides can replace; None for what is no rendering of a template."""
+        return self.template.descriptor if self.template is not None else None
 
     @property
     def output_type(self) -> type[Any] | None:
@@ -178,7 +190,7 @@ def shown_sections(
 
 
 def render(
-    shown: Iterable[ShownSection], params: SectionParams, output: StructuredOutput | None, session: Session | None
+    shown: Iterable[ShownSection], params: SectionParams, template: PromptTemplate[Any], session: Session | None
 ) -> RenderedPrompt[Any]:
     """The rendering of these sections, free of side effects."""
     sections = list(shown)
@@ -186,8 +198,9 @@ def render(
     return RenderedPrompt(
         text=text_of(sections, params, session),
         tools=tools,
-        structured_output=output,
+        structured_output=template.structured_output,
         tool_param_descriptions=_descriptions(sections, tools),
+        template=template,
     )
 
 
