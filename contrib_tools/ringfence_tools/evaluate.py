@@ -18,7 +18,7 @@ from typing import Any, Literal, Self
 from ringfence.arguments import checked
 from ringfence.errors import SectionPath, ToolValidationError
 from ringfence.filesystem.paths import from_model, shown
-from ringfence.filesystem.protocol import READ_ENTIRE_FILE, Filesystem, WriteMode
+from ringfence.filesystem.protocol import MAX_WRITE_LENGTH, READ_ENTIRE_FILE, Filesystem, WriteMode
 from ringfence.prompt.read_before_write import ReadBeforeWritePolicy
 from ringfence.prompt.section import Section
 from ringfence.prompt.tool import Tool, ToolContext
@@ -28,7 +28,6 @@ from ringfence.resources.registry import ResourceRegistry
 from ringfence.runtime.session import Session
 from ringfence.runtime.visibility import SectionVisibility
 from ringfence_tools.evaluator import MEMORY_BYTES
-from ringfence_tools.file_params import MAX_PARAMETER_CHARACTERS
 
 WALL_SECONDS = 5.0
 MAX_CODE_CHARACTERS = 2_000
@@ -86,8 +85,8 @@ class EvalParams:
             except ValueError as error:
                 raise ToolValidationError(f"globals: the value of {name} is no JSON: {error}") from None
         for write in self.writes:
-            if len(write.content) > MAX_PARAMETER_CHARACTERS:
-                raise ToolValidationError(f"{write.path}: at most {MAX_PARAMETER_CHARACTERS:,} characters of content")
+            if len(write.content) > MAX_WRITE_LENGTH:
+                raise ToolValidationError(f"{write.path}: at most {MAX_WRITE_LENGTH:,} characters of content")
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,8 +227,8 @@ class _Files:
             if declared is None and mode != "create":
                 raise ToolValidationError(f"{shown(place)}: to {mode} a file, name it in writes with that mode")
             text = content if declared is None else content + declared.content
-            if len(text) > MAX_PARAMETER_CHARACTERS:
-                raise ToolValidationError(f"{shown(place)}: at most {MAX_PARAMETER_CHARACTERS:,} characters at once")
+            if len(text) > MAX_WRITE_LENGTH:
+                raise ToolValidationError(f"{shown(place)}: at most {MAX_WRITE_LENGTH:,} characters at once")
             wanted[place] = (text, mode if declared is None else declared.mode)
         if len(wanted) > MAX_WRITES:
             raise ToolValidationError(f"{len(wanted):,} files are to be written, at most {MAX_WRITES} in a call")

@@ -6,10 +6,7 @@ from dataclasses import dataclass, field
 
 from ringfence.errors import ToolValidationError
 from ringfence.filesystem.patch_format import parse_patch
-from ringfence.filesystem.protocol import DEFAULT_READ_LIMIT
-
-MAX_PARAMETER_CHARACTERS = 48_000
-"""Of one text in one tool call. Files themselves may be of any size."""
+from ringfence.filesystem.protocol import DEFAULT_READ_LIMIT, MAX_WRITE_LENGTH
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +34,7 @@ class ReadFile:
 @dataclass(frozen=True, slots=True)
 class WriteFile:
     file_path: str = field(metadata={"description": "The file, relative to the root; its directories are made."})
-    content: str = field(
-        metadata={"description": f"All of the new content, at most {MAX_PARAMETER_CHARACTERS:,} characters."}
-    )
+    content: str = field(metadata={"description": f"All of the new content, at most {MAX_WRITE_LENGTH:,} characters."})
 
     def __post_init__(self) -> None:
         _below_the_root("file_path", self.file_path)
@@ -145,6 +140,6 @@ def _below_the_root(name: str, path: str) -> None:
 
 
 def _bounded(name: str, text: str, what_to_do: str) -> None:
-    if len(text) > MAX_PARAMETER_CHARACTERS:
-        most = f"{MAX_PARAMETER_CHARACTERS:,}"
+    if len(text) > MAX_WRITE_LENGTH:
+        most = f"{MAX_WRITE_LENGTH:,}"
         raise ToolValidationError(f"{name} has {len(text):,} characters, one call takes {most}: {what_to_do}")

@@ -9,8 +9,8 @@ from typing import Literal, Self
 
 from ringfence.errors import ToolValidationError
 from ringfence.filesystem.paths import shown
+from ringfence.filesystem.protocol import MAX_WRITE_LENGTH
 from ringfence.participants import Change
-from ringfence_tools.file_params import MAX_PARAMETER_CHARACTERS
 
 SHORTEST_SECONDS, LONGEST_SECONDS = 1.0, 120.0
 """Between them every time limit is put."""
@@ -70,8 +70,8 @@ class EvaluatePython:
 
 
 def _bounded(name: str, characters: int, what_to_do: str) -> None:
-    if characters > MAX_PARAMETER_CHARACTERS:
-        most = f"{MAX_PARAMETER_CHARACTERS:,}"
+    if characters > MAX_WRITE_LENGTH:
+        most = f"{MAX_WRITE_LENGTH:,}"
         raise ToolValidationError(f"{name} has {characters:,} characters, one call takes {most}: {what_to_do}")
 
 

@@ -4,6 +4,7 @@ from ringfence.filesystem.memory import InMemoryFilesystem
 from ringfence.filesystem.protocol import (
     DEFAULT_READ_LIMIT,
     MAX_GREP_MATCHES,
+    MAX_WRITE_LENGTH,
     READ_ENTIRE_FILE,
     FileEntry,
     FileStat,
@@ -19,6 +20,7 @@ from ringfence.filesystem.protocol import (
 __all__ = [
     "DEFAULT_READ_LIMIT",
     "MAX_GREP_MATCHES",
+    "MAX_WRITE_LENGTH",
     "READ_ENTIRE_FILE",
     "FileEntry",
     "FileStat",

@@ -26,6 +26,9 @@ DEFAULT_READ_LIMIT = 2000
 READ_ENTIRE_FILE = -1
 """The limit that means: all of it."""
 MAX_GREP_MATCHES = 1000
+MAX_WRITE_LENGTH = 48_000
+"""Characters that the tools take in one text of one call. A `Filesystem` itself writes any length, and the tools read
+and change files of any size."""
 
 
 @quickly_made
