@@ -61,7 +61,17 @@ from ringfence.prompt import (
     TaskStep,
     ToolsSection,
 )
-from ringfence.runtime import Heartbeat, InProcessDispatcher, PendingToolTracker, RunContext, SliceConfig
+from ringfence.resources.context import ResourceContext
+from ringfence.runtime import (
+    Heartbeat,
+    InProcessDispatcher,
+    PendingToolTracker,
+    RunContext,
+    SliceConfig,
+    SnapshotMetadata,
+    create_snapshot,
+    restore_snapshot,
+)
 from ringfence.telemetry import Telemetry
 from ringfence_sandbox import HostFilesystem, PodmanSandbox, SandboxLimits, Workspace
 from ringfence_tools import (
@@ -241,6 +251,16 @@ GOOD: list[tuple[Callable[..., object], Mapping[str, object]]] = [
     (Heartbeat, {}),
     (PendingToolTracker, {"session": Session()}),
     (SliceConfig, {"logs": Path("/nowhere")}),
+    (SnapshotMetadata, {"tag": "t", "tool_call_id": "c", "tool_name": "n", "phase": "pre_tool"}),
+    (create_snapshot, {"session": Session(), "resources": ResourceContext(ResourceRegistry()), "tag": "t"}),
+    (
+        restore_snapshot,
+        {
+            "session": Session(),
+            "resources": ResourceContext(ResourceRegistry()),
+            "snapshot": create_snapshot(Session(), None),
+        },
+    ),
     (AstevalSection, {"session": Session(), "filesystem": InMemoryFilesystem()}),
     (Delegate, {"name": "n", "description": "d", "template": TEMPLATE}),
     (DelegationSection, {"delegates": [Delegate("n", "d", TEMPLATE)]}),

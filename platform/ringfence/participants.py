@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias, TypeGuard, TypeVar
 
 from ringfence.errors import CallEndedError, ParticipantBusyError
 from ringfence.values import quick_maker, quickly_made
@@ -367,6 +367,15 @@ class SnapshotParticipant(Transactional):
     def rollback(self, mark: Mark) -> RollbackReport:
         self._resource.restore(mark)
         return CLEAN
+
+
+def is_snapshotable(value: object) -> TypeGuard[Snapshotable[Any]]:
+    """Whether it takes part in transactions and has states of its own to go back to: a declared `Snapshotable`, or a
+    participant with the same methods, as filesystems are."""
+    kinds = type(value).__mro__
+    return Snapshotable in kinds or (
+        Transactional in kinds and hasattr(value, "snapshot") and hasattr(value, "restore")
+    )
 
 
 _of_resource: weakref.WeakValueDictionary[int, SnapshotParticipant] = weakref.WeakValueDictionary()

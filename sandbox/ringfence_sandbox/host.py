@@ -485,8 +485,11 @@ class HostFilesystem(Transactional):
             return self._core.rollback(mark)
 
     def _state(self, snapshot: FilesystemSnapshot) -> State:
+        snapshot = snapshot.held()
         if not isinstance(snapshot, HostSnapshot) or snapshot.opened is not self._opened:
-            raise SnapshotRestoreError(f"the snapshot {snapshot.snapshot_id!r} is of another filesystem")
+            raise SnapshotRestoreError(
+                f"the snapshot {snapshot.snapshot_id!r} is of another filesystem, or one that nobody holds any more"
+            )
         return snapshot.state
 
     # -- shared by these

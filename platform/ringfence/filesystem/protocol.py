@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from weakref import WeakValueDictionary
 
 from ringfence.values import quick_maker, quickly_made
 
@@ -118,7 +119,7 @@ class WriteResult:
 make_write_result = quick_maker(WriteResult)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class FilesystemSnapshot:
     """A state of one filesystem to go back to. It keeps what it needs alive; dropping it is releasing it."""
 
@@ -128,6 +129,24 @@ class FilesystemSnapshot:
     root_path: str
     git_dir: str | None = None
     tag: str | None = None
+
+    def reference(self) -> FilesystemSnapshot:
+        """What it is known by, for JSON: it stands for this snapshot for as long as somebody holds that (`held`)."""
+        if type(self) is FilesystemSnapshot:
+            return self
+        _held[self.snapshot_id] = self
+        return FilesystemSnapshot(
+            self.snapshot_id, self.created_at, self.commit_ref, self.root_path, self.git_dir, self.tag
+        )
+
+    def held(self) -> FilesystemSnapshot:
+        """The snapshot that this is the `reference` of; itself where it is none, or nobody holds that any more."""
+        known = _held.get(self.snapshot_id)
+        return known if known is not None and type(self) is FilesystemSnapshot and known.reference() == self else self
+
+
+_held: WeakValueDictionary[str, FilesystemSnapshot] = WeakValueDictionary()
+"""The snapshots that there is a reference of, by their ids."""
 
 
 @runtime_checkable

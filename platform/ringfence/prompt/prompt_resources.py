@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from typing_extensions import TypeVar
 
@@ -13,7 +13,7 @@ from ringfence.resources.context import ResourceContext
 from ringfence.resources.registry import ResourceRegistry
 
 if TYPE_CHECKING:
-    from ringfence.participants import Transactional
+    from ringfence.participants import Snapshotable, Transactional
 
 
 ResourceT = TypeVar("ResourceT")
@@ -58,6 +58,10 @@ class PromptResources:
     @property
     def participants(self) -> tuple[Transactional, ...]:
         return self.context.participants
+
+    def snapshotable(self) -> Mapping[type[Any], Snapshotable[Any]]:
+        """See `ResourceContext.snapshotable`."""
+        return self.context.snapshotable()
 
     def get(self, protocol: type[ResourceT]) -> ResourceT:
         """The resource bound to `protocol`; raises what `ResourceContext.get` raises."""

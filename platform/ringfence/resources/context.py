@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,7 +19,15 @@ from ringfence.errors import (
     TransactionError,
     UnboundResourceError,
 )
-from ringfence.participants import CURRENT_CALL, CallInfo, Transactional, current_call, participant_of
+from ringfence.participants import (
+    CURRENT_CALL,
+    CallInfo,
+    Snapshotable,
+    Transactional,
+    current_call,
+    is_snapshotable,
+    participant_of,
+)
 from ringfence.resources.binding import Binding, Given, ResourceResolver, Scope
 
 if TYPE_CHECKING:
@@ -89,6 +97,11 @@ class ResourceContext:
     def get_optional(self, protocol: type[ResourceT]) -> ResourceT | None:
         """The same, or None where nothing is bound to `protocol`."""
         return self.resolve(protocol, current_call())
+
+    def snapshotable(self) -> Mapping[type[Any], Snapshotable[Any]]:
+        """Of what lives here now, and for all calls, that which can be snapshotted and restored; by its protocol."""
+        with self._lock:
+            return {protocol: value for protocol, value in self._values.items() if is_snapshotable(value)}
 
     def for_call(self, call: CallInfo) -> CallResources:
         """These resources as `call` gets them."""

@@ -8,6 +8,7 @@ from ringfence.errors import (
     SnapshotSerializationError,
     TransactionError,
 )
+from ringfence.runtime.composite import CompositeSnapshot, SnapshotMetadata, create_snapshot, restore_snapshot
 from ringfence.runtime.events import (
     DispatchResult,
     HandlerFailure,
@@ -57,6 +58,7 @@ __all__ = [
     "Clear",
     "ClearAllVisibilityOverrides",
     "ClearVisibilityOverride",
+    "CompositeSnapshot",
     "Deadline",
     "DeadlineExceededError",
     "DispatchResult",
@@ -81,6 +83,7 @@ __all__ = [
     "SlicePolicy",
     "SliceView",
     "Snapshot",
+    "SnapshotMetadata",
     "SnapshotRestoreError",
     "SnapshotSerializationError",
     "TokenUsage",
@@ -91,11 +94,13 @@ __all__ = [
     "TransactionError",
     "VisibilityOverrides",
     "append_all",
+    "create_snapshot",
     "iter_sessions_bottom_up",
     "read_log",
     "reducer",
     "replace_latest",
     "replace_latest_by",
+    "restore_snapshot",
     "settled",
     "tool_transaction",
     "upsert_by",

@@ -17,6 +17,7 @@ from ringfence.runtime.events import HandlerFailure
 from ringfence.runtime.items import EMPTY, Items, applied
 from ringfence.runtime.reducers import Clear, MethodReducer, Reducer, ReducerContext, Replace, SliceOp, marked_methods
 from ringfence.runtime.slice_views import EventT, SliceView, T
+from ringfence.serde.tagged import meet
 from ringfence.values import can_change
 
 logger = logging.getLogger(__name__)
@@ -117,6 +118,7 @@ class Slices:
 
     def _admit(self, slice_type: type[Any], policy: SlicePolicy = STATE) -> None:
         self._policies[require_slice_type(slice_type)] = policy
+        meet(slice_type)
         if policy is STATE and _changeable(slice_type):
             name = slice_type.__qualname__
             logger.warning(

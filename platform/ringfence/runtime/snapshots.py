@@ -14,7 +14,7 @@ from ringfence.runtime.items import EMPTY, Items
 from ringfence.runtime.limits import require_aware
 from ringfence.runtime.slice_views import is_slice_value
 from ringfence.runtime.slices import SlicePolicy
-from ringfence.serde.tagged import decode, encode, type_id, types_within
+from ringfence.serde.tagged import decode, encode, type_id, types_met, types_within
 
 T = TypeVar("T")
 
@@ -110,14 +110,15 @@ class Snapshot:
         )
 
     @staticmethod
-    def from_json(text: str | bytes, *, types: Iterable[type[Any]]) -> Snapshot:
+    def from_json(text: str | bytes, *, types: Iterable[type[Any]] | None = None) -> Snapshot:
         """A snapshot from what `to_json` made. ``types`` are the dataclasses and enums that may be in it, with those
-        that their fields declare: `Session.slice_types` of a session that knows them. Nothing is imported.
+        that their fields declare: `Session.slice_types` of a session that knows them. Where they are not given, they
+        are the slices that any session of this process has had. Nothing is imported.
 
         Raises:
             SnapshotRestoreError: it is of another version or form, or has a type that is not among these.
         """
-        known = types_within(types)
+        known = types_within(types_met().values() if types is None else types)
         try:
             data: dict[str, Any] = json.loads(text)
             if data["version"] != VERSION:

@@ -10,6 +10,7 @@ import base64
 import json
 import math
 import sys
+import threading
 import typing
 from collections.abc import Callable, Iterable, Mapping, Set
 from contextlib import suppress
@@ -21,6 +22,7 @@ from pathlib import Path, PurePath, PurePosixPath
 from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
+from weakref import WeakValueDictionary
 
 from ringfence.serde.adapters import name_of
 
@@ -90,6 +92,22 @@ def decode(data: Any, types: Mapping[str, type[Any]]) -> Any:
                 raise ValueError(f"unknown form {tag!r}")
     except (TypeError, LookupError, ArithmeticError, AttributeError) as error:
         raise ValueError(f"not a value of the form {tag!r}: {error}") from None
+
+
+_met: WeakValueDictionary[str, type[Any]] = WeakValueDictionary()
+_met_lock = threading.Lock()
+
+
+def meet(kind: type[Any]) -> None:
+    """This program uses the type; who reads what names it without naming types gets it (`types_met`)."""
+    with _met_lock:
+        _met[type_id(kind)] = kind  # of two by one name, the one that was met last
+
+
+def types_met() -> dict[str, type[Any]]:
+    """By `type_id`. Nothing is imported for it: what this program has not met is not there."""
+    with _met_lock:
+        return dict(_met)
 
 
 def types_within(kinds: Iterable[type[Any]]) -> dict[str, type[Any]]:
