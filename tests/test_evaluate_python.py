@@ -144,6 +144,7 @@ def test_a_file_is_written_over_only_after_it_was_read(tools: ToolExecutor, file
         ({"code": "1", "reads": [{"path": "new.txt"}], "writes": [{"path": "./new.txt"}]}, "two calls"),
         ({"code": "1", "writes": [{"path": "a"}, {"path": "/a"}]}, "twice"),
         ({"code": "1", "globals": {"not a name": "1"}}, "no name of a variable"),
+        ({"code": "1", "globals": {"for": "1"}}, "no name of a variable"),
         ({"code": "1", "globals": {"a": "{"}}, "no JSON"),
         ({"code": "1\x00"}, "control characters"),
         ({"code": "1" * 2001}, "2,001 characters"),

@@ -261,3 +261,25 @@ def test_a_handler_finds_the_deadline_and_the_descriptor_in_the_rendering() -> N
     assert [one.descriptor for one in rendered] == [looking.descriptor] * 2
     plain = looking.render()
     assert (plain.deadline, plain.descriptor) == (None, looking.descriptor)
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        ToolResult.ok(Echo("v"), message="m"),
+        ToolResult("", Echo("v")),
+        ToolResult("m", Echo("v"), success=False),
+        ToolResult("m", Echo("v"), exclude_value_from_context=True),
+        ToolResult[Echo]("m"),
+    ],
+)
+def test_the_event_of_a_call_has_what_the_model_was_sent(result: ToolResult[Echo]) -> None:
+    tool = Tool[None, Echo](name="act", description="Act.", handler=lambda params, *, context: result)
+    acting = Prompt[None](ns="t", key="t", sections=[MarkdownSection(title="T", template="x", tools=[tool])])
+    adapter, session = ScriptedAdapter([{"tool_calls": [{"name": "act"}]}, {"text": "done"}]), Session()
+    adapter.evaluate(acting, session=session)
+    invoked = session[ToolInvoked].latest()
+    assert invoked is not None
+    sent = [text for text in (invoked.result.message, invoked.rendered_output) if text]
+    assert adapter.requests[1]["messages"][-1]["content"] == "\n\n".join(sent)
+    assert invoked.result == result

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from keyword import iskeyword
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -78,7 +79,7 @@ class EvalParams:
         if any(character < " " and character not in "\n\t" for character in self.code):
             raise ToolValidationError("code has control characters other than newlines and tabs")
         for name, text in self.globals.items():
-            if not name.isidentifier():
+            if not name.isidentifier() or iskeyword(name):
                 raise ToolValidationError(f"globals: {name!r} is no name of a variable")
             try:
                 json.loads(text)

@@ -382,7 +382,8 @@ class ToolExecutor:
         looked_at = result.success and offer.effect_policies and call.changes
         if looked_at and not self._effects_permitted(ending, offer, context, call):
             return
-        ending.rendered = result.render() if result.value is not None else ""
+        if result.value is not None and not result.exclude_value_from_context:
+            ending.rendered = result.render()
         if not result.success:
             return
         if offer.read_only and call.changed(self.session):

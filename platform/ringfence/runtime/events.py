@@ -101,8 +101,8 @@ class ToolInvoked:
     told by a `Receipt` with the same ``call_id``, whose ``rolled_back_by`` names the call around it.
 
     ``params`` is the params dataclass, or a `RejectedToolParams`. ``rendered_output`` is what the model was sent apart
-    from the result's message, and "" where the result has no value. ``usage`` is for who publishes such an event: what
-    an evaluation used, `PromptExecuted` and `ModelTurn` tell.
+    from the result's message, and whole where it was sent in part; "" where that is nothing. ``usage`` is for who
+    publishes such an event: what an evaluation used, `PromptExecuted` and `ModelTurn` tell.
     """
 
     prompt_name: str
