@@ -6,7 +6,7 @@ import json
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,17 +18,16 @@ from hypothesis import strategies as st
 from ringfence.adapters import ToolExecutor
 from ringfence.errors import SnapshotRestoreError, SnapshotSerializationError
 from ringfence.filesystem import Filesystem, FilesystemSnapshot, InMemoryFilesystem
-from ringfence.prompt import MarkdownSection, Prompt, Tool, ToolContext, ToolResult
-from ringfence.prompt.prompt import PromptResources
+from ringfence.prompt import MarkdownSection, Prompt, Tool, ToolContext, ToolHandler, ToolResult
 from ringfence.resources import Binding, Snapshotable
 from ringfence.runtime import (
     CompositeSnapshot,
-    Receipt,
     Session,
     Snapshot,
     SnapshotMetadata,
     create_snapshot,
     restore_snapshot,
+    tool_transaction,
 )
 from ringfence_sandbox import HostFilesystem, Workspace
 
@@ -57,8 +56,11 @@ class Table(Snapshotable[Rows]):
 class World:
     """A session, files and a table, each of which holds what `become` says."""
 
-    def __init__(self, files: Filesystem, resources: PromptResources) -> None:
-        self.session, self.files, self.resources = Session(), files, resources
+    def __init__(self, files: Filesystem, prompt: Prompt[None]) -> None:
+        self.session, self.files, self.prompt, self.resources = Session(), files, prompt, prompt.resources
+
+    def call(self) -> ToolResult[Any]:
+        return ToolExecutor(prompt=self.prompt, session=self.session).call("act", {}, call_id="c")
 
     @property
     def table(self) -> Table:
@@ -83,12 +85,13 @@ class World:
 
 
 @contextmanager
-def world(files: Filesystem | None = None, *tools: Tool[Any, Any]) -> Iterator[World]:
+def world(files: Filesystem | None = None, act: ToolHandler[None, None] | None = None) -> Iterator[World]:
     files = InMemoryFilesystem() if files is None else files
-    prompt = Prompt[None](ns="t", key="t", sections=[MarkdownSection(title="T", template="x", tools=tools)])
+    tool = Tool[None, None](name="act", description="Act.", handler=act)
+    prompt = Prompt[None](ns="t", key="t", sections=[MarkdownSection(title="T", template="x", tools=[tool])])
     prompt.bind(resources={Filesystem: files, Table: Binding(Table, lambda resolver: Table())})
     with prompt.resources:
-        made = World(files, prompt.resources)
+        made = World(files, prompt)
         made.become("first")
         yield made
 
@@ -196,65 +199,72 @@ def test_outside_of_the_block_there_is_nothing_to_take() -> None:
         here.snapshot()
 
 
-def test_in_a_handler_it_is_part_of_the_call() -> None:
+def test_in_a_handler_it_is_part_of_the_call(files: Filesystem) -> None:
     taken: list[CompositeSnapshot] = []
 
     def act(params: None, *, context: ToolContext) -> ToolResult[None]:
         here.become("second")
-        taken.append(create_snapshot(context.session, here.resources, tag="within"))
+        taken.append(create_snapshot(context.session, context.resources, tag="within"))
         here.become("third")
-        restore_snapshot(context.session, here.resources, taken[-1])
-        assert here.holds[0] == "second"
-        return ToolResult.error("no")
+        restore_snapshot(context.session, context.resources, taken[-1])
+        return ToolResult.error(here.files.read("a.txt").content)
 
-    tool = Tool[None, None](name="act", description="Act.", handler=act)
-    prompt = Prompt[None](ns="t", key="t", sections=[MarkdownSection(title="T", template="x", tools=[tool])])
-    prompt.bind(resources={Filesystem: InMemoryFilesystem(), Table: Table()})
-    with prompt.resources:
-        here = World(prompt.resources.get(Filesystem), prompt.resources)
-        here.become("first")
+    with world(files, act) as here:
         before = here.holds
-        executor = ToolExecutor(prompt=prompt, session=here.session)
-        assert executor.call("act", {}, call_id="c").message == "no"
+        assert here.call().message == "second"
         assert here.holds == before
         assert taken[0].metadata == SnapshotMetadata("within", "c", "act")
-        receipt = here.session[Receipt].latest()
-        assert receipt is not None
-        assert receipt.outcome == "failed"
+
+
+def test_one_that_was_taken_in_a_call_that_failed_can_be_gone_back_to(files: Filesystem) -> None:
+    taken: list[CompositeSnapshot] = []
+
+    def act(params: None, *, context: ToolContext) -> ToolResult[None]:
+        here.become("second")
+        taken.append(create_snapshot(context.session, context.resources))
+        return ToolResult.error("no")
+
+    with world(files, act) as here:
+        assert not here.call().success
         here.restore(taken[0])
-        assert here.holds[0] == "second"
+        assert here.holds == ("second", ["a.txt"], (Line("second"),), ["second"])
+
+
+def test_a_handler_takes_back_a_part_of_what_it_did(files: Filesystem) -> None:
+    def act(params: None, *, context: ToolContext) -> ToolResult[None]:
+        here.become("second")
+        with suppress(KeyError), tool_transaction(context.session, context.resources):
+            here.become("third")
+            raise KeyError
+        return ToolResult("half of it")
+
+    with world(files, act) as here:
+        assert here.call().success
+        assert here.holds == ("second", ["a.txt"], (Line("second"),), ["second"])
 
 
 def test_it_is_of_one_moment_though_a_call_runs() -> None:
-    begun, taken, started = threading.Event(), [], threading.Event()
+    begun, asked = threading.Event(), threading.Event()
+    taken: list[CompositeSnapshot] = []
 
     def act(params: None, *, context: ToolContext) -> ToolResult[None]:
-        assert context.filesystem is not None
-        context.filesystem.write("a.txt", "half")
+        here.become("half")
         begun.set()
-        started.wait()
-        context.session[Line].seed(Line("half"))
+        asked.wait()
         return ToolResult.error("no")
 
-    tool = Tool[None, None](name="act", description="Act.", handler=act)
-    prompt = Prompt[None](ns="t", key="t", sections=[MarkdownSection(title="T", template="x", tools=[tool])])
-    prompt.bind(resources={Filesystem: InMemoryFilesystem(), Table: Table()})
-    with prompt.resources:
-        here = World(prompt.resources.get(Filesystem), prompt.resources)
-        here.become("first")
+    def take() -> None:
+        asked.set()
+        taken.append(here.snapshot())
+
+    with world(None, act) as here:
         before = here.holds
-        calling = threading.Thread(target=ToolExecutor(prompt=prompt, session=here.session).call, args=("act", {}))
-        calling.start()
+        threads = [threading.Thread(target=here.call), threading.Thread(target=take)]
+        threads[0].start()
         begun.wait()
-
-        def take() -> None:
-            started.set()
-            taken.append(here.snapshot())
-
-        taking = threading.Thread(target=take)
-        taking.start()
-        calling.join()
-        taking.join()
+        threads[1].start()
+        for thread in threads:
+            thread.join()
         here.become("second")
         here.restore(taken[0])
         assert here.holds == before

@@ -238,6 +238,15 @@ class CallResources:
         self._own: _Owned | None = None
         self._closed = False
 
+    @property
+    def participants(self) -> tuple[Transactional, ...]:
+        """What takes part in a transaction within the call."""
+        return self._context.participants
+
+    def snapshotable(self) -> Mapping[type[Any], Snapshotable[Any]]:
+        """See `ResourceContext.snapshotable`."""
+        return {protocol: self._handle(value) for protocol, value in self._context.snapshotable().items()}
+
     def get(self, protocol: type[ResourceT]) -> ResourceT:
         """The resource bound to `protocol`; raises what `ResourceContext.get` raises."""
         return _bound(self.get_optional(protocol), protocol)
