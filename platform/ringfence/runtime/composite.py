@@ -146,7 +146,8 @@ def create_snapshot(
 @checked
 def restore_snapshot(session: Session, resources: LiveResources | None, snapshot: CompositeSnapshot) -> None:
     """Go back to a snapshot with all of it, or with nothing. It is a transaction: a workspace on disk has it in its
-    history, and in a handler it is part of the call and is taken back with it. Logs stay.
+    history, and in a handler it is part of the call and is taken back with it. Logs stay, and so does what somebody
+    else has changed on disk meanwhile.
 
     Raises:
         SnapshotRestoreError: it has slices that the session does not know, a resource that is not bound here, or a
