@@ -14,16 +14,18 @@ PROMISED = {
     "ringfence.prompt": "Prompt PromptTemplate RenderedPrompt Section MarkdownSection ToolsSection Tool ToolContext "
     "ToolHandler ToolResult ToolExample ToolRenderableResult ToolPolicy PolicyDecision PolicyState "
     "SequentialDependencyPolicy ReadBeforeWritePolicy SectionVisibility VisibilityExpansionRequired "
-    "PromptValidationError PromptRenderError OutputParseError ToolValidationError",
+    "PromptValidationError PromptRenderError OutputParseError ToolValidationError PromptError",
     "ringfence.resources": "Binding ResourceRegistry Scope Snapshotable Closeable PostConstruct ResourceError "
     "UnboundResourceError CircularDependencyError DuplicateBindingError ProviderError",
     "ringfence.runtime": "Session InProcessDispatcher reducer Append Extend Replace Clear append_all replace_latest "
     "replace_latest_by upsert_by SlicePolicy ToolInvoked PromptRendered PromptExecuted Deadline "
-    "DeadlineExceededError Budget BudgetTracker BudgetExceededError Heartbeat tool_transaction",
+    "DeadlineExceededError Budget BudgetTracker BudgetExceededError Heartbeat tool_transaction create_snapshot "
+    "restore_snapshot CompositeSnapshot ReducerContext SliceOp Dispatcher",
     "ringfence.adapters": "ProviderAdapter PromptResponse PromptEvaluationError ToolExecutor ScriptedAdapter "
     "OpenAIAdapter AnthropicAdapter",
     "ringfence.filesystem": "Filesystem FilesystemSnapshot FileStat FileEntry GlobMatch GrepMatch ReadResult "
-    "ReadBytesResult WriteResult InMemoryFilesystem",
+    "ReadBytesResult WriteResult InMemoryFilesystem DEFAULT_READ_LIMIT READ_ENTIRE_FILE MAX_GREP_MATCHES "
+    "MAX_WRITE_LENGTH",
     "ringfence_tools": "VfsToolsSection HostMount PlanningToolsSection PlanningStrategy Plan PlanStep SetupPlan "
     "AddStep UpdateStep ReadPlan",
     "ringfence_sandbox": "HostFilesystem Workspace",

@@ -2,6 +2,7 @@
 
 from ringfence.errors import (
     OutputParseError,
+    PromptError,
     PromptOverridesError,
     PromptRenderError,
     PromptValidationError,
@@ -56,6 +57,7 @@ __all__ = [
     "PolicyState",
     "Prompt",
     "PromptDescriptor",
+    "PromptError",
     "PromptOverride",
     "PromptOverridesError",
     "PromptOverridesStore",

@@ -10,6 +10,7 @@ from ringfence.errors import (
 )
 from ringfence.runtime.composite import CompositeSnapshot, SnapshotMetadata, create_snapshot, restore_snapshot
 from ringfence.runtime.events import (
+    Dispatcher,
     DispatchResult,
     HandlerFailure,
     InProcessDispatcher,
@@ -30,7 +31,9 @@ from ringfence.runtime.reducers import (
     Append,
     Clear,
     Extend,
+    ReducerContext,
     Replace,
+    SliceOp,
     append_all,
     reducer,
     replace_latest,
@@ -62,6 +65,7 @@ __all__ = [
     "Deadline",
     "DeadlineExceededError",
     "DispatchResult",
+    "Dispatcher",
     "Extend",
     "HandlerFailure",
     "Heartbeat",
@@ -71,6 +75,7 @@ __all__ = [
     "PromptExecuted",
     "PromptRendered",
     "Receipt",
+    "ReducerContext",
     "RejectedToolParams",
     "RenderedTools",
     "Replace",
@@ -80,6 +85,7 @@ __all__ = [
     "SessionView",
     "SetVisibilityOverride",
     "SliceConfig",
+    "SliceOp",
     "SlicePolicy",
     "SliceView",
     "Snapshot",
