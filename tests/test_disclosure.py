@@ -12,6 +12,7 @@ from ringfence.prompt import (
     MarkdownSection,
     PolicyDecision,
     Prompt,
+    PromptRenderError,
     PromptTemplate,
     PromptValidationError,
     Section,
@@ -269,3 +270,14 @@ def test_two_sections_whose_dotted_keys_are_the_same_are_both_meant() -> None:
     session = Session()
     ScriptedAdapter([{"tool_calls": [opening("a.b")]}, {"text": "done"}]).evaluate(one, session=session)
     assert names(one.render(session=session)) == ["one", "two"]
+
+
+def test_a_predicate_that_raises_is_named_wherever_it_is_asked() -> None:
+    broken = section("broken", enabled=lambda: bool(1 / 0))
+    for there in (prompt(summarised("about", children=[broken])), prompt(broken)):
+        for ask in (there.render, there.resources.__enter__, lambda there=there: list(there.places())):
+            with pytest.raises(
+                PromptRenderError, match="broken: its enabled predicate raised: ZeroDivisionError"
+            ) as got:
+                ask()
+            assert isinstance(got.value.__cause__, ZeroDivisionError)

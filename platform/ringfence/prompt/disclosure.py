@@ -64,7 +64,7 @@ def places(
             section = node.section
             if section.enabled is not None and section.enabled.takes_params:
                 continue
-        if not node.section.is_enabled(values, session=session):
+        if not node.is_enabled(values, session):
             continue
         visibility = node.visibility(values, session)
         on_the_way = (*closed, node.path) if visibility is SectionVisibility.SUMMARY else closed

@@ -86,14 +86,16 @@ class Feedbacks:
         self._providers = tuple(providers)
         self._prompt_name = prompt_name
         self._clock = clock
-        self._spoke = {config.provider.name: (0, clock()) for config in self._providers}
+        self._spoke = [(0, clock()) for _ in self._providers]
 
     def after(self, context: FeedbackContext) -> str:
         """What the first provider that is due has to say after a call; it is in the session, too."""
-        for config in self._providers:
+        for place, config in enumerate(self._providers):
             provider = config.provider
             try:
-                if not self._due(config, context.call_index) or not provider.should_run(context=context):
+                if not self._due(config.trigger, context.call_index, *self._spoke[place]) or not provider.should_run(
+                    context=context
+                ):
                     continue
                 text = str(provider.provide(context=context)).strip()
             except Exception:
@@ -101,14 +103,13 @@ class Feedbacks:
                 continue
             if text:
                 now = self._clock()
-                self._spoke[provider.name] = context.call_index, now
+                self._spoke[place] = context.call_index, now
                 context.session.dispatch(Feedback(self._prompt_name, provider.name, text, context.call_index, now))
                 return text
         return ""
 
-    def _due(self, config: FeedbackProviderConfig, call_index: int) -> bool:
-        index, at = self._spoke[config.provider.name]
-        calls, seconds = config.trigger.every_n_calls, config.trigger.every_n_seconds
-        if calls is not None and call_index - index >= calls:
+    def _due(self, trigger: FeedbackTrigger, call_index: int, spoke_index: int, at: datetime) -> bool:
+        calls, seconds = trigger.every_n_calls, trigger.every_n_seconds
+        if calls is not None and call_index - spoke_index >= calls:
             return True
         return seconds is not None and (self._clock() - at).total_seconds() >= seconds

@@ -377,4 +377,4 @@ def _surely_disabled(node: SectionNode, params: SectionParams) -> bool:
         values = params.of(node)
     except PromptRenderError:
         return False
-    return not section.is_enabled(values, session=None)
+    return not node.is_enabled(values, None)

@@ -102,6 +102,11 @@ class SectionNode:
         other = self.replaced.summary if self.replaced is not None else None
         return self.section.summary if other is None else other
 
+    def is_enabled(self, params: Any, session: Session | None) -> bool:
+        """What `Section.is_enabled` says. PromptRenderError where that raises."""
+        with _Blame(self, "its enabled predicate raised"):
+            return self.section.is_enabled(params, session=session)
+
     def visibility(self, params: Any, session: Session | None) -> SectionVisibility:
         """What `Section.effective_visibility` says, or an override of it."""
         if self.replaced is None:
@@ -175,9 +180,7 @@ def shown_sections(
             values, missing = None, error
         if missing and section.enabled is not None and section.enabled.takes_params:
             raise missing
-        with _Blame(node, "its enabled predicate raised"):
-            enabled = section.is_enabled(values, session=session)
-        if not enabled:
+        if not node.is_enabled(values, session):
             continue
         if missing and not isinstance(section.visibility, SectionVisibility) and section.visibility.takes_params:
             raise missing
