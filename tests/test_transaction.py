@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ringfence.participants import CLEAN, CallInfo, CallLock, Change, RollbackReport, Step, Transactional, current_call
+from ringfence.prompt import Prompt
 from ringfence.runtime import Session, tool_transaction
 from ringfence.runtime.receipts import Receipt
 
@@ -87,3 +88,9 @@ def test_what_a_rollback_says_is_in_the_notes_of_the_exception() -> None:
         "a.txt was changed by somebody else meanwhile, and stays as it is",
         "b.txt is gone",
     ]
+
+
+def test_a_prompt_in_the_place_of_its_resources_is_refused_in_words() -> None:
+    not_live: Any = Prompt[None](ns="t", key="t")
+    with pytest.raises(TypeError, match="resources are prompt.resources"), tool_transaction(Session(), not_live):
+        pass

@@ -26,9 +26,11 @@ WORDS: Mapping[object, str] = {
 HOW_MADE: Mapping[str, str] = {
     "Budget": "Budget(max_total_tokens=...), say",
     "BudgetTracker": "BudgetTracker(budget)",
+    "CompositeSnapshot": "create_snapshot(session, prompt.resources) makes one",
     "Deadline": "Deadline.after(seconds) makes one",
     "Filesystem": "InMemoryFilesystem(), or Workspace.open(path).filesystem",
     "Heartbeat": "Heartbeat()",
+    "LiveResources": "prompt.resources, within its block",
     "ResourceRegistry": "ResourceRegistry.build({...}) makes one",
     "Session": "Session()",
     "Snapshot": "Snapshot.from_json(text, types=session.slice_types) makes one of JSON",

@@ -328,10 +328,16 @@ def tool_transaction(
 
     Raises:
         RestoreFailedError: the rollback could not be completed.
-        TypeError: no session.
+        TypeError: no session, or resources that know of no participants, such as a prompt.
     """
     if not isinstance(session, Session):  # pyright: ignore[reportUnnecessaryIsInstance]  # `checked` would cost as much as all else
         raise TypeError(f"tool_transaction: session is a Session (Session()), not {session!r}")
+    try:
+        participants = resources.participants if resources is not None else ()
+    except AttributeError as error:
+        raise TypeError(
+            f"tool_transaction: resources are prompt.resources, within its block, not {resources!r}"
+        ) from error
     started, clock = datetime.now(UTC), perf_counter()
     transaction = Transaction(new_id(), tag, current_call(), opaque=opaque)
     # Not over the block: who knows which loop runs it, or when. What slips through between two lines here meets the
@@ -341,7 +347,7 @@ def tool_transaction(
     try:
         try:
             set_current_call(transaction)
-            transaction.lock(in_order((session, *(resources.participants if resources is not None else ()))))
+            transaction.lock(in_order((session, *participants)))
             held.append(Interrupts())
             transaction.begin()
             held.pop().remove()
