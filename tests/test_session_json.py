@@ -360,6 +360,17 @@ def test_two_sessions_share_no_file(tmp_path: Path) -> None:
     assert read_log(tmp_path, other.session_id, Fact) == (Fact(2),)
 
 
+def test_a_clone_does_not_write_to_the_files_of_its_original(tmp_path: Path) -> None:
+    session = logged(tmp_path)
+    session.dispatch(Fact(1))
+    with pytest.raises(ValueError, match="give it a session_id"):
+        session.clone(slice_config=SliceConfig(logs=tmp_path))
+    twin = session.clone(slice_config=SliceConfig(logs=tmp_path), session_id=UUID(int=1))
+    twin.dispatch(Fact(2))
+    assert session.clone(slice_config=SliceConfig(logs=tmp_path / "elsewhere")).session_id == session.session_id
+    assert read_log(tmp_path, session.session_id, Fact) == (Fact(1),)
+
+
 def test_what_was_emptied_or_replaced_is_so_in_the_file_which_only_grows(tmp_path: Path) -> None:
     session = logged(tmp_path)
     session.dispatch(Fact(1))

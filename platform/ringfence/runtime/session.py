@@ -287,7 +287,11 @@ class Session(Transactional):
         slice_config: SliceConfig | None = None,
     ) -> Session:
         """A session of its own with the same values, reducers and policies, and the same identity where nothing else is
-        given. Without a dispatcher it gets a new one: it never publishes on this session's."""
+        given. Without a dispatcher it gets a new one: it never publishes on this session's.
+
+        Raises:
+            ValueError: its logs would be in the files of this session's.
+        """
         clone = Session(
             dispatcher=dispatcher,
             parent=self.parent if parent is None else parent,
@@ -296,6 +300,8 @@ class Session(Transactional):
             tags=self._given_tags if tags is None else tags,
             slice_config=slice_config,
         )
+        if self._files is not None and clone._files is not None and self._files.directory == clone._files.directory:
+            raise ValueError("a clone writes no logs into the files of its original: give it a session_id")
         self._slices.copy_to(clone._slices)
         return clone
 
