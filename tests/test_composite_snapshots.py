@@ -85,9 +85,11 @@ class World:
 
 
 @contextmanager
-def world(files: Filesystem | None = None, act: ToolHandler[None, None] | None = None) -> Iterator[World]:
+def world(
+    files: Filesystem | None = None, act: ToolHandler[None, None] | None = None, *, opaque: bool = False
+) -> Iterator[World]:
     files = InMemoryFilesystem() if files is None else files
-    tool = Tool[None, None](name="act", description="Act.", handler=act)
+    tool = Tool[None, None](name="act", description="Act.", handler=act, opaque=opaque)
     prompt = Prompt[None](ns="t", key="t", sections=[MarkdownSection(title="T", template="x", tools=[tool])])
     prompt.bind(resources={Filesystem: files, Table: Binding(Table, lambda resolver: Table())})
     with prompt.resources:
@@ -241,6 +243,59 @@ def test_a_handler_takes_back_a_part_of_what_it_did(files: Filesystem) -> None:
     with world(files, act) as here:
         assert here.call().success
         assert here.holds == ("second", ["a.txt"], (Line("second"),), ["second"])
+
+
+@pytest.fixture
+def opaque(tmp_path: Path) -> Iterator[World]:
+    """Whose tool writes a file by itself, or only looks."""
+
+    def act(params: None, *, context: ToolContext) -> ToolResult[None]:
+        if here.session[Line].latest() != Line("look"):
+            (tmp_path / "root" / "made").write_text("made")
+        return ToolResult("done")
+
+    root, store = tmp_path / "root", tmp_path / "store"
+    with Workspace.open(root, store=store) as workspace, world(workspace.filesystem, act, opaque=True) as here:
+        yield here
+
+
+def test_what_a_program_has_changed_since_is_not_passed_over(opaque: World) -> None:
+    snapshot, files = opaque.snapshot(), opaque.files.snapshot()
+    assert opaque.call().success
+    before = opaque.holds
+    for ask in (
+        lambda: opaque.restore(snapshot),
+        lambda: opaque.files.restore(files),
+        lambda: opaque.files.changes(files),
+    ):
+        with pytest.raises(SnapshotRestoreError, match="a tool has changed files by itself"):
+            ask()
+    assert opaque.holds == before
+    later = opaque.snapshot()
+    opaque.files.write("a.txt", "later")
+    opaque.restore(later)
+    assert opaque.holds == before
+
+
+def test_a_program_that_has_changed_nothing_is_in_no_one_s_way(opaque: World) -> None:
+    opaque.session[Line].seed(Line("look"))
+    snapshot = opaque.snapshot()
+    before = opaque.holds
+    assert opaque.call().success
+    opaque.files.write("a.txt", "later")
+    opaque.restore(snapshot)
+    assert opaque.holds == before
+
+
+def test_a_program_that_was_taken_back_is_in_no_one_s_way(opaque: World) -> None:
+    snapshot = opaque.snapshot()
+    before = opaque.holds
+    with suppress(KeyError), tool_transaction(opaque.session, opaque.resources):
+        assert opaque.call().success
+        raise KeyError
+    opaque.files.write("a.txt", "later")
+    opaque.restore(snapshot)
+    assert opaque.holds == before
 
 
 def test_it_is_of_one_moment_though_a_call_runs() -> None:

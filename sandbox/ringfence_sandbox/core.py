@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ringfence.errors import TransactionError
+from ringfence.errors import SnapshotRestoreError, TransactionError
 from ringfence.participants import CLEAN, Change, RollbackReport, Step
 from ringfence.values import quickly_made
 from ringfence_sandbox.call_journal import CallJournal
@@ -292,6 +292,7 @@ class Core:
 
     def commit(self, mark: Mark, receipt: Receipt) -> Step | None:
         if not mark.outermost:
+            self._note_opaque(mark, receipt)
             self._leave(mark)
             self._freeze()
             return None
@@ -302,11 +303,18 @@ class Core:
                 sync_filesystem(self.files.root)
             self._check_displaced()
             self._journal.commit(recorded)
+        self._note_opaque(mark, receipt)
         self._leave(mark)  # the commit point is behind us: from here on nothing fails
         if recorded is not None and self._history is not None:
             self._history.committed(recorded)
         self._close_call(committed=True)
         return None if recorded is None else recorded.step
+
+    def _note_opaque(self, mark: Mark, receipt: Receipt) -> None:
+        """From the states before an opaque call no way leads to those after it: its deed does not say what it did."""
+        if self._live and receipt.changes and self._opaque_since(mark) is not None:
+            self._tip.opaque = True
+            self._tip = State(self._tip)
 
     def _check_displaced(self) -> None:
         """Raises OSError (ESTALE) where the call has displaced what somebody saved during it, which would be lost and
@@ -517,8 +525,17 @@ class Core:
         self._live.add(token)
         return state, token
 
-    def changes_since(self, state: State) -> Sequence[Change]:
+    def _way(self, state: State) -> tuple[list[State], list[State]]:
         up, down = way(self._tip, state)
+        if any(one.opaque for one in (*up, *down)):
+            raise SnapshotRestoreError(
+                "since that snapshot a tool has changed files by itself, which it knows nothing of: go back to a step "
+                "of the history instead"
+            )
+        return up, down
+
+    def changes_since(self, state: State) -> Sequence[Change]:
+        up, down = self._way(state)
         back = itertools.chain(
             (deed for left in up for deed in reversed(left.deeds)),
             (deed.inverse() for entered in down for deed in entered.deeds),
@@ -527,7 +544,7 @@ class Core:
 
     def restore(self, state: State) -> None:
         """Go to a state, wherever it is; what others changed is left alone."""
-        up, down = way(self._tip, state)
+        up, down = self._way(state)
         with self.operation():
             self.noting.touched.clear()
             self.seen.clear()

@@ -23,6 +23,8 @@ class State:
     deeds: list[Deed] = field(default_factory=list[Deed])
     times: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
     """Of the directories that changed on the way here; known once the state has been left."""
+    opaque: bool = False
+    """Whether an opaque call has ended here that changed something: that is not among the deeds."""
 
 
 def way(tip: State, to: State) -> tuple[list[State], list[State]]:

@@ -278,7 +278,8 @@ class Filesystem(Protocol):
     def snapshot(self, *, tag: str | None = None) -> FilesystemSnapshot: ...
 
     def restore(self, snapshot: FilesystemSnapshot) -> None:
-        """Go back to a snapshot, in any order. SnapshotRestoreError for one of another filesystem."""
+        """Go back to a snapshot, in any order. SnapshotRestoreError for one of another filesystem, and on disk where an
+        opaque call has changed files since."""
         ...
 
     def changes(self, since: FilesystemSnapshot) -> Sequence[Change]:
