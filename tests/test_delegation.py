@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
@@ -11,8 +12,17 @@ import pytest
 from ringfence.adapters import PromptEvaluationError, Request, ScriptedAdapter, Turn
 from ringfence.errors import PromptValidationError
 from ringfence.filesystem import InMemoryFilesystem
-from ringfence.prompt import MarkdownSection, Prompt, PromptTemplate
-from ringfence.runtime import Budget, BudgetTracker, Deadline, Receipt, Session, ToolInvoked, settled
+from ringfence.prompt import MarkdownSection, Prompt, PromptTemplate, Tool, ToolContext, ToolResult
+from ringfence.runtime import (
+    Budget,
+    BudgetTracker,
+    Deadline,
+    Receipt,
+    Session,
+    ToolInvoked,
+    settled,
+    tool_transaction,
+)
 from ringfence_tools import Delegate, DelegatedTask, DelegationSection, VfsToolsSection
 from ringfence_tools.delegation import Delegated
 
@@ -148,6 +158,64 @@ def test_a_child_gets_a_share_of_the_time_that_is_left(of_budget: bool) -> None:
     assert inner is not None
     assert timedelta(seconds=90) < inner.remaining() <= timedelta(seconds=100)
     assert outer == deadline
+
+
+@dataclass(frozen=True)
+class Nothing:
+    pass
+
+
+def plain_lead(evaluate: Callable[[ToolContext, Prompt[Any]], object]) -> Prompt[Any]:
+    """A prompt whose tool `hand_on` evaluates a child, and names no limits."""
+
+    def hand_on(params: Nothing, *, context: ToolContext) -> ToolResult[Nothing]:
+        child = MarkdownSection(title="Child", key="child", template="Child.")
+        evaluate(context, Prompt(PromptTemplate(ns="tests", key="child", sections=[child])))
+        return ToolResult.ok(Nothing())
+
+    tool = Tool[Nothing, Nothing](name="hand_on", description="Hands on.", handler=hand_on)
+    lead = MarkdownSection(title="Lead", key="lead", template="Lead.", tools=[tool])
+    return Prompt(PromptTemplate(ns="tests", key="lead", sections=[lead]))
+
+
+def simply(context: ToolContext, child: Prompt[Any]) -> None:
+    assert context.adapter is not None
+    context.adapter.evaluate(child, session=context.session)
+
+
+def within_a_transaction(context: ToolContext, child: Prompt[Any]) -> None:
+    with tool_transaction(context.session):
+        simply(context, child)
+
+
+def with_a_longer_deadline(context: ToolContext, child: Prompt[Any]) -> None:
+    assert context.adapter is not None
+    context.adapter.evaluate(child, session=context.session, deadline=Deadline.after(4000))
+
+
+HAND_ON = {"tool_calls": [{"name": "hand_on", "arguments": {}}]}
+
+
+@pytest.mark.parametrize("evaluate", [simply, within_a_transaction, with_a_longer_deadline])
+@pytest.mark.parametrize("of_budget", [False, True])
+def test_the_deadline_of_a_call_holds_for_what_its_handler_evaluates(evaluate: Any, of_budget: bool) -> None:
+    adapter, deadline = Watching([HAND_ON, {"text": "Child."}, DONE]), Deadline.after(400)
+    limits: Any = {"budget": Budget(deadline=deadline)} if of_budget else {"deadline": deadline}
+    adapter.evaluate(plain_lead(evaluate), session=Session(), **limits)
+    assert adapter.deadlines == [deadline] * 3
+
+
+def with_a_budget_of_its_own(context: ToolContext, child: Prompt[Any]) -> None:
+    assert context.adapter is not None
+    context.adapter.evaluate(child, session=context.session, budget=Budget(max_input_tokens=50))
+
+
+@pytest.mark.parametrize("evaluate", [simply, within_a_transaction, with_a_budget_of_its_own])
+def test_what_a_handler_evaluates_counts_for_the_budget_of_its_call(evaluate: Any) -> None:
+    tracker = BudgetTracker(Budget(max_total_tokens=1000))
+    adapter = Watching([HAND_ON, {"text": "Child.", "usage": {"input_tokens": 30}}, DONE])
+    adapter.evaluate(plain_lead(evaluate), session=Session(), budget_tracker=tracker)
+    assert tracker.consumed.input_tokens == 30
 
 
 def test_without_time_nothing_is_delegated() -> None:

@@ -355,6 +355,33 @@ def test_a_limit_on_deletions_with_a_name_of_its_own_counts_for_itself(files: Fi
     assert "strict" in agent(lambda files: files.delete("src/a.py")).message
 
 
+def within(agent: Agent, *deeds: Callable[[Filesystem], object]) -> Do:
+    """A call whose handler makes a call of the same prompt for each deed."""
+
+    def outer(files: Filesystem, context: ToolContext) -> None:
+        call = ToolExecutor(prompt=agent.prompt, session=context.session).call
+        for deed in deeds:
+            agent.do = lambda files, context, deed=deed: deed(files)
+            assert call("act", {}).success
+
+    return outer
+
+
+def test_what_a_nested_call_removed_of_the_session_s_own_is_not_somebody_else_s_to_the_call_around_it(
+    files: Filesystem,
+) -> None:
+    agent = Agent(files, [DeletionLimitPolicy(max_files=0)])
+    assert agent(lambda files: files.write("mine", "x")).success
+    assert agent(within(agent, lambda files: files.delete("mine"))).success
+
+
+def test_a_file_that_nested_calls_moved_and_then_removed_counts_once(files: Filesystem) -> None:
+    agent = Agent(files, [DeletionLimitPolicy(max_files=1)])
+    deeds = lambda files: files.move("docs/x.md", "new.md"), lambda files: files.delete("new.md")
+    assert agent(within(agent, *deeds)).success
+    assert "2 files" in agent(lambda files: files.delete("README.md")).message
+
+
 def test_what_was_rolled_back_does_not_count_as_removed(files: Filesystem) -> None:
     def delete_and_fail(files: Filesystem) -> None:
         files.delete("README.md")

@@ -21,6 +21,7 @@ from ringfence.errors import CallEndedError, ParticipantBusyError
 from ringfence.values import quick_maker, quickly_made
 
 if TYPE_CHECKING:
+    from ringfence.runtime.limits import BudgetTracker, Deadline
     from ringfence.runtime.receipts import Receipt
 
 Mark: TypeAlias = Any
@@ -106,12 +107,15 @@ class CallInfo:
     the sha256 of what it got last; ``read_before``, what it had got of a path before that. ``changes``, per participant
     too, is known when the handler has ended. ``problems`` is what dooms the call although its handler may not know.
     ``inner`` has the ids of the calls that its handler made and that have ended. An ``opaque`` call changes files other
-    than through a filesystem, so that a filesystem has to look what changed.
+    than through a filesystem, so that a filesystem has to look what changed. ``deadline`` and ``budget_tracker`` hold
+    for what its handler evaluates, too.
     """
 
     __slots__ = (
+        "budget_tracker",
         "call_id",
         "changes",
+        "deadline",
         "ended",
         "inner",
         "opaque",
@@ -135,6 +139,8 @@ class CallInfo:
         self.changes: dict[CallLock, Sequence[Change]] = {}
         self.problems: list[BaseException] = []
         self.inner: list[str] = []
+        self.deadline: Deadline | None = None
+        self.budget_tracker: BudgetTracker | None = None
 
     def __repr__(self) -> str:
         return f"tool call {self.call_id!r} ({self.tool})"
@@ -162,6 +168,10 @@ class CallInfo:
         while call is not None and not call.sealed:
             call = call.parent
         return call is not None
+
+    def mark_of(self, lock: CallLock) -> Mark | None:
+        """What the participant goes back to if the call is rolled back; None where it does not take part."""
+        return None
 
     def join(self, participant: Transactional) -> None:
         """Take in a participant that the call meets only now: at once, or not at all (ParticipantBusyError)."""

@@ -42,7 +42,7 @@ from ringfence.prompt.feedback import FeedbackContext, Feedbacks
 from ringfence.prompt.structured_output import parse_output
 from ringfence.prompt.tool import Tool
 from ringfence.runtime.events import PromptExecuted, PromptRendered, RenderedTools, RunContext, ToolSchema
-from ringfence.runtime.limits import Budget, BudgetTracker, Deadline, Heartbeat, TokenUsage
+from ringfence.runtime.limits import Budget, BudgetTracker, Deadline, Heartbeat, TokenUsage, limits_around
 from ringfence.runtime.session import Session
 from ringfence.runtime.visibility import SetVisibilityOverride, VisibilityOverrides
 
@@ -86,15 +86,19 @@ def evaluate_with(
     """Evaluate `prompt` with `model`; `adapter` is what tool handlers get for nested evaluations.
 
     A ``tool_choice`` other than "none" is the first request's only: a model that always had to call a tool could not
-    end.
+    end. In a tool's handler the limits of its call hold, too; a ``budget_tracker`` that is given says itself what it is
+    a part of.
 
     Raises: what `ProviderAdapter.evaluate` raises.
     """
     check_prompt(prompt)
-    if budget_tracker is None and budget is not None:
-        budget_tracker = BudgetTracker(budget)
-    elif budget_tracker is not None and budget not in (None, budget_tracker.budget):
+    deadlines, trackers = limits_around()
+    deadline = min([*deadlines, *([] if deadline is None else [deadline])], key=Deadline.remaining, default=None)
+    if budget_tracker is not None and budget not in (None, budget_tracker.budget):
         raise ValueError("budget and the budget_tracker's own are two budgets: give one of them")
+    if budget_tracker is None:
+        around = next(iter(trackers), None)
+        budget_tracker = around if budget is None else BudgetTracker(budget, parent=around)
     with prompt.resources:
         evaluation = _Evaluation(
             model, adapter, prompt, session, deadline, budget_tracker, heartbeat, run_context, max_turns, tool_choice

@@ -181,6 +181,7 @@ class ToolExecutor:
         if self.session.heard(ToolCallBegun):
             self._tell_begun(ending, arguments)
         call = Transaction(ending.call_id, name, current_call())
+        call.deadline, call.budget_tracker = self.deadline, self.budget_tracker
         offer = self._resolved(ending)
         if offer is None or not self._parsed(ending, offer, arguments):
             self._record(ending, call)

@@ -141,7 +141,7 @@ class DeletionLimitPolicy:
 
     def on_result(self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext) -> None:
         changes = changes_of(context)
-        if changes and self._is_who_counts(tool, context):
+        if (changes or _made_calls(context)) and self._is_who_counts(tool, context):
             for which, known in zip(("removed", "made"), self._after(changes, context), strict=True):
                 state = policy_state(context, self.name, self._scope(context, which))
                 if known != state.invoked_keys:
@@ -193,7 +193,9 @@ class DeletionLimitPolicy:
         return removed, made
 
     def _known(self, context: ToolContext, which: str) -> PathHashes:
-        keys = policy_state(context, self.name, self._scope(context, which)).invoked_keys
+        """From before the call. What calls of its handler have counted is among its own changes once more: by those
+        alone a file that they moved and then removed is one, and what was the session's own still is."""
+        keys = policy_state(context, self.name, self._scope(context, which), before=_made_calls(context)).invoked_keys
         return keys if isinstance(keys, PathHashes) else PathHashes(keys)
 
     def _scope(self, context: ToolContext, which: str) -> str:
@@ -286,6 +288,10 @@ class RequireCleanTestsPolicy:
 def changes_of(context: ToolContext) -> list[Change]:
     """What the call has changed, in every filesystem."""
     return [] if context.call is None else [change for changes in context.call.changes.values() for change in changes]
+
+
+def _made_calls(context: ToolContext) -> bool:
+    return context.call is not None and bool(context.call.inner)
 
 
 def _folded(path: str) -> str:

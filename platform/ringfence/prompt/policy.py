@@ -166,9 +166,11 @@ class PathHashes(Set[tuple[str, str]]):
         return f"PathHashes({sorted(self)!r})"
 
 
-def policy_state(context: ToolContext, policy_name: str, scope: str) -> PolicyState:
-    """The state of a policy in a scope, empty where it has none yet."""
-    for state in context.session[PolicyState].all():
+def policy_state(context: ToolContext, policy_name: str, scope: str, *, before: bool = False) -> PolicyState:
+    """The state of a policy in a scope, empty where it has none yet; ``before``, as it was when the call began."""
+    session, call = context.session, context.call
+    mark = call.mark_of(session.lock) if before and call is not None else None
+    for state in session[PolicyState].all() if mark is None else session.held_at(mark, PolicyState):
         if state.policy_name == policy_name and state.scope == scope:
             return state
     return PolicyState(policy_name, scope=scope)

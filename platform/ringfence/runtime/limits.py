@@ -13,6 +13,7 @@ from typing import Literal
 
 from ringfence.arguments import checked
 from ringfence.errors import BudgetExceededError, CallCancelledError
+from ringfence.participants import current_call, still_open
 
 logger = logging.getLogger(__name__)
 
@@ -177,6 +178,18 @@ class BudgetTracker:
                 raise BudgetExceededError(budget, consumed, dimension)
         if self.parent is not None:
             self.parent.check()
+
+
+def limits_around() -> tuple[list[Deadline], list[BudgetTracker]]:
+    """Those of the tool call that runs here, and of the calls around it, innermost first."""
+    deadlines, trackers, call = list[Deadline](), list[BudgetTracker](), still_open(current_call())
+    while call is not None:
+        if call.deadline is not None:
+            deadlines.append(call.deadline)
+        if call.budget_tracker is not None:
+            trackers.append(call.budget_tracker)
+        call = call.parent
+    return deadlines, trackers
 
 
 class Cancellation:

@@ -319,6 +319,10 @@ class Session(Transactional):
         """Whether a STATE slice holds other objects than at `mark`."""
         return self._slices.changed(mark)
 
+    def held_at(self, mark: Mark, slice_type: type[T]) -> tuple[T, ...]:
+        """What a STATE slice held at `mark`."""
+        return self._slices.held_at(mark, slice_type)
+
     def commit(self, mark: Mark, receipt: Receipt) -> Step | None:
         return None
 

@@ -260,6 +260,12 @@ class Slices:
         with self._mutex:
             return not all(items.holds_the_objects_of(marked.get(kind, EMPTY)) for kind, items in self._state.items())
 
+    def held_at(self, mark: Mark, slice_type: type[T]) -> tuple[T, ...]:
+        """What a STATE slice held at `mark`."""
+        marked: Mapping[type[Any], Items[Any]] = mark[0]
+        with self._mutex:
+            return marked.get(slice_type, EMPTY).all()
+
     def roll_back(self, mark: Mark) -> None:
         marked: Mapping[type[Any], Items[Any]] = mark[0]
         with self._mutex:

@@ -99,6 +99,9 @@ class Transaction(CallInfo):
             self._begun = True
             self.sealed = False
 
+    def mark_of(self, lock: CallLock) -> Mark | None:
+        return self._marks.get(lock)
+
     def join(self, participant: Transactional) -> None:
         lock = participant.lock
         with lock.mutex:
