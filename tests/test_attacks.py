@@ -577,6 +577,45 @@ def test_a_second_nested_call_that_was_waiting_when_its_handler_ended_gets_nothi
         assert executor.call("quick", {}).success
 
 
+def test_a_thread_that_goes_on_calling_after_its_handler_has_ended_changes_nothing() -> None:
+    inside, go_on, threads, results = threading.Event(), threading.Event(), list[threading.Thread](), list[bool]()
+
+    def slow(context: ToolContext) -> ToolResult[Note]:
+        inside.set()
+        go_on.wait(10)
+        return ToolResult.ok(Note())
+
+    def calls() -> None:
+        results.extend(executor.call(name, {}).success for name in ("slow", "write", "write"))
+
+    def act(context: ToolContext) -> ToolResult[Note]:
+        threads.append(in_copied_context(calls))
+        inside.wait(10)
+        return ToolResult.error("no")
+
+    world = World(act=act, slow=slow, write=lambda context: change(context, "late") or ToolResult.ok(Note()))
+    with world.open() as executor:
+        executor.call("act", {})
+        go_on.set()
+        threads[0].join(10)
+        assert results == [False, False, False]
+        world.is_untouched()
+
+
+def test_transactions_of_one_thread_that_end_in_the_wrong_order_leave_it_free() -> None:
+    world = World(act=ok)
+    with world.open() as executor:
+        outer, inner = tool_transaction(world.session), tool_transaction(world.session)
+        outer.__enter__()
+        inner.__enter__()
+        with pytest.raises(RuntimeError, match="still running"):
+            outer.__exit__(None, None, None)
+        with pytest.raises(RuntimeError, match="has ended"):
+            inner.__exit__(None, None, None)
+        assert executor.call("act", {}).success
+        world.is_free()
+
+
 def test_a_write_that_waited_for_a_nested_call_does_not_come_after_the_end() -> None:
     inside, go_on, threads, written = threading.Event(), threading.Event(), list[threading.Thread](), list[str]()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextvars
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -216,6 +218,33 @@ def test_what_a_handler_evaluates_counts_for_the_budget_of_its_call(evaluate: An
     adapter = Watching([HAND_ON, {"text": "Child.", "usage": {"input_tokens": 30}}, DONE])
     adapter.evaluate(plain_lead(evaluate), session=Session(), budget_tracker=tracker)
     assert tracker.consumed.input_tokens == 30
+
+
+def test_an_evaluation_in_a_thread_asks_nothing_more_when_its_call_has_ended() -> None:
+    asked, go_on, threads, errors = threading.Event(), threading.Event(), list[threading.Thread](), list[str]()
+
+    def answer(conversation: Any) -> dict[str, Any]:
+        asked.set()
+        assert go_on.wait(10)
+        return HAND_ON
+
+    def evaluate(session: Session, child: Prompt[Any]) -> None:
+        try:
+            ScriptedAdapter(answer).evaluate(child, session=session)
+        except PromptEvaluationError as error:
+            errors.append(str(error))
+
+    def start(context: ToolContext, child: Prompt[Any]) -> None:
+        run = contextvars.copy_context().run
+        threads.append(threading.Thread(target=run, args=(evaluate, context.session, child)))
+        threads[0].start()
+        assert asked.wait(10)
+
+    ScriptedAdapter([HAND_ON, DONE]).evaluate(plain_lead(start), session=Session())
+    go_on.set()
+    threads[0].join(10)
+    assert errors
+    assert "has ended" in errors[0]
 
 
 def test_without_time_nothing_is_delegated() -> None:

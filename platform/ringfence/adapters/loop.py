@@ -37,6 +37,7 @@ from ringfence.errors import (
     PromptEvaluationError,
     VisibilityExpansionRequired,
 )
+from ringfence.participants import current_call
 from ringfence.prompt.disclosure import OPEN_SECTIONS
 from ringfence.prompt.feedback import FeedbackContext, Feedbacks
 from ringfence.prompt.structured_output import parse_output
@@ -163,6 +164,7 @@ class _Evaluation(Generic[OutputT]):
         self.run_context = run_context
         self.max_turns = max_turns
         self.tool_choice: ToolChoice = tool_choice
+        self.around = current_call()
         self.evaluation_id = uuid4()
         self.provider: str = getattr(model, "provider", type(model).__name__)
         self.model_name: str | None = getattr(model, "model", None)
@@ -270,6 +272,8 @@ class _Evaluation(Generic[OutputT]):
             self.heartbeat.beat()
         self._check_deadline("request")
         self._check_budget()
+        if self.around is not None and self.around.ended:  # in a thread of its handler, which nothing else ends
+            raise self._stopped("the tool call whose handler evaluates this has ended", "request")
         output = self.rendered.structured_output
         request = Request(
             self.name,

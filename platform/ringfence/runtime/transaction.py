@@ -22,7 +22,6 @@ from ringfence.participants import (
     Transactional,
     current_call,
     set_current_call,
-    still_open,
 )
 from ringfence.runtime.ids import new_id
 from ringfence.runtime.interrupts import Interrupts
@@ -43,7 +42,7 @@ class Transaction(CallInfo):
     outer rollback takes along.
     """
 
-    __slots__ = ("_begun", "_children", "_held", "_inner_receipts", "_kept", "_marks", "_superseded")
+    __slots__ = ("_begun", "_children", "_held", "_inner_receipts", "_kept", "_marks", "_superseded", "left")
 
     def __init__(self, call_id: str, tool: str, parent: CallInfo | None, *, opaque: bool = False) -> None:
         super().__init__(call_id, tool, parent, opaque=opaque)
@@ -56,6 +55,8 @@ class Transaction(CallInfo):
         """The receipts of calls within this one that have committed, each with the session that has it."""
         self._begun = False
         self._superseded = False
+        self.left = False
+        """Whether it has ended before a call within it, where that one runs: there nothing is within it any more."""
 
     def lock(self, participants: Participants) -> None:
         """Take every participant.
@@ -300,12 +301,24 @@ def _again(participant: Transactional, mark: Mark) -> Callable[[], None]:
     return complete
 
 
+def _around(call: Transaction) -> CallInfo | None:
+    """The call that is current again when this one ends. One around it that has ended elsewhere is: this is a thread of
+    its handler then, whose calls are to be refused. (A function of its own for the reason that `still_open` has.)"""
+    around = call.parent
+    while isinstance(around, Transaction) and around.left:
+        around = around.parent
+    return around
+
+
 def leave(call: Transaction, *interrupts: Interrupts) -> None:
     """The end of a call: the context variable names the one around it again, and Ctrl-C is free."""
     try:
         # Not by a token: an abandoned generator ends in another context, and two of them end in any order.
-        if current_call() is call:
-            set_current_call(still_open(call.parent))
+        current = current_call()
+        if current is call:
+            set_current_call(_around(call))
+        elif current is not None and current.within(call):
+            call.left = True
     finally:
         for held in interrupts[::-1]:
             held.remove()
