@@ -219,6 +219,23 @@ def test_a_signal_ends_the_server_in_the_middle_of_a_call_and_rolls_it_back(root
         assert len(list(root.glob("m/*"))) in (0, 900)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signals_that_come_while_the_call_is_rolled_back_neither_kill_nor_hang_the_server(
+    root: Path, number: int
+) -> None:
+    with started(root) as server:
+        server.hello()
+        server.call("apply_patch", {"patch": many_files(900)}, 1)
+        time.sleep(0.05)
+        for one in (signal.SIGTERM, number, number):
+            server.process.send_signal(one)
+            time.sleep(0.01)
+        assert server.process.wait(ENDED) == 130
+    with free(root) as workspace:
+        assert workspace.recovered is None
+        assert len(list(root.glob("m/*"))) in (0, 900)
+
+
 def test_a_signal_ends_a_server_whose_client_says_nothing(root: Path) -> None:
     with started(root) as server:
         server.hello()

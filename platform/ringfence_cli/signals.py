@@ -27,6 +27,7 @@ class Signals:
     def __init__(self) -> None:
         self._holding = True
         self._pending = False
+        self._hear: Callable[[], object] | None = None
         self._told_to_end = False
         self._ignores_interrupts = False
         self._unraisable = sys.unraisablehook
@@ -52,11 +53,6 @@ class Signals:
             signal.signal(number, previous)
 
     @property
-    def heeded(self) -> tuple[signal.Signals, ...]:
-        """What ends the process, while this is entered."""
-        return tuple(one for one in self._previous if one is not signal.SIGINT or not self._ignores_interrupts)
-
-    @property
     def arrived(self) -> bool:
         """Whether one waits."""
         return self._pending
@@ -69,6 +65,18 @@ class Signals:
             yield
         finally:
             self._holding = True
+
+    @contextmanager
+    def heard_by(self, hear: Callable[[], object]) -> Generator[None]:
+        """A block outside of `let_through` in which `hear` is called when one has come to wait, amid whatever the main
+        thread does; at once where one waits already."""
+        self._hear = hear
+        try:
+            if self._pending:
+                hear()
+            yield
+        finally:
+            self._hear = None
 
     @contextmanager
     def held(self) -> Generator[None]:
@@ -94,6 +102,8 @@ class Signals:
             return
         if self._holding:
             self._pending = True
+            if self._hear is not None:
+                self._hear()
         else:
             self._interrupt()
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import secrets
-import signal
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack, closing
@@ -99,28 +99,21 @@ Transport = Callable[[WorkspaceServer], Awaitable[None]]
 
 async def _run(server: WorkspaceServer, transport: Transport, signals: Signals) -> int:
     """Until the client goes away (0), or a signal comes."""
-    handlers = {number: signal.getsignal(number) for number in signals.heeded}
-    interrupted = False
-    try:
+    arrived = anyio.Event()
+    # Not with asyncio's own handlers: when those go, a second signal kills the process in the middle of a rollback.
+    with signals.heard_by(partial(asyncio.get_running_loop().call_soon_threadsafe, arrived.set)):
         async with anyio.create_task_group() as group:
 
             async def wait_for_a_signal() -> None:
-                nonlocal interrupted
-                with anyio.open_signal_receiver(*handlers) as arriving:
-                    if not signals.arrived:  # before there was anybody to receive it
-                        await anext(arriving)
-                    interrupted = True
-                    server.stop()
-                    group.cancel_scope.cancel()
+                await arrived.wait()
+                server.stop()
+                group.cancel_scope.cancel()
 
             group.start_soon(wait_for_a_signal)
             await transport(server)
             server.stop()
             group.cancel_scope.cancel()
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-    return EXIT_CODES["interrupted"] if interrupted else 0
+    return EXIT_CODES["interrupted"] if signals.arrived else 0
 
 
 def _transport(options: ServeOptions, stack: ExitStack) -> tuple[Transport, Sequence[str]]:
