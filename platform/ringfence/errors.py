@@ -58,6 +58,15 @@ def described(error: BaseException) -> str:
 class RingfenceError(Exception):
     """The root of the tree."""
 
+    def __reduce__(self) -> tuple[object, ...]:
+        # As it is, and not by its constructor: that takes other things than the message, so that an error could be
+        # sent to another process, but not received there.
+        return _received, (type(self), self.args), self.__dict__
+
+
+def _received(kind: type[RingfenceError], args: tuple[object, ...]) -> RingfenceError:
+    return kind.__new__(kind, *args)
+
 
 class PromptError(RingfenceError):
     """Something about a prompt, and where in it.
