@@ -523,6 +523,19 @@ def test_a_file_above_the_limit_that_a_command_removes_comes_back(root: Path, co
     assert shape(root) == before
 
 
+def test_what_was_in_the_way_of_a_call_within_is_no_conflict_once_the_opaque_call_around_it_is_back(
+    root: Path, files: HostFilesystem
+) -> None:
+    before = shape(root)
+    with held_call(files, opaque=True) as call:
+        with held_call(files, parent=call) as inner:
+            files.for_call(inner).delete("a.txt")
+            sh(root, "echo program > a.txt")
+            assert inner.rollback().conflicts == ("a.txt",)
+        assert call.rollback().conflicts == ()
+    assert shape(root) == before
+
+
 def test_a_file_above_the_limit_that_came_back_in_a_call_is_no_change_of_the_one_around_it(root: Path) -> None:
     with limited(root) as workspace, held_call(workspace.filesystem, opaque=True) as call:
         with held_call(workspace.filesystem, parent=call, opaque=True) as inner:

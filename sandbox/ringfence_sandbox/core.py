@@ -394,6 +394,9 @@ class Core:
         call_id, tool = self._journal.label
         taken = self._opaque.take_back(self._deeds[first:], hold, self._journal.file.note, tool=tool, call_id=call_id)
         del self._deeds[first:]
+        self._met = [
+            met for met in self._met if met[0] <= first
+        ]  # whatever was in the way since is the call's, and gone
         self.hands.times.forget()
         taken.settle(self._deeds)
         self.seen.unsure = self._opaque.any_open
