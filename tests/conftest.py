@@ -24,6 +24,11 @@ settings.register_profile("prove", deadline=None, print_blob=True, max_examples=
 settings.load_profile("prove" if os.environ.get("RINGFENCE_PROVE") == "1" else "quick")
 
 
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Long and random values name no test: two workers would not agree on it."""
+    return argname if isinstance(val, (str, bytes)) and len(val) > 60 else None
+
+
 @pytest.fixture(scope="session", autouse=True)
 def state_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Stores of workspaces on disk go elsewhere than to the user's own."""
