@@ -13,17 +13,14 @@ import os
 import stat
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from ringfence_sandbox.confined import UNREACHABLE, Confined, read_file
-from ringfence_sandbox.directory_times import DirectoryTimes
+from ringfence_sandbox.directory_times import ChangedDirectory, DirectoryTimes
 from ringfence_sandbox.healing import is_same_writing, is_torn_file
 from ringfence_sandbox.holding import Holding
 from ringfence_sandbox.kernel import Abilities, Before, Renames, lstat
 from ringfence_sandbox.records import Deed, Identity
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 _HASHED_BYTES = 1 << 20
 """In the process, what is larger is known by its size and time alone: a rollback must not cost what a file weighs."""
@@ -47,7 +44,7 @@ class Hands:
         """By slot, the inode that a swap took from its path."""
         self.notes: list[str] = []
         """What undoing could not bring back, in words."""
-        self.times = DirectoryTimes()
+        self.times = DirectoryTimes(files)
         self._near: tuple[str, int] | None = None
         """The directory that the swap undone last was in, open: what comes next is another one in it, or its times."""
         self._before = before
@@ -75,10 +72,10 @@ class Hands:
         directory of a swap and the name in it, if it is open already."""
         match deed.kind:
             case "put":
-                with _Change(self, deed.path) as (at, name):
+                with ChangedDirectory(self.times, deed.path) as (at, name):
                     self._renames.rename(self._held, str(deed.slot), at, name)
             case "take":
-                with _Change(self, deed.path) as (at, name):
+                with ChangedDirectory(self.times, deed.path) as (at, name):
                     self._renames.rename(at, name, self._held, str(deed.slot))
                 deed.new = self._in_slot(deed.slot)
             case "swap" if there is not None:
@@ -87,10 +84,13 @@ class Hands:
                 with self.files.parent(deed.path) as (at, name):
                     self._swap(deed, at, name)
             case "move":
-                with _Change(self, deed.path) as (at, name), _Change(self, deed.to) as (to, new):
+                with (
+                    ChangedDirectory(self.times, deed.path) as (at, name),
+                    ChangedDirectory(self.times, deed.to) as (to, new),
+                ):
                     self._renames.rename(at, name, to, new)
             case "mkdir":
-                with _Change(self, deed.path) as (at, name):
+                with ChangedDirectory(self.times, deed.path) as (at, name):
                     self._before("mkdir")
                     os.mkdir(name, deed.mode or 0o777, dir_fd=at)
                     found = os.lstat(name, dir_fd=at)
@@ -99,7 +99,7 @@ class Hands:
                         self._set_mode(at, name, deed.mode, deed.new)
                     deed.mode = deed.mode or stat.S_IMODE(found.st_mode)
             case "rmdir":
-                with _Change(self, deed.path) as (at, name):
+                with ChangedDirectory(self.times, deed.path) as (at, name):
                     self._before("rmdir")
                     os.rmdir(name, dir_fd=at)
             case "mode":
@@ -187,12 +187,12 @@ class Hands:
             return
         held = self.holding.look(deed.slot)
         if held is not None:
-            with suppress(FileNotFoundError), _Change(self, deed.path) as (at, name):
+            with suppress(FileNotFoundError), ChangedDirectory(self.times, deed.path) as (at, name):
                 self._unlink_second(at, name, deed.new)
             if deed.new is not None and not (self.lost_power or deed.new.fits(held)):
                 self._give_back(deed)
             return
-        with _Change(self, deed.path) as (at, name):
+        with ChangedDirectory(self.times, deed.path) as (at, name):
             if lstat(at, name) is None:
                 return
             expected = self._expect(at, name, deed.path, deed.new)
@@ -203,7 +203,7 @@ class Hands:
 
     def _give_back(self, deed: Deed) -> None:
         """Complete an undoing that was cut off between finding that somebody had saved a file and giving it back."""
-        with _Change(self, deed.path) as (at, name), suppress(FileExistsError):
+        with ChangedDirectory(self.times, deed.path) as (at, name), suppress(FileExistsError):
             self._renames.rename(self._held, str(deed.slot), at, name)
         raise Conflict(deed.path)
 
@@ -215,7 +215,7 @@ class Hands:
             return
         if held.st_ino == self.swapped.get(deed.slot):  # what a swap that stayed a conflict left there
             raise Conflict(deed.path)
-        with _Change(self, deed.path) as (at, name):
+        with ChangedDirectory(self.times, deed.path) as (at, name):
             try:
                 self._renames.rename(self._held, str(deed.slot), at, name)
             except FileExistsError:
@@ -258,12 +258,12 @@ class Hands:
             raise Conflict(deed.path)
 
     def _undo_move(self, deed: Deed) -> None:
-        with _Change(self, deed.path) as (at, name):
+        with ChangedDirectory(self.times, deed.path) as (at, name):
             if self._same_inode(lstat(at, name), deed.new):
-                with suppress(FileNotFoundError), _Change(self, deed.to) as (to, new):
+                with suppress(FileNotFoundError), ChangedDirectory(self.times, deed.to) as (to, new):
                     self._unlink_second(to, new, deed.new)
                 return
-            with _Change(self, deed.to) as (to, new):
+            with ChangedDirectory(self.times, deed.to) as (to, new):
                 found = lstat(to, new)
                 if not self._same_inode(found, deed.new):
                     raise Conflict(deed.to)
@@ -273,7 +273,7 @@ class Hands:
                     raise Conflict(deed.path) from None
 
     def _undo_mkdir(self, deed: Deed) -> None:
-        with _Change(self, deed.path) as (at, name):
+        with ChangedDirectory(self.times, deed.path) as (at, name):
             found = lstat(at, name)
             if found is None:
                 return
@@ -288,7 +288,7 @@ class Hands:
                 raise
 
     def _undo_rmdir(self, deed: Deed) -> None:
-        with _Change(self, deed.path) as (at, name):
+        with ChangedDirectory(self.times, deed.path) as (at, name):
             if lstat(at, name) is None:
                 self._before("mkdir")
                 os.mkdir(name, 0o700, dir_fd=at)
@@ -380,24 +380,3 @@ class Hands:
             os.chmod(f"/proc/self/fd/{descriptor}", mode)
         finally:
             os.close(descriptor)
-
-
-class _Change:
-    """For a ``with``: the directory that a path is in, open and about to change, and the name there."""
-
-    __slots__ = ("_at", "_parent", "_times")
-
-    def __init__(self, hands: Hands, path: str) -> None:
-        self._parent = hands.files.parent(path)
-        self._times = hands.times
-
-    def __enter__(self) -> tuple[int, str]:
-        self._at, name = self._parent.__enter__()
-        self._times.before(self._at)
-        return self._at, name
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._times.after(self._at)
-        self._parent.__exit__(kind, error, trace)

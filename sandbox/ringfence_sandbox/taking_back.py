@@ -16,19 +16,15 @@ from typing import Final
 
 from ringfence_sandbox.before_after import After, Before, Left
 from ringfence_sandbox.choosing import Chosen
-from ringfence_sandbox.confined import UNREACHABLE, Confined
-from ringfence_sandbox.dressing import dress
+from ringfence_sandbox.confined import Confined
 from ringfence_sandbox.entries import Entry
-from ringfence_sandbox.history_objects import blob_id
 from ringfence_sandbox.history_states import States
 from ringfence_sandbox.kept_open import KeptOpen
 from ringfence_sandbox.kernel import Before as Announce
 from ringfence_sandbox.kernel import Renames, lstat, set_mode
-from ringfence_sandbox.new_files import write_all
-from ringfence_sandbox.stat_cache import attributes_of, stamp_of
+from ringfence_sandbox.remaking import IN_THE_WAY, Remaking, is_directory
+from ringfence_sandbox.stat_cache import stamp_of
 from ringfence_sandbox.undoing import Hold, TakenBack
-
-_IN_THE_WAY = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY, errno.EXDEV})
 
 
 class TakingBack:
@@ -62,14 +58,13 @@ class TakingBack:
         self._stays = chosen.stays
         self._held: dict[int, str] = {}
         """Places of inodes of before the call, by number: in slots, or below them."""
-        self._touched: set[str] = set()
-        self._times_ns: dict[str, int] = {}
+        self._remaking = Remaking(files, states, before, self._items, hold.make, self._done, announce)
 
     def spare_times(self, limit_ns: int) -> None:
         """Have directories that were changed after a moment keep the time of that: somebody else did."""
         for path, now, _ in self._after.differing:
-            if now is not None and now.kind == "directory" and now.meta.mtime_ns > limit_ns:
-                self._times_ns[path] = now.meta.mtime_ns
+            if now is not None and is_directory(now) and now.meta.mtime_ns > limit_ns:
+                self._remaking.times_ns[path] = now.meta.mtime_ns
 
     def run(self) -> TakenBack:
         """Bring back what was chosen. OSError: something could not be; it may be tried again."""
@@ -89,7 +84,7 @@ class TakingBack:
                 self._make_directory(path)
         self._put_files()
         self._put_left_out()
-        self._finish()
+        self._remaking.finish()
         self._find_new_inodes()
         return self._done
 
@@ -141,10 +136,9 @@ class TakingBack:
                 continue
             holding = self._make_holding()
             slot = holding.new_slot()
-            self._open_up(place)
+            self._remaking.touch(place)
             with self._files.parent(place) as (at, name):
                 self._renames.rename(at, name, holding.descriptor, str(slot))
-            self._touched.add(place)
             self._held[inode] = f"{holding.name}/{slot}"
 
     # -- taking away
@@ -153,8 +147,7 @@ class TakingBack:
         here = self._look(path)
         if here is None:
             return
-        self._open_up(path)
-        self._touched.add(path)
+        self._remaking.touch(path)
         try:
             with self._files.parent(path) as (at, name):
                 if not stat.S_ISDIR(here.st_mode):
@@ -169,7 +162,7 @@ class TakingBack:
                     self._announce("rmdir")
                     os.rmdir(name, dir_fd=at)
         except OSError as error:
-            if error.errno not in UNREACHABLE | _IN_THE_WAY:
+            if error.errno not in IN_THE_WAY:
                 raise
             self._done.conflicts.add(path)
             self._items.pop(path, None)
@@ -187,7 +180,7 @@ class TakingBack:
             if not stat.S_ISDIR(here.st_mode):
                 self._done.conflicts.add(path)
             return
-        self._open_up(path)
+        self._remaking.touch(path)
         try:
             with self._files.parent(path) as (at, name):
                 self._announce("mkdir")
@@ -239,14 +232,13 @@ class TakingBack:
         standing = next((path for path in group if self._stands(path, wanted, alone=len(group) == 1)), None)
         if standing is not None:
             with self._files.parent(standing) as (at, name):
-                self._attributes_at(at, name, standing)
-                self._dress(at, name, wanted, standing)
+                self._remaking.make_alike(at, name, wanted, standing)
             first = standing
         else:
             first = group[0]
             slot = self._held_slot(group, wanted)
             if slot is None:
-                slot = self._new(wanted, first)
+                slot = self._remaking.new(wanted, first)
             self._put(first, slot)
         there = self._look(first)
         for path in group:
@@ -275,84 +267,20 @@ class TakingBack:
         """The slot to which the inode of before has come, if it has still its bytes."""
         for path in group:
             place = self._held.get(self.before.inode(path) or -1)
-            if place is None or self._content(place) != wanted.oid:
+            if place is None or self._remaking.content(place) != wanted.oid:
                 continue
             holding = self._make_holding()
             slot = holding.new_slot()
             with self._files.parent(place) as (at, name):
                 self._renames.rename(at, name, holding.descriptor, str(slot))
-            self._attributes_at(holding.descriptor, str(slot), path)
-            self._dress(holding.descriptor, str(slot), wanted, path)
+            self._remaking.make_alike(holding.descriptor, str(slot), wanted, path)
             return slot
         return None
-
-    def _content(self, place: str) -> str | None:
-        """The git object id of what a file has, or a link."""
-        here = self._files.look(place)
-        if here is None or stat.S_ISDIR(here.st_mode):
-            return None
-        if stat.S_ISLNK(here.st_mode):
-            content = os.fsencode(self._files.read_link(place))
-        elif stat.S_ISREG(here.st_mode):
-            content, _ = self._files.read_file(place)
-        else:
-            return None
-        return blob_id(content)
-
-    def _new(self, wanted: Entry, path: str) -> int:
-        assert wanted.oid is not None, "a file has an object id"
-        content = self._states.content(wanted.oid)
-        holding = self._make_holding()
-        slot = holding.new_slot()
-        if wanted.kind == "symlink":
-            self._announce("symlink")
-            os.symlink(os.fsdecode(content), str(slot), dir_fd=holding.descriptor)
-            self._dress(holding.descriptor, str(slot), wanted, path)
-        else:
-            descriptor = holding.create(slot)
-            try:
-                write_all(descriptor, content)
-                self._give_attributes(descriptor, path)  # while it may be written
-                self._dress(holding.descriptor, str(slot), wanted, path)
-                self._give_attributes(descriptor, path)  # a new owner may have cost some
-            finally:
-                os.close(descriptor)
-        return slot
-
-    def _give_attributes(self, descriptor: int, path: str) -> None:
-        """Give what is made anew for a path the extended attributes that the one there had, and no others."""
-        has, wanted = attributes_of(descriptor), self.before.attributes.get(path, {})
-        if has == wanted:
-            return
-        self._announce("setxattr")
-        try:
-            for attribute in has.keys() - wanted.keys():  # of the directory's default ACL, say
-                os.removexattr(descriptor, attribute)
-            for attribute, value in wanted.items():
-                os.setxattr(descriptor, attribute, value)
-        except OSError:  # some are only root's to give
-            note = f"{path} has not all of its extended attributes, which only root can bring back"
-            self._done.notes += [note] if note not in self._done.notes else []
-
-    def _attributes_at(self, at: int, name: str, path: str) -> None:
-        """`_give_attributes` to a file or directory that is there, if it was chosen: it may be another one than before
-        and have its inode's number."""
-        if path not in self._items or stat.S_ISLNK(os.lstat(name, dir_fd=at).st_mode):
-            return
-        try:
-            descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=at)
-        except PermissionError:  # the call has made it unreadable, or it was before
-            return
-        try:
-            self._give_attributes(descriptor, path)
-        finally:
-            os.close(descriptor)
 
     def _put(self, path: str, slot: int) -> None:
         """Give what is in a slot its name. Somebody else's at the path stays, and is a conflict."""
         holding = self._make_holding()
-        self._open_up(path)
-        self._touched.add(path)
+        self._remaking.touch(path)
         with self._files.parent(path) as (at, name):
             if lstat(at, name) is None:
                 self._renames.rename(holding.descriptor, str(slot), at, name)
@@ -390,10 +318,9 @@ class TakingBack:
                 left = left if held is None else replace(left, inode=held.st_ino)
             fits = held is not None and left.fits(held)
             if fits and place is not None and held is not None and here is None and self._is_reachable(path):
-                self._open_up(path)
+                self._remaking.touch(path)
                 with self._files.parent(place) as (at, name), self._files.parent(path) as (to, new):
                     self._renames.rename(at, name, to, new)
-                self._touched.add(path)
                 if not left.has_mode(held):
                     self._give_mode(path, left)
                 self._done.notes.append(f"{path} is back in its place")
@@ -427,54 +354,10 @@ class TakingBack:
             thing = f"what was at {self.before.displaced.said(path)} before"
         self._done.notes.append(f"{thing} {what}: it was not taken in ({left.reason})")
 
-    # -- modes and times
-
     def _give_mode(self, path: str, left: Left) -> None:
         with self._files.parent(path) as (at, name):
             self._announce("chmod")
             set_mode(at, name, stat.S_IMODE(left.mode))
-
-    def _finish(self) -> None:
-        """Directories, from the bottom: those that were changed, and those in which something was."""
-        directories = {path for path, (_, _, wanted) in self._items.items() if _is_directory(wanted)}
-        for path in (*self._items, *self._touched):
-            above = path
-            while above:
-                above = above.rpartition("/")[0]
-                if above in directories:
-                    break
-                directories.add(above)
-        for path in sorted(directories, reverse=True):
-            chosen = self._items.get(path)
-            wanted = self._states.entry(self.before.commit, path) if chosen is None else chosen[2]
-            if wanted is None or wanted.kind != "directory" or path in self._done.conflicts:
-                continue
-            if path in self._times_ns:
-                wanted = replace(wanted, meta=replace(wanted.meta, mtime_ns=self._times_ns[path]))
-            try:
-                with self._files.parent(path) as (at, name):
-                    if stat.S_ISDIR(os.lstat(name, dir_fd=at).st_mode):
-                        self._attributes_at(at, name, path)  # first: what is dressed already is not looked at again
-                        self._dress(at, name, wanted, path)
-            except OSError as error:
-                self._conflict_or_raise(path, error)
-
-    def _dress(self, at: int, name: str, wanted: Entry, path: str) -> None:
-        if not dress(at, name, wanted.meta, self._announce):
-            self._done.notes.append(f"{path} has another owner than before, which only root can bring back")
-
-    def _open_up(self, path: str) -> None:
-        """Make the directory that a path is in writable for the moment; `_finish` brings its mode back."""
-        if os.geteuid() == 0:
-            return
-        above = path.rpartition("/")[0]
-        here = self._look(above)
-        if here is not None and stat.S_ISDIR(here.st_mode) and here.st_mode & stat.S_IRWXU != stat.S_IRWXU:
-            if above:
-                self._open_up(above)
-            with self._files.parent(above) as (at, name):
-                self._announce("chmod")
-                set_mode(at, name, stat.S_IMODE(here.st_mode) | stat.S_IRWXU)
 
     def _find_new_inodes(self) -> None:
         """Of what earlier deeds are about: this way back has made some anew, or one before it, or a try cut off."""
@@ -491,10 +374,6 @@ class TakingBack:
         return self._files.look(path)
 
     def _conflict_or_raise(self, path: str, error: OSError) -> None:
-        if error.errno not in UNREACHABLE | _IN_THE_WAY:
+        if error.errno not in IN_THE_WAY:
             raise error
         self._done.conflicts.add(path)
-
-
-def _is_directory(entry: Entry | None) -> bool:
-    return entry is not None and entry.kind == "directory"
