@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from ringfence import MarkdownSection, Prompt, PromptTemplate, Session, Tool, ToolContext, ToolExecutor, ToolResult
-from ringfence.errors import ToolValidationError
+from ringfence.errors import ToolValidationError, TransactionError
 from ringfence.filesystem import InMemoryFilesystem
 from ringfence.runtime import Append
 from ringfence_tools import AstevalSection, VfsToolsSection
@@ -61,6 +61,17 @@ def test_what_a_reducer_raises_in_a_call_is_logged_once(caplog: pytest.LogCaptur
     with prompt.resources:
         assert "cannot be kept" in ToolExecutor(prompt=prompt, session=session).call("a", {"by": 1}).message
     assert [(record.name, record.levelname) for record in caplog.records] == [("ringfence.runtime.slices", "ERROR")]
+
+
+def test_what_a_handler_raises_itself_is_logged_whatever_its_cause_is(caplog: pytest.LogCaptureFixture) -> None:
+    def handler(params: Counted, *, context: ToolContext) -> ToolResult[None]:
+        raise TransactionError("the books do not balance") from ZeroDivisionError()
+
+    tool = Tool[Counted, None](name="a", description="d", handler=handler)
+    prompt = Prompt(PromptTemplate(ns="n", key="k", sections=[MarkdownSection(title="T", template="x", tools=[tool])]))
+    with prompt.resources:
+        ToolExecutor(prompt=prompt, session=Session()).call("a", {"by": 1})
+    assert [record.message for record in caplog.records] == ["a failed"]
 
 
 @pytest.mark.parametrize(

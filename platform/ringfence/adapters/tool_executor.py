@@ -207,9 +207,9 @@ class ToolExecutor:
                     self._commit(ending, call)
             except BaseException as error:
                 interrupts.hold()
-                _failed(ending, error)
+                _failed(ending, error, call)
         except BaseException as error:  # an interrupt in the one line before the one that holds them back
-            _failed(ending, error)
+            _failed(ending, error, call)
         try:  # No interrupt comes through in here: one that did before is on its way out in `ending.raises`.
             if ending.receipt is None:
                 self._roll_back(ending, context, call)
@@ -539,13 +539,16 @@ EXPECTED = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectory
 def _log(name: str, error: Exception) -> None:
     """A mistake in a handler is shown to whoever set no logging up; what the model is told, and can mend, is not."""
     told = isinstance(error, EXPECTED) or (isinstance(error, OSError) and error.errno in (errno.ESTALE, errno.ELOOP))
-    cause = error.__cause__ if isinstance(error, TransactionError) else None
-    if cause is not None and not isinstance(cause, RingfenceError):
-        return  # a reducer's, which the session has logged
     logger.log(logging.DEBUG if told else logging.WARNING, "%s failed", name, exc_info=error)
 
 
-def _failed(ending: _Ending, error: BaseException) -> None:
+def _is_logged(error: Exception, call: Transaction) -> bool:
+    """Whether it is what a reducer has raised, which the session has logged."""
+    cause = error.__cause__ if isinstance(error, TransactionError) else None
+    return any(cause is one for one in call.problems) and not isinstance(cause, RingfenceError)
+
+
+def _failed(ending: _Ending, error: BaseException, call: Transaction) -> None:
     """What an exception makes of a call: words for the model, or something that leaves the loop as well."""
     ending.rendered = ""
     if ending.outcome == "committed":
@@ -563,7 +566,8 @@ def _failed(ending: _Ending, error: BaseException) -> None:
     elif isinstance(error, ToolValidationError):
         said = str(error)
     elif isinstance(error, Exception):
-        _log(ending.name, error)
+        if not _is_logged(error, call):
+            _log(ending.name, error)
         said = f"{ending.name} failed: {said_of(error)}"
     else:
         ending.outcome = "interrupted"
