@@ -564,6 +564,37 @@ def test_a_file_above_the_limit_that_is_gone_with_a_killed_process_is_said(root:
         assert said in workspace.recovered.notes
 
 
+def test_a_file_above_the_limit_comes_back_also_where_taking_back_is_tried_again(root: Path) -> None:
+    before, failing = shape(root), list[str]()
+
+    def fail(name: str) -> None:
+        if name in failing and (root / "d/big").exists():
+            failing.remove(name)
+            raise OSError(errno.EIO, "the disk does not answer")
+
+    limits = ScanLimits(max_file_bytes=1000)
+    with (
+        Workspace.open(root, store=root.parent / "store", limits=limits, before=fail) as workspace,
+        held_call(workspace.filesystem, opaque=True) as call,
+    ):
+        sh(root, "rm d/big")
+        failing.append("utime")
+        with pytest.raises(OSError, match="does not answer"):
+            call.rollback()
+        assert call.rollback().conflicts == ()
+    assert shape(root) == before
+
+
+def test_names_of_one_file_above_the_limit_come_back_as_names_of_one_file(root: Path) -> None:
+    os.link(root / "d/big", root / "twin")
+    before = shape(root)
+    with limited(root) as workspace, held_call(workspace.filesystem, opaque=True) as call:
+        sh(root, "rm d/big twin")
+        assert call.rollback().conflicts == ()
+    assert (root / "d/big").samefile(root / "twin")
+    assert shape(root) == before
+
+
 def test_what_a_call_made_above_the_limit_goes_and_is_named(root: Path) -> None:
     before = shape(root)
     with limited(root) as workspace, held_call(workspace.filesystem, opaque=True) as call:

@@ -7,6 +7,7 @@ import os
 import stat
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import replace
 
 from ringfence_sandbox.before_after import Left
 from ringfence_sandbox.confined import Confined
@@ -24,6 +25,8 @@ class KeptOpen:
     """Of one call, by inode."""
 
     def __init__(self) -> None:
+        self.became: dict[int, int] = {}
+        """The inodes of copies that were made."""
         self._files: dict[int, int] = {}
 
     def open(self, files: Confined, left: Iterable[tuple[str, Left]]) -> None:
@@ -47,8 +50,9 @@ class KeptOpen:
             os.close(self._files.popitem()[1])
 
     def has(self, left: Left) -> bool:
-        """Whether the file is open, and as it was."""
-        return left.inode in self._files and left.fits(os.fstat(self._files[left.inode]))
+        """Whether the file is open, and as it was; of one that was copied, the copy."""
+        now = replace(left, inode=self.became.get(left.inode, left.inode))
+        return left.inode in self._files and now.fits(os.fstat(self._files[left.inode]))
 
     def brought_back(self, left: Left, holding: Holding, announce: Announce) -> int:
         """A slot that has the file again: by a name, where it has another one still, or a copy. OSError: there is no
@@ -68,12 +72,15 @@ class KeptOpen:
             for attribute, value in attributes_of(descriptor).items():
                 with suppress(OSError):  # some are only root's to give
                     os.setxattr(copy, attribute, value)
+            meta = Meta(stat.S_IMODE(left.mode), found.st_uid, found.st_gid, found.st_mtime_ns)
+            dress(holding.descriptor, str(slot), meta, announce)
         except OSError:
+            os.close(copy)
             announce("unlink")
             os.unlink(str(slot), dir_fd=holding.descriptor)
             raise
-        finally:
-            os.close(copy)
-        meta = Meta(stat.S_IMODE(left.mode), found.st_uid, found.st_gid, found.st_mtime_ns)
-        dress(holding.descriptor, str(slot), meta, announce)
+        # From here on the copy is the file: another name of it is to be a name of this one.
+        self._files[left.inode] = copy
+        self.became[left.inode] = os.fstat(copy).st_ino
+        os.close(descriptor)
         return slot

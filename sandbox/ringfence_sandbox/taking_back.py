@@ -315,7 +315,7 @@ class TakingBack:
             if (held is None or not left.fits(held)) and self._kept_open.has(left):
                 place = self._reopened(path, left)
                 held = None if place is None else self._files.look(place)
-                left = left if held is None else replace(left, inode=held.st_ino)
+                left = self.before.left[path]
             fits = held is not None and left.fits(held)
             if fits and place is not None and held is not None and here is None and self._is_reachable(path):
                 self._remaking.touch(path)
@@ -333,6 +333,7 @@ class TakingBack:
                 self._done.displaced[path] = slot
             else:
                 self._say_left(path, left, "is gone, and cannot be brought back")
+        self._done.became.update(self._kept_open.became)
 
     def _reopened(self, path: str, left: Left) -> str | None:
         """The place to which a file that the call has removed, and that is open, has come."""
@@ -342,9 +343,8 @@ class TakingBack:
         except OSError as error:
             self._done.notes.append(f"{path} could not be copied back: {error.strerror}")
             return None
-        found = holding.look(slot)
-        assert found is not None, "it was put there just now"
-        self._done.became[left.inode] = found.st_ino
+        inode = self._kept_open.became.get(left.inode, left.inode)
+        self.before.left = {**self.before.left, path: replace(left, inode=inode)}  # for another try, too
         return f"{holding.name}/{slot}"
 
     def _say_left(self, path: str, left: Left, what: str) -> None:
