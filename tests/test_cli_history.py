@@ -408,6 +408,19 @@ def test_what_a_running_call_has_half_done_is_copied_without_what_it_has_displac
     assert preview.entries == ("a.txt", "b.txt")
 
 
+@pytest.mark.parametrize("verb", ["run", "serve"])
+def test_who_copies_a_directory_of_a_workspace_hears_what_a_call_has_half_done_there(tree: Path, verb: str) -> None:
+    (tree / "below").mkdir()
+    with Workspace.open(tree) as workspace, held_call(workspace.filesystem, call_id="c9") as held:
+        workspace.filesystem.for_call(held).write("below/b.txt", "half")
+        assert b"the tool call c9 (a test) of another process is at work" in copying(verb, tree / "below").stderr
+    killed(tree)
+    assert f"c9 (a test) was killed, and what it had done is still there: `ringfence recover {tree}`" in (
+        copying(verb, tree / "below").stderr.decode()
+    )
+    assert (tree / "a.txt").read_text() == "half"
+
+
 def test_a_server_that_only_looks_says_what_a_killed_call_has_left(tree: Path) -> None:
     killed(tree)
     left, waits = printed(tree), b"the tool call c9 (a test) was killed, and what it had done is still there"

@@ -36,7 +36,7 @@ from ringfence_cli.terminal import ErrorStream, put_diff
 from ringfence_cli.terms import Place, Terms, spelled
 from ringfence_cli.watch import Tally, Watcher
 from ringfence_cli.workspace import MemoryWorkspace, RunWorkspace, keep_out
-from ringfence_sandbox.half_done import killed_call, running_in
+from ringfence_sandbox.half_done import killed_call, killed_in, running_in
 from ringfence_sandbox.moved_roots import moved_from
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def _run(options: Options, signals: Signals, answer: OneObject, said: Callable[[
                 terms = _terms(options)
                 record: RunRecord | None = None
                 if copied:
-                    for line in settled(options.directory):
+                    for line in recovered_before_copy(options.directory):
                         errors.say(line)
                     workspace: RunWorkspace = loaded(options.directory)
                 else:
@@ -321,14 +321,15 @@ def loaded(directory: Path) -> MemoryWorkspace:
         raise click.BadParameter(str(error), param_hint="'DIR'") from None
 
 
-def settled(directory: Path) -> Iterator[str]:
-    """Before a directory is copied: what a killed call left there is taken back, as every opening does; what to say."""
+def recovered_before_copy(directory: Path) -> Iterator[str]:
+    """Before a directory is copied: what a killed call left there is taken back, as every opening does; what to say of
+    that, or of what a call has half done there all the same."""
     if killed_call(os.path.realpath(directory)) is not None:
         with closing(on_disk(directory)) as workspace:
             if (recovered := workspace.opened.recovered) is not None:
                 yield recovery(recovered, directory)
-    elif (running := running_in(str(directory))) is not None:
-        yield f"ringfence: {running}"
+    elif (said := killed_in(str(directory)) or running_in(str(directory))) is not None:
+        yield f"ringfence: {said}"
 
 
 def on_disk(directory: Path) -> DiskWorkspace:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shlex
+from collections.abc import Iterator
 from contextlib import suppress
 
 from ringfence_sandbox.places import store_of
@@ -22,26 +23,32 @@ def killed_call(root: str) -> tuple[str, str] | None:
 
 def killed_in(path: str) -> str | None:
     """What to say where a call that was killed has left a directory half done, or one above it."""
-    above = os.path.realpath(path)
-    while True:
+    for above in _with_those_above(path):
         if (call := killed_call(above)) is not None:
             recover = f"`ringfence recover {shlex.quote(above)}` takes it back"
             return f"the tool call {call[0]} ({call[1]}) was killed, and what it had done is still there: {recover}"
-        if above == os.path.dirname(above):
-            return None
-        above = os.path.dirname(above)
+    return None
 
 
 def running_in(path: str) -> str | None:
-    """What to say where a call runs there in another process."""
-    store = store_of(os.path.realpath(path))
-    with suppress(OSError), open(os.path.join(store, "holder"), "rb") as holder:
-        try:
-            fcntl.flock(holder, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            from ringfence_sandbox.recovery import begun
+    """What to say where a call of another process runs in a directory, or in one above it."""
+    for above in _with_those_above(path):
+        store = store_of(above)
+        with suppress(OSError), open(os.path.join(store, "holder"), "rb") as holder:
+            try:
+                fcntl.flock(holder, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                from ringfence_sandbox.recovery import begun
 
-            if (call := begun(store)) is not None:
-                call_id, tool = call
-                return f"the tool call {call_id} ({tool}) of another process is at work there: the copy has its changes"
+                if (call := begun(store)) is not None:
+                    other = f"the tool call {call[0]} ({call[1]}) of another process"
+                    return f"{other} is at work there: the copy has its changes"
     return None
+
+
+def _with_those_above(path: str) -> Iterator[str]:
+    """The real path of a directory, and those of the directories that it is in."""
+    above, below = os.path.realpath(path), ""
+    while above != below:
+        yield above
+        above, below = os.path.dirname(above), above

@@ -22,7 +22,7 @@ from ringfence.runtime.receipts import Receipt
 from ringfence_cli.outputs import ReceiptsFile, refuse_way_out
 from ringfence_cli.policies import policies_of, unfit
 from ringfence_cli.printable import printable, why
-from ringfence_cli.run import settled
+from ringfence_cli.run import recovered_before_copy
 from ringfence_cli.sandbox_commands import UNAVAILABLE
 from ringfence_cli.serve import stdio
 from ringfence_cli.serve.clients import Client
@@ -64,7 +64,7 @@ def serve(options: ServeOptions, signals: Signals) -> int:
                 copied = options.place.workspace == "memory"
                 if (moved := moved_from(str(options.directory), copied=copied)) is not None:
                     errors.say(f"ringfence: {printable(moved)}")
-                for line in settled(options.directory) if copied else ():
+                for line in recovered_before_copy(options.directory) if copied else ():
                     errors.say(line)
                 owned = policies_of(options.directory, options.policies)
                 workspace = open_workspace(
