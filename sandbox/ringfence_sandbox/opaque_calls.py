@@ -21,6 +21,7 @@ from ringfence_sandbox.kernel import Before as Announce
 from ringfence_sandbox.kernel import Renames, birth_ns
 from ringfence_sandbox.owner_stamp import GRACE_NS, OwnerStamp
 from ringfence_sandbox.records import Deed, Json
+from ringfence_sandbox.remaking import is_directory
 from ringfence_sandbox.scanned_files import ScannedFiles
 from ringfence_sandbox.states import led_to, since_opaque
 from ringfence_sandbox.taking_back import TakingBack
@@ -136,7 +137,7 @@ class OpaqueCalls:
         def judge(item: Differs, here: os.stat_result | None) -> bool:
             path, now, wanted = item
             below_opened = any(path.startswith(f"{above}/") for above in opened)
-            by_trying = tried is not None and _is_directory(wanted) and (now is None or _is_directory(now))
+            by_trying = tried is not None and is_directory(wanted) and (now is None or is_directory(now))
             return path in seen or below_opened or by_trying
 
         chosen = Chosen(self._files, before, after, judge)
@@ -239,7 +240,7 @@ def _ended(files: Confined, limit_ns: int, kept: Mapping[str, Entry], ctimes_ns:
 
     def judge(item: Differs, here: os.stat_result | None) -> bool:
         path, now, wanted = item
-        if here is None or (_is_directory(now) and _is_directory(wanted)):
+        if here is None or (is_directory(now) and is_directory(wanted)):
             return True
         if ctimes_ns.get(path, here.st_ctime_ns) <= limit_ns:
             return True
@@ -251,10 +252,6 @@ def _ended(files: Confined, limit_ns: int, kept: Mapping[str, Entry], ctimes_ns:
         return path in kept and any(now is not None and (now.kind, now.oid) == (one.kind, one.oid) for one in ours)
 
     return judge
-
-
-def _is_directory(entry: Entry | None) -> bool:
-    return entry is not None and entry.kind == "directory"
 
 
 def _merged(early: Sequence[Change], late: Sequence[Change]) -> list[Change]:
