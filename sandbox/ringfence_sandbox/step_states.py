@@ -31,8 +31,7 @@ _MOST_HASHES = 4096
 
 
 class Differing:
-    """What a call changed, as states of the store: what was there before it and is not in the history, and what it
-    left."""
+    """The states of one call."""
 
     def __init__(
         self,

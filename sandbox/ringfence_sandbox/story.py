@@ -16,7 +16,7 @@ from ringfence_sandbox.undoing import TakenBack, Undone
 
 @dataclass(slots=True)
 class Story:
-    """What the records of a journal amount to."""
+    """As `of` reads it from the records, oldest first."""
 
     root: Sequence[object] | None = None
     holdings: list[str] = field(default_factory=list[str])

@@ -19,5 +19,4 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def new_id() -> str:
-    """An id for a call or a receipt, that no other process has."""
     return _process_id % next(_numbers)

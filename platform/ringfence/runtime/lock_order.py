@@ -1,4 +1,4 @@
-"""What takes part in a call, in the one order in which all calls take the locks."""
+"""The one order in which all calls take the locks of what takes part in them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _serial = attrgetter("serial")
 
 @dataclass(frozen=True, slots=True)
 class Participants:
-    """What takes part in a call, by the locks, in the one order in which all calls take them."""
+    """What takes part in a call, by the locks, in their order."""
 
     by_lock: Mapping[CallLock, Transactional]
     kept: tuple[CallLock, ...]
@@ -21,7 +21,6 @@ class Participants:
 
 
 def in_order(participants: Iterable[Transactional]) -> Participants:
-    """By their locks, in the one order in which all calls take them."""
     found = {participant.lock: participant for participant in participants}
     by_lock = {lock: found[lock] for lock in sorted(found, key=_serial)}
     return Participants(by_lock, kept_of(by_lock))
