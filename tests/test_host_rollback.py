@@ -523,6 +523,9 @@ def test_a_conflict_of_an_inner_call_is_one_of_the_call_around_it_too(
         fs.for_call(inner).delete("d", recursive=True)
         (root / "d").write_text("person")
         assert inner.rollback().conflicts == ("d",)
+    with held_call(fs, call_id="the next", parent=call) as following:
+        fs.for_call(following).write("a.txt", "changed")
+        assert following.rollback().conflicts == ()
     assert call.rollback().conflicts == ("d",)
 
 

@@ -94,9 +94,8 @@ class Core:
         self._deeds: list[Deed] = []
         self._until_opaque = 0
         """How many there were when the last opaque call ended."""
-        self._met: list[tuple[int, set[str]]] = []
-        """Of what was taken back within the call, after how many deeds it began, and where somebody else's was in the
-        way."""
+        self._met: dict[Mark, set[str]] = {}
+        """Where somebody else's was in the way of what was taken back within a call."""
         self._marks: list[Mark] = []
         self._tip = State(None)
         self._left_over = False
@@ -204,7 +203,7 @@ class Core:
                 deeds = self._deeds[began[0] :]
                 undone = self._undo(began[0])
                 if undone.conflicts:
-                    self._met.append((began[0], undone.conflicts))
+                    self._meet(undone.conflicts)
                     for note in self._keep(undone, deeds):
                         logger.warning("a change failed half way, and %s", note)
                 del self._tip.deeds[began[1] :]
@@ -375,13 +374,20 @@ class Core:
         self._leave(mark)
         undone.displaced.update(taken.displaced)
         notes += [*self.hands.notes, *self._keep(undone, deeds)]
-        conflicts = taken.conflicts.union(undone.conflicts, *(met for began, met in self._met if began >= mark.deeds))
+        conflicts = taken.conflicts | undone.conflicts | self._met.pop(mark, set())
         self.hands.notes.clear()
-        if conflicts:  # of the calls around it, too, should they be taken back
-            self._met.append((mark.deeds, conflicts))
+        self._meet(conflicts)
         if mark.outermost:
             notes += self._close_call(committed=False)
         return RollbackReport(tuple(sorted(conflicts)), tuple(notes)) if conflicts or notes else CLEAN
+
+    def _meet(self, conflicts: set[str]) -> None:
+        """Conflicts are those of the calls around, too, should they be taken back; not of an opaque one, and beyond:
+        from there all comes back, whoever changed it."""
+        for mark in reversed(self._marks):
+            if mark.opaque or not conflicts:
+                break
+            self._met.setdefault(mark, set()).update(conflicts)
 
     def _take_back(self, mark: Mark) -> TakenBack:
         """Go back to where the first opaque call since a mark began, whatever deeds came after."""
@@ -394,9 +400,6 @@ class Core:
         call_id, tool = self._journal.label
         taken = self._opaque.take_back(self._deeds[first:], hold, self._journal.file.note, tool=tool, call_id=call_id)
         del self._deeds[first:]
-        self._met = [
-            met for met in self._met if met[0] <= first
-        ]  # whatever was in the way since is the call's, and gone
         self.hands.times.forget()
         taken.settle(self._deeds)
         self.seen.unsure = self._opaque.any_open
