@@ -170,6 +170,17 @@ def test_what_a_command_made_too_large_is_said(root: Path) -> None:
         assert workspace.left_out.keys() == {"large", "new", "old"}
 
 
+def test_what_was_too_large_is_said_when_a_command_removes_it_and_not_when_a_step_has_it(root: Path) -> None:
+    for name in ("by command", "by tool"):
+        (root / name).write_bytes(b"x" * 2000)
+    with Workspace.open(root, store=root.parent / "store", limits=ScanLimits(max_file_bytes=1000)) as workspace:
+        call(workspace, lambda fs: fs.delete("by tool"))
+        with held_call(workspace.filesystem, opaque=True) as held:
+            (root / "by command").unlink()
+            held.commit()
+        assert workspace.left_out_since == {"by command": "too large"}
+
+
 def test_what_is_too_large_is_left_out_and_said(root: Path) -> None:
     (root / "large").write_bytes(b"x" * 100)
     os.mkfifo(root / "pipe")

@@ -21,15 +21,16 @@ MAX_LISTED = 20
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
 
-def summary(ending: Ending, tally: Tally) -> Iterator[str]:
-    """Lines for a person, after the diff."""
+def summary(ending: Ending, tally: Tally, *, beside: bool = False) -> Iterator[str]:
+    """Lines for a person, after the diff; ``beside`` says that the task changed what is not in the history."""
     yield f"{ending.outcome.replace('_', ' ')} after {tally.seconds:.1f} s: {tally.said}"
     if (plan := ending.plan) is not None:
         done = sum(step.status == "done" for step in plan.steps)
         yield f"plan: {done} of {plural(len(plan.steps), 'step')} done"
     files = [change for change in ending.changes if not _is_directory(change)]
     if not ending.changes:
-        yield "nothing was changed since it was resumed" if ending.is_part else "nothing was changed"
+        nothing = "nothing else" if beside else "nothing"
+        yield f"{nothing} was changed since it was resumed" if ending.is_part else f"{nothing} was changed"
     else:
         added, removed = line_counts(ending.patch)
         yield f"{plural(len(files) - len(moved(ending.changes)), 'file')} changed, +{added} -{removed} lines"

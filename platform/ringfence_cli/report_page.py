@@ -78,7 +78,9 @@ def _body(about: About, ending: Ending, tally: Tally, workspace: RunWorkspace) -
         yield "<h2>Conflicts</h2><p>Changed on disk meanwhile, so nothing was applied:</p>"
         yield h.paths(ending.conflicts)
     yield "<h2>What to do now</h2>"
-    yield "".join(f"<p>{h.text(said)}</p>" for said in about.next_steps) or "<p>Nothing was changed.</p>"
+    beside = workspace.left_out_since()
+    nothing = "Nothing but what is named last was changed." if beside else "Nothing was changed."
+    yield "".join(f"<p>{h.text(said)}</p>" for said in about.next_steps) or f"<p>{nothing}</p>"
     if isinstance(workspace, DiskWorkspace) and workspace.steps():
         yield _steps(workspace.opened.steps()[-workspace.steps() :], workspace.directory)
     if ending.changes:
@@ -89,6 +91,9 @@ def _body(about: About, ending: Ending, tally: Tally, workspace: RunWorkspace) -
     if workspace.left_out:
         yield "<h2>Left out</h2><p>Of the directory, the agent did not have:</p>"
         yield h.table(workspace.left_out, lambda one: (h.path(one.path), h.line(one.reason)))
+    if beside:
+        yield "<h2>Not in the history</h2><p>Changed by the run, and no undo brings it back:</p>"
+        yield h.table(beside, lambda one: (h.path(one.path), h.line(one.reason)))
     yield f'<p class="dim">ringfence {version("ringfence")}</p>'
 
 

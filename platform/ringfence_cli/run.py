@@ -220,7 +220,8 @@ def _finish(
             errors.say(
                 f"the script has {left} after the one that ended the run: a turn without tool calls is the answer"
             )
-        ended = (*left_out(workspace.left_out_since()), *summary(ending, tally))
+        beside = workspace.left_out_since()
+        ended = (*left_out(beside), *summary(ending, tally, beside=bool(beside)))
         for line in (*ended, *_what_next(options, ending, workspace)):
             errors.say(line)
     if ending.error is not None:

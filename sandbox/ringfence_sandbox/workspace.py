@@ -80,7 +80,8 @@ class Workspace:
         self._find = StepFinder(store, self._names)
         self._process = os.getpid()
         self._closed = False
-        self._left_out_first: Mapping[str, object] = {}
+        self._left_out_first: Mapping[str, tuple[Exclusion, object]] = {}
+        self._tip_first = store.tip
         self.waiting: tuple[str, str] | None = None
         """Of one opened read-only: the id and tool of a call that was killed, and is still to be taken back."""
 
@@ -140,7 +141,7 @@ class Workspace:
             try:
                 workspace = cls(filesystem, history.store, history)
                 workspace._look()
-                workspace._left_out_first = history.left_out
+                workspace._left_out_first, workspace._tip_first = history.left_out, history.store.tip
             except BaseException:
                 filesystem.close()
                 raise
@@ -201,13 +202,24 @@ class Workspace:
 
     @property
     def left_out_since(self) -> Mapping[str, Exclusion]:
-        """Of that, what is there and was not, or not as it is now, when the workspace was opened."""
-        first = self._left_out_first
+        """Of that, what is there and was not, or not as it is now, when the workspace was opened; and of what was left
+        out then, what is gone since without a step that says so."""
+        first, now = self._left_out_first, self._left_out()
+        gone = [path for path in first if path not in now and not self._is_there(path)]
+        told = self._paths_since(self._tip_first) if gone else ()
         return {
-            path: found[0]
-            for path, found in self._left_out().items()
-            if first.get(path) != found and os.path.lexists(os.path.join(self.root, path))
+            **{path: found[0] for path, found in now.items() if first.get(path) != found and self._is_there(path)},
+            **{path: first[path][0] for path in gone if path not in told},
         }
+
+    def _is_there(self, path: str) -> bool:
+        return os.path.lexists(os.path.join(self.root, path))
+
+    def _paths_since(self, commit: str | None) -> Collection[str]:
+        """What is changed in the history after ``commit``."""
+        with self._looking_alone():
+            records = itertools.takewhile(lambda record: record.commit != commit, self._store.commits())
+            return {path for record in records for path in self._store.step_of(record).paths}
 
     def _left_out(self) -> Mapping[str, tuple[Exclusion, object]]:
         return self._history.left_out if self._history is not None else {}

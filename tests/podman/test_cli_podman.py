@@ -119,6 +119,17 @@ def test_a_run_ends_with_what_its_commands_made_that_the_history_leaves_out(tree
     assert (tree / "large.bin").stat().st_size == 300 << 20
 
 
+def test_a_run_never_says_that_nothing_was_changed_when_a_command_removed_what_the_history_lacks(tree: Path) -> None:
+    with (tree / "large.bin").open("wb") as file:
+        file.truncate(300 << 20)
+    page = tree.parent / "run.html"
+    ended = ringfence(*command_of(tree, call("shell_execute", command="rm -f large.bin"), DONE), "--report", str(page))
+    assert "left out: large.bin (too large: what commands did to it" in ended.stderr
+    assert "\nnothing else was changed" in ended.stderr
+    assert "Nothing was changed." not in page.read_text()
+    assert "no undo brings it back" in page.read_text()
+
+
 def test_commands_may_look_into_a_git_repository_and_not_change_its_own_data(tree: Path) -> None:
     for arguments in (
         ["init", "-q"],
