@@ -17,6 +17,8 @@ from pathlib import Path
 import pytest
 from hatchling.builders.wheel import WheelBuilder
 
+import ringfence
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = (
     "platform/ringfence",
@@ -52,6 +54,17 @@ def normalized(names: Iterable[str]) -> set[str]:
 
 def bare_names(requirements: list[str]) -> set[str]:
     return normalized(re.split(r"[^\w.-]", requirement)[0] for requirement in requirements)
+
+
+def test_the_tests_run_what_is_in_this_checkout_and_not_a_copy_that_was_installed() -> None:
+    hint = "`pip install .` has put a copy beside it; `touch pyproject.toml` and make set the checkout up again"
+    assert Path(ringfence.__file__).is_relative_to(ROOT / "platform"), hint
+
+
+def test_no_page_tells_to_install_a_copy_into_the_environment_that_make_has_made() -> None:
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+    copied = re.compile(r"pip install '?\.")
+    assert [page.name for page in pages if copied.search(page.read_text(encoding="utf-8"))] == []
 
 
 @pytest.mark.parametrize("root", ["platform", "sandbox", "contrib_tools"])
