@@ -14,6 +14,7 @@ from types import ModuleType
 import fsspec
 import pytest
 
+from ringfence.filesystem.protocol import MAX_WRITE_LENGTH
 from ringfence.runtime import Session
 from ringfence_sandbox import Workspace
 from ringfence_tools import (
@@ -124,6 +125,22 @@ def test_the_tools_that_the_pages_name_are_those_that_there_are_with_their_argum
     with PodmanSandboxSection(session=session, root=tmp_path) as shell:
         tools = [tool for section in (*sections, shell) for tool in section.tools()]
     assert said == {tool.name: {one.name for one in fields(tool.params_type)} for tool in tools if tool.params_type}
+
+
+def test_the_page_says_how_much_one_call_writes() -> None:
+    assert f"| `write_file` | `file_path`, `content`: at most {MAX_WRITE_LENGTH:,} characters |" in text("running")
+
+
+def test_what_a_held_snapshot_needs_waits_in_the_root_as_the_page_says(tmp_path: Path) -> None:
+    (root := tmp_path / "root").mkdir()
+    with Workspace.open(root, store=tmp_path / "store") as disk:
+        held = disk.filesystem.snapshot()
+        disk.filesystem.write("a.txt", "a")
+        disk.filesystem.restore(held)
+        (there,) = root.iterdir()
+        assert there.match(re.findall(r"`(\.\S+-\*)` in the root", text("resources"))[0])
+        assert disk.filesystem.list() == []
+    assert [*root.iterdir()] == []
 
 
 def test_the_configuration_of_clients_can_be_read_and_starts_the_server() -> None:
