@@ -21,7 +21,7 @@ from ringfence.errors import RingfenceError, WorkspaceLockedError
 from ringfence.filesystem.git_names import is_dotgit
 from ringfence.filesystem.paths import shown
 from ringfence.runtime.receipts import change_json
-from ringfence_cli.not_started import BusyError
+from ringfence_cli.not_started import BusyError, NotStartedError
 from ringfence_cli.noted_tasks import forget_tasks, noted_tasks
 from ringfence_cli.outputs import json_line, refuse_way_out
 from ringfence_cli.printable import how_to_look, one_line, plural, printable, why
@@ -75,9 +75,9 @@ def opened(directory: Path, signals: Signals, *, changes: bool, dry_run: bool = 
         ErrorStream().say("ringfence: interrupted; `ringfence log` has what is done")
         raise click.Abort from None
     except LookupError as error:
-        raise click.UsageError(str(error.args[0]) if error.args else said_of(error)) from None
+        raise NotStartedError(str(error.args[0]) if error.args else said_of(error)) from None
     except ValueError as error:
-        raise click.UsageError(str(error)) from None
+        raise NotStartedError(str(error)) from None
     except WorkspaceLockedError as error:
         raise BusyError(str(error)) from None
     except (RingfenceError, OSError) as error:
