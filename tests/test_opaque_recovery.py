@@ -298,6 +298,39 @@ def test_a_file_above_the_limit_is_not_lost_if_somebody_saves_while_it_comes_bac
             return
 
 
+@pytest.mark.parametrize("around", ["an opaque call", "a typed call"])
+def test_a_file_above_the_limit_that_a_rollback_has_copied_back_outlives_a_kill_after_that(
+    tmp_path: Path, around: str
+) -> None:
+    case, limits, opaque = Case(tmp_path), ScanLimits(max_file_bytes=200), around == "an opaque call"
+    place = "d/big" if opaque else "moved"
+    met = False
+    for point in range(10_000):
+        case.fresh()
+        root, store = case.root, case.store
+
+        def copied_back(before: Before, root: Path = root, store: Path = store) -> None:
+            opened = HostFilesystem(root, store=store, limits=limits, before=before)
+            with opened as fs, held_call(fs, call_id="outer", opaque=opaque) as outer:
+                if not opaque:
+                    fs.for_call(outer).move("d/big", place)
+                with held_call(fs, call_id="inner", parent=outer, opaque=True) as inner:
+                    (root / place).unlink()
+                    inner.rollback()
+                before("the end")
+
+        killed = killed_at(point, copied_back)
+        there = (root / "d/big").exists() or (root / place).exists()
+        with HostFilesystem(root, store=store, limits=limits) as fs:
+            recovered = fs.recovered
+        if there:
+            assert _differing(shape(root), case.before) == [], (point, recovered)
+        met |= killed and there
+        if not killed:
+            break
+    assert met
+
+
 def test_the_owner_is_seen_alive_for_as_long_as_the_call_runs(case: Case) -> None:
     case.fresh()
     with HostFilesystem(case.root, store=case.store) as fs, held_call(fs, opaque=True) as call:

@@ -136,8 +136,8 @@ class RunRecord:
             return None
         task = _task_of(self.path if newer else self.kept)
         said = (
-            f"a run was interrupted here before{task}: its record is kept, and --resume goes on with it after this one; "
-            f"whoever does not want that deletes {self.kept}"
+            f"a run was interrupted here before{task}: its record is kept, and --resume goes on with it after this "
+            f"one; to forget it, delete {self.kept}"
         )
         before = f"; the one that was interrupted before that{_task_of(self.kept)} is forgotten"
         return said + before if newer and older else said

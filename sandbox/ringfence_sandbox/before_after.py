@@ -89,6 +89,11 @@ class Before:
                     found[f"{folder}/{name}" if folder else name] = stamp[0]
         return found
 
+    def know_again(self, became: Mapping[int, int]) -> None:
+        """Know what no scan took in again, where it was copied: by the inodes that it had, those that it has."""
+        rows = self.left.items()
+        self.left = {path: replace(left, inode=became.get(left.inode, left.inode)) for path, left in rows}
+
     def more(self) -> bytes:
         """What the journal is to have besides the commit."""
         left: Json = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from ringfence.participants import Change
 from ringfence_sandbox.before_after import Aborted, After, Before, Differs, is_only_time
@@ -144,6 +143,7 @@ class OpaqueCalls:
         paths = sorted(chosen.items)
         self._tried[deed.seq] = {*paths, *(tried or ())}
         way = self._way(before, after, chosen, hold, self._open.get(deed.seq))
+        way.copied = lambda old, new: note({"copied": [old, new], "before": deed.seq})
         aborted = self._brackets.keep(before, after, paths, tool=tool, call_id=call_id)
         done = self._go(way, deed, _told(paths, after), aborted, note)
         self._forget(deed.seq)
@@ -154,8 +154,7 @@ class OpaqueCalls:
         """The calls that are still open know the files again that were too large for the store, and were copied."""
         for seq, before in self._before.items():
             if any(left.inode in became for left in before.left.values()):
-                rows = before.left.items()
-                before.left = {path: replace(left, inode=became.get(left.inode, left.inode)) for path, left in rows}
+                before.know_again(became)
                 self._open[seq].let_go(became)
                 self._open[seq].open(self._files, before.left.items())
 
@@ -163,6 +162,7 @@ class OpaqueCalls:
         self,
         deed: Deed,
         more: bytes,
+        became: Mapping[int, int],
         kept: str | None,
         stamp_path: str,
         hold: Hold,
@@ -171,13 +171,15 @@ class OpaqueCalls:
         tool: str,
         call_id: str,
     ) -> TakenBack:
-        """`take_back` for a call whose process was killed; ``kept`` is the commit that an earlier try has kept.
+        """`take_back` for a call whose process was killed; ``became`` has the inodes of what was copied back since it
+        began, and ``kept`` is the commit that an earlier try has kept.
 
         Raises:
             LookupError: the store does not have the state before the call.
             OSError: it could not be completed.
         """
         before = self._brackets.recovered(deed.commit, more)
+        before.know_again(became)
         after, opened = self._brackets.made_readable(before, self._brackets.after(before))
         known = self._brackets.kept_states(before, kept)
         limit_ns = OwnerStamp.last_ns(stamp_path) + GRACE_NS

@@ -254,6 +254,7 @@ def _take_back(
         taken = opaque.recover(
             deed,
             story.more[deed.seq],
+            story.became.get(deed.seq, {}),
             story.kept.get(deed.seq),
             os.path.join(os.path.dirname(journal.path), STAMP),
             Hold(hands.holding, make),

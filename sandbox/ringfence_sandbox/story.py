@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -33,6 +33,8 @@ class Story:
     done: list[CommittedCall] = field(default_factory=list[CommittedCall])
     more: dict[int, bytes] = field(default_factory=dict[int, bytes])
     """Of opaque deeds, what else was known before them."""
+    became: dict[int, dict[int, int]] = field(default_factory=dict[int, "dict[int, int]"])
+    """Of opaque deeds, the inodes since then that others have taken the place of."""
     kept: dict[int, str | None] = field(default_factory=dict[int, "str | None"])
     """Of those that are being taken back, the commit that has what they had changed."""
     processes: list[CallProcess] = field(default_factory=list[CallProcess])
@@ -82,8 +84,9 @@ class Story:
                 behind = any(deed.seq == seq and deed.kind == "opaque" for deed in self.deeds)
                 self.deeds = [deed for deed in self.deeds if deed.seq != seq and not (behind and deed.seq > seq)]
                 if behind:
-                    became = cast("list[tuple[int, int]]", record.values.get("became", []))
-                    TakenBack(became=dict(became)).settle(self.deeds)
+                    self._know_again(seq, dict(cast("list[tuple[int, int]]", record.values.get("became", []))))
+            case {"copied": [int(old), int(new)], "before": int(seq)}:
+                self._know_again(seq, {old: new})
             case {"undone": list()}:
                 seqs = set(cast("list[int]", record.values["undone"]))
                 self.deeds = [deed for deed in self.deeds if deed.seq not in seqs]
@@ -100,3 +103,11 @@ class Story:
                 self.call, self.deeds = None, []
             case _:  # of a later version, which does not change the meaning of those above
                 pass
+
+    def _know_again(self, seq: int, became: Mapping[int, int]) -> None:
+        """A way back to where an opaque deed began has put other inodes in the place of these."""
+        for deed in self.deeds:
+            if deed.kind == "opaque" and deed.seq <= seq:
+                earlier = self.became.get(deed.seq, {})
+                self.became[deed.seq] = {**became, **{old: became.get(new, new) for old, new in earlier.items()}}
+        TakenBack(became={**became}).settle([deed for deed in self.deeds if deed.seq < seq])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -59,6 +59,8 @@ class TakingBack:
         self._held: dict[int, str] = {}
         """Places of inodes of before the call, by number: in slots, or below them."""
         self._remaking = Remaking(files, states, before, self._items, hold.make, self._done, announce)
+        self.copied: Callable[[int, int], None] = lambda old, new: None
+        """Is told of a file that no scan took in, and that has another inode now, before it gets its name."""
 
     def spare_times(self, limit_ns: int) -> None:
         """Have directories that were changed after a moment keep the time of that: somebody else did."""
@@ -344,6 +346,8 @@ class TakingBack:
             self._done.notes.append(f"{path} could not be copied back: {error.strerror}")
             return None
         inode = self._kept_open.became.get(left.inode, left.inode)
+        if inode != left.inode:
+            self.copied(left.inode, inode)
         self.before.left = {**self.before.left, path: replace(left, inode=inode)}  # for another try, too
         return f"{holding.name}/{slot}"
 
