@@ -251,6 +251,24 @@ def test_an_edit_between_the_crash_and_the_recovery_stays(case: Case) -> None:
     assert kept.read_text() == "b"
 
 
+def test_what_came_in_the_way_of_a_move_back_after_the_crash_stays_and_what_was_moved_is_named(case: Case) -> None:
+    for again in range(10_000):
+        killed_before_the_end(case, lambda fs: fs.move("a.txt", "m/moved"))
+        (case.root / "a.txt").write_text("person")
+        killed = killed_at(again, reopened(case))
+        with case.open() as fs:
+            recovered = fs.recovered
+        assert (case.root / "a.txt").read_text() == "person"
+        assert (case.root / "m/moved").read_bytes() == b"one\r\ntwo"
+        if recovered is not None and recovered.outcome == "rolled back":
+            assert (recovered.conflicts, recovered.notes) == (
+                ("a.txt",),
+                ("what was moved from a.txt is still at m/moved",),
+            ), again
+        if not killed:
+            return
+
+
 def write_several(fs: HostFilesystem) -> None:
     for path in ("a.txt", "d/b.txt", "d/e/c.txt", "d/new.txt", "m/x", "a.txt"):
         fs.write(path, f"the call's {path}")

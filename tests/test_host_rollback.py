@@ -290,8 +290,20 @@ def test_a_file_that_came_into_a_moved_directory_goes_back_with_it(
 def test_what_came_in_the_way_of_a_move_back_stays(root: Path, fs: HostFilesystem, call: HeldCall) -> None:
     fs.for_call(call).move("a.txt", "moved.txt")
     (root / "a.txt").write_text("person")
-    assert call.rollback().conflicts == ("a.txt",)
+    report = call.rollback()
+    assert (report.conflicts, report.notes) == (("a.txt",), ("what was moved from a.txt is still at moved.txt",))
     assert ((root / "a.txt").read_text(), (root / "moved.txt").read_text()) == ("person", "a\n")
+
+
+def test_what_could_not_be_moved_back_is_named_where_it_is_in_the_end(
+    root: Path, fs: HostFilesystem, call: HeldCall
+) -> None:
+    handle = fs.for_call(call)
+    handle.move("d", "elsewhere/d")
+    handle.move("a.txt", "elsewhere/d/e/moved")
+    (root / "a.txt").write_text("person")
+    assert call.rollback().notes == ("what was moved from a.txt is still at d/e/moved",)
+    assert (root / "d/e/moved").read_text() == "a\n"
 
 
 def test_a_directory_that_somebody_replaced_by_a_link_is_not_followed(

@@ -126,10 +126,12 @@ def drop_holding(files: Confined, holding: Holding, journal: Journal, before: Be
 
 def keep_displaced(holding: Holding | None, undone: Undone, deeds: Iterable[Deed], directory: str) -> list[str]:
     """Copy what conflicts keep from their paths to where it can be looked at, and what a program has written into a
-    file that the call had made and replaced; where that is, in words. ``deeds`` are those that were undone."""
+    file that the call had made and replaced; where that is, and what a conflict keeps from going back, in words.
+    ``deeds`` are those that were undone."""
+    deeds = [*deeds]
+    notes = [f"what was moved from {one.path} is still at {_place(one, deeds, undone)}" for one in undone.moved]
     if holding is None:
-        return []
-    notes: list[str] = []
+        return notes
     late = written_into(holding, deeds) if undone.conflicts else {}
     written = {(path, slot) for slot, path in late.items() if path in undone.conflicts}
     for path, slot in sorted(written.union(undone.displaced.items())):
@@ -142,3 +144,13 @@ def keep_displaced(holding: Holding | None, undone: Undone, deeds: Iterable[Deed
         if kept is not None:
             notes.append(f"{what} is kept at {kept}: copy it back from there if it is wanted")
     return notes
+
+
+def _place(moved: Deed, deeds: Iterable[Deed], undone: Undone) -> str:
+    """Where something is that was not moved back, when the moves before that are undone."""
+    place = moved.to
+    stay = {one.seq for one in undone.moved}
+    for deed in sorted(deeds, key=lambda one: -one.seq):
+        if deed.kind == "move" and deed.seq < moved.seq and deed.seq not in stay and place.startswith(f"{deed.to}/"):
+            place = deed.path + place[len(deed.to) :]
+    return place

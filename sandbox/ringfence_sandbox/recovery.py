@@ -207,6 +207,7 @@ def _roll_back(
         failures = [(error.filename or story.call[0], error) for error in undone.errors]
         raise RestoreFailedError(failures)
     undone.displaced.update(story.met.displaced | taken.displaced)
+    undone.moved += story.met.moved
     undone.conflicts |= story.met.conflicts
     notes += [*taken.notes, *hands.notes, *keep_displaced(hands.holding, undone, story.noted, kept)]
     if lost:

@@ -24,6 +24,8 @@ class Undone:
     conflicts: set[str] = field(default_factory=set[str])
     displaced: dict[str, int] = field(default_factory=dict[str, int])
     """Of the conflicts, the slots that hold what was at the path before the call."""
+    moved: list[Deed] = field(default_factory=list[Deed])
+    """Of the moves, those whose file stays where the call had moved it: something else is where it was."""
     left: list[Deed] = field(default_factory=list[Deed])
     errors: list[OSError] = field(default_factory=list[OSError])
 
@@ -32,6 +34,8 @@ class Undone:
         self.conflicts.add(conflict)
         if deed.kind in ("swap", "take"):
             self.displaced[deed.path] = deed.slot
+        elif deed.kind == "move" and conflict == deed.path:
+            self.moved.append(deed)
 
 
 @dataclass(slots=True)
