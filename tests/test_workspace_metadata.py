@@ -97,6 +97,47 @@ def test_several_steps_are_undone_to_the_same_files(workspace: Workspace, root: 
     assert all_but_inodes(root) == before
 
 
+def touched(root: Path) -> None:
+    os.utime(root / "d/b.sh", ns=(3, 3))
+
+
+def parted(root: Path) -> None:
+    (root / "d/same").unlink()
+    (root / "d/same").write_text("a\n")
+    os.utime(root / "d/same", ns=(10**18, 10**18))
+
+
+def joined(root: Path) -> None:
+    os.link(root / "d/b.sh", root / "d/new")
+    os.replace(root / "d/new", root / "d/e/one")
+
+
+def time_of_a_directory(root: Path) -> None:
+    os.utime(root / "d/e", ns=(5, 5))
+
+
+@pytest.mark.parametrize("change", [touched, parted, joined, time_of_a_directory])
+@pytest.mark.parametrize("opaque", [True, False], ids=["by a command", "by somebody else"])
+def test_what_a_restore_changed_of_times_and_names_alone_comes_back_with_its_undo(
+    workspace: Workspace, root: Path, change: Callable[[Path], None], opaque: bool
+) -> None:
+    first = all_but_inodes(root)
+    with held_call(workspace.filesystem, opaque=True) as held:
+        if opaque:
+            change(root)
+        (root / "link").unlink()
+        held.commit()
+    if not opaque:
+        change(root)
+    changed = all_but_inodes(root)
+    workspace.restore(0)
+    assert all_but_inodes(root) == first
+    workspace.undo()
+    assert all_but_inodes(root) == changed
+    workspace.undo()
+    assert all_but_inodes(root) == first
+
+
 def test_an_undo_that_is_rolled_back_leaves_every_time_as_it_was(workspace: Workspace, root: Path) -> None:
     call(workspace, CHANGES["a directory deleted"])
     before = printed(root)

@@ -65,6 +65,9 @@ class StepHistory(History):
         """What the newest scan did not take in, why, and as what it was seen."""
         self.last: Step | None = None
         """The newest step that was made since opening."""
+        self.rewritten: set[str] = set()
+        """What an undo or a restore has written in the open call: times and names of one file alone are no change that
+        the filesystem tells of, and its step is to have them."""
         self.replaced = False
         """Whether what the next look finds to differ is that of another directory in the place of the one before."""
         self.lost: list[str] = []
@@ -100,7 +103,7 @@ class StepHistory(History):
                 differing = Differing(
                     self._files, self.store, changed, receipt.started_at, self.limits, self._hashes, looks
                 )
-                ours = differing.ours()
+                ours = differing.ours(self.rewritten)
                 theirs = differing.theirs()
                 before, unknown = differing.unknown()
             if theirs or before.reasons != self.store.states.unknown(self.store.tip).reasons:
@@ -134,6 +137,7 @@ class StepHistory(History):
 
     def committed(self, recorded: Recorded) -> None:
         prepared, self._prepared = self._prepared, None
+        self.rewritten.clear()
         if prepared is not None and prepared.step is recorded.step:
             for commit in prepared.commits:
                 self.store.publish(commit)

@@ -108,14 +108,20 @@ class Differing:
                     found[path] = state
         return found
 
-    def ours(self) -> dict[str, Entry | Pending | None]:
+    def ours(self, rewritten: Iterable[str] = ()) -> dict[str, Entry | Pending | None]:
+        """``rewritten`` are paths of which more may have changed than was told."""
         found: dict[str, Entry | Pending | None] = {
             change.path: None
             if change.after is None or change.path in self._to
             else self._now(change.path, change.after.content_hash)
             for change in self._changed.changes
         }
-        for path in self._directories:
+        again = [path for path in rewritten if path not in found]
+        for path in again:
+            state = self._now(path)
+            if state is not None:
+                found[path] = state
+        for path in all_above([*self._paths, *again]):
             state = found.get(path) or self._now(path)
             if state is not None and state.kind == "directory":
                 found[path] = state

@@ -368,7 +368,7 @@ class Workspace:
             undone = self._find.undone(n, step)
             plan = self._planner(history).undo(undone, [parent_of(record) for record in undone])
             parents = [record.parent for record in undone if record.parent is not None]
-            notes = () if dry_run else self._write(plan, parents)
+            notes = () if dry_run else self._write(history, plan, parents)
         return Reversal(plan.outcomes, plan.reasons, None if dry_run else self._made(transaction, history), notes)
 
     @checked
@@ -385,14 +385,17 @@ class Workspace:
         with self._alone("restore") as (transaction, history):
             record = self._find.record(step)
             plan = self._planner(history).restore(record)
-            notes = () if dry_run else self._write(plan, [record.commit], whole=record.commit)
+            notes = () if dry_run else self._write(history, plan, [record.commit], whole=record.commit)
         return Reversal(plan.outcomes, plan.reasons, None if dry_run else self._made(transaction, history), notes)
 
     def _planner(self, history: StepHistory) -> Planner:
         return Planner(self._store, self._tip(), history.found)
 
-    def _write(self, plan: Reversing, before: Sequence[str], *, whole: str | None = None) -> Sequence[str]:
+    def _write(
+        self, history: StepHistory, plan: Reversing, before: Sequence[str], *, whole: str | None = None
+    ) -> Sequence[str]:
         """What could not be brought back besides, in words."""
+        history.rewritten = {*plan.states}
         writer = TreeWriter(self.filesystem, self._store.states, self._tip(), plan.contents)
         for path in sorted(writer.write(plan.states, before, whole=whole, moves=plan.moves)):
             plan.stays(path, "it holds what the history does not have")
