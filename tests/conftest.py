@@ -15,8 +15,10 @@ if TYPE_CHECKING:
 
 pytest.register_assert_rewrite("ringfence.testing")
 
-# A shell starts its background jobs with Ctrl-C ignored, and they would hand that on to the processes of the tests.
+# A shell starts its background jobs with Ctrl-C ignored, and nohup what it runs with SIGHUP ignored, and they would hand
+# that on to the processes of the tests.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # No deadline: a busy machine is not a failure. The blob repeats a failure of another machine on this one.
 settings.register_profile("quick", deadline=None, print_blob=True, max_examples=50, stateful_step_count=30)
