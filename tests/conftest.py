@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 pytest.register_assert_rewrite("ringfence.testing")
 
-# A shell starts its background jobs with Ctrl-C ignored, and nohup what it runs with SIGHUP ignored, and they would hand
-# that on to the processes of the tests.
+# A shell starts its background jobs with Ctrl-C ignored, nohup with SIGHUP ignored, and they would hand that on to the
+# processes of the tests.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
