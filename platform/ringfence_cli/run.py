@@ -287,8 +287,7 @@ def model_of(spec: str, files: ExitStack) -> LoopAdapter:
     except OSError as error:
         raise click.BadParameter(f"{name!r} cannot be read: {why(error)}", param_hint="'--model'") from None
     except (ValueError, ImportError, RecursionError) as error:
-        said = str(error).replace(", or give api_key", "")  # which a command line has not
-        raise click.BadParameter(said, param_hint="'--model'") from None
+        raise click.BadParameter(str(error), param_hint="'--model'") from None
 
 
 def provider_of(kind: str, name: str) -> OpenAIAdapter | AnthropicAdapter:

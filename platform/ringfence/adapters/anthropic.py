@@ -81,9 +81,7 @@ class AnthropicAdapter(LoopAdapter):
             if found.api_key is None and found.auth_token is None and getattr(found, "credentials", None) is None:
                 found.close()
                 if base_url is None:
-                    raise ValueError(
-                        "Anthropic needs a key: set the environment variable ANTHROPIC_API_KEY, or give api_key"
-                    )
+                    raise ValueError("Anthropic needs a key: set the environment variable ANTHROPIC_API_KEY")
                 found = sdk.Anthropic(base_url=base_url, api_key="none", max_retries=0)
             client = self._owned = found
         self.model = model

@@ -64,9 +64,7 @@ class OpenAIAdapter(LoopAdapter):
                 client = self._owned = sdk.OpenAI(base_url=base_url, api_key=api_key, max_retries=0)
             except sdk.OpenAIError as error:
                 if base_url is None:
-                    raise ValueError(
-                        "OpenAI needs a key: set the environment variable OPENAI_API_KEY, or give api_key"
-                    ) from error
+                    raise ValueError("OpenAI needs a key: set the environment variable OPENAI_API_KEY") from error
                 client = self._owned = sdk.OpenAI(base_url=base_url, api_key="none", max_retries=0)
         assert client is not None
         self.model = model
