@@ -536,6 +536,22 @@ def test_what_was_in_the_way_of_a_call_within_is_no_conflict_once_the_opaque_cal
     assert shape(root) == before
 
 
+def test_what_was_in_the_way_after_an_opaque_call_is_no_conflict_of_the_call_that_goes_back_before_it(
+    root: Path, files: HostFilesystem
+) -> None:
+    before = shape(root)
+    with held_call(files) as call:
+        with held_call(files, parent=call, opaque=True) as program:
+            sh(root, "echo program > n")
+            program.commit()
+        with held_call(files, parent=call) as inner:
+            files.for_call(inner).delete("a.txt")
+            sh(root, "echo somebody > a.txt")
+            assert inner.rollback().conflicts == ("a.txt",)
+        assert call.rollback().conflicts == ()
+    assert shape(root) == before
+
+
 def test_a_file_above_the_limit_that_came_back_in_a_call_is_no_change_of_the_one_around_it(root: Path) -> None:
     with limited(root) as workspace, held_call(workspace.filesystem, opaque=True) as call:
         with held_call(workspace.filesystem, parent=call, opaque=True) as inner:

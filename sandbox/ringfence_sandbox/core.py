@@ -382,10 +382,10 @@ class Core:
         return RollbackReport(tuple(sorted(conflicts)), tuple(notes)) if conflicts or notes else CLEAN
 
     def _meet(self, conflicts: set[str]) -> None:
-        """Conflicts are those of the calls around, too, should they be taken back; not of an opaque one, and beyond:
-        from there all comes back, whoever changed it."""
+        """Conflicts are those of the calls around, too, should they be taken back; not where an opaque call has begun
+        within them: to there all goes back, whoever changed it."""
         for mark in reversed(self._marks):
-            if mark.opaque or not conflicts:
+            if not conflicts or self._opaque_since(mark) is not None:
                 break
             self._met.setdefault(mark, set()).update(conflicts)
 

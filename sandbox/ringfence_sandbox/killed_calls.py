@@ -47,7 +47,8 @@ def note_killed(
 ) -> None:
     """For who has the store's lock; the same call may be noted again. OSError."""
     noted = KilledCall(begun, *call, committed, commit, conflicts, notes, datetime.now(UTC).isoformat())
-    _write(store, [*(one for one in killed_calls(store) if one.begun != begun), noted][-_MOST:])
+    others = [one for one in killed_calls(store) if (one.begun, one.call_id) != (begun, call[0])]
+    _write(store, [*others, noted][-_MOST:])
 
 
 def killed_calls(store: Path) -> list[KilledCall]:
