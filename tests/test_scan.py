@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ringfence_sandbox import scan
 from ringfence_sandbox.commit_messages import CommitInfo
 from ringfence_sandbox.entries import Entry
 from ringfence_sandbox.restoring import RestorePlan, plan_restore
@@ -520,6 +521,116 @@ def test_a_rescan_reads_nothing_of_a_directory_that_stayed(tree: Scanned) -> Non
     assert tree.store.tip is not None
     root = tree.store.states.root(tree.store.tip)
     assert set(root.loaded) == {b"d7"}
+
+
+# Listings.
+
+
+def listed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The inodes of the directories that are listed from now on."""
+    found: list[int] = []
+    plain = os.scandir
+
+    def scandir(descriptor: int) -> object:
+        found.append(os.fstat(descriptor).st_ino)
+        return plain(descriptor)
+
+    monkeypatch.setattr("ringfence_sandbox.scan.os.scandir", scandir)
+    return found
+
+
+def test_only_a_directory_in_which_a_name_came_or_went_is_listed_again(
+    tree: Scanned, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path in ("a/1", "a/2", "b/c/1", "b/c/2"):
+        tree.write(path)
+    settle(tree)
+    tree.take()
+    inodes = listed(monkeypatch)
+    tree.write("a/1", b"changed")
+    assert set(tree.take()) == {"a/1"}
+    assert inodes == []
+    tree.write("b/c/3")
+    (tree.root / "b/c/1").unlink()
+    os.utime(tree.root / "b/c", ns=(LONG_AGO, LONG_AGO))
+    assert set(tree.take()) == {"b/c", "b/c/1", "b/c/3"}
+    assert inodes == [os.stat(tree.root / "b/c").st_ino]
+
+
+def test_a_directory_that_was_listed_within_the_tick_of_its_change_is_listed_again(
+    tree: Scanned, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree.write("a/1")
+    tree.take()
+    inodes = listed(monkeypatch)
+    assert tree.take() == {}
+    assert set(inodes) == {os.stat(tree.root).st_ino, os.stat(tree.root / "a").st_ino}
+
+
+def test_where_directories_may_keep_their_times_names_that_come_and_go_are_found(
+    tree: Scanned, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fuse = 0x65735546
+    stamp_of = scan.stamp_of
+
+    def stamp(status: os.stat_result) -> tuple[int, int, int, int]:
+        inode, *_ = found = stamp_of(status)
+        return (inode, 0, 0, 0) if stat.S_ISDIR(status.st_mode) else found
+
+    monkeypatch.setattr(scan, "stamp_of", stamp)
+    monkeypatch.setattr(scan, "filesystem_type", lambda descriptor: fuse)
+    for path in ("a/1", "a/2", "b/1"):
+        tree.write(path)
+    settle(tree)
+    tree.take()
+    before = os.stat(tree.root / "a")
+    (tree.root / "a/1").unlink()
+    tree.write("b/2")
+    os.utime(tree.root / "a", ns=(before.st_atime_ns, before.st_mtime_ns))
+    found = set(tree.take())
+    assert found >= {"a/1", "b/2"}
+    assert "a/2" not in found
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(["write", "remove", "move", "exchange", "wait"]), st.randoms()), max_size=12))
+def test_what_a_scan_knew_never_hides_a_change(
+    tmp_path_factory: pytest.TempPathFactory, moves: list[tuple[str, random.Random]]
+) -> None:
+    tree = Scanned(tmp_path_factory.mktemp("listings"))
+    try:
+        for path in ("a/x", "a/b/x", "c/x", "c/d/x"):
+            tree.write(path)
+        settle(tree)
+        tree.take()
+        for turn, (move, pick) in enumerate(moves):
+            there = sorted(tree.root.rglob("*"))
+            one, other = (pick.choice(there), pick.choice(there)) if there else (tree.root, tree.root)
+            folder = one if one.is_dir() else one.parent
+            times = [(path, os.lstat(path).st_mtime_ns) for path in {tree.root, folder, one.parent, other.parent}]
+            if move == "write":
+                new = folder / f"new{turn}"
+                new.mkdir() if pick.random() < 0.2 else new.touch()
+            elif move == "remove" and there:
+                shutil.rmtree(one) if one.is_dir() else one.unlink()
+            elif move == "move" and there and other not in {folder, *folder.parents}:
+                other.rename(folder / f"moved{turn}")
+            elif move == "exchange" and one not in {other, *other.parents} and other not in one.parents and there:
+                one.rename(tree.root / "between")
+                other.rename(one)
+                (tree.root / "between").rename(other)
+            elif move == "wait":
+                settle(tree)
+            for path, mtime in times:
+                if pick.random() < 0.5 and path.exists():
+                    os.utime(path, ns=(mtime, mtime))
+            tree.take()
+            known, tree.cache = tree.cache, StatCache()
+            assert tree.scan().changes == {}
+            tree.cache = known
+    finally:
+        tree.store.close()
+        shutil.rmtree(tree.root.parent)
 
 
 # All of it.

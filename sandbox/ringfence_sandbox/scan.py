@@ -10,20 +10,32 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Callable, Set
+from collections.abc import Callable, Collection, Set
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from ringfence_sandbox.entries import Entry, Meta, make_entry, make_meta
 from ringfence_sandbox.folders import Folder
 from ringfence_sandbox.history_states import States
-from ringfence_sandbox.kernel import mounts_below
-from ringfence_sandbox.stat_cache import FINE_TICK_NS, Stamp, StatCache, attributes_of, is_settled, stamp_of
-from ringfence_sandbox.steady_reading import closing, hole_bytes, open_at, read_at_once, read_steadily
+from ringfence_sandbox.kernel import filesystem_type, mounts_below
+from ringfence_sandbox.stat_cache import FINE_TICK_NS, Listing, Stamp, StatCache, attributes_of, is_settled, stamp_of
+from ringfence_sandbox.steady_reading import hole_bytes, open_at, read_at_once, read_steadily
 
 MAX_DEPTH = 256
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _SPARSE_BYTES = 1 << 20
+_KEEP_TIMES = {
+    0xEF53,  # ext2, ext3, ext4
+    0x01021994,  # tmpfs
+    0x2FC12FC1,  # zfs
+    0x58465342,  # xfs
+    0x794C7630,  # overlayfs
+    0x9123683E,  # btrfs
+    0xCA451A4E,  # bcachefs
+    0xF2F52010,  # f2fs
+}
+"""Filesystems that are known to give a directory another ctime whenever a name in it comes or goes. Others, as many
+that are reached over a network or served by a program, may not: there every directory is listed, and none settled."""
 _OURS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 """Errors that say nothing about the file."""
 
@@ -96,28 +108,42 @@ def follow(cache: StatCache, states: States, commit: str | None) -> None:
 class _Before:
     """A directory as the step before had it, read from the store only if it is asked for."""
 
-    __slots__ = ("_above", "_load", "_value")
+    __slots__ = ("_above", "_commit", "_known", "_name", "_states", "_value")
 
-    def __init__(self, load: Callable[[Folder | None], Folder | None], above: _Before | None = None) -> None:
-        """``load`` is given the directory ``above`` it."""
-        self._load: Callable[[Folder | None], Folder | None] | None = load
+    def __init__(self, states: States, commit: str | None, above: _Before | None = None, name: str = "") -> None:
+        self._states = states
+        self._commit = commit
         self._above = above
+        self._name = name
+        self._known = False
         self._value: Folder | None = None
 
+    def below(self, name: str) -> _Before:
+        return _Before(self._states, self._commit, self, name)
+
     def get(self) -> Folder | None:
-        if self._load is None:
+        if self._known:
             return self._value
         # Not by recursion: a scan of a deep tree is that already, and a caller's stack may be deep as well.
         line: list[_Before] = []
         one: _Before | None = self
-        while one is not None and one._load is not None:
+        while one is not None and not one._known:
             line.append(one)
             one = one._above
         for one in reversed(line):
-            if one._load is not None:
-                one._value = one._load(one._above._value if one._above is not None else None)
-                one._load = None
+            one._value = one._loaded()
+            one._known = True
         return self._value
+
+    def _loaded(self) -> Folder | None:
+        if self._above is None:
+            return self._states.root(self._commit) if self._commit is not None else None
+        folder = self._above._value
+        return folder.directory(os.fsencode(self._name), self._states.objects) if folder is not None else None
+
+    def file(self, name: str) -> Entry | None:
+        folder = self.get()
+        return folder.file(os.fsencode(name)) if folder is not None else None
 
 
 class Scanner:
@@ -152,6 +178,8 @@ class Scanner:
         self._mounted = {os.path.relpath(path, place) for path in mounts_below(place)}
         self._found = ScanResult()
         self._holes = 0
+        self._keeps_times = filesystem_type(root) in _KEEP_TIMES
+        self._listings: dict[str, Listing] = {}
         self._links: list[tuple[str, Entry | None, Entry]] = []
 
     def scan(self) -> ScanResult:
@@ -165,60 +193,71 @@ class Scanner:
         follow(self._cache, self._states, self._commit)
         self._cache.commit = None
         descriptor = open_at(".", self._root, _DIRECTORY)
-        with closing(descriptor):
-            self._folder(descriptor, "", _Before(self._root_before), 0)
+        try:
+            self._folder(descriptor, "", _Before(self._states, self._commit), 0)
+        finally:
+            os.close(descriptor)
+        self._cache.listings = self._listings
         self._drop_renumbered_links()
         if not self._found.changes:
             self._cache.commit = self._commit
         return self._found
 
-    def _root_before(self, _above: Folder | None) -> Folder | None:
-        return self._states.root(self._commit) if self._commit is not None else None
-
     def _folder(self, descriptor: int, path: str, before: _Before, depth: int) -> None:
         status = os.fstat(descriptor)
+        stamp = stamp_of(status)
+        settled, listing = True, self._cache.listings.get(path)
+        if listing is None or listing[0] != stamp:
+            settled = self._keeps_times and is_settled(status, self._clock)
+            listing = self._listed(descriptor, stamp, self._hidden if depth == 0 else None)
+        if settled:
+            self._listings[path] = listing
         prefix = f"{path}/" if path else ""
         known = self._cache.folders.get(path, {})
         fresh: dict[str, Stamp] = {}
-        folders: list[str] = []
+        folders: Collection[str] = listing[1]
         to_read: list[tuple[str, os.stat_result]] = []
         room = self._limits.max_files - self._found.files
-        hidden = self._hidden if depth == 0 else None
-        with os.scandir(descriptor) as listed:
-            for entry in listed:
-                name = entry.name
-                if hidden is not None and hidden(name):
-                    continue
-                try:
-                    now = entry.stat(follow_symlinks=False)
-                except FileNotFoundError:
-                    continue
-                stamp = known.get(name)
-                if (
-                    stamp is not None
-                    and stamp[3] == now.st_ctime_ns
-                    and stamp[0] == now.st_ino
-                    and stamp[1] == now.st_size
-                    and stamp[2] == now.st_mtime_ns
-                    and len(fresh) < room
-                ):
-                    fresh[name] = stamp
-                elif stat.S_ISDIR(now.st_mode):
-                    folders.append(name)
-                else:
-                    to_read.append((name, now))
+        for name in listing[2]:
+            try:
+                now = os.lstat(name, dir_fd=descriptor)
+            except FileNotFoundError:
+                continue
+            was = known.get(name)
+            if (
+                was is not None
+                and was[3] == now.st_ctime_ns
+                and was[0] == now.st_ino
+                and was[1] == now.st_size
+                and was[2] == now.st_mtime_ns
+                and len(fresh) < room
+            ):
+                fresh[name] = was
+            elif stat.S_ISDIR(now.st_mode):  # it has become one since it was listed
+                folders = (*folders, name)
+            else:
+                to_read.append((name, now))
         self._cache.folders[path] = fresh
         self._found.files += len(fresh)
         gone = [name for name, now in to_read if not self._file(descriptor, prefix, fresh, name, now, before)]
         # Where the directory has the stamp it had, no name has come or gone. (Its size is left out of it.)
-        if known.get("") != stamp_of(status):
+        if known.get("") != stamp:
             there = (fresh.keys() | {name for name, _ in to_read}).difference(gone)
             self._cache.note(path, attributes_of(descriptor))
             self._directory(path, status, before.get(), there, set(folders))
-        if is_settled(status, self._clock):
-            fresh[""] = stamp_of(status)
+        if settled:
+            fresh[""] = stamp
         for name in folders:
             self._below(descriptor, name, prefix + name, before, depth)
+
+    def _listed(self, descriptor: int, stamp: Stamp, hidden: Callable[[str], bool] | None) -> Listing:
+        folders: list[str] = []
+        others: list[str] = []
+        with os.scandir(descriptor) as listed:
+            for entry in listed:
+                if hidden is None or not hidden(entry.name):
+                    (folders if entry.is_dir(follow_symlinks=False) else others).append(entry.name)
+        return stamp, folders, others
 
     def _directory(
         self, path: str, status: os.stat_result, before: Folder | None, files: Set[str], folders: Set[str]
@@ -243,19 +282,11 @@ class Scanner:
                 self._cache.forget(prefix + name)
 
     def _below(self, parent: int, name: str, path: str, before: _Before, depth: int) -> None:
-        def load(folder: Folder | None) -> Folder | None:
-            return folder.directory(os.fsencode(name), self._states.objects) if folder is not None else None
-
-        def known() -> Entry | Folder | None:
-            """Also a file, where the directory is new and not taken in."""
-            folder = before.get()
-            return old.get() or (folder.file(os.fsencode(name)) if folder is not None else None)
-
-        old = _Before(load, before)
+        old = before.below(name)
         if path in self._mounted or depth + 1 >= MAX_DEPTH:
             # What is in a mount could not be brought back by renaming, so no call may change it.
             reason = "mounted" if path in self._mounted else "too deep"
-            self._exclude(path, reason, known(), _stamp_at(parent, name))
+            self._exclude(path, reason, old.get() or before.file(name), _stamp_at(parent, name))
             return
         try:
             descriptor = open_at(name, parent, _DIRECTORY)
@@ -266,10 +297,12 @@ class Scanner:
             if error.errno in _OURS:
                 raise
             # It may not be read, or became something else just now, which the next scan will find.
-            self._exclude(path, "unreadable", known(), _stamp_at(parent, name))
+            self._exclude(path, "unreadable", old.get() or before.file(name), _stamp_at(parent, name))
             return
-        with closing(descriptor):
+        try:
             self._folder(descriptor, path, old, depth + 1)
+        finally:
+            os.close(descriptor)
 
     def _file(
         self,
@@ -281,8 +314,7 @@ class Scanner:
         before: _Before,
     ) -> bool:
         """Whether it is (still) there. What may be trusted from now on comes into ``fresh``."""
-        path, folder = prefix + name, before.get()
-        old = folder.file(os.fsencode(name)) if folder is not None else None
+        path, old = prefix + name, before.file(name)
         self._found.files += 1
         reason = "mounted" if path in self._mounted else self._refused(parent, name, status)
         if reason is None:
