@@ -557,6 +557,14 @@ def test_only_a_directory_in_which_a_name_came_or_went_is_listed_again(
     assert inodes == [os.stat(tree.root / "b/c").st_ino]
 
 
+def test_a_name_may_be_hidden_from_one_scan_and_not_from_the_next(tree: Scanned) -> None:
+    tree.write("kept/a")
+    tree.write("b")
+    settle(tree)
+    assert set(tree.take(hidden=lambda name: name == "kept")) == {"", "b"}
+    assert set(tree.take()) == {"kept", "kept/a"}
+
+
 def test_a_directory_that_was_listed_within_the_tick_of_its_change_is_listed_again(
     tree: Scanned, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Callable, Collection, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
@@ -209,16 +209,19 @@ class Scanner:
         settled, listing = True, self._cache.listings.get(path)
         if listing is None or listing[0] != stamp:
             settled = self._keeps_times and is_settled(status, self._clock)
-            listing = self._listed(descriptor, stamp, self._hidden if depth == 0 else None)
+            listing = stamp, *_listed(descriptor)
         if settled:
             self._listings[path] = listing
+        _, folders, others = listing
+        if depth == 0:
+            folders = [name for name in folders if not self._hidden(name)]
+            others = [name for name in others if not self._hidden(name)]
         prefix = f"{path}/" if path else ""
         known = self._cache.folders.get(path, {})
         fresh: dict[str, Stamp] = {}
-        folders: Collection[str] = listing[1]
         to_read: list[tuple[str, os.stat_result]] = []
         room = self._limits.max_files - self._found.files
-        for name in listing[2]:
+        for name in others:
             try:
                 now = os.lstat(name, dir_fd=descriptor)
             except FileNotFoundError:
@@ -249,15 +252,6 @@ class Scanner:
             fresh[""] = stamp
         for name in folders:
             self._below(descriptor, name, prefix + name, before, depth)
-
-    def _listed(self, descriptor: int, stamp: Stamp, hidden: Callable[[str], bool] | None) -> Listing:
-        folders: list[str] = []
-        others: list[str] = []
-        with os.scandir(descriptor) as listed:
-            for entry in listed:
-                if hidden is None or not hidden(entry.name):
-                    (folders if entry.is_dir(follow_symlinks=False) else others).append(entry.name)
-        return stamp, folders, others
 
     def _directory(
         self, path: str, status: os.stat_result, before: Folder | None, files: Set[str], folders: Set[str]
@@ -393,6 +387,16 @@ class Scanner:
             alone = len(became[old.meta.link]) == 1 and len(came[new.meta.link]) == 1
             if alone and old == replace(new, meta=replace(new.meta, link=old.meta.link)):
                 del self._found.changes[path]
+
+
+def _listed(descriptor: int) -> tuple[Sequence[str], Sequence[str]]:
+    """The names of the directories in a directory, and all others."""
+    folders: list[str] = []
+    others: list[str] = []
+    with os.scandir(descriptor) as listed:
+        for entry in listed:
+            (folders if entry.is_dir(follow_symlinks=False) else others).append(entry.name)
+    return folders, others
 
 
 def _meta(status: os.stat_result, *, link: int) -> Meta:
