@@ -226,9 +226,10 @@ class Tree:
         directory = self.root
         if directory.generation != generation:
             directory = self._changeable_root()
-        *above, name = path.split("/")
+        names = path.split("/")
+        name = names.pop()
         try:
-            for step in above:
+            for step in names:
                 child: Any = directory.entries[step]
                 if child.generation != generation:
                     child = child.copy(generation)
