@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -73,6 +74,26 @@ def test_everything_is_back_down_to_inodes_and_times(root: Path, fs: HostFilesys
     assert printed(root).keys() != before.keys()
     assert call.rollback().conflicts == ()
     assert printed(root) == before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda files: files.mkdir("d/new"),
+        lambda files: files.write("d/new", ""),
+        lambda files: files.move("a.txt", "d/new"),
+        lambda files: files.delete("d/e/c.txt"),
+    ],
+)
+def test_undoing_one_change_of_a_directory_is_nobody_s_to_the_next(
+    root: Path, change: Callable[[HostFilesystem], object]
+) -> None:
+    before, slow = printed(root), lambda name: time.sleep(0.01)  # so that each has a time of its own
+    with HostFilesystem(root, store=root.parent / "store", before=slow) as fs, held_call(fs) as call:
+        change(fs.for_call(call))
+        fs.for_call(call).write("d/b.txt", "changed")
+        call.rollback()
+        assert without_held(root) == before
 
 
 def test_calls_that_fail_one_after_the_other_know_nothing_of_each_other(root: Path, fs: HostFilesystem) -> None:

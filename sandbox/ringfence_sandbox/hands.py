@@ -157,6 +157,8 @@ class Hands:
 
     def undo(self, deed: Deed) -> None:
         """Take a deed back, if it was done. Raises Conflict where somebody else's is in the way; OSError."""
+        if deed.kind not in ("swap", "times"):
+            self.let_go()  # first, or the time that a swap has just left its directory with is taken for somebody's
         try:
             self._undo[deed.kind](deed)
         except OSError as error:
