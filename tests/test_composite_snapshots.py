@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,7 @@ from ringfence.runtime import (
     restore_snapshot,
     tool_transaction,
 )
+from ringfence.testing.looking import tree_of
 from ringfence_sandbox import HostFilesystem, Workspace
 
 
@@ -296,6 +298,97 @@ def test_a_program_that_was_taken_back_is_in_no_one_s_way(opaque: World) -> None
     opaque.files.write("a.txt", "later")
     opaque.restore(snapshot)
     assert opaque.holds == before
+
+
+def test_while_a_program_may_change_files_nothing_goes_back(tmp_path: Path) -> None:
+    taken: list[CompositeSnapshot] = []
+
+    def act(params: None, *, context: ToolContext) -> ToolResult[None]:
+        (tmp_path / "root/made").write_text("made")
+        taken.append(create_snapshot(context.session, context.resources))
+        restore_snapshot(context.session, context.resources, taken[0])
+        return ToolResult("done")
+
+    disk = HostFilesystem(tmp_path / "root", store=tmp_path / "store")
+    with disk, world(disk, act, opaque=True) as here:
+        taken.append(here.snapshot())
+        before = here.holds
+        assert "a tool has changed files by itself" in here.call().message
+        with pytest.raises(SnapshotRestoreError, match="in the call that took it"):
+            here.restore(taken[1])
+        assert here.holds == before
+        here.become("second")
+        here.restore(taken[0])
+        assert here.holds == before
+
+
+@pytest.mark.parametrize("text", ["look", "act"])
+def test_one_of_a_failed_call_in_which_a_program_ran_is_refused(opaque: World, text: str) -> None:
+    taken: list[CompositeSnapshot] = []
+    opaque.session[Line].seed(Line(text))
+    before = opaque.holds
+    with suppress(KeyError), tool_transaction(opaque.session, opaque.resources):
+        assert opaque.call().success
+        opaque.files.write("more", "which goes with what the program has made")
+        taken.append(opaque.snapshot())
+        raise KeyError
+    with pytest.raises(SnapshotRestoreError):
+        opaque.restore(taken[0])
+    assert opaque.holds == before
+
+
+def in_place(root: Path) -> None:
+    (root / "a.txt").write_text("longer than it was")
+
+
+def made_anew(root: Path) -> None:
+    (root / "new").rmdir()
+
+
+@pytest.mark.parametrize("change", [in_place, made_anew])
+def test_where_a_rollback_has_made_files_anew_going_back_is_refused(
+    opaque: World, tmp_path: Path, change: Callable[[Path], None]
+) -> None:
+    snapshot = opaque.snapshot()
+    opaque.files.chmod("a.txt", 0o600)
+    opaque.files.chmod("new", 0o700)
+    before = tree_of(opaque.files)
+    with suppress(KeyError), tool_transaction(opaque.session, opaque.resources, opaque=True):
+        change(tmp_path / "root")
+        raise KeyError
+    with pytest.raises(SnapshotRestoreError, match="by itself"):
+        opaque.restore(snapshot)
+    assert tree_of(opaque.files) == before
+
+
+def test_a_program_that_has_changed_the_time_of_a_file_is_not_passed_over(opaque: World, tmp_path: Path) -> None:
+    snapshot = opaque.snapshot()
+    with tool_transaction(opaque.session, opaque.resources, opaque=True):
+        os.utime(tmp_path / "root/a.txt", (1, 1))
+    with pytest.raises(SnapshotRestoreError, match="by itself"):
+        opaque.restore(snapshot)
+    assert opaque.files.stat("a.txt").modified_at.year == 1970
+
+
+def test_the_times_of_directories_come_with_it_and_go_with_the_call(files: Filesystem) -> None:
+    taken: list[CompositeSnapshot] = []
+    trees: list[dict[str, object]] = []
+
+    def act(params: None, *, context: ToolContext) -> ToolResult[None]:
+        if taken:
+            here.restore(taken[0])
+            return ToolResult.error(str(tree_of(files) == trees[1]))
+        here.become("second")
+        files.write("d/e", "e")
+        taken.append(here.snapshot())
+        trees.append(tree_of(files))
+        return ToolResult.error("no")
+
+    with world(files, act) as here:
+        trees.append(tree_of(files))
+        here.call()
+        assert (tree_of(files), here.call().message) == (trees[0], "True")
+        assert tree_of(files) == trees[0]
 
 
 def test_it_is_of_one_moment_though_a_call_runs() -> None:

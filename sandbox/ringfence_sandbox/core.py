@@ -101,6 +101,8 @@ class Core:
         self._left_over = False
         """Whether a holding directory could not be dropped: the next opening has to find its name in the journal."""
         self._live: weakref.WeakSet[Token] = weakref.WeakSet()
+        self._after_opaque: list[tuple[int, State]] = []
+        """What snapshots have taken after an opaque call within the one that is open, and how many deeds there were."""
         self._bytes: dict[str, bytes] = {}
         """What the call wrote, by its sha256."""
         self._bytes_size = 0
@@ -291,7 +293,7 @@ class Core:
 
     def commit(self, mark: Mark, receipt: Receipt) -> Step | None:
         if not mark.outermost:
-            self._note_opaque(mark, receipt)
+            self._note_opaque(mark)
             self._leave(mark)
             self._freeze()
             return None
@@ -302,16 +304,17 @@ class Core:
                 sync_filesystem(self.files.root)
             self._check_displaced()
             self._journal.commit(recorded)
-        self._note_opaque(mark, receipt)
+        self._note_opaque(mark)
         self._leave(mark)  # the commit point is behind us: from here on nothing fails
         if recorded is not None and self._history is not None:
             self._history.committed(recorded)
         self._close_call(committed=True)
         return None if recorded is None else recorded.step
 
-    def _note_opaque(self, mark: Mark, receipt: Receipt) -> None:
+    def _note_opaque(self, mark: Mark) -> None:
         """From the states before an opaque call no way leads to those after it: its deed does not say what it did."""
-        if self._live and receipt.changes and self._opaque_since(mark) is not None:
+        first = self._opaque_since(mark)
+        if self._live and first is not None and self._opaque is not None and self._opaque.differs(self._deeds[first:]):
             self._tip.opaque = True
             self._tip = State(self._tip)
 
@@ -370,7 +373,7 @@ class Core:
         if undone.errors:
             raise undone.errors[0]
         self.noting.touched.clear()
-        self._tip = State(mark.state)
+        self._tip = State(State(mark.state, opaque=True) if taken.remade and self._live else mark.state)
         self._leave(mark)
         undone.displaced.update(taken.displaced)
         notes += [*self.hands.notes, *self._keep(undone, deeds)]
@@ -400,6 +403,9 @@ class Core:
         call_id, tool = self._journal.label
         taken = self._opaque.take_back(self._deeds[first:], hold, self._journal.file.note, tool=tool, call_id=call_id)
         del self._deeds[first:]
+        for number, state in self._after_opaque:
+            if number > first and state not in line(mark.state):
+                state.opaque = True  # what its deeds had made is removed with what the program had, and held nowhere
         self.hands.times.forget()
         taken.settle(self._deeds)
         self.seen.unsure = self._opaque.any_open
@@ -451,6 +457,7 @@ class Core:
         self._met.clear()
         self._until_opaque = 0
         self._early.clear()
+        self._after_opaque.clear()
         self.seen.unsure = False
         if self._opaque is not None:
             if self._opaque.any_open:
@@ -528,15 +535,21 @@ class Core:
             self._forget()
         token = Token()
         state = self._freeze()
+        if any(mark.opaque for mark in self._marks):  # what its program has done up to now is not among the deeds
+            state = State(state, opaque=True)
+        elif self._marks:
+            SnapshotRestore(self).note_times(state, self._marks[0].state)
+            if self._opaque_since(self._marks[0]) is not None:
+                self._after_opaque.append((len(self._deeds), state))
         self._live.add(token)
         return state, token
 
     def _way(self, state: State) -> tuple[list[State], list[State]]:
         up, down = way(self._tip, state)
-        if any(one.opaque for one in (*up, *down)):
+        if any(one.opaque for one in (*self._marks, *up, *down)):
             raise SnapshotRestoreError(
-                "since that snapshot a tool has changed files by itself, which it knows nothing of: go back to a step "
-                "of the history instead"
+                "since that snapshot, or in the call that took it, a tool has changed files by itself, which it knows "
+                "nothing of: go back to a step of the history instead"
             )
         return up, down
 

@@ -106,6 +106,11 @@ class OpaqueCalls:
         before, after = self._before[deeds[0].seq], self._seen(deeds) or self._look(deeds)
         return self._brackets.scanned(before, after, _merged(early, self._brackets.changes(before, after)))
 
+    def differs(self, deeds: Sequence[Deed]) -> bool:
+        """Whether anything is not as it was when a call began, be it the time of a file; as `changes` saw it."""
+        after = self._seen(deeds)
+        return after is None or not all(map(is_only_time, after.differing))
+
     def _look(self, deeds: Sequence[Deed]) -> After:
         before = self._before[deeds[0].seq]
         after = self._brackets.after(before)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from ringfence_sandbox.records import Deed
-from ringfence_sandbox.states import State, led_to
+from ringfence_sandbox.records import Deed, Identity
+from ringfence_sandbox.states import State, led_to, line
 
 if TYPE_CHECKING:
     from ringfence_sandbox.core import Core
@@ -21,10 +22,10 @@ class SnapshotRestore:
     def go(self, up: Iterable[State], down: Iterable[State]) -> None:
         """Leave the states that lie above, latest first, and enter those that lie below, in order."""
         for left in up:
-            left.times = self._times_at_end(left)
+            left.times |= self._times_at_end(left.deeds)
             for number, deed in reversed(list(enumerate(left.deeds))):
                 if deed.kind == "times":
-                    self._core.hands.set_times(deed.path, deed.atime_ns, deed.mtime_ns, None)
+                    self._set_times(deed.path, deed.atime_ns, deed.mtime_ns)
                 elif deed.kind == "mkdir":
                     left.deeds[number] = self._set_aside(deed)
                 else:
@@ -35,7 +36,16 @@ class SnapshotRestore:
                 if deed.kind != "times":
                     self._do_again(deed, became)
             for path, (atime_ns, mtime_ns) in entered.times.items():
-                self._core.hands.set_times(path, atime_ns, mtime_ns, None)
+                self._set_times(path, atime_ns, mtime_ns)
+
+    def _set_times(self, path: str, atime_ns: int, mtime_ns: int) -> None:
+        """Give a directory the times that it had, so that a call around this restore can take that back."""
+        found = self._core.files.look(path)
+        if found is not None and path not in self._core.noting.touched:
+            times = Deed("times", path, new=Identity.of(found), atime_ns=found.st_atime_ns, mtime_ns=found.st_mtime_ns)
+            self._core.perform(times, on_tip=False)
+            self._core.noting.touched.add(path)
+        self._core.hands.set_times(path, atime_ns, mtime_ns, None)
 
     def _set_aside(self, made: Deed) -> Deed:
         """Hold a directory that a deed made, so that the same one can come back; the deed that then brings it.
@@ -67,12 +77,18 @@ class SnapshotRestore:
                 became[deed.new.inode] = again.new.inode
             deed.new, deed.old = again.new, again.old
 
-    def _times_at_end(self, state: State) -> dict[str, tuple[int, int]]:
+    def note_times(self, state: State, since: State | None) -> None:
+        """Have a state remember now what a rollback, which leaves it without a look, would take: of the directories
+        that changed on the way to it from an earlier one."""
+        states = [*itertools.takewhile(lambda one: one is not since, line(state))]
+        state.times |= self._times_at_end([deed for one in reversed(states) for deed in one.deeds])
+
+    def _times_at_end(self, deeds: Sequence[Deed]) -> dict[str, tuple[int, int]]:
         found: dict[str, tuple[int, int]] = {}
-        for number, deed in enumerate(state.deeds):
+        for number, deed in enumerate(deeds):
             if deed.kind not in ("times", "mkdir"):
                 continue
-            path = led_to(deed.path, state.deeds[number + 1 :])
+            path = led_to(deed.path, deeds[number + 1 :])
             there = None if path is None else self._core.files.look(path)
             if path is not None and there is not None:
                 found[path] = (there.st_atime_ns, there.st_mtime_ns)

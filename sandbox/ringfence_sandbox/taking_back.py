@@ -187,6 +187,7 @@ class TakingBack:
             with self._files.parent(path) as (at, name):
                 self._announce("mkdir")
                 os.mkdir(name, 0o700, dir_fd=at)
+            self._done.remade = True
         except OSError as error:
             self._conflict_or_raise(path, error)
 
@@ -281,6 +282,7 @@ class TakingBack:
 
     def _put(self, path: str, slot: int) -> None:
         """Give what is in a slot its name. Somebody else's at the path stays, and is a conflict."""
+        self._done.remade = True
         holding = self._make_holding()
         self._remaking.touch(path)
         with self._files.parent(path) as (at, name):
@@ -347,6 +349,7 @@ class TakingBack:
             return None
         inode = self._kept_open.became.get(left.inode, left.inode)
         if inode != left.inode:
+            self._done.remade = True
             self.copied(left.inode, inode)
         self.before.left = {**self.before.left, path: replace(left, inode=inode)}  # for another try, too
         return f"{holding.name}/{slot}"

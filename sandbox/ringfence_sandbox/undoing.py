@@ -48,6 +48,8 @@ class TakenBack:
     notes: list[str] = field(default_factory=list[str])
     became: dict[int, int] = field(default_factory=dict[int, int])
     """Inodes of deeds before the call that others have taken the place of."""
+    remade: bool = False
+    """Whether anything was put back to its place that may be another inode there than before."""
 
     def settle(self, deeds: Sequence[Deed]) -> None:
         """Have the deeds before the call know theirs again, so that they can be undone. Those before an earlier opaque

@@ -279,7 +279,7 @@ class Filesystem(Protocol):
 
     def restore(self, snapshot: FilesystemSnapshot) -> None:
         """Go back to a snapshot, in any order. SnapshotRestoreError for one of another filesystem, and on disk where an
-        opaque call has changed files since."""
+        opaque call has changed files since, or ran when it was taken, or runs."""
         ...
 
     def changes(self, since: FilesystemSnapshot) -> Sequence[Change]:

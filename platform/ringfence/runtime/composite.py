@@ -151,8 +151,9 @@ def restore_snapshot(session: Session, resources: LiveResources | None, snapshot
 
     Raises:
         SnapshotRestoreError: it has slices that the session does not know, a resource that is not bound here, or a
-            snapshot that is not of the resource that is; or an opaque call has changed files on disk since. Nothing has
-            changed; nor has it after anything else that the ``restore`` of a resource raises.
+            snapshot that is not of the resource that is; or an opaque call has changed files on disk since, or ran when
+            it was taken, or runs. Nothing has changed; nor has it after anything else that the ``restore`` of a
+            resource raises.
         RestoreFailedError: what had changed could not be taken back.
     """
     with tool_transaction(session, resources, tag="restore_snapshot"):
