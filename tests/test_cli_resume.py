@@ -544,12 +544,12 @@ def killed(journal, recorded):
 
 
 def killed_late(file, receipt, plan, answer):
-    if receipt.call_id == "call_2":
+    if receipt.call_id == ("call_1" if outcome == "ended first" else "call_2"):
         os.kill(os.getpid(), signal.SIGKILL)
     call(file, receipt, plan, answer)
 
 
-if outcome == "ended":
+if outcome.startswith("ended"):
     ReceiptsFile.call = killed_late
 else:
     CallJournal.commit = killed
@@ -558,7 +558,7 @@ main()
 
 
 @pytest.mark.parametrize("then", ["run", "serve", "undo"])
-@pytest.mark.parametrize("outcome", ["rolled_back", "committed", "ended"])
+@pytest.mark.parametrize("outcome", ["rolled_back", "committed", "ended", "ended first"])
 def test_the_receipt_that_a_kill_has_cut_off_is_in_the_file_of_the_next(tree: Path, outcome: str, then: str) -> None:
     receipts, writes = (
         tree.parent / "receipts.jsonl",
@@ -574,9 +574,11 @@ def test_the_receipt_that_a_kill_has_cut_off_is_in_the_file_of_the_next(tree: Pa
     for following in ([*run, "--resume"] if then == "run" else serve, serve):
         ended = ringfence(*following)
         assert ended.returncode == 0, ended.stderr
-    first, cut_off, *more = [json.loads(line) for line in receipts.read_text().splitlines()]
-    assert (first["call_id"], first["recovered"]) == ("call_1", False)
+    lines = [json.loads(line) for line in receipts.read_text().splitlines()]
+    last, path = ("call_1", "b") if outcome == "ended first" else ("call_2", "c")
+    first, cut_off, *more = lines if last == "call_2" else [None, *lines]
+    assert first is None or (first["call_id"], first["recovered"]) == ("call_1", False)
     committed = outcome != "rolled_back"
-    assert (cut_off["call_id"], cut_off["recovered"], cut_off["outcome"] == "committed") == ("call_2", True, committed)
-    assert [change["path"] for change in cut_off["changes"]] == (["c"] if committed else [])
+    assert (cut_off["call_id"], cut_off["recovered"], cut_off["outcome"] == "committed") == (last, True, committed)
+    assert [change["path"] for change in cut_off["changes"]] == ([path] if committed else [])
     assert not any(one["recovered"] for one in more)

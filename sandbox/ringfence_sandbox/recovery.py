@@ -121,19 +121,20 @@ def recover(
         conflicts = tuple(sorted({*recovered.conflicts, *damaged}))
         recovered = Recovered(recovered.outcome, recovered.call_id, recovered.tool, conflicts, tuple(notes))
         if story.call is not None:
-            _note(journal, story, recovered)
+            _note(journal, story, story.call, recovered)
             journal.append({"end": story.call[0], "committed": story.committed}, reserve=0)
             journal.flush()
+    if story.call is None and story.ended is not None:  # it may have been killed before it wrote the receipt
+        _note(journal, story, story.ended, Recovered("finished", *story.ended))
     kept_elsewhere = history.sealed() if history is not None else not journal.keeps_steps
     if kept_elsewhere and not any("could not be removed" in note for note in notes):
         journal.reset()
     return recovered, journal
 
 
-def _note(journal: Journal, story: Story, recovered: Recovered) -> None:
+def _note(journal: Journal, story: Story, call: tuple[str, str], recovered: Recovered) -> None:
     """Have the store remember a call that nobody has a receipt of."""
-    assert story.call is not None
-    if not story.call[0]:
+    if not call[0]:
         return
     payload = story.done[-1].payload if story.committed else None
     commit = None if payload is None else payload.get("history")
@@ -141,7 +142,7 @@ def _note(journal: Journal, story: Story, recovered: Recovered) -> None:
         note_killed(
             Path(os.path.dirname(journal.path)),
             journal.named(story.noted[0].seq if story.noted else -1),
-            story.call,
+            call,
             committed=story.committed,
             commit=commit if isinstance(commit, str) else None,
             conflicts=recovered.conflicts,

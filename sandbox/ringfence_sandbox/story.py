@@ -24,6 +24,8 @@ class Story:
     in_hand: tuple[str, tuple[int, int]] | None = None
     """A holding directory about to come or to go when the journal ends, and the times that the root is to keep."""
     call: tuple[str, str] | None = None
+    ended: tuple[str, str] | None = None
+    """The last call, where it has ended and was committed as a step: who made it has not closed the workspace since."""
     committed: bool = False
     deeds: list[Deed] = field(default_factory=list[Deed])
     noted: list[Deed] = field(default_factory=list[Deed])
@@ -100,6 +102,7 @@ class Story:
                 if record.payload is not None:
                     self.commits.append(record)
             case {"end": str()}:
+                self.ended = self.call if self.committed and self.done[-1].payload is not None else None
                 self.call, self.deeds = None, []
             case _:  # of a later version, which does not change the meaning of those above
                 pass
