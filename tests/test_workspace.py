@@ -244,6 +244,27 @@ def test_closing_twice_is_no_error_and_lets_the_next_in(root: Path) -> None:
         assert [step.number for step in second.steps()] == [1]
 
 
+def test_where_closing_cannot_roll_back_it_says_so_and_can_be_repeated(root: Path) -> None:
+    full = False
+
+    def before(name: str) -> None:
+        if full:
+            raise OSError(28, "No space left on device")
+
+    tree = printed(root)
+    workspace = Workspace.open(root, store=root.parent / "store", before=before)
+    with held_call(workspace.filesystem) as held:
+        workspace.filesystem.for_call(held).write("a.txt", "x")
+        full = True
+        with pytest.raises(OSError, match="No space") as caught:
+            workspace.close()
+        assert "close it again" in caught.value.__notes__[0]
+        full = False
+        workspace.close()
+    assert printed(root) == tree
+    opened(root).close()
+
+
 def test_a_full_store_rolls_the_call_back(root: Path, tmp_path: Path) -> None:
     class Full(StepHistory):
         def record(self, changed: ChangedFiles, receipt: Receipt) -> Recorded:

@@ -152,7 +152,11 @@ class Opened:
         if self.is_forked:
             self._release()
             return
-        self.core.close()
+        try:
+            self.core.close()
+        except OSError as error:
+            error.add_note(f"{self.root} stays open: close it again when that is mended, or end the process")
+            raise
         if self._own_history is not None:
             self._own_history.sealed()
         self._release()

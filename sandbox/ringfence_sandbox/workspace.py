@@ -177,19 +177,19 @@ class Workspace:
         self.close()
 
     def close(self) -> None:
-        """Roll back what is open, and let go of the workspace. Once is enough."""
+        """Roll back what is open, and let go of the workspace. Once is enough.
+
+        Raises OSError where it cannot be rolled back (no space, say): the workspace stays open, to be closed again."""
         if self._closed:
             return
-        self._closed = True
         # A forked child has no lock, and leaves the store as it is.
         if self._history is not None and os.getpid() == self._process:
             with self.filesystem.lock.mutex:
                 self._history.sealed()
-        try:
-            self.filesystem.close()  # and the history with it, when nobody shares it any more
-        finally:
-            if self._history is None:
-                self._store.close()
+        self.filesystem.close()  # and the history with it, when nobody shares it any more
+        if self._history is None:
+            self._store.close()
+        self._closed = True
 
     @property
     def root(self) -> str:
