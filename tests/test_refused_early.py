@@ -304,3 +304,11 @@ def test_a_path_that_an_error_quotes_is_escaped_once() -> None:
         == r"a path cannot have a NUL: 'a\x00b'\x0a"
     )
     assert said_of(OSError(1, "no\tway", r"a\x0ab")) == r"a\x5cx0ab: no\x09way"
+
+
+@pytest.mark.parametrize(
+    "words", ["is outside of the workspace root", "was changed", "has no parent", "cannot be read"]
+)
+def test_words_that_go_on_a_sentence_about_a_path_follow_it_at_once(words: str) -> None:
+    assert said_of(PermissionError(13, words, "a.txt")) == f"a.txt {words}"
+    assert said_of(PermissionError(13, "Is a directory", "a.txt")) == "a.txt: Is a directory"

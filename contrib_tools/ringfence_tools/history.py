@@ -45,12 +45,14 @@ class ShowDiff:
 
 @dataclass(frozen=True, slots=True)
 class UndoSteps:
-    steps: int = field(default=1, metadata={"description": "How many of the newest steps to take back.", "ge": 1})
+    steps: int | None = field(
+        default=None, metadata={"description": "How many of the newest steps to take back; left out, one.", "ge": 1}
+    )
     step: int | None = field(default=None, metadata={"description": "The number of one step, to take back that alone."})
     dry_run: bool = field(default=False, metadata={"description": "Only say what would become of each path."})
 
     def __post_init__(self) -> None:
-        if self.step is not None and self.steps != 1:
+        if self.step is not None and self.steps is not None:
             raise ToolValidationError("give either steps, for the newest ones, or step, for that one alone")
 
 
@@ -224,7 +226,7 @@ class _HistoryTools:
 
     def undo(self, params: UndoSteps, *, context: ToolContext) -> ToolResult[Reversed]:
         with _said(), self._workspace() as workspace:
-            done = workspace.undo(params.steps, step=params.step, dry_run=params.dry_run)
+            done = workspace.undo(params.steps or 1, step=params.step, dry_run=params.dry_run)
         if done.outcomes and not done.has_changed and not params.dry_run:
             return ToolResult.error(f"nothing was undone: {_left(done)}")
         return _reversal(done, params.dry_run)

@@ -15,6 +15,7 @@ SAID: tuple[tuple[type[BaseException], str], ...] = (
     (MemoryError, "there was not enough memory"),
 )
 """For errors whose own text may be no more than a path; the most specific comes first."""
+_VERBS = ("is ", "was ", "has ", "cannot ")
 
 
 def said_of(error: BaseException) -> str:
@@ -33,7 +34,9 @@ def _text(error: BaseException) -> str:
     try:
         if isinstance(error, OSError) and error.strerror is not None:
             words = words_shown(str(error.strerror))
-            return words if error.filename is None else f"{shown(str(error.filename))}: {words}"
+            # Some go on a sentence ("is outside of the workspace root"), the system's are one ("Is a directory").
+            joint = " " if words.startswith(_VERBS) else ": "
+            return words if error.filename is None else f"{shown(str(error.filename))}{joint}{words}"
         return words_shown(str(error))
     except Exception:  # a class of somebody's own may do anything there
         return ""
