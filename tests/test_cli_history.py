@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import re
@@ -22,6 +23,7 @@ from ringfence.filesystem import InMemoryFilesystem
 from ringfence.runtime.receipts import Receipt
 from ringfence.testing import held_call
 from ringfence.testing.printed import lasting, printed
+from ringfence_cli import report_html
 from ringfence_cli.history import recovery
 from ringfence_cli.live import call_text
 from ringfence_cli.noted_tasks import noted_tasks
@@ -466,7 +468,9 @@ def test_a_line_of_a_run_says_how_to_look_at_what_a_rollback_has_kept(tmp_path: 
         (tmp_path / "made").write_text("half")
         note = call.rollback().notes[0]
     receipt = Receipt("r", "c9", "a test", None, "failed", note, now, 0.1, "s", "p")
-    assert call_text(receipt).plain.endswith("what they were is kept: `ringfence show DIR 1 --aborted` has it")
+    said = "what they were is kept: `ringfence show 'my x' 1 --aborted` has it"
+    assert call_text(receipt, Path("my x")).plain.endswith(said)
+    assert html.escape(said) in report_html.call(receipt, "", Path("my x"))
 
 
 def test_a_call_that_still_runs_is_not_said_to_wait(tree: Path) -> None:

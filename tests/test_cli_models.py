@@ -152,7 +152,7 @@ class Terminal(io.StringIO):
 
 
 def test_what_a_model_still_writes_is_in_the_live_view() -> None:
-    view = View(Terminal(), Tally())  # type: ignore[arg-type]
+    view = View(Terminal(), Tally(), Path())  # type: ignore[arg-type]
     for text in ("Let me ", "look\x1b[2J at", " it"):
         view.text(ModelText("p", 1, text))
     assert "Let me look" in shown(view)

@@ -233,7 +233,7 @@ ODD = st.text(st.characters(exclude_categories=())) | st.sampled_from(HOSTILE)
 def test_any_text_is_text(text: str) -> None:
     def pieces(said: str) -> str:
         shapes = [Params(said), Params([said]), {said: said}, RejectedToolParams(said, said), said]
-        called = "".join(report_html.call(receipt(said, params), f"x{said}") for params in shapes)
+        called = "".join(report_html.call(receipt(said, params), f"x{said}", Path()) for params in shapes)
         turn = report_html.turn(ModelTurn("run", 1, Turn(f"x{said}")))
         return called + turn + report_html.path(said) + report_html.text(said)
 
@@ -351,7 +351,7 @@ def test_what_a_run_writes_in_the_workspace_is_not_the_agent_s_to_change(tree: P
 def test_what_becomes_of_the_directory_s_name_meanwhile_does_not_lead_elsewhere(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "private").mkdir()
-    file = ReportFile(tmp_path / "out" / "r.html")
+    file = ReportFile(tmp_path / "out" / "r.html", tmp_path)
     (tmp_path / "out").rename(tmp_path / "moved")
     (tmp_path / "out").symlink_to("private")
     file.write(b"page")
@@ -361,7 +361,7 @@ def test_what_becomes_of_the_directory_s_name_meanwhile_does_not_lead_elsewhere(
 
 
 def test_a_page_that_cannot_be_put_in_its_place_leaves_nothing(tmp_path: Path) -> None:
-    file = ReportFile(tmp_path / "r.html")
+    file = ReportFile(tmp_path / "r.html", tmp_path)
     (tmp_path / "r.html").mkdir()
     with pytest.raises(OSError, match=r"r\.html"):
         file.write(b"page")
@@ -370,7 +370,7 @@ def test_a_page_that_cannot_be_put_in_its_place_leaves_nothing(tmp_path: Path) -
 
 
 def test_a_long_value_is_cut_and_says_so() -> None:
-    piece = parsed(report_html.call(receipt("x", Params("<" * 1_000_000)))).text
+    piece = parsed(report_html.call(receipt("x", Params("<" * 1_000_000)), "", Path())).text
     assert "[... 996,000 more characters]" in piece
     assert len(piece) < 10_000
 
@@ -383,13 +383,13 @@ def test_of_a_long_list_the_rest_is_counted() -> None:
 
 
 def test_of_a_long_answer_both_ends_are_there() -> None:
-    piece = parsed(report_html.call(receipt("x", None), f"begin {'<' * 1_000_000} exit code 3")).text
+    piece = parsed(report_html.call(receipt("x", None), f"begin {'<' * 1_000_000} exit code 3", Path())).text
     assert all(said in piece for said in ("begin <<<", "996,018 characters left out", "<<< exit code 3"))
     assert len(piece) < 10_000
 
 
 def test_a_run_of_any_length_has_a_page_of_a_bounded_size(tmp_path: Path) -> None:
-    file = ReportFile(tmp_path / "r.html")
+    file = ReportFile(tmp_path / "r.html", tmp_path)
     long = receipt("<", Params("<" * 4_000))
     for number in range(2_000):
         file.turn(ModelTurn("run", number, Turn("x")))

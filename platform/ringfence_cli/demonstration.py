@@ -49,6 +49,7 @@ class Story:
     """A watcher that remembers where a call was denied, where one was rolled back, and how commands ended."""
 
     pause: Callable[[], None]
+    directory: Path
     turns: int = 0
     denied: list[str] = field(default_factory=list[str])
     rolled_back: list[str] = field(default_factory=list[str])
@@ -65,7 +66,7 @@ class Story:
             self.commands.append(receipt.message)
         told = {"denied": self.denied, "failed": self.rolled_back}.get(receipt.outcome)
         if told is not None:
-            told.append(f"turn {self.turns}, {receipt.tool}: {outcome_words(receipt)}")
+            told.append(f"turn {self.turns}, {receipt.tool}: {outcome_words(receipt, self.directory)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +149,7 @@ def _shown(
     errors.say(f"  {before.said}\n\nThe task: {task}\n")
 
     tally = Tally()
-    story = Story(_pause if errors.isatty() else _no_pause)
+    story = Story(_pause if errors.isatty() else _no_pause, directory)
     workspace = MemoryWorkspace(directory) if container is None else container
     turns = turns_for("memory" if container is None else "podman", data)
     ending = watched(Task(task, workspace, ScriptedAdapter(turns)), signals, tally, [story], errors)

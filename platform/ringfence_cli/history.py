@@ -93,7 +93,7 @@ def recovery(recovered: Recovered, directory: Path) -> str:
         "set aside": f"{call} of another directory that was here before is set aside",
     }[recovered.outcome]
     more = [f"{shown(path)} was changed meanwhile, not by the call, and stays as it is" for path in recovered.conflicts]
-    return how_to_look("\n  ".join([said, *more, *recovered.notes]), _quoted(directory))
+    return how_to_look("\n  ".join([said, *more, *recovered.notes]), directory)
 
 
 def log(directory: Path, signals: Signals, as_json: bool, aborted: bool, limit: int | None) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import TracebackType
 
 from rich.console import Console, Group, RenderableType
@@ -40,8 +41,10 @@ class View:
     """A watcher that shows what happens on standard error: on a terminal with a live plan below the lines, elsewhere
     as plain lines. A context manager around the run."""
 
-    def __init__(self, stream: ErrorStream, tally: Tally) -> None:
+    def __init__(self, stream: ErrorStream, tally: Tally, directory: Path) -> None:
+        """``directory`` is where the run works."""
         self._tally = tally
+        self._directory = directory
         self._plan: Plan | None = None
         self._running = False
         self._writing, self._writes = "", (0, 0)
@@ -79,7 +82,7 @@ class View:
         self._print(Text(f"turn {event.number}", style="bold").append(f"  {text}" if text else "", style="not bold"))
 
     def call(self, receipt: Receipt, plan: Plan | None, answer: str) -> None:
-        self._print(call_text(receipt))
+        self._print(call_text(receipt, self._directory))
         if plan != self._plan:
             before, self._plan = self._plan, plan
             if self._live is None and plan is not None:
@@ -116,11 +119,11 @@ class View:
         return Group(*parts)
 
 
-def call_text(receipt: Receipt) -> Text:
-    """One tool call and how it ended, on one line."""
+def call_text(receipt: Receipt, directory: Path) -> Text:
+    """One tool call on the files of a directory and how it ended, on one line."""
     text = Text(f"  {one_line(receipt.tool, 64)}", style="bold")
     text.append(f" {params}" if (params := params_summary(receipt.params)) else "", style="not bold")
-    return text.append(" -> ").append(outcome_words(receipt), style=f"not bold {STYLES[receipt.outcome]}")
+    return text.append(" -> ").append(outcome_words(receipt, directory), style=f"not bold {STYLES[receipt.outcome]}")
 
 
 def clock(seconds: float) -> str:

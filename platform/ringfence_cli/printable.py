@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import shlex
+from pathlib import Path
 
 from ringfence.adapters.failures import said_of
 from ringfence.runtime.events import RejectedToolParams
@@ -41,9 +43,9 @@ def why(error: Exception) -> str:
     return error.strerror if isinstance(error, OSError) and error.strerror else said_of(error)
 
 
-def how_to_look(said: str, directory: str = "DIR") -> str:
-    """`said` of a rollback, with the command that shows what it has kept; ``directory`` as a shell reads it."""
-    show = f"`ringfence show {directory}"
+def how_to_look(said: str, directory: Path) -> str:
+    """`said` of a rollback in a directory, with the command that shows what it has kept."""
+    show = f"`ringfence show {shlex.quote(str(directory))}"
     return re.sub(r"is kept as aborted/(\d+)", lambda kept: f"is kept: {show} {kept[1]} --aborted` has it", said)
 
 
@@ -71,9 +73,9 @@ def _value(value: object) -> str:
     return f"'{said}'" if isinstance(value, str) else said
 
 
-def outcome_words(receipt: Receipt) -> str:
-    """How a call ended and why, on one line."""
-    why = one_line(how_to_look(receipt.message), MAX_REASON_CHARACTERS)
+def outcome_words(receipt: Receipt, directory: Path) -> str:
+    """How a call on the files of a directory ended and why, on one line."""
+    why = one_line(how_to_look(receipt.message, directory), MAX_REASON_CHARACTERS)
     denial = next((verdict for verdict in receipt.policies if not verdict.allowed), None)
     match receipt.outcome:
         case "committed" | "rejected":

@@ -29,10 +29,14 @@ class ReportFile:
     The directory is held open, so that whatever becomes of its name meanwhile, nothing is written elsewhere.
     """
 
-    def __init__(self, path: Path) -> None:
-        """Raises OSError for a path where nothing can be written, or where something else than a file is."""
+    def __init__(self, path: Path, directory: Path) -> None:
+        """``directory`` is where the run works.
+
+        Raises OSError for a path where nothing can be written, or where something else than a file is.
+        """
         self.started_at = utc_now()
         self.path = Path(os.path.realpath(path.parent)) / path.name
+        self._works_in = Path(os.path.abspath(directory))  # who reads the page is somewhere else
         self._record: list[str] = []
         self._room = MAX_RECORD_CHARACTERS
         self._left_turns = self._left_calls = 0
@@ -67,7 +71,7 @@ class ReportFile:
 
     def call(self, receipt: Receipt, plan: Plan | None, answer: str) -> None:
         self._calls += 1
-        self._left_calls += not self._kept(report_html.call(receipt, answer))
+        self._left_calls += not self._kept(report_html.call(receipt, answer, self._works_in))
 
     def _kept(self, piece: str) -> bool:
         self._room -= len(piece)

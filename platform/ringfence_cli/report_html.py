@@ -7,6 +7,7 @@ import json
 import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import TypeVar, cast
 
 from ringfence import serde
@@ -75,19 +76,19 @@ def turn(event: ModelTurn) -> str:
     return f"<h3>Turn {event.number}</h3>" + (f"<pre>{text(said)}</pre>" if said else "")
 
 
-def call(receipt: Receipt, answer: str = "") -> str:
-    """One tool call and what its tool answered, opened where it was not committed."""
+def call(receipt: Receipt, answer: str, directory: Path) -> str:
+    """One tool call on the files of a directory and what its tool answered, opened where it was not committed."""
     opened = "" if receipt.outcome == "committed" else " open"
     summary = (
         f"{badge(receipt.outcome)} <code>{line(receipt.tool, 64)}</code> {html.escape(params_summary(receipt.params))}"
         f' <span class="dim">{seconds(receipt.duration_seconds)}</span>'
     )
-    inside = "".join(_inside(receipt, answer))
+    inside = "".join(_inside(receipt, answer, directory))
     return f'<details{opened}><summary>{summary}</summary><div class="inside">{inside}</div></details>'
 
 
-def _inside(receipt: Receipt, answer: str) -> Iterator[str]:
-    yield f"<p>{html.escape(outcome_words(receipt))}</p>"
+def _inside(receipt: Receipt, answer: str, directory: Path) -> Iterator[str]:
+    yield f"<p>{html.escape(outcome_words(receipt, directory))}</p>"
     if receipt.policies:
         yield f"<h3>Policies</h3>{table(receipt.policies, _verdict)}"
     yield from (

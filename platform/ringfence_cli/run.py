@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -122,7 +123,7 @@ def _run(options: Options, signals: Signals, answer: OneObject, said: Callable[[
                 # Opened only now, so that a new file in the directory itself is not taken for one of its own.
                 patch = _opened(OutputFile, options.patch, options, files)
                 receipts = _opened(ReceiptsFile, options.receipts, options, files)
-                report = _opened(ReportFile, options.report, options, files)
+                report = _opened(partial(ReportFile, directory=options.directory), options.report, options, files)
         except KeyboardInterrupt:
             said("interrupted", "interrupted: nothing was changed")
             errors.say("ringfence: interrupted: nothing was changed")
@@ -178,7 +179,7 @@ def watched(
         return perform(task, signals, tally, watchers)
     from ringfence_cli.live import View
 
-    with View(errors, tally) as view:
+    with View(errors, tally, task.workspace.directory) as view:
         return perform(task, signals, tally, [view, *watchers])
 
 
@@ -374,7 +375,7 @@ def _record(directory: Path, task: str, terms: Terms, files: ExitStack) -> RunRe
         raise click.UsageError(said_of(error)) from None
 
 
-def _opened(kind: type[OutputT], path: Path | None, options: Options, files: ExitStack) -> OutputT | None:
+def _opened(kind: Callable[[Path], OutputT], path: Path | None, options: Options, files: ExitStack) -> OutputT | None:
     if path is None:
         return None
     try:
