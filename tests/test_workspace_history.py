@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from ringfence.errors import TransactionError
-from ringfence.participants import CURRENT_CALL
+from ringfence.participants import CURRENT_CALL, CallInfo
 from ringfence.testing import held_call
 from ringfence.testing.printed import lasting, printed
 from ringfence_sandbox import HostFilesystem, Workspace
@@ -46,6 +47,15 @@ def call(workspace: Workspace, change: Callable[[HostFilesystem], object]) -> No
     with held_call(workspace.filesystem, call_id=f"call-{len(workspace.steps()) + 1}") as held:
         change(workspace.filesystem.for_call(held))
         held.commit()
+
+
+@contextmanager
+def current(call: CallInfo) -> Generator[None]:
+    token = CURRENT_CALL.set(call)
+    try:
+        yield
+    finally:
+        CURRENT_CALL.reset(token)
 
 
 def snapshot_and_restore(fs: HostFilesystem) -> None:
@@ -170,12 +180,33 @@ def test_a_call_that_has_changed_files_cannot_change_the_history(workspace: Work
     call(workspace, lambda fs: fs.write("x", "x"))
     with held_call(workspace.filesystem) as held:
         workspace.filesystem.for_call(held).write("y", "y")
-        token = CURRENT_CALL.set(held)
-        try:
-            with pytest.raises(TransactionError, match="a tool call of its own"):
-                workspace.undo()
-        finally:
-            CURRENT_CALL.reset(token)
+        with current(held), pytest.raises(TransactionError, match="a tool call of its own"):
+            workspace.undo()
+
+
+def time_alone(root: Path) -> None:
+    os.utime(root / "x", ns=(10**18, 10**18))
+
+
+def nothing(root: Path) -> None: ...
+
+
+@pytest.mark.parametrize(("before", "kept"), [(nothing, False), (time_alone, True)])
+def test_what_somebody_writes_after_a_restore_that_made_no_step_is_theirs(
+    workspace: Workspace, root: Path, before: Callable[[Path], None], kept: bool
+) -> None:
+    call(workspace, lambda fs: fs.write("x", "1\n"))
+    if not kept:
+        call(workspace, lambda fs: fs.write("x", "2\n"))
+    before(root)
+    with held_call(workspace.filesystem) as held, current(held):
+        workspace.restore(1)
+        held.commit() if kept else held.rollback()
+    (root / "x").write_text("theirs\n")
+    call(workspace, lambda fs: fs.write("y", "y"))
+    assert workspace.steps()[-1].paths == ("y",)
+    workspace.undo()
+    assert (root / "x").read_text() == "theirs\n"
 
 
 def test_a_restore_goes_back_to_any_step_and_loses_nothing(workspace: Workspace, root: Path) -> None:

@@ -308,6 +308,8 @@ class Core:
         self._leave(mark)  # the commit point is behind us: from here on nothing fails
         if recorded is not None and self._history is not None:
             self._history.committed(recorded)
+        elif self._deeds and self._history is not None:
+            self._history.ended_without_step()
         self._close_call(committed=True)
         return None if recorded is None else recorded.step
 
@@ -374,6 +376,8 @@ class Core:
             raise undone.errors[0]
         self.noting.touched.clear()
         self._tip = State(State(mark.state, opaque=True) if taken.remade and self._live else mark.state)
+        if not self._deeds and self._history is not None:
+            self._history.ended_without_step()
         self._leave(mark)
         undone.displaced.update(taken.displaced)
         notes += [*self.hands.notes, *self._keep(undone, deeds)]

@@ -134,6 +134,10 @@ class History(Protocol):
         """The commit record is written. Must not fail for want of anything."""
         ...
 
+    def ended_without_step(self) -> None:
+        """What the open call had done so far is taken back, or has changed no file. Must not fail."""
+        ...
+
     def taking_back(self, changed: ChangedFiles, call: TakenBackCall) -> Sequence[str]:
         """Keep what a call changed, which is about to be taken back; what was not kept, in words. OSError. It may be
         asked for the same call again."""

@@ -143,6 +143,9 @@ class StepHistory(History):
                 self.store.publish(commit)
             self.last = prepared.step
 
+    def ended_without_step(self) -> None:
+        self.rewritten.clear()
+
     def taking_back(self, changed: ChangedFiles, call: TakenBackCall) -> Sequence[str]:
         notes = aborted_calls.write_down(self._spool, self.store, self._files, changed, call)
         if self._power:

@@ -395,10 +395,11 @@ class Workspace:
         self, history: StepHistory, plan: Reversing, before: Sequence[str], *, whole: str | None = None
     ) -> Sequence[str]:
         """What could not be brought back besides, in words."""
-        history.rewritten = {*plan.states}
         writer = TreeWriter(self.filesystem, self._store.states, self._tip(), plan.contents)
         for path in sorted(writer.write(plan.states, before, whole=whole, moves=plan.moves)):
             plan.stays(path, "it holds what the history does not have")
+        if self.filesystem.has_uncommitted:
+            history.rewritten = {*plan.states}
         plan.sort()
         return writer.notes
 
