@@ -167,8 +167,12 @@ def test_an_undo_of_nothing_makes_no_step(workspace: Workspace, root: Path) -> N
     assert (done.outcomes, done.step) == ({"x": "conflict"}, None)
 
 
-@pytest.mark.parametrize(("n", "step", "error"), [(2, None, LookupError), (0, None, ValueError), (1, 0, ValueError)])
-def test_what_cannot_be_undone_is_said(workspace: Workspace, n: int, step: int | None, error: type[Exception]) -> None:
+@pytest.mark.parametrize(
+    ("n", "step", "error"), [(2, None, LookupError), (0, None, ValueError), (None, 0, ValueError), (1, 1, ValueError)]
+)
+def test_what_cannot_be_undone_is_said(
+    workspace: Workspace, n: int | None, step: int | None, error: type[Exception]
+) -> None:
     call(workspace, lambda fs: fs.write("x", "x"))
     with pytest.raises(error):
         workspace.undo(n, step=step)

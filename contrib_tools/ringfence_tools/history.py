@@ -226,7 +226,7 @@ class _HistoryTools:
 
     def undo(self, params: UndoSteps, *, context: ToolContext) -> ToolResult[Reversed]:
         with _said(), self._workspace() as workspace:
-            done = workspace.undo(params.steps or 1, step=params.step, dry_run=params.dry_run)
+            done = workspace.undo(params.steps, step=params.step, dry_run=params.dry_run)
         if done.outcomes and not done.has_changed and not params.dry_run:
             return ToolResult.error(f"nothing was undone: {_left(done)}")
         return _reversal(done, params.dry_run)

@@ -167,7 +167,7 @@ def export(
     return 0
 
 
-def undo(directory: Path, signals: Signals, as_json: bool, n: int, step: StepName | None, dry_run: bool) -> int:
+def undo(directory: Path, signals: Signals, as_json: bool, n: int | None, step: StepName | None, dry_run: bool) -> int:
     with opened(directory, signals, changes=True, dry_run=dry_run) as workspace:
         done = workspace.undo(n, step=step, dry_run=dry_run)
     code = _reversed(done, directory, as_json, dry_run)

@@ -66,7 +66,7 @@ def undo(signals: Signals, directory: Path, as_json: bool, n: int | None, step: 
 
     if n is not None and step is not None:
         raise click.UsageError("give either N, for the newest N steps, or --step, for that one alone")
-    return undo(directory, signals, as_json, n or 1, step, dry_run)
+    return undo(directory, signals, as_json, n, step, dry_run)
 
 
 @_command

@@ -51,12 +51,15 @@ class StepFinder:
         record = self.record(step)
         return record if record.number is not None else self.record(self._names.number(record.commit))
 
-    def undone(self, n: int, step: StepName | None) -> list[CommitRecord]:
+    def undone(self, n: int | None, step: StepName | None) -> list[CommitRecord]:
         """The steps to undo, newest first."""
         if step is not None:
+            if n is not None:
+                raise ValueError("give either n, for the newest n steps, or step, for that one alone")
             if (record := self.step(step)).number == 0:
                 raise ValueError("the baseline is no step that could be undone; `restore` goes back to it")
             return [record]
+        n = 1 if n is None else n
         if n < 1:
             raise ValueError(f"the number of steps to undo is 1 or more, it cannot be {n}")
         found = [record for record in self._store.commits() if record.number]

@@ -354,14 +354,14 @@ class Workspace:
     # Changing.
 
     @checked
-    def undo(self, n: int = 1, *, step: StepName | None = None, dry_run: bool = False) -> Reversal:
-        """Reverse the newest `n` steps, or ``step`` alone, a number or a name, with regard for later changes.
+    def undo(self, n: int | None = None, *, step: StepName | None = None, dry_run: bool = False) -> Reversal:
+        """Reverse the newest `n` steps (by default 1), or ``step`` (a number or a name), with regard for later changes.
 
         Text that merges cleanly is merged. It is a step of its own, and can be undone. With ``dry_run`` it only says
         what would become of each path.
 
         Raises:
-            ValueError: `n` is not positive, or ``step`` is the baseline.
+            ValueError: `n` is not positive or beside a ``step``, or ``step`` is the baseline.
             LookupError: there are not so many steps.
         """
         with self._alone("undo") as (transaction, history):
