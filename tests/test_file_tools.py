@@ -619,6 +619,12 @@ def test_a_path_out_of_the_workspace_is_named_in_the_denial(executor: ToolExecut
     )
 
 
+def test_a_path_out_of_the_workspace_is_what_the_sentence_is_about(executor: ToolExecutor) -> None:
+    patch = "--- a/../b.txt\n+++ b/../b.txt\n@@ -1 +1 @@\n-a\n+b\n"
+    assert "failed: ../b.txt is outside of" in refused(executor, "read_file", file_path="../b.txt")
+    assert "../b.txt is outside of the workspace root" in refused(executor, "apply_patch", patch=patch)
+
+
 def test_a_pattern_that_is_no_regular_expression_is_answered_with_what_the_tool_has(executor: ToolExecutor) -> None:
     said = refused(executor, "grep", pattern="main(")
     assert "literal=" not in said

@@ -312,3 +312,4 @@ def test_a_path_that_an_error_quotes_is_escaped_once() -> None:
 def test_words_that_go_on_a_sentence_about_a_path_follow_it_at_once(words: str) -> None:
     assert said_of(PermissionError(13, words, "a.txt")) == f"a.txt {words}"
     assert said_of(PermissionError(13, "Is a directory", "a.txt")) == "a.txt: Is a directory"
+    assert said_of(PermissionError(13, "the root cannot be moved", "")) == "the root cannot be moved"

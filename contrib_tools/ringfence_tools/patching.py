@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ringfence.errors import ToolValidationError
 from ringfence.filesystem.patch_format import EXECUTABLE, SYMLINK, FilePatch
 from ringfence.filesystem.patches import apply_patch
-from ringfence.filesystem.paths import directories_above, shown
+from ringfence.filesystem.paths import directories_above, said_about, shown
 from ringfence.filesystem.protocol import AnnouncedWrites, Filesystem
 from ringfence_tools.file_results import Action, PatchedFile, PatchedFiles
 
@@ -72,7 +72,7 @@ class _Plan:
             self._add(patch, source, target)
         except (OSError, ValueError) as error:
             words = getattr(error, "strerror", None) or str(error)
-            self.problems.append(f"{shown(patch.paths[0])}: {words}")
+            self.problems.append(said_about(shown(patch.paths[0]), words))
 
     def _add(self, patch: FilePatch, source: str | None, target: str | None) -> None:
         path = source if source is not None else target

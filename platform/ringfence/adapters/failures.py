@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ringfence.filesystem.paths import shown, words_shown
+from ringfence.filesystem.paths import said_about, shown, words_shown
 
 SAID: tuple[tuple[type[BaseException], str], ...] = (
     (FileNotFoundError, "there is no such file or directory"),
@@ -15,7 +15,6 @@ SAID: tuple[tuple[type[BaseException], str], ...] = (
     (MemoryError, "there was not enough memory"),
 )
 """For errors whose own text may be no more than a path; the most specific comes first."""
-_VERBS = ("is ", "was ", "has ", "cannot ")
 
 
 def said_of(error: BaseException) -> str:
@@ -34,9 +33,7 @@ def _text(error: BaseException) -> str:
     try:
         if isinstance(error, OSError) and error.strerror is not None:
             words = words_shown(str(error.strerror))
-            # Some go on a sentence ("is outside of the workspace root"), the system's are one ("Is a directory").
-            joint = " " if words.startswith(_VERBS) else ": "
-            return words if error.filename is None else f"{shown(str(error.filename))}{joint}{words}"
+            return words if error.filename in (None, "") else said_about(shown(str(error.filename)), words)
         return words_shown(str(error))
     except Exception:  # a class of somebody's own may do anything there
         return ""

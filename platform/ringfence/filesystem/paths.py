@@ -122,6 +122,15 @@ def words_shown(text: str) -> str:
     return _CONTROL.sub(_escaped, text)
 
 
+_VERBS = ("is ", "was ", "has ", "cannot ")
+
+
+def said_about(path: str, words: str, joint: str = ": ") -> str:
+    """Words about a path that is shown: some go on a sentence ("is outside of the workspace root"), others, such as the
+    system's ("Is a directory"), are one."""
+    return f"{path} {words}" if words.startswith(_VERBS) else f"{path}{joint}{words}"
+
+
 def _escaped(match: re.Match[str]) -> str:
     return "".join(f"\\x{byte:02x}" for byte in match[0].encode("utf-8", "surrogateescape"))
 

@@ -19,7 +19,7 @@ from mcp_types import (
     TextResourceContents,
 )
 
-from ringfence.filesystem.paths import shown
+from ringfence.filesystem.paths import said_about, shown
 from ringfence.filesystem.protocol import FileEntry, Filesystem
 from ringfence_cli.workspace import is_git_data
 
@@ -58,7 +58,7 @@ def read(filesystem: Filesystem, uri: str) -> ReadResourceResult:
         content = filesystem.read_bytes(path, limit=MAX_BYTES).content
     except (OSError, ValueError) as error:
         said = getattr(error, "strerror", None) or str(error)
-        raise MCPError(code=INVALID_PARAMS, message=f"{_named(path)} cannot be read: {said}") from None
+        raise MCPError(code=INVALID_PARAMS, message=said_about(_named(path), said, " cannot be read: ")) from None
     try:
         text = content.decode()
     except UnicodeDecodeError:
