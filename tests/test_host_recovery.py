@@ -453,6 +453,8 @@ class Kept:
     def committed(self, recorded: Recorded) -> None:
         self.path.write_bytes(recorded.blob)
 
+    def ended_without_step(self) -> None: ...
+
     def taking_back(self, changed: ChangedFiles, call: TakenBackCall) -> Sequence[str]:
         assert [change.path for change in changed.changes] == ["a.txt"]
         return [f"{call.tool} had made it {changed.after('a.txt').decode()}"]
