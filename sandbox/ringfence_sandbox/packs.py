@@ -64,17 +64,18 @@ class SearchedPack(Pack):
 
 
 @contextmanager
-def replacing(path: Path) -> Generator[BinaryIO, None, None]:
+def replacing(path: Path, *, sync: bool = True) -> Generator[BinaryIO, None, None]:
     """A new file for `path`, which stands there, synced, when the block has ended without an error.
 
-    The directory is the caller's to sync.
+    The directory is the caller's to sync. Without ``sync`` a loss of power may leave something else there.
     """
     beside = path.with_name(f"tmp_{path.name}")
     try:
         with open(beside, "wb") as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
+            if sync:
+                os.fsync(file.fileno())
         os.replace(beside, path)
     except OSError as error:
         beside.unlink(missing_ok=True)

@@ -137,7 +137,7 @@ class StatCache:
             self.forget_itself(path.rpartition("/")[0])
 
     def save(self, path: Path) -> None:
-        """Write it, with a checksum; a crash leaves the old one or the new one."""
+        """Write it, with a checksum; a crash leaves the old one or the new one, a loss of power maybe neither."""
         known = {
             path: one for path, one in self.attributes.items() if self.get(path) or self.get(f"{path}/".lstrip("/"))
         }
@@ -148,7 +148,7 @@ class StatCache:
             stamps = struct.pack("<" + _STAMP_FORMAT * len(names), *chain.from_iterable(names.values()))
             parts += (_FOLDER.pack(len(raw), len(names)), raw, stamps)
         body = b"".join(parts)
-        with replacing(path) as file:
+        with replacing(path, sync=False) as file:
             file.write(MAGIC + hashlib.sha256(body).digest() + body)
 
     @classmethod
