@@ -133,6 +133,7 @@ def test_a_file_that_is_named_says_all_that_there_is_to_say(tree: Path, tmp_path
         ("[policies]\nprotect = true", "protect"),
         ("[policies]\ndeletions = -1", "max_files"),
         ("[policies.paths]\ndeny = ['../x']", "'..'"),
+        ("[policies.paths]\ndeny = ['*.{pem,key}']", "braces are not expanded"),
         ("[policies.paths]", "a PathPolicy denies something: give allow"),
         ("[policies", "own.toml"),
     ],
@@ -190,6 +191,9 @@ def test_a_spec_that_says_nothing_is_wrong_usage(tree: Path, spec: str) -> None:
         ("allow:", "takes a pattern"),
         ("tests:make:/src/**", "names tools that this prompt does not have: make"),
         ("guard", "there are allow:GLOB"),
+        ("deny:*.{pem,key}", "'--policy': braces are not expanded in '*.{pem,key}': give each alternative a pattern"),
+        ("tests:ls:*.{c,h}", "braces are not expanded"),
+        ("allow:../x", "'--policy': '../x' is from the root of the workspace, so it cannot have '..'"),
     ],
 )
 def test_what_is_wrong_with_a_spec_is_said(tree: Path, spec: str, words: str) -> None:

@@ -538,6 +538,7 @@ def test_a_tool_without_commands_never_counts_where_one_is_named(files: Filesyst
         lambda: RequireCleanTestsPolicy("tests", command=["pytest", " "], before=["x"]),
         lambda: RequireCleanTestsPolicy("tests", command=[3], before=["x"]),  # type: ignore[list-item]
         lambda: PathPolicy(allow=["../x"]),
+        lambda: PathPolicy(deny=["*.{pem,key}"]),
         lambda: PathPolicy(deny="src"),
         lambda: DeletionLimitPolicy(max_files=-1),
         lambda: DeletionLimitPolicy(max_files=True),
@@ -550,6 +551,12 @@ def test_a_tool_without_commands_never_counts_where_one_is_named(files: Filesyst
 def test_what_cannot_be_a_policy_is_refused_at_once(make: Callable[[], object]) -> None:
     with pytest.raises((PromptValidationError, TypeError)):
         make()
+
+
+def test_a_pattern_may_have_a_brace_of_its_own() -> None:
+    agent = Agent(InMemoryFilesystem(), [PathPolicy(deny=["\\{a,b}"])])
+    assert not agent(lambda files: files.write("{a,b}", "x")).success
+    assert agent(lambda files: files.write("a", "x")).success
 
 
 class Effect:

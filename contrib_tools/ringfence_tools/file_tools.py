@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import re
 from typing import Any
 
 from ringfence.errors import ToolValidationError
@@ -11,7 +10,7 @@ from ringfence.filesystem.edits import replace_exact
 from ringfence.filesystem.patch_format import parse_patch
 from ringfence.filesystem.paths import from_model, shown, words_shown
 from ringfence.filesystem.protocol import DEFAULT_READ_LIMIT, MAX_GREP_MATCHES, FileEntry, Filesystem, GrepMatch
-from ringfence.filesystem.search import LITERALLY, path_filter
+from ringfence.filesystem.search import ALTERNATIVES, LITERALLY, path_filter
 from ringfence.prompt.long_results import kept_result
 from ringfence.prompt.tool import Tool, ToolContext
 from ringfence.prompt.tool_result import ToolResult
@@ -47,7 +46,6 @@ from ringfence_tools.file_results import (
 from ringfence_tools.patching import patch_files
 
 MAX_NEAR_NAMES = 5
-_BRACES = re.compile(r"\{[^{}]*,[^{}]*\}")
 
 
 def file_tools(*, mount_point: str | None = None, accepts_overrides: bool = False) -> tuple[Tool[Any, Any], ...]:
@@ -323,7 +321,7 @@ def missing(filesystem: Filesystem, path: str) -> str:
 
 def _braces(*globs: str | None) -> str:
     """What to say of globs that have found nothing, where that may be why."""
-    if not any(_BRACES.search(glob) for glob in globs if glob is not None):
+    if not any(ALTERNATIVES.search(glob) for glob in globs if glob is not None):
         return ""
     return "; braces are not expanded: call it once for each alternative"
 

@@ -128,12 +128,12 @@ def policies_said(specs: Sequence[str], directory: Path | None = None) -> tuple[
             else:
                 raise _bad(f"there is no policy {spec!r}; there are {KINDS}")
         except (PromptValidationError, ValueError) as error:
-            raise _bad(f"{spec!r}: {said_of(error)}") from None
+            raise _bad(f"{spec!r}: {error}") from None
     if any(lists.values()):
         try:
             found.append(PathPolicy(allow=lists["allow"] or None, deny=lists["deny"]))
         except PromptValidationError as error:
-            raise _bad(said_of(error)) from None
+            raise _bad(str(error)) from None
     return _strictest(found)
 
 

@@ -20,6 +20,8 @@ MAX_LINE_CHARACTERS = 500
 """Of a longer line, a `GrepMatch` has this much around the match."""
 BINARY_PREFIX_BYTES = 8192
 """A file with a NUL in so many first bytes is binary, as for git and ripgrep."""
+ALTERNATIVES = re.compile(r"(?<!\\)\{[^{}]*,[^{}]*\}")
+"""What other globs take for several patterns in one, and these take as it is."""
 
 
 class Directories(Protocol[DirectoryT]):

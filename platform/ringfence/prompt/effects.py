@@ -11,7 +11,7 @@ from ringfence.arguments import checked
 from ringfence.errors import PromptValidationError
 from ringfence.filesystem.git_names import is_dotgit
 from ringfence.filesystem.paths import directories_above, shown
-from ringfence.filesystem.search import compiled_glob, path_filter
+from ringfence.filesystem.search import ALTERNATIVES, compiled_glob, path_filter
 from ringfence.participants import Change, FileVersion
 from ringfence.prompt.commands import runs
 from ringfence.prompt.policy import (
@@ -321,6 +321,12 @@ def _each_name(patterns: Iterable[str], *, besides: Iterable[str]) -> Matches:
 
 
 def _tests(pattern: str) -> Iterator[Matches]:
+    if ALTERNATIVES.search(pattern) is not None:  # it would match nothing, and so deny nothing
+        said = f"braces are not expanded in {pattern!r}: give each alternative a pattern of its own"
+        raise PromptValidationError(f"{said} (a brace itself is \\{{)", placeholder=pattern)
+    if ".." in pattern.split("/"):
+        said = f"{pattern!r} is from the root of the workspace, so it cannot have '..'"
+        raise PromptValidationError(said, placeholder=pattern)
     try:
         yield path_filter(pattern)
         if pattern.endswith("/**") and pattern.strip("/*"):
