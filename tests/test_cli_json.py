@@ -122,6 +122,32 @@ def test_a_command_line_that_is_not_understood_touches_nothing_and_one_that_make
     assert patch.read_bytes() == (b"of an earlier run" if stays else b"")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--patch", "{}/kept", "--report", "{}/kept"], "--patch and --report"),
+        (["--patch", "{}/kept", "--receipts", "{}/link"], "--patch and --receipts"),
+        (["--report", "{}/script.jsonl"], "--model and --report"),
+        (["--patch", "{}/tree/../script.jsonl"], "--model and --patch"),
+        (["--task", "@{}/kept", "--receipts", "{}/kept"], "--task and --receipts"),
+        (["--policy", "{}/own.toml", "--patch", "{}/own.toml"], "--policy and --patch"),
+        (["--patch", "{}/new", "--receipts", "{}/new"], "--patch and --receipts"),
+    ],
+)
+def test_a_file_that_is_named_twice_is_not_touched(tree: Path, arguments: list[str], words: str) -> None:
+    beside = tree.parent
+    (beside / "kept").write_text("precious")
+    (beside / "own.toml").write_text("[policies]\nprotected = true\n")
+    (beside / "link").symlink_to("kept")
+    code, record, _ = run(tree, "--task", "x", *(name.format(beside) for name in arguments))
+    assert (code, record["error"]) == (2, f"{words} name the same file")
+    assert {path.name: path.read_bytes() for path in beside.iterdir() if path.is_file()} == {
+        **dict.fromkeys(("kept", "link"), b"precious"),
+        "own.toml": b"[policies]\nprotected = true\n",
+        "script.jsonl": b'{"text": "Done."}\n',
+    }
+
+
 ENDLESS = '{"tool_calls": [{"name": "ls", "arguments": {}}], "usage": {"input_tokens": 100, "output_tokens": 50}}\n' * 5
 
 

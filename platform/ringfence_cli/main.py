@@ -144,11 +144,13 @@ def run(
     failed, 4 the sandbox is not available, 5 deadline, turns or budget used up, 130 interrupted and rolled back. With
     --json there is always an object, and its "outcome" says which it was.
     """
-    from ringfence_cli.outputs import clear
-    from ringfence_cli.run import Options, run_task
+    from ringfence_cli.outputs import clear, refuse_one_file
+    from ringfence_cli.run import Options, files_read, run_task
     from ringfence_cli.terms import Place
 
-    clear(directory, patch, report, receipts)
+    written = (("--patch", patch), ("--receipts", receipts), ("--report", report))
+    refuse_one_file(files_read(model, task, policies), written)
+    clear(directory, patch, report)
     if resume == (task is not None):
         raise click.UsageError("give either --task, for a new run, or --resume, for the one that was interrupted")
     if resume and workspace == "memory":

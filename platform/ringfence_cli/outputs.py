@@ -8,12 +8,15 @@ import os
 import re
 import reprlib
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain, combinations, product
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import NAMESPACE_OID, uuid5
+
+import click
 
 from ringfence.adapters.core import ModelText, ModelTurn
 from ringfence.runtime.receipts import Receipt
@@ -65,18 +68,33 @@ def refuse_way_out(path: Path, directory: Path) -> None:
         raise OSError(errno.EPERM, words, str(path))
 
 
-def clear(directory: Path, patch: Path | None, report: Path | None, receipts: Path | None) -> None:
+def refuse_one_file(read: Iterable[tuple[str, Path]], written: Iterable[tuple[str, Path | None]]) -> None:
+    """click.UsageError where an option names a file to write that another one names, to write or to read: asked before
+    any is touched, since what is in it would be gone."""
+    results = [(option, path) for option, path in written if path is not None]
+    for (option, path), (other, also) in chain(product(read, results), combinations(results, 2)):
+        if _is_one_file(path, also):
+            raise click.UsageError(f"{option} and {other} name the same file")
+
+
+def _is_one_file(path: Path, other: Path) -> bool:
+    try:
+        return path.samefile(other) and path.is_file()
+    except OSError:
+        return os.path.realpath(path) == os.path.realpath(other)
+
+
+def clear(directory: Path, patch: Path | None, report: Path | None) -> None:
     """Let nobody take for this run's what an earlier one left, should this one not come to write it.
 
     The patch is emptied and not removed: another run, for which this one has to wait, may have it open.
     """
-    kept = os.path.realpath(receipts) if receipts is not None else None  # to be the same file is refused later
     with suppress(OSError):
-        if patch is not None and os.path.realpath(patch) != kept and stat.S_ISREG(patch.stat().st_mode):
+        if patch is not None and stat.S_ISREG(patch.stat().st_mode):
             refuse_way_out(patch, directory)
             os.truncate(patch, 0)
     with suppress(OSError):
-        if report is not None and os.path.realpath(report) != kept and stat.S_ISREG(report.lstat().st_mode):
+        if report is not None and stat.S_ISREG(report.lstat().st_mode):
             refuse_way_out(report, directory)
             report.unlink()
 

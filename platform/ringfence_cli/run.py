@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -270,6 +270,18 @@ def _writing(ending: Ending, write: Callable[[], None]) -> None:
         write()
     except OSError as error:
         ending.fail(f"not everything could be written: {said_of(error)}")
+
+
+def files_read(model: str, task: str | None, policies: Iterable[str]) -> Iterator[tuple[str, Path]]:
+    """What a command line has a run read, by the option that names it."""
+    kind, _, name = model.partition(":")
+    if kind == "script":
+        yield "--model", Path(name)
+    if task is not None and task.startswith("@"):
+        yield "--task", Path(task[1:])
+    for spec in policies:
+        if spec.endswith(".toml"):
+            yield "--policy", Path(spec)
 
 
 def model_of(spec: str, files: ExitStack) -> LoopAdapter:
