@@ -271,14 +271,15 @@ class HistoryContract(FilesystemAbilities):
             handle = fs.for_call(call)
             handle.write("a.txt", "x")
             call.commit()
-            for change in (
-                lambda: handle.write("b.txt", "x"),
-                lambda: handle.delete("a.txt"),
-                lambda: handle.mkdir("d"),
-                lambda: handle.move("a.txt", "b.txt"),
-                lambda: handle.chmod("a.txt", 0o600),
-                lambda: handle.symlink("link", "a.txt"),
-            ):
+            changes: dict[str, Callable[[], object]] = {
+                "write": lambda: handle.write("b.txt", "x"),
+                "delete": lambda: handle.delete("a.txt"),
+                "mkdir": lambda: handle.mkdir("d"),
+                "move": lambda: handle.move("a.txt", "b.txt"),
+                "chmod": lambda: handle.chmod("a.txt", 0o600),
+                "symlink": lambda: handle.symlink("link", "a.txt"),
+            }
+            for change in self.able(changes).values():
                 with refused(CallEndedError):
                     change()
         with refused(CallEndedError):

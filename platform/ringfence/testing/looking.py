@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import unittest
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from ringfence.filesystem.protocol import Filesystem
 from ringfence.participants import Change
+
+UseT = TypeVar("UseT")
 
 BAD_BYTE_NAME = "caf\udce9.txt"
 """A name that is not UTF-8: the byte 0xE9 stands alone in it."""
@@ -29,6 +31,11 @@ class FilesystemAbilities:
     def need(self, able: bool, what: str) -> None:
         if not able:
             raise unittest.SkipTest(f"this filesystem has no {what}")
+
+    def able(self, uses: Mapping[str, UseT]) -> dict[str, UseT]:
+        """Those of `uses`, by the method that each is of, for which the backend has what they need."""
+        needed = {"symlink": self.symlinks, "chmod": self.permission_bits}
+        return {name: use for name, use in uses.items() if needed.get(name, True)}
 
 
 @contextmanager
