@@ -636,6 +636,21 @@ def test_what_a_call_scoped_provider_resolves_belongs_to_the_call() -> None:
         assert resources.for_call(call).get(list)[0].call is call
 
 
+class OnlySaved(Snapshotable[int]):
+    def snapshot(self, *, tag: str | None = None) -> int:
+        return 0
+
+
+class OnlyRestored(Snapshotable[int]):
+    def restore(self, snapshot: int) -> None: ...
+
+
+@pytest.mark.parametrize(("half", "missing"), [(OnlySaved, "restore"), (OnlyRestored, "snapshot")])
+def test_what_lacks_a_method_of_a_snapshotable_cannot_be_made(half: type[Any], missing: str) -> None:
+    with pytest.raises(TypeError, match=f"abstract method '?{missing}"):
+        half()
+
+
 def test_participants_are_given_and_built_ones_each_once() -> None:
     given, lazy = Counter(), Binding(Snapshotable, lambda r: Counter())
     with opened(

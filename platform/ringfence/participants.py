@@ -11,6 +11,7 @@ import itertools
 import threading
 import time
 import weakref
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -339,10 +340,13 @@ SnapshotT = TypeVar("SnapshotT")
 class Snapshotable(Protocol[SnapshotT]):
     """A resource whose state a failed tool call takes back. To be one is declared, by inheriting from this protocol."""
 
+    # Abstract, since one that is forgotten or misspelled would do nothing, and take nothing back.
+    @abstractmethod
     def snapshot(self, *, tag: str | None = None) -> SnapshotT:
         """The state now, as a value that later changes do not reach."""
         ...
 
+    @abstractmethod
     def restore(self, snapshot: SnapshotT) -> None:
         """Bring back that state. May raise SnapshotRestoreError, having changed nothing."""
         ...
