@@ -417,6 +417,44 @@ def test_a_message_says_what_a_type_looks_like_in_json(kind: Any, value: object,
     assert message(holder(kind), {"value": value}) == expected
 
 
+MISSING = "required, but missing"
+
+
+@dataclass
+class Insertion:
+    kind: Literal["insertion"]
+    text: str
+
+
+@dataclass
+class Deletion:
+    kind: Literal["deletion"]
+    line: int
+    count: int = 1
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ({"kind": "deletion"}, f"value.line: {MISSING}"),
+        ({"kind": "deletion", "line": "x"}, 'value.line: expected an integer (got "x")'),
+        ({"kind": "insertion", "text": [1]}, "value.text: expected a string (got [1])"),
+        (
+            {"kind": "up"},
+            f'value.kind: expected "insertion" or "deletion" (got "up"); value.text: {MISSING}; value.line: {MISSING}',
+        ),
+        (
+            {},
+            f"value.kind: {MISSING}; value.text: {MISSING}; value.line: {MISSING}",
+        ),
+    ],
+)
+def test_of_a_union_only_the_member_whose_literal_fits_has_problems(value: object, expected: str) -> None:
+    assert message(holder(Insertion | Deletion), {"value": value}) == expected
+    within = message(holder(list[Insertion | Deletion]), {"value": [{"kind": "insertion", "text": "a"}, value]})
+    assert within == expected.replace("value", "value[1]")
+
+
 def test_what_a_class_itself_refuses_is_told_in_its_words() -> None:
     @dataclass
     class Span:

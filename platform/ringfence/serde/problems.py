@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import re
 import reprlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from ringfence.serde.nodes import Node
 
@@ -44,6 +44,9 @@ _WRONG_KIND = frozenset(
 )
 
 
+Location: TypeAlias = tuple[str | int, ...]
+
+
 @dataclass(frozen=True)
 class Layout:
     """A tightened core schema, to find what an error's location is about."""
@@ -56,6 +59,7 @@ class Layout:
         # Items that do not fit are not counted: then that there are too few says nothing.
         around = {problem["loc"][:depth] for problem in problems for depth in range(len(problem["loc"]))}
         problems = [each for each in problems if each["type"] != "too_short" or each["loc"] not in around]
+        problems = self._of_members_meant(problems)
         said: dict[tuple[str, str], list[str]] = {}
         more: list[str] = []
         for number, problem in enumerate(problems):
@@ -67,6 +71,27 @@ class Layout:
             if what not in whats:
                 whats.append(what)
         return "; ".join([_sentence(where, whats, got) for (where, got), whats in said.items()] + more)
+
+    def _of_members_meant(self, problems: Sequence[Any]) -> Sequence[Any]:
+        """Without those of members of a union that another kind of object was meant for: a literal of theirs did not
+        fit (``"kind": "line"``), and that of another member did."""
+        unfit = {problem["loc"][:-1]: problem["loc"][-1:] for problem in problems if problem["type"] == "literal_error"}
+        tags: dict[Location, set[Location]] = {}
+        for member, tag in unfit.items():
+            if member and self._find(member[:-1])[1]["type"] == "union":
+                tags.setdefault(member[:-1], set()).add(tag)
+        meant: set[Location] = set()
+        for problem in problems:
+            for member in _above(problem["loc"]):
+                if member and member not in unfit and member[:-1] in tags:
+                    fields = _fields(self._find(member)[1])
+                    if any((_key(one),) in tags[member[:-1]] for one in fields):
+                        meant.add(member[:-1])
+        return [
+            problem
+            for problem in problems
+            if not any(member in unfit and member[:-1] in meant for member in _above(problem["loc"]))
+        ]
 
     def _problem(self, problem: Any) -> tuple[str, str, str]:
         """Where it is, what is wrong, and what came (empty where that says nothing more)."""
@@ -125,6 +150,11 @@ class Layout:
 
 
 _NOWHERE: Node = {"type": "any"}
+
+
+def _above(location: Location) -> Iterator[Location]:
+    """What a location is in, the outermost first."""
+    return (location[:depth] for depth in range(len(location)))
 
 
 def _child(node: Node, part: str | int) -> Node:
