@@ -30,7 +30,13 @@ from ringfence.filesystem.protocol import (
     WriteMode,
     WriteResult,
 )
-from ringfence.filesystem.refusals import below_root, check_bytes_asked, check_permission_bits, check_write_mode
+from ringfence.filesystem.refusals import (
+    below_root,
+    check_bytes_asked,
+    check_permission_bits,
+    check_write_mode,
+    plain_bytes,
+)
 from ringfence.filesystem.search import compiled_glob, glob_below, grep_files, path_filter
 from ringfence.participants import (
     CLEAN,
@@ -373,7 +379,7 @@ class HostFilesystem(Transactional):
         if is_output(normal):
             raise PermissionError(errno.EROFS, "is what a command printed, which is kept as it is", normal)
         if type(content) is not bytes:
-            content = bytes(memoryview(content))
+            content = plain_bytes(content)
         with self._lock.mutex:
             self._admit()
             self._changes.write(normal, content, mode, create_parents)

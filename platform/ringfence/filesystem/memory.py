@@ -29,7 +29,13 @@ from ringfence.filesystem.protocol import (
     WriteResult,
     make_write_result,
 )
-from ringfence.filesystem.refusals import below_root, check_bytes_asked, check_permission_bits, check_write_mode
+from ringfence.filesystem.refusals import (
+    below_root,
+    check_bytes_asked,
+    check_permission_bits,
+    check_write_mode,
+    plain_bytes,
+)
 from ringfence.filesystem.search import glob_below, grep_files, path_filter
 from ringfence.filesystem.tree import Tree, TreeMark
 from ringfence.participants import (
@@ -164,7 +170,7 @@ class InMemoryFilesystem(Transactional):
             check_write_mode(mode)
         normal = normalise(path) or below_root(path)
         if type(content) is not bytes:
-            content = bytes(memoryview(content))
+            content = plain_bytes(content)
         with self._lock.mutex:
             self._admit()
             if mode != "overwrite" or not self._tree.overwrite(normal, content):

@@ -28,6 +28,14 @@ def check_bytes_asked(offset: int, limit: int | None) -> None:
         raise ValueError(f"offset and limit count bytes, they cannot be negative: {offset}, {limit}")
 
 
+def plain_bytes(content: object) -> bytes:
+    """The bytes of anything that has some. Raises TypeError where it has none."""
+    try:
+        return bytes(memoryview(content))  # pyright: ignore[reportArgumentType]
+    except TypeError:
+        raise TypeError(f"write_bytes takes bytes, not {content!r:.80}; write takes a text") from None
+
+
 def below_root(path: str) -> str:
     """The normal form of a path. Raises ValueError where it is the root's."""
     normal = normalise(path)

@@ -148,6 +148,9 @@ class FilesContract(FilesystemAbilities):
         for wrong in (None, 5, b"x"):
             with refused(TypeError, saying="the content of a file is a text"):
                 fs.write("a.txt", wrong)
+        for wrong in (None, 5, "x"):
+            with refused(TypeError, saying="write_bytes takes bytes"):
+                fs.write_bytes("a.txt", wrong)
         assert not fs.list("")
 
     def test_a_write_makes_the_parents_unless_told_not_to(self, fs: Filesystem) -> None:
