@@ -204,6 +204,27 @@ def test_a_program_cannot_shut_the_root_against_its_owner(root: Path, mode: int,
         assert {path: (one.content, one.mode, one.mtime_ns) for path, one in printed(root).items()} == before
 
 
+@pytest.mark.parametrize("mode", [0o000, 0o200, 0o100, 0o400, 0o500, 0o600])
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_a_program_that_shuts_a_directory_is_taken_back(root: Path, mode: int, end: str) -> None:
+    before = {path: (one.content, one.mode, one.mtime_ns) for path, one in printed(root).items()}
+
+    def work() -> None:
+        with Workspace.open(root, store=root.parent / "store") as workspace:
+            files = workspace.filesystem
+            with held_call(files, opaque=True) as held:
+                (root / "d/b.txt").write_text("two\n")
+                (root / "d").chmod(mode)
+                held.commit() if end == "commit" else held.rollback()
+        Workspace.open(root, store=root.parent / "store").close()
+
+    as_nobody(work, root.parent, foreign={"foreign"})
+    if end == "commit":
+        assert stat.S_IMODE((root / "d").stat().st_mode) == mode
+    else:
+        assert {path: (one.content, one.mode, one.mtime_ns) for path, one in printed(root).items()} == before
+
+
 def test_a_root_that_cannot_be_written_is_said(shut: Path) -> None:
     def work() -> None:
         with (

@@ -292,7 +292,11 @@ def test_what_may_not_be_read_is_reported_and_the_rest_is_taken_in(tree: Scanned
     tree.write("secret", mode=0)
     tree.write("dir/inside")
     tree.write("open", b"for everybody")
+    tree.write("listed/inside")
     (tree.root / "dir").chmod(0)
+    tree.write("above/below/inside")
+    for path in ("listed", "above"):
+        (tree.root / path).chmod(0o444)
     descriptor = os.open(tree.root, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with without_privileges():
@@ -300,7 +304,7 @@ def test_what_may_not_be_read_is_reported_and_the_rest_is_taken_in(tree: Scanned
     finally:
         os.close(descriptor)
         (tree.root / "dir").chmod(0o700)
-    assert found.excluded == {"secret": "unreadable", "dir": "unreadable"}
+    assert found.excluded == dict.fromkeys(("secret", "dir", "listed", "above"), "unreadable")
     assert set(found.changes) == {"", "open"}
 
 

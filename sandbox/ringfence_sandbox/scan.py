@@ -146,6 +146,10 @@ class _Before:
         return folder.file(os.fsencode(name)) if folder is not None else None
 
 
+class _UnsearchableError(PermissionError):
+    """A directory may be listed, and nothing in it be looked at."""
+
+
 class Scanner:
     """One scan of the tree at the descriptor ``root`` against its state at ``commit`` (None: nothing) and its cache.
 
@@ -226,6 +230,8 @@ class Scanner:
                 now = os.lstat(name, dir_fd=descriptor)
             except FileNotFoundError:
                 continue
+            except PermissionError as error:
+                raise _UnsearchableError(*error.args) from error
             was = known.get(name)
             if (
                 was is not None
@@ -295,6 +301,8 @@ class Scanner:
             return
         try:
             self._folder(descriptor, path, old, depth + 1)
+        except _UnsearchableError:
+            self._exclude(path, "unreadable", old.get() or before.file(name), _stamp_at(parent, name))
         finally:
             os.close(descriptor)
 
@@ -409,6 +417,8 @@ def _link(status: os.stat_result) -> int:
 
 def _stamp_at(parent: int, name: str) -> Stamp | None:
     try:
-        return stamp_of(os.stat(name, dir_fd=parent, follow_symlinks=False))
+        return stamp_of(os.lstat(name, dir_fd=parent))
     except FileNotFoundError:
         return None
+    except PermissionError as error:
+        raise _UnsearchableError(*error.args) from error
