@@ -204,6 +204,24 @@ def test_a_program_cannot_shut_the_root_against_its_owner(root: Path, mode: int,
         assert {path: (one.content, one.mode, one.mtime_ns) for path, one in printed(root).items()} == before
 
 
+@pytest.mark.parametrize("opaque", [False, True])
+@pytest.mark.parametrize("end", ["rollback", "close"])
+def test_what_a_call_has_written_and_may_not_read_is_taken_back(root: Path, end: str, opaque: bool) -> None:
+    def work() -> None:
+        files = HostFilesystem(root, store=root.parent / "store")
+        with files, held_call(files, opaque=opaque) as held:
+            ours = files.for_call(held)
+            ours.chmod("a.txt", 0o200)
+            ours.write("a.txt", "for others to read")
+            if end == "rollback":
+                assert held.rollback().conflicts == ()
+
+    before = printed(root)
+    as_nobody(work, root.parent, foreign={"foreign"})
+    now, was = printed(root)["a.txt"], before["a.txt"]
+    assert (now.content, now.mode, now.mtime_ns) == (was.content, was.mode, was.mtime_ns)
+
+
 @pytest.mark.parametrize("mode", [0o000, 0o200, 0o100, 0o400, 0o500, 0o600])
 @pytest.mark.parametrize("end", ["commit", "rollback"])
 def test_a_program_that_shuts_a_directory_is_taken_back(root: Path, mode: int, end: str) -> None:

@@ -364,7 +364,10 @@ class Hands:
         if not identity.fits(found):
             return False
         if identity.sha256 is not None and (self.thorough or identity.size <= _HASHED_BYTES):
-            content, _ = read_file(at, name, path, found)
+            try:
+                content, _ = read_file(at, name, path, found)
+            except PermissionError:  # it has the permission bits of the file that the call replaced, which say so
+                return True
             return hashlib.sha256(content).hexdigest() == identity.sha256
         return True
 

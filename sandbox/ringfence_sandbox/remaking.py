@@ -51,14 +51,17 @@ class Remaking:
         self._touched: set[str] = set()
 
     def content(self, place: str) -> str | None:
-        """The git object id of what a file has, or a link."""
+        """The git object id of what a file has, or a link; None for what is neither, or may not be read."""
         here = self._files.look(place)
         if here is None or stat.S_ISDIR(here.st_mode):
             return None
         if stat.S_ISLNK(here.st_mode):
             content = os.fsencode(self._files.read_link(place))
         elif stat.S_ISREG(here.st_mode):
-            content, _ = self._files.read_file(place)
+            try:
+                content, _ = self._files.read_file(place)
+            except PermissionError:
+                return None
         else:
             return None
         return blob_id(content)
