@@ -302,6 +302,9 @@ class Scanner:
         try:
             self._folder(descriptor, path, old, depth + 1)
         except _UnsearchableError:
+            changes = self._found.changes
+            for known in [known for known in changes if known == path or known.startswith(f"{path}/")]:
+                del changes[known]
             self._exclude(path, "unreadable", old.get() or before.file(name), _stamp_at(parent, name))
         finally:
             os.close(descriptor)
