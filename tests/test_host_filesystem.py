@@ -160,3 +160,16 @@ def test_a_replaced_file_does_not_take_on_the_default_acl_of_its_directory(root:
     assert os.listxattr(root / "a.txt") == []
     assert (root / "a.txt").stat().st_mode & 0o7777 == 0o600
     assert os.getxattr(root / "new.txt", "system.posix_acl_access").startswith(struct.pack("<I", 2))
+
+
+def test_calls_that_remove_files_leave_no_descriptor_open(tmp_path: Path) -> None:
+    (tmp_path / "root/d").mkdir(parents=True)
+    with HostFilesystem(tmp_path / "root", store=tmp_path / "store") as fs:
+        counts: list[int] = []
+        for number in range(4):
+            fs.write("d/a.txt", "a")
+            with held_call(fs, call_id=f"call-{number}") as held:
+                fs.for_call(held).delete("d/a.txt")
+                held.commit()
+            counts.append(len(os.listdir("/proc/self/fd")))
+    assert counts[0] == counts[-1]

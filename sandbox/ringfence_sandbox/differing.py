@@ -108,7 +108,13 @@ class Differences:
 
     def found(self, path: str) -> os.stat_result | None:
         """What was at a path of the workspace when it was compared, or is there now if it was not."""
-        return self.looked.get(path) or self._look((IN_TREE, path))
+        known = self.looked.get(path)
+        if known is not None:
+            return known
+        try:
+            return self._look((IN_TREE, path))
+        finally:
+            self._looks.close()
 
     def displaced(self, slots: Iterable[int]) -> Iterator[tuple[Where, os.stat_result]]:
         """The regular files held today that are of no earlier version: those that deeds made, and what came between
