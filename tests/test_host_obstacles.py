@@ -243,6 +243,21 @@ def test_a_program_that_shuts_a_directory_is_taken_back(root: Path, mode: int, e
         assert {path: (one.content, one.mode, one.mtime_ns) for path, one in printed(root).items()} == before
 
 
+def test_a_directory_that_may_be_listed_and_not_searched_is_not_empty(root: Path) -> None:
+    def work() -> None:
+        with Workspace.open(root, store=root.parent / "store") as workspace:
+            assert "d" in {entry.name for entry in workspace.filesystem.list()}
+            with pytest.raises(PermissionError) as refused:
+                workspace.filesystem.list("d")
+            assert refused.value.filename == "d"
+
+    (root / "d").chmod(0o444)
+    try:
+        as_nobody(work, root.parent, foreign={"foreign"})
+    finally:
+        (root / "d").chmod(0o755)
+
+
 def test_a_root_that_cannot_be_written_is_said(shut: Path) -> None:
     def work() -> None:
         with (

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from ringfence.filesystem.paths import os_error
 from ringfence.filesystem.protocol import FileEntry, GlobMatch
 from ringfence.filesystem.search import BINARY_PREFIX_BYTES, Child
 from ringfence_sandbox.confined import CHUNK_BYTES, Confined, is_reserved, open_file
@@ -29,6 +31,8 @@ class Looking:
             for name in sorted(_names(descriptor, place)):
                 try:
                     found = os.lstat(name, dir_fd=descriptor)
+                except PermissionError:  # it may be listed and not searched: that is not to be taken for empty
+                    raise os_error(errno.EACCES, prefix.removesuffix("/")) from None
                 except OSError:
                     continue
                 is_link = stat.S_ISLNK(found.st_mode)
