@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +60,42 @@ def test_a_step_shows_only_what_the_call_did_and_undo_keeps_the_edit_of_a_person
     assert changed == [b"-line 2", b"+ours"]
     assert workspace.undo().outcomes == {"a.txt": "restored"}
     assert (root / "a.txt").read_text() == LINES.replace("line 8\n", "theirs\n")
+
+
+def test_the_bits_of_a_directory_that_a_call_made_a_file_in_stay_a_person_s(workspace: Workspace, root: Path) -> None:
+    (root / "d").chmod(0o700)
+    with held_call(workspace.filesystem) as held:
+        workspace.filesystem.for_call(held).write("d/new", "ours\n")
+        held.commit()
+    assert workspace.steps()[-1].paths == ("d/new",)
+    assert workspace.undo().outcomes == {"d/new": "removed"}
+    assert (root / "d").stat().st_mode & 0o777 == 0o700
+    assert [entry.paths for entry in workspace.log() if entry.kind == "external"] == [("d",)]
+
+
+def to_a_file(fs: HostFilesystem) -> None:
+    fs.delete("d", recursive=True)
+    fs.write("d", "a file now")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda fs: fs.delete("d", recursive=True), lambda fs: fs.move("d", "e"), to_a_file],
+    ids=["deleted", "moved", "made a file"],
+)
+def test_what_a_person_had_taken_from_a_directory_does_not_come_back_with_it(
+    workspace: Workspace, root: Path, change: Callable[[HostFilesystem], object]
+) -> None:
+    with held_call(workspace.filesystem) as held:
+        workspace.filesystem.for_call(held).write("d/e/c.txt", "c\n")
+        held.commit()
+    shutil.rmtree(root / "d/e")
+    with held_call(workspace.filesystem, call_id="call-2") as held:
+        change(workspace.filesystem.for_call(held))
+        held.commit()
+    assert not {"d/e", "d/e/c.txt"} & {*workspace.steps()[-1].paths}
+    workspace.undo()
+    assert os.listdir(root / "d") == ["b.txt"]
 
 
 def same_size_and_time(root: Path) -> None:
@@ -184,6 +221,23 @@ def test_an_edit_between_the_policy_and_the_handler_fails_the_call(workspace: Wo
     assert "changed by somebody else" in answer.message
     assert (root / "a.txt").read_text() == LINES.replace("line 8\n", "theirs\n")
     assert workspace.steps() == []
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_an_edit_of_the_same_size_and_time_of_what_a_call_had_written_is_not_lost(
+    workspace: Workspace, root: Path, name: str
+) -> None:
+    with held_call(workspace.filesystem, call_id="call-1") as held:
+        workspace.filesystem.for_call(held).write("a.txt", LINES)
+        workspace.filesystem.for_call(held).write("new", "ours\n")
+        held.commit()
+    same_size_and_time(root)
+    theirs = (root / "a.txt").read_text()
+    with held_call(workspace.filesystem, call_id="call-2") as held:
+        CHANGES[name](workspace.filesystem.for_call(held))
+        held.commit()
+    workspace.undo()
+    assert (root / "a.txt").read_text() == theirs
 
 
 @dataclass(frozen=True)

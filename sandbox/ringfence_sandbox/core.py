@@ -470,6 +470,8 @@ class Core:
             self._opaque.end()
         self._bytes.clear()
         self._bytes_size = 0
+        # Between two calls somebody may write other bytes, of the same number, and put the time back.
+        self.written.forget()
         self._compared = None
         self.noting.touched.clear()
         self.hands.times.forget()

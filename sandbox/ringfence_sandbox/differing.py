@@ -316,7 +316,7 @@ def _touch(new: _Node, old: _Node) -> None:
 
 
 class Written:
-    """The hashes of files that were written here, found again as long as nothing about the file changes."""
+    """The hashes of files that a call has written, found again as long as nothing about the file changes."""
 
     def __init__(self, most: int = 4096) -> None:
         self._most = most
@@ -327,6 +327,9 @@ class Written:
             if len(self._hashes) >= self._most:
                 self._hashes.popitem(last=False)
             self._hashes[identity.inode, identity.size, identity.mtime_ns] = identity.sha256
+
+    def forget(self) -> None:
+        self._hashes.clear()
 
     def hash_of(self, found: os.stat_result) -> str | None:
         return self._hashes.get((found.st_ino, found.st_size, found.st_mtime_ns))

@@ -94,6 +94,8 @@ class Differing:
                     found[change.path] = None
             elif not self._is_known(change, change.before, known):
                 found[change.path] = self._before(change.path, change.before, known)
+            elif change.before.kind == "directory" and (change.after is None or change.after.kind != "directory"):
+                found |= dict.fromkeys(self._gone_before(change.path))
         # Somebody may have put a file into a directory that the call had made.
         holding = set(all_above([path for path, state in found.items() if state is not None]))
         for path in self._directories:
@@ -107,6 +109,13 @@ class Differing:
                 if state is not None:
                     found[path] = state
         return found
+
+    def _gone_before(self, directory: str) -> Iterator[str]:
+        """What somebody else had taken from a directory before the call did away with it, which tells of the rest."""
+        assert self._tip is not None, "it is known"
+        for name in self._store.states.names(self._tip, directory):
+            if (path := f"{directory}/{name}") not in self._paths:
+                yield path
 
     def ours(self, rewritten: Iterable[str] = ()) -> dict[str, Entry | Pending | None]:
         """``rewritten`` are paths of which more may have changed than was told."""
@@ -124,8 +133,15 @@ class Differing:
         for path in all_above([*self._paths, *again]):
             state = found.get(path) or self._now(path)
             if state is not None and state.kind == "directory":
-                found[path] = state
+                found[path] = state if path in found else self._only_newer(path, state)
         return found
+
+    def _only_newer(self, path: str, state: Entry | Pending) -> Entry | Pending:
+        """A directory whose time the call has changed. Whoever changed its bits was somebody else."""
+        known = self._known(path)
+        if known is None or known.kind != "directory" or known.meta.mode == state.meta.mode:
+            return state
+        return replace(state, meta=replace(state.meta, mode=known.meta.mode))
 
     def _known(self, path: str) -> Entry | None:
         if self._tip is None:
