@@ -688,7 +688,7 @@ def test_undo_of_an_undo_is_where_it_was(store: Store) -> None:
     step(store, {"a.txt": file(b"two\n")})
     step(store, {"a.txt": file(b"one\n")})
     assert undone(store, [2])[1] == {"a.txt": b"two\n"}
-    assert undone(store, [2, 1]) == ({"a.txt": "restored"}, {})
+    assert undone(store, [2, 1]) == ({"a.txt": "kept"}, {})
 
 
 paths = st.sampled_from(["a", "b", "d/a", "d/e/a", "d/e/b"])
@@ -711,5 +711,6 @@ def test_states_follow_a_plain_model_and_undo_of_all_is_the_beginning(
             made = step(store, {path: None if content is None else file(content) for path, content in edit.items()})
             assert contents(store, made.commit) == model
         outcomes, states = undone(store, list(range(len(edits), 0, -1)))
-        assert set(outcomes.values()) <= {"restored", "removed"}
+        assert {path for path, outcome in outcomes.items() if outcome == "removed"} == model.keys()
+        assert set(outcomes.values()) <= {"removed", "kept"}
         assert states == dict.fromkeys(model)

@@ -160,6 +160,17 @@ def test_one_step_is_undone_among_others_unless_a_later_one_changed_the_same(wor
     assert sorted(path.name for path in root.glob("[xy]")) == ["y"]
 
 
+def test_what_two_steps_made_and_took_away_again_is_kept_when_both_are_undone(workspace: Workspace, root: Path) -> None:
+    call(workspace, lambda fs: (fs.write("x", "x"), fs.write("d/b.sh", "ours\n")))
+    call(workspace, lambda fs: (fs.delete("x"), fs.write("d/b.sh", "b\n")))
+    os.utime(root / "d/b.sh", ns=(10**18, 10**18))
+    done = workspace.undo(2)
+    assert done.outcomes == {"d/b.sh": "kept", "x": "kept"}
+    assert done.reasons == dict.fromkeys(("d/b.sh", "x"), "it is as it was before already")
+    assert not done.has_changed
+    assert done.step is None
+
+
 def test_an_undo_of_nothing_makes_no_step(workspace: Workspace, root: Path) -> None:
     call(workspace, lambda fs: fs.write("x", "x"))
     (root / "x").write_text("theirs")
@@ -354,6 +365,15 @@ def test_gc_keeps_the_newest_steps_and_what_they_need(workspace: Workspace, root
         workspace.show(4)
     with pytest.raises(LookupError, match="step 1 has been dropped from the history by gc: it has 4 to 8"):
         workspace.restore(1)
+
+
+def test_the_numbers_go_on_after_gc_has_dropped_all_steps(workspace: Workspace, root: Path) -> None:
+    for n in range(3):
+        call(workspace, lambda fs, n=n: fs.write("x", f"{n}"))
+    (root / "theirs").write_text("theirs\n")
+    workspace.gc(0)
+    call(workspace, lambda fs: fs.write("y", "y"))
+    assert [step.number for step in workspace.steps()] == [3, 4]
 
 
 def test_a_store_that_was_deleted_starts_anew(root: Path) -> None:

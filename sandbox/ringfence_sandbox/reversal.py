@@ -12,6 +12,7 @@ from ringfence_sandbox.text_merge import merged
 
 Outcome: TypeAlias = Literal["restored", "removed", "kept", "conflict"]
 _ValueT = TypeVar("_ValueT")
+_AS_BEFORE = "it is as it was before already"
 Difference: TypeAlias = tuple[str, Entry | None, Entry | None]
 
 
@@ -57,8 +58,10 @@ def plan_undo(
     undo.drop_what_has_no_place()
     plan = undo.plan
     plan.states = {path: state for path, state in plan.states.items() if state != now.entry(path)}
-    for path, state in plan.states.items():
-        if state is None and plan.outcomes.get(path) == "restored":
+    for path in [path for path, outcome in plan.outcomes.items() if outcome == "restored"]:
+        if same(undo.state(path), now.entry(path)):  # what one step did, another one of these had taken back
+            plan.outcomes[path], plan.reasons[path] = "kept", _AS_BEFORE
+        elif undo.state(path) is None:
             plan.outcomes[path] = "removed"
     return plan
 
@@ -84,7 +87,7 @@ class _Undo:
             plan.states[path], plan.outcomes[path] = before, "restored"
         elif same(now, before):
             if plan.outcomes.setdefault(path, "kept") == "kept":
-                plan.reasons[path] = "it is as it was before already"
+                plan.reasons[path] = _AS_BEFORE
         else:
             state = self._together(before, after, now)
             if state is not None:
