@@ -573,4 +573,4 @@ def merged(*texts: str) -> str | None:
 
 TestHistoryIsTrees = HistoryIsTrees.TestCase
 if os.environ.get("RINGFENCE_PROVE") != "1":  # each example is many calls on a disk, and several runs of git
-    TestHistoryIsTrees.settings = settings(max_examples=25)
+    TestHistoryIsTrees.settings = settings(max_examples=20)
