@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 from ringfence.runtime.limits import Cancellation
 
@@ -25,7 +26,7 @@ class CommandWatch:
         self._lock = threading.Lock()
         self._cancellation: Cancellation | None = None
         self.reason = ""
-        """Why the command was ended, in words, if it was."""
+        """Why what the command did is to be taken back, in words, if it is."""
 
     def begin(self, end: Callable[[], None], cancellation: Cancellation | None) -> None:
         """Watch from now on; ``end`` is called in another thread, again and again until `stop`."""
@@ -42,6 +43,9 @@ class CommandWatch:
     def stop(self) -> None:
         with self._lock:
             self._running.clear()
+            # What a quick command did between two looks is not let stay either.
+            if self._end is not None and not self.reason and (lacking := self._lacking()):
+                self.reason = lacking
             self._end = self._cancellation = None
 
     def close(self) -> None:
@@ -58,13 +62,19 @@ class CommandWatch:
             with self._lock:
                 if self._end is None:
                     continue
-                for left, floor, what in zip(_left(self._root), self._floor, ("bytes", "inodes"), strict=True):
-                    if left < floor:
-                        self.reason = f"{left} {what} are left on the disk"
+                if lacking := self._lacking():
+                    self.reason = f"ended because {lacking}"
                 if self._cancellation is not None and self._cancellation.cancelled:
-                    self.reason = "its call was cancelled"
+                    self.reason = "ended because its call was cancelled"
                 if self.reason:
                     self._end()
+
+    def _lacking(self) -> str:
+        with suppress(FileNotFoundError):  # somebody has moved the root: cancellations are still looked for
+            for left, floor, what in zip(_left(self._root), self._floor, ("bytes", "inodes"), strict=True):
+                if left < floor:
+                    return f"{left} {what} are left on the disk"
+        return ""
 
 
 def _left(root: str) -> tuple[int, int]:

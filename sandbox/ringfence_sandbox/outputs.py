@@ -43,15 +43,16 @@ class KeptOutputs:
         return None
 
     def prune(self) -> None:
-        """Remove all but the newest, by number and by size."""
+        """Remove all but the newest, by number and by size: they never hold more than what is left on the disk."""
         if not self.directory.is_dir():
             return
         with os.scandir(self.directory) as entries:
             found = sorted(((entry.stat(), entry.path) for entry in entries), key=lambda item: -item[0].st_mtime_ns)
+        most = min(_KEPT_BYTES, (sum(known.st_size for known, _ in found) + _left(self.directory)) // 2)
         size = 0
         for number, (known, path) in enumerate(found):
             size += known.st_size
-            if number >= _KEPT_FILES or size > _KEPT_BYTES:
+            if number >= _KEPT_FILES or size > most:
                 with suppress(FileNotFoundError):
                     os.unlink(path)
 
@@ -68,7 +69,7 @@ class Stream:
         self._end = bytearray()
         self._file: BinaryIO | None = None
         self._written = 0
-        self._problem = ""
+        self._problem = "too little space is left on the disk"
         self.total = 0
 
     def take(self, data: bytes) -> None:
@@ -87,6 +88,8 @@ class Stream:
     def _open(self) -> None:
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # The workspace may be on the same disk, and a rollback needs room: both streams leave more than half of it.
+            self._keep = min(self._keep, _left(self._path.parent) // 4)
             self._file = self._path.open("wb")
         except OSError as error:
             self._problem = str(error)
@@ -119,3 +122,8 @@ class Stream:
         where = f"read {self._name} for all of it{kept}" if self._written else f"it was not kept: {self._problem}"
         start, end = self._start[:_HEAD_BYTES].decode("utf-8", "replace"), self._end.decode("utf-8", "replace")
         return f"{start}\n[... {left_out} bytes left out; {where} ...]\n{end}"
+
+
+def _left(directory: Path) -> int:
+    found = os.statvfs(directory)
+    return found.f_bavail * found.f_frsize

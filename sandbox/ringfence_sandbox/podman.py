@@ -302,7 +302,7 @@ class PodmanSandbox:
             if any(stream.is_kept for stream in streams.values()):
                 outputs.prune()
         if watch.reason:
-            failure = f"ended because {watch.reason}"
+            failure = watch.reason
         left = asked.environment if failure else handover.left()
         said = [replaced, moved, explained(asked, ended), failure]
         said += ["out of memory: a process was killed"] * ended.killed_by_oom

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from ringfence.runtime.limits import Cancellation
 from ringfence_sandbox import CallProcess, PodmanSandbox, SandboxLimits, SandboxUnavailableError
 from ringfence_sandbox.container import WORKSPACE_LABEL, remove_orphans
 from ringfence_sandbox.doctor import examine
@@ -49,6 +50,22 @@ def test_a_container_that_is_killed_during_a_command_is_said_and_replaced(sandbo
     assert result.failure in result.stderr
     assert sandbox.start() is not first
     works_on(sandbox, {"a": "a\n"})
+
+
+def test_a_command_is_ended_on_time_and_when_it_is_cancelled_where_its_root_is_renamed(
+    sandbox: PodmanSandbox, tmp_path: Path
+) -> None:
+    root = Path(sandbox.filesystem.root)
+    sandbox.start()
+    moved = later(0.2, lambda: root.rename(tmp_path / "elsewhere"))
+    assert sandbox.run("echo new > new; sleep 30", timeout_seconds=1).timed_out
+    moved.join()
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+    (tmp_path / "elsewhere").rename(root)
+    cancellation = Cancellation()
+    cancelled = later(0.2, cancellation.cancel)
+    assert "cancelled" in sandbox.run("sleep 30", cancellation=cancellation).failure
+    cancelled.join()
 
 
 def test_a_process_that_was_forked_off_leaves_the_container_to_its_parent(sandbox: PodmanSandbox) -> None:

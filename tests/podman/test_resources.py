@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ringfence_sandbox import PodmanSandbox, SandboxLimits
+from ringfence_sandbox import HostFilesystem, PodmanSandbox, SandboxLimits
 
 MakeSandbox = Callable[..., PodmanSandbox]
 MIB = 1 << 20
@@ -138,6 +138,33 @@ def test_a_full_disk_does_not_stop_a_rollback(small_disk: Path, make_sandbox: Ma
     sandbox.run("rm kept; head -c 60M /dev/zero > a; head -c 60M /dev/zero > b; sleep 20", timeout_seconds=1)
     assert {path.name: path.read_text() for path in root.iterdir()} == {"kept": "kept\n"}
     works_on(sandbox)
+
+
+def test_a_command_that_fills_the_disk_and_ends_before_anybody_looks_is_taken_back(
+    small_disk: Path, make_sandbox: MakeSandbox
+) -> None:
+    sandbox = make_sandbox(small_disk / "workspace", limits=FLOORS)
+    for _ in range(5):
+        result = sandbox.run("fallocate -l 60M full")
+        assert "bytes are left on the disk" in result.failure, result
+        assert list((small_disk / "workspace").iterdir()) == []
+    works_on(sandbox)
+
+
+def test_what_commands_print_leaves_room_on_the_disk_for_a_rollback(
+    small_disk: Path, make_sandbox: MakeSandbox
+) -> None:
+    root = small_disk / "workspace"
+    root.mkdir()
+    kept = os.urandom(5 * MIB)
+    (root / "kept").write_bytes(kept)
+    with HostFilesystem(root, store=small_disk / "store") as filesystem:
+        sandbox = make_sandbox(root, filesystem=filesystem)
+        for _ in range(12):
+            sandbox.run("head -c 60M /dev/zero; head -c 60M /dev/zero >&2")
+        assert sandbox.run("rm kept; head -c 60M /dev/zero; sleep 20", timeout_seconds=1).failure
+        assert (root / "kept").read_bytes() == kept
+        sandbox.close()
 
 
 def test_a_deep_tree_and_odd_names_go_back(sandbox: PodmanSandbox) -> None:
