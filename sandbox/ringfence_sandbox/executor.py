@@ -50,7 +50,7 @@ NUMBER = struct.Struct("<I")
 RUN_HEAD = struct.Struct("<I??QII")
 FAILED_HEAD = struct.Struct("<Ii")  # number, errno
 OUTCOME = struct.Struct("<IB?QII?")  # number, exit code, timed out, nanoseconds, how many processes the out-of-memory
-# killer took, how many had to be ended, whether the command changed this process: then this process ends, too
+# killer took, how many had to be ended, whether it is the last command: then this process ends, too
 
 GRACE_SECONDS = 0.2  # what is left of a command when its main process has exited may go on for so long
 REPORT = 19  # the descriptor that a command may say something on to the host; above those that a script would use
@@ -63,6 +63,11 @@ _PR_SET_NO_NEW_PRIVS = 38
 _OUTPUT_BUFFER = 256 * 1024
 _F_SETPIPE_SZ = 1031
 _ALWAYS_LAST = 1000  # of oom_score_adj: the out-of-memory killer takes these first
+_SPARE = 8  # of so many parts of the memory, one is enough for the next command
+_COUNTED = (
+    ("memory.current", "memory.max", "memory.stat"),  # of cgroups of version 2, and then of version 1
+    ("memory.usage_in_bytes", "memory.limit_in_bytes", "memory.stat"),
+)
 _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
 
@@ -259,29 +264,36 @@ class Children:
                 select.select([self._waking], [], [], 0.005)
 
 
-class MemoryKills:
-    """How many processes of this container the out-of-memory killer has taken: a counter of the cgroup."""
+class Memory:
+    """What the cgroup of this container says of its memory. Commands cannot write there."""
 
     def __init__(self) -> None:
-        self._counter = next((opened for opened in map(_opened, _counters()) if opened is not None), None)
+        counter = next(filter(os.path.exists, _counters()), "")
+        version_1 = os.path.basename(counter) == "memory.oom_control"
+        self._counter = _opened(counter)
+        self._used, self._most, self._kinds = (
+            _opened(os.path.join(os.path.dirname(counter), name)) for name in _COUNTED[version_1]
+        )
 
-    def count(self) -> int:
-        if self._counter is not None:
-            for line in os.pread(self._counter, 4096, 0).splitlines():
-                name, _, value = line.partition(b" ")
-                if name == b"oom_kill":
-                    return int(value)
-        return 0
+    def kills(self) -> int:
+        """How many processes of this container the out-of-memory killer has taken."""
+        return _counted(self._counter, b"oom_kill")
+
+    def is_used_up(self) -> bool:
+        """Whether what is held while no command runs, such as files in /tmp, leaves too little for another one."""
+        most = _counted(self._most)
+        used = _counted(self._used) - _counted(self._kinds, b"active_file") - _counted(self._kinds, b"inactive_file")
+        return 0 < most - most // _SPARE < used
 
 
 class Executor:
     """Runs one command at a time, until the host goes away."""
 
-    def __init__(self, link: Link, children: Children, memory_kills: MemoryKills) -> None:
+    def __init__(self, link: Link, children: Children, memory: Memory) -> None:
         self._link = link
         self._children = children
-        self._memory_kills = memory_kills
-        self._kills = memory_kills.count()
+        self._memory = memory
+        self._kills = memory.kills()
         self._own = _own_state()
         link.wake_for(children.fileno())
 
@@ -313,13 +325,15 @@ class Executor:
         status, killed = self._watch(command, process)
         took = time.monotonic_ns() - begun
         left = self._children.end(process)
-        before, self._kills = self._kills, self._memory_kills.count()
+        before, self._kills = self._kills, self._memory.kills()
         code = TIMEOUT_EXIT_CODE if status is None and not killed else _exit_code(status)
-        changed = _own_state() != self._own
-        outcome = (command.number, code, status is None and not killed, took, self._kills - before, left, changed)
+        # Where nobody was killed for want of memory, it may be full of what the kernel can let go of.
+        used_up = self._kills > before and self._memory.is_used_up()
+        last = used_up or _own_state() != self._own
+        outcome = (command.number, code, status is None and not killed, took, self._kills - before, left, last)
         self._link.send(ENDED, OUTCOME.pack(*outcome))
-        if changed:  # while nothing else runs here
-            raise RefusedError("a command changed the limits or the priority of the executor")
+        if last:  # while nothing else runs here
+            raise RefusedError("a command used up the memory, or changed the limits or the priority of the executor")
 
     def _watch(self, command: Command, process: int) -> tuple[int | None, bool]:
         """Wait for the end of a command; its wait status, None if it has to be ended, and whether the host asked to."""
@@ -399,6 +413,15 @@ def _opened(path: str) -> int | None:
         return None
 
 
+def _counted(counter: int | None, wanted: bytes = b"") -> int:
+    """A number that the kernel counts, of that name where a file has several; 0 where it does not."""
+    for line in os.pread(counter, 65536, 0).splitlines() if counter is not None else ():
+        name, _, value = line.rpartition(b" ")
+        if name == wanted and value.isdigit():
+            return int(value)
+    return 0
+
+
 def _widen(pipe: int) -> None:
     """Make a pipe hold more: fewer turns a megabyte. Where the user has too many already, it stays as it is."""
     with suppress(OSError):
@@ -462,10 +485,10 @@ def main(arguments: list[str]) -> int:
     stream.connect(arguments[0])
     link = Link(stream)
     try:
-        memory_kills = MemoryKills()
+        memory = Memory()
         children = Children(_base_environment())
         _shut_off()
-        executor = Executor(link, children, memory_kills)
+        executor = Executor(link, children, memory)
     except (RefusedError, OSError) as error:
         link.send(REFUSED, str(error).encode(errors="replace")[:1000])
         return 69

@@ -62,6 +62,21 @@ def test_memory_that_is_held_without_a_process_leaves_enough_for_the_next_comman
     assert sandbox.start() is first
 
 
+COUNTLESS = {
+    "empty files": "import itertools\nfor n in itertools.count(): open(f'/tmp/{n}', 'w').close()",
+    "semaphores": "import ctypes\nwhile ctypes.CDLL(None).semget(0, 32000, 0o1600) >= 0: pass",
+}
+
+
+@pytest.mark.parametrize("code", COUNTLESS.values(), ids=COUNTLESS)
+@pytest.mark.usefixtures("limits_hold")
+def test_memory_that_is_used_up_without_a_process_goes_with_its_container(sandbox: PodmanSandbox, code: str) -> None:
+    assert sandbox.run(["python3", "-I", "-S", "-c", code], timeout_seconds=60).out_of_memory
+    result = sandbox.run(["python3", "-c", "held = bytearray(20 << 20); print('next')"])
+    assert result.stdout == "next\n", result
+    assert "this is a new one" in result.stderr
+
+
 def test_temporary_space_takes_at_most_half_of_the_memory() -> None:
     with pytest.raises(ValueError, match="tmp_bytes is at most half"):
         SandboxLimits(memory_bytes=64 * MIB)
