@@ -211,6 +211,26 @@ def test_an_inode_that_only_moved_is_moved_back(root: Path, files: HostFilesyste
     assert {path for path in before if now[path].inode != before[path].inode} <= {"d/e"}
 
 
+def test_what_may_only_be_added_to_stays_and_is_said_and_the_rest_is_taken_back(
+    root: Path, files: HostFilesystem
+) -> None:
+    if (
+        os.geteuid() != 0
+        or subprocess.run(["chattr", "+a", root / "d/big"], check=False, capture_output=True).returncode
+    ):
+        pytest.skip("only root, on a filesystem that has such attributes, gives them")
+    try:
+        before = shape(root)
+        with held_call(files, opaque=True) as call:
+            sh(root, "echo more >> d/big; rm a.txt; echo new > new; rm -r d/e")
+            report = call.rollback()
+        differing = {path for path, one in shape(root).items() if before.get(path) != one}
+        assert (differing, report.conflicts) == ({"d/big"}, ("d/big",))
+        assert "d/big may not be replaced or removed (Operation not permitted): see `lsattr`" in report.notes
+    finally:
+        sh(root, "chattr -a d/big")
+
+
 # Somebody else
 
 

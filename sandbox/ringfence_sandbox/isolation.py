@@ -31,7 +31,8 @@ _CPU_PERIOD_MICROSECONDS = 100_000
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxLimits:
-    """What one container may take. What is in ``/tmp`` and ``/dev/shm`` counts as memory."""
+    """What one container may take. What is in ``/tmp`` and ``/dev/shm`` counts as memory, and so does what commands
+    have made in a workspace that is in memory itself, on a tmpfs."""
 
     memory_bytes: int = 1024 * _MIB
     tmp_bytes: int = 256 * _MIB

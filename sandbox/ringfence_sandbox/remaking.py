@@ -22,8 +22,9 @@ from ringfence_sandbox.new_files import write_all
 from ringfence_sandbox.stat_cache import attributes_of
 from ringfence_sandbox.undoing import TakenBack
 
-IN_THE_WAY = UNREACHABLE | {errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY, errno.EXDEV}
-"""What the system says where somebody else's is at a path, or on the way to it."""
+IN_THE_WAY = UNREACHABLE | {errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY, errno.EXDEV, errno.EPERM}
+"""What the system says where somebody else's is at a path, or on the way to it, or what nobody may replace: a file that
+may only be added to, say (``chattr +a``)."""
 
 
 class Remaking:

@@ -164,9 +164,7 @@ class TakingBack:
                     self._announce("rmdir")
                     os.rmdir(name, dir_fd=at)
         except OSError as error:
-            if error.errno not in IN_THE_WAY:
-                raise
-            self._done.conflicts.add(path)
+            self._conflict_or_raise(path, error)
             self._items.pop(path, None)
 
     def _as_left(self, path: str, here: os.stat_result) -> bool:
@@ -384,3 +382,5 @@ class TakingBack:
         if error.errno not in IN_THE_WAY:
             raise error
         self._done.conflicts.add(path)
+        if error.errno == errno.EPERM:
+            self._done.notes.append(f"{path} may not be replaced or removed ({error.strerror}): see `lsattr`")
