@@ -188,6 +188,19 @@ def test_what_no_scan_takes_in_is_taken_away_where_a_directory_was(
     assert report.conflicts == ()
 
 
+def test_an_undo_and_a_restore_leave_paths_that_are_too_long_and_do_the_rest(root: Path, workspace: Workspace) -> None:
+    name = "n" * 240
+    with held_call(workspace.filesystem, opaque=True) as call:
+        sh(root, f"rm a.txt; for i in $(seq 18); do mkdir {name}; cd -P {name}; done; echo deep > x")
+        call.commit()
+    for go_back in (workspace.undo, lambda: workspace.restore(0)):
+        done = go_back()
+        assert (done.outcomes["a.txt"], done.outcomes[f"{name}/" * 18 + "x"]) == ("restored", "kept")
+        assert "more than 4096 bytes" in done.reasons[f"{name}/" * 18 + "x"]
+        assert (root / "a.txt").read_bytes() == b"one\r\ntwo\r\n"
+        (root / "a.txt").unlink()
+
+
 def test_a_directory_too_deep_to_be_taken_in_goes_where_a_file_was(root: Path, files: HostFilesystem) -> None:
     deep = root.joinpath(*["d"] * 254)
     deep.mkdir(parents=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ringfence.filesystem.git_names import is_dotgit
-from ringfence.filesystem.paths import directories_above
+from ringfence.filesystem.paths import MAX_PATH_BYTES, directories_above
 from ringfence_sandbox.commit_records import CommitRecord
 from ringfence_sandbox.entries import Entry
 from ringfence_sandbox.reversal import Difference, Outcome, plan_undo
@@ -32,6 +32,12 @@ class Reversing:
 
     def stays(self, path: str, reason: str, outcome: Outcome = "kept") -> None:
         self.outcomes[path], self.reasons[path] = outcome, reason
+
+    def leave_the_longest(self) -> None:
+        """Leave what has a path that no operation of the filesystem takes: only programs make such."""
+        for path in [path for path in self.states if len(os.fsencode(path)) > MAX_PATH_BYTES]:
+            del self.states[path]
+            self.stays(path, f"its path has more than {MAX_PATH_BYTES} bytes: see to it yourself")
 
     def sort(self) -> None:
         self.outcomes = dict(sorted(self.outcomes.items()))
@@ -64,6 +70,7 @@ class Planner:
         plan.outcomes |= found.outcomes
         plan.reasons |= found.reasons
         plan.states, plan.contents = found.states, found.contents
+        plan.leave_the_longest()
         plan.sort()
         return plan
 
@@ -128,6 +135,7 @@ class Planner:
                     )
                 elif path in others:
                     plan.reasons[path] = SOMEBODY_ELSE
+        plan.leave_the_longest()
         plan.sort()
         return plan
 
