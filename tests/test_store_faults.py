@@ -283,6 +283,24 @@ def test_a_full_workspace_rolls_back_exactly(
         assert printed(root) == before
 
 
+def test_what_is_kept_of_an_opaque_call_leaves_its_rollback_room_where_the_store_is_on_the_same_disk(
+    tmp_path: Path,
+) -> None:
+    with small(tmp_path / "disk", "48m") as disk:
+        (disk / "root").mkdir()
+        (disk / "root/old").write_bytes(os.urandom(16_000_000))
+        with Workspace.open(disk / "root", store=disk / "store") as workspace:
+            before = printed(disk / "root")
+            left = os.statvfs(disk)
+            (disk / "filler").write_bytes(bytes(left.f_bavail * left.f_frsize - 500_000))
+            with held_call(workspace.filesystem, opaque=True) as held:
+                (disk / "root/old").unlink()
+                for number in range(11):
+                    (disk / f"root/{number}").write_bytes(os.urandom(1_000_000))
+                held.rollback()
+            assert lasting(printed(disk / "root")) == lasting(before)
+
+
 # Of another version
 
 

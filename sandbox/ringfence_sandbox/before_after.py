@@ -69,6 +69,9 @@ class Before:
     """What those deeds hold, which is in the commit too."""
     attributes: Mapping[str, Attributes] = field(default_factory=dict[str, Attributes])
     """The extended attributes of what has any, by path."""
+    room: int | None = None
+    """How many bytes may be kept of what the call makes, should it be taken back: of what the disk had left before the
+    call, which a rollback needs where the tree is on it, too. None: not known, after a crash."""
 
     def inode(self, path: str) -> int | None:
         """The inode at a path; None where it is not known, as may be after a crash."""

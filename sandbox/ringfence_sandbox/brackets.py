@@ -92,6 +92,7 @@ class Brackets:
             inodes,
             displaced,
             attributes,
+            room=self._left_on_disk() // 4,
         )
 
     def _scan(self, commit: str | None, displaced: Displaced, keep: Callable[[bytes], str] | None = None) -> ScanResult:
@@ -101,6 +102,10 @@ class Brackets:
             for path in [path for path in known if displaced.hides(path) and path != displaced.holding]:
                 del known[path]
         return found
+
+    def _left_on_disk(self) -> int:
+        found = os.statvfs(self.store.objects.log.path.parent)
+        return found.f_bavail * found.f_frsize
 
     def _left(self, path: str, reason: Exclusion, stamp: Stamp | None) -> Left:
         here = self._look(path)
@@ -143,7 +148,7 @@ class Brackets:
     def after(self, before: Before) -> After:
         """Look at the tree again. What is new is stored, up to a bound and while there is space."""
         self._keep_root_open(before.commit)
-        keeper = _Keeper(self.store)
+        keeper = _Keeper(self.store, self._left_on_disk() // 4 if before.room is None else before.room)
         found = self._scan(before.commit, before.displaced, keeper.keep)
         keeper.flush()
         differing = sorted(self._differing(before, found), key=lambda one: one[0])
@@ -364,13 +369,14 @@ def _runs_as_owner(entry: Entry | None) -> TypeGuard[Entry]:
 class _Keeper:
     """Stores bytes as long as they are not too many and there is space; their object id in any case."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, room: int) -> None:
         self._store = store
+        self._most = min(KEPT_BYTES, room)
         self._bytes = 0
 
     def keep(self, content: bytes) -> str:
         self._bytes += len(content)
-        if self._bytes <= KEPT_BYTES:
+        if self._bytes <= self._most:
             with suppress(OSError):
                 return self._store.add_blob(content)
         return blob_id(content)

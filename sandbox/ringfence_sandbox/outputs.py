@@ -30,6 +30,8 @@ class KeptOutputs:
     def stream(self, command: str, stream: str, keep_bytes: int) -> Stream:
         """For a stream of a command, of which ``command`` is 16 hexadecimal digits."""
         name = f"{command}.{stream}"
+        # The workspace may be on the same disk, and a rollback needs what is left there before the command.
+        keep_bytes = min(keep_bytes, _left(self.directory.parent) // 4)
         return Stream(self.directory / name, f"{_FOLDER}/{name}", keep_bytes)
 
     def read(self, normal: str) -> tuple[bytes, os.stat_result] | None:
@@ -88,8 +90,6 @@ class Stream:
     def _open(self) -> None:
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # The workspace may be on the same disk, and a rollback needs room: both streams leave more than half of it.
-            self._keep = min(self._keep, _left(self._path.parent) // 4)
             self._file = self._path.open("wb")
         except OSError as error:
             self._problem = str(error)
