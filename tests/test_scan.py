@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -602,6 +603,38 @@ def test_where_directories_may_keep_their_times_names_that_come_and_go_are_found
     found = set(tree.take())
     assert found >= {"a/1", "b/2"}
     assert "a/2" not in found
+
+
+def test_where_a_listing_has_no_kinds_what_may_not_be_searched_is_left_out_too(
+    tree: Scanned, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = os.scandir
+
+    @dataclass
+    class Entry:
+        name: str
+        within: int
+
+        def is_dir(self, *, follow_symlinks: bool) -> bool:
+            assert not follow_symlinks
+            return stat.S_ISDIR(os.lstat(self.name, dir_fd=self.within).st_mode)
+
+    @contextmanager
+    def scandir(descriptor: int) -> Iterator[list[Entry]]:
+        with plain(descriptor) as found:
+            yield [Entry(entry.name, descriptor) for entry in found]
+
+    monkeypatch.setattr("ringfence_sandbox.scan.os.scandir", scandir)
+    tree.write("listed/inside")
+    tree.write("open")
+    (tree.root / "listed").chmod(0o444)
+    descriptor = os.open(tree.root, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with without_privileges():
+            found = Scanner(descriptor, tree.store.states, None, tree.store.add_blob, tree.cache).scan()
+    finally:
+        os.close(descriptor)
+    assert (found.excluded, set(found.changes)) == ({"listed": "unreadable"}, {"", "open"})
 
 
 @settings(max_examples=60, deadline=None)

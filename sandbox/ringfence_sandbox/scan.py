@@ -406,7 +406,11 @@ def _listed(descriptor: int) -> tuple[Sequence[str], Sequence[str]]:
     others: list[str] = []
     with os.scandir(descriptor) as listed:
         for entry in listed:
-            (folders if entry.is_dir(follow_symlinks=False) else others).append(entry.name)
+            try:
+                is_folder = entry.is_dir(follow_symlinks=False)
+            except PermissionError as error:  # where a filesystem lists no kinds, it is looked at for that
+                raise _UnsearchableError(*error.args) from error
+            (folders if is_folder else others).append(entry.name)
     return folders, others
 
 

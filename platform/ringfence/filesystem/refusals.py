@@ -28,10 +28,10 @@ def check_bytes_asked(offset: int, limit: int | None) -> None:
         raise ValueError(f"offset and limit count bytes, they cannot be negative: {offset}, {limit}")
 
 
-def plain_bytes(content: object) -> bytes:
+def plain_bytes(content: bytes) -> bytes:
     """The bytes of anything that has some. Raises TypeError where it has none."""
     try:
-        return bytes(memoryview(content))  # pyright: ignore[reportArgumentType]
+        return bytes(memoryview(content))
     except TypeError:
         raise TypeError(f"write_bytes takes bytes, not {content!r:.80}; write takes a text") from None
 
