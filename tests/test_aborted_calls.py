@@ -14,8 +14,8 @@ from ringfence.testing import held_call
 from ringfence.testing.killing import killed_at
 from ringfence.testing.printed import printed
 from ringfence_sandbox import HostFilesystem, Workspace
-from ringfence_sandbox.aborted_calls import KEPT_BYTES
-from ringfence_sandbox.spool import MOST_CALLS
+from ringfence_sandbox.steps.aborted_calls import KEPT_BYTES
+from ringfence_sandbox.store.spool import MOST_CALLS
 
 EVERY = os.environ.get("RINGFENCE_PROVE") == "1"
 CHANGED = ("a.txt", "d/b.txt", "gone", "link", "moved", "n", "n/o", "n/o/new.txt", "old", "t", "t/x", "tree", "tree/x")

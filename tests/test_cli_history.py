@@ -28,7 +28,7 @@ from ringfence_cli.history import recovery
 from ringfence_cli.live import call_text
 from ringfence_cli.noted_tasks import noted_tasks
 from ringfence_sandbox import HostFilesystem, Workspace
-from ringfence_sandbox.recovery import Recovered
+from ringfence_sandbox.calls.recovery import Recovered
 from ringfence_tools.mounts import HostMount, mount_all
 
 

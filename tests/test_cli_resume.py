@@ -531,7 +531,7 @@ KILLED = """
 import os, signal, sys
 from ringfence_cli.main import main
 from ringfence_cli.outputs import ReceiptsFile
-from ringfence_sandbox.call_journal import CallJournal
+from ringfence_sandbox.calls.call_journal import CallJournal
 
 outcome, write_commit, call = sys.argv.pop(1), CallJournal.commit, ReceiptsFile.call
 

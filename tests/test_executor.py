@@ -21,8 +21,8 @@ from pathlib import Path
 import pytest
 
 from ringfence.errors import ExecutorLostError
-from ringfence_sandbox import executor as protocol
-from ringfence_sandbox.channel import EXECUTOR, SOCKET_NAME, Channel, Ended
+from ringfence_sandbox.container import executor as protocol
+from ringfence_sandbox.container.channel import EXECUTOR, SOCKET_NAME, Channel, Ended
 
 AS_ROOT = os.geteuid() == 0
 # One that another user may execute, as a container has it.

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from ringfence.testing import HeldCall, held_call
-from ringfence_sandbox.confined import Confined
+from ringfence_sandbox.disk.confined import Confined
+from ringfence_sandbox.disk.kernel import Abilities, abilities
 from ringfence_sandbox.host import HostFilesystem
-from ringfence_sandbox.kernel import Abilities, abilities
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from ringfence.testing import held_call
 from ringfence.testing.killing import killed_at
 from ringfence.testing.printed import lasting, printed
 from ringfence_sandbox import HostFilesystem, Workspace
-from ringfence_sandbox.journal import Journal
+from ringfence_sandbox.calls.journal import Journal
 from ringfence_tools import VfsToolsSection
 
 EVERY = os.environ.get("RINGFENCE_PROVE") == "1"

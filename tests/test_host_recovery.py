@@ -14,9 +14,9 @@ from ringfence.runtime import Receipt
 from ringfence.testing import held_call
 from ringfence.testing.killing import killed_at
 from ringfence.testing.printed import lasting, printed
-from ringfence_sandbox.history import ChangedFiles, Recorded, TakenBackCall
+from ringfence_sandbox.calls.history import ChangedFiles, Recorded, TakenBackCall
+from ringfence_sandbox.disk.kernel import Abilities
 from ringfence_sandbox.host import HostFilesystem
-from ringfence_sandbox.kernel import Abilities
 
 EVERY = os.environ.get("RINGFENCE_PROVE") == "1"
 OLD_KERNEL = Abilities(openat2=False, renameat2=False, tmpfile=False)

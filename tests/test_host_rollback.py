@@ -18,8 +18,8 @@ import pytest
 from ringfence.errors import CallEndedError
 from ringfence.testing import HeldCall, held_call
 from ringfence.testing.printed import Printed, printed
+from ringfence_sandbox.disk.kernel import Abilities
 from ringfence_sandbox.host import HostFilesystem
-from ringfence_sandbox.kernel import Abilities
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ringfence_sandbox.journal import Journal
-from ringfence_sandbox.records import Deed, Identity, Json
+from ringfence_sandbox.calls.journal import Journal
+from ringfence_sandbox.disk.records import Deed, Identity, Json
 
 
 @contextmanager

@@ -38,7 +38,7 @@ from ringfence.testing import held_call
 from ringfence.testing.killing import killed_at
 from ringfence.testing.printed import Printed, printed
 from ringfence_sandbox import CallProcess, HostFilesystem, Workspace
-from ringfence_sandbox.scan import ScanLimits
+from ringfence_sandbox.scan.scan import ScanLimits
 from ringfence_tools import VfsToolsSection
 
 ODD = os.fsdecode(b"caf\xe9 \n")
@@ -1329,7 +1329,7 @@ NOT_ROOT = """
 import encodings.ascii, os, sys
 from pathlib import Path
 from ringfence.testing import held_call
-import ringfence_sandbox.opaque_calls, ringfence_sandbox.workspace
+import ringfence_sandbox.opaque.opaque_calls, ringfence_sandbox.workspace
 from ringfence_sandbox import HostFilesystem
 root = Path(sys.argv[1])
 os.setegid(65534); os.seteuid(65534)

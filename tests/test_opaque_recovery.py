@@ -21,9 +21,9 @@ from ringfence.testing import held_call
 from ringfence.testing.killing import killed_at
 from ringfence.testing.printed import Printed, lasting, printed
 from ringfence_sandbox import CallProcess, HostFilesystem, Workspace
-from ringfence_sandbox.kernel import boot_id
-from ringfence_sandbox.owner_stamp import GRACE_NS
-from ringfence_sandbox.scan import ScanLimits
+from ringfence_sandbox.disk.kernel import boot_id
+from ringfence_sandbox.opaque.owner_stamp import GRACE_NS
+from ringfence_sandbox.scan.scan import ScanLimits
 
 EVERY = os.environ.get("RINGFENCE_PROVE") == "1"
 DAMAGE = """

@@ -17,13 +17,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringfence_sandbox import scan
-from ringfence_sandbox.commit_messages import CommitInfo
-from ringfence_sandbox.entries import Entry
-from ringfence_sandbox.restoring import RestorePlan, plan_restore
-from ringfence_sandbox.scan import MAX_DEPTH, ScanLimits, Scanner, ScanResult
-from ringfence_sandbox.stat_cache import StatCache, is_settled
-from ringfence_sandbox.store import Store
+from ringfence_sandbox.scan import scan
+from ringfence_sandbox.scan.scan import MAX_DEPTH, ScanLimits, Scanner, ScanResult
+from ringfence_sandbox.scan.stat_cache import StatCache, is_settled
+from ringfence_sandbox.store.commit_messages import CommitInfo
+from ringfence_sandbox.store.entries import Entry
+from ringfence_sandbox.store.restoring import RestorePlan, plan_restore
+from ringfence_sandbox.store.store import Store
 
 NOW = datetime(2026, 11, 22, tzinfo=UTC)
 LONG_AGO = 1_600_000_000_000_000_007
@@ -540,7 +540,7 @@ def listed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         found.append(os.fstat(descriptor).st_ino)
         return plain(descriptor)
 
-    monkeypatch.setattr("ringfence_sandbox.scan.os.scandir", scandir)
+    monkeypatch.setattr("ringfence_sandbox.scan.scan.os.scandir", scandir)
     return found
 
 
@@ -624,7 +624,7 @@ def test_where_a_listing_has_no_kinds_what_may_not_be_searched_is_left_out_too(
         with plain(descriptor) as found:
             yield [Entry(entry.name, descriptor) for entry in found]
 
-    monkeypatch.setattr("ringfence_sandbox.scan.os.scandir", scandir)
+    monkeypatch.setattr("ringfence_sandbox.scan.scan.os.scandir", scandir)
     tree.write("listed/inside")
     tree.write("open")
     (tree.root / "listed").chmod(0o444)

@@ -18,7 +18,7 @@ from ringfence.prompt import Prompt, PromptTemplate, ReadBeforeWritePolicy
 from ringfence.runtime import Session
 from ringfence_cli.main import NETWORKS
 from ringfence_sandbox import PodmanSandbox, SandboxLimits
-from ringfence_sandbox.isolation import Network
+from ringfence_sandbox.container.isolation import Network
 from ringfence_tools import PodmanSandboxSection
 from ringfence_tools.shell import command_tools
 from ringfence_tools.shell_params import MAX_CHANGES, CommandOutcome, EvaluatePython, ShellExecute

@@ -16,20 +16,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringfence.filesystem.git_names import is_dotgit
-from ringfence_sandbox.commit_messages import CommitInfo, format_message, parse_message
-from ringfence_sandbox.commit_records import PreparedStep
-from ringfence_sandbox.deflating import LEVEL, by_zlib, deflated
-from ringfence_sandbox.deltas import Before, applied, delta
-from ringfence_sandbox.entries import Entry, Meta, Pending, decode_lines, encode_line
-from ringfence_sandbox.git_names import escaped, unescaped
-from ringfence_sandbox.history_gc import gc
-from ringfence_sandbox.history_objects import BLOB, object_id
-from ringfence_sandbox.object_log import pack_entry
-from ringfence_sandbox.packs import open_packs, write_pack
-from ringfence_sandbox.reversal import Workspace, plan_undo
-from ringfence_sandbox.rows import Rows
-from ringfence_sandbox.store import SEAL_BYTES, Store
-from ringfence_sandbox.text_merge import merged
+from ringfence_sandbox.steps.reversal import Workspace, plan_undo
+from ringfence_sandbox.steps.text_merge import merged
+from ringfence_sandbox.store.commit_messages import CommitInfo, format_message, parse_message
+from ringfence_sandbox.store.commit_records import PreparedStep
+from ringfence_sandbox.store.deflating import LEVEL, by_zlib, deflated
+from ringfence_sandbox.store.deltas import Before, applied, delta
+from ringfence_sandbox.store.entries import Entry, Meta, Pending, decode_lines, encode_line
+from ringfence_sandbox.store.git_names import escaped, unescaped
+from ringfence_sandbox.store.history_gc import gc
+from ringfence_sandbox.store.history_objects import BLOB, object_id
+from ringfence_sandbox.store.object_log import pack_entry
+from ringfence_sandbox.store.packs import open_packs, write_pack
+from ringfence_sandbox.store.rows import Rows
+from ringfence_sandbox.store.store import SEAL_BYTES, Store
 
 NOW = datetime(2026, 11, 22, 10, 30, 0, 123456, tzinfo=UTC)
 DIRECTORY = Pending("directory", Meta(0o755, 1000, 1000, 1_700_000_000_123_456_789))

@@ -20,7 +20,7 @@ from ringfence.testing import held_call
 from ringfence.testing.killing import as_nobody
 from ringfence.testing.printed import lasting, printed
 from ringfence_sandbox import HostFilesystem, Workspace
-from ringfence_sandbox.store import Store
+from ringfence_sandbox.store.store import Store
 from ringfence_tools import VfsToolsSection
 
 MADE = runpy.run_path(str(Path(__file__).with_name("make_store.py")))

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from ringfence.testing.killing import killed_at_call
-from ringfence_sandbox.commit_messages import CommitInfo
-from ringfence_sandbox.entries import Entry, Meta, Pending
-from ringfence_sandbox.exports import mailbox, unified
-from ringfence_sandbox.history_gc import gc
-from ringfence_sandbox.history_objects import MOST_PACKS
-from ringfence_sandbox.store import Store
+from ringfence_sandbox.store.commit_messages import CommitInfo
+from ringfence_sandbox.store.entries import Entry, Meta, Pending
+from ringfence_sandbox.store.exports import mailbox, unified
+from ringfence_sandbox.store.history_gc import gc
+from ringfence_sandbox.store.history_objects import MOST_PACKS
+from ringfence_sandbox.store.store import Store
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 
@@ -154,9 +154,9 @@ def test_no_git_configuration_or_hook_is_ever_consulted(tmp_path: Path) -> None:
     (home / "attributes").write_text("* filter=evil text eol=crlf\n")
     program = (
         "import sys\nfrom datetime import UTC, datetime\n"
-        "from ringfence_sandbox.commit_messages import CommitInfo\n"
-        "from ringfence_sandbox.entries import Meta, Pending\n"
-        "from ringfence_sandbox.store import Store\n"
+        "from ringfence_sandbox.store.commit_messages import CommitInfo\n"
+        "from ringfence_sandbox.store.entries import Meta, Pending\n"
+        "from ringfence_sandbox.store.store import Store\n"
         "meta, now = Meta(0o644, 0, 0, 0), datetime(2026, 11, 22, tzinfo=UTC)\n"
         "with Store.open(sys.argv[1]) as store:\n"
         "    file = lambda content: Pending('file', meta, content)\n"

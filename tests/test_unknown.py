@@ -12,8 +12,8 @@ import pytest
 
 from ringfence.testing import held_call
 from ringfence_sandbox import HostFilesystem, Workspace
-from ringfence_sandbox.scan import ScanLimits
-from ringfence_sandbox.unknown import MOST_NAMED, Unknown
+from ringfence_sandbox.scan.scan import ScanLimits
+from ringfence_sandbox.store.unknown import MOST_NAMED, Unknown
 
 SMALL = ScanLimits(max_file_bytes=1000)
 LARGE = b"large\n" * 500

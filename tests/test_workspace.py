@@ -18,12 +18,12 @@ from ringfence.testing import held_call
 from ringfence.testing.killing import killed_at
 from ringfence.testing.printed import lasting, printed
 from ringfence_sandbox import HostFilesystem, Workspace
-from ringfence_sandbox.confined import Confined
-from ringfence_sandbox.history import ChangedFiles, Recorded
-from ringfence_sandbox.kernel import abilities
-from ringfence_sandbox.scan import DEFAULT_LIMITS, ScanLimits
-from ringfence_sandbox.step_history import StepHistory
-from ringfence_sandbox.store import Store
+from ringfence_sandbox.calls.history import ChangedFiles, Recorded
+from ringfence_sandbox.disk.confined import Confined
+from ringfence_sandbox.disk.kernel import abilities
+from ringfence_sandbox.scan.scan import DEFAULT_LIMITS, ScanLimits
+from ringfence_sandbox.steps.step_history import StepHistory
+from ringfence_sandbox.store.store import Store
 from ringfence_tools import VfsToolsSection
 
 EVERY = os.environ.get("RINGFENCE_PROVE") == "1"

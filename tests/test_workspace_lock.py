@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from ringfence.errors import WorkspaceLockedError
+from ringfence_sandbox.disk.places import store_of
 from ringfence_sandbox.host import HostFilesystem
-from ringfence_sandbox.places import store_of
 
 
 @pytest.fixture

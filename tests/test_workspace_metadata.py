@@ -16,7 +16,7 @@ from ringfence.testing import held_call
 from ringfence.testing.killing import killed_at
 from ringfence.testing.printed import Printed, printed
 from ringfence_sandbox import HostFilesystem, Workspace
-from ringfence_sandbox.entries import Meta
+from ringfence_sandbox.store.entries import Meta
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser can give files to others")
 
@@ -261,7 +261,7 @@ IN_ANOTHER_S = """
 import encodings.ascii, os, sys
 from pathlib import Path
 from ringfence.testing import held_call
-import ringfence_sandbox.writing, ringfence_sandbox.reversing
+import ringfence_sandbox.writing, ringfence_sandbox.steps.reversing
 from ringfence_sandbox import Workspace
 root = Path(sys.argv[1])
 os.setegid(65534); os.seteuid(65534)

@@ -15,8 +15,8 @@ from ringfence.adapters import ToolExecutor
 from ringfence.errors import WorkspaceLockedError
 from ringfence.testing import held_call
 from ringfence_sandbox import HostFilesystem, Workspace
-from ringfence_sandbox.kernel import abilities
-from ringfence_sandbox.scan import ScanLimits
+from ringfence_sandbox.disk.kernel import abilities
+from ringfence_sandbox.scan.scan import ScanLimits
 from ringfence_tools import VfsToolsSection
 
 

@@ -12,7 +12,7 @@ from ringfence.filesystem.patches import split_lines
 from ringfence.filesystem.paths import shown
 from ringfence.filesystem.protocol import DEFAULT_READ_LIMIT, Filesystem
 from ringfence.prompt.tool_result import ToolResult
-from ringfence_sandbox.outputs import is_output
+from ringfence_sandbox.disk.outputs import is_output
 from ringfence_tools.file_params import ReadFile
 from ringfence_tools.file_results import MAX_LINE_CHARACTERS, FileText, count, fitting
 

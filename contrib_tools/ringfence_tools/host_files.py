@@ -7,7 +7,7 @@ import os
 import stat
 from dataclasses import dataclass
 
-from ringfence_sandbox.confined import is_reserved
+from ringfence_sandbox.disk.confined import is_reserved
 from ringfence_tools.contents import Contents
 from ringfence_tools.host_tree import DIRECTORY, directory, is_within, read_regular, split, target_within
 

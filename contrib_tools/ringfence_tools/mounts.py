@@ -12,7 +12,7 @@ from ringfence.arguments import checked
 from ringfence.errors import ToolValidationError
 from ringfence.filesystem.memory import InMemoryFilesystem
 from ringfence.filesystem.paths import normalise, shown
-from ringfence_sandbox.half_done import killed_in
+from ringfence_sandbox.calls.half_done import killed_in
 from ringfence_tools.contents import (
     Contents,
     LeftOut,

@@ -19,9 +19,9 @@ from ringfence.resources.binding import Binding
 from ringfence.resources.registry import ResourceRegistry
 from ringfence.runtime.session import Session
 from ringfence.runtime.visibility import SectionVisibility
-from ringfence_sandbox.isolation import WORKSPACE, Network, SandboxLimits
+from ringfence_sandbox.container.isolation import WORKSPACE, Network, SandboxLimits
+from ringfence_sandbox.container.shell_environment import ShellEnvironment
 from ringfence_sandbox.podman import CommandResult, PodmanSandbox
-from ringfence_sandbox.shell_environment import ShellEnvironment
 from ringfence_tools.file_tools import file_tools
 from ringfence_tools.files import CHANGING, FAILING, FINDING, READING_FIRST
 from ringfence_tools.shell_params import LONGEST_SECONDS, SHORTEST_SECONDS, CommandOutcome, EvaluatePython, ShellExecute

@@ -15,7 +15,7 @@ from ringfence_tools.contents import LeftOut
 from ringfence_tools.files import VfsToolsSection
 
 if TYPE_CHECKING:
-    from ringfence_sandbox.isolation import Network
+    from ringfence_sandbox.container.isolation import Network
     from ringfence_sandbox.podman import PodmanSandbox
 
 
@@ -46,7 +46,7 @@ class DiskWorkspace:
         self, *, image: str | None = None, network: Network = "none", keep_environment: bool = False
     ) -> None:
         """Have commands run as well, in a container over the files. SandboxUnavailableError: they cannot."""
-        from ringfence_sandbox.isolation import WORKSPACE
+        from ringfence_sandbox.container.isolation import WORKSPACE
         from ringfence_sandbox.podman import PodmanSandbox
 
         sandbox = PodmanSandbox(self.directory, filesystem=self.filesystem, image=image, network=network)

@@ -28,12 +28,12 @@ from ringfence_cli.printable import how_to_look, one_line, plural, printable, wh
 from ringfence_cli.signals import Signals
 from ringfence_cli.terminal import ErrorStream, put, put_diff
 from ringfence_sandbox import Workspace
-from ringfence_sandbox.commit_messages import REPLACED
 from ringfence_sandbox.moved_roots import moved_from
+from ringfence_sandbox.store.commit_messages import REPLACED
 
 if TYPE_CHECKING:
     from ringfence.participants import Step
-    from ringfence_sandbox.recovery import Recovered
+    from ringfence_sandbox.calls.recovery import Recovered
     from ringfence_sandbox.workspace import LogEntry, Reversal, StepName
 
 MAX_PATHS = 5

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from typing import Literal
 
     from ringfence_cli.workspace import WorkspaceKind
-    from ringfence_sandbox.isolation import Network
+    from ringfence_sandbox.container.isolation import Network
 
 INTERRUPTED = 130
 NETWORKS = ("none", "bridge", "slirp4netns", "pasta")

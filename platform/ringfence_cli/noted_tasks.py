@@ -10,8 +10,8 @@ from contextlib import closing
 from pathlib import Path
 
 from ringfence_cli.outputs import OutputFile
-from ringfence_sandbox.packs import replacing
-from ringfence_sandbox.places import store_of
+from ringfence_sandbox.disk.places import store_of
+from ringfence_sandbox.store.packs import replacing
 
 _NAME = "tasks.jsonl"
 

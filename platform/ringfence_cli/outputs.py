@@ -21,8 +21,8 @@ import click
 from ringfence.adapters.core import ModelText, ModelTurn
 from ringfence.runtime.receipts import Receipt
 from ringfence_cli.terminal import put
-from ringfence_sandbox.killed_calls import KilledCall, forget_killed, killed_calls
-from ringfence_sandbox.places import store_of
+from ringfence_sandbox.calls.killed_calls import KilledCall, forget_killed, killed_calls
+from ringfence_sandbox.disk.places import store_of
 from ringfence_tools.planning import Plan
 
 if TYPE_CHECKING:

@@ -25,8 +25,8 @@ from ringfence.prompt.tool import Tool, ToolContext
 from ringfence.prompt.tool_result import ToolResult
 from ringfence.runtime.session import Session
 from ringfence_cli.printable import why
+from ringfence_sandbox.disk.places import store_of
 from ringfence_sandbox.moved_roots import note_root
-from ringfence_sandbox.places import store_of
 
 FILE_NAME = "ringfence.toml"
 KINDS = "allow:GLOB, deny:GLOB, deletions:N, protected, tests:TOOL[=COMMAND]:GLOB or FILE.toml"

@@ -25,8 +25,8 @@ from ringfence_cli.printable import one_line
 from ringfence_cli.signals import Signals
 from ringfence_cli.terms import Terms
 from ringfence_cli.watch import Tally
-from ringfence_sandbox.places import store_of
-from ringfence_sandbox.shell_environment import ShellEnvironment
+from ringfence_sandbox.container.shell_environment import ShellEnvironment
+from ringfence_sandbox.disk.places import store_of
 from ringfence_tools.planning import Plan
 
 FILE_NAME = "run.jsonl"

@@ -37,7 +37,7 @@ from ringfence_cli.terminal import ErrorStream, put_diff
 from ringfence_cli.terms import Place, Terms, spelled
 from ringfence_cli.watch import Tally, Watcher
 from ringfence_cli.workspace import MemoryWorkspace, RunWorkspace, keep_out
-from ringfence_sandbox.half_done import killed_call, killed_in, running_in
+from ringfence_sandbox.calls.half_done import killed_call, killed_in, running_in
 from ringfence_sandbox.moved_roots import moved_from
 
 if TYPE_CHECKING:

@@ -56,8 +56,8 @@ def build(names: tuple[str, ...], source: Literal["registry", "debian"] | None) 
     NAME is python (the default image) or base (a shell, no Python). Built ones are left as they are.
     """
     from ringfence.errors import SandboxUnavailableError
-    from ringfence_sandbox.images import DEFAULT_RECIPE, SOURCES, build, recipe
-    from ringfence_sandbox.podman_connection import connect
+    from ringfence_sandbox.container.images import DEFAULT_RECIPE, SOURCES, build, recipe
+    from ringfence_sandbox.container.podman_connection import connect
 
     try:
         recipes = [recipe(name) for name in names or (DEFAULT_RECIPE,)]

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ringfence.errors import SandboxUnavailableError
-    from ringfence_sandbox.call_process import CallProcess
+    from ringfence_sandbox.container.isolation import SandboxLimits
+    from ringfence_sandbox.container.shell_environment import ShellEnvironment
+    from ringfence_sandbox.disk.call_process import CallProcess
     from ringfence_sandbox.host import HostFilesystem
-    from ringfence_sandbox.isolation import SandboxLimits
     from ringfence_sandbox.podman import CommandResult, PodmanSandbox
-    from ringfence_sandbox.shell_environment import ShellEnvironment
     from ringfence_sandbox.workspace import Workspace
 
 __all__ = [
@@ -25,13 +25,13 @@ __all__ = [
 
 # Imported when asked for: a filesystem on its own needs no git, and a workspace no Podman.
 _MODULES = {
-    "CallProcess": "ringfence_sandbox.call_process",
+    "CallProcess": "ringfence_sandbox.disk.call_process",
     "CommandResult": "ringfence_sandbox.podman",
     "HostFilesystem": "ringfence_sandbox.host",
     "PodmanSandbox": "ringfence_sandbox.podman",
-    "SandboxLimits": "ringfence_sandbox.isolation",
+    "SandboxLimits": "ringfence_sandbox.container.isolation",
     "SandboxUnavailableError": "ringfence.errors",
-    "ShellEnvironment": "ringfence_sandbox.shell_environment",
+    "ShellEnvironment": "ringfence_sandbox.container.shell_environment",
     "Workspace": "ringfence_sandbox.workspace",
 }
 

@@ -6,12 +6,12 @@ import hashlib
 import os
 import stat
 
+from ringfence_sandbox.calls.core import Core
 from ringfence_sandbox.changing import Changing
-from ringfence_sandbox.core import Core
-from ringfence_sandbox.dressing import dress
-from ringfence_sandbox.entries import Meta
-from ringfence_sandbox.new_files import resemble, write_all
-from ringfence_sandbox.records import Deed, Identity
+from ringfence_sandbox.disk.new_files import resemble, write_all
+from ringfence_sandbox.disk.records import Deed, Identity
+from ringfence_sandbox.steps.dressing import dress
+from ringfence_sandbox.store.entries import Meta
 
 
 class BringingBack:

@@ -11,12 +11,12 @@ from contextlib import suppress
 
 from ringfence.filesystem.paths import os_error
 from ringfence.filesystem.protocol import WriteMode
-from ringfence_sandbox.confined import Confined, Found, is_reserved
-from ringfence_sandbox.core import Core
-from ringfence_sandbox.holding import Holding
-from ringfence_sandbox.kernel import Abilities, mounts_below
-from ringfence_sandbox.new_files import copy_and_append, resemble, umask, write_all
-from ringfence_sandbox.records import Deed, Identity
+from ringfence_sandbox.calls.core import Core
+from ringfence_sandbox.calls.holding import Holding
+from ringfence_sandbox.disk.confined import Confined, Found, is_reserved
+from ringfence_sandbox.disk.kernel import Abilities, mounts_below
+from ringfence_sandbox.disk.new_files import copy_and_append, resemble, umask, write_all
+from ringfence_sandbox.disk.records import Deed, Identity
 
 _TMPFILE = os.O_RDWR | os.O_CLOEXEC | getattr(os, "O_TMPFILE", 0)
 _NO_TMPFILE = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL})

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ringfence.errors import SandboxUnavailableError
+from ringfence_sandbox.container.images import DEFAULT_RECIPE, built, recipe
+from ringfence_sandbox.container.isolation import SandboxLimits
+from ringfence_sandbox.container.podman_connection import INSTALL, Connection, connect
 from ringfence_sandbox.host import HostFilesystem
-from ringfence_sandbox.images import DEFAULT_RECIPE, built, recipe
-from ringfence_sandbox.isolation import SandboxLimits
 from ringfence_sandbox.podman import PodmanSandbox
-from ringfence_sandbox.podman_connection import INSTALL, Connection, connect
 
 _TRIES = 20
 _MIB = 1 << 20

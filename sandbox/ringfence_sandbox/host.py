@@ -50,26 +50,26 @@ from ringfence.participants import (
     Transactional,
 )
 from ringfence_sandbox.bringing_back import BringingBack
-from ringfence_sandbox.call_process import CallProcess
+from ringfence_sandbox.calls.core import Mark
+from ringfence_sandbox.calls.history import History
+from ringfence_sandbox.calls.recovery import Recovered
+from ringfence_sandbox.calls.states import State, Token
 from ringfence_sandbox.changing import Changing
-from ringfence_sandbox.confined import CHUNK_BYTES, Confined, Found, is_reserved, open_file
-from ringfence_sandbox.core import Mark
-from ringfence_sandbox.history import History
-from ringfence_sandbox.kernel import Abilities, Before, birth_ns, nothing_before
-from ringfence_sandbox.looking import Looking, read_text
+from ringfence_sandbox.disk.call_process import CallProcess
+from ringfence_sandbox.disk.confined import CHUNK_BYTES, Confined, Found, is_reserved, open_file
+from ringfence_sandbox.disk.kernel import Abilities, Before, birth_ns, nothing_before
+from ringfence_sandbox.disk.looking import Looking, read_text
+from ringfence_sandbox.disk.outputs import KeptOutputs, is_output
+from ringfence_sandbox.disk.places import said_only_this_host
 from ringfence_sandbox.opening import Opened
-from ringfence_sandbox.outputs import KeptOutputs, is_output
-from ringfence_sandbox.places import said_only_this_host
-from ringfence_sandbox.recovery import Recovered
 from ringfence_sandbox.sharing import Share, opened_here, sharing
-from ringfence_sandbox.states import State, Token
 
 if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
     from ringfence.runtime.receipts import Receipt
-    from ringfence_sandbox.scan import ScanLimits
+    from ringfence_sandbox.scan.scan import ScanLimits
 
 Durability = Literal["process", "power"]
 

@@ -12,9 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ringfence_sandbox.kernel import birth_ns
-from ringfence_sandbox.packs import replacing
-from ringfence_sandbox.places import state_directory, store_of
+from ringfence_sandbox.disk.kernel import birth_ns
+from ringfence_sandbox.disk.places import state_directory, store_of
+from ringfence_sandbox.store.packs import replacing
 
 _NAME = "root"
 _MOST_LOOKED_AT = 10_000

@@ -8,22 +8,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ringfence.participants import CallLock
-from ringfence_sandbox.confined import Confined
-from ringfence_sandbox.core import Core
-from ringfence_sandbox.history import History
-from ringfence_sandbox.journal import Journal
-from ringfence_sandbox.kernel import Abilities, Before, Renames, abilities
-from ringfence_sandbox.locking import RootLock, check_locks
+from ringfence_sandbox.calls.core import Core
+from ringfence_sandbox.calls.history import History
+from ringfence_sandbox.calls.journal import Journal
+from ringfence_sandbox.calls.recovery import STAMP, Recovered, recover
+from ringfence_sandbox.disk.confined import Confined
+from ringfence_sandbox.disk.kernel import Abilities, Before, Renames, abilities
+from ringfence_sandbox.disk.locking import RootLock, check_locks
+from ringfence_sandbox.disk.outputs import KeptOutputs
+from ringfence_sandbox.disk.places import made_outside, store_of
 from ringfence_sandbox.moved_roots import note_root
-from ringfence_sandbox.outputs import KeptOutputs
-from ringfence_sandbox.places import made_outside, store_of
-from ringfence_sandbox.recovery import STAMP, Recovered, recover
-from ringfence_sandbox.store_format import check_format, note_format
+from ringfence_sandbox.store.store_format import check_format, note_format
 
 if TYPE_CHECKING:
-    from ringfence_sandbox.opaque_calls import OpaqueCalls
-    from ringfence_sandbox.scan import ScanLimits
-    from ringfence_sandbox.step_history import StepHistory
+    from ringfence_sandbox.opaque.opaque_calls import OpaqueCalls
+    from ringfence_sandbox.scan.scan import ScanLimits
+    from ringfence_sandbox.steps.step_history import StepHistory
 
 
 class Opened:
@@ -115,10 +115,10 @@ class Opened:
 
     def _opaque_calls(self) -> OpaqueCalls:
         # Imported when the first opaque call begins: nothing else here needs git's objects.
-        from ringfence_sandbox.brackets import Brackets
-        from ringfence_sandbox.opaque_calls import OpaqueCalls
-        from ringfence_sandbox.owner_stamp import OwnerStamp
-        from ringfence_sandbox.step_history import StepHistory
+        from ringfence_sandbox.opaque.brackets import Brackets
+        from ringfence_sandbox.opaque.opaque_calls import OpaqueCalls
+        from ringfence_sandbox.opaque.owner_stamp import OwnerStamp
+        from ringfence_sandbox.steps.step_history import StepHistory
 
         history = self._history if isinstance(self._history, StepHistory) else self._own_history
         if history is None:
@@ -129,8 +129,8 @@ class Opened:
 
     def _made_history(self) -> StepHistory:
         """For a filesystem opened without one: it keeps the states around opaque calls, and makes no steps."""
-        from ringfence_sandbox.scan import DEFAULT_LIMITS
-        from ringfence_sandbox.step_history import StepHistory
+        from ringfence_sandbox.scan.scan import DEFAULT_LIMITS
+        from ringfence_sandbox.steps.step_history import StepHistory
 
         files = Confined(os.dup(self._descriptor), self.can)
         history = StepHistory(files, Path(self.store), limits=self._limits or DEFAULT_LIMITS, power=self._power)

@@ -18,16 +18,16 @@ from ringfence.participants import CURRENT_CALL, CallInfo, Transactional
 from ringfence.runtime.limits import Cancellation
 from ringfence.runtime.session import Session
 from ringfence.runtime.transaction import tool_transaction
-from ringfence_sandbox.asked import Asked, explained
-from ringfence_sandbox.channel import Ended
-from ringfence_sandbox.command_watch import CommandWatch
-from ringfence_sandbox.container import Container, mounted_in, remove_orphans
-from ringfence_sandbox.handover import UNKNOWN, Handover
+from ringfence_sandbox.container.asked import Asked, explained
+from ringfence_sandbox.container.channel import Ended
+from ringfence_sandbox.container.command_watch import CommandWatch
+from ringfence_sandbox.container.container import Container, mounted_in, remove_orphans
+from ringfence_sandbox.container.handover import UNKNOWN, Handover
+from ringfence_sandbox.container.images import existing
+from ringfence_sandbox.container.isolation import WORKSPACE, Network, Property, SandboxLimits
+from ringfence_sandbox.container.podman_connection import Connection, connect
+from ringfence_sandbox.container.shell_environment import ShellEnvironment
 from ringfence_sandbox.host import HostFilesystem
-from ringfence_sandbox.images import existing
-from ringfence_sandbox.isolation import WORKSPACE, Network, Property, SandboxLimits
-from ringfence_sandbox.podman_connection import Connection, connect
-from ringfence_sandbox.shell_environment import ShellEnvironment
 from ringfence_sandbox.workspace import Workspace
 
 if TYPE_CHECKING:

@@ -15,31 +15,31 @@ from ringfence.errors import TransactionError
 from ringfence.participants import Change, Step, Transactional
 from ringfence.runtime.session import Session
 from ringfence.runtime.transaction import Transaction, tool_transaction
-from ringfence_sandbox import history_gc
-from ringfence_sandbox.aborted_calls import look_at
-from ringfence_sandbox.confined import Confined
-from ringfence_sandbox.exports import Export, mailbox, unified
-from ringfence_sandbox.finding_steps import StepFinder, StepName, parent_of
+from ringfence_sandbox.calls.recovery import waiting
+from ringfence_sandbox.disk.confined import Confined
+from ringfence_sandbox.disk.kernel import Before, abilities, nothing_before
+from ringfence_sandbox.disk.places import made_outside, store_of
 from ringfence_sandbox.host import Durability, HostFilesystem
-from ringfence_sandbox.kernel import Before, abilities, nothing_before
 from ringfence_sandbox.moved_roots import replaced
-from ringfence_sandbox.named_steps import NamedStep, NamedSteps
-from ringfence_sandbox.places import made_outside, store_of
-from ringfence_sandbox.recovery import waiting
-from ringfence_sandbox.reversal import Outcome
-from ringfence_sandbox.reversing import Planner, Reversing
-from ringfence_sandbox.scan import DEFAULT_LIMITS, Exclusion, ScanLimits, ScanResult
-from ringfence_sandbox.shown_history import LogEntry, ShownStep, changes_between, log_entry, shown_step
-from ringfence_sandbox.step_history import FOLDER, StepHistory
-from ringfence_sandbox.store import Store
-from ringfence_sandbox.store_format import check_format
+from ringfence_sandbox.scan.scan import DEFAULT_LIMITS, Exclusion, ScanLimits, ScanResult
+from ringfence_sandbox.steps.aborted_calls import look_at
+from ringfence_sandbox.steps.reversal import Outcome
+from ringfence_sandbox.steps.reversing import Planner, Reversing
+from ringfence_sandbox.steps.step_history import FOLDER, StepHistory
+from ringfence_sandbox.store import history_gc
+from ringfence_sandbox.store.exports import Export, mailbox, unified
+from ringfence_sandbox.store.finding_steps import StepFinder, StepName, parent_of
+from ringfence_sandbox.store.named_steps import NamedStep, NamedSteps
+from ringfence_sandbox.store.shown_history import LogEntry, ShownStep, changes_between, log_entry, shown_step
+from ringfence_sandbox.store.store import Store
+from ringfence_sandbox.store.store_format import check_format
 from ringfence_sandbox.writing import TreeWriter
 
 if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from ringfence_sandbox.recovery import Recovered
+    from ringfence_sandbox.calls.recovery import Recovered
 
 
 @dataclass(frozen=True, slots=True)

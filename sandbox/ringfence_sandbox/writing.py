@@ -10,10 +10,10 @@ from contextlib import suppress
 from dataclasses import replace
 
 from ringfence_sandbox.bringing_back import BringingBack
-from ringfence_sandbox.entries import Entry
-from ringfence_sandbox.history_states import States
 from ringfence_sandbox.host import HostFilesystem
-from ringfence_sandbox.restoring import RestorePlan, plan_restore
+from ringfence_sandbox.store.entries import Entry
+from ringfence_sandbox.store.history_states import States
+from ringfence_sandbox.store.restoring import RestorePlan, plan_restore
 
 
 class TreeWriter:

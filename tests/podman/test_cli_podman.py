@@ -18,7 +18,7 @@ import pytest
 
 from ringfence.testing.printed import Printed, printed
 from ringfence_sandbox import Workspace
-from ringfence_sandbox.podman_connection import Connection
+from ringfence_sandbox.container.podman_connection import Connection
 
 pytestmark = pytest.mark.usefixtures("podman", "limits_hold")
 SECONDS = 120

@@ -17,11 +17,11 @@ import pytest
 
 from ringfence.runtime.limits import Cancellation
 from ringfence_sandbox import CallProcess, PodmanSandbox, SandboxLimits, SandboxUnavailableError
-from ringfence_sandbox.container import WORKSPACE_LABEL, remove_orphans
+from ringfence_sandbox.container.container import WORKSPACE_LABEL, remove_orphans
+from ringfence_sandbox.container.images import built, recipe
+from ringfence_sandbox.container.podman_connection import Connection, OwnService, answers, connect
+from ringfence_sandbox.disk.owners import OWNER_LABEL, own_label
 from ringfence_sandbox.doctor import examine
-from ringfence_sandbox.images import built, recipe
-from ringfence_sandbox.owners import OWNER_LABEL, own_label
-from ringfence_sandbox.podman_connection import Connection, OwnService, answers, connect
 
 MakeSandbox = Callable[..., PodmanSandbox]
 
@@ -249,7 +249,7 @@ def test_a_service_that_is_named_is_used_and_not_ended(podman: Connection) -> No
 
 def test_our_own_service_ends_with_us(tmp_path: Path) -> None:
     program = (
-        "import sys, time\nfrom ringfence_sandbox.podman_connection import OwnService\n"
+        "import sys, time\nfrom ringfence_sandbox.container.podman_connection import OwnService\n"
         "service = OwnService(); print(service.process.pid, service.url, flush=True); time.sleep(60)"
     )
     for ending in (signal.SIGKILL, signal.SIGINT):

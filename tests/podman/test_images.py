@@ -12,9 +12,9 @@ from typing import cast
 import pytest
 
 from ringfence_sandbox import PodmanSandbox, SandboxUnavailableError
+from ringfence_sandbox.container.images import SOURCES, Recipe, build, built, recipe, recipe_names
+from ringfence_sandbox.container.podman_connection import Connection, socket_path
 from ringfence_sandbox.doctor import examine
-from ringfence_sandbox.images import SOURCES, Recipe, build, built, recipe, recipe_names
-from ringfence_sandbox.podman_connection import Connection, socket_path
 
 
 def test_an_image_that_is_built_is_not_built_again(podman: Connection) -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from ringfence_sandbox import PodmanSandbox
-from ringfence_sandbox.isolation import PROBE, verified
-from ringfence_sandbox.podman_connection import Connection
-from ringfence_sandbox.seccomp import REFUSED
+from ringfence_sandbox.container.isolation import PROBE, verified
+from ringfence_sandbox.container.podman_connection import Connection
+from ringfence_sandbox.container.seccomp import REFUSED
 
 PRELUDE = """
 import ctypes, errno, json, os, resource, signal, socket, struct, subprocess, sys

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from ringfence_sandbox import PodmanSandbox, SandboxUnavailableError
-from ringfence_sandbox.owner_mount import exchanged
-from ringfence_sandbox.owners import own_label
-from ringfence_sandbox.users import FIRST_ID, MOUNTS
+from ringfence_sandbox.container.owner_mount import exchanged
+from ringfence_sandbox.container.users import FIRST_ID, MOUNTS
+from ringfence_sandbox.disk.owners import own_label
 
 MakeSandbox = Callable[..., PodmanSandbox]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ringfence_sandbox.podman_connection import Connection
+from ringfence_sandbox.container.podman_connection import Connection
 
 PROJECT = Path(__file__).parents[2]
 

@@ -18,12 +18,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from ringfence.testing import HeldCall
 from ringfence.testing.printed import Printed, printed
-from ringfence_sandbox.confined import HOLDING_PREFIX, Confined
-from ringfence_sandbox.entries import Entry, Pending
+from ringfence_sandbox.disk.confined import HOLDING_PREFIX, Confined
+from ringfence_sandbox.disk.kernel import Abilities, abilities
 from ringfence_sandbox.host import HostFilesystem
-from ringfence_sandbox.kernel import Abilities, abilities
-from ringfence_sandbox.scan import ScanLimits
-from ringfence_sandbox.step_history import StepHistory
+from ringfence_sandbox.scan.scan import ScanLimits
+from ringfence_sandbox.steps.step_history import StepHistory
+from ringfence_sandbox.store.entries import Entry, Pending
 
 names = st.sampled_from(["a", "b", "c", ".git", "\udcff"])
 paths = st.lists(names, min_size=1, max_size=3).map("/".join)

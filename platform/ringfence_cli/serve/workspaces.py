@@ -21,7 +21,7 @@ from ringfence_cli.run import loaded, on_disk, start_container
 from ringfence_cli.terms import Place
 from ringfence_cli.workspace import LeftOutPolicy, MemoryWorkspace
 from ringfence_sandbox import HostFilesystem, Workspace
-from ringfence_sandbox.half_done import killed_in
+from ringfence_sandbox.calls.half_done import killed_in
 from ringfence_tools.files import VfsToolsSection
 from ringfence_tools.history import HistoryToolsSection
 

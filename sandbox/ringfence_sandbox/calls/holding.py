@@ -1,0 +1,239 @@
+"""The directory in which displaced files wait for the end of a call: below the root, under a name no path can have."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import shutil
+import stat
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+
+from ringfence.filesystem.paths import os_error
+from ringfence_sandbox.disk.confined import HOLDING_PREFIX, Confined, open_file
+from ringfence_sandbox.disk.kernel import Before, abilities, lstat, open_within, set_mode
+from ringfence_sandbox.disk.records import Json
+
+_OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_MODE = 0o700
+_COPIED_BYTES = 1 << 20
+
+
+def new_name() -> str:
+    return HOLDING_PREFIX + secrets.token_hex(8)
+
+
+class Holding:
+    """An open holding directory. What is in it has a number, its slot, for a name."""
+
+    def __init__(self, files: Confined, name: str, before: Before) -> None:
+        """FileNotFoundError where it is not there."""
+        self.name = name
+        self._files = files
+        self._before = before
+        self.descriptor = os.open(name, _OPEN, dir_fd=files.root)
+        self._next = 0
+
+    @classmethod
+    def make(cls, files: Confined, name: str, before: Before) -> Holding:
+        before("mkdir")
+        try:
+            os.mkdir(name, _MODE, dir_fd=files.root)
+        except OSError as error:
+            code = error.errno or errno.EACCES
+            if code not in (errno.EACCES, errno.EPERM, errno.EROFS):
+                raise
+            words = (
+                f"the root of the workspace cannot be written ({os.strerror(code)}), and what a call replaces waits "
+                "there for its end: give this user the right to write in it"
+            )
+            raise OSError(code, words) from error
+        return cls(files, name, before)
+
+    @classmethod
+    def noted(cls, files: Confined, note: Callable[[Mapping[str, Json]], None], before: Before) -> Holding:
+        """Make one under a new name that the journal has first; nobody is to see from the root's time that it came,
+        or later that it went."""
+        root = os.fstat(files.root)
+        name = new_name()
+        note({"holding": name, "times": [root.st_atime_ns, root.st_mtime_ns]})
+        made = cls.make(files, name, before)
+        before("utime")
+        with suppress(PermissionError):  # another user's root
+            os.utime(files.root, ns=(root.st_atime_ns, root.st_mtime_ns))
+        return made
+
+    def close(self) -> None:
+        os.close(self.descriptor)
+
+    @classmethod
+    def found(cls, files: Confined, name: str, before: Before, last: int) -> Holding:
+        """One that may have been taken away, or that something else is in the place of: then it is made anew. Gives no
+        slot a second time, of which ``last`` is known. OSError."""
+        _have(files, name, before)
+        found = cls(files, name, before)
+        found._next = last + 1
+        found._go_on()
+        return found
+
+    def find_again(self) -> None:
+        """Have this one be what `found` finds. OSError."""
+        _have(self._files, self.name, self._before)
+        there = lstat(self._files.root, self.name)
+        if there is None or there.st_ino != os.fstat(self.descriptor).st_ino:
+            descriptor = os.open(self.name, _OPEN, dir_fd=self._files.root)
+            os.close(self.descriptor)
+            self.descriptor = descriptor
+            self._go_on()
+
+    def _go_on(self) -> None:
+        slots = [int(name) for name in os.listdir(self.descriptor) if name.isdecimal()]
+        self._next = max(self._next, *(slot + 1 for slot in slots), 0)
+
+    def new_slot(self) -> int:
+        self._next += 1
+        return self._next - 1
+
+    def look(self, slot: int) -> os.stat_result | None:
+        return lstat(self.descriptor, str(slot))
+
+    def create(self, slot: int) -> int:
+        """A descriptor of a new, empty file in a slot."""
+        self._before("create")
+        return os.open(str(slot), _NEW, 0o600, dir_fd=self.descriptor)
+
+    def keep(self, slot: int, directory: str) -> str | None:
+        """Copy the file in a slot, or all that is below the directory in it, out to a host directory, so that it can
+        be looked at. The path of the copy; None where there was nothing."""
+        found = self.look(slot)
+        if found is None:
+            return None
+        self._before("keep")
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+        kept = os.path.join(directory, f"{self.name.removeprefix(HOLDING_PREFIX)}-{slot}")
+        if stat.S_ISREG(found.st_mode):
+            source, _ = open_file(self.descriptor, str(slot), kept)
+            with os.fdopen(source, "rb") as original, open(kept, "wb") as copy:
+                shutil.copyfileobj(original, copy, _COPIED_BYTES)
+        elif stat.S_ISLNK(found.st_mode):
+            with suppress(FileExistsError):
+                os.symlink(os.readlink(str(slot), dir_fd=self.descriptor), kept)
+        elif stat.S_ISDIR(found.st_mode):
+            root = os.path.realpath(f"/proc/self/fd/{self.descriptor}")
+            shutil.copytree(os.path.join(root, str(slot)), kept, symlinks=True, dirs_exist_ok=True)
+        return kept
+
+    def entries(self) -> Iterator[tuple[str, os.stat_result]]:
+        """All that is held, directories before what is in them: places in the workspace, and what is there."""
+        waiting = [self.name]
+        while waiting:
+            place = waiting.pop()
+            descriptor = self._files.open_directory(place)
+            try:
+                found = {name: lstat(descriptor, name) for name in os.listdir(descriptor)}
+            finally:
+                os.close(descriptor)
+            for name, status in found.items():
+                if status is not None:
+                    yield f"{place}/{name}", status
+                    if stat.S_ISDIR(status.st_mode):
+                        waiting.append(f"{place}/{name}")
+
+    def empty(self) -> Sequence[str]:
+        """Remove all that is in it; the names of what would not go, where something would not."""
+        return _empty(self.descriptor, self._before)
+
+    def remove(self) -> None:
+        """Remove the empty directory itself."""
+        self._before("rmdir")
+        with suppress(FileNotFoundError):
+            os.rmdir(self.name, dir_fd=self._files.root)
+
+
+def _have(files: Confined, name: str, before: Before) -> None:
+    root, found = os.fstat(files.root), lstat(files.root, name)
+    if found is not None and stat.S_ISDIR(found.st_mode):
+        if stat.S_IMODE(found.st_mode) != _MODE:
+            before("chmod")
+            set_mode(files.root, name, _MODE)
+        return
+    if found is not None:
+        before("unlink")
+        os.unlink(name, dir_fd=files.root)
+    before("mkdir")
+    os.mkdir(name, _MODE, dir_fd=files.root)
+    with suppress(PermissionError):  # another user's root
+        os.utime(files.root, ns=(root.st_atime_ns, root.st_mtime_ns))
+
+
+def _empty(top: int, before: Before) -> list[str]:
+    """Remove everything in a directory, also from directories that were made unwritable; no link is followed.
+
+    Goes down and comes up again by names, so that no depth uses up the descriptors.
+    """
+    left: list[str] = []
+    waiting: list[tuple[int, list[str]]] = [(os.dup(top), os.listdir(top))]
+    above: list[str] = []
+    while waiting:
+        descriptor, names = waiting[-1]
+        if not names:
+            waiting.pop()
+            if waiting:
+                name = above.pop()
+                _try(lambda at=waiting[-1][0], name=name: os.rmdir(name, dir_fd=at), name, left, before, "rmdir")
+            os.close(descriptor)
+            continue
+        name = names.pop()
+        before("unlink")
+        try:
+            os.unlink(name, dir_fd=descriptor)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            found = lstat(descriptor, name)
+            if found is None:
+                continue
+            if error.errno not in (errno.EISDIR, errno.EPERM) or not stat.S_ISDIR(found.st_mode):
+                left.append(name)
+                continue
+        else:
+            continue
+        below = _into(descriptor, name, found.st_mode, left)
+        if below is not None:
+            waiting.append((below, os.listdir(below)))
+            above.append(name)
+    return left
+
+
+def _into(descriptor: int, name: str, mode: int, left: list[str]) -> int | None:
+    try:
+        if mode & stat.S_IRWXU != stat.S_IRWXU:
+            os.chmod(name, stat.S_IRWXU, dir_fd=descriptor)
+        return _open_here(descriptor, name)
+    except OSError:
+        left.append(name)
+        return None
+
+
+def _open_here(descriptor: int, name: str) -> int:
+    """Open a directory, unless something is mounted on it: what that has is not ours to remove."""
+    if abilities().openat2:
+        return open_within(descriptor, name, _OPEN, one_mount=True)
+    opened = os.open(name, _OPEN, dir_fd=descriptor)
+    if os.fstat(opened).st_dev != os.fstat(descriptor).st_dev:
+        os.close(opened)
+        raise os_error(errno.EXDEV, name)
+    return opened
+
+
+def _try(remove: object, name: str, left: list[str], before: Before, what: str) -> None:
+    before(what)
+    try:
+        assert callable(remove)
+        remove()
+    except FileNotFoundError:
+        pass
+    except OSError:
+        left.append(name)

@@ -1,0 +1,69 @@
+"""Which calls were killed, and what became of them: noted in the store by who recovered it, until somebody has written
+their receipts, which went with their processes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from ringfence_sandbox.store.packs import replacing
+
+_NAME = "killed"
+_MOST = 50
+
+
+@dataclass(frozen=True, slots=True)
+class KilledCall:
+    """One call. ``begun`` tells it from others of the same id."""
+
+    begun: str
+    call_id: str
+    tool: str
+    committed: bool
+    commit: str | None
+    """Of the step that it became, if it changed anything and was committed."""
+    conflicts: Sequence[str]
+    notes: Sequence[str]
+    at: str
+    """When it was recovered."""
+
+    @property
+    def recovered_at(self) -> datetime:
+        return datetime.fromisoformat(self.at)
+
+
+def note_killed(
+    store: Path,
+    begun: str,
+    call: tuple[str, str],
+    *,
+    committed: bool,
+    commit: str | None,
+    conflicts: Sequence[str],
+    notes: Sequence[str],
+) -> None:
+    """For who has the store's lock; the same call may be noted again. OSError."""
+    noted = KilledCall(begun, *call, committed, commit, conflicts, notes, datetime.now(UTC).isoformat())
+    others = [one for one in killed_calls(store) if (one.begun, one.call_id) != (begun, call[0])]
+    _write(store, [*others, noted][-_MOST:])
+
+
+def killed_calls(store: Path) -> list[KilledCall]:
+    """The calls, oldest first."""
+    try:
+        return [KilledCall(**one) for one in json.loads((store / _NAME).read_bytes())]
+    except (OSError, ValueError, TypeError):
+        return []  # of a later version, maybe: it is about receipts alone
+
+
+def forget_killed(store: Path) -> None:
+    """Their receipts are written. OSError."""
+    (store / _NAME).unlink(missing_ok=True)
+
+
+def _write(store: Path, calls: Sequence[KilledCall]) -> None:
+    with replacing(store / _NAME) as file:
+        file.write(json.dumps([asdict(one) for one in calls]).encode())

@@ -1,0 +1,50 @@
+"""One operation on a workspace: all of its deeds, or none."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING
+
+from ringfence.runtime.interrupts import Interrupts
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from ringfence_sandbox.calls.core import Core
+
+
+_ELSEWHERE = (
+    "cannot be changed so that it could be taken back: it is on another filesystem than the workspace's root "
+    "(mounted in it, or a layer of an overlay)"
+)
+_FULL = "the workspace's filesystem is full, and what a call replaces stays there until it ends: make room"
+
+
+class Operation:
+    """One operation on a workspace. (On the way of every file: no generator.)"""
+
+    __slots__ = ("_began", "_core", "_held")
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    def __enter__(self) -> None:
+        self._held = Interrupts()
+        try:
+            self._began = self._core.begin_operation()
+        except BaseException:
+            self._held.remove()
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._core.end_operation(self._began, failed=error is not None)
+            if isinstance(error, OSError) and error.errno == errno.EXDEV:
+                raise OSError(errno.EXDEV, _ELSEWHERE, error.filename) from error
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT) and error.filename is None:
+                raise OSError(error.errno, f"{os.strerror(error.errno)}: {_FULL}") from error
+        finally:
+            self._held.remove()

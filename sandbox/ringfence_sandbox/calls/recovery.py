@@ -1,0 +1,370 @@
+"""Opening a workspace whose last opener may have been killed: what the journal says, made true.
+
+See `docs/recovery.md` for the table of what is found and what is done.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import os
+import stat
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from ringfence.errors import RestoreFailedError
+from ringfence_sandbox.calls.differing import Differences
+from ringfence_sandbox.calls.dropping import drop_holding, keep_displaced
+from ringfence_sandbox.calls.hands import Hands
+from ringfence_sandbox.calls.healing import heal
+from ringfence_sandbox.calls.history import DeedsChanges, History, TakenBackCall
+from ringfence_sandbox.calls.holding import Holding, new_name
+from ringfence_sandbox.calls.journal import Journal
+from ringfence_sandbox.calls.killed_calls import note_killed
+from ringfence_sandbox.calls.states import led_to
+from ringfence_sandbox.calls.story import Story
+from ringfence_sandbox.calls.undoing import Hold, TakenBack, undo_deeds
+from ringfence_sandbox.disk.confined import Confined, is_reserved
+from ringfence_sandbox.disk.kernel import Abilities, Before, Renames, boot_id
+from ringfence_sandbox.disk.places import root_record
+from ringfence_sandbox.disk.records import Deed, undone_json
+
+if TYPE_CHECKING:
+    from ringfence_sandbox.opaque.opaque_calls import OpaqueCalls
+
+STAMP = "alive"
+"""In a store, the file that the owner of an opaque call stamps."""
+
+_TOLD_BY_PLACE = frozenset({"put", "take", "swap", "move"})
+_MOMENT_NS = 2_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """What opening did about a call that did not come to its end, or about what it had left behind.
+
+    "rolled back": the call was not committed, and is undone. "finished": it was, and only its displaced files were
+    still to be dropped. "set aside": another tree stands at the root now, so nothing was touched.
+    """
+
+    outcome: Literal["rolled back", "finished", "set aside"]
+    call_id: str
+    tool: str
+    conflicts: tuple[str, ...] = ()
+    """Paths that somebody else has changed since; they were left alone."""
+    notes: tuple[str, ...] = ()
+
+
+def waiting(store: str) -> tuple[str, str] | None:
+    """The call, by its id and tool, that a killed process left half done, for the next opening to take back. None where
+    there is none, or somebody has the workspace open. Changes nothing."""
+    with suppress(OSError, ValueError), open(os.path.join(store, "holder"), "rb") as holder:
+        fcntl.flock(holder, fcntl.LOCK_SH | fcntl.LOCK_NB)  # an opener has patience with it
+        return begun(store)
+    return None
+
+
+def begun(store: str) -> tuple[str, str] | None:
+    """The call, by its id and tool, that has begun to change the tree, and is not committed. Changes nothing."""
+    with suppress(OSError, ValueError), closing(Journal(os.path.join(store, "journal"), only_read=True)) as journal:
+        story = Story.of(journal.records)
+        return None if story.committed else story.call
+    return None
+
+
+def recover(
+    files: Confined,
+    can: Abilities,
+    journal: Journal,
+    *,
+    before: Before,
+    kept: str,
+    history: History | None,
+    opaque: Callable[[], OpaqueCalls],
+) -> tuple[Recovered | None, Journal]:
+    """Bring the tree to the state before the open call, or after it where it was committed; the journal to go on with.
+
+    It may be killed anywhere, and is done again at the next opening.
+
+    Raises:
+        RestoreFailedError: something could not be brought back; the journal stays as it is.
+    """
+    story = Story.of(journal.records)
+    notes = [journal.cut] if journal.cut is not None else []
+    if story.root is not None and not _same_root(files, story.root):
+        return _set_aside(journal, story, notes)
+    if history is not None:
+        for record in story.commits:
+            if record.payload is not None:
+                history.recovered(record.payload, record.blob)
+    recovered = None
+    _mend_root_times(files, journal, story)
+    if story.call is not None and not story.committed:
+        for process in story.processes:
+            process.end()
+        recovered = _roll_back(
+            files, can, journal, story, before=before, kept=kept, history=history, opaque=opaque, notes=notes
+        )
+    damaged: Sequence[str] = ()
+    if story.lost_power:
+        damaged = _heal(files, can, journal, story, before=before, history=history, notes=notes)
+    notes += _unknown_holdings(files, story)
+    for name in story.holdings:
+        notes += _drop(files, journal, name, before)
+    if recovered is None and (story.call is not None or notes):
+        call_id, tool = story.call or ("", "")
+        recovered = Recovered("finished", call_id, tool)
+    if recovered is not None:
+        conflicts = tuple(sorted({*recovered.conflicts, *damaged}))
+        recovered = Recovered(recovered.outcome, recovered.call_id, recovered.tool, conflicts, tuple(notes))
+        if story.call is not None:
+            _note(journal, story, story.call, recovered)
+            journal.append({"end": story.call[0], "committed": story.committed}, reserve=0)
+            journal.flush()
+    if story.call is None and story.ended is not None:  # it may have been killed before it wrote the receipt
+        _note(journal, story, story.ended, Recovered("finished", *story.ended))
+    kept_elsewhere = history.sealed() if history is not None else not journal.keeps_steps
+    if kept_elsewhere and not any("could not be removed" in note for note in notes):
+        journal.reset()
+    return recovered, journal
+
+
+def _note(journal: Journal, story: Story, call: tuple[str, str], recovered: Recovered) -> None:
+    """Have the store remember a call that nobody has a receipt of."""
+    if not call[0]:
+        return
+    payload = story.done[-1].payload if story.committed else None
+    commit = None if payload is None else payload.get("history")
+    with suppress(OSError):  # for want of space, say: the recovery must go on
+        note_killed(
+            Path(os.path.dirname(journal.path)),
+            journal.named(story.noted[0].seq if story.noted else -1),
+            call,
+            committed=story.committed,
+            commit=commit if isinstance(commit, str) else None,
+            conflicts=recovered.conflicts,
+            notes=recovered.notes,
+        )
+
+
+def _same_root(files: Confined, recorded: Sequence[object]) -> bool:
+    now = root_record(files)["root"]
+    assert isinstance(now, list)
+    if recorded[:2] != now[:2]:
+        return False
+    return recorded[2] == now[2] or recorded[3] != boot_id()
+
+
+def _set_aside(journal: Journal, story: Story, notes: list[str]) -> tuple[Recovered | None, Journal]:
+    if story.call is None and not story.holdings and not story.commits:
+        journal.reset()
+        return None, journal
+    aside = next(path for n in itertools.count(1) if not os.path.exists(path := f"{journal.path}.aside-{n}"))
+    journal.close()
+    os.rename(journal.path, aside)
+    call_id, tool = story.call or ("", "")
+    said = f"the tree at the root is another one than the journal is about; the journal was set aside as {aside}"
+    return Recovered("set aside", call_id, tool, (), (*notes, said)), journal.renewed()
+
+
+def _roll_back(
+    files: Confined,
+    can: Abilities,
+    journal: Journal,
+    story: Story,
+    *,
+    before: Before,
+    kept: str,
+    history: History | None,
+    opaque: Callable[[], OpaqueCalls],
+    notes: list[str],
+) -> Recovered:
+    assert story.call is not None
+    hands = Hands(files, can, before)
+    hands.thorough = True
+    hands.lost_power = story.lost_power
+    for deed in story.noted:
+        hands.note_swap(deed)
+    gone = False
+    first = next((n for n, deed in enumerate(story.deeds) if deed.kind == "opaque"), len(story.deeds))
+    for name in story.holdings[-1:]:
+        there = files.look(name)
+        if there is not None or any(deed.slot >= 0 for deed in story.deeds[:first]):
+            gone = there is None or not stat.S_ISDIR(there.st_mode)
+            hands.holding = Holding.found(files, name, before, max((deed.slot for deed in story.deeds), default=-1))
+    taken = TakenBack()
+    if first < len(story.deeds):
+        taken = _take_back(files, journal, story, hands, first, before, opaque())
+        del story.deeds[first:]
+    lost = _lost(hands, story.deeds) if gone else []
+    if history is not None and not gone and not story.lost_power:
+        notes += _keep_taken(files, journal, story, hands, history)
+    _spare_times(files, journal, story.deeds)
+    undone = undo_deeds(hands, story.deeds, 0, lambda deeds, conflict: journal.note(undone_json(deeds, conflict)))
+    if undone.errors:
+        failures = [(error.filename or story.call[0], error) for error in undone.errors]
+        raise RestoreFailedError(failures)
+    undone.displaced.update(story.met.displaced | taken.displaced)
+    undone.moved += story.met.moved
+    undone.conflicts |= story.met.conflicts
+    notes += [*taken.notes, *hands.notes, *keep_displaced(hands.holding, undone, story.noted, kept)]
+    if lost:
+        notes.append(f"somebody removed the displaced files: what was at {', '.join(lost)} is lost")
+    if hands.holding is not None:
+        hands.holding.close()
+    return Recovered("rolled back", *story.call, tuple(sorted(taken.conflicts | undone.conflicts | set(lost))))
+
+
+def _keep_taken(files: Confined, journal: Journal, story: Story, hands: Hands, history: History) -> Sequence[str]:
+    """Have the history keep what the call had changed, unless the rollback that was killed has done so."""
+    assert story.call is not None
+    deeds = [*story.deeds]
+    while deeds and (deeds[-1].kind == "times" or (deeds[-1].kind in _TOLD_BY_PLACE and hands.stands(deeds[-1]))):
+        deeds.pop()  # noted, and not done
+    if not deeds or not story.call[0]:
+        return ()
+    try:
+        differences = Differences(files, hands.holding, lambda _: None)
+        differences.undo(reversed(deeds))
+        changes = differences.changes()
+        if not changes:
+            return ()
+        call = TakenBackCall(*story.call, journal.named(deeds[0].seq))
+        return history.taking_back(DeedsChanges(changes, differences, {}), call)
+    except Exception as error:  # whatever it is (no memory, no space), the recovery must go on
+        return [f"what was taken back could not be kept: {error}"]
+
+
+def _take_back(
+    files: Confined, journal: Journal, story: Story, hands: Hands, first: int, before: Before, opaque: OpaqueCalls
+) -> TakenBack:
+    """Go back to where the first opaque call began, whatever came after."""
+    assert story.call is not None
+    deed = story.deeds[first]
+
+    def make() -> Holding:
+        if hands.holding is None:
+            hands.holding = Holding.noted(files, lambda record: journal.append(record, reserve=0), before)
+            story.holdings.append(hands.holding.name)
+        return hands.holding
+
+    call_id, tool = story.call
+    try:
+        taken = opaque.recover(
+            deed,
+            story.more[deed.seq],
+            story.became.get(deed.seq, {}),
+            story.kept.get(deed.seq),
+            os.path.join(os.path.dirname(journal.path), STAMP),
+            Hold(hands.holding, make),
+            journal.note,
+            tool=tool,
+            call_id=call_id,
+        )
+        taken.settle(story.deeds[:first])
+        return taken
+    except LookupError as error:
+        what = (
+            f"{tool or call_id}: the store does not have the tree as it was before this call; to go on with the tree "
+            f"as it is, move {journal.path} away and open the workspace again"
+        )
+        raise RestoreFailedError([(what, error)]) from error
+    except OSError as error:
+        raise RestoreFailedError([(error.filename or call_id, error)]) from error
+
+
+def _heal(
+    files: Confined,
+    can: Abilities,
+    journal: Journal,
+    story: Story,
+    *,
+    before: Before,
+    history: History | None,
+    notes: list[str],
+) -> Sequence[str]:
+    """Heal what the loss of power damaged; the paths of which nobody knows what they were."""
+    if not any(call.deeds for call in story.done):
+        return ()
+    root = os.fstat(files.root)
+    name = new_name()
+    journal.append({"holding": name, "times": [root.st_atime_ns, root.st_mtime_ns]}, reserve=0)
+    journal.flush()
+    story.holdings.append(name)
+    holding = Holding.make(files, name, before)
+    try:
+        content_of = history.content if history is not None else None
+        found = heal(files, story.done, content_of, Renames(can, before), holding)
+    finally:
+        holding.close()
+        with suppress(PermissionError):
+            os.utime(files.root, ns=(root.st_atime_ns, root.st_mtime_ns))
+    if found.healed:
+        notes.append(f"a loss of power had damaged {', '.join(found.healed)}: healed from the history")
+    if found.damaged:
+        notes.append(f"a loss of power has damaged {', '.join(found.damaged)}, and the history does not have them")
+    return found.damaged
+
+
+def _unknown_holdings(files: Confined, story: Story) -> list[str]:
+    """Holding directories of which the journal knows nothing: its last records were lost, or they came with a copy."""
+    notes: list[str] = []
+    root = os.fstat(files.root)
+    for name in os.listdir(files.root):
+        if is_reserved(name) and name not in story.holdings:
+            try:
+                os.rmdir(name, dir_fd=files.root)
+                os.utime(files.root, ns=(root.st_atime_ns, root.st_mtime_ns))
+            except OSError:
+                notes.append(
+                    f"{name} in the root has displaced files of a call that the journal does not know: "
+                    "take out what you miss, and remove it"
+                )
+    return notes
+
+
+def _lost(hands: Hands, deeds: Sequence[Deed]) -> list[str]:
+    """Of deeds whose holding directory somebody removed, the paths whose earlier content was in it."""
+    lost: set[str] = set()
+    for deed in deeds:
+        if hands.is_held(deed.slot):  # again: it came from the store
+            continue
+        there = hands.files.look(deed.path)
+        inode = None if there is None else there.st_ino
+        ours = None if deed.new is None else deed.new.inode
+        if (deed.kind == "take" and inode is None) or (deed.kind == "swap" and inode == ours):
+            lost.add(deed.path)
+    return sorted(lost)
+
+
+def _spare_times(files: Confined, journal: Journal, deeds: Sequence[Deed]) -> None:
+    """Have directories that somebody has changed since the call was killed keep the times of that."""
+    for number, deed in enumerate(deeds):
+        place = led_to(deed.path, deeds[number + 1 :]) if deed.kind == "times" else None
+        found = None if place is None else files.look(place)
+        if found is None or deed.new is None or found.st_ino != deed.new.inode:
+            continue
+        if found.st_mtime_ns > journal.modified_ns + _MOMENT_NS:
+            deed.atime_ns, deed.mtime_ns = found.st_atime_ns, found.st_mtime_ns
+
+
+def _mend_root_times(files: Confined, journal: Journal, story: Story) -> None:
+    """Where the last opener was killed between making or removing a holding directory and setting the root's times."""
+    if story.in_hand is None:
+        return
+    root = os.fstat(files.root)
+    # A change of the root that is not from the very moment of the last record is somebody else's.
+    if abs(root.st_mtime_ns - journal.modified_ns) < _MOMENT_NS:
+        with suppress(OSError):
+            os.utime(files.root, ns=story.in_hand[1])
+
+
+def _drop(files: Confined, journal: Journal, name: str, before: Before) -> list[str]:
+    try:
+        holding = Holding(files, name, before)
+    except FileNotFoundError:
+        return []
+    return drop_holding(files, holding, journal, before)

@@ -1,0 +1,269 @@
+"""One container of a sandbox: created, started, looked at from inside, ended, and found again when its owner died."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from podman.errors import APIError
+
+from ringfence.errors import ExecutorLostError, SandboxUnavailableError
+from ringfence_sandbox.container.channel import EXECUTOR as EXECUTOR_SCRIPT
+from ringfence_sandbox.container.channel import SOCKET_NAME, Channel, Ended
+from ringfence_sandbox.container.interpreter import IN_THE_IMAGE, LENT, NoPythonError, Python, lacks_python, lent_python
+from ringfence_sandbox.container.isolation import (
+    CONTROL,
+    EXECUTOR,
+    PROBE,
+    WORKSPACE,
+    Network,
+    Property,
+    SandboxLimits,
+    environment,
+    options,
+    verified,
+)
+from ringfence_sandbox.container.podman_connection import Connection
+from ringfence_sandbox.container.users import handed_over
+from ringfence_sandbox.disk.call_process import CallProcess
+from ringfence_sandbox.disk.kernel import mounts_below
+from ringfence_sandbox.disk.owners import OWNER_LABEL, is_orphan, own_label
+from ringfence_sandbox.disk.places import state_directory, write_once
+
+WORKSPACE_LABEL = "io.ringfence.workspace"
+_CONNECT_SECONDS = 20.0
+_PROBE_SECONDS = 20.0
+_REMOVAL_SECONDS = 10.0
+
+
+class Container:
+    """A running container. Every process in it ends with it, and it ends with its owner."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        container: Any,
+        channel: Channel,
+        process: CallProcess,
+        python: Python,
+        way: str,
+        inner: Sequence[str] = (),
+    ) -> None:
+        self._connection = connection
+        self.python = python
+        """What runs the executor, and can run other programs of ours."""
+        self._container = container
+        self.channel = channel
+        self.process = process
+        """Its first process, as the host sees it."""
+        self.way = way
+        """How its users are mapped, in words."""
+        self.inner = inner
+        """What was mounted in the workspace when it was started, as `mounted_in` has it."""
+        self.properties: Sequence[Property] = ()
+        self.environment: Mapping[str, str] = {}
+        """What every command gets, unless it is told otherwise."""
+
+    @property
+    def name(self) -> str:
+        return str(self._container.name)
+
+    @classmethod
+    def start(
+        cls,
+        connection: Connection,
+        root: str,
+        *,
+        image: str,
+        limits: SandboxLimits,
+        network: Network,
+        strict: bool = True,
+    ) -> Container:
+        """Create and start one over the tree `root`, and look whether it is shut in.
+
+        Raises:
+            SandboxUnavailableError: it cannot be had, or is not shut in as it should be.
+        """
+        try:
+            started = cls._started(connection, root, IN_THE_IMAGE, image, limits, network)
+        except NoPythonError as missing:
+            lent = lent_python(connection)
+            if lent is None:
+                raise SandboxUnavailableError(
+                    f"the image {image!r} has no python3 (3.9 or newer) for the sandbox's executor, and the default "
+                    "image, which could lend it one, is not built: `ringfence sandbox build`"
+                ) from missing
+            started = cls._started(connection, root, lent, image, limits, network)
+        try:
+            started.properties = started._verified(limits, network)
+            _refuse(started.properties, strict)
+        except BaseException:
+            started.close()
+            raise
+        return started
+
+    @classmethod
+    def _started(
+        cls,
+        connection: Connection,
+        root: str,
+        python: Python,
+        image: str,
+        limits: SandboxLimits,
+        network: Network,
+    ) -> Container:
+        container: Any = None
+        parent = os.path.join(state_directory(), "podman")
+        os.makedirs(parent, mode=0o700, exist_ok=True)
+        with Channel.listen(parent) as listener, handed_over(root, connection.host) as (place, users):
+            wanted = options(
+                image=image,
+                workspace=place,
+                control=listener.directory,
+                executor=_script(),
+                limits=limits,
+                network=network,
+                users=users,
+            )
+            inner = mounted_in(root)
+            wanted["mounts"] += [_shown(root, path) for path in inner]
+            if python.directory:
+                wanted["mounts"].append({"type": "bind", "source": python.directory, "target": LENT, "read_only": True})
+            try:
+                container = connection.client.containers.create(
+                    command=[],
+                    entrypoint=[*python.argv, EXECUTOR, f"{CONTROL}/{SOCKET_NAME}"],
+                    name=f"ringfence-{hashlib.sha256(os.fsencode(root)).hexdigest()[:8]}-{os.urandom(4).hex()}",
+                    labels={OWNER_LABEL: own_label(), WORKSPACE_LABEL: root},
+                    **wanted,
+                )
+                container.start()
+                pid = int(container.inspect()["State"]["Pid"])
+                process = CallProcess.running(pid, f"the container {container.name}")
+                channel = listener.accept(_CONNECT_SECONDS, pid=process.pid)
+            except BaseException as error:
+                why = _last_words(container)
+                _remove(connection, container)
+                if isinstance(error, APIError) and python is IN_THE_IMAGE and lacks_python(str(error)):
+                    raise NoPythonError(image) from error
+                if isinstance(error, (OSError, ExecutorLostError)):  # podman-py's errors are an OSError too
+                    raise SandboxUnavailableError(_not_started(error, why)) from error
+                raise
+        return cls(connection, container, channel, process, python, users.way, inner)
+
+    def _verified(self, limits: SandboxLimits, network: Network) -> Sequence[Property]:
+        printed: list[bytes] = []
+        try:
+            ended = self.run([*self.python.argv, "-c", PROBE], printed)
+            if ended.exit_code == 0:
+                found = b"".join(printed).decode()
+                self.environment = environment(found)
+                return verified(found, limits, network, rootless=self._connection.host.rootless)
+            said = ended.problem or f"exit code {ended.exit_code}"
+        except (ExecutorLostError, ValueError, KeyError, TypeError) as error:
+            said = str(error)
+        raise SandboxUnavailableError(
+            f"what holds in the container could not be looked at from inside: {said}; see `ringfence sandbox doctor`"
+        )
+
+    def run(self, argv: Sequence[str], printed: list[bytes]) -> Ended:
+        """A program of our own in the container, outside of the workspace; what it prints is added to ``printed``."""
+        return self.channel.run(
+            argv,
+            cwd="/",
+            env={},
+            stdin=None,
+            timeout_seconds=_PROBE_SECONDS,
+            on_output=lambda stream, data: printed.append(data) if stream == "stdout" else None,
+        )
+
+    def close(self) -> None:
+        """End every process of it and remove it. Once is enough.
+
+        Raises:
+            SandboxUnavailableError: it cannot be shown that it has ended.
+        """
+        ended = self.channel.close() or not self.process.lives
+        removed = _remove(self._connection, self._container)
+        if not ended and not removed and self.process.lives:
+            raise SandboxUnavailableError(
+                f"the container {self.name} does not end; see to it by hand: `podman rm --force {self.name}`"
+            )
+
+
+def mounted_in(root: str) -> Sequence[str]:
+    """The paths on the host of what is mounted in a workspace, from the outer to the inner."""
+    return sorted({path for path in mounts_below(root) if path != root})
+
+
+def _shown(root: str, path: str) -> dict[str, Any]:
+    """A mount in the workspace as a container has it: to be read. What was written there could not be taken back, and
+    without it commands would write under it, where nobody looks."""
+    target = f"{WORKSPACE}/{os.path.relpath(path, root)}"
+    try:
+        os.stat(path)
+    except OSError:  # one of a user's own, such as with FUSE, which not even root sees
+        return {"type": "tmpfs", "source": "tmpfs", "target": target, "size": "4k", "read_only": True}
+    return {"type": "bind", "source": path, "target": target, "read_only": True}
+
+
+def remove_orphans(connection: Connection) -> Sequence[str]:
+    """Remove the containers whose owners have died; their names."""
+    removed: list[str] = []
+    with suppress(OSError):
+        # podman-py wants plain text here; a list matches nothing.
+        for container in connection.client.containers.list(all=True, filters={"label": OWNER_LABEL}):
+            labels: Mapping[str, str] = container.labels or {}
+            if is_orphan(labels.get(OWNER_LABEL, "")) and _remove(connection, container):
+                removed.append(str(container.name))
+    return removed
+
+
+def _remove(connection: Connection, container: Any) -> bool:
+    """Whether it is gone: its own end removes it too, at the same time perhaps."""
+    if container is None:
+        return True
+    deadline = time.monotonic() + _REMOVAL_SECONDS
+    while time.monotonic() < deadline:
+        with suppress(OSError, SandboxUnavailableError):
+            connection.renew()
+            # By its id: the object knows only the service that it came from.
+            connection.client.api.delete(f"/containers/{container.id}", params={"force": True, "v": True})
+            if not connection.client.containers.exists(container.id):
+                return True
+        time.sleep(0.02)
+    return False
+
+
+def _script() -> str:
+    content = EXECUTOR_SCRIPT.read_text()
+    name = f"executor-{hashlib.sha256(content.encode()).hexdigest()[:12]}.py"
+    return write_once(os.path.join(state_directory(), "podman", name), content)
+
+
+def _refuse(properties: Sequence[Property], strict: bool) -> None:
+    lacking = [found for found in properties if not found.holds and (found.essential or strict)]
+    if lacking:
+        said = "; ".join(f"{found.name}: {found.found}" for found in lacking)
+        advice = "" if any(found.essential for found in lacking) else ", or do without (strict=False)"
+        raise SandboxUnavailableError(
+            f"the container is not shut in as it should be: {said}. `ringfence sandbox doctor` says what to do{advice}"
+        )
+
+
+def _last_words(container: Any) -> str:
+    """Why a container that ended did, as far as Podman knows."""
+    if container is not None:
+        with suppress(OSError, KeyError, TypeError):
+            state = container.inspect()["State"]
+            return f"{state.get('Status')}, exit code {state.get('ExitCode')} {state.get('Error') or ''}".strip()
+    return ""
+
+
+def _not_started(error: BaseException, why: str) -> str:
+    text = str(error)
+    return f"the container does not start: {text[-800:]}{f' ({why})' if why else ''}; see `ringfence sandbox doctor`"

@@ -1,0 +1,234 @@
+"""The images that come with ringfence: recipes, built where they are wanted and found again by their hash."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from podman.errors import APIError, BuildError, ImageNotFound
+
+from ringfence.errors import SandboxUnavailableError
+from ringfence_sandbox.container.podman_connection import Connection
+from ringfence_sandbox.disk.places import state_directory
+
+Source = Literal["registry", "debian"]
+SOURCES: tuple[Source, ...] = ("registry", "debian")
+DEFAULT_RECIPE = "python"
+RECIPE_LABEL = "io.ringfence.recipe"
+_DEBIAN_SECONDS = 600.0
+_BUILD_SECONDS = 900.0
+
+# Packages are only unpacked: their own scripts, which need privileges and time, would have done this.
+_UNPACKED = """
+cp -n "$1/usr/share/base-passwd/passwd.master" "$1/etc/passwd"
+cp -n "$1/usr/share/base-passwd/group.master" "$1/etc/group"
+[ -e "$1/bin/sh" ] || ln -s dash "$1/bin/sh"
+[ -e "$1/usr/bin/awk" ] || [ ! -e "$1/usr/bin/gawk" ] || ln -s gawk "$1/usr/bin/awk"
+[ -e "$1/usr/bin/pager" ] || ln -s less "$1/usr/bin/pager"
+rm -rf "$1/usr/share/doc" "$1/usr/share/man" "$1/usr/share/locale" "$1/usr/share/info" "$1/var/cache/apt"
+""".strip()
+
+
+def _recipes() -> Path:
+    """The recipes of the wheel, or those of the checkout."""
+    installed = Path(__file__).parents[1] / "recipes"
+    return installed if installed.is_dir() else Path(__file__).parents[3] / "images"
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What an image is made of: a Containerfile, and the Debian packages of its base where there is no registry."""
+
+    name: str
+    containerfile: str
+    packages: tuple[str, ...]
+
+    @property
+    def base(self) -> str:
+        """What the Containerfile begins with by default."""
+        (line,) = (line for line in self.containerfile.splitlines() if line.startswith("ARG BASE="))
+        return line.removeprefix("ARG BASE=")
+
+    def tag(self, source: Source) -> str:
+        """The image's name; another recipe has another."""
+        parts = [source, self.containerfile]
+        if source == "debian":
+            parts += [*self.packages, _UNPACKED]
+        recipe = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+        return f"localhost/ringfence-{self.name}:{recipe}"
+
+
+def recipe_names() -> list[str]:
+    return sorted(folder.name for folder in _recipes().iterdir() if (folder / "Containerfile").is_file())
+
+
+def recipe(name: str) -> Recipe:
+    """The recipe in a folder of `images/`. ValueError for a name that none has."""
+    if name not in recipe_names():
+        raise ValueError(f"there is no recipe {name!r}, only {', '.join(recipe_names())}")
+    folder = _recipes() / name
+    packages = (folder / "packages").read_text().split()
+    return Recipe(name, (folder / "Containerfile").read_text(), tuple(packages))
+
+
+def built(connection: Connection, wanted: Recipe) -> str | None:
+    """The image of a recipe, where it has been built."""
+    return next((tag for source in SOURCES if connection.client.images.exists(tag := wanted.tag(source))), None)
+
+
+def existing(connection: Connection, image: str | None) -> str:
+    """The image to use: ``image``, which is never fetched, or that of the default recipe, built if it is not there.
+
+    Raises:
+        SandboxUnavailableError: it is not there, or cannot be built.
+    """
+    if image is None:
+        return built(connection, recipe(DEFAULT_RECIPE)) or build(connection, recipe(DEFAULT_RECIPE))
+    if not connection.client.images.exists(image):
+        raise SandboxUnavailableError(
+            f"there is no image {image!r} here, and none is fetched unasked: `podman pull {shlex.quote(image)}`, "
+            "or leave the image out to use that of `ringfence sandbox build`"
+        )
+    return image
+
+
+def build(connection: Connection, wanted: Recipe, sources: tuple[Source, ...] = SOURCES) -> str:
+    """Build a recipe from the first source that works, unless it is built already; the image's name.
+
+    Raises:
+        SandboxUnavailableError: no source works; each says why.
+    """
+    with _alone():
+        failed: list[str] = []
+        for source in sources:
+            tag = wanted.tag(source)
+            if connection.client.images.exists(tag):
+                return tag
+        for source in sources:
+            try:
+                base = _pulled(connection, wanted) if source == "registry" else _unpacked(connection, wanted)
+                _build(connection, wanted, source, base)
+            except (APIError, BuildError, OSError, subprocess.SubprocessError) as error:
+                failed.append(f"from {source}: {str(error).strip()[-800:]}")
+            else:
+                return wanted.tag(source)
+    raise SandboxUnavailableError(
+        f"the image {wanted.name!r} cannot be built.\n"
+        + "\n".join(failed)
+        + f"\nWith a registry: `podman pull {wanted.base}`; without one, on Debian: `apt-get install mmdebstrap`. Then "
+        "`ringfence sandbox build`"
+    )
+
+
+@contextmanager
+def _alone() -> Generator[None]:
+    """Two builds of one image are one build and one look."""
+    directory = os.path.join(state_directory(), "podman")
+    os.makedirs(directory, mode=0o700, exist_ok=True)
+    descriptor = os.open(os.path.join(directory, "build.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _pulled(connection: Connection, wanted: Recipe) -> str:
+    """The base image, fetched if it is not there."""
+    images = connection.client.images
+    if not images.exists(wanted.base):
+        repository, _, tag = wanted.base.rpartition(":")
+        with suppress(ImageNotFound):
+            images.pull(repository, tag=tag)
+        if not images.exists(wanted.base):  # a pull that fails may say nothing
+            raise OSError(f"{wanted.base} cannot be fetched")
+    return wanted.base
+
+
+def _unpacked(connection: Connection, wanted: Recipe) -> str:
+    """A base image of Debian's packages, as the machine's own apt gets them."""
+    if shutil.which("mmdebstrap") is None:
+        raise FileNotFoundError("there is no mmdebstrap on this machine")
+    tag = f"{wanted.tag('debian')}-base"
+    if connection.client.images.exists(tag):
+        return tag
+    with tempfile.TemporaryDirectory(prefix="ringfence-image-") as place:
+        tar = os.path.join(place, "base.tar")
+        ran = subprocess.run(
+            [
+                "mmdebstrap",
+                "--quiet",
+                "--variant=extract",
+                f"--include={','.join(('base-passwd', *wanted.packages))}",
+                f"--extract-hook={_UNPACKED}",
+                _codename(),
+                tar,
+                "-",
+            ],
+            input=_apt_sources(),
+            capture_output=True,
+            timeout=_DEBIAN_SECONDS,
+            check=False,
+        )
+        if ran.returncode != 0:
+            raise OSError(f"mmdebstrap: {ran.stderr.decode(errors='replace').strip()[-600:]}")
+        with open(tar, "rb") as file:
+            response = connection.client.api.post(
+                "/images/import",
+                params={"reference": tag},
+                data=file,
+                headers={"Content-Type": "application/x-tar"},
+                timeout=_BUILD_SECONDS,
+            )
+        response.raise_for_status()
+    return tag
+
+
+def _codename() -> str:
+    for line in Path("/etc/os-release").read_text().splitlines():
+        name, _, value = line.partition("=")
+        if name == "VERSION_CODENAME":
+            return value.strip('"')
+    raise FileNotFoundError("/etc/os-release names no release: this is not Debian or a child of it")
+
+
+def _apt_sources() -> bytes:
+    places = [
+        Path("/etc/apt/sources.list"),
+        *(Path(f"/etc/apt/sources.list.d/{name}.sources") for name in _DISTRIBUTIONS),
+    ]
+    found = [place.read_bytes() for place in places if place.is_file() and place.read_bytes().strip()]
+    if not found:
+        raise FileNotFoundError("apt has no sources on this machine")
+    return found[-1]
+
+
+_DISTRIBUTIONS = ("debian", "ubuntu")
+
+
+def _build(connection: Connection, wanted: Recipe, source: Source, base: str) -> None:
+    with tempfile.TemporaryDirectory(prefix="ringfence-image-") as place:
+        Path(place, "Containerfile").write_text(wanted.containerfile)
+        options = {"network_mode": "none"} if source == "debian" else {}
+        connection.client.images.build(
+            path=place,
+            dockerfile="Containerfile",
+            tag=wanted.tag(source),
+            buildargs={"BASE": base},
+            labels={RECIPE_LABEL: wanted.name},
+            pull=False,
+            rm=True,
+            forcerm=True,
+            timeout=_BUILD_SECONDS,
+            **options,
+        )

@@ -1,0 +1,280 @@
+"""Where Podman answers: a service that is there, or one of our own that ends with us."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import resource
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import unquote, urlsplit
+
+from podman import PodmanClient
+from podman.domain.config import PodmanConfig  # pyright: ignore[reportMissingTypeStubs]
+
+from ringfence.errors import SandboxUnavailableError
+from ringfence_sandbox.disk.places import state_directory, write_once
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+_PING_SECONDS = 2.0
+_START_SECONDS = 20.0
+_REQUEST_SECONDS = 60.0
+_STOP_SECONDS = 10.0
+_MOST_ULIMIT = 1_048_576
+_SOCKET_NAME = "podman.sock"
+_LONGEST_SOCKET_BYTES = 107
+"""Of a socket's path, in Linux; TMPDIR may be longer."""
+_HELPERS = ("/usr/lib/podman", "/usr/libexec/podman", "/usr/local/libexec/podman", "/usr/local/lib/podman")
+
+INSTALL = (
+    "on Debian or Ubuntu run `sudo apt-get install --no-install-recommends podman runc uidmap`, elsewhere see "
+    "https://podman.io/docs/installation; then `ringfence sandbox doctor`"
+)
+# Its standard input ends without a line when we are killed: then it ends the service, which would stay otherwise.
+_AFTER_US = 'read -r _ || kill "$1"; rm -rf "$2"'
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What a service says of the machine that it runs on."""
+
+    rootless: bool
+    cgroup_version: str
+    runtime: str
+    version: str
+
+
+class Connection:
+    """A service that answers. `close`, or ``with``, ends it where it is one of our own."""
+
+    def __init__(self, url: str, how: str, own: OwnService | None = None) -> None:
+        """``how`` says in words where it was found."""
+        self.url = url
+        self.how = how
+        self._own = own
+        # podman-py is only partly typed.
+        self.client: Any = PodmanClient(base_url=url, timeout=_REQUEST_SECONDS)
+        self.host = _host(cast("Mapping[str, Any]", self.client.info()))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def is_own(self) -> bool:
+        return self._own is not None
+
+    @property
+    def answers(self) -> bool:
+        return answers(self.url)
+
+    def close(self) -> None:
+        """Once is enough."""
+        self.client.close()
+        if self._own is not None:
+            self._own.close()
+
+    def renew(self) -> None:
+        """Start a service of our own again that was killed; another's has to be started by its owner.
+
+        Raises:
+            SandboxUnavailableError: it does not answer.
+        """
+        if self.answers:
+            return
+        if self._own is None:
+            raise SandboxUnavailableError(f"the Podman service at {self.url} no longer answers; start it again")
+        self._own.close()
+        self._own = OwnService()
+        self.url = self._own.url
+        self.client.close()
+        self.client = PodmanClient(base_url=self.url, timeout=_REQUEST_SECONDS)
+
+
+def connect(url: str | None = None, environment: Mapping[str, str] = os.environ) -> Connection:
+    """The first that answers of: ``url``, CONTAINER_HOST, PODMAN_BASE_URL, the default of `podman system connection`,
+    the user's own socket, the system's, and a service of our own.
+
+    Raises:
+        SandboxUnavailableError: there is no Podman, or what ``url`` or the environment names does not answer.
+    """
+    for named, source in _named(url, environment):
+        _local(named, source)
+        if not answers(named):
+            raise SandboxUnavailableError(
+                f"no Podman service answers at {named}, which {source} names; start it, or leave that out"
+            )
+        return Connection(named, source)
+    for found, source in _usual(environment):
+        if answers(found):
+            return Connection(found, source)
+    own = OwnService()
+    try:
+        return Connection(own.url, "started by ringfence, and ended with it", own)
+    except BaseException:
+        own.close()
+        raise
+
+
+def _named(url: str | None, environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    if url:
+        yield url, "the caller"
+    for name in ("CONTAINER_HOST", "PODMAN_BASE_URL"):
+        if environment.get(name):
+            yield environment[name], name
+
+
+def _usual(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    # A file that is not there, or that is not what it should be, names nothing.
+    with suppress(OSError, AttributeError, KeyError, TypeError, ValueError):
+        active = cast("Any", PodmanConfig()).active_service
+        url = str(active.url.geturl()) if active else ""
+        if url.startswith("unix:"):
+            yield url, "the default of `podman system connection`"
+    run = environment.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
+    yield f"unix://{run}/podman/podman.sock", "the user's own socket"
+    yield "unix:///run/podman/podman.sock", "the system's socket"
+
+
+def _local(url: str, source: str) -> None:
+    if urlsplit(url).scheme not in ("unix", "http+unix"):
+        raise SandboxUnavailableError(
+            f"{url}, which {source} names, is not a unix socket: the workspace's files have to be on the machine that "
+            "runs the container; use unix:///path/to/podman.sock"
+        )
+
+
+def socket_path(url: str) -> str:
+    parts = urlsplit(url)
+    return unquote(parts.netloc + parts.path)
+
+
+def answers(url: str) -> bool:
+    """Whether a Podman service answers at a unix socket now."""
+    # Looked at first by ourselves: podman-py leaves a socket open that nobody answers.
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(_PING_SECONDS)
+        try:
+            probe.connect(socket_path(url))
+        except OSError:
+            return False
+    with suppress(Exception), PodmanClient(base_url=url, timeout=_PING_SECONDS) as client:
+        return bool(client.ping())
+    return False
+
+
+def _directory_for_a_socket() -> str:
+    directory = tempfile.mkdtemp(prefix="ringfence-podman-")
+    if len(os.fsencode(f"{directory}/{_SOCKET_NAME}")) <= _LONGEST_SOCKET_BYTES:
+        return directory
+    os.rmdir(directory)
+    return tempfile.mkdtemp(prefix="ringfence-podman-", dir="/tmp")
+
+
+class OwnService:
+    """`podman system service` as a child of this process, on a socket that only we can reach."""
+
+    def __init__(self) -> None:
+        """
+        Raises:
+            SandboxUnavailableError: there is no Podman, or it does not start.
+        """
+        if shutil.which("podman") is None:
+            raise SandboxUnavailableError(f"there is no Podman on this machine: {INSTALL}")
+        self._directory = _directory_for_a_socket()
+        self.url = f"unix://{self._directory}/{_SOCKET_NAME}"
+        self._said = Path(self._directory, "said")
+        with self._said.open("wb") as output:
+            self.process = subprocess.Popen(
+                ["podman", "system", "service", "--time=0", self.url],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env={**os.environ, "CONTAINERS_CONF": _configuration()},
+                cwd=self._directory,  # what watches over containers leaves a file there when one is out of memory
+                start_new_session=True,  # Ctrl-C is for us, not for what cleans up after us
+            )
+        self._after_us = subprocess.Popen(
+            ["/bin/sh", "-c", _AFTER_US, "sh", str(self.process.pid), self._directory],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            self._wait()
+        except BaseException:
+            self.close()
+            raise
+
+    def _wait(self) -> None:
+        deadline = time.monotonic() + _START_SECONDS
+        while not answers(self.url):
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                words = self._said.read_text(errors="replace").strip()[-1000:]
+                raise SandboxUnavailableError(
+                    f"Podman is installed, but its service does not start: {words or 'it does not say why'}\n"
+                    "see what `podman info` says"
+                )
+            time.sleep(0.01)
+
+    def close(self) -> None:
+        if self._after_us.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(_STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+            with suppress(OSError):
+                self._after_us.communicate(b"ended\n", timeout=_STOP_SECONDS)
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def _configuration() -> str:
+    """The path of a containers.conf for a service of our own. It stays: what cleans up after a container reads it."""
+    # More than our own hard limit would need a capability that small machines and containers do not have. (A build of
+    # Podman 4.3 takes the higher of the two for both.)
+    lowest = min(_bounded(resource.getrlimit(limit)[1]) for limit in (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC))
+    limits = [f'"{name}={lowest}:{lowest}"' for name in ("nofile", "nproc")]
+    engine = {"events_logger": "file"}
+    if not os.path.isdir("/run/systemd/system"):
+        engine["cgroup_manager"] = "cgroupfs"
+    if not os.path.exists("/sys/fs/cgroup/cgroup.controllers") and shutil.which("runc"):
+        engine["runtime"] = "runc"  # crun refuses a hierarchy that is half of version 1
+    lines = ["[containers]", f"default_ulimits = [{', '.join(limits)}]", "log_size_max = 1048576"]
+    lines += ["[engine]", "exit_command_delay = 10", *(f'{name} = "{value}"' for name, value in engine.items())]
+    if any(os.path.exists(f"{place}/netavark") for place in _HELPERS):
+        lines += ["[network]", 'network_backend = "netavark"']
+    content = "\n".join(lines) + "\n"
+    name = f"containers-{hashlib.sha256(content.encode()).hexdigest()[:12]}.conf"
+    return write_once(os.path.join(state_directory(), "podman", name), content)
+
+
+def _bounded(limit: int) -> int:
+    return _MOST_ULIMIT if limit == resource.RLIM_INFINITY else min(limit, _MOST_ULIMIT)
+
+
+def _host(info: Mapping[str, Any]) -> Host:
+    host = info["host"]
+    return Host(
+        rootless=bool(host["security"]["rootless"]),
+        cgroup_version=str(host["cgroupVersion"]),
+        runtime=str(host["ociRuntime"]["name"]),
+        version=str(info["version"]["Version"]),
+    )

@@ -1,0 +1,90 @@
+"""Processes that go on changing files after the process that started them was killed, until they are ended."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from contextlib import suppress
+from dataclasses import dataclass
+
+from ringfence.errors import RestoreFailedError
+from ringfence_sandbox.disk.kernel import boot_id
+from ringfence_sandbox.disk.records import Json
+
+PATIENCE_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class CallProcess:
+    """A process whose end is the end of all that an opaque call started, such as a container's first."""
+
+    name: str
+    """For people."""
+    pid: int
+    start_ticks: int
+    """When it started, in clock ticks since the start of the machine: field 22 of /proc/<pid>/stat."""
+    boot_id: str
+    """Of the machine: /proc/sys/kernel/random/boot_id."""
+
+    @classmethod
+    def running(cls, pid: int, name: str) -> CallProcess:
+        """The process that has a pid now. ProcessLookupError where there is none."""
+        ticks = _start_ticks(pid)
+        if ticks is None:
+            raise ProcessLookupError(f"there is no process {pid}")
+        return cls(name, pid, ticks, boot_id())
+
+    @property
+    def lives(self) -> bool:
+        """Whether it still runs. After another start of the machine it does not, whatever has its pid."""
+        return self.boot_id == boot_id() and _start_ticks(self.pid) == self.start_ticks
+
+    def end(self) -> None:
+        """Kill it if it lives, and wait for its end.
+
+        Raises:
+            RestoreFailedError: it could not be proved to have ended; says what to run.
+        """
+        if not self.lives:
+            return
+        try:
+            handle = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            return
+        except (OSError, AttributeError) as error:
+            raise self._failed(error) from error
+        try:
+            if not self.lives:  # its pid went to another process just before
+                return
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+            waiting = select.poll()
+            waiting.register(handle, select.POLLIN)
+            ended = waiting.poll(PATIENCE_SECONDS * 1000)
+        except OSError as error:
+            raise self._failed(error) from error
+        finally:
+            os.close(handle)
+        if not ended:
+            raise self._failed(TimeoutError(f"it did not end within {PATIENCE_SECONDS:.0f} s"))
+
+    def _failed(self, error: BaseException) -> RestoreFailedError:
+        what = (
+            f"{self.name} (process {self.pid}), which an interrupted call started, may still change files; run "
+            f"`kill -9 {self.pid}` and open the workspace again"
+        )
+        return RestoreFailedError([(what, error)])
+
+    def to_json(self) -> Json:
+        return [self.name, self.pid, self.start_ticks, self.boot_id]
+
+
+def _start_ticks(pid: int) -> int | None:
+    """None where there is no such process, or only what is left of an ended one."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            words = file.read().rpartition(")")[2].split()
+        return None if words[0] in ("Z", "X") else int(words[19])
+    except (OSError, IndexError, ValueError):
+        return None

@@ -1,0 +1,345 @@
+"""Reaching what is below a root by descriptors, so that no spelling, link or race leads out of it.
+
+A path is walked without links by one `openat2`, or component by component with O_NOFOLLOW where that is missing. Only
+where a link is in the way, the links are followed here, one by one, and each step starts again below the root.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+from dataclasses import dataclass
+
+from ringfence.filesystem.paths import os_error, outside
+from ringfence.values import quickly_made
+from ringfence_sandbox.disk.kernel import Abilities, lstat, open_within
+
+MAX_LINK_HOPS = 40
+"""As in Linux."""
+HOLDING_PREFIX = ".ringfence-hold-"
+_HOLDING = re.compile(re.escape(HOLDING_PREFIX) + r"[0-9a-f]{16}\Z")
+_DIRECTORY = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_PATH_ONLY = os.O_PATH | _DIRECTORY
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_SHORT = 1000
+"""So many characters are one step, however they are encoded."""
+_LONGEST_BYTES = 4000
+"""What a system call takes at once; a longer path is walked a few names at a time, and no 15 names are longer."""
+CHUNK_BYTES = 1 << 26
+UNREACHABLE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
+"""What says that a path leads to nothing, or along a link."""
+
+
+def is_reserved(path: str) -> bool:
+    """Whether a path is, or is in, a directory in which displaced files wait."""
+    return path.startswith(HOLDING_PREFIX) and _HOLDING.match(path.partition("/")[0]) is not None
+
+
+@quickly_made
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A resolved path, what is there, and why nothing can be made there: a file in the way, or a dangling link."""
+
+    place: str
+    stat: os.stat_result | None
+    obstacle: OSError | None = None
+
+    @property
+    def is_directory(self) -> bool:
+        return self.stat is not None and stat.S_ISDIR(self.stat.st_mode)
+
+    @property
+    def is_file(self) -> bool:
+        return self.stat is not None and stat.S_ISREG(self.stat.st_mode)
+
+    @property
+    def is_link(self) -> bool:
+        return self.stat is not None and stat.S_ISLNK(self.stat.st_mode)
+
+
+class Confined:
+    """The files below the directory that ``root`` describes. The descriptor stays the caller's."""
+
+    def __init__(self, root: int, can: Abilities) -> None:
+        self.root = root
+        self._openat2 = can.openat2
+
+    def parent(self, place: str) -> _Parent:
+        """The directory that a resolved path is in, and its name there; "." for the root itself. OSError where there
+        is none, or a link on the way."""
+        above, _, name = place.rpartition("/")
+        return _Parent(self.open_directory(above, readable=False), name or ".")
+
+    def open_directory(self, place: str, *, readable: bool = True) -> int:
+        """A descriptor of the directory at a resolved path; a readable one lists its names."""
+        flags = os.O_RDONLY | _DIRECTORY if readable else _PATH_ONLY
+        if not place:
+            return os.open(".", flags, dir_fd=self.root)
+        if self._openat2 and len(place) < _SHORT:
+            return open_within(self.root, place, flags)
+        names = place.split("/")
+        current = self.root
+        try:
+            while names:
+                step, below = self._step(names)
+                there = self._open(current, step, flags if not below else _PATH_ONLY)
+                if current != self.root:
+                    os.close(current)
+                current, names = there, below
+        except OSError as error:
+            if current != self.root:
+                os.close(current)
+            raise os_error(error.errno or errno.EIO, place) from None
+        return current
+
+    def _step(self, names: list[str]) -> tuple[str, list[str]]:
+        if not self._openat2:
+            return names[0], names[1:]
+        step = "/".join(names)
+        if len(os.fsencode(step)) < _LONGEST_BYTES:
+            return step, []
+        return "/".join(names[:15]), names[15:]
+
+    def _open(self, directory: int, step: str, flags: int) -> int:
+        if self._openat2:
+            return open_within(directory, step, flags)
+        return os.open(step, flags, dir_fd=directory)
+
+    def find(self, path: str, *, follow: bool = True) -> Found:
+        """What a normal path leads to; without `follow`, a link at its very end is itself.
+
+        Raises:
+            PermissionError: a link leads out of the root, or a directory on the way may not be searched.
+            OSError: ELOOP, too many links.
+        """
+        if not path:
+            return Found("", os.fstat(self.root))
+        if is_reserved(path):
+            return Found(path, None, _reserved(path))
+        try:
+            with self.parent(path) as (directory, name):
+                found = lstat(directory, name)
+        except FileNotFoundError:
+            return self._find_along_links(path, follow)
+        except OSError as error:
+            if error.errno not in (errno.ELOOP, errno.ENOTDIR):
+                raise
+            return self._find_along_links(path, follow)
+        if found is not None and follow and stat.S_ISLNK(found.st_mode):
+            return self._find_along_links(path, follow)
+        return Found(path, found)
+
+    def existing(self, path: str) -> Found:
+        """`find`, where there is something. OSError where there is not."""
+        found = self.find(path)
+        if found.stat is None:
+            raise found.obstacle or os_error(errno.ENOENT, path)
+        return found
+
+    def itself(self, path: str) -> Found:
+        """The same of what is at the path itself, be it a link."""
+        found = self.find(path, follow=False)
+        if found.stat is None:
+            raise found.obstacle or os_error(errno.ENOENT, path)
+        return found
+
+    def _find_along_links(self, path: str, follow: bool) -> Found:
+        walk = _Walk(self, path)
+        try:
+            return walk.find(follow)
+        finally:
+            walk.close()
+
+    def look(self, place: str) -> os.stat_result | None:
+        """What is at a resolved path; None for nothing, and for what cannot be reached without a link."""
+        if not place:
+            return os.fstat(self.root)
+        try:
+            with self.parent(place) as (directory, name):
+                return lstat(directory, name)
+        except OSError as error:
+            if error.errno in UNREACHABLE:
+                return None
+            raise
+
+    def read_link(self, place: str) -> str:
+        with self.parent(place) as (directory, name):
+            return os.readlink(name, dir_fd=directory)
+
+    def read_file(self, place: str) -> tuple[bytes, os.stat_result]:
+        """All bytes of the regular file at a resolved path, and its stat. OSError for anything else there."""
+        with self.parent(place) as (directory, name):
+            return read_file(directory, name, place)
+
+
+class Looks:
+    """`Confined.look` for many places, each directory opened once for all that are asked for in a row.
+
+    It may be that nobody sees another directory come to its path meanwhile: it is for one look at what there is.
+    """
+
+    def __init__(self, files: Confined) -> None:
+        self._files = files
+        self._open: tuple[str, int] | None = None
+
+    def close(self) -> None:
+        if self._open is not None:
+            os.close(self._open[1])
+            self._open = None
+
+    def look(self, place: str) -> os.stat_result | None:
+        above, _, name = place.rpartition("/")
+        if not above:
+            return self._files.look(place)
+        if self._open is None or self._open[0] != above:
+            self.close()
+            try:
+                self._open = above, self._files.open_directory(above, readable=False)
+            except OSError as error:
+                if error.errno in UNREACHABLE:
+                    return None
+                raise
+        return lstat(self._open[1], name)
+
+
+class _Parent:
+    """An open directory and a name in it, for a ``with``. (On the way of every file: no generator.)"""
+
+    __slots__ = ("_descriptor", "_name")
+
+    def __init__(self, descriptor: int, name: str) -> None:
+        self._descriptor = descriptor
+        self._name = name
+
+    def __enter__(self) -> tuple[int, str]:
+        return self._descriptor, self._name
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._descriptor)
+
+
+def open_file(directory: int, name: str, place: str, found: os.stat_result | None = None) -> tuple[int, os.stat_result]:
+    """A descriptor to read a regular file with; nothing else is ever opened, unless it comes there this instant.
+    ``found`` is what was there just now, if that is known."""
+    if found is None:
+        found = os.lstat(name, dir_fd=directory)
+    if not stat.S_ISREG(found.st_mode):
+        raise _no_file(found, place)
+    try:
+        descriptor = os.open(name, _READ, dir_fd=directory)
+    except OSError as error:
+        raise os_error(error.errno or errno.EIO, place) from None
+    opened = os.fstat(descriptor)
+    if not stat.S_ISREG(opened.st_mode):
+        os.close(descriptor)
+        raise _no_file(opened, place)
+    return descriptor, opened
+
+
+def read_file(
+    directory: int, name: str, place: str, found: os.stat_result | None = None
+) -> tuple[bytes, os.stat_result]:
+    """All bytes of a regular file, and its stat from before they were read; ``found`` is as for `open_file`."""
+    descriptor, found = open_file(directory, name, place, found)
+    try:
+        content = os.read(descriptor, min(found.st_size, CHUNK_BYTES) + 1)
+        if len(content) == found.st_size:
+            return content, found
+        chunks = [content]
+        while content and (content := os.read(descriptor, CHUNK_BYTES)):
+            chunks.append(content)
+        return b"".join(chunks), found
+    finally:
+        os.close(descriptor)
+
+
+def _no_file(found: os.stat_result, place: str) -> OSError:
+    if stat.S_ISDIR(found.st_mode):
+        return os_error(errno.EISDIR, place)
+    if stat.S_ISLNK(found.st_mode):
+        return os_error(errno.ELOOP, place)
+    return PermissionError(errno.EACCES, "is a socket, a pipe or a device, which is never opened", place)
+
+
+def _reserved(path: str) -> PermissionError:
+    return PermissionError(errno.EACCES, "is a name that displaced files wait under, and no path", path)
+
+
+class _Walk:
+    """One walk along links. Directories are opened below the one before, and anew from the root after a ".."."""
+
+    def __init__(self, files: Confined, path: str) -> None:
+        self._files = files
+        self._path = path
+        self._names: list[str] = []
+        self._at = os.dup(files.root)
+
+    def close(self) -> None:
+        os.close(self._at)
+
+    def find(self, follow: bool) -> Found:
+        pending = self._path.split("/")[::-1]
+        own = len(pending)  # below this, what is pending is the caller's; above it, it came out of a link
+        hops = 0
+        while pending:
+            out_of_link = len(pending) > own
+            name = pending.pop()
+            own = min(own, len(pending))
+            if name == "..":
+                self._up()
+                continue
+            if not self._names and is_reserved(name):
+                return Found("/".join([name, *reversed(pending)]), None, _reserved(self._path))
+            found = self._lstat(name)
+            if found is not None and stat.S_ISDIR(found.st_mode):
+                self._down(name)
+            elif found is not None and stat.S_ISLNK(found.st_mode) and (pending or follow):
+                hops += 1
+                if hops > MAX_LINK_HOPS:
+                    raise os_error(errno.ELOOP, self._path)
+                target = os.readlink(name, dir_fd=self._at)
+                if target.startswith("/"):
+                    raise outside(self._path)
+                pending.extend(part for part in reversed(target.split("/")) if part not in ("", "."))
+            elif found is not None and not pending:
+                return Found("/".join([*self._names, name]), found)
+            else:
+                return self._nothing(found is not None, out_of_link, [name, *reversed(pending)])
+        return Found("/".join(self._names), os.fstat(self._at))
+
+    def _lstat(self, name: str) -> os.stat_result | None:
+        try:
+            return lstat(self._at, name)
+        except OSError as error:
+            raise os_error(error.errno or errno.EIO, self._path) from None
+
+    def _nothing(self, in_the_way: bool, out_of_link: bool, rest: list[str]) -> Found:
+        obstacle = None
+        if in_the_way:
+            obstacle = os_error(errno.ENOTDIR, self._path)
+        elif out_of_link:
+            obstacle = FileNotFoundError(errno.ENOENT, "is a link that leads nowhere", self._path)
+        for name in rest:
+            if name != "..":
+                self._names.append(name)
+            elif self._names:
+                self._names.pop()
+            else:
+                raise outside(self._path)
+        return Found("/".join(self._names), None, obstacle)
+
+    def _down(self, name: str) -> None:
+        below = os.open(name, _PATH_ONLY, dir_fd=self._at)
+        os.close(self._at)
+        self._at = below
+        self._names.append(name)
+
+    def _up(self) -> None:
+        if not self._names:
+            raise outside(self._path)
+        self._names.pop()
+        above = self._files.open_directory("/".join(self._names), readable=False)
+        os.close(self._at)
+        self._at = above

@@ -1,0 +1,201 @@
+"""Listing and walking a tree on disk. What cannot be read is passed over: one bad entry spoils nothing else."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from ringfence.filesystem.paths import os_error
+from ringfence.filesystem.protocol import FileEntry, GlobMatch
+from ringfence.filesystem.search import BINARY_PREFIX_BYTES, Child
+from ringfence_sandbox.disk.confined import CHUNK_BYTES, Confined, is_reserved, open_file
+
+_OPEN_LEVELS = 100
+"""Directories that a walk keeps open; below that, every file is reached from the root anew."""
+
+
+class Looking:
+    """`ringfence.filesystem.search.Directories` over the files below a root; a directory is its resolved path."""
+
+    def __init__(self, files: Confined) -> None:
+        self._files = files
+
+    def entries(self, place: str, prefix: str) -> list[FileEntry]:
+        """The names in the directory at `place`, sorted, with paths that begin with `prefix`."""
+        descriptor = self._files.open_directory(place)
+        entries: list[FileEntry] = []
+        try:
+            for name in sorted(_names(descriptor, place)):
+                try:
+                    found = os.lstat(name, dir_fd=descriptor)
+                except PermissionError:  # it may be listed and not searched: that is not to be taken for empty
+                    raise os_error(errno.EACCES, prefix.removesuffix("/")) from None
+                except OSError:
+                    continue
+                is_link = stat.S_ISLNK(found.st_mode)
+                led_to = self._target(_below(place, name)) if is_link else found
+                mode = 0 if led_to is None else led_to.st_mode
+                size = led_to.st_size if led_to is not None and stat.S_ISREG(mode) else 0
+                entries.append(FileEntry(name, prefix + name, stat.S_ISREG(mode), stat.S_ISDIR(mode), size, is_link))
+        finally:
+            os.close(descriptor)
+        return entries
+
+    def children(self, directory: str, prefix: str) -> list[Child[str]]:
+        return list(self._children(directory, prefix))
+
+    def child(self, directory: str, prefix: str, name: str) -> Child[str] | None:
+        place = _below(directory, name)
+        try:
+            found = None if is_reserved(place) else self._files.look(place)
+        except OSError:
+            return None
+        if found is None:
+            return None
+        path = prefix + name
+        if stat.S_ISDIR(found.st_mode):
+            return name, GlobMatch(path, False), place
+        return name, GlobMatch(path, self._leads_to_file(place, found.st_mode)), None
+
+    def _children(self, directory: str, prefix: str) -> Iterator[Child[str]]:
+        for name, kind in _kinds(self._files, directory):
+            place, path = _below(directory, name), prefix + name
+            if kind == stat.S_IFDIR:
+                yield name, GlobMatch(path, False), place
+            else:
+                yield name, GlobMatch(path, self._leads_to_file(place, kind)), None
+
+    def _leads_to_file(self, place: str, mode: int) -> bool:
+        if not stat.S_ISLNK(mode):
+            return stat.S_ISREG(mode)
+        led_to = self._target(place)
+        return led_to is not None and stat.S_ISREG(led_to.st_mode)
+
+    def _target(self, place: str) -> os.stat_result | None:
+        try:
+            return self._files.find(place).stat
+        except OSError:
+            return None
+
+    def contents(
+        self, place: str, prefix: str, wanted: Callable[[str], object] | None = None
+    ) -> Iterator[tuple[str, bytes]]:
+        """The text files below a directory in the order of their paths, links passed over; only those ``wanted`` by
+        their paths below it."""
+        levels = [_Level.enter(self._files, place, prefix)]
+        try:
+            while levels:
+                level = levels[-1]
+                if not level.waiting:
+                    levels.pop().leave()
+                    continue
+                name, kind = level.waiting.pop()
+                below, path = _below(level.place, name), level.prefix + name
+                if kind == stat.S_IFDIR:
+                    levels.append(_Level.enter(self._files, below, f"{path}/", keep_open=len(levels) < _OPEN_LEVELS))
+                elif kind == stat.S_IFREG and (wanted is None or wanted(path[len(prefix) :])):
+                    content = self._text(level, name, below)
+                    if content is not None:
+                        yield path, content
+        finally:
+            for level in levels:
+                level.leave()
+
+    def _text(self, level: _Level, name: str, place: str) -> bytes | None:
+        """The bytes of a file that is not binary and can be read."""
+        try:
+            if level.descriptor is not None:
+                return read_text(level.descriptor, name, place)
+            with self._files.parent(place) as (directory, name):
+                return read_text(directory, name, place)
+        except OSError:
+            return None
+
+
+def read_text(directory: int, name: str, place: str) -> bytes | None:
+    """The bytes of a regular file; None for a binary one, of which no more than the beginning is read."""
+    descriptor, found = open_file(directory, name, place)
+    try:
+        first = os.read(descriptor, BINARY_PREFIX_BYTES)
+        if b"\0" in first:
+            return None
+        if len(first) == found.st_size:
+            return first
+        chunks = [first]
+        while content := os.read(descriptor, min(max(found.st_size, 1 << 16), CHUNK_BYTES)):
+            chunks.append(content)
+        return b"".join(chunks)
+    finally:
+        os.close(descriptor)
+
+
+@dataclass(slots=True)
+class _Level:
+    """One directory of a walk; what waits is in reverse order."""
+
+    place: str
+    prefix: str
+    waiting: list[tuple[str, int]]
+    descriptor: int | None
+
+    @classmethod
+    def enter(cls, files: Confined, place: str, prefix: str, *, keep_open: bool = True) -> _Level:
+        found = _kinds(files, place)
+        found.sort(key=_walk_key, reverse=True)
+        descriptor = None
+        if keep_open:
+            try:
+                descriptor = files.open_directory(place, readable=False)
+            except OSError:
+                found = []
+        return cls(place, prefix, found, descriptor)
+
+    def leave(self) -> None:
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+            self.descriptor = None
+
+
+def _kinds(files: Confined, place: str) -> list[tuple[str, int]]:
+    """The names in a directory and the file types of what they name; nothing where it cannot be read."""
+    try:
+        descriptor = files.open_directory(place)
+    except OSError:
+        return []
+    found: list[tuple[str, int]] = []
+    try:
+        with os.scandir(descriptor) as entries:
+            for entry in entries:
+                if not place and is_reserved(entry.name):
+                    continue
+                try:
+                    if entry.is_file(follow_symlinks=False):
+                        kind = stat.S_IFREG
+                    elif entry.is_dir(follow_symlinks=False):
+                        kind = stat.S_IFDIR
+                    else:
+                        kind = stat.S_IFLNK if entry.is_symlink() else 0
+                except OSError:
+                    continue
+                found.append((entry.name, kind))
+    except OSError:
+        pass
+    finally:
+        os.close(descriptor)
+    return found
+
+
+def _walk_key(found: tuple[str, int]) -> str:
+    # "a.txt" comes before "a/b": compare a directory as what its paths begin with.
+    return f"{found[0]}/" if found[1] == stat.S_IFDIR else found[0]
+
+
+def _names(descriptor: int, place: str) -> list[str]:
+    return [name for name in os.listdir(descriptor) if place or not is_reserved(name)]
+
+
+def _below(place: str, name: str) -> str:
+    return f"{place}/{name}" if place else name

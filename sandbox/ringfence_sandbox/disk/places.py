@@ -1,0 +1,83 @@
+"""Where the state of workspaces is kept: outside of them, under the user's state directory."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import tempfile
+
+from ringfence_sandbox.disk.confined import Confined
+from ringfence_sandbox.disk.kernel import birth_ns, boot_id
+from ringfence_sandbox.disk.records import Json
+
+_ELSEWHERE = "name another place for it in the environment variable RINGFENCE_STATE_DIR, or a program with store="
+
+
+def state_directory() -> str:
+    """The directory of all stores: RINGFENCE_STATE_DIR, else the user's state directory."""
+    chosen = os.environ.get("RINGFENCE_STATE_DIR")
+    if chosen:
+        return os.path.abspath(chosen)
+    home = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
+    return os.path.join(home, "ringfence")
+
+
+def said_only_this_host() -> bool:
+    """Whether RINGFENCE_ONLY_THIS_HOST says that no other host opens the workspaces that this one does."""
+    return os.environ.get("RINGFENCE_ONLY_THIS_HOST") == "1"
+
+
+def store_of(root: str) -> str:
+    """The store of the workspace with the real path `root`."""
+    name = hashlib.sha256(os.fsencode(root)).hexdigest()[:32]
+    return os.path.join(state_directory(), "stores", name)
+
+
+def made_outside(root: str, store: str) -> str:
+    """The real path of a store, made if it is not there. ValueError where that is in the workspace;
+    OSError where it cannot be made or written."""
+    real = os.path.realpath(store)
+    if real == root or real.startswith(root.rstrip("/") + "/"):
+        raise ValueError(
+            f"the store {store} is inside of the workspace {root}: what it keeps would be part of the tree; "
+            f"{_ELSEWHERE}"
+        )
+    try:
+        os.makedirs(real, mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise _unusable(real, error.errno or errno.EACCES) from error
+    if not os.access(real, os.R_OK | os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
+        raise _unusable(real, errno.EACCES)
+    return real
+
+
+def _unusable(store: str, code: int) -> OSError:
+    return OSError(code, f"the store cannot be there ({os.strerror(code)}): see to that, or {_ELSEWHERE}", store)
+
+
+def not_written(error: OSError, path: str) -> OSError:
+    """The error of a file of a store, with the file's name and what to do, where the system's says neither."""
+    if error.filename is not None or error.errno is None:
+        return error
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    words = f"{os.strerror(error.errno)}: here the history is kept; {'make room, or ' if full else ''}{_ELSEWHERE}"
+    return OSError(error.errno, words, path)
+
+
+def write_once(path: str, content: str) -> str:
+    """The path of a file with this content, whose name has the content's hash in it: written if it is not there."""
+    if not os.path.exists(path):
+        directory = os.path.dirname(path)
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=directory, delete=False) as file:
+            file.write(content)
+            os.fchmod(file.fileno(), 0o644)  # also for who is not us in a container that has it mounted
+        os.replace(file.name, path)
+    return path
+
+
+def root_record(files: Confined) -> dict[str, Json]:
+    """How a root is known again: inode and birth time; the device within one boot only."""
+    found = os.fstat(files.root)
+    return {"root": [found.st_ino, birth_ns(files.root), found.st_dev, boot_id()]}

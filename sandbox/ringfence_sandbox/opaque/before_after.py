@@ -1,0 +1,140 @@
+"""What the tree was before an opaque call, and what differs after it."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from typing import cast
+
+from ringfence_sandbox.disk.records import Json
+from ringfence_sandbox.opaque.displaced import Displaced
+from ringfence_sandbox.scan.scan import Exclusion, ScanResult
+from ringfence_sandbox.scan.stat_cache import Attributes, Stamp, attributes_from_json, attributes_json
+from ringfence_sandbox.store.commit_records import PreparedStep
+from ringfence_sandbox.store.entries import Entry
+
+Differs = tuple[str, Entry | None, Entry | None]
+"""A path, what is there now, and what was there before the call."""
+
+
+def is_only_time(item: Differs) -> bool:
+    """Whether it is a directory of which only the time differs, as it does after anything that was done in it."""
+    _, now, old = item
+    return (
+        now is not None
+        and old is not None
+        and now.kind == old.kind == "directory"
+        and now.meta == replace(old.meta, mtime_ns=now.meta.mtime_ns)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """Something that a scan left out: it was there before the call, and only its name and status are known."""
+
+    reason: Exclusion
+    inode: int
+    size: int
+    mtime_ns: int
+    mode: int
+    """Its kind and permission bits; -1: not known, or of what is mounted there."""
+
+    def is_at(self, found: os.stat_result) -> bool:
+        """Whether this is the very thing, changed or not. (An inode's number may have gone to something else.)"""
+        kind = stat.S_IFMT(found.st_mode if self.mode == -1 else self.mode)
+        return (found.st_ino, stat.S_IFMT(found.st_mode)) == (self.inode, kind)
+
+    def fits(self, found: os.stat_result) -> bool:
+        return self.is_at(found) and (found.st_size, found.st_mtime_ns) == (self.size, self.mtime_ns)
+
+    def has_mode(self, found: os.stat_result) -> bool:
+        return self.mode in (-1, found.st_mode)
+
+
+@dataclass(slots=True)
+class Before:
+    """The tree as it was when an opaque call began. ``prepared`` is None where the newest commit has it."""
+
+    commit: str
+    prepared: PreparedStep | None = None
+    known: Mapping[str, Mapping[str, Stamp]] = field(default_factory=dict[str, Mapping[str, Stamp]])
+    stamps: Mapping[str, Stamp] = field(default_factory=dict[str, Stamp])
+    left: Mapping[str, Left] = field(default_factory=dict[str, Left])
+    inodes: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Of what deeds before the call are about, and of other names of what they hold, by path."""
+    displaced: Displaced = Displaced()
+    """What those deeds hold, which is in the commit too."""
+    attributes: Mapping[str, Attributes] = field(default_factory=dict[str, Attributes])
+    """The extended attributes of what has any, by path."""
+    room: int | None = None
+    """How many bytes may be kept of what the call makes, should it be taken back: of what the disk had left before the
+    call, which a rollback needs where the tree is on it, too. None: not known, after a crash."""
+
+    def inode(self, path: str) -> int | None:
+        """The inode at a path; None where it is not known, as may be after a crash."""
+        if path in self.inodes:
+            return self.inodes[path]
+        stamp = self.stamps.get(path)
+        if stamp is None:
+            folder, _, name = path.rpartition("/")
+            stamp = self.known.get(path, {}).get("") or self.known.get(folder, {}).get(name)
+        return None if stamp is None else stamp[0]
+
+    def paths_of(self, inodes: Set[int]) -> dict[str, int]:
+        """Where files of these inodes are in the tree."""
+        found = {path: stamp[0] for path, stamp in self.stamps.items() if stamp[0] in inodes}
+        for folder, names in self.known.items():
+            for name, stamp in names.items():
+                if stamp[0] in inodes and name:
+                    found[f"{folder}/{name}" if folder else name] = stamp[0]
+        return found
+
+    def know_again(self, became: Mapping[int, int]) -> None:
+        """Know what no scan took in again, where it was copied: by the inodes that it had, those that it has."""
+        rows = self.left.items()
+        self.left = {path: replace(left, inode=became.get(left.inode, left.inode)) for path, left in rows}
+
+    def more(self) -> bytes:
+        """What the journal is to have besides the commit."""
+        left: Json = {
+            path: [left.reason, left.inode, left.size, left.mtime_ns, left.mode] for path, left in self.left.items()
+        }
+        attributes = attributes_json(self.attributes)
+        inodes: Json = {**self.inodes}
+        displaced = self.displaced.to_json()
+        more = {"left": left, "inodes": inodes, "displaced": displaced, "attributes": attributes}
+        return json.dumps(more).encode()
+
+    def with_more(self, more: bytes) -> Before:
+        """With what `more` gave."""
+        found = json.loads(more)
+        left = cast("dict[str, tuple[Exclusion, int, int, int, int]]", found["left"])
+        inodes = cast("dict[str, int]", found["inodes"])
+        displaced = Displaced.from_json(found.get("displaced"))
+        rows = {path: Left(*row) for path, row in left.items()}
+        attributes = attributes_from_json(found.get("attributes", {}))
+        return replace(self, left=rows, inodes=inodes, displaced=displaced, attributes=attributes)
+
+
+@dataclass(slots=True)
+class After:
+    """What differs from `Before`, and the stamps of what is there now."""
+
+    found: ScanResult
+    differing: Sequence[Differs]
+
+    @property
+    def stamps(self) -> Mapping[str, Stamp]:
+        return self.found.stamps
+
+
+@dataclass(frozen=True, slots=True)
+class Aborted:
+    """What is kept of what a rollback takes away: a commit, and its name; and in words what is not in it."""
+
+    commit: str | None
+    name: str | None
+    notes: tuple[str, ...] = ()

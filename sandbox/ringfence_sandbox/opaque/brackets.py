@@ -1,0 +1,390 @@
+"""Opaque calls, which change files unseen: the tree is looked through before and after, and what differs is the call's.
+
+`Brackets` keeps states: the one before, whole and with all bytes, and the one that a rollback is about to take away.
+`taking_back` brings the tree from one to the other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from functools import partial
+from typing import TypeGuard
+
+from ringfence.participants import Change, FileVersion
+from ringfence_sandbox.calls.history import ChangedFiles, ScannedStates
+from ringfence_sandbox.disk.confined import CHUNK_BYTES, Confined, is_reserved, open_file
+from ringfence_sandbox.disk.kernel import set_mode, sync_filesystem
+from ringfence_sandbox.opaque.before_after import Aborted, After, Before, Differs, Left, is_only_time
+from ringfence_sandbox.opaque.displaced import Displaced
+from ringfence_sandbox.opaque.scanned_files import ScannedFiles
+from ringfence_sandbox.scan.scan import Exclusion, ScanResult
+from ringfence_sandbox.scan.stat_cache import Stamp
+from ringfence_sandbox.steps.aborted_calls import drop_old
+from ringfence_sandbox.steps.step_history import StepHistory
+from ringfence_sandbox.steps.step_states import Differing, all_above
+from ringfence_sandbox.store.commit_messages import CommitInfo
+from ringfence_sandbox.store.commit_records import PreparedStep
+from ringfence_sandbox.store.entries import Entry, Pending
+from ringfence_sandbox.store.folders import walk
+from ringfence_sandbox.store.history_objects import blob_id
+from ringfence_sandbox.store.store import ABORTED, Store
+from ringfence_sandbox.store.unknown import Unknown
+
+KEPT_BYTES = 1 << 30
+"""Of one call's new files: beyond it only names and hashes are kept of what is taken back."""
+_HASHED_BYTES = 1 << 30
+
+_LOOKING = stat.S_IRUSR | stat.S_IXUSR
+
+
+class Brackets:
+    """The states around opaque calls, in the store of a workspace."""
+
+    def __init__(self, files: Confined, history: StepHistory, *, power: bool) -> None:
+        self._files = files
+        self.history = history
+        self._power = power
+
+    @property
+    def store(self) -> Store:
+        return self.history.store
+
+    def before(
+        self, early: ChangedFiles | None, inodes: Mapping[str, int], displaced: Displaced, *, nested: bool
+    ) -> Before:
+        """Look at the tree and store all of it, before an opaque call.
+
+        What differs from the newest commit is somebody else's, and becomes one. ``early`` is what typed calls around
+        this one have changed so far; with ``nested`` there is an opaque one among those. ``inodes`` are those that the
+        deeds so far are about, and ``displaced`` is what they hold.
+
+        Raises:
+            OSError: the tree cannot be read, or the store not be written.
+        """
+        history, store = self.history, self.store
+        prepared = None
+        if not nested and early is None and not displaced.slots:
+            found = history.take_in()
+        else:
+            found = self._scan(store.tip, displaced)
+            states: dict[str, Entry | Pending | None] = {**found.known()}
+            if not nested:
+                states = self._publish_theirs(early, found, states)
+            if states:
+                info = CommitInfo("external", datetime.now(UTC), title="before an opaque call in a call")
+                unknown = _unknown(found)
+                prepared = store.prepare(states, info, unknown=unknown, sync=self._power)
+        commit = store.tip if prepared is None else prepared.commit
+        assert commit is not None, "a tree that was looked at has a commit"
+        attributes = history.attributes
+        history.stand_for(commit)
+        return Before(
+            commit,
+            prepared,
+            history.known(commit),
+            found.stamps,
+            {path: self._left(path, reason, found.stamps.get(path)) for path, reason in found.excluded.items()},
+            inodes,
+            displaced,
+            attributes,
+            room=self._left_on_disk() // 4,
+        )
+
+    def _scan(self, commit: str | None, displaced: Displaced, keep: Callable[[bytes], str] | None = None) -> ScanResult:
+        """What differs from a commit, in the tree and in what deeds hold."""
+        found = self.history.scan(commit, keep, also=displaced.holding)
+        for known in (found.changes, found.excluded):
+            for path in [path for path in known if displaced.hides(path) and path != displaced.holding]:
+                del known[path]
+        return found
+
+    def _left_on_disk(self) -> int:
+        found = os.statvfs(self.store.objects.log.path.parent)
+        return found.f_bavail * found.f_frsize
+
+    def _left(self, path: str, reason: Exclusion, stamp: Stamp | None) -> Left:
+        here = self._look(path)
+        mode = -1 if here is None or reason == "mounted" else here.st_mode
+        return Left(reason, *(stamp[:3] if stamp is not None else (0, 0, 0)), mode)
+
+    def _publish_theirs(
+        self, early: ChangedFiles | None, found: ScanResult, states: dict[str, Entry | Pending | None]
+    ) -> dict[str, Entry | Pending | None]:
+        """Make a commit of what somebody else had changed before the calls around this one; all states after it."""
+        store, tip = self.store, self.store.tip
+        paths = {change.path for change in early.changes} if early is not None else set[str]()
+        ours = paths | set(all_above(paths))
+        theirs: dict[str, Entry | Pending | None] = {}
+        if early is not None:
+            theirs = Differing(self._files, store, early, datetime.now(UTC), self.history.limits).theirs()
+        for path, state in found.known().items():
+            if is_reserved(path):
+                continue
+            if path not in ours or (tip is None and path not in paths):
+                theirs[path] = state
+        if theirs:
+            kind = "baseline" if tip is None else "external"
+            unknown = _unknown(found) if tip is None else None
+            store.publish(store.prepare(theirs, CommitInfo(kind, datetime.now(UTC)), unknown=unknown, sync=self._power))
+        was: dict[str, Entry | Pending | None] = {}
+        for path in theirs:
+            above = [states[one] for one in all_above([path]) if one in states]
+            if all(one is not None and one.kind == "directory" for one in above):  # else it went with that
+                was[path] = store.states.entry(tip, path) if tip is not None else None
+        return {**was, **states}
+
+    def recovered(self, commit: str, more: bytes) -> Before:
+        """What `before` gave to a process that was killed. LookupError where the store does not have it."""
+        parent = self.store.commit(commit).parent
+        states = self.store.states
+        prepared = PreparedStep(commit, parent, None, 0, states.root(commit), (), states.unknown(commit))
+        return Before(commit, prepared, self.history.known(commit)).with_more(more)
+
+    def after(self, before: Before) -> After:
+        """Look at the tree again. What is new is stored, up to a bound and while there is space."""
+        self._keep_root_open(before.commit)
+        keeper = _Keeper(self.store, self._left_on_disk() // 4 if before.room is None else before.room)
+        found = self._scan(before.commit, before.displaced, keeper.keep)
+        keeper.flush()
+        differing = sorted(self._differing(before, found), key=lambda one: one[0])
+        self.history.stand_for(before.commit, [*differing, *((path, None, None) for path in found.excluded)])
+        return After(found, differing)
+
+    def _keep_root_open(self, commit: str) -> None:
+        """Give the owner of the tree the right to look into its root back, where a call took it away: without that
+        nothing of the call could be seen, kept or taken back."""
+        mode = stat.S_IMODE(os.fstat(self._files.root).st_mode)
+        if mode & _LOOKING == _LOOKING:
+            return
+        was = self.store.states.entry(commit, "")
+        if was is not None and was.meta.mode & _LOOKING == _LOOKING:
+            with suppress(PermissionError):  # somebody else's: it stays as it is
+                os.fchmod(self._files.root, mode | _LOOKING)
+
+    def made_readable(self, before: Before, after: After) -> tuple[After, dict[str, int]]:
+        """Look again, where a call took away the permission to; the ctimes of what permission was given to."""
+        opened: dict[str, int] = {}
+        while True:
+            new = [
+                path
+                for path, reason in after.found.excluded.items()
+                if reason == "unreadable" and path not in before.left and path not in opened
+            ]
+            if not new:
+                return after, opened
+            for path in new:
+                with self._files.parent(path) as (at, name):
+                    here = os.lstat(name, dir_fd=at)
+                    opened[path] = here.st_ctime_ns
+                    with suppress(PermissionError):
+                        set_mode(at, name, stat.S_IMODE(here.st_mode) | stat.S_IRWXU)
+            after = self.after(before)
+
+    def disarmed(self, before: Before, after: After) -> After:
+        """A program that runs as its owner, and has other bytes now, runs so no more. A write takes that bit away by
+        itself; one through a shared mapping does not."""
+        armed = {old.oid for _, _, old in after.differing if _runs_as_owner(old)}
+        changed = [path for path, now, _ in after.differing if _runs_as_owner(now) and now.oid not in armed]
+        for path in changed:
+            with self._files.parent(path) as (at, name):
+                mode = os.lstat(name, dir_fd=at).st_mode
+                if stat.S_ISREG(mode):
+                    set_mode(at, name, stat.S_IMODE(mode) & ~stat.S_ISUID)
+        return self.after(before) if changed else after
+
+    def _differing(self, before: Before, found: ScanResult) -> Iterator[Differs]:
+        states, commit = self.store.states, before.commit
+        for path, now in found.changes.items():
+            if path in before.left or self._went_before(before, path):  # what the commit has of it is from before that
+                if now is not None and not before.displaced.hides(path):
+                    yield path, now, None
+                continue
+            old = states.entry(commit, path)
+            if not before.displaced.hides(path):
+                yield path, now, old
+            if old is not None and old.kind == "directory" and (now is None or now.kind != "directory"):
+                folder = states.folder(commit, path)
+                for below, entry in walk(folder, states.objects, os.fsencode(path)) if folder is not None else ():
+                    name = os.fsdecode(below)
+                    if name != path and not self._went_before(before, name):
+                        yield name, None, entry
+
+    def _went_before(self, before: Before, path: str) -> bool:
+        """Whether what the commit has of a path had gone before the call: it was in a directory, in the place of which
+        came something that no scan took in, and that in the call went, too."""
+        for above in all_above([path]) if before.left else ():
+            left = before.left.get(above)
+            if left is not None:
+                here = self._look(above)
+                if here is None or not left.is_at(here):
+                    return True
+        return False
+
+    def changes(self, before: Before, after: After) -> list[Change]:
+        """What a call changed, by path: bytes, kinds, permission bits and link targets."""
+        found: dict[str, Change] = {}
+        for path, now, old in after.differing:
+            if path not in before.left and not is_reserved(path) and (now is None or not now.same_content(old)):
+                found[path] = Change(path, self._version(old, None), self._version(now, after.stamps.get(path)))
+        for path in after.found.excluded.keys() - before.left.keys():
+            if is_reserved(path):
+                continue
+            was = found[path].before if path in found else None
+            found[path] = Change(path, was, self._unread(path))
+        read = {path: now for path, now, _ in after.differing if path in before.left and now is not None}
+        for path, left in before.left.items():
+            here = self._look(path)
+            if is_reserved(path):
+                continue
+            if here is None or not (left.fits(here) and left.has_mode(here)):
+                was = FileVersion("file", stat.S_IMODE(max(left.mode, 0)), left.size)
+                now = self._version(read[path], after.stamps.get(path)) if path in read else self._unread(path)
+                found[path] = Change(path, was, now)
+        return [found[path] for path in sorted(found)]
+
+    def _look(self, path: str) -> os.stat_result | None:
+        try:
+            return self._files.look(path)
+        except PermissionError:  # the call made a directory on the way unsearchable
+            return None
+
+    def _unread(self, path: str) -> FileVersion | None:
+        here = self._look(path)
+        if here is None:
+            return None
+        mode = stat.S_IMODE(here.st_mode)
+        return (
+            FileVersion("directory", mode, 0) if stat.S_ISDIR(here.st_mode) else FileVersion("file", mode, here.st_size)
+        )
+
+    def _version(self, entry: Entry | None, stamp: Stamp | None) -> FileVersion | None:
+        try:
+            return self.store.states.version(entry)
+        except KeyError:
+            assert entry is not None
+            return FileVersion(entry.kind, entry.meta.mode, stamp[1] if stamp is not None else 0)
+
+    def scanned(self, before: Before, after: After, changes: Sequence[Change]) -> ScannedFiles:
+        """The call as a history records it; what was too much to be stored so far is stored now."""
+        states: dict[str, Entry | Pending | None] = {
+            path: state for path, state in after.found.known().items() if not is_reserved(path)
+        }
+        for path, now, _ in after.differing:
+            if not is_reserved(path) and now is not None and now.oid is not None and not self._has(now.oid):
+                states[path] = Pending(now.kind, now.meta, partial(self._read_again, path, now.oid))
+        scanned = ScannedStates(states, before.prepared, _unknown(after.found))
+        return ScannedFiles(self.store, before.commit, after, changes, scanned)
+
+    def _has(self, oid: str) -> bool:
+        return self.store.objects.has(bytes.fromhex(oid))
+
+    def _read_again(self, path: str, oid: str) -> bytes:
+        here = self._files.look(path)
+        is_link = here is not None and stat.S_ISLNK(here.st_mode)
+        content = os.fsencode(self._files.read_link(path)) if is_link else self._files.read_file(path)[0]
+        if blob_id(content) != oid:
+            raise OSError(f"{path} was changed while the call was being recorded")
+        return content
+
+    # What is taken back.
+
+    def keep(self, before: Before, after: After, taken: Iterable[str], *, tool: str, call_id: str) -> Aborted:
+        """Keep what is about to be taken away at these paths, under a name. Never fails: what could not be is said."""
+        taken = {path for path in taken if not is_reserved(path)}
+        above = set(all_above(taken))
+        notes: list[str] = []
+        states: dict[str, Entry | None] = {}
+        for path, now, _ in after.differing:
+            if path not in taken and path not in above:
+                continue
+            if now is None or now.oid is None or self._has(now.oid):
+                states[path] = now
+            else:
+                notes.append(f"{path} was not kept, for want of space: git blob {now.oid}")
+        excluded = after.found.excluded
+        notes += [
+            f"{path} was not kept ({excluded[path]}): {self._named(path)}" for path in sorted(excluded.keys() & taken)
+        ]
+        if all(is_only_time(item) for item in after.differing if item[0] in states):
+            return Aborted(None, None, tuple(notes))
+        store = self.store
+        try:
+            info = CommitInfo("aborted", datetime.now(UTC), tool, call_id)
+            prepared = store.prepare(states, info, after=before.prepared, sync=self._power)
+            self.history.take_in_aborted()
+            name = f"{ABORTED}{store.newest_aborted + 1}"
+            store.keep(name, prepared.commit)
+            drop_old(store)
+            store.objects.log.flush(sync=self._power)
+        except (OSError, ValueError, LookupError) as error:
+            notes.append(f"what was taken back could not be kept: {error}")
+            return Aborted(None, None, tuple(notes))
+        return Aborted(prepared.commit, name, tuple(notes))
+
+    def kept_as(self, commit: str) -> Aborted:
+        """What `keep` gave to a process that was killed."""
+        return Aborted(commit, next((name for name, kept in self.store.kept().items() if kept == commit), None))
+
+    def kept_states(self, before: Before, commit: str | None) -> dict[str, Entry]:
+        """What a kept commit has of the paths that a call had changed."""
+        if commit is None:
+            return {}
+        try:
+            found = self.store.states.differences(before.commit, commit)
+        except LookupError:
+            return {}
+        return {path: now for path, _, now in found if now is not None}
+
+    def sync(self) -> None:
+        """Have the tree survive a loss of power, where the journal does."""
+        if self._power:
+            sync_filesystem(self._files.root)
+
+    def _named(self, path: str) -> str:
+        try:
+            with self._files.parent(path) as (directory, name):
+                descriptor, found = open_file(directory, name, path)
+        except OSError:
+            return "no file"
+        try:
+            if found.st_size > _HASHED_BYTES:
+                return f"{found.st_size} bytes"
+            digest = hashlib.sha256()
+            while content := os.read(descriptor, CHUNK_BYTES):
+                digest.update(content)
+            return f"{found.st_size} bytes, sha256 {digest.hexdigest()}"
+        finally:
+            os.close(descriptor)
+
+
+def _runs_as_owner(entry: Entry | None) -> TypeGuard[Entry]:
+    return entry is not None and entry.kind == "file" and bool(entry.meta.mode & stat.S_ISUID)
+
+
+class _Keeper:
+    """Stores bytes as long as they are not too many and there is space; their object id in any case."""
+
+    def __init__(self, store: Store, room: int) -> None:
+        self._store = store
+        self._most = min(KEPT_BYTES, room)
+        self._bytes = 0
+
+    def keep(self, content: bytes) -> str:
+        self._bytes += len(content)
+        if self._bytes <= self._most:
+            with suppress(OSError):
+                return self._store.add_blob(content)
+        return blob_id(content)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._store.objects.log.flush()
+
+
+def _unknown(found: ScanResult) -> Unknown:
+    return Unknown.of_scan({path: reason for path, reason in found.excluded.items() if not is_reserved(path)})

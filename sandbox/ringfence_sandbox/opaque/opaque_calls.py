@@ -1,0 +1,283 @@
+"""The opaque calls that are open in one workspace, by the deed that each began with."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping, Sequence
+
+from ringfence.participants import Change
+from ringfence_sandbox.calls.history import ChangedFiles
+from ringfence_sandbox.calls.holding import Holding
+from ringfence_sandbox.calls.states import led_to, since_opaque
+from ringfence_sandbox.calls.undoing import Hold, Note, TakenBack
+from ringfence_sandbox.disk.confined import Confined, is_reserved
+from ringfence_sandbox.disk.kernel import Before as Announce
+from ringfence_sandbox.disk.kernel import Renames, birth_ns
+from ringfence_sandbox.disk.records import Deed, Json
+from ringfence_sandbox.opaque.before_after import Aborted, After, Before, Differs, is_only_time
+from ringfence_sandbox.opaque.brackets import Brackets
+from ringfence_sandbox.opaque.choosing import Chosen, Judge
+from ringfence_sandbox.opaque.displaced import Displaced
+from ringfence_sandbox.opaque.kept_open import KeptOpen
+from ringfence_sandbox.opaque.owner_stamp import GRACE_NS, OwnerStamp
+from ringfence_sandbox.opaque.remaking import is_directory
+from ringfence_sandbox.opaque.scanned_files import ScannedFiles
+from ringfence_sandbox.opaque.taking_back import TakingBack
+from ringfence_sandbox.store.entries import Entry
+
+MOST_LISTED = 20
+"""Paths in a note; the rest is counted."""
+
+
+class OpaqueCalls:
+    """What is known of them, and the way back from each."""
+
+    def __init__(
+        self, files: Confined, renames: Renames, brackets: Brackets, stamp: OwnerStamp, announce: Announce
+    ) -> None:
+        self._files = files
+        self._renames = renames
+        self._brackets = brackets
+        self._stamp = stamp
+        self._announce = announce
+        self._before: dict[int, Before] = {}
+        self._after: dict[int, tuple[int, After]] = {}
+        """With the number of the last deed that there was."""
+        self._tried: dict[int, set[str]] = {}
+        self._open: dict[int, KeptOpen] = {}
+        self.contained = False
+        """Whether a command that is to get nobody's rights ran in one of these calls."""
+
+    @property
+    def any_open(self) -> bool:
+        return bool(self._before)
+
+    def begin(self, early: ChangedFiles | None, deeds: Sequence[Deed], holding: Holding | None) -> Before:
+        """Look at the tree and store it, before a call and after those deeds. OSError: it cannot be."""
+        displaced = Displaced.by(deeds, None if holding is None else holding.name)
+        inodes = _inodes(self._files, since_opaque(deeds))
+        shared: set[int] = set()
+        if holding is not None and displaced.slots:
+            known = {one.inode for deed in deeds for one in (deed.new, deed.old) if one is not None}
+            for place, found in holding.entries():
+                if displaced.has(place):
+                    alone = stat.S_ISDIR(found.st_mode) or found.st_nlink == 1
+                    if not alone or found.st_ino in known:
+                        inodes[place] = found.st_ino
+                    if not alone:
+                        shared.add(found.st_ino)
+        before = self._brackets.before(early, inodes, displaced, nested=self.any_open)
+        if shared:
+            before.inodes = {**before.paths_of(shared), **before.inodes}
+        self._stamp.start()
+        return before
+
+    def begun(self, deed: Deed, before: Before) -> None:
+        """The journal has the deed that a call begins with."""
+        self._before[deed.seq] = before
+        self._open[deed.seq] = kept = KeptOpen()
+        kept.open(self._files, before.left.items())
+
+    def end(self) -> None:
+        """No call is open any more."""
+        self._forget(-1)
+
+    def _forget(self, down_to: int) -> None:
+        self._after.clear()
+        for seq, kept in self._open.items():
+            if seq >= down_to:
+                kept.close()
+        for known in (self._before, self._tried, self._open):
+            for seq in [seq for seq in known if seq >= down_to]:
+                del known[seq]
+        if not self._before:
+            self._stamp.stop()
+            self.contained = False
+
+    def changes(self, deeds: Sequence[Deed], early: Sequence[Change]) -> list[Change]:
+        """Look at the tree; what changed since a call began, which the first of these deeds is of, and the last of all
+        deeds is the last. ``early`` had changed before, in a call around it."""
+        before, after = self._before[deeds[0].seq], self._look(deeds)
+        return _merged(early, self._brackets.changes(before, after))
+
+    def scanned(self, deeds: Sequence[Deed], early: Sequence[Change]) -> ScannedFiles:
+        """What changed, for a history; as `changes` saw it, if it was asked."""
+        before, after = self._before[deeds[0].seq], self._seen(deeds) or self._look(deeds)
+        return self._brackets.scanned(before, after, _merged(early, self._brackets.changes(before, after)))
+
+    def differs(self, deeds: Sequence[Deed]) -> bool:
+        """Whether anything is not as it was when a call began, be it the time of a file; as `changes` saw it."""
+        after = self._seen(deeds)
+        return after is None or not all(map(is_only_time, after.differing))
+
+    def _look(self, deeds: Sequence[Deed]) -> After:
+        before = self._before[deeds[0].seq]
+        after = self._brackets.after(before)
+        if self.contained:
+            after = self._brackets.disarmed(before, after)
+        self._after[deeds[0].seq] = deeds[-1].seq, after
+        return after
+
+    def look_again(self) -> None:
+        """Deeds are being undone, which gives files that come back another ctime."""
+        self._after.clear()
+
+    def _seen(self, deeds: Sequence[Deed]) -> After | None:
+        """What a look at the tree has found, unless calls have gone on since."""
+        last, after = self._after.get(deeds[0].seq, (-1, None))
+        return after if last == deeds[-1].seq else None
+
+    def take_back(self, deeds: Sequence[Deed], hold: Hold, note: Note, *, tool: str, call_id: str) -> TakenBack:
+        """Bring the tree back to where a call began. OSError: it could not be completed, and may be tried again."""
+        deed = deeds[0]
+        before, after, tried = self._before[deed.seq], self._seen(deeds), self._tried.get(deed.seq)
+        if after is None or tried is not None:
+            after = self._brackets.after(before)
+
+        seen = {path for path, _, _ in after.differing} | after.found.excluded.keys() if tried is None else tried
+        after, opened = self._brackets.made_readable(before, after)
+
+        def judge(item: Differs, here: os.stat_result | None) -> bool:
+            path, now, wanted = item
+            below_opened = any(path.startswith(f"{above}/") for above in opened)
+            by_trying = tried is not None and is_directory(wanted) and (now is None or is_directory(now))
+            return path in seen or below_opened or by_trying
+
+        chosen = Chosen(self._files, before, after, judge)
+        paths = sorted(chosen.items)
+        self._tried[deed.seq] = {*paths, *(tried or ())}
+        way = self._way(before, after, chosen, hold, self._open.get(deed.seq))
+        way.copied = lambda old, new: note({"copied": [old, new], "before": deed.seq})
+        aborted = self._brackets.keep(before, after, paths, tool=tool, call_id=call_id)
+        done = self._go(way, deed, _told(paths, after), aborted, note)
+        self._forget(deed.seq)
+        self._know_again(done.became)
+        return done
+
+    def _know_again(self, became: Mapping[int, int]) -> None:
+        """The calls that are still open know the files again that were too large for the store, and were copied."""
+        for seq, before in self._before.items():
+            if any(left.inode in became for left in before.left.values()):
+                before.know_again(became)
+                self._open[seq].let_go(became)
+                self._open[seq].open(self._files, before.left.items())
+
+    def recover(
+        self,
+        deed: Deed,
+        more: bytes,
+        became: Mapping[int, int],
+        kept: str | None,
+        stamp_path: str,
+        hold: Hold,
+        note: Note,
+        *,
+        tool: str,
+        call_id: str,
+    ) -> TakenBack:
+        """`take_back` for a call whose process was killed; ``became`` has the inodes of what was copied back since it
+        began, and ``kept`` is the commit that an earlier try has kept.
+
+        Raises:
+            LookupError: the store does not have the state before the call.
+            OSError: it could not be completed.
+        """
+        before = self._brackets.recovered(deed.commit, more)
+        before.know_again(became)
+        after, opened = self._brackets.made_readable(before, self._brackets.after(before))
+        known = self._brackets.kept_states(before, kept)
+        limit_ns = OwnerStamp.last_ns(stamp_path) + GRACE_NS
+        judge = _ended(self._files, limit_ns, known, opened)
+        chosen = Chosen(self._files, before, after, judge)
+        paths = sorted(chosen.items)
+        way = self._way(before, after, chosen, hold)
+        if kept is None:  # an earlier try has given directories new times itself
+            way.spare_times(limit_ns)
+        if kept is None:
+            aborted = self._brackets.keep(before, after, paths, tool=tool, call_id=call_id)
+        else:
+            aborted = self._brackets.kept_as(kept)
+        return self._go(way, deed, _told(paths, after), aborted, note)
+
+    def _way(
+        self, before: Before, after: After, chosen: Chosen, hold: Hold, kept_open: KeptOpen | None = None
+    ) -> TakingBack:
+        return TakingBack(
+            self._files,
+            self._renames,
+            hold,
+            self._brackets.store.states,
+            before,
+            after,
+            chosen,
+            announce=self._announce,
+            kept_open=kept_open or KeptOpen(),
+        )
+
+    def _go(self, way: TakingBack, deed: Deed, told: Sequence[str], aborted: Aborted, note: Note) -> TakenBack:
+        told = [path for path in told if not is_reserved(path)]
+        note({"taking back": deed.seq, "kept": aborted.commit})
+        done = way.run()
+        said = way.before.displaced.said
+        done.conflicts = {said(path) for path in done.conflicts}
+        done.displaced = {said(path): slot for path, slot in done.displaced.items()}
+        self._brackets.sync()
+        became: Json = [[old, new] for old, new in done.became.items()]
+        note({"undone": deed.seq, "became": became, "conflicts": [*done.conflicts], "displaced": {**done.displaced}})
+        done.notes[:0] = [*_said(told, aborted), *aborted.notes]
+        return done
+
+
+def _inodes(files: Confined, deeds: Sequence[Deed]) -> dict[str, int]:
+    """The inodes at the places where what deeds were about is now."""
+    found: dict[str, int] = {}
+    for number, deed in enumerate(deeds):
+        for path in (deed.path, deed.to):
+            place = led_to(path, deeds[number + 1 :])
+            there = None if place is None else files.look(place)
+            if place is not None and there is not None:
+                found[place] = there.st_ino
+    return found
+
+
+def _ended(files: Confined, limit_ns: int, kept: Mapping[str, Entry], ctimes_ns: Mapping[str, int]) -> Judge:
+    """The call is over: what has changed after a moment is somebody else's, unless it is what was kept of the call.
+    ``ctimes_ns`` are those of what was changed only now, to be looked at."""
+
+    def judge(item: Differs, here: os.stat_result | None) -> bool:
+        path, now, wanted = item
+        if here is None or (is_directory(now) and is_directory(wanted)):
+            return True
+        if ctimes_ns.get(path, here.st_ctime_ns) <= limit_ns:
+            return True
+        if stat.S_ISDIR(here.st_mode):
+            with files.parent(path) as (at, name):
+                born = birth_ns(at, name)
+            return born is not None and born <= limit_ns
+        ours = [one for one in (kept.get(path), wanted) if one is not None]
+        return path in kept and any(now is not None and (now.kind, now.oid) == (one.kind, one.oid) for one in ours)
+
+    return judge
+
+
+def _merged(early: Sequence[Change], late: Sequence[Change]) -> list[Change]:
+    found = {change.path: change for change in early}
+    for change in late:
+        before = found[change.path].before if change.path in found else change.before
+        found[change.path] = Change(change.path, before, change.after)
+    return [found[path] for path in sorted(found) if found[path].before != found[path].after]
+
+
+def _told(paths: Sequence[str], after: After) -> list[str]:
+    """Of the paths that are taken back, those that somebody wants to hear of."""
+    silent = {item[0] for item in after.differing if is_only_time(item)}
+    return [path or "the root" for path in paths if path not in silent]
+
+
+def _said(listed: Sequence[str], aborted: Aborted) -> list[str]:
+    if not listed:
+        return []
+    more = f" and {len(listed) - MOST_LISTED} more" if len(listed) > MOST_LISTED else ""
+    kept = f"; what they were is kept as {aborted.name}" if aborted.name is not None else ""
+    return [f"taken back: {', '.join(listed[:MOST_LISTED])}{more}{kept}"]

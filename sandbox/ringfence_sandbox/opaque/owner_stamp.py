@@ -1,0 +1,76 @@
+"""When the owner of an opaque call was last seen alive: what changed later is somebody else's.
+
+A number in a file of its own, written over once a second: it is always whole, and never grows.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+import time
+
+from ringfence_sandbox.disk.places import not_written
+
+SECONDS_BETWEEN = 1.0
+GRACE_NS = 3_000_000_000
+"""How long after the loss of its owner a call may still change files: until then the sandbox has ended it."""
+_STAMP = struct.Struct("<Q")
+
+
+class OwnerStamp:
+    """Stamps a file from `start` to `stop`, by a thread. With ``sync`` each stamp waits for the disk."""
+
+    def __init__(self, path: str, *, sync: bool) -> None:
+        self._path = path
+        self._sync = sync
+        self._running: tuple[threading.Thread, threading.Event] | None = None
+
+    def start(self) -> None:
+        """OSError where the file cannot be written. It has been stamped once when this returns."""
+        if self._running is not None:
+            return
+        file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            try:
+                self._stamp(file)
+            except OSError as error:
+                raise not_written(error, self._path) from error
+            stopped = threading.Event()
+            thread = threading.Thread(target=self._run, args=(file, stopped), name="ringfence stamp", daemon=True)
+            thread.start()
+        except BaseException:
+            os.close(file)
+            raise
+        self._running = thread, stopped
+
+    def _run(self, file: int, stopped: threading.Event) -> None:
+        try:
+            while not stopped.wait(SECONDS_BETWEEN):
+                self._stamp(file)
+        except OSError:  # a call that recovery takes for ended early leaves more behind, and loses nothing
+            pass
+        finally:
+            os.close(file)
+
+    def _stamp(self, file: int) -> None:
+        os.pwrite(file, _STAMP.pack(time.time_ns()), 0)
+        if self._sync:
+            os.fdatasync(file)
+
+    def stop(self) -> None:
+        running, self._running = self._running, None
+        if running is not None:
+            thread, stopped = running
+            stopped.set()
+            if thread.is_alive() and thread is not threading.current_thread():
+                thread.join()
+
+    @staticmethod
+    def last_ns(path: str) -> int:
+        """The last stamp, in nanoseconds since 1970; 0 where there is none."""
+        try:
+            with open(path, "rb") as file:
+                return int(_STAMP.unpack(file.read(_STAMP.size))[0])
+        except (OSError, struct.error):
+            return 0

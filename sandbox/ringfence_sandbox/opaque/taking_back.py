@@ -1,0 +1,386 @@
+"""Bringing back a tree that was changed unseen, from the store: by descriptors, never through a link.
+
+New things go first, so that a full disk has room. Then inodes that only moved are held, what is in the way goes,
+directories come from the top, files each by a new one and an exchange, and directories get their modes and times last,
+from the bottom. All of it can be done again after it was cut off anywhere: what is as it was before is left alone.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from ringfence_sandbox.calls.undoing import Hold, TakenBack
+from ringfence_sandbox.disk.confined import Confined
+from ringfence_sandbox.disk.kernel import Before as Announce
+from ringfence_sandbox.disk.kernel import Renames, lstat, set_mode
+from ringfence_sandbox.opaque.before_after import After, Before, Left
+from ringfence_sandbox.opaque.choosing import Chosen
+from ringfence_sandbox.opaque.kept_open import KeptOpen
+from ringfence_sandbox.opaque.remaking import IN_THE_WAY, Remaking, is_directory
+from ringfence_sandbox.scan.stat_cache import stamp_of
+from ringfence_sandbox.store.entries import Entry
+from ringfence_sandbox.store.history_states import States
+
+
+class TakingBack:
+    """One way back, from the state `after` to the state `before`."""
+
+    def __init__(
+        self,
+        files: Confined,
+        renames: Renames,
+        hold: Hold,
+        states: States,
+        before: Before,
+        after: After,
+        chosen: Chosen,
+        *,
+        announce: Announce,
+        kept_open: KeptOpen,
+    ) -> None:
+        self._files = files
+        self._kept_open = kept_open
+        self._renames = renames
+        self._hold_of = hold
+        self._make_holding = hold.make
+        self._states = states
+        self.before: Final = before
+        self._after = after
+        self._announce = announce
+        self._done = TakenBack(chosen.conflicts)
+        self._items = chosen.items
+        self._modes = chosen.modes
+        self._stays = chosen.stays
+        self._held: dict[int, str] = {}
+        """Places of inodes of before the call, by number: in slots, or below them."""
+        self._remaking = Remaking(files, states, before, self._items, hold.make, self._done, announce)
+        self.copied: Callable[[int, int], None] = lambda old, new: None
+        """Is told of a file that no scan took in, and that has another inode now, before it gets its name."""
+
+    def spare_times(self, limit_ns: int) -> None:
+        """Have directories that were changed after a moment keep the time of that: somebody else did."""
+        for path, now, _ in self._after.differing:
+            if now is not None and is_directory(now) and now.meta.mtime_ns > limit_ns:
+                self._remaking.times_ns[path] = now.meta.mtime_ns
+
+    def run(self) -> TakenBack:
+        """Bring back what was chosen. OSError: something could not be; it may be tried again."""
+        self._index_held()
+        sources = self._sources()
+        gathered = {place for places in sources.values() for place in places}
+        away = [path for path in sorted(self._items, reverse=True) if self._goes(path)]
+        for path in away:
+            if path not in gathered and not self._is_directory(path):
+                self._remove(path)
+        for inode, places in sources.items():
+            self._hold(inode, places)
+        for path in away:
+            self._remove(path)
+        for path, (_, _, wanted) in sorted(self._items.items()):
+            if wanted is not None and wanted.kind == "directory":
+                self._make_directory(path)
+        self._put_files()
+        self._put_left_out()
+        self._remaking.finish()
+        self._find_new_inodes()
+        return self._done
+
+    def _goes(self, path: str) -> bool:
+        _, now, wanted = self._items[path]
+        if now is None:
+            return path in self._after.found.excluded or path in self.before.left
+        return wanted is None or wanted.kind != now.kind
+
+    def _is_directory(self, path: str) -> bool:
+        here = self._look(path)
+        return here is not None and stat.S_ISDIR(here.st_mode)
+
+    # -- inodes of before
+
+    def _index_held(self) -> None:
+        """What typed calls since have displaced, and what an earlier try has gathered."""
+        for place, inode in self._hold_of:
+            if not self.before.displaced.has(place):
+                self._held[inode] = place
+
+    def _sources(self) -> dict[int, list[str]]:
+        """Where inodes of before are now that are to be held, since they belong elsewhere."""
+        at: dict[int, list[str]] = {}
+        for path, (_, now, _) in self._items.items():
+            stamp = self._after.stamps.get(path)
+            if stamp is not None and (now is None or now.kind != "directory"):
+                at.setdefault(stamp[0], []).append(path)
+        found: dict[int, list[str]] = {}
+        for path, (_, _, wanted) in self._items.items():
+            inode = self.before.inode(path)
+            if wanted is None or wanted.kind == "directory" or inode not in at or path in at[inode]:
+                continue
+            for place in at[inode]:
+                now = self._items[place][1]
+                if now is not None and (now.kind, now.oid) == (wanted.kind, wanted.oid):
+                    found.setdefault(inode, []).append(place)
+        for path, left in self.before.left.items():
+            for place in at.get(left.inode, ()):
+                here = self._look(place)
+                if place != path and here is not None and left.fits(here):
+                    found.setdefault(left.inode, []).append(place)
+        return found
+
+    def _hold(self, inode: int, places: Sequence[str]) -> None:
+        for place in places:
+            here = self._look(place)
+            if here is None or here.st_ino != inode or inode in self._held:
+                continue
+            holding = self._make_holding()
+            slot = holding.new_slot()
+            self._remaking.touch(place)
+            with self._files.parent(place) as (at, name):
+                self._renames.rename(at, name, holding.descriptor, str(slot))
+            self._held[inode] = f"{holding.name}/{slot}"
+
+    # -- taking away
+
+    def _remove(self, path: str) -> None:
+        here = self._look(path)
+        if here is None:
+            return
+        self._remaking.touch(path)
+        try:
+            with self._files.parent(path) as (at, name):
+                if not stat.S_ISDIR(here.st_mode):
+                    if not self._as_left(path, here):
+                        raise OSError(errno.EEXIST, "was changed by somebody else", path)
+                    self._announce("unlink")
+                    os.unlink(name, dir_fd=at)
+                elif path in self._after.found.excluded:  # nobody knows what is in it, all of it is the call's
+                    holding = self._make_holding()
+                    self._renames.rename(at, name, holding.descriptor, str(holding.new_slot()))
+                else:
+                    self._announce("rmdir")
+                    os.rmdir(name, dir_fd=at)
+        except OSError as error:
+            self._conflict_or_raise(path, error)
+            self._items.pop(path, None)
+
+    def _as_left(self, path: str, here: os.stat_result) -> bool:
+        """Whether a file is as the scan saw it. (Taking another of its names away changes its ctime.)"""
+        stamp = self._after.stamps.get(path)
+        return stamp is not None and stamp[:3] == stamp_of(here)[:3]
+
+    # -- bringing back
+
+    def _make_directory(self, path: str) -> None:
+        here = self._look(path)
+        if here is not None:
+            if not stat.S_ISDIR(here.st_mode):
+                self._done.conflicts.add(path)
+            return
+        self._remaking.touch(path)
+        try:
+            with self._files.parent(path) as (at, name):
+                self._announce("mkdir")
+                os.mkdir(name, 0o700, dir_fd=at)
+            self._done.remade = True
+        except OSError as error:
+            self._conflict_or_raise(path, error)
+
+    def _put_files(self) -> None:
+        files = {
+            path: wanted
+            for path, (_, _, wanted) in self._items.items()
+            if wanted is not None and wanted.kind != "directory" and path not in self._done.conflicts
+        }
+        numbers = {wanted.meta.link for wanted in files.values() if wanted.meta.link}
+        groups = self._states.linked(self.before.commit, numbers)
+        done: set[str] = set()
+        for path, wanted in sorted(files.items()):
+            if path not in done:
+                group = groups.get(wanted.meta.link, [path]) if wanted.meta.link else [path]
+                done.update(group)
+                unreachable = {one for one in group if not self._is_reachable(one)}
+                self._done.conflicts |= unreachable & files.keys()
+                group = [one for one in group if one not in unreachable | self._done.conflicts]
+                if not group:
+                    continue
+                try:
+                    self._put_with_room(group, wanted, files)
+                except OSError as error:
+                    self._conflict_or_raise(path, error)
+
+    def _is_reachable(self, path: str) -> bool:
+        above = self._look(path.rpartition("/")[0])
+        return above is not None and stat.S_ISDIR(above.st_mode)
+
+    def _put_with_room(self, group: Sequence[str], wanted: Entry, files: Mapping[str, Entry]) -> None:
+        try:
+            self._put_group(group, wanted)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            # What the call made of the files that are still to be put is all that there is to give up.
+            for path, entry in files.items():
+                if not self._stands(path, entry, alone=False) and self._items[path][1] is not None:
+                    self._remove(path)
+            self._put_group(group, wanted)
+
+    def _put_group(self, group: Sequence[str], wanted: Entry) -> None:
+        """Have these paths be one file, as before: the very inode where that is still somewhere, else a new one."""
+        standing = next((path for path in group if self._stands(path, wanted, alone=len(group) == 1)), None)
+        if standing is not None:
+            with self._files.parent(standing) as (at, name):
+                self._remaking.make_alike(at, name, wanted, standing)
+            first = standing
+        else:
+            first = group[0]
+            slot = self._held_slot(group, wanted)
+            if slot is None:
+                slot = self._remaking.new(wanted, first)
+            self._put(first, slot)
+        there = self._look(first)
+        for path in group:
+            here = self._look(path)
+            if there is not None and (here is None or here.st_ino != there.st_ino):
+                holding = self._make_holding()
+                slot = holding.new_slot()
+                with self._files.parent(first) as (at, name):
+                    self._announce("link")
+                    os.link(name, str(slot), src_dir_fd=at, dst_dir_fd=holding.descriptor, follow_symlinks=False)
+                self._put(path, slot)
+
+    def _stands(self, path: str, wanted: Entry, *, alone: bool) -> bool:
+        here = self._look(path)
+        if here is None or stat.S_ISDIR(here.st_mode):
+            return False
+        item = self._items.get(path)
+        if item is None:
+            return True
+        now = item[1]
+        if now is None or (now.kind, now.oid) != (wanted.kind, wanted.oid) or not self._as_left(path, here):
+            return False
+        return here.st_ino == self.before.inode(path) or (alone and here.st_nlink == 1)
+
+    def _held_slot(self, group: Sequence[str], wanted: Entry) -> int | None:
+        """The slot to which the inode of before has come, if it has still its bytes."""
+        for path in group:
+            place = self._held.get(self.before.inode(path) or -1)
+            if place is None or self._remaking.content(place) != wanted.oid:
+                continue
+            holding = self._make_holding()
+            slot = holding.new_slot()
+            with self._files.parent(place) as (at, name):
+                self._renames.rename(at, name, holding.descriptor, str(slot))
+            self._remaking.make_alike(holding.descriptor, str(slot), wanted, path)
+            return slot
+        return None
+
+    def _put(self, path: str, slot: int) -> None:
+        """Give what is in a slot its name. Somebody else's at the path stays, and is a conflict."""
+        self._done.remade = True
+        holding = self._make_holding()
+        self._remaking.touch(path)
+        with self._files.parent(path) as (at, name):
+            if lstat(at, name) is None:
+                self._renames.rename(holding.descriptor, str(slot), at, name)
+                return
+            self._renames.exchange(at, name, holding.descriptor, str(slot))
+            displaced = holding.look(slot)
+            item = self._items.get(path)
+            mine = item is None or (displaced is not None and self._as_left(path, displaced))
+            if not mine:
+                self._renames.exchange(at, name, holding.descriptor, str(slot))
+                raise OSError(errno.EEXIST, "was changed by somebody else", path)
+        if item is not None and displaced is not None and displaced.st_ino not in self._held:
+            self._announce("unlink")
+            os.unlink(str(slot), dir_fd=holding.descriptor)  # at once, for the room
+
+    def _put_left_out(self) -> None:
+        """What no scan took in: back to its place if it only moved; else it is said."""
+        for path, left in self.before.left.items():
+            here = self._look(path)
+            if here is not None and left.is_at(here):
+                if not left.fits(here) and not stat.S_ISDIR(here.st_mode):
+                    self._say_left(path, left, "was changed, and stays so")
+                if path in self._modes:
+                    self._give_mode(path, left)
+                    self._done.notes.append(f"{path} has its permissions again")
+                continue
+            if path in self._stays:
+                self._done.notes.append(f"{path} stays at {self._stays[path]}: somebody else's is in its place")
+                continue
+            place = self._held.get(left.inode)
+            held = None if place is None else self._files.look(place)
+            if (held is None or not left.fits(held)) and self._kept_open.has(left):
+                place = self._reopened(path, left)
+                held = None if place is None else self._files.look(place)
+                left = self.before.left[path]
+            fits = held is not None and left.fits(held)
+            if fits and place is not None and held is not None and here is None and self._is_reachable(path):
+                self._remaking.touch(path)
+                with self._files.parent(place) as (at, name), self._files.parent(path) as (to, new):
+                    self._renames.rename(at, name, to, new)
+                if not left.has_mode(held):
+                    self._give_mode(path, left)
+                self._done.notes.append(f"{path} is back in its place")
+            elif fits and place is not None:
+                holding = self._make_holding()
+                slot = holding.new_slot()
+                with self._files.parent(place) as (at, name):
+                    self._renames.rename(at, name, holding.descriptor, str(slot))
+                self._done.conflicts.add(path)
+                self._done.displaced[path] = slot
+            else:
+                self._say_left(path, left, "is gone, and cannot be brought back")
+        self._done.became.update(self._kept_open.became)
+
+    def _reopened(self, path: str, left: Left) -> str | None:
+        """The place to which a file that the call has removed, and that is open, has come."""
+        holding = self._make_holding()
+        try:
+            slot = self._kept_open.brought_back(left, holding, self._announce)
+        except OSError as error:
+            self._done.notes.append(f"{path} could not be copied back: {error.strerror}")
+            return None
+        inode = self._kept_open.became.get(left.inode, left.inode)
+        if inode != left.inode:
+            self._done.remade = True
+            self.copied(left.inode, inode)
+        self.before.left = {**self.before.left, path: replace(left, inode=inode)}  # for another try, too
+        return f"{holding.name}/{slot}"
+
+    def _say_left(self, path: str, left: Left, what: str) -> None:
+        thing = path
+        if self.before.displaced.has(path):  # the way back from the deed that holds it cannot be right
+            self._done.conflicts.add(path)
+            thing = f"what was at {self.before.displaced.said(path)} before"
+        self._done.notes.append(f"{thing} {what}: it was not taken in ({left.reason})")
+
+    def _give_mode(self, path: str, left: Left) -> None:
+        with self._files.parent(path) as (at, name):
+            self._announce("chmod")
+            set_mode(at, name, stat.S_IMODE(left.mode))
+
+    def _find_new_inodes(self) -> None:
+        """Of what earlier deeds are about: this way back has made some anew, or one before it, or a try cut off."""
+        for path, old in self.before.inodes.items():
+            here, wanted = self._look(path), self._states.entry(self.before.commit, path)
+            if here is None or wanted is None or path in self._done.conflicts:
+                continue
+            if here.st_ino != old and stat.S_ISDIR(here.st_mode) == (wanted.kind == "directory"):
+                self._done.became[old] = here.st_ino
+
+    # -- shared
+
+    def _look(self, path: str) -> os.stat_result | None:
+        return self._files.look(path)
+
+    def _conflict_or_raise(self, path: str, error: OSError) -> None:
+        if error.errno not in IN_THE_WAY:
+            raise error
+        self._done.conflicts.add(path)
+        if error.errno == errno.EPERM:
+            self._done.notes.append(f"{path} may not be replaced or removed ({error.strerror}): see `lsattr`")

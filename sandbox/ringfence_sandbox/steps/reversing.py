@@ -1,0 +1,215 @@
+"""What an undo or a restore is to do, told from the history: what that does not know is left alone."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ringfence.filesystem.git_names import is_dotgit
+from ringfence.filesystem.paths import MAX_PATH_BYTES, directories_above
+from ringfence_sandbox.steps.reversal import Difference, Outcome, plan_undo
+from ringfence_sandbox.steps.reversal import Workspace as TreeNow
+from ringfence_sandbox.store.commit_records import CommitRecord
+from ringfence_sandbox.store.entries import Entry
+from ringfence_sandbox.store.store import Store
+from ringfence_sandbox.store.unknown import Unknown, moves_back
+
+SOMEBODY_ELSE = "changed since by somebody else"
+
+
+@dataclass(slots=True)
+class Reversing:
+    """``outcomes`` by path, ``reasons`` for those that stay and for what is somebody else's. ``moves`` are to be made
+    first, each from a path to a path; then ``states`` are to be written, with ``contents`` that no step has."""
+
+    outcomes: dict[str, Outcome] = field(default_factory=dict[str, Outcome])
+    reasons: dict[str, str] = field(default_factory=dict[str, str])
+    states: dict[str, Entry | None] = field(default_factory=dict[str, "Entry | None"])
+    contents: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
+    moves: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+
+    def stays(self, path: str, reason: str, outcome: Outcome = "kept") -> None:
+        self.outcomes[path], self.reasons[path] = outcome, reason
+
+    def leave_the_longest(self) -> None:
+        """Leave what has a path that no operation of the filesystem takes: only programs make such."""
+        for path in [path for path in self.states if len(os.fsencode(path)) > MAX_PATH_BYTES]:
+            del self.states[path]
+            self.stays(path, f"its path has more than {MAX_PATH_BYTES} bytes: see to it yourself")
+
+    def sort(self) -> None:
+        self.outcomes = dict(sorted(self.outcomes.items()))
+
+
+class Planner:
+    """Plans from a store, whose newest commit has the tree as it is. ``look`` tells what is at a path."""
+
+    def __init__(self, store: Store, tip: str, look: Callable[[str], os.stat_result | None]) -> None:
+        self._store = store
+        self._states = store.states
+        self._tip = tip
+        self._look = look
+
+    def undo(self, undone: Sequence[CommitRecord], parents: Sequence[str | None]) -> Reversing:
+        """To reverse these steps, newest first; ``parents`` have what was before each."""
+        states, tip = self._states, self._tip
+        plan = Reversing()
+        self._take_moves_back(plan, undone)
+        moved = {path for move in plan.moves for path in move}
+        steps: list[list[Difference]] = []
+        for record, parent in zip(undone, parents, strict=True):
+            found = states.differences(parent, record.commit)
+            self._leave_unknown(plan, found, record, states.unknown(parent), moved)
+            steps.append(found)
+        known = [[one for one in step if one[0] not in plan.reasons and one[0] not in _to(plan)] for step in steps]
+        changed_by = self._changed_by(undone)
+        now = TreeNow(lambda path: states.entry(tip, path), lambda path: states.names(tip, path), states.content)
+        found = plan_undo(known, now, changed_by.get)
+        plan.outcomes |= found.outcomes
+        plan.reasons |= found.reasons
+        plan.states, plan.contents = found.states, found.contents
+        plan.leave_the_longest()
+        plan.sort()
+        return plan
+
+    def _leave_unknown(
+        self, plan: Reversing, found: Sequence[Difference], record: CommitRecord, was: Unknown, moved: set[str]
+    ) -> None:
+        made, now = self._states.unknown(record.commit), self._states.unknown(self._tip)
+        for path in made.new_since(was):
+            if path not in moved and path not in plan.reasons:
+                plan.stays(path, f"what step {record.number} made of it is not in the history ({made.why(path)})")
+        for path, before, after in found:
+            if path in moved:
+                continue
+            if (why := was.why(path, there=before is not None)) is not None:
+                words = f"what it was before is not in the history ({why} then)"
+            elif (why := made.why(path, there=after is not None)) is not None:
+                words = f"what step {record.number} made of it is not in the history ({why})"
+            elif (why := now.why(path)) is not None:
+                words = f"what it is now is not in the history ({why})"
+            else:
+                continue
+            if before is None or not before.same_content(after):
+                plan.stays(path, words)
+
+    def restore(self, record: CommitRecord) -> Reversing:
+        """To be as after a step. What that did not know becomes what it was when it was next known, if ever."""
+        plan = Reversing()
+        later = self._later_than(record.commit)
+        self._take_moves_back(plan, later)
+        moved = {path for move in plan.moves for path in move}
+        changed_by = self._changed_by([record])
+        others = {path for one in later if one.number is None for path in self._store.step_of(one).paths}
+        wanted, unclear = self._wanted(record, later)
+        tip = self._states.unknown(self._tip)
+        there = (path for path in changed_by if _is_in_dotgit(path) and wanted.get(path, (None, None))[1])
+        above = {one for path in there for one in directories_above(path)}
+        for path, reason in unclear.items():
+            if path not in moved:
+                plan.stays(path, reason)
+        for path in tip.new_since(self._states.unknown(record.commit)):
+            if path not in moved and path not in wanted and self._states.entry(record.commit, path) is not None:
+                plan.stays(path, f"what it is now is not in the history ({tip.why(path)})")
+        for path, (now, state) in wanted.items():
+            content_differs = now is None or not now.same_content(state)
+            why = tip.why(path) if path not in moved else None
+            if path in _to(plan):
+                continue
+            if why is not None:
+                if content_differs:
+                    plan.stays(path, f"what it is now is not in the history ({why})")
+                continue
+            stays = _is_in_dotgit(path) and path not in changed_by and (now is not None or path not in above)
+            if not stays:
+                plan.states[path] = state
+            if content_differs and stays:
+                plan.stays(path, "git's own data, which no step has changed")
+            elif content_differs:
+                plan.outcomes[path] = "restored" if state is not None else "removed"
+                if path not in changed_by:
+                    plan.reasons[path] = (
+                        SOMEBODY_ELSE if now is not None and state is not None else _THEIRS[now is None]
+                    )
+                elif path in others:
+                    plan.reasons[path] = SOMEBODY_ELSE
+        plan.leave_the_longest()
+        plan.sort()
+        return plan
+
+    def _wanted(
+        self, record: CommitRecord, later: Sequence[CommitRecord]
+    ) -> tuple[dict[str, tuple[Entry | None, Entry | None]], dict[str, str]]:
+        """What differs from now, with both states; and what nobody can say that of, with the reasons."""
+        states = self._states
+        wanted: dict[str, tuple[Entry | None, Entry | None]] = {}
+        unclear: dict[str, str] = {}
+        asked: list[tuple[str, Unknown]] = []
+
+        def was_unknown(path: str) -> bool:
+            return all(one.why(path, there=states.entry(commit, path) is not None) for commit, one in asked)
+
+        for commit in (record.commit, *(one.commit for one in reversed(later))):
+            unknown = states.unknown(commit)
+            if asked and unknown.reasons == asked[-1][1].reasons:
+                continue
+            for path, now, state in states.differences(self._tip, commit):
+                if path in wanted or not was_unknown(path):
+                    continue
+                why = unknown.why(path, there=state is not None)
+                if why is None:
+                    wanted[path] = (now, state)
+                    unclear.pop(path, None)
+                elif not asked and (now is None or not now.same_content(state)):
+                    unclear[path] = f"what it was then is not in the history ({why} then)"
+            if not unknown.reasons:
+                break
+            asked.append((commit, unknown))
+        return wanted, unclear
+
+    def _take_moves_back(self, plan: Reversing, records: Sequence[CommitRecord]) -> None:
+        """Of files that the history does not have: they go back to where they were, as they are."""
+        for now, move in moves_back([self._states.unknown(record.commit).moves for record in records]).items():
+            here = self._look(now)
+            if now == move.old:
+                continue
+            if here is None or not stat.S_ISREG(here.st_mode) or not move.fits(here.st_size, here.st_mtime_ns):
+                plan.stays(now, SOMEBODY_ELSE, "conflict")
+            elif self._look(move.old) is not None:
+                plan.stays(now, f"it was {move.old}, where there is something else now", "conflict")
+            else:
+                plan.moves.append((now, move.old))
+                plan.outcomes[now], plan.outcomes[move.old] = "removed", "restored"
+
+    def _later_than(self, commit: str) -> list[CommitRecord]:
+        """Newest first."""
+        found: list[CommitRecord] = []
+        for record in self._store.commits():
+            if record.commit == commit:
+                break
+            found.append(record)
+        return found
+
+    def _changed_by(self, undone: Sequence[CommitRecord]) -> dict[str, str]:
+        """The paths that steps changed which came after those, and stay; and the newest of these steps, in words."""
+        commits = {record.commit for record in undone}
+        found: dict[str, str] = {}
+        for record in self._later_than(undone[-1].commit):
+            if record.number and record.commit not in commits:
+                step = self._store.step_of(record)
+                for path in step.paths:
+                    found.setdefault(path, f"step {step.number} ({step.tool})")
+        return found
+
+
+_THEIRS = {False: "somebody else's, made since", True: "removed since by somebody else"}
+
+
+def _to(plan: Reversing) -> set[str]:
+    return {new for _, new in plan.moves}
+
+
+def _is_in_dotgit(path: str) -> bool:
+    return any(is_dotgit(os.fsencode(name)) for name in path.split("/"))

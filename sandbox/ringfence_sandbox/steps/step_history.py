@@ -1,0 +1,269 @@
+"""A step for every call that changed files: what a filesystem on disk tells, written into the store."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ringfence.participants import Step
+from ringfence_sandbox.calls.history import ChangedFiles, History, Recorded, ScannedStates, TakenBackCall
+from ringfence_sandbox.disk.confined import Confined, Looks, is_reserved
+from ringfence_sandbox.disk.kernel import Before, nothing_before
+from ringfence_sandbox.scan.scan import Exclusion, ScanLimits, Scanner, ScanResult, follow
+from ringfence_sandbox.scan.stat_cache import Attributes, Stamp, StatCache
+from ringfence_sandbox.steps import aborted_calls
+from ringfence_sandbox.steps.step_states import Differing
+from ringfence_sandbox.store.commit_messages import REPLACED, CommitInfo
+from ringfence_sandbox.store.commit_records import PreparedStep
+from ringfence_sandbox.store.entries import Entry, Pending
+from ringfence_sandbox.store.spool import Spool
+from ringfence_sandbox.store.store import Store
+from ringfence_sandbox.store.unknown import Unknown
+
+if TYPE_CHECKING:
+    from ringfence.runtime.receipts import Receipt
+
+FOLDER = "history"
+_CACHE = "stat-cache"
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A step that its commit record will make part of the history, after what somebody else changed before it."""
+
+    step: Step
+    commits: Sequence[PreparedStep]
+
+
+class StepHistory(History):
+    """The history of one workspace. The store is opened when it is first needed, which is after the lock is taken."""
+
+    def __init__(
+        self, files: Confined, folder: Path, *, limits: ScanLimits, power: bool, before: Before = nothing_before
+    ) -> None:
+        """``files`` is the root, whose descriptor `close` closes; ``folder`` is the workspace's store."""
+        self._files = files
+        self._folder = folder / FOLDER
+        self._spool = Spool(folder)
+        self.limits = limits
+        self._power = power
+        self._before = before
+        self._opened: Store | None = None
+        self._closed = False
+        self._prepared: _Prepared | None = None
+        self._cache: StatCache | None = None
+        self._cache_saved = True
+        self._hashes: OrderedDict[str, str] = OrderedDict()
+        """Of some files that steps of late left, the sha256 by object id: their bytes need not be read for it."""
+        self.left_out: Mapping[str, tuple[Exclusion, Stamp | None]] = {}
+        """What the newest scan did not take in, why, and as what it was seen."""
+        self.last: Step | None = None
+        """The newest step that was made since opening."""
+        self.rewritten: set[str] = set()
+        """What an undo or a restore has written in the open call: times and names of one file alone are no change that
+        the filesystem tells of, and its step is to have them."""
+        self.replaced = False
+        """Whether what the next look finds to differ is that of another directory in the place of the one before."""
+        self.lost: list[str] = []
+        """Commits that the journal names and the store does not have."""
+
+    @property
+    def store(self) -> Store:
+        if self._opened is None:
+            self._opened = Store.open(self._folder)
+        return self._opened
+
+    def close(self) -> None:
+        """Let go of the files. Sealing is for before, while the workspace's lock is held."""
+        if not self._closed:
+            self._closed = True
+            if self._opened is not None:
+                self._opened.objects.close()
+            self._spool.close()
+            os.close(self._files.root)
+
+    # What the filesystem asks of a history.
+
+    def record(self, changed: ChangedFiles, receipt: Receipt) -> Recorded:
+        self._prepared = None
+        info = CommitInfo(
+            "step", receipt.started_at, receipt.tool, receipt.call_id, receipt.session_id, receipt.receipt_id
+        )
+        steps: list[PreparedStep] = []
+        if changed.scanned is not None:
+            ours, unknown = self._since_tip(changed.scanned, info), changed.scanned.unknown
+        else:
+            with closing(Looks(self._files)) as looks:
+                differing = Differing(
+                    self._files, self.store, changed, receipt.started_at, self.limits, self._hashes, looks
+                )
+                ours = differing.ours(self.rewritten)
+                theirs = differing.theirs()
+                before, unknown = differing.unknown()
+            if theirs or before.reasons != self.store.states.unknown(self.store.tip).reasons:
+                external = CommitInfo("external", receipt.started_at)
+                steps.append(self.store.prepare(theirs, external, unknown=before))
+        after = steps[-1] if steps else None
+        if self._power:
+            self._before("fsync objects")
+        prepared = self.store.prepare(ours, info, after=after, unknown=unknown, sync=self._power)
+        if not prepared.changed:
+            return Recorded()
+        step = Step(
+            prepared.number or 0,
+            receipt.tool,
+            receipt.call_id,
+            receipt.session_id,
+            receipt.started_at,
+            prepared.changed,
+            prepared.commit,
+        )
+        self._prepared = _Prepared(step, [*steps, prepared])
+        return Recorded({"history": prepared.commit}, step=step)
+
+    def _since_tip(self, scanned: ScannedStates, info: CommitInfo) -> Mapping[str, Entry | Pending | None]:
+        if scanned.since is None:
+            return scanned.states
+        now = self.store.prepare(scanned.states, info, after=scanned.since)
+        tip = self.store.tip
+        differences = self.store.states.differences(tip, now.commit)
+        return {path: state for path, _, state in differences if not is_reserved(path)}
+
+    def committed(self, recorded: Recorded) -> None:
+        prepared, self._prepared = self._prepared, None
+        self.rewritten.clear()
+        if prepared is not None and prepared.step is recorded.step:
+            for commit in prepared.commits:
+                self.store.publish(commit)
+            self.last = prepared.step
+
+    def ended_without_step(self) -> None:
+        self.rewritten.clear()
+
+    def taking_back(self, changed: ChangedFiles, call: TakenBackCall) -> Sequence[str]:
+        notes = aborted_calls.write_down(self._spool, self.store, self._files, changed, call)
+        if self._power:
+            self._before("fsync taken back")
+            self._spool.sync()
+        return notes
+
+    def take_in_aborted(self) -> None:
+        """Have the store keep what was taken back since it last did."""
+        aborted_calls.take_in(self.store, self._spool, sync=self._power)
+
+    def recovered(self, payload: Mapping[str, object], blob: bytes) -> None:
+        commit = payload.get("history")
+        if isinstance(commit, str):
+            try:
+                self.store.advance(commit)
+                self.lost.clear()  # what has gone before one that is there was dropped by `gc`
+            except LookupError:
+                # Its files are there, so they are found as somebody else's change.
+                self.lost.append(commit)
+
+    def content(self, payload: Mapping[str, object], path: str) -> bytes | None:
+        commit = payload.get("history")
+        if not isinstance(commit, str):
+            return None
+        try:
+            return self.store.states.read(commit, path)
+        except (LookupError, OSError):
+            return None
+
+    def sealed(self) -> bool:
+        try:
+            self.store.seal()
+        except OSError:
+            return False
+        self._save_cache()
+        return True
+
+    def _save_cache(self) -> None:
+        if self._cache is not None and not self._cache_saved:
+            with suppress(OSError):  # without it the next opening reads more, and knows as much
+                self._cache.save(self._folder / _CACHE)
+                self._cache_saved = True
+
+    # Looking at the tree.
+
+    def found(self, path: str) -> os.stat_result | None:
+        """What is at a path now."""
+        return self._files.look(path)
+
+    def scan(self, commit: str | None, keep: Callable[[bytes], str] | None = None, *, also: str = "") -> ScanResult:
+        """What differs from a commit. ``keep`` takes the bytes of what had to be read, by default the store. ``also``
+        is a holding directory to look into, as if it were one of the tree's.
+
+        The cache stands for no commit after changes, until `stand_for` says which.
+        """
+        store = self.store
+        if self._cache is None:
+            self._cache = StatCache.load(store.folder / _CACHE)
+        scanner = Scanner(
+            self._files.root,
+            store.states,
+            commit,
+            keep or store.add_blob,
+            self._cache,
+            limits=self.limits,
+            hidden=lambda name: name != also and is_reserved(name),
+        )
+        found = scanner.scan()
+        self.left_out = {
+            path: (reason, found.stamps.get(path)) for path, reason in found.excluded.items() if not is_reserved(path)
+        }
+        self._cache_saved = self._cache_saved and not (found.changes or found.read)
+        return found
+
+    def stand_for(self, commit: str, differing: Iterable[tuple[str, Entry | None, Entry | None]] = ()) -> None:
+        """The tree that was scanned last is that of a commit, but for what is ``differing``."""
+        assert self._cache is not None, "it was scanned"
+        for path, now, other in differing:
+            self._cache.differ(path, now, other)
+        self._cache.commit = commit
+
+    def known(self, commit: str) -> Mapping[str, Mapping[str, Stamp]]:
+        """The stamps of what is in the tree as a commit has it, as far as an earlier scan left them."""
+        if self._cache is None:
+            self._cache = StatCache.load(self.store.folder / _CACHE)
+        follow(self._cache, self.store.states, commit)
+        return {folder: names.copy() for folder, names in self._cache.folders.items()}
+
+    @property
+    def attributes(self) -> Mapping[str, Attributes]:
+        """The extended attributes of what is in the tree, as the last scan saw them, by path."""
+        return {} if self._cache is None else self._cache.attributes.copy()
+
+    def look(self) -> ScanResult:
+        """Take in the tree as it is: the baseline where there is none, else what somebody else changed, if anything.
+
+        Raises:
+            OSError: the root cannot be read, or the store not be written.
+        """
+        first = self._cache is None
+        found = self.take_in()
+        if first:  # later ones are saved with the rest, at the end
+            self._save_cache()
+        return found
+
+    def take_in(self) -> ScanResult:
+        """`look`, without saving what makes the next scan cheap."""
+        store = self.store
+        found, tip = self.scan(store.tip), store.tip
+        known, unknown = found.known(), Unknown.of_scan(found.excluded)
+        if known or unknown.reasons != store.states.unknown(tip).reasons:
+            kind = "baseline" if tip is None else "external"
+            info = CommitInfo(kind, datetime.now(UTC), REPLACED if self.replaced else "")
+            prepared = store.prepare(known, info, unknown=unknown, sync=self._power)
+            store.publish(prepared)
+            self.stand_for(prepared.commit)
+        elif found.changes and tip is not None:
+            self.stand_for(tip)
+        self.replaced = False
+        return found

@@ -1,0 +1,117 @@
+"""A history as patches: one over several steps, or a mailbox with a mail a commit for `git am`."""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC
+from email.utils import format_datetime
+
+from ringfence.filesystem.diffs import patch_of, rename_patch
+from ringfence.filesystem.git_names import is_dotgit
+from ringfence.participants import Change
+from ringfence_sandbox.store.commit_records import CommitRecord
+from ringfence_sandbox.store.store import Store
+from ringfence_sandbox.store.unknown import Move, moves_back
+
+_BASE64_LINE = 57
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """The text, and the paths that it cannot have: git takes no patch for what is in a `.git`. ``unknown`` are those
+    that differ in what the history knows of them, with the reason why it did not know them at one of the ends."""
+
+    text: bytes
+    left_out: tuple[str, ...]
+    unknown: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+def unified(store: Store, one: str | None, other: str, *, without: Collection[str] = ()) -> Export:
+    """The changes from one commit (None: an empty tree) to another as a patch for `git apply`, ``without`` paths."""
+    found = (change for change in store.states.changes(one, other) if change.path not in without)
+    changes, left_out = _applicable(found)
+    text = _patch(store, one, other, changes) + b"".join(_renames(moved_between(store, one, other)))
+    return Export(text, left_out, store.states.unclear(one, other))
+
+
+def moved_between(store: Store, one: str | None, other: str) -> list[Move]:
+    """The moves of files that the history does not have, from one commit to another: one a file."""
+    steps: list[Sequence[Move]] = []
+    record = store.commit(other)
+    while record.commit != one and record.parent is not None:
+        steps.append(store.states.unknown(record.commit).moves)
+        record = store.commit(record.parent)
+    back = moves_back([moves for moves in steps if moves])
+    return [replace(move, new=now) for now, move in sorted(back.items()) if now != move.old]
+
+
+def _renames(moves: Iterable[Move]) -> Iterator[bytes]:
+    for move in moves:
+        if not any(is_dotgit(os.fsencode(part)) for part in (*move.old.split("/"), *move.new.split("/"))):
+            yield rename_patch(move.old, move.new)
+
+
+def mailbox(store: Store, records: Sequence[CommitRecord]) -> Export:
+    """The commits, oldest first, each as a mail; one that changed nothing that a patch can hold has none."""
+    patches: list[tuple[CommitRecord, bytes]] = []
+    left_out: set[str] = set()
+    unknown: dict[str, str] = {}
+    for record in records:
+        changes, without = _applicable(store.states.changes(record.parent, record.commit))
+        left_out.update(without)
+        text = _patch(store, record.parent, record.commit, changes)
+        text += b"".join(_renames(store.states.unknown(record.commit).moves))
+        unknown |= store.states.unclear(record.parent, record.commit)
+        if text:
+            patches.append((record, text))
+    mails = (_mail(store, record, text, n, len(patches)) for n, (record, text) in enumerate(patches, 1))
+    return Export(b"".join(mails), tuple(sorted(left_out)), dict(sorted(unknown.items())))
+
+
+def _applicable(changes: Iterable[Change]) -> tuple[list[Change], tuple[str, ...]]:
+    takes: list[Change] = []
+    left_out: list[str] = []
+    for change in changes:
+        if any(is_dotgit(part.encode("utf-8", "surrogateescape")) for part in change.path.split("/")):
+            left_out.append(change.path)
+        else:
+            takes.append(change)
+    return takes, tuple(left_out)
+
+
+def _patch(store: Store, one: str | None, other: str, changes: Sequence[Change]) -> bytes:
+    def before(path: str) -> bytes:
+        return store.states.read(one, path) if one is not None else b""
+
+    return patch_of(changes, before, lambda path: store.states.read(other, path))
+
+
+def _mail(store: Store, record: CommitRecord, patch: bytes, number: int, of: int) -> bytes:
+    subject, body = store.message_text(record.commit)
+    # A line that looks like the beginning of a patch would end the message; a From line would end the mail.
+    text = re.sub(r"(?m)^(?=---|diff |Index: |>*From )", " ", body).strip("\n")
+    # `git am` takes away what is in brackets before the subject.
+    content = f"{text}\n---\n\n".encode() + patch + b"-- \nringfence\n"
+    encoding = "8bit"
+    if b"\r" in content:
+        # On the way through a mail, a carriage return at the end of a line gets lost.
+        encoding, content = "base64", _base64(content)
+    header = (
+        f"From {record.commit} Mon Sep 17 00:00:00 2001\n"
+        f"From: {store.author(record.commit)}\n"
+        f"Date: {format_datetime(record.message.info.created_at.astimezone(UTC))}\n"
+        f"Subject: [PATCH {number}/{of}] {subject}\n"
+        "MIME-Version: 1.0\n"
+        "Content-Type: text/plain; charset=UTF-8\n"
+        f"Content-Transfer-Encoding: {encoding}\n\n"
+    )
+    return header.encode() + content + b"\n"
+
+
+def _base64(content: bytes) -> bytes:
+    pieces = (content[at : at + _BASE64_LINE] for at in range(0, len(content), _BASE64_LINE))
+    return b"".join(base64.b64encode(piece) + b"\n" for piece in pieces)

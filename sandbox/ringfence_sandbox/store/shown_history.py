@@ -1,0 +1,77 @@
+"""A history as people and programs look at it: its entries, and steps with what they changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from ringfence.participants import Change, FileVersion, Step
+from ringfence_sandbox.store.commit_messages import CommitKind
+from ringfence_sandbox.store.commit_records import CommitRecord
+from ringfence_sandbox.store.exports import moved_between, unified
+from ringfence_sandbox.store.finding_steps import parent_of
+from ringfence_sandbox.store.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class LogEntry:
+    """One commit of the history. ``number`` is that of a step, 0 that of the baseline, None somebody else's change."""
+
+    number: int | None
+    kind: CommitKind
+    tool: str
+    call_id: str
+    session_id: str
+    receipt_id: str
+    created_at: datetime
+    paths: tuple[str, ...]
+    commit: str
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ShownStep:
+    """One step; ``patch`` is what ``git apply`` takes. ``left_out`` has the paths of which the history lacks what the
+    step made of them, and why."""
+
+    step: Step
+    changes: Sequence[Change]
+    patch: bytes
+    left_out: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+def log_entry(store: Store, record: CommitRecord, names: Sequence[str]) -> LogEntry:
+    info, step = record.message.info, store.step_of(record)
+    return LogEntry(
+        record.number,
+        info.kind,
+        info.tool,
+        info.call_id,
+        info.session_id,
+        info.receipt_id,
+        info.created_at,
+        step.paths,
+        record.commit,
+        tuple(names),
+    )
+
+
+def shown_step(store: Store, record: CommitRecord) -> ShownStep:
+    parent = parent_of(record)
+    patch = unified(store, parent, record.commit).text
+    changes = changes_between(store, parent, record.commit)
+    made = store.states.unknown(record.commit)
+    moved = {move.new for move in made.moves}
+    new = sorted(path for path in made.new_since(store.states.unknown(parent)) if path not in moved)
+    return ShownStep(store.step_of(record), changes, patch, {path: made.reasons[path] for path in new})
+
+
+def changes_between(store: Store, one: str | None, other: str) -> list[Change]:
+    """What one commit has otherwise than another, with the moves of files that the history does not have."""
+    found = {change.path: change for change in store.states.changes(one, other)}
+    for move in moved_between(store, one, other):
+        version = FileVersion("file", move.mode, move.size)
+        was = found[move.new].before if move.new in found else None
+        found |= {move.old: Change(move.old, version, None), move.new: Change(move.new, was, version)}
+    return [found[path] for path in sorted(found)]

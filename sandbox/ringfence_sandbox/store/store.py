@@ -1,0 +1,398 @@
+"""A workspace's history: a git repository outside of it, with a commit a step.
+
+Everything is written through dulwich's objects: no configuration, hook, filter or attribute of anybody is consulted.
+New objects go into a log (`object_log`) and from there into packs. What makes a step part of the history is decided
+by whoever keeps the journal of calls: `Store.prepare` writes the objects, and `Store.publish` moves the tip.
+
+A store has one writer, who holds its lock; readers (``writable=False``) need none. It is not for several threads.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+from dulwich.objects import Commit
+
+from ringfence.participants import Step
+from ringfence_sandbox.store.changed_paths import changed_paths, with_unknown
+from ringfence_sandbox.store.commit_messages import CommitInfo, format_message, parse_message
+from ringfence_sandbox.store.commit_records import CommitRecord, PreparedStep
+from ringfence_sandbox.store.entries import Entry, Pending
+from ringfence_sandbox.store.folder_builder import Builder, edits_of
+from ringfence_sandbox.store.folders import Folder, differences, in_order, reachable
+from ringfence_sandbox.store.history_objects import BLOB, COMMIT, TREE, HistoryObjects
+from ringfence_sandbox.store.history_states import UNKNOWN, States, read_commit
+from ringfence_sandbox.store.repository import create_repository, read_refs, read_shallow, write_refs, write_shallow
+from ringfence_sandbox.store.unknown import Unknown
+
+MAIN = b"refs/heads/main"
+_KEPT = b"refs/ringfence/"
+ABORTED = "aborted/"
+"""Of names of kept commits: what rollbacks took away, by number."""
+IDENTITY = "ringfence <ringfence@localhost>"
+SEAL_BYTES = 32 << 20
+"""A log of this size becomes a pack."""
+_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_-]|\.(?!\.|lock(?:/|$)|$)|/(?=[A-Za-z0-9]))*")
+
+
+class Store:
+    """The history at a folder. ``damaged_bytes`` were cut off the end of its log when it was opened."""
+
+    def __init__(
+        self, folder: Path, refs: dict[bytes, str], objects: HistoryObjects, *, writable: bool, identity: str
+    ) -> None:
+        self.folder = folder
+        self.objects = objects
+        self.damaged_bytes = objects.log.damaged_bytes
+        self._writable = writable
+        self._identity = re.sub(r"[\x00-\x1f]", "", identity).encode()
+        self._refs = refs
+        for name, oid in objects.log.refs.items():
+            self._set_ref(name, oid)
+        self._shallow = read_shallow(folder)
+        self.states = States(objects)
+        self._number: int | None = None
+        self._newest_aborted: int | None = None
+        self._seal_at = SEAL_BYTES
+
+    @classmethod
+    def open(
+        cls, folder: str | os.PathLike[str], *, writable: bool = True, tip: str | None = None, identity: str = IDENTITY
+    ) -> Store:
+        """Open the store at `folder`; a writable one is created if it is not there.
+
+        ``tip`` is the commit that the caller knows as the newest, if that may not have been published before a crash.
+
+        Raises:
+            FileNotFoundError: there is none, and it is not to be written.
+            LookupError: it does not have the commit ``tip``.
+        """
+        path = Path(folder)
+        if not (path / "HEAD").exists():
+            if not writable:
+                raise FileNotFoundError(f"there is no history at {path}")
+            create_repository(path)
+        # The refs first: a reader without the lock must not know of commits newer than the objects that it opens.
+        # Nor of one that was dropped in between, so the refs have to be the same afterwards.
+        refs, objects = read_refs(path), HistoryObjects(path, writable=writable)
+        while not writable and refs != (now := read_refs(path)):
+            objects.close()
+            refs, objects = now, HistoryObjects(path, writable=False)
+        store = cls(path, refs, objects, writable=writable, identity=identity)
+        try:
+            if tip is not None and tip != store.tip:
+                store._name_tip(tip)
+        except BaseException:
+            store.objects.close()
+            raise
+        return store
+
+    def _name_tip(self, tip: str) -> None:
+        self.commit(tip)
+        self._set_ref(MAIN, bytes.fromhex(tip))
+        if self._writable:
+            self.objects.log.set_ref(MAIN, bytes.fromhex(tip))
+            self.objects.log.flush()
+
+    def _set_ref(self, name: bytes, oid: bytes | None) -> None:
+        if oid is None:
+            self._refs.pop(name, None)
+        else:
+            self._refs[name] = oid.hex()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Seal what is in the log, and close the files."""
+        try:
+            if self._writable and not self.objects.closed:
+                self.seal()
+        finally:
+            self.objects.close()
+
+    # Writing.
+
+    @property
+    def tip(self) -> str | None:
+        """The newest commit; None if there is no baseline yet."""
+        return self._refs.get(MAIN)
+
+    def add_blob(self, content: bytes) -> str:
+        """Add bytes that a step may have later; their object id."""
+        return self.objects.add(BLOB, content).hex()
+
+    def prepare(
+        self,
+        changes: Mapping[str, Entry | Pending | None],
+        info: CommitInfo,
+        *,
+        after: PreparedStep | None = None,
+        unknown: Unknown | None = None,
+        sync: bool = False,
+    ) -> PreparedStep:
+        """Write the objects of the state that differs from the newest (or from ``after``) in `changes`.
+
+        ``changes`` has the new states by path relative to the root, None for a path that is gone, with all below it;
+        a directory's own state is about itself alone. ``unknown`` is what is not known of the new state; by default
+        what was not known before, but for the changes. The cost is that of the changes and of the directories above
+        them. With ``sync`` all of it is on the disk when this returns.
+
+        Raises:
+            ValueError: the changes do not fit the state before.
+            LookupError: the store does not have the bytes of an entry.
+            OSError: it could not be written. The history is as it was.
+        """
+        parent = after.commit if after is not None else self.tip
+        before = after.root if after is not None else self._tip_root()
+        unknown_before = after.unknown if after is not None else self.states.unknown(self.tip)
+        if unknown is None:
+            unknown = unknown_before.knowing({path: state and state.kind for path, state in changes.items()})
+        try:
+            states = map(self._stored, changes.values())
+            edit = edits_of(zip(_encoded(changes), states, strict=True))
+            if before is None and not (edit.given and edit.state is not None):
+                raise ValueError("the first step needs the state of the root itself, under the path ''")
+            builder = Builder(self.objects)
+            root = builder.build(before, edit)
+            newest = self._newest_number(after) + (info.kind == "step")
+            number = newest if info.kind == "step" else 0 if info.kind == "baseline" else None
+            found = changed_paths(in_order(builder.found))
+            if info.kind == "step" and (unknown.reasons or unknown.moves):
+                found = with_unknown(found, unknown, unknown_before)
+            commit = self._commit(root, unknown, parent, info, number, found)
+            self.objects.log.flush(sync=sync)
+        except BaseException:
+            self.objects.log.abandon()
+            raise
+        return PreparedStep(commit, parent, number, newest, root, tuple(path for path, _ in found), unknown)
+
+    def _stored(self, state: Entry | Pending | None) -> Entry | None:
+        if state is None:
+            return None
+        if isinstance(state, Entry):
+            # An `add_blob` that could not be written is forgotten; a step must not be made of its id.
+            if state.oid is not None and not self.objects.has(bytes.fromhex(state.oid)):
+                raise LookupError(f"the store does not have the content {state.oid}; add it again")
+            return state
+        if state.kind == "directory":
+            return Entry("directory", state.meta)
+        content = state.content if isinstance(state.content, bytes) else state.content()
+        return Entry(state.kind, state.meta, self.add_blob(content))
+
+    def _newest_number(self, after: PreparedStep | None) -> int:
+        if after is not None:
+            return after.newest
+        if self._number is None:
+            self._number = next((record.number for record in self.commits() if record.number is not None), 0)
+        return self._number
+
+    def _commit(
+        self,
+        root: Folder,
+        unknown: Unknown,
+        parent: str | None,
+        info: CommitInfo,
+        number: int | None,
+        changed: Sequence[tuple[str, str]],
+    ) -> str:
+        files = root.files_oid if root.files_oid is not None else self.objects.add(TREE, b"")
+        tree = b"40000 files\0" + files + b"40000 meta\0" + root.meta_oid
+        if unknown.reasons or unknown.moves:
+            tree += b"100644 %b\0%b" % (UNKNOWN, self.objects.add(BLOB, unknown.to_bytes()))
+        raw = b"tree %b\n%bauthor %b\ncommitter %b\n\n%b" % (
+            self.objects.add(TREE, tree).hex().encode(),
+            b"parent %b\n" % parent.encode() if parent is not None else b"",
+            *[b"%b %d +0000" % (self._identity, max(0, int(info.created_at.timestamp())))] * 2,
+            format_message(info, number, changed),
+        )
+        return self.objects.add(COMMIT, raw).hex()
+
+    def publish(self, prepared: PreparedStep) -> None:
+        """Make a prepared commit the newest of the history.
+
+        Raises:
+            ValueError: the history has moved on since it was prepared.
+        """
+        if not self._leads_to_tip(prepared.parent):
+            raise ValueError("the history has another newest step by now; prepare this one again")
+        self._publish(prepared)
+        if self.objects.log.size > self._seal_at:
+            try:
+                self.seal()
+                self._seal_at = SEAL_BYTES
+            except OSError:
+                # The step is in the history, and all of it in the log: sealing can wait until there is space.
+                self._seal_at += SEAL_BYTES
+
+    def _leads_to_tip(self, parent: str | None) -> bool:
+        # Several that were prepared on each other may be published at once.
+        while parent is not None and parent != self.tip:
+            parent = self.commit(parent).parent
+        return parent == self.tip
+
+    def _publish(self, prepared: PreparedStep) -> None:
+        self._set_ref(MAIN, bytes.fromhex(prepared.commit))
+        self.states.remember(prepared.commit, prepared.root, prepared.unknown)
+        self._number = prepared.newest
+        # Without space for it, the caller's journal still has the commit, and the next one's record replaces this.
+        with suppress(OSError):
+            self.objects.log.set_ref(MAIN, bytes.fromhex(prepared.commit))
+            self.objects.log.flush()
+
+    def advance(self, commit: str) -> bool:
+        """Make a commit that a journal has the newest, unless the history has it already; whether it was made so.
+
+        Raises:
+            LookupError: the store does not have it.
+        """
+        if commit == self.tip or not self._leads_to_tip(self.commit(commit).parent):
+            return False
+        self._name_tip(commit)
+        self._number = None
+        return True
+
+    def keep(self, name: str, commit: str) -> None:
+        """Keep a commit, whatever `gc` drops, until `unkeep`; also one that is not part of the history. A store that
+        is not to be written keeps it in memory.
+
+        Raises:
+            ValueError: the name has something else than letters, digits, "-", "_", "." and "/" in it.
+        """
+        self.commit(commit)
+        self._set_kept(_kept_ref(name), bytes.fromhex(commit))
+
+    def unkeep(self, name: str) -> None:
+        self._set_kept(_kept_ref(name), None)
+
+    def _set_kept(self, ref: bytes, oid: bytes | None) -> None:
+        if self._writable:
+            self.objects.log.set_ref(ref, oid)
+            self.objects.log.flush()
+        self._set_ref(ref, oid)
+        self._newest_aborted = None
+
+    @property
+    def newest_aborted(self) -> int:
+        """The greatest number that something which was taken back is kept under; 0 if nothing is."""
+        if self._newest_aborted is None:
+            self._newest_aborted = max(self.aborted(), default=0)
+        return self._newest_aborted
+
+    def aborted(self) -> dict[int, str]:
+        """The commits that have what rollbacks took away, by number, oldest first."""
+        found = {name.removeprefix(ABORTED): commit for name, commit in self.kept().items() if name.startswith(ABORTED)}
+        return {number: found[str(number)] for number in sorted(int(name) for name in found if name.isdigit())}
+
+    def kept(self) -> dict[str, str]:
+        """The commits that are kept, by name."""
+        return {name[len(_KEPT) :].decode(): commit for name, commit in self._refs.items() if name.startswith(_KEPT)}
+
+    def seal(self) -> None:
+        """Move everything into packs and refs that git itself reads, and sync it."""
+        self.objects.seal(before_deleting=lambda: write_refs(self.folder, self._refs))
+
+    # Reading.
+
+    def commit(self, commit: str) -> CommitRecord:
+        """One commit by its id.
+
+        Raises:
+            LookupError: the store does not have it.
+        """
+        parsed = self._parsed(commit)
+        parents = [] if commit in self._shallow else parsed.parents
+        return CommitRecord(commit, parents[0].decode() if parents else None, parse_message(parsed.message))
+
+    def _parsed(self, commit: str) -> Commit:
+        return read_commit(self.objects, commit)
+
+    def message_text(self, commit: str) -> tuple[str, str]:
+        """The first line of a commit's message, and the rest."""
+        subject, _, body = self._parsed(commit).message.decode("utf-8", "replace").partition("\n")
+        return subject, body.strip("\n")
+
+    def author(self, commit: str) -> str:
+        return self._parsed(commit).author.decode("utf-8", "replace")
+
+    def commits(self) -> Iterator[CommitRecord]:
+        """The history, newest first, external changes included."""
+        commit = self.tip
+        while commit is not None:
+            record = self.commit(commit)
+            yield record
+            commit = record.parent
+
+    def record(self, number: int) -> CommitRecord:
+        """The commit of a step; 0 is the baseline.
+
+        Raises:
+            LookupError: there is no such step, or not any more.
+        """
+        for record in self.commits():
+            if record.number is not None and record.number <= number:
+                if record.number == number:
+                    return record
+                break
+        raise LookupError(f"the history has no step {number}")
+
+    def steps(self) -> list[Step]:
+        """The steps, oldest first; without the baseline and others' changes."""
+        found = [self.step_of(record) for record in self.commits() if record.number]
+        found.reverse()
+        return found
+
+    def step_of(self, record: CommitRecord) -> Step:
+        info, paths = record.message.info, record.message.paths
+        if paths is None:
+            before = self.states.root(record.parent) if record.parent is not None else None
+            found = differences(before, self.states.root(record.commit), self.objects)
+            paths = tuple(path for path, _ in changed_paths(found))
+        return Step(record.number or 0, info.tool, info.call_id, info.session_id, info.created_at, paths, record.commit)
+
+    def _tip_root(self) -> Folder | None:
+        return self.states.root(self.tip) if self.tip is not None else None
+
+    # Keeping it small.
+
+    def retain(self, commits: Set[str]) -> int:
+        """Drop all that these commits do not need, from disk too; the bytes that this gave back.
+
+        The tip and what is kept must be among them. (`history_gc` says which to retain.)
+        """
+        if missing := {*self._refs.values()} - commits:
+            raise ValueError(f"the tip or a kept commit would be lost: {', '.join(sorted(missing))}")
+        self.seal()
+        before = self._size()
+        parsed = {commit: self._parsed(commit) for commit in commits}
+        shallow = {commit for commit, it in parsed.items() if any(p.decode() not in commits for p in it.parents)}
+        needed = reachable(self.objects, (bytes.fromhex(it.tree.decode()) for it in parsed.values()))
+        needed.update(map(bytes.fromhex, commits))
+        # git takes a commit in `shallow` for one without parents: written before anything goes, it is never wrong.
+        self.objects.repack(needed, before_deleting=lambda: write_shallow(self.folder, shallow))
+        self._shallow = shallow
+        return max(0, before - self._size())
+
+    def _size(self) -> int:
+        return sum(path.stat().st_size for path in (self.folder / "objects" / "pack").iterdir())
+
+
+def _encoded(paths: Collection[str]) -> list[bytes]:
+    """`os.fsencode` of paths, all in one go."""
+    return os.fsencode("\0".join(paths)).split(b"\0") if paths else []
+
+
+def _kept_ref(name: str) -> bytes:
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"{name!r} cannot be a name of a kept step; use letters, digits, '-', '_', '.' and '/'")
+    return _KEPT + name.encode()
