@@ -400,6 +400,19 @@ async def test_undo_is_a_step_of_its_call_and_can_be_undone(served: DiskServed, 
     assert server.receipts[3].changes[0].path == "a.txt"
 
 
+async def test_a_step_is_undone_by_its_name_as_by_its_number(served: DiskServed, root: Path, era: str) -> None:
+    async with serving(served, era).client() as client:
+        for name in ("c", "d"):
+            found(await client.call_tool("write_file", {"file_path": f"{name}.txt", "content": "new\n"}))
+            found(await client.call_tool("checkpoint", {"name": f"with-{name}"}))
+        undone = found(await client.call_tool("undo", {"step": "with-c"}))
+        assert [path["path"] for path in undone["paths"]] == ["c.txt"]
+        found(await client.call_tool("undo", {"step": "2"}))
+        assert "no step" in text(await client.call_tool("undo", {"step": "with-e"}))
+    assert not (root / "c.txt").exists()
+    assert not (root / "d.txt").exists()
+
+
 async def test_an_undo_that_undid_nothing_is_an_error_that_says_why(served: DiskServed, root: Path, era: str) -> None:
     async with serving(served, era).client() as client:
         found(await client.call_tool("write_file", {"file_path": "c.txt", "content": "c\n"}))

@@ -16,7 +16,7 @@ from ringfence.prompt.tool import Tool, ToolContext
 from ringfence.prompt.tool_result import ToolResult
 from ringfence.runtime.session import Session
 from ringfence.runtime.visibility import SectionVisibility
-from ringfence_sandbox.reversal import Outcome
+from ringfence_sandbox.steps.reversal import Outcome
 from ringfence_sandbox.workspace import LogEntry, Reversal, Workspace
 from ringfence_tools.file_results import MAX_CHARACTERS, MAX_LISTED, count
 
@@ -48,7 +48,9 @@ class UndoSteps:
     steps: int | None = field(
         default=None, metadata={"description": "How many of the newest steps to take back; left out, one.", "ge": 1}
     )
-    step: int | None = field(default=None, metadata={"description": "The number of one step, to take back that alone."})
+    step: int | str | None = field(
+        default=None, metadata={"description": "One step's number or name, to take back that alone."}
+    )
     dry_run: bool = field(default=False, metadata={"description": "Only say what would become of each path."})
 
     def __post_init__(self) -> None:
@@ -226,7 +228,7 @@ class _HistoryTools:
 
     def undo(self, params: UndoSteps, *, context: ToolContext) -> ToolResult[Reversed]:
         with _said(), self._workspace() as workspace:
-            done = workspace.undo(params.steps, step=params.step, dry_run=params.dry_run)
+            done = workspace.undo(params.steps, step=_step(params.step), dry_run=params.dry_run)
         if done.outcomes and not done.has_changed and not params.dry_run:
             return ToolResult.error(f"nothing was undone: {_left(done)}")
         return _reversal(done, params.dry_run)
