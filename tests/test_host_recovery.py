@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -399,6 +400,25 @@ def test_lost_displaced_files_are_reported_and_the_rest_is_undone(case: Case) ->
     assert "lost" in recovered.notes[-1]
     assert (case.root / "m/x").exists()
     assert not any(path.name.startswith(".ringfence") for path in case.root.iterdir())
+
+
+@pytest.mark.parametrize("thing", ["a file", "a link"])
+def test_what_is_in_the_place_of_the_displaced_files_is_named_and_stays(case: Case, thing: str) -> None:
+    case.fresh()
+    with case.open() as fs:
+        snapshot = fs.snapshot()
+        fs.write("a.txt", "three")
+        [held] = [path for path in case.root.iterdir() if path.name.startswith(".ringfence-hold-")]
+        shutil.rmtree(held)
+        held.write_text("theirs") if thing == "a file" else held.symlink_to(case.path)
+        del snapshot
+    for _ in range(2):
+        with case.open() as fs:
+            assert fs.recovered is not None
+            assert any(held.name in note and "remove it" in note for note in fs.recovered.notes)
+    held.unlink()
+    with case.open() as fs:
+        assert fs.recovered is None
 
 
 def test_a_torn_journal_is_cut_and_the_call_undone(case: Case) -> None:

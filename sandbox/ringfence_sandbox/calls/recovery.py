@@ -363,8 +363,9 @@ def _mend_root_times(files: Confined, journal: Journal, story: Story) -> None:
 
 
 def _drop(files: Confined, journal: Journal, name: str, before: Before) -> list[str]:
-    try:
-        holding = Holding(files, name, before)
-    except FileNotFoundError:
+    there = files.look(name)
+    if there is None:
         return []
-    return drop_holding(files, holding, journal, before)
+    if not stat.S_ISDIR(there.st_mode):
+        return [f"{name} in the root is not the directory any more in which displaced files waited: remove it"]
+    return drop_holding(files, Holding.found(files, name, before, -1), journal, before)
