@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.errors import CallEndedError
+from ringfence.errors import CallEndedError, SnapshotRestoreError
 from ringfence.testing import HeldCall, held_call
 from ringfence.testing.printed import Printed, printed
 from ringfence_sandbox.disk.kernel import Abilities
@@ -462,6 +462,70 @@ def test_a_directory_of_a_call_that_was_rolled_back_comes_back_with_its_snapshot
     assert not (root / "new").exists()
     fs.restore(within)
     assert (root / "new").stat().st_mode & 0o777 == 0o700
+
+
+def test_what_somebody_put_into_a_directory_that_came_back_does_not_go_with_it(root: Path, fs: HostFilesystem) -> None:
+    before = fs.snapshot()
+    fs.mkdir("new")
+    fs.delete("d", recursive=True)
+    after = fs.snapshot()
+    fs.restore(before)
+    fs.restore(after)
+    assert not (root / "d").exists()
+    (root / "new/theirs.txt").write_text("person")
+    fs.restore(before)
+    assert (root / "new/theirs.txt").read_text() == "person"
+    (root / "d/e/theirs.txt").write_text("person")
+    fs.restore(after)
+    assert (root / "d/e/theirs.txt").read_text() == "person"
+
+
+@pytest.mark.parametrize("emptied", [True, False])
+@pytest.mark.parametrize("path", ["a.txt", "d"])
+def test_a_snapshot_whose_displaced_files_somebody_has_removed_is_not_gone_back_to(
+    root: Path, fs: HostFilesystem, path: str, emptied: bool
+) -> None:
+    snapshot = fs.snapshot()
+    fs.write("new.txt", "x")
+    fs.write("a.txt", "x")
+    fs.delete("d", recursive=True) if path == "d" else None
+    changed = without_held(root)
+    [held] = holding(root)
+    shutil.rmtree(root / held)
+    if emptied:
+        (root / held).mkdir(0o700)
+    with pytest.raises(SnapshotRestoreError, match=f"held of {path} was removed .* step of the history"):
+        fs.restore(snapshot)
+    os.utime(root, ns=(10**18, changed[""].mtime_ns))
+    assert without_held(root) == changed
+
+
+def test_a_call_after_somebody_has_removed_the_displaced_files_of_a_snapshot_goes_through(
+    root: Path, fs: HostFilesystem
+) -> None:
+    first = fs.snapshot()
+    fs.write("a.txt", "x")
+    shutil.rmtree(root / holding(root)[0])
+    fs.write("a.txt", "y")
+    second = fs.snapshot()
+    fs.write("a.txt", "z")
+    fs.restore(second)
+    assert (root / "a.txt").read_text() == "y"
+    del first, second
+    fs.write("a.txt", "z")
+    assert holding(root) == []
+
+
+def test_a_call_whose_displaced_files_are_removed_meanwhile_fails_and_says_so(
+    root: Path, fs: HostFilesystem, call: HeldCall
+) -> None:
+    fs.for_call(call).write("a.txt", "x")
+    shutil.rmtree(root / holding(root)[0])
+    with pytest.raises(OSError, match="displaced files wait .* was removed during the call"):
+        fs.for_call(call).write("d/b.txt", "x")
+    report = call.rollback()
+    assert report.conflicts == ("a.txt",)
+    assert (root / "d/b.txt").read_text() == "b\n"
 
 
 # Failing system calls

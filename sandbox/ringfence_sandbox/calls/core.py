@@ -231,6 +231,8 @@ class Core:
             self._journal.label = (call_id, tool)
             if not self._live and self._tip.parent is not None:
                 self._forget()
+            if self.hands.holding is not None and self.hands.holding.is_gone:
+                self._find_holding()
         mark = Mark(len(self._deeds), self._freeze(), outermost, call_id, tool, opaque)
         self._marks.append(mark)
         if opaque:

@@ -153,6 +153,15 @@ class Hands:
         """Whether there is something in a slot."""
         return self.holding is not None and self.holding.look(slot) is not None
 
+    def is_missing(self, deed: Deed) -> bool:
+        """Whether `deed` does not stand for this alone, that what it would give the path is not held."""
+        if deed.kind not in ("put", "swap") or self.is_held(deed.slot):
+            return False
+        try:
+            return self._is(deed.path, deed.old) if deed.kind == "swap" else self.files.look(deed.path) is None
+        except FileNotFoundError:
+            return False
+
     # -- undoing
 
     def undo(self, deed: Deed) -> None:

@@ -88,6 +88,11 @@ class Holding:
             self.descriptor = descriptor
             self._go_on()
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether somebody has removed it. (What has moved away goes on to hold.)"""
+        return os.fstat(self.descriptor).st_nlink == 0
+
     def _go_on(self) -> None:
         slots = [int(name) for name in os.listdir(self.descriptor) if name.isdecimal()]
         self._next = max(self._next, *(slot + 1 for slot in slots), 0)
@@ -127,19 +132,7 @@ class Holding:
 
     def entries(self) -> Iterator[tuple[str, os.stat_result]]:
         """All that is held, directories before what is in them: places in the workspace, and what is there."""
-        waiting = [self.name]
-        while waiting:
-            place = waiting.pop()
-            descriptor = self._files.open_directory(place)
-            try:
-                found = {name: lstat(descriptor, name) for name in os.listdir(descriptor)}
-            finally:
-                os.close(descriptor)
-            for name, status in found.items():
-                if status is not None:
-                    yield f"{place}/{name}", status
-                    if stat.S_ISDIR(status.st_mode):
-                        waiting.append(f"{place}/{name}")
+        return entries_below(self._files, self.name)
 
     def empty(self) -> Sequence[str]:
         """Remove all that is in it; the names of what would not go, where something would not."""
@@ -150,6 +143,23 @@ class Holding:
         self._before("rmdir")
         with suppress(FileNotFoundError):
             os.rmdir(self.name, dir_fd=self._files.root)
+
+
+def entries_below(files: Confined, top: str) -> Iterator[tuple[str, os.stat_result]]:
+    """All that is below a directory, directories before what is in them: places, and what is there."""
+    waiting = [top]
+    while waiting:
+        place = waiting.pop()
+        descriptor = files.open_directory(place)
+        try:
+            found = {name: lstat(descriptor, name) for name in os.listdir(descriptor)}
+        finally:
+            os.close(descriptor)
+        for name, status in found.items():
+            if status is not None:
+                yield f"{place}/{name}", status
+                if stat.S_ISDIR(status.st_mode):
+                    waiting.append(f"{place}/{name}")
 
 
 def _have(files: Confined, name: str, before: Before) -> None:

@@ -20,6 +20,11 @@ _ELSEWHERE = (
 )
 _FULL = "the workspace's filesystem is full, and what a call replaces stays there until it ends: make room"
 
+_GONE = (
+    "the directory in the root in which displaced files wait ({}) was removed during the call, which cannot be taken "
+    "back without it: let the call fail, and find what has removed it"
+)
+
 
 class Operation:
     """One operation on a workspace. (On the way of every file: no generator.)"""
@@ -44,6 +49,8 @@ class Operation:
             self._core.end_operation(self._began, failed=error is not None)
             if isinstance(error, OSError) and error.errno == errno.EXDEV:
                 raise OSError(errno.EXDEV, _ELSEWHERE, error.filename) from error
+            if isinstance(error, FileNotFoundError) and (holding := self._core.hands.holding) and holding.is_gone:
+                raise OSError(errno.ESTALE, _GONE.format(holding.name)) from error
             if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT) and error.filename is None:
                 raise OSError(error.errno, f"{os.strerror(error.errno)}: {_FULL}") from error
         finally:

@@ -23,6 +23,11 @@ class State:
     deeds: list[Deed] = field(default_factory=list[Deed])
     times: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
     """Of the directories that changed on the way here; known once the state has been left."""
+    apart: set[int] = field(default_factory=set[int])
+    """The numbers of deeds that stayed done, or undone, when the state was last left or entered, because of somebody
+    else's change."""
+    came_back: dict[int, set[tuple[str, object]]] = field(default_factory=dict[int, set[tuple[str, object]]])
+    """By the number of the deed that had taken it, what was in a directory when it came back."""
     opaque: bool = False
     """Whether an opaque call has ended here that changed something: that is not among the deeds."""
 
