@@ -16,6 +16,7 @@ import pytest
 
 from ringfence import Prompt, PromptTemplate, Session
 from ringfence.adapters import ToolExecutor
+from ringfence.filesystem.protocol import WriteMode
 from ringfence.testing import held_call
 from ringfence.testing.killing import as_nobody
 from ringfence.testing.printed import lasting, printed
@@ -258,6 +259,19 @@ def test_an_opaque_call_that_finds_the_store_full_says_so(root: Path, tmp_path: 
             pytest.fail("it begins without its stamp")
 
 
+def test_a_gc_that_finds_the_store_full_says_so_and_takes_nothing_away(root: Path, tmp_path: Path) -> None:
+    with small(tmp_path / "disk", "2m") as disk, Workspace.open(root, store=disk / "store") as workspace:
+        for _ in range(2):
+            call(workspace, lambda fs: fs.write_bytes("random", os.urandom(100_000)))
+        fill(disk)
+        with pytest.raises(OSError, match="No space left on device: here the history is kept; make room"):
+            workspace.gc(1)
+        assert [step.number for step in workspace.steps()] == [1, 2]
+        (disk / "filler").unlink()
+        assert workspace.gc(1) >= 0
+        assert workspace.show(2).patch
+
+
 @pytest.mark.parametrize(
     "work",
     [
@@ -281,6 +295,41 @@ def test_a_full_workspace_rolls_back_exactly(
                 call(workspace, work)
             assert printed(root) == before
         assert printed(root) == before
+
+
+@pytest.mark.parametrize("path", ["old", "new"])
+@pytest.mark.parametrize("mode", ["overwrite", "append"])
+def test_a_write_that_does_not_fit_leaves_the_room_to_the_rest_of_its_call(
+    store: Path, tmp_path: Path, path: str, mode: WriteMode
+) -> None:
+    with small(tmp_path / "disk", "1m") as disk:
+        (disk / "root").mkdir()
+        (disk / "root/old").write_bytes(os.urandom(100_000))
+
+        def work(fs: HostFilesystem) -> None:
+            with pytest.raises(OSError, match="make room"):
+                fs.write_bytes(path, bytes(2_000_000), mode=mode)
+            fs.write_bytes(path, bytes(500_000))
+
+        with Workspace.open(disk / "root", store=store) as workspace:
+            call(workspace, work)
+            assert [step.paths for step in workspace.steps()] == [(path,)]
+
+
+def test_a_file_that_takes_two_tries_to_come_back_to_a_full_disk_comes_back(tmp_path: Path) -> None:
+    with small(tmp_path / "disk", "2m") as disk:
+        (disk / "root").mkdir()
+        (disk / "root/old").write_bytes(os.urandom(500_000))
+        with Workspace.open(disk / "root", store=disk / "store") as workspace:
+            before = printed(disk / "root")
+            with held_call(workspace.filesystem, opaque=True) as held:
+                held.commit()
+            fill(disk)
+            os.truncate(disk / "filler", (disk / "filler").stat().st_size - 100_000)
+            with held_call(workspace.filesystem, opaque=True) as held:
+                (disk / "root/old").write_bytes(os.urandom(200_000))
+                held.rollback()
+            assert lasting(printed(disk / "root")) == lasting(before)
 
 
 def test_what_is_kept_of_an_opaque_call_leaves_its_rollback_room_where_the_store_is_on_the_same_disk(

@@ -72,8 +72,8 @@ def held_call(
     participant = participant_of(resource)
     assert participant is not None, f"{resource!r} takes part in no transaction"
     call = HeldCall(call_id, parent, opaque=opaque)
-    call.join(participant)
     try:
+        call.join(participant)
         yield call
     finally:
         call.release()

@@ -194,16 +194,21 @@ class Core:
         """
         return Operation(self)
 
-    def begin_operation(self) -> Mark | tuple[int, int]:
-        """Where it began: a mark of its own, or within a call how much has been done before."""
-        return (len(self._deeds), len(self._tip.deeds)) if self._marks else self.begin("", "outside of calls")
+    def begin_operation(self) -> Mark | tuple[int, int, int]:
+        """Where it began: a mark of its own, or within a call how much has been done and held before."""
+        if not self._marks:
+            return self.begin("", "outside of calls")
+        holding = self.hands.holding
+        return len(self._deeds), len(self._tip.deeds), 0 if holding is None else holding.slots
 
-    def end_operation(self, began: Mark | tuple[int, int], *, failed: bool) -> None:
+    def end_operation(self, began: Mark | tuple[int, int, int], *, failed: bool) -> None:
         """Keep what was done since then, or take it back. OSError: it could not be kept, and is taken back."""
         if not isinstance(began, Mark):
             if failed:
                 deeds = self._deeds[began[0] :]
                 undone = self._undo(began[0])
+                if self.hands.holding is not None and not (undone.conflicts or undone.errors):
+                    self.hands.holding.discard(began[2])
                 if undone.conflicts:
                     self._meet(undone.conflicts)
                     for note in self._keep(undone, deeds):

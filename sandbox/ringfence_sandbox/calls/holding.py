@@ -101,6 +101,19 @@ class Holding:
         self._next += 1
         return self._next - 1
 
+    @property
+    def slots(self) -> int:
+        """How many there have been."""
+        return self._next
+
+    def discard(self, first: int) -> None:
+        """Remove the files that are in this slot and those after it, for the room that they take."""
+        for slot in range(first, self._next):
+            if self.look(slot) is not None:
+                self._before("unlink")
+                with suppress(OSError):
+                    os.unlink(str(slot), dir_fd=self.descriptor)
+
     def look(self, slot: int) -> os.stat_result | None:
         return lstat(self.descriptor, str(slot))
 

@@ -84,6 +84,9 @@ class Remaking:
                 self._give_attributes(descriptor, path)  # while it may be written
                 self._dress(holding.descriptor, str(slot), wanted, path)
                 self._give_attributes(descriptor, path)  # a new owner may have cost some
+            except OSError:
+                holding.discard(slot)  # there is not much room, perhaps
+                raise
             finally:
                 os.close(descriptor)
         return slot

@@ -102,9 +102,11 @@ def write_pack(folder: Path, count: int, entries: Callable[[Callable[[bytes, byt
         # git looks for packs by their index, so that comes last.
         os.replace(beside, name.with_suffix(".pack"))
         os.replace(folder / "tmp_idx_new", name.with_suffix(".idx"))
-    except BaseException:
+    except BaseException as error:
         beside.unlink(missing_ok=True)
         (folder / "tmp_idx_new").unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise not_written(error, str(beside)) from error
         raise
     sync_directory(folder)
     return name
