@@ -18,7 +18,7 @@ from ringfence import Prompt, PromptTemplate, Session
 from ringfence.adapters import ToolExecutor
 from ringfence.filesystem.protocol import WriteMode
 from ringfence.testing import held_call
-from ringfence.testing.killing import as_nobody
+from ringfence.testing.killing import as_nobody, killed_at
 from ringfence.testing.printed import lasting, printed
 from ringfence_sandbox import HostFilesystem, Workspace
 from ringfence_sandbox.store.store import Store
@@ -297,6 +297,28 @@ def test_a_full_workspace_rolls_back_exactly(
         assert printed(root) == before
 
 
+def test_what_is_kept_leaves_its_rollback_room_also_where_the_process_was_killed(tmp_path: Path) -> None:
+    with small(tmp_path / "disk", "48m") as disk:
+        (disk / "root").mkdir()
+        (disk / "root/old").write_bytes(os.urandom(16_000_000))
+
+        def work(before: Callable[[str], None]) -> None:
+            with Workspace.open(disk / "root", store=disk / "store") as workspace:
+                left = os.statvfs(disk)
+                (disk / "filler").write_bytes(bytes(left.f_bavail * left.f_frsize - 900_000))
+                with held_call(workspace.filesystem, opaque=True):
+                    (disk / "root/old").unlink()
+                    for number in range(11):
+                        (disk / f"root/{number}").write_bytes(os.urandom(1_000_000))
+                    os._exit(0)
+
+        before = printed(disk / "root")
+        killed_at(-1, work)
+        assert not (disk / "root/old").exists()
+        Workspace.open(disk / "root", store=disk / "store").close()
+        assert lasting(printed(disk / "root")) == lasting(before)
+
+
 @pytest.mark.parametrize("path", ["old", "new"])
 @pytest.mark.parametrize("mode", ["overwrite", "append"])
 def test_a_write_that_does_not_fit_leaves_the_room_to_the_rest_of_its_call(
@@ -348,6 +370,56 @@ def test_what_is_kept_of_an_opaque_call_leaves_its_rollback_room_where_the_store
                     (disk / f"root/{number}").write_bytes(os.urandom(1_000_000))
                 held.rollback()
             assert lasting(printed(disk / "root")) == lasting(before)
+
+
+@contextmanager
+def ext4(place: Path) -> Generator[Path]:
+    """A real filesystem of 8 MiB, on which a directory takes room too."""
+    if shutil.which("mkfs.ext4") is None:
+        pytest.skip("there is no mkfs.ext4")
+    place.mkdir()
+    image = place.with_name("image")
+    image.touch()
+    os.truncate(image, 8 << 20)
+    subprocess.run(["mkfs.ext4", "-q", "-m", "0", "-O", "^has_journal", image], check=True)
+    if subprocess.run(["mount", "-o", "loop", image, place], capture_output=True, check=False).returncode:
+        pytest.skip("no filesystem can be mounted here")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+
+
+def test_what_a_program_moved_away_and_removed_comes_back_where_a_file_that_it_wrote_on_fills_the_disk(
+    tmp_path: Path,
+) -> None:
+    with ext4(tmp_path / "disk") as disk:
+        root = disk / "root"
+        (root / "d/e").mkdir(parents=True)
+        for name in ("a", "b", "d/e/c"):
+            (root / name).write_bytes(os.urandom(50_000))
+        with Workspace.open(root, store=disk / "store") as workspace:
+            before = printed(root)
+            with held_call(workspace.filesystem, opaque=True) as held:
+                (root / "b").rename(root / "moved")
+                shutil.rmtree(root / "d")
+                (root / "a").rename(disk / "root/filler")
+                fill(root)
+                (root / "filler").rename(root / "a")
+                assert os.statvfs(disk).f_bavail == 0
+                held.rollback()
+            assert lasting(printed(root)) == lasting(before)
+
+
+def test_a_disk_with_no_inode_left_is_said(store: Path, tmp_path: Path) -> None:
+    with small(tmp_path / "disk", "1m,nr_inodes=8") as disk:
+        (disk / "root").mkdir()
+        (disk / "root/a").touch()
+        with Workspace.open(disk / "root", store=store) as workspace:
+            before = printed(disk / "root")
+            with pytest.raises(OSError, match="make room"):
+                call(workspace, lambda fs: [fs.write(f"{number}/x", "") for number in range(8)])
+            assert printed(disk / "root") == before
 
 
 # Of another version

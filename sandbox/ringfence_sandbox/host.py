@@ -52,6 +52,7 @@ from ringfence.participants import (
 from ringfence_sandbox.bringing_back import BringingBack
 from ringfence_sandbox.calls.core import Mark
 from ringfence_sandbox.calls.history import History
+from ringfence_sandbox.calls.operation import NOT_ROLLED_BACK, is_full
 from ringfence_sandbox.calls.recovery import Recovered
 from ringfence_sandbox.calls.states import State, Token
 from ringfence_sandbox.changing import Changing
@@ -488,7 +489,12 @@ class HostFilesystem(Transactional):
             return CLEAN
         # A thread of the call that is in the middle of a change finishes it first.
         with self._lock.mutex:
-            return self._core.rollback(mark)
+            try:
+                return self._core.rollback(mark)
+            except OSError as error:
+                if is_full(error):
+                    raise OSError(error.errno, f"{error.strerror}: {NOT_ROLLED_BACK}") from error
+                raise
 
     def _state(self, snapshot: FilesystemSnapshot) -> State:
         snapshot = snapshot.held()

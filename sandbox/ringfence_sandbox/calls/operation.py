@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 from ringfence.runtime.interrupts import Interrupts
 
@@ -20,10 +20,23 @@ _ELSEWHERE = (
 )
 _FULL = "the workspace's filesystem is full, and what a call replaces stays there until it ends: make room"
 
+NOT_ROLLED_BACK = (
+    "the workspace's filesystem is full, so what a call replaced cannot be brought back: make room, and open the "
+    "workspace again, which completes it"
+)
 _GONE = (
     "the directory in the root in which displaced files wait ({}) was removed during the call, which cannot be taken "
     "back without it: let the call fail, and find what has removed it"
 )
+
+
+def is_full(error: BaseException | None) -> TypeGuard[OSError]:
+    """Whether a disk is full, and nobody has said more than that: of the store it is said what to do."""
+    return (
+        isinstance(error, OSError)
+        and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        and error.strerror == os.strerror(error.errno)
+    )
 
 
 class Operation:
@@ -51,7 +64,7 @@ class Operation:
                 raise OSError(errno.EXDEV, _ELSEWHERE, error.filename) from error
             if isinstance(error, FileNotFoundError) and (holding := self._core.hands.holding) and holding.is_gone:
                 raise OSError(errno.ESTALE, _GONE.format(holding.name)) from error
-            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT) and error.filename is None:
-                raise OSError(error.errno, f"{os.strerror(error.errno)}: {_FULL}") from error
+            if is_full(error):
+                raise OSError(error.errno, f"{error.strerror}: {_FULL}") from error
         finally:
             self._held.remove()

@@ -24,6 +24,7 @@ from ringfence_sandbox.calls.history import DeedsChanges, History, TakenBackCall
 from ringfence_sandbox.calls.holding import Holding, new_name
 from ringfence_sandbox.calls.journal import Journal
 from ringfence_sandbox.calls.killed_calls import note_killed
+from ringfence_sandbox.calls.operation import NOT_ROLLED_BACK, is_full
 from ringfence_sandbox.calls.states import led_to
 from ringfence_sandbox.calls.story import Story
 from ringfence_sandbox.calls.undoing import Hold, TakenBack, undo_deeds
@@ -205,7 +206,7 @@ def _roll_back(
     _spare_times(files, journal, story.deeds)
     undone = undo_deeds(hands, story.deeds, 0, lambda deeds, conflict: journal.note(undone_json(deeds, conflict)))
     if undone.errors:
-        failures = [(error.filename or story.call[0], error) for error in undone.errors]
+        failures = [(error.filename or story.call[0], _said(error)) for error in undone.errors]
         raise RestoreFailedError(failures)
     undone.displaced.update(story.met.displaced | taken.displaced)
     undone.moved += story.met.moved
@@ -273,7 +274,11 @@ def _take_back(
         )
         raise RestoreFailedError([(what, error)]) from error
     except OSError as error:
-        raise RestoreFailedError([(error.filename or call_id, error)]) from error
+        raise RestoreFailedError([(error.filename or call_id, _said(error))]) from error
+
+
+def _said(error: OSError) -> OSError:
+    return OSError(error.errno, f"{error.strerror}: {NOT_ROLLED_BACK}") if is_full(error) else error
 
 
 def _heal(

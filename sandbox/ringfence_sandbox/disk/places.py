@@ -58,11 +58,11 @@ def _unusable(store: str, code: int) -> OSError:
 
 def not_written(error: OSError, path: str) -> OSError:
     """The error of a file of a store, with the file's name and what to do, where the system's says neither."""
-    if error.filename is not None or error.errno is None:
+    if error.errno is None or error.strerror != os.strerror(error.errno):
         return error
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     words = f"{os.strerror(error.errno)}: here the history is kept; {'make room, or ' if full else ''}{_ELSEWHERE}"
-    return OSError(error.errno, words, path)
+    return OSError(error.errno, words, error.filename or path)
 
 
 def write_once(path: str, content: str) -> str:

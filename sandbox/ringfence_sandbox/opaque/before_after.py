@@ -71,7 +71,7 @@ class Before:
     """The extended attributes of what has any, by path."""
     room: int | None = None
     """How many bytes may be kept of what the call makes, should it be taken back: of what the disk had left before the
-    call, which a rollback needs where the tree is on it, too. None: not known, after a crash."""
+    call, which a rollback needs where the tree is on it, too. None: an earlier version began the call."""
 
     def inode(self, path: str) -> int | None:
         """The inode at a path; None where it is not known, as may be after a crash."""
@@ -105,7 +105,7 @@ class Before:
         attributes = attributes_json(self.attributes)
         inodes: Json = {**self.inodes}
         displaced = self.displaced.to_json()
-        more = {"left": left, "inodes": inodes, "displaced": displaced, "attributes": attributes}
+        more = {"left": left, "inodes": inodes, "displaced": displaced, "attributes": attributes, "room": self.room}
         return json.dumps(more).encode()
 
     def with_more(self, more: bytes) -> Before:
@@ -116,7 +116,8 @@ class Before:
         displaced = Displaced.from_json(found.get("displaced"))
         rows = {path: Left(*row) for path, row in left.items()}
         attributes = attributes_from_json(found.get("attributes", {}))
-        return replace(self, left=rows, inodes=inodes, displaced=displaced, attributes=attributes)
+        room = found.get("room")
+        return replace(self, left=rows, inodes=inodes, displaced=displaced, attributes=attributes, room=room)
 
 
 @dataclass(slots=True)

@@ -38,6 +38,8 @@ from ringfence_sandbox.store.unknown import Unknown
 KEPT_BYTES = 1 << 30
 """Of one call's new files: beyond it only names and hashes are kept of what is taken back."""
 _HASHED_BYTES = 1 << 30
+_NAMES_BYTES = 1 << 14
+"""What it takes, for a few paths, to keep that they were there at all."""
 
 _LOOKING = stat.S_IRUSR | stat.S_IXUSR
 
@@ -103,6 +105,9 @@ class Brackets:
                 del known[path]
         return found
 
+    def _room(self, before: Before) -> int:
+        return self._left_on_disk() // 4 if before.room is None else before.room
+
     def _left_on_disk(self) -> int:
         found = os.statvfs(self.store.objects.log.path.parent)
         return found.f_bavail * found.f_frsize
@@ -148,7 +153,7 @@ class Brackets:
     def after(self, before: Before) -> After:
         """Look at the tree again. What is new is stored, up to a bound and while there is space."""
         self._keep_root_open(before.commit)
-        keeper = _Keeper(self.store, self._left_on_disk() // 4 if before.room is None else before.room)
+        keeper = _Keeper(self.store, self._room(before))
         found = self._scan(before.commit, before.displaced, keeper.keep)
         keeper.flush()
         differing = sorted(self._differing(before, found), key=lambda one: one[0])
@@ -313,6 +318,8 @@ class Brackets:
         if all(is_only_time(item) for item in after.differing if item[0] in states):
             return Aborted(None, None, tuple(notes))
         store = self.store
+        if self._room(before) < self.history.spooled_bytes() + _NAMES_BYTES:
+            return Aborted(None, None, (*notes, "what was taken back was not kept, for want of space"))
         try:
             info = CommitInfo("aborted", datetime.now(UTC), tool, call_id)
             prepared = store.prepare(states, info, after=before.prepared, sync=self._power)

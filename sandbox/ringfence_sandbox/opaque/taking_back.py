@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 from typing import Final
 
@@ -78,12 +78,12 @@ class TakingBack:
             if path not in gathered and not self._is_directory(path):
                 self._remove(path)
         for inode, places in sources.items():
-            self._hold(inode, places)
+            self._with_room(lambda inode=inode, places=places: self._hold(inode, places), gathered)
         for path in away:
             self._remove(path)
         for path, (_, _, wanted) in sorted(self._items.items()):
             if wanted is not None and wanted.kind == "directory":
-                self._make_directory(path)
+                self._with_room(lambda path=path: self._make_directory(path), gathered)
         self._put_files()
         self._put_left_out()
         self._remaking.finish()
@@ -208,7 +208,7 @@ class TakingBack:
                 if not group:
                     continue
                 try:
-                    self._put_with_room(group, wanted, files)
+                    self._with_room(lambda group=group, wanted=wanted: self._put_group(group, wanted))
                 except OSError as error:
                     self._conflict_or_raise(path, error)
 
@@ -216,17 +216,20 @@ class TakingBack:
         above = self._look(path.rpartition("/")[0])
         return above is not None and stat.S_ISDIR(above.st_mode)
 
-    def _put_with_room(self, group: Sequence[str], wanted: Entry, files: Mapping[str, Entry]) -> None:
+    def _with_room(self, work: Callable[[], None], but: Set[str] = frozenset()) -> None:
+        """Do something, and where the disk is too full for it, again without what the call made of the files that are
+        still to be put, which is all that there is to give up; ``but`` those that are to be held first."""
         try:
-            self._put_group(group, wanted)
+            work()
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            # What the call made of the files that are still to be put is all that there is to give up.
-            for path, entry in files.items():
-                if not self._stands(path, entry, alone=False) and self._items[path][1] is not None:
+            for path, (_, now, wanted) in [*self._items.items()]:
+                if wanted is None or wanted.kind == "directory" or path in but or path in self._done.conflicts:
+                    continue
+                if now is not None and now.kind != "directory" and not self._stands(path, wanted, alone=False):
                     self._remove(path)
-            self._put_group(group, wanted)
+            work()
 
     def _put_group(self, group: Sequence[str], wanted: Entry) -> None:
         """Have these paths be one file, as before: the very inode where that is still somewhere, else a new one."""

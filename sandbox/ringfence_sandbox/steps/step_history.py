@@ -153,6 +153,10 @@ class StepHistory(History):
             self._spool.sync()
         return notes
 
+    def spooled_bytes(self) -> int:
+        """About how much room `take_in_aborted` takes."""
+        return self._spool.size()
+
     def take_in_aborted(self) -> None:
         """Have the store keep what was taken back since it last did."""
         aborted_calls.take_in(self.store, self._spool, sync=self._power)

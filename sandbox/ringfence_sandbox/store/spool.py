@@ -70,6 +70,11 @@ class Spool:
         self._open()
         return self._newest
 
+    def size(self) -> int:
+        """How long the two files are."""
+        paths = (self.folder / _OLD, self.folder / _NEW)
+        return sum(path.stat().st_size for path in paths if path.exists())
+
     def append(self, values: Mapping[str, Json], contents: Sequence[bytes]) -> None:
         """Raises OSError where there is no space for it (EFBIG: it is too much); then nothing of it is kept."""
         self._open()
