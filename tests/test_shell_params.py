@@ -92,6 +92,11 @@ def test_changes_are_listed_up_to_a_number_and_shown_as_paths_are() -> None:
     assert told.render().endswith("\n[and 6 more]")
 
 
+def test_a_change_of_the_root_says_so() -> None:
+    told = CommandOutcome(0, "", "").with_changes([Change("", FILE, FILE)])
+    assert told.render() == "changed:\nmodified the root"
+
+
 def test_a_section_is_rendered_and_its_files_are_worked_on_without_podman(sandbox: PodmanSandbox) -> None:
     session = Session()
     section = PodmanSandboxSection(session=session, sandbox=sandbox)

@@ -98,7 +98,7 @@ def _check_number(seconds: float) -> None:
 @dataclass(frozen=True, slots=True)
 class ChangedPath:
     path: str
-    """As `ringfence.filesystem.paths.shown` has it."""
+    """As `ringfence.filesystem.paths.shown` has it; empty for the root."""
     kind: Literal["created", "modified", "deleted"]
 
 
@@ -130,7 +130,7 @@ class CommandOutcome:
 
     def render(self) -> str:
         parts = [f"{name}:\n{text}" for name, text in (("stdout", self.stdout), ("stderr", self.stderr)) if text]
-        lines = [f"{change.kind} {change.path}" for change in self.changed]
+        lines = [f"{change.kind} {change.path or 'the root'}" for change in self.changed]
         if self.changes_left_out:
             lines.append(f"[and {self.changes_left_out:,} more]")
         if lines:
