@@ -7,6 +7,7 @@ import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Timer
 
 import pytest
 from hypothesis import given
@@ -203,6 +204,12 @@ def test_a_listener_can_be_asked_again(tmp_path: Path) -> None:
         executor.sendall(frame(*READY))
         with listener.accept(5):
             assert os.listdir(tmp_path) == []
+
+
+def test_an_executor_that_does_not_answer_when_its_command_is_killed_is_given_up_before_the_command_s_time() -> None:
+    with greeted() as (channel, _), pytest.raises(ExecutorLostError, match="does not answer"):
+        Timer(0.1, channel.kill).start()
+        channel.run(["true"], cwd="/", env={}, stdin=None, timeout_seconds=3600, on_output=lambda *_: None)
 
 
 def test_a_command_too_long_for_a_frame_is_an_answer() -> None:

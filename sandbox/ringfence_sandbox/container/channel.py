@@ -127,6 +127,7 @@ class Channel:
         self._closing = threading.Lock()
         self._number = 0
         self._running = 0  # the number of the command that runs, or 0
+        self._killed = 0, math.inf  # the number of the last command that was killed, and since when
         self._closed = False
         self._gone = False
         self._process: int | None = None
@@ -226,7 +227,12 @@ class Channel:
         """Hand on output and input until the command has ended."""
         stream = self._stream.fileno()
         while True:
-            ready = [descriptor for descriptor, _ in events.poll(_milliseconds(limit - time.monotonic()))]
+            # Another thread may kill the command, and cannot wake this one.
+            seconds = min(limit - time.monotonic(), _PATIENCE_SECONDS)
+            ready = [descriptor for descriptor, _ in events.poll(_milliseconds(seconds))]
+            number, since = self._killed
+            if number == self._number:  # a container that is paused does not answer, whatever time is left
+                limit = min(limit, since + _PATIENCE_SECONDS)
             for descriptor in ready:
                 if descriptor != stream:
                     pipes.serve(descriptor, on_output)
@@ -269,6 +275,8 @@ class Channel:
         """End the command that runs now, if one does; its `run` returns with exit code 137. For any thread."""
         number = self._running
         if number and not self._closed:
+            if self._killed[0] != number:
+                self._killed = number, time.monotonic()
             with suppress(ExecutorLostError):  # its `run` finds that out, too
                 self._stream.send(protocol.KILL, protocol.NUMBER.pack(number), time.monotonic() + 1)
 
