@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import stat
 import subprocess
 from collections.abc import Callable, Generator, Iterator
@@ -53,6 +54,14 @@ def mount(root: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
         (root / "d/mnt/in").mkdir()
         (root / "d/mnt/in/x").write_text("precious\n")
         yield root / "d/mnt"
+
+
+def test_a_call_in_a_directory_that_was_removed_fails_and_says_so(root: Path) -> None:
+    with Workspace.open(root) as workspace:
+        shutil.rmtree(root)
+        (root / "d").mkdir(parents=True)
+        with pytest.raises(FileNotFoundError, match="was removed while it was open"):
+            call(workspace.filesystem, lambda fs: fs.write("n", ""), "commit")
 
 
 def call(fs: HostFilesystem, change: Change, end: str) -> None:
