@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -31,6 +32,9 @@ from ringfence.prompt import (
 from ringfence.resources import Binding, Scope
 from ringfence.runtime import Receipt, Session, SlicePolicy, tool_transaction
 
+if TYPE_CHECKING:
+    from ringfence_sandbox import Workspace
+
 
 @dataclass(frozen=True)
 class Note:
@@ -48,8 +52,15 @@ Handler = Callable[..., Any]
 class World:
     """One session, one filesystem, and tools made of functions of the context."""
 
-    def __init__(self, *, policies: tuple[Any, ...] = (), resources: dict[type, Any] | None = None, **tools: Handler):
-        self.session, self.files = Session(), InMemoryFilesystem()
+    def __init__(
+        self,
+        *,
+        policies: tuple[Any, ...] = (),
+        resources: dict[type, Any] | None = None,
+        files: Any = None,
+        **tools: Handler,
+    ):
+        self.session, self.files = Session(), files or InMemoryFilesystem()
         self.files.write("kept.txt", "before")
 
         def tool(name: str, act: Handler) -> Tool[Note, Note]:
@@ -600,6 +611,62 @@ def test_a_thread_that_goes_on_calling_after_its_handler_has_ended_changes_nothi
         threads[0].join(10)
         assert results == [False, False, False]
         world.is_untouched()
+
+
+def test_a_nested_call_that_begins_after_the_one_around_it_has_gone_back_is_not_around_later_calls(
+    workspace: Workspace,
+) -> None:
+    late, deciding, go_on, threads = threading.Event(), threading.Event(), threading.Event(), list[threading.Thread]()
+
+    def decide() -> PolicyDecision:
+        if late.is_set():
+            deciding.set()
+            go_on.wait(10)
+        return PolicyDecision.allow()
+
+    def act(context: ToolContext) -> ToolResult[Note]:
+        late.set()
+        threads.append(in_copied_context(lambda: executor.call("write", {})))
+        deciding.wait(10)
+        return ToolResult.ok(Note())
+
+    policies, files = (Policy(check=decide),), workspace.filesystem
+    world = World(act=act, write=ok, policies=policies, files=files)
+    with world.open() as executor:
+        assert not executor.call("act", {}).success
+        go_on.set()
+        threads[0].join(10)
+        world.is_untouched()
+        assert executor.call("write", {}).success
+    assert [step.paths for step in workspace.steps()] == [("kept.txt",)]
+    workspace.close()
+    assert (Path(workspace.root) / "kept.txt").read_text() == "after"
+
+
+def test_a_nested_call_that_goes_back_while_the_one_around_it_does_takes_nothing_of_the_next_one() -> None:
+    class Slow(Once):
+        def restore(self, snapshot: int) -> None:
+            going_back.set()
+            go_on.wait(0.5)
+
+    going_back, go_on, threads = threading.Event(), threading.Event(), list[threading.Thread]()
+
+    def fail(context: ToolContext) -> ToolResult[Note]:
+        change(context)
+        return ToolResult.error("no")
+
+    def act(context: ToolContext) -> ToolResult[Note]:
+        threads.append(in_copied_context(lambda: executor.call("fail", {})))
+        going_back.wait(10)
+        return ToolResult.error("no")
+
+    world = World(act=act, fail=fail, write=ok, resources={Once: Slow()})
+    with world.open() as executor:
+        assert not executor.call("act", {}).success
+        assert executor.call("write", {}).success
+        go_on.set()
+        threads[0].join(10)
+    assert (world.files.read("kept.txt").content, len(world.session[Note].all())) == ("after", 2)
 
 
 def test_transactions_of_one_thread_that_end_in_the_wrong_order_leave_it_free() -> None:

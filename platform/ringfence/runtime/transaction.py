@@ -86,19 +86,29 @@ class Transaction(CallInfo):
     def begin(self) -> None:
         """Mark every participant; from here on changes go through."""
         marks = self._marks
-        for lock, participant in self._held.items():
-            marks[lock] = participant.begin(self)
-        self.reads.clear()
-        self.read_before = None
         if self.parent is None:  # so nothing can supersede it
+            for lock, participant in self._held.items():
+                marks[lock] = participant.begin(self)
+            self.reads.clear()
+            self.read_before = None
             self._begun = True
             self.sealed = False
             return
+        for lock, participant in self._held.items():
+            # With the mutex, which the rollback of the call around takes: after that nobody would end this mark.
+            with lock.mutex:
+                self._refuse_superseded()
+                marks[lock] = participant.begin(self)
+        self.reads.clear()
+        self.read_before = None
         with _guard:
-            if self._superseded:
-                raise CallEndedError(f"the call that made {self!r} has ended")
+            self._refuse_superseded()
             self._begun = True
             self.sealed = False
+
+    def _refuse_superseded(self) -> None:
+        if self._superseded:
+            raise CallEndedError(f"the call that made {self!r} has ended, and took it back")
 
     def mark_of(self, lock: CallLock) -> Mark | None:
         return self._marks.get(lock)
@@ -151,8 +161,7 @@ class Transaction(CallInfo):
             changes = self._held[lock].changes(self._marks[lock])
             if changes:
                 self.changes[lock] = changes
-        if self._superseded:
-            raise CallEndedError(f"the call that made {self!r} has ended, and took it back")
+        self._refuse_superseded()
 
     def reads_by_path(self) -> dict[str, str]:
         """The sha256 of what was read; where it was of several filesystems, their names stand before the paths."""
@@ -189,8 +198,7 @@ class Transaction(CallInfo):
         Raises:
             TransactionError: two participants that outlive the process were changed, or a call around has ended.
         """
-        if self._superseded:
-            raise CallEndedError(f"the call that made {self!r} has ended, and took it back")
+        self._refuse_superseded()
         held = self._held
         if len(self.changes) > 1:
             changed = [lock.name for lock in self.changes if held[lock].durable]
@@ -198,7 +206,9 @@ class Transaction(CallInfo):
                 raise TransactionError(f"one call can change one workspace on disk, not several: {', '.join(changed)}")
         step = None
         for lock in self._kept:
-            step = held[lock].commit(self._marks[lock], receipt) or step
+            with lock.mutex:  # so that the call around has not gone back yet, to before this mark
+                self._refuse_superseded()
+                step = held[lock].commit(self._marks[lock], receipt) or step
         with _guard:
             self._marks = {}
             self.ended = True
@@ -226,7 +236,10 @@ class Transaction(CallInfo):
         notes: list[str] = []
         for lock, mark in reversed(marks):
             try:
-                report = self._held[lock].rollback(mark)
+                with lock.mutex:
+                    if self._superseded:  # meanwhile: what is there now may be of a call after the one around this one
+                        break
+                    report = self._held[lock].rollback(mark)
                 conflicts += report.conflicts
                 notes += report.notes
                 lock.leave(None)
