@@ -120,6 +120,56 @@ def test_a_model_is_told_and_the_loop_goes_on(workspace: Workspace, root: Path, 
     assert not (root / "x").exists()
 
 
+# Damaged
+
+
+def without_a_pack(store: Path) -> None:
+    [pack] = (store / "history/objects/pack").glob("*.pack")
+    pack.unlink()
+
+
+def without_packs(store: Path) -> None:
+    shutil.rmtree(store / "history/objects")
+
+
+def without_refs(store: Path) -> None:
+    (store / "history/packed-refs").unlink()
+
+
+def with_strange_refs(store: Path) -> None:
+    (store / "history/packed-refs").write_bytes(b"\x1f")
+
+
+def with_half_an_index(store: Path) -> None:
+    [index] = (store / "history/objects/pack").glob("*.idx")
+    index.chmod(0o600)
+    index.write_bytes(index.read_bytes()[:1100])
+
+
+def with_other_bytes(store: Path) -> None:
+    [pack] = (store / "history/objects/pack").glob("*.pack")
+    pack.chmod(0o600)
+    pack.write_bytes(bytes(255 - byte for byte in pack.read_bytes()))
+
+
+DAMAGES = [without_a_pack, without_packs, without_refs, with_strange_refs, with_half_an_index, with_other_bytes]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_history_is_said_and_nothing_changes(root: Path, store: Path, damage: Callable[[Path], None]) -> None:
+    with Workspace.open(root, store=store) as workspace:
+        call(workspace, change)
+    damage(store)
+    before = printed(root)
+    for read_only in (False, True):
+        with pytest.raises(ValueError, match="history is damaged .* or move it away to begin a new one"):
+            Workspace.open(root, store=store, read_only=read_only)
+    assert printed(root) == before
+    (store / "history").rename(store / "aside")
+    with Workspace.open(root, store=store) as workspace:
+        assert [entry.kind for entry in workspace.log()] == ["baseline"]
+
+
 # Not to be written
 
 

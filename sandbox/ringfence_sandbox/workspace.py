@@ -31,7 +31,7 @@ from ringfence_sandbox.store.exports import Export, mailbox, unified
 from ringfence_sandbox.store.finding_steps import StepFinder, StepName, parent_of
 from ringfence_sandbox.store.named_steps import NamedStep, NamedSteps
 from ringfence_sandbox.store.shown_history import LogEntry, ShownStep, changes_between, log_entry, shown_step
-from ringfence_sandbox.store.store import Store
+from ringfence_sandbox.store.store import Store, telling_of_damage
 from ringfence_sandbox.store.store_format import check_format
 from ringfence_sandbox.writing import TreeWriter
 
@@ -110,7 +110,7 @@ class Workspace:
             NotADirectoryError: the root is a file.
             FileNotFoundError: there is no such directory, or, read-only, no history of it.
             OSError: the store cannot be made or written.
-            ValueError: the store is inside of the root, or another version of ringfence wrote it.
+            ValueError: the store is inside of the root, another version of ringfence wrote it, or it is damaged.
             RestoreFailedError: what a killed call left cannot be undone now.
         """
         real = os.path.realpath(root)
@@ -140,7 +140,8 @@ class Workspace:
             filesystem.when_closed(history.close)
             try:
                 workspace = cls(filesystem, history.store, history)
-                workspace._look()
+                with telling_of_damage(history.store.folder):
+                    workspace._look()
                 workspace._left_out_first, workspace._tip_first = history.left_out, history.store.tip
             except BaseException:
                 filesystem.close()

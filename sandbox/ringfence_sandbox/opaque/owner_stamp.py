@@ -30,7 +30,10 @@ class OwnerStamp:
         """OSError where the file cannot be written. It has been stamped once when this returns."""
         if self._running is not None:
             return
-        file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise not_written(error, self._path) from error
         try:
             try:
                 self._stamp(file)

@@ -71,7 +71,7 @@ class HistoryObjects(BaseObjectStore):
                 return log, open_packs(self._pack_folder)
             except FileNotFoundError:
                 log.close()
-        raise FileNotFoundError(f"{self._folder} has no history that can be opened")
+        raise LookupError("a pack of it, or its log, is not there")
 
     def _logs(self) -> list[Path]:
         return sorted(self._folder.glob("objects.*.log"))

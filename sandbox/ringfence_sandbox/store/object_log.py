@@ -98,7 +98,13 @@ class ObjectLog:
     def open(cls, path: Path, *, writable: bool) -> ObjectLog:
         """Open a log; a writable one is created if it is not there, and cut where it is damaged."""
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND if writable else os.O_RDONLY
-        log = cls(path, os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600), writable=writable)
+        try:
+            descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise not_written(error, str(path)) from error
+        log = cls(path, descriptor, writable=writable)
         try:
             log._load()
         except BaseException:

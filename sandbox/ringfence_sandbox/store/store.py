@@ -11,13 +11,17 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence, Set
-from contextlib import suppress
+import struct
+import zlib
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
+from dulwich.errors import ApplyDeltaError, ChecksumMismatch, FileFormatException
 from dulwich.objects import Commit
 
+from ringfence.errors import described
 from ringfence.participants import Step
 from ringfence_sandbox.store.changed_paths import changed_paths, with_unknown
 from ringfence_sandbox.store.commit_messages import CommitInfo, format_message, parse_message
@@ -38,6 +42,25 @@ IDENTITY = "ringfence <ringfence@localhost>"
 SEAL_BYTES = 32 << 20
 """A log of this size becomes a pack."""
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_-]|\.(?!\.|lock(?:/|$)|$)|/(?=[A-Za-z0-9]))*")
+
+
+_DAMAGED = (
+    *(LookupError, ValueError, TypeError, AssertionError, struct.error, zlib.error),
+    *(ApplyDeltaError, ChecksumMismatch, FileFormatException),
+)
+"""What comes of a history that is not what it was."""
+
+
+@contextmanager
+def telling_of_damage(folder: Path) -> Generator[None]:
+    """Whatever a history of which bytes were lost or changed makes of it, say what it is, as a ValueError."""
+    try:
+        yield
+    except _DAMAGED as error:
+        raise ValueError(
+            f"the history at {folder} is damaged ({described(error)}): bring it back from a copy, or move it away to "
+            "begin a new one"
+        ) from error
 
 
 class Store:
@@ -71,12 +94,25 @@ class Store:
         Raises:
             FileNotFoundError: there is none, and it is not to be written.
             LookupError: it does not have the commit ``tip``.
+            ValueError: it is damaged.
         """
         path = Path(folder)
-        if not (path / "HEAD").exists():
-            if not writable:
-                raise FileNotFoundError(f"there is no history at {path}")
+        if not (path / "HEAD").exists() and not writable:
+            raise FileNotFoundError(f"there is no history at {path}")
+        if writable and not ((path / "HEAD").exists() and (path / "objects/pack").is_dir()):
             create_repository(path)
+        with telling_of_damage(path):
+            store = cls._opened(path, writable, identity)
+        try:
+            if tip is not None and tip != store.tip:
+                store._name_tip(tip)
+        except BaseException:
+            store.objects.close()
+            raise
+        return store
+
+    @classmethod
+    def _opened(cls, path: Path, writable: bool, identity: str) -> Store:
         # The refs first: a reader without the lock must not know of commits newer than the objects that it opens.
         # Nor of one that was dropped in between, so the refs have to be the same afterwards.
         refs, objects = read_refs(path), HistoryObjects(path, writable=writable)
@@ -85,10 +121,12 @@ class Store:
             refs, objects = now, HistoryObjects(path, writable=False)
         store = cls(path, refs, objects, writable=writable, identity=identity)
         try:
-            if tip is not None and tip != store.tip:
-                store._name_tip(tip)
+            if store.tip is not None:
+                store.commit(store.tip)
+            elif objects.packs:
+                raise LookupError("it has packs, and no refs")
         except BaseException:
-            store.objects.close()
+            objects.close()
             raise
         return store
 
