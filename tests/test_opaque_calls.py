@@ -556,6 +556,20 @@ def test_a_file_above_the_limit_that_a_command_removes_comes_back(root: Path, co
     assert shape(root) == before
 
 
+def test_a_sparse_file_above_the_limit_that_a_command_removes_comes_back_with_its_holes(root: Path) -> None:
+    with (root / "d/big").open("wb") as file:
+        file.write(b"head")
+        file.seek(1 << 25)
+        file.write(b"middle")
+        file.truncate(1 << 26)
+    before = shape(root)
+    with limited(root) as workspace, held_call(workspace.filesystem, opaque=True) as call:
+        sh(root, "rm d/big")
+        assert "d/big is back in its place" in call.rollback().notes
+    assert shape(root) == before
+    assert (root / "d/big").stat().st_blocks * 512 < 1 << 20
+
+
 def test_what_was_in_the_way_of_a_call_within_is_no_conflict_once_the_opaque_call_around_it_is_back(
     root: Path, files: HostFilesystem
 ) -> None:

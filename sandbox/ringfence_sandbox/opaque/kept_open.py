@@ -3,9 +3,10 @@ a second name that the call could see. What it writes into them is not held off,
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 
@@ -66,9 +67,11 @@ class KeptOpen:
             return slot
         copy = holding.create(slot)
         try:
-            at = 0
-            while at < found.st_size and (count := os.copy_file_range(descriptor, copy, found.st_size - at, at, at)):
-                at += count
+            for start, end in _written(descriptor):
+                at = start
+                while at < end and (count := os.copy_file_range(descriptor, copy, end - at, at, at)):
+                    at += count
+            os.ftruncate(copy, found.st_size)
             for attribute, value in attributes_of(descriptor).items():
                 with suppress(OSError):  # some are only root's to give
                     os.setxattr(copy, attribute, value)
@@ -84,3 +87,17 @@ class KeptOpen:
         self.became[left.inode] = os.fstat(copy).st_ino
         os.close(descriptor)
         return slot
+
+
+def _written(descriptor: int) -> Iterator[tuple[int, int]]:
+    """From where to where a file has bytes: between are holes, for which there may be no room."""
+    end = 0
+    while True:
+        try:
+            start = os.lseek(descriptor, end, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # there are no more
+                return
+            raise
+        end = os.lseek(descriptor, start, os.SEEK_HOLE)
+        yield start, end
