@@ -81,10 +81,13 @@ async def _take(line: bytes, incoming: Incoming, answers: Outgoing) -> None:
         message = jsonrpc_message_adapter.validate_json(line, by_name=False)
     except ValidationError as error:
         malformed = error.errors()[0]["type"] == "json_invalid"
+        # Half of a surrogate pair is no JSON, and some clients write it; who asked so waits for an answer by its id.
+        asked = _id(line)
         if malformed:
-            await _refuse(answers, PARSE_ERROR, "this line is not JSON")
+            half = "" if asked is None else ": half of a surrogate pair is no character"
+            await _refuse(answers, PARSE_ERROR, f"this line is not JSON{half}", asked)
         else:
-            await _refuse(answers, INVALID_REQUEST, "this line is no JSON-RPC message", _id(line))
+            await _refuse(answers, INVALID_REQUEST, "this line is no JSON-RPC message", asked)
         return
     await incoming.send(SessionMessage(message))
 
