@@ -669,6 +669,35 @@ def test_a_nested_call_that_goes_back_while_the_one_around_it_does_takes_nothing
     assert (world.files.read("kept.txt").content, len(world.session[Note].all())) == ("after", 2)
 
 
+def test_a_nested_call_that_ends_during_a_later_call_does_not_tell_of_what_that_has_changed(
+    workspace: Workspace,
+) -> None:
+    inside, go_on, threads = threading.Event(), threading.Event(), list[threading.Thread]()
+
+    def slow(context: ToolContext) -> ToolResult[Note]:
+        inside.set()
+        go_on.wait(10)
+        return ToolResult.error("no")
+
+    def act(context: ToolContext) -> ToolResult[Note]:
+        threads.append(in_copied_context(lambda: executor.call("slow", {})))
+        inside.wait(10)
+        return ToolResult.error("no")
+
+    def write(context: ToolContext) -> ToolResult[Note]:
+        change(context)
+        go_on.set()
+        threads[0].join(10)
+        return ToolResult.ok(Note())
+
+    world = World(act=act, slow=slow, write=write, files=workspace.filesystem)
+    with world.open() as executor:
+        executor.call("act", {})
+        executor.call("write", {})
+    told = [(receipt.tool, [change.path for change in receipt.changes]) for receipt in world.session[Receipt].all()]
+    assert told == [("act", []), ("slow", []), ("write", ["kept.txt"])]
+
+
 def test_transactions_of_one_thread_that_end_in_the_wrong_order_leave_it_free() -> None:
     world = World(act=ok)
     with world.open() as executor:

@@ -158,7 +158,10 @@ class Transaction(CallInfo):
             child.supersede()
             self.problems.append(TransactionError(f"{child!r} was still running when the handler that made it ended"))
         for lock in kept:
-            changes = self._held[lock].changes(self._marks[lock])
+            with lock.mutex:
+                if self._superseded:  # what has changed since this mark may be of a call after the one around this one
+                    break
+                changes = self._held[lock].changes(self._marks[lock])
             if changes:
                 self.changes[lock] = changes
         self._refuse_superseded()
