@@ -538,6 +538,13 @@ def test_symlinks_come_change_and_go(executor: ToolExecutor, files: InMemoryFile
     assert files.exists("b/b.txt")
 
 
+def test_a_patch_removes_a_symlink_in_a_circle(executor: ToolExecutor, files: InMemoryFilesystem) -> None:
+    files.symlink("l", "l")
+    lines = "--- a/l\n+++ /dev/null\n@@ -1 +0,0 @@\n-l\n\\ No newline at end of file\n"
+    assert patch_with(executor, f"diff --git a/l b/l\ndeleted file mode 120000\n{lines}").success
+    assert not files.exists("l")
+
+
 def test_a_patch_goes_through_a_link_and_does_not_remove_one(executor: ToolExecutor, files: InMemoryFilesystem) -> None:
     files.symlink("link.txt", "a.txt")
     assert patch_with(executor, CHANGE_A.replace("a.txt", "link.txt")).success

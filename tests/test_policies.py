@@ -471,6 +471,14 @@ def test_a_link_out_of_the_workspace_may_be_removed_but_not_written_through(file
         assert call("rm", "out").success
 
 
+def test_a_link_in_a_circle_may_be_moved_and_removed(files: InMemoryFilesystem) -> None:
+    files.symlink("link", "link")
+    with agent(files=files) as call:
+        assert not call("write_file", "link", "x").success
+        assert call("move", "link", "other").success
+        assert call("rm", "other").success
+
+
 def test_a_denial_says_which_file_of_a_directory_is_not_known(files: InMemoryFilesystem) -> None:
     with agent(files=files) as call:
         assert "dir is a directory, and dir/b.txt exists" in call("rm", "dir").message

@@ -156,7 +156,7 @@ class _Plan:
             return None
         try:
             stat = self._filesystem.stat(path)
-        except (FileNotFoundError, PermissionError):  # a link that leads nowhere, or out
+        except OSError:  # a link that leads nowhere, out, or in a circle
             return _Node(_target(self._filesystem, path), is_link=True)
         if stat.is_symlink:
             return _Node(_target(self._filesystem, path), is_link=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -155,11 +156,14 @@ def _targets(tool: Tool[Any, Any], params: Any) -> list[str] | None:
 
 def _files_at(filesystem: Filesystem, path: str) -> Iterable[tuple[str, str]]:
     """The files that a change of `path` reaches, with their hashes: itself, or all below a directory; none where
-    nothing is. What a link out of the workspace leads to is nobody's to change, and the filesystem sees to that."""
+    nothing is. What a link out of the workspace leads to is nobody's to change, and the filesystem sees to that; one in
+    a circle leads to nothing."""
     try:
         path = filesystem.resolve(path)
-    except PermissionError:
-        return ()
+    except OSError as error:
+        if isinstance(error, PermissionError) or error.errno == errno.ELOOP:
+            return ()
+        raise
     try:
         return ((path, filesystem.content_hash(path)),)
     except (FileNotFoundError, NotADirectoryError):
