@@ -177,11 +177,13 @@ class _FileTools:
                 "surrogate pair, which no text has"
             ) from None
         try:
+            if not path:
+                raise IsADirectoryError
             written = filesystem.write(path, params.content)
         except IsADirectoryError:
             raise ToolValidationError(f"{_name(path)} is a directory: name a file in it") from None
         except NotADirectoryError:
-            raise ToolValidationError(f"{_name(path)} cannot be: a file stands where it has a directory") from None
+            raise ToolValidationError(_below_a_file(path)) from None
         action = "created" if created else "replaced"
         value = WrittenFile(_name(path), written.bytes_written, created)
         return ToolResult.ok(value, f"{action} {_name(path)} ({count(written.bytes_written, 'byte')})")
@@ -229,6 +231,9 @@ class _FileTools:
             )
         try:
             filesystem.move(source, target, overwrite=True)
+        except NotADirectoryError:
+            there = f"{_name(target)} is a file, which a directory does not replace: name another target"
+            raise ToolValidationError(there if filesystem.exists(target) else _below_a_file(target)) from None
         except ValueError as error:
             raise ToolValidationError(str(error)) from None
         return ToolResult.ok(MovedFile(_name(source), _name(target)), f"moved {_name(source)} to {_name(target)}")
@@ -317,6 +322,10 @@ def missing(filesystem: Filesystem, path: str) -> str:
     hints = list(dict.fromkeys((*elsewhere[:MAX_NEAR_NAMES], *near)))[:MAX_NEAR_NAMES]
     meant = f"; did you mean {' or '.join(map(_name, hints))}?" if hints else ""
     return f"there is no {_name(path)}{meant}"
+
+
+def _below_a_file(path: str) -> str:
+    return f"{_name(path)} cannot be: a file stands where it has a directory"
 
 
 def _braces(*globs: str | None) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ringfence.errors import ToolValidationError
 from ringfence.filesystem.patch_format import EXECUTABLE, SYMLINK, FilePatch
 from ringfence.filesystem.patches import apply_patch
-from ringfence.filesystem.paths import directories_above, said_about, shown
+from ringfence.filesystem.paths import directories_above, os_error, said_about, shown
 from ringfence.filesystem.protocol import AnnouncedWrites, Filesystem
 from ringfence_tools.file_results import Action, PatchedFile, PatchedFiles
 
@@ -70,6 +71,8 @@ class _Plan:
         try:
             source, target = (self._path(name, patch) for name in (patch.source, patch.target))
             self._add(patch, source, target)
+        except IsADirectoryError as error:
+            self.problems.append(f"{shown(error.filename) or '/'} is a directory: only files can be patched")
         except (OSError, ValueError) as error:
             words = getattr(error, "strerror", None) or str(error)
             self.problems.append(said_about(shown(patch.paths[0]), words))
@@ -87,6 +90,8 @@ class _Plan:
         renamed = source is not None and target is not None and source != target
         if renamed and target is not None and self._node(target) is not None:
             problems.append(f"it cannot become {shown(target)}, which exists already")
+        if target is not None and self._node(target) is None and (above := self._file_above(target)) is not None:
+            problems.append(f"{shown(above)} is a file, where it would need a directory")
         if before is not None and before.is_link != (patch.old_mode == SYMLINK):
             problems.append("it is not a symlink")
         if problems:
@@ -138,6 +143,15 @@ class _Plan:
             raise ValueError("it is a symlink: remove or move it with rm or move")
         return self._filesystem.resolve(path)
 
+    def _file_above(self, path: str) -> str | None:
+        """What stands, at this point of the plan, where the path has a directory."""
+        for above in directories_above(path):
+            if self._known.get(above) is not None:
+                return above
+            if above not in self._known and self._filesystem.exists(above):
+                return None if self._filesystem.stat(above).is_directory else above
+        return None
+
     def _is_link(self, path: str) -> bool:
         """Also of one that leads nowhere, or out, of which nothing else can be asked."""
         try:
@@ -160,6 +174,8 @@ class _Plan:
             return _Node(_target(self._filesystem, path), is_link=True)
         if stat.is_symlink:
             return _Node(_target(self._filesystem, path), is_link=True)
+        if stat.is_directory:
+            raise os_error(errno.EISDIR, path)
         return _Node(self._filesystem.read_bytes(path).content, bool(stat.mode & 0o100))
 
     def _put(self, path: str, before: _Node | None, after: _Node) -> None:
