@@ -46,10 +46,8 @@ def normalise(path: str) -> str:
 def _normal(path: str) -> str:
     if len(path) <= MAX_PATH_BYTES and _PLAIN.match(path):
         return path
-    if "\0" in path:
-        raise ValueError(f"a path cannot have a NUL: {path!r}")
     names: list[str] = []
-    for name in _one_encoding(path).split("/"):
+    for name in one_encoding(path).split("/"):
         if name == "..":
             if not names:
                 raise outside(path)
@@ -65,12 +63,16 @@ def _normal(path: str) -> str:
 _short = lru_cache(maxsize=1 << 15)(_normal)
 
 
-def _one_encoding(path: str) -> str:
+def one_encoding(path: str, what: str = "path") -> str:
+    """The one text for the bytes of a path, or of ``what`` is compared with paths. Raises ValueError for what can be in
+    none."""
+    if "\0" in path:
+        raise ValueError(f"a {what} cannot have a NUL: {path!r}")
     # Surrogate escapes that happen to spell valid UTF-8 are the same bytes, so the same file, as the characters.
     try:
         return path if path.isascii() else path.encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape")
     except UnicodeEncodeError as error:
-        raise ValueError(f"a path cannot have the lone surrogate {path[error.start]!r}: {path!r}") from None
+        raise ValueError(f"a {what} cannot have the lone surrogate {path[error.start]!r}: {path!r}") from None
 
 
 def _check_lengths(normal: str) -> None:

@@ -9,6 +9,7 @@ from itertools import takewhile
 from operator import attrgetter, methodcaller
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
+from ringfence.filesystem.paths import one_encoding
 from ringfence.filesystem.protocol import MAX_GREP_MATCHES, GlobMatch, GrepMatch
 
 DirectoryT = TypeVar("DirectoryT")
@@ -45,7 +46,7 @@ class Glob:
     __slots__ = ("after_fixed", "directories_only", "ending", "fixed", "segments")
 
     def __init__(self, pattern: str) -> None:
-        names = [name for name in pattern.split("/") if name not in ("", ".")]
+        names = [name for name in one_encoding(pattern, "glob pattern").split("/") if name not in ("", ".")]
         if not names:
             raise ValueError(f"a glob pattern needs a name to match, {pattern!r} has none")
         if ".." in names:
@@ -148,7 +149,7 @@ def compiled_glob(pattern: str) -> Glob:
     from what follows; a "/" at the end asks for directories.
 
     Raises:
-        ValueError: nothing to match, or "..".
+        ValueError: nothing to match, "..", or what no name can have.
     """
     return Glob(pattern)
 
