@@ -108,6 +108,7 @@ def test_what_follows_a_counted_hunk_is_passed_over(after: str) -> None:
         "@@",
         "@@ def f():",
         "@@ ... @@",
+        pytest.param(f"@@ -{'9' * 5000},3 +1,3 @@", id="5,000 digits"),
     ],
 )
 @pytest.mark.parametrize("after", ["", "\n", "```\n", "\n--- a/g\n+++ b/g\n@@ -1 +1 @@\n-x\n+y\n"])
@@ -522,9 +523,10 @@ def test_the_executable_bit_comes_and_goes(executor: ToolExecutor, files: InMemo
     assert files.stat("a.txt").mode == 0o750
     assert patch_with(executor, "diff --git a/a.txt b/a.txt\nold mode 100755\nnew mode 100644\n").success
     assert files.stat("a.txt").mode == 0o640
-    created = "diff --git a/run b/run\nnew file mode 100755\n--- /dev/null\n+++ b/run\n@@ -0,0 +1 @@\n+#!\n"
-    assert patch_with(executor, created).success
-    assert files.stat("run").mode == 0o755
+    for name, mode in (("run", "100755"), ("run-as-well", "100775")):
+        header = f"diff --git a/{name} b/{name}\nnew file mode {mode}\n--- /dev/null\n+++ b/{name}\n"
+        assert patch_with(executor, f"{header}@@ -0,0 +1 @@\n+#!\n").success
+        assert files.stat(name).mode == 0o755
 
 
 def test_symlinks_come_change_and_go(executor: ToolExecutor, files: InMemoryFilesystem) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ringfence.errors import ToolValidationError
-from ringfence.filesystem.patch_format import EXECUTABLE, SYMLINK, FilePatch
+from ringfence.filesystem.patch_format import SYMLINK, FilePatch
 from ringfence.filesystem.patches import apply_patch
 from ringfence.filesystem.paths import directories_above, os_error, said_about, shown
 from ringfence.filesystem.protocol import AnnouncedWrites, Filesystem
@@ -200,7 +200,7 @@ def _target(filesystem: Filesystem, path: str) -> bytes:
 def _after(patch: FilePatch, before: _Node | None, content: bytes) -> _Node:
     executable = before is not None and before.executable
     if patch.new_mode is not None and patch.new_mode != patch.old_mode:
-        executable = patch.new_mode == EXECUTABLE
+        executable = bool(patch.new_mode & 0o100)  # as git has it: 100775 is 100755
     return _Node(content, executable, is_link=patch.new_mode == SYMLINK)
 
 
