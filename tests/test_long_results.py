@@ -76,6 +76,16 @@ def test_the_path_may_be_spelled_as_any_other(spelling: str) -> None:
         assert executor.call("read_file", {"file_path": spelling.format(".ringfence/results/call_1")}).success
 
 
+@pytest.mark.parametrize("call_id", ["functions.say:0", "a//b", "../../x", "a/../b", "x" * 300, " call ", "."])
+def test_any_id_of_a_call_leads_to_the_whole(call_id: str) -> None:
+    prompt, session = opened()
+    with prompt.resources:
+        executor = ToolExecutor(prompt=prompt, session=session)
+        told = re.search(r"all of it: (.*?) \.\.\.", executor.execute("say", {}, call_id=call_id).text)
+        assert told is not None
+        assert "line 39999" in read_back(executor, told[1])
+
+
 @pytest.mark.parametrize("name", ["write_file", "rm", "edit_file"])
 def test_what_is_kept_is_no_file(name: str) -> None:
     prompt, session = opened()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from typing import TYPE_CHECKING
 
 from ringfence.prompt.tool_result import whole_text
@@ -17,7 +19,13 @@ READER = "read_file"
 """The tool that reads such paths."""
 
 
+_NAME = re.compile(r"(?!\.{1,2}\Z)[a-zA-Z0-9_.:+=-]{1,200}")
+
+
 def kept_at(call_id: str) -> str:
+    """An id that is no name, such as one with a "/" from another framework's loop, has its hash there."""
+    if _NAME.fullmatch(call_id) is None:
+        call_id = hashlib.sha256(call_id.encode("utf-8", "surrogatepass")).hexdigest()
     return f"{KEPT_RESULTS}{call_id}"
 
 
@@ -25,8 +33,7 @@ def kept_result(session: Session, path: str) -> str | None:
     """The whole text that the call named by `path` answered; None for other paths and calls."""
     if not path.startswith(KEPT_RESULTS):
         return None
-    call_id = path.removeprefix(KEPT_RESULTS)
     for invoked in reversed(session[ToolInvoked].all()):
-        if invoked.call_id == call_id:
+        if invoked.call_id is not None and kept_at(invoked.call_id) == path:
             return whole_text(invoked.result, invoked.rendered_output)
     return None
