@@ -285,6 +285,30 @@ def test_a_directory_removed_by_such_a_tool_had_files_that_nobody_read(files: In
         assert files.exists("dir/b.txt")
 
 
+class Notes(InMemoryFilesystem):
+    """Another resource with files, beside the prompt's own."""
+
+
+def test_the_files_of_another_resource_are_not_changed_unread(files: InMemoryFilesystem) -> None:
+    def note(params: At, *, context: ToolContext) -> ToolResult[Said]:
+        context.resources.get(Notes).write(params.file_path, params.content)
+        return ToolResult.ok(Said("noted"))
+
+    notes = Notes()
+    notes.write("a.txt", "one\n")
+    section = MarkdownSection(
+        title="N", key="n", template="N.", tools=[*TOOLS, Tool[At, Said](name="note", description="N.", handler=note)]
+    )
+    prompt = Prompt(PromptTemplate(ns="tests", key="two", sections=[section], policies=[ReadBeforeWritePolicy()]))
+    with prompt.bind(resources={Filesystem: files, Notes: notes}).resources:
+        call = ToolExecutor(prompt=prompt, session=Session()).call
+        call("read_file", {"file_path": "a.txt"})  # the same path and bytes, of other files
+        assert "a.txt, of which" in call("note", {"file_path": "a.txt", "content": "x"}).message
+        assert notes.read("a.txt").content == "one\n"
+        assert call("note", {"file_path": "new", "content": "x"}).success
+        assert call("note", {"file_path": "new", "content": "its own write is known"}).success
+
+
 def test_a_handler_that_reads_what_it_changes_has_read_it(files: InMemoryFilesystem) -> None:
     tool = Tool[At, Said](name="append", description="A tool.", handler=appended)
     with agent(tool, files=files) as call:

@@ -12,7 +12,7 @@ from ringfence.filesystem.protocol import Filesystem
 from ringfence.prompt.policy import ALLOW, PathHashes, PolicyDecision, PolicyState, only_for, policy_state
 
 if TYPE_CHECKING:
-    from ringfence.participants import Change
+    from ringfence.participants import CallLock, Change
     from ringfence.prompt.tool import Tool, ToolContext
     from ringfence.prompt.tool_result import ToolResult
 
@@ -82,39 +82,41 @@ class ReadBeforeWritePolicy:
     def check_effects(
         self, tool: Tool[Any, Any], params: Any, changes: Sequence[Change], *, context: ToolContext
     ) -> PolicyDecision:
-        filesystem, call = context.filesystem, context.call
-        if filesystem is None or call is None or call.inner:
+        call = context.call
+        if call is None or call.inner:
             return ALLOW
-        lock: Any = getattr(filesystem, "lock", None)
-        read, earlier = call.reads.get(lock, {}), (call.read_before or {}).get(lock, ())
-        known = _hashes(policy_state(context, self.name, _files_scope(context, filesystem)))
-        for change in call.changes.get(lock, ()):
-            before = change.before.content_hash if change.before is not None else None
-            after = change.after.content_hash if change.after is not None else None
-            if before in (None, after, known.of(change.path), read.get(change.path)):
-                continue
-            if (change.path, before) in earlier:
-                continue
-            return PolicyDecision.deny(
-                f"{tool.name} changed {shown(change.path)}, of which the content had not been read: read it first"
-            )
+        for lock, changed in call.changes.items():
+            read, earlier = call.reads.get(lock, {}), (call.read_before or {}).get(lock, ())
+            known = _hashes(policy_state(context, self.name, _scope_of(context, lock)))
+            for change in changed:
+                before = change.before.content_hash if change.before is not None else None
+                after = change.after.content_hash if change.after is not None else None
+                if before in (None, after, known.of(change.path), read.get(change.path)):
+                    continue
+                if (change.path, before) in earlier:
+                    continue
+                return PolicyDecision.deny(
+                    f"{tool.name} changed {shown(change.path)}, of which the content had not been read: read it first"
+                )
         return ALLOW
 
     def on_result(self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext) -> None:
-        filesystem, call = context.filesystem, context.call
-        if filesystem is None or call is None:
+        call = context.call
+        if call is None:
             return
         reads, writes = tool.name in self.read_tools, not tool.opaque and (not call.inner or self._governs(tool))
-        lock: Any = getattr(filesystem, "lock", None)
-        known: dict[str, str | None] = {**call.reads.get(lock, {})} if reads else {}
-        if writes:
-            for change in call.changes.get(lock, ()):
-                after = change.after.content_hash if change.after is not None else None
-                if after is not None or change.before is not None:
-                    known[change.path] = after
-        if not known:
-            return
-        state = policy_state(context, self.name, _files_scope(context, filesystem))
+        for lock in {**(call.reads if reads else {}), **(call.changes if writes else {})}:
+            known: dict[str, str | None] = {**call.reads.get(lock, {})} if reads else {}
+            if writes:
+                for change in call.changes.get(lock, ()):
+                    after = change.after.content_hash if change.after is not None else None
+                    if after is not None or change.before is not None:
+                        known[change.path] = after
+            if known:
+                self._learn(known, _scope_of(context, lock), context)
+
+    def _learn(self, known: dict[str, str | None], scope: str, context: ToolContext) -> None:
+        state = policy_state(context, self.name, scope)
         before = _hashes(state)
         news = {path: content_hash for path, content_hash in known.items() if before.of(path) != content_hash}
         if news:
@@ -136,6 +138,14 @@ def _files_scope(context: ToolContext, filesystem: Filesystem) -> str:
     if root == "/" and (lock := getattr(filesystem, "lock", None)) is not None:
         root = f"memory {lock.serial}"
     return f"{context.prompt.scope}@{root}"
+
+
+def _scope_of(context: ToolContext, lock: CallLock) -> str:
+    """The scope of the filesystem that a call knows by this lock: the prompt's own, or another resource."""
+    filesystem = context.filesystem
+    if filesystem is not None and getattr(filesystem, "lock", None) is lock:
+        return _files_scope(context, filesystem)
+    return f"{context.prompt.scope}@{lock.name} {lock.serial}"
 
 
 _PATH_FIELDS = ("file_path", "path", "source", "target")
