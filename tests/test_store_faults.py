@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import tarfile
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -168,6 +168,93 @@ def test_a_damaged_history_is_said_and_nothing_changes(root: Path, store: Path, 
     (store / "history").rename(store / "aside")
     with Workspace.open(root, store=store) as workspace:
         assert [entry.kind for entry in workspace.log()] == ["baseline"]
+
+
+# Failing system calls
+
+
+class Failing:
+    """Functions of `os` that fail from a moment on, as those of a disk do that is about to die."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+        self.now = False
+        for name in names:
+            monkeypatch.setattr(os, name, self._failing(getattr(os, name)))
+
+    def _failing(self, real: Callable[..., object]) -> Callable[..., object]:
+        def work(*arguments: object, **named: object) -> object:
+            if self.now:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return real(*arguments, **named)
+
+        return work
+
+
+def test_a_history_of_which_neither_a_part_could_be_written_nor_be_cut_off_stays_whole(
+    root: Path, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Workspace.open(root, store=store) as workspace:
+        call(workspace, change)
+        failing = Failing(monkeypatch, "ftruncate")
+        real, parts = os.write, [100]
+
+        def write(file: int, data: bytes) -> int:
+            if not failing.now:
+                return real(file, data)
+            if not parts:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return real(file, data[: parts.pop()])
+
+        monkeypatch.setattr(os, "write", write)
+        with held_call(workspace.filesystem) as held:
+            workspace.filesystem.for_call(held).write("a.txt", "lost")
+            failing.now = True
+            with pytest.raises(OSError, match="Input/output error"):
+                held.commit()
+            failing.now = False
+            held.rollback()
+        call(workspace, lambda fs: fs.write("a.txt", "kept"))
+        assert b"+kept" in workspace.show(2).patch
+    done = subprocess.run(["git", "--git-dir", store / "history", "fsck", "--full"], capture_output=True, check=True)
+    assert b"missing" not in done.stdout + done.stderr
+    with Workspace.open(root, store=store) as workspace:
+        assert b"+kept" in workspace.show(2).patch
+
+
+@pytest.mark.parametrize("point", range(1, 9))
+def test_a_gc_that_cannot_remove_what_it_drops_leaves_a_history_that_goes_on(
+    root: Path, store: Path, monkeypatch: pytest.MonkeyPatch, point: int
+) -> None:
+    with Workspace.open(root, store=store) as workspace:
+        for content in ("one", "two", "three"):
+            call(workspace, lambda fs, content=content: fs.write("a.txt", content))
+        real, calls = Path.unlink, iter(range(1, 1000))
+
+        def unlink(path: Path, missing_ok: bool = False) -> None:
+            if next(calls) == point:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            real(path, missing_ok=missing_ok)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "unlink", unlink)
+            with suppress(OSError):
+                workspace.gc(1)
+        assert workspace.steps()[-1].number == 3
+        call(workspace, lambda fs: fs.write("a.txt", "four"))
+        assert b"+four" in workspace.show(4).patch
+    with Workspace.open(root, store=store) as workspace:
+        assert workspace.steps()[-1].number == 4
+
+
+def test_a_log_that_could_not_be_begun_does_not_take_the_place_of_the_one_that_goes_on(root: Path, store: Path) -> None:
+    with Workspace.open(root, store=store) as workspace:
+        call(workspace, change)
+        (store / "history/objects.000002.log").touch()
+        copy = shutil.copytree(store, store.with_name("killed"))
+    with Workspace.open(root, store=copy, read_only=True) as workspace:
+        assert [step.number for step in workspace.steps()] == [1]
+    with Store.open(copy / "history") as opened:
+        assert [step.number for step in opened.steps()] == [1]
 
 
 # Not to be written

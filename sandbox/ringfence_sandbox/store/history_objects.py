@@ -12,7 +12,7 @@ from dulwich.objects import ObjectID, RawObjectID, ShaFile, hex_to_sha, sha_to_h
 from dulwich.pack import Pack
 
 from ringfence_sandbox.store.deltas import Before, applied, delta
-from ringfence_sandbox.store.object_log import ObjectLog, pack_entry, read_pack_entry, sync_directory
+from ringfence_sandbox.store.object_log import MAGIC, ObjectLog, pack_entry, read_pack_entry, sync_directory
 from ringfence_sandbox.store.packs import copied_entry, open_packs, remove_packs, write_pack
 
 COMMIT, TREE, BLOB = 1, 2, 3
@@ -78,7 +78,9 @@ class HistoryObjects(BaseObjectStore):
 
     def _log_path(self) -> Path:
         logs = self._logs()
-        # After a crash in sealing there may be two: of the older one everything is in a pack.
+        # After a crash in sealing there may be two: of the older one everything is in a pack. But a new one that could
+        # not be begun, for want of space say, has nothing, and the older one went on.
+        logs = [path for path in logs if path.stat().st_size >= len(MAGIC)] or logs
         return logs[-1] if logs else self._folder / "objects.000001.log"
 
     # What dulwich asks of a store.
@@ -246,9 +248,11 @@ class HistoryObjects(BaseObjectStore):
         new = write_pack(self._pack_folder, len(of), lambda take: self._copy(of, take)) if of else None
         before_deleting()
         self._remove_indexes_of_git()
-        remove_packs(pack for pack in old if new is None or Path(os.fspath(pack.data.path)).stem != new.name)
-        sync_directory(self._pack_folder)
-        self._reopen_packs()
+        try:
+            remove_packs(pack for pack in old if new is None or Path(os.fspath(pack.data.path)).stem != new.name)
+            sync_directory(self._pack_folder)
+        finally:
+            self._reopen_packs()
 
     def _remove_indexes_of_git(self) -> None:
         """If somebody ran git's own `gc` here, it left indexes over all packs and commits."""
@@ -266,9 +270,9 @@ class HistoryObjects(BaseObjectStore):
             take(oid, copied_entry(pack, oid, together))
 
     def _reopen_packs(self) -> None:
-        for pack in self._packs:
+        before, self._packs = self._packs, open_packs(self._pack_folder)
+        for pack in before:
             pack.close()
-        self._packs = open_packs(self._pack_folder)
 
     @property
     def closed(self) -> bool:

@@ -12,6 +12,7 @@ import os
 import struct
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
 
@@ -195,12 +196,15 @@ class ObjectLog:
             there = os.stat(self.path, follow_symlinks=False).st_ino
         except OSError:
             there = -1
-        if there != os.fstat(self._fd).st_ino:
+        own = os.fstat(self._fd)
+        if there != own.st_ino:
             raise OSError(
                 errno.ESTALE,
                 "was removed while the workspace was open, so no step can be kept: open it again",
                 str(self.path),
             )
+        if own.st_size != self.size - self.pending_bytes:  # what was abandoned could not be cut off then
+            os.ftruncate(self._fd, self.size - self.pending_bytes)
 
     def abandon(self) -> None:
         """Forget what was added since the last `flush`."""
@@ -208,11 +212,12 @@ class ObjectLog:
             self.size -= self.pending_bytes
             self._pending.clear()
             self.pending_bytes = 0
-            # A part of it may be in the file. What refs were before is only known there.
-            os.ftruncate(self._fd, self.size)
+            # What refs were before is only known in the file. A part of what is abandoned may be there, too.
             self.objects.clear()
             self.refs.clear()
-            self._parse(self._whole())
+            self._parse(self._whole()[: self.size])
+            with suppress(OSError):  # the next `flush` tries again, before it writes
+                os.ftruncate(self._fd, self.size)
 
     def _write(self, data: bytes) -> None:
         view = memoryview(data)

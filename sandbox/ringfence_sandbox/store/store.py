@@ -417,8 +417,12 @@ class Store:
         needed = reachable(self.objects, (bytes.fromhex(it.tree.decode()) for it in parsed.values()))
         needed.update(map(bytes.fromhex, commits))
         # git takes a commit in `shallow` for one without parents: written before anything goes, it is never wrong.
-        self.objects.repack(needed, before_deleting=lambda: write_shallow(self.folder, shallow))
-        self._shallow = shallow
+
+        def cut() -> None:
+            write_shallow(self.folder, shallow)
+            self._shallow = shallow  # also where what is dropped then will not go
+
+        self.objects.repack(needed, before_deleting=cut)
         return max(0, before - self._size())
 
     def _size(self) -> int:
