@@ -38,7 +38,9 @@ HOSTILE = [
     "\u202egnp.exe\u2066\u200b\ufeff\u2028\u2029\U000e0041",
     "\ud800\udc80\udfff",
 ]
-ACTIVE = frozenset("\u061c\u180e\u200b\u200e\u200f\u2028\u2029\ufeff") | {chr(code) for code in range(0x202A, 0x2070)}
+ACTIVE = frozenset("\u061c\u180e\u200b\u200e\u200f\ufeff") | {
+    chr(code) for code in (*range(0x2028, 0x202F), *range(0x2060, 0x2070))
+}
 
 
 class Parsed(HTMLParser):
