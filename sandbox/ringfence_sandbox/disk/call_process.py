@@ -72,7 +72,8 @@ class CallProcess:
     def _failed(self, error: BaseException) -> RestoreFailedError:
         what = (
             f"{self.name} (process {self.pid}), which an interrupted call started, may still change files; run "
-            f"`kill -9 {self.pid}` and open the workspace again"
+            f"`kill -9 {self.pid}` (a paused container has to go on for that: `podman unpause`) and open the workspace "
+            "again"
         )
         return RestoreFailedError([(what, error)])
 
