@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from ringfence.errors import ExecutorLostError
 from ringfence_sandbox.container import executor as protocol
 from ringfence_sandbox.container.channel import SOCKET_NAME, Channel, Ended
+from ringfence_sandbox.container.frames import FrameStream
 
 READY = (protocol.READY, protocol.NUMBER.pack(protocol.PROTOCOL))
 FIRST = protocol.NUMBER.pack(1)
@@ -218,3 +219,14 @@ def test_a_command_too_long_for_a_frame_is_an_answer() -> None:
             ["x" * (protocol.LONGEST + 1)], cwd="/", env={}, stdin=None, timeout_seconds=5, on_output=lambda *_: None
         )
     assert (ended.exit_code, "stdin or a file" in ended.problem) == (126, True)
+
+
+def test_what_comes_with_a_frame_is_inherited_by_no_program() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        socket.send_fds(theirs, [b"x"], [theirs.fileno()] * 2)
+        stream = FrameStream(ours)
+        stream.receive()
+        descriptors = stream.take_descriptors()
+        assert [os.get_inheritable(descriptor) for descriptor in descriptors] == [False, False]
+        protocol.close_all(descriptors)

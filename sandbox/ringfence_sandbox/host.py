@@ -472,16 +472,21 @@ class HostFilesystem(Transactional):
         with self._lock.mutex:
             return self._core.begin(call.call_id, call.tool, opaque=call.opaque and not self.read_only)
 
-    def note_process(self, process: CallProcess) -> None:
+    def note_process(self, process: CallProcess) -> int:
         """Have a process on record whose end is the end of all that the running opaque call started: after a crash
         it is ended before anything is brought back.
+
+        Returns a descriptor that is good until the call ends. What changes files more than 3 seconds after the last
+        stamp on it counts as somebody else's after a crash. This process stamps it once a second; where it may be
+        stopped, and then killed, who works on for it stamps it, too: writes over its first eight bytes the nanoseconds
+        since 1970, little endian.
 
         Raises:
             TransactionError: no opaque call runs.
         """
         with self._lock.mutex:
             self._admit()
-            self._core.note_process(process)
+            return self._core.note_process(process)
 
     def commit(self, mark: Mark, receipt: Receipt) -> Step | None:
         self._opened.check_open()

@@ -261,7 +261,7 @@ class PodmanSandbox:
         container = self.start()
         replaced = "the container had ended, and this is a new one" if before not in (None, container) else ""
         # Whoever recovers the workspace after us ends the container before anything is taken back.
-        self.filesystem.note_process(container.process)
+        stamp = self.filesystem.note_process(container.process)
         handover = Handover(asked, directory, container.environment)
         command = os.urandom(8).hex()
         outputs, most = self.filesystem.outputs, self.limits.output_bytes
@@ -288,6 +288,7 @@ class PodmanSandbox:
                 timeout_seconds=asked.timeout_seconds,
                 on_output=take,
                 report=handover.reports,
+                stamp=stamp,
             )
             after = f"{asked.timeout_seconds:g} second{'' if asked.timeout_seconds == 1 else 's'}"
             failure = f"timed out after {after}" if ended.timed_out else ""

@@ -169,6 +169,27 @@ def test_a_client_that_is_killed_leaves_nothing_that_runs(
     assert list_of(podman, root) == []
 
 
+def test_what_a_command_does_while_its_client_is_stopped_is_taken_back_too(
+    podman: Connection, limiting: bool, tmp_path: Path
+) -> None:
+    root = tmp_path / "workspace"
+    root.mkdir()
+    program = CLIENT.replace("while :;", "for n in 1 2 3 4 5 6 7 8 9; do sleep 1; date > made-$n; done; while :;")
+    client = subprocess.Popen(
+        [sys.executable, "-c", program, root, podman.url, str(limiting)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    with client:
+        assert wait_until((root / "made-1").exists)
+        client.send_signal(signal.SIGSTOP)
+        assert wait_until((root / "late").exists)
+        client.kill()
+    with PodmanSandbox(root, connection=podman, strict=limiting):
+        assert list(root.iterdir()) == []
+
+
 def test_containers_of_dead_owners_are_removed_and_no_others(podman: Connection, tmp_path: Path) -> None:
     image = built(podman, recipe("python"))
     pid, ticks, boot = own_label().split("-", 2)

@@ -282,12 +282,14 @@ class Core:
         if self.hands.holding is not None:
             self.hands.holding.find_again()
 
-    def note_process(self, process: CallProcess) -> None:
-        """Have the journal name a process that recovery is to end. TransactionError outside of opaque calls."""
+    def note_process(self, process: CallProcess) -> int:
+        """Have the journal name a process that recovery is to end; the descriptor that it may stamp. TransactionError
+        outside of opaque calls."""
         if self._opaque is None or not self._opaque.any_open:
             raise TransactionError(f"{process.name} can only be noted while an opaque call runs")
         self._opaque.contained = True
         self._journal.write({"process": process.to_json()})
+        return self._opaque.stamp
 
     def _freeze(self) -> State:
         """The state now, for ever; the next deeds lead on from it."""

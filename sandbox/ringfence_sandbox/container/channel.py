@@ -159,6 +159,7 @@ class Channel:
         timeout_seconds: float,
         on_output: OnOutput,
         report: bool = False,
+        stamp: int | None = None,
     ) -> Ended:
         """Run a command, and return when it and every process that it started have ended.
 
@@ -166,7 +167,8 @@ class Channel:
         in it is taken out; without ``stdin`` the command reads nothing. With ``report`` the command may write to the
         descriptor `executor.REPORT`, which is one more stream. ``on_output`` gets the output in pieces of up to 256 KiB
         while the command runs; as long as it does not return, the command waits. If it raises, or on Ctrl-C, the
-        command is ended first.
+        command is ended first. On the file of the descriptor ``stamp`` the executor writes, once a second while the
+        command runs, the time: `executor.STAMP`.
 
         Raises:
             ExecutorLostError: the container or the executor ended, before or during the command.
@@ -176,7 +178,7 @@ class Channel:
             raise ValueError(f"a command needs a time limit above 0 seconds, not {timeout_seconds}")
         try:
             with self._turn:
-                return self._run(argv, cwd, env, stdin, timeout_seconds, on_output, report)
+                return self._run(argv, cwd, env, stdin, timeout_seconds, on_output, report, stamp)
         finally:
             self._free_if_closed()
 
@@ -189,6 +191,7 @@ class Channel:
         timeout_seconds: float,
         on_output: OnOutput,
         report: bool,
+        stamp: int | None,
     ) -> Ended:
         if self._closed:
             raise ExecutorLostError("this channel is closed; start another container", ended=self._wait_until_gone(0))
@@ -204,7 +207,7 @@ class Channel:
         sent = False
         try:
             self._running = self._number  # until the executor says that it has ended
-            self._stream.send(protocol.RUN, request, limit)
+            self._stream.send(protocol.RUN, request, limit, () if stamp is None else (stamp,))
             sent = True
             ended = self._attend(events, pipes, limit, on_output)
         except ExecutorLostError as error:

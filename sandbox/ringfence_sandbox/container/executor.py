@@ -15,6 +15,7 @@ process ends, for whatever reason, the kernel ends all others; so whenever somet
 
 from __future__ import annotations
 
+import array
 import ctypes
 import errno
 import fcntl
@@ -28,13 +29,13 @@ import sys
 import time
 from contextlib import suppress
 
-PROTOCOL = 2
+PROTOCOL = 3
 HEADER = struct.Struct("<BI")
 LONGEST = 4 * 1024 * 1024  # bytes of a frame's payload; Linux takes at most half of it as arguments
 
 # From the host.
 # RUN_HEAD, then the directory, the arguments and the environment ("NAME=value", or "NAME" to take one out), each ended
-# by a zero byte
+# by a zero byte; and as a descriptor, where there is one, the file to stamp while the command runs
 RUN = 1
 KILL = 2  # NUMBER: end this command now; ignored when it has ended already
 # To the host.
@@ -46,6 +47,7 @@ FAILED = 19  # FAILED_HEAD, then text: the command could not be started
 ENDED = 20  # OUTCOME: every process that the command started has ended
 
 NUMBER = struct.Struct("<I")
+STAMP = struct.Struct("<Q")  # nanoseconds since 1970
 # number, whether there is stdin, whether there is a report, milliseconds, how many arguments, how many names
 RUN_HEAD = struct.Struct("<I??QII")
 FAILED_HEAD = struct.Struct("<Ii")  # number, errno
@@ -54,6 +56,7 @@ OUTCOME = struct.Struct("<IB?QII?")  # number, exit code, timed out, nanoseconds
 
 GRACE_SECONDS = 0.2  # what is left of a command when its main process has exited may go on for so long
 REPORT = 19  # the descriptor that a command may say something on to the host; above those that a script would use
+STAMP_SECONDS = 1.0  # while a command runs: its host may be stopped meanwhile, and killed
 ENDING_SECONDS = 10.0  # when something is still there after so long, ending this process is what is left
 TIMEOUT_EXIT_CODE = 124
 
@@ -94,6 +97,19 @@ def first_frame(received: bytearray, longest: int) -> tuple[int, bytes] | None:
     return kind, payload
 
 
+def taken(stream: socket.socket, most: int) -> tuple[bytes, list[int], bool]:
+    """What is there of a stream: bytes, up to ``most`` descriptors that no other program inherits, and whether there
+    was no room for all of them. (`socket.recv_fds` takes flags, and does nothing with them.)"""
+    descriptors = array.array("i")
+    data, ancillary, flags, _ = stream.recvmsg(
+        65536, socket.CMSG_LEN(most * descriptors.itemsize), socket.MSG_CMSG_CLOEXEC
+    )
+    for level, kind, payload in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            descriptors.frombytes(payload[: len(payload) - len(payload) % descriptors.itemsize])
+    return data, list(descriptors), bool(flags & socket.MSG_CTRUNC)
+
+
 class HostError(Exception):
     """The host is gone, or sent what is no frame."""
 
@@ -104,6 +120,7 @@ class Link:
     def __init__(self, stream: socket.socket) -> None:
         self._stream = stream
         self._received = bytearray()
+        self._stamped: int | None = None
         self._events = select.poll()
         self._events.register(stream, select.POLLIN)
 
@@ -126,11 +143,20 @@ class Link:
         ready = self._events.poll(None if seconds is None else int(min(max(0.0, seconds), 3600.0) * 1000) + 1)
         if all(place != self._stream.fileno() for place, _ in ready):
             return None
-        received = self._stream.recv(65536)
+        received, descriptors, _ = taken(self._stream, 1)
         if not received:
             raise HostError("the host closed the stream")
+        for descriptor in descriptors:
+            close_all([] if self._stamped is None else [self._stamped])
+            self._stamped = descriptor
         self._received += received
         return self._complete()
+
+    def stamp(self) -> None:
+        """Write the time on the file that came with the last command, if one did."""
+        if self._stamped is not None:
+            with suppress(OSError):  # a call that is taken for ended early leaves more behind, and loses nothing
+                os.pwrite(self._stamped, STAMP.pack(time.time_ns()), 0)
 
     def _complete(self) -> tuple[int, bytes] | None:
         try:
@@ -347,7 +373,8 @@ class Executor:
                 until = now + GRACE_SECONDS
             if now >= until or not others:
                 return status, False
-            frame = self._link.receive(until - now)
+            self._link.stamp()
+            frame = self._link.receive(min(until - now, STAMP_SECONDS))
             if frame is None:
                 continue
             if frame[0] != KILL:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from ringfence.errors import ExecutorLostError
-from ringfence_sandbox.container.executor import HEADER, LONGEST, RUN_HEAD, first_frame
+from ringfence_sandbox.container.executor import HEADER, LONGEST, RUN_HEAD, first_frame, taken
 
 _LONGEST = 4096  # bytes of a payload from the executor
 _MOST_DESCRIPTORS = 4
@@ -32,13 +32,14 @@ class FrameStream:
     def fileno(self) -> int:
         return self._connection.fileno()
 
-    def send(self, kind: int, payload: bytes, limit: float) -> None:
+    def send(self, kind: int, payload: bytes, limit: float, descriptors: Sequence[int] = ()) -> None:
         """For any thread. Raises ExecutorLostError where the executor is gone, or does not take it in time."""
         rest = memoryview(HEADER.pack(kind, len(payload)) + payload)
         with self._sending:
             while rest:
                 try:
-                    rest = rest[self._connection.send(rest) :]
+                    rest = rest[socket.send_fds(self._connection, [rest], descriptors) :]
+                    descriptors = ()
                 except BlockingIOError:
                     self._wait(select.POLLOUT, limit)
                 except OSError as error:
@@ -47,15 +48,13 @@ class FrameStream:
     def receive(self) -> None:
         """Take in what is there. Raises ExecutorLostError where nothing will come any more."""
         try:
-            data, descriptors, flags, _ = socket.recv_fds(
-                self._connection, 65536, _MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
-            )
+            data, descriptors, lost = taken(self._connection, _MOST_DESCRIPTORS)
         except BlockingIOError:
             return
         except OSError as error:
             raise ExecutorLostError(f"the container has ended ({error.strerror})") from None
         self._descriptors += descriptors
-        if flags & socket.MSG_CTRUNC:
+        if lost:
             raise ExecutorLostError(
                 "descriptors of the container were lost: is this process's limit of open files low?"
             )

@@ -53,6 +53,11 @@ class OpaqueCalls:
     def any_open(self) -> bool:
         return bool(self._before)
 
+    @property
+    def stamp(self) -> int:
+        """The descriptor of the file that is stamped while one is open."""
+        return self._stamp.descriptor
+
     def begin(self, early: ChangedFiles | None, deeds: Sequence[Deed], holding: Holding | None) -> Before:
         """Look at the tree and store it, before a call and after those deeds. OSError: it cannot be."""
         displaced = Displaced.by(deeds, None if holding is None else holding.name)

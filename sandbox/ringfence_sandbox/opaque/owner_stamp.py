@@ -1,6 +1,7 @@
-"""When the owner of an opaque call was last seen alive: what changed later is somebody else's.
+"""When an opaque call was last seen alive: what changed later is somebody else's.
 
-A number in a file of its own, written over once a second: it is always whole, and never grows.
+A number in a file of its own, written over once a second: it is always whole, and never grows. Its owner writes it, and
+so may what it started in a container, which goes on where the owner is stopped before it is killed.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ class OwnerStamp:
         self._path = path
         self._sync = sync
         self._running: tuple[threading.Thread, threading.Event] | None = None
+        self.descriptor = -1
+        """Of the file, from `start` to `stop`."""
 
     def start(self) -> None:
         """OSError where the file cannot be written. It has been stamped once when this returns."""
@@ -46,6 +49,7 @@ class OwnerStamp:
             os.close(file)
             raise
         self._running = thread, stopped
+        self.descriptor = file
 
     def _run(self, file: int, stopped: threading.Event) -> None:
         try:
@@ -62,7 +66,7 @@ class OwnerStamp:
             os.fdatasync(file)
 
     def stop(self) -> None:
-        running, self._running = self._running, None
+        running, self._running, self.descriptor = self._running, None, -1
         if running is not None:
             thread, stopped = running
             stopped.set()
