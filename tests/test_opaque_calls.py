@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -38,6 +39,7 @@ from ringfence.testing import held_call
 from ringfence.testing.killing import killed_at
 from ringfence.testing.printed import Printed, printed
 from ringfence_sandbox import CallProcess, HostFilesystem, Workspace
+from ringfence_sandbox.opaque.owner_stamp import OwnerStamp
 from ringfence_sandbox.scan.scan import ScanLimits
 from ringfence_tools import VfsToolsSection
 
@@ -1379,3 +1381,27 @@ def test_directories_that_a_user_who_is_not_root_locked_are_opened_up_again(publ
     before = shape(root)
     subprocess.run([sys.executable, "-c", NOT_ROOT, root], check=True, timeout=60)
     assert shape(root) == before
+
+
+def test_a_stamp_that_fails_leaves_its_descriptor_to_no_other_file(tmp_path: Path) -> None:
+    class Failing(OwnerStamp):
+        def _stamp(self, file: int) -> None:
+            if threading.current_thread() is not threading.main_thread():
+                failed.set()
+                raise OSError(errno.EIO, "the disk fails")
+            super()._stamp(file)
+
+    failed = threading.Event()
+    stamp = Failing(str(tmp_path / "alive"), sync=False)
+    stamp.start()
+    try:
+        assert failed.wait(10)
+        for thread in threading.enumerate():
+            if thread.name == "ringfence stamp":
+                thread.join(10)
+        with open(tmp_path / "another", "wb") as another:
+            assert another.fileno() != stamp.descriptor
+            assert os.path.samestat(os.fstat(stamp.descriptor), os.stat(tmp_path / "alive"))
+    finally:
+        stamp.stop()
+    assert stamp.descriptor == -1

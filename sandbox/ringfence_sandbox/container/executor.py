@@ -1,8 +1,8 @@
 """The first process of a sandbox: it runs the host's commands one after the other, and ends what they leave behind.
 
 This file is mounted into the container and started there as ``python3 -I -S -B executor.py SOCKET``. It needs Python
-3.9, the standard library and nothing else. `channel.py` is the host's end and takes the definitions of
-the frames from here.
+3.9, the standard library and nothing else. `channel.py` is the host's end and takes the definitions of the
+frames from here.
 
 It connects to the host's socket once. A frame is a kind (one byte), a length (four bytes, little endian) and that many
 bytes. What a command prints does not pass through here: with STARTED go the host's ends of the command's pipes. So a

@@ -57,8 +57,6 @@ class OwnerStamp:
                 self._stamp(file)
         except OSError:  # a call that recovery takes for ended early leaves more behind, and loses nothing
             pass
-        finally:
-            os.close(file)
 
     def _stamp(self, file: int) -> None:
         os.pwrite(file, _STAMP.pack(time.time_ns()), 0)
@@ -66,12 +64,15 @@ class OwnerStamp:
             os.fdatasync(file)
 
     def stop(self) -> None:
-        running, self._running, self.descriptor = self._running, None, -1
+        running, self._running = self._running, None
         if running is not None:
             thread, stopped = running
             stopped.set()
-            if thread.is_alive() and thread is not threading.current_thread():
+            if thread.is_alive():
                 thread.join()
+            # Not by the thread, should it fail: its number would soon be another file's, for whoever stamps as well.
+            os.close(self.descriptor)
+            self.descriptor = -1
 
     @staticmethod
     def last_ns(path: str) -> int:
