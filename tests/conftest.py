@@ -1,9 +1,10 @@
 from __future__ import annotations
 
+import json
 import os
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,12 @@ settings.load_profile("prove" if os.environ.get("RINGFENCE_PROVE") == "1" else "
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     """Long and random values name no test: two workers would not agree on it."""
     return argname if isinstance(val, (str, bytes)) and len(val) > 60 else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_report_to_serializable() -> Generator[None, object, object]:
+    """A name that is not UTF-8 in the words of a failure would end the worker that is to tell of it, and the run."""
+    return json.loads(json.dumps((yield), ensure_ascii=False).encode("utf-8", "replace"))
 
 
 @pytest.fixture(scope="session", autouse=True)
