@@ -170,6 +170,45 @@ def test_a_damaged_history_is_said_and_nothing_changes(root: Path, store: Path, 
         assert [entry.kind for entry in workspace.log()] == ["baseline"]
 
 
+def killed_after_three_calls(root: Path, store: Path) -> Path:
+    """Leaves a history of which nothing is in a pack; its log."""
+
+    def work(before: Callable[[str], None]) -> None:
+        with Workspace.open(root, store=store) as workspace:
+            for number in range(3):
+                call(workspace, lambda fs, number=number: fs.write(f"made-{number}", "x" * 99))
+            before("the end")
+
+    assert killed_at(0, work)
+    [log] = (store / "history").glob("objects.*.log")
+    return log
+
+
+@pytest.mark.parametrize("at", [3, 40, 0.5, -60, -1])
+def test_nothing_of_a_damaged_log_goes_without_a_copy_and_a_word(root: Path, store: Path, at: float) -> None:
+    log = killed_after_three_calls(root, store)
+    data = bytearray(log.read_bytes())
+    data[int(at * len(data)) if isinstance(at, float) else at] ^= 16
+    log.write_bytes(data)
+    if at not in (3, 40):  # else there is no history any more to be looked at
+        with Workspace.open(root, store=store, read_only=True) as workspace:
+            assert "the history is damaged" in str(workspace.damage)
+    with Workspace.open(root, store=store) as workspace:
+        assert workspace.recovered is not None
+        [said] = [note for note in workspace.recovered.notes if "the history is damaged" in note]
+    assert Path(said.rpartition(" is kept at ")[2]).read_bytes() == data
+
+
+@pytest.mark.parametrize("cut", [1, 5, 30])
+def test_a_log_that_a_kill_has_cut_off_is_not_damaged(root: Path, store: Path, cut: int) -> None:
+    log = killed_after_three_calls(root, store)
+    os.truncate(log, log.stat().st_size - cut)
+    with Workspace.open(root, store=store) as workspace:
+        assert workspace.recovered is None
+        assert workspace.damage is None
+        assert not workspace.lost
+
+
 # Failing system calls
 
 

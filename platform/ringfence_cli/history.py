@@ -64,6 +64,8 @@ def opened(directory: Path, signals: Signals, *, changes: bool, dry_run: bool = 
                         raise click.ClickException(said)
                     if not changes:
                         ErrorStream().say(f"ringfence: {printable(said)}")
+                if not changes and looking.damage is not None:
+                    ErrorStream().say(f"ringfence: {printable(looking.damage)}")
                 if not changes:
                     yield looking
                     return
@@ -89,7 +91,9 @@ def recovery(recovered: Recovered, directory: Path) -> str:
     call = f"the tool call {recovered.call_id} ({recovered.tool})" if recovered.call_id else "a change"
     said = {
         "rolled back": f"recovered: {call} was interrupted by a crash, and is rolled back",
-        "finished": f"recovered: {call} was committed before a crash, and is whole",
+        "finished": f"recovered: {call} was committed before a crash, and is whole"
+        if recovered.tool
+        else "found at the opening:",
         "set aside": f"{call} of another directory that was here before is set aside",
     }[recovered.outcome]
     more = [f"{shown(path)} was changed meanwhile, not by the call, and stays as it is" for path in recovered.conflicts]

@@ -231,6 +231,11 @@ class Workspace:
         return self._history.lost if self._history is not None else ()
 
     @property
+    def damage(self) -> str | None:
+        """What was found of the history that cannot be read, when it was opened, in words; None where all can be."""
+        return self._store.damage
+
+    @property
     def recovered(self) -> Recovered | None:
         """What opening did about a call that was killed; None where there was nothing to do."""
         return self.filesystem.recovered

@@ -147,6 +147,10 @@ class History(Protocol):
         """A commit record that the journal had when it was opened, oldest first; it may have been seen before."""
         ...
 
+    def damage(self) -> Sequence[str]:
+        """What was found to be lost of what was kept, in words."""
+        ...
+
     def content(self, payload: Mapping[str, object], path: str) -> bytes | None:
         """The bytes that the step of a commit record left at a path; None where they are not kept."""
         ...

@@ -96,6 +96,7 @@ def recover(
     story = Story.of(journal.records)
     notes = [journal.cut] if journal.cut is not None else []
     if story.root is not None and not _same_root(files, story.root):
+        notes += history.damage() if history is not None else ()
         return _set_aside(journal, story, notes)
     if history is not None:
         for record in story.commits:
@@ -115,6 +116,7 @@ def recover(
     notes += _unknown_holdings(files, story)
     for name in story.holdings:
         notes += _drop(files, journal, name, before)
+    notes += history.damage() if history is not None else ()
     if recovered is None and (story.call is not None or notes):
         call_id, tool = story.call or ("", "")
         recovered = Recovered("finished", call_id, tool)

@@ -171,6 +171,9 @@ class StepHistory(History):
                 # Its files are there, so they are found as somebody else's change.
                 self.lost.append(commit)
 
+    def damage(self) -> Sequence[str]:
+        return [] if self.store.damage is None else [self.store.damage]
+
     def content(self, payload: Mapping[str, object], path: str) -> bytes | None:
         commit = payload.get("history")
         if not isinstance(commit, str):

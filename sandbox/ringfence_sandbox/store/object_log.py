@@ -8,7 +8,9 @@ log that was cut short, any beginning is a state that the store once had.
 from __future__ import annotations
 
 import errno
+import itertools
 import os
+import re
 import struct
 import zlib
 from collections.abc import Callable
@@ -22,6 +24,7 @@ from ringfence_sandbox.store.deflating import deflated
 MAGIC = b"ringfence object log 1\n"
 _HEAD = struct.Struct("<II")
 _OBJECT, _REF = b"O", b"R"
+_KINDS = re.compile(b"[OR]")
 _ID_BYTES = 20
 _BEFORE_ENTRY_BYTES = _HEAD.size + 1 + _ID_BYTES + 1
 REF_DELTA = 7
@@ -74,11 +77,34 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
+def _is_torn(data: bytes, at: int) -> bool:
+    """Whether what follows is nothing, or one record that was not written to its end: no more is lost by it."""
+    if not data[at:].strip(b"\0"):
+        return True
+    if not data.startswith(MAGIC):
+        return len(data) < len(MAGIC)
+    if at + _HEAD.size <= len(data) and at + _HEAD.size + _HEAD.unpack_from(data, at)[0] <= len(data):
+        return False
+    kinds = _KINDS.finditer(data, at + _HEAD.size)
+    view = memoryview(data)
+    return not any(_end_of(view, found.start() - _HEAD.size) for found in kinds)
+
+
+def _end_of(data: memoryview, at: int) -> int:
+    """The end of the record that is there; 0 where none is, or not a whole one."""
+    length, checksum = _HEAD.unpack_from(data, at)
+    start = at + _HEAD.size
+    end = start + length
+    # A file's tail of zeros after a power failure must not pass for records: no record is that short.
+    return end if length > _ID_BYTES and end <= len(data) and zlib.crc32(data[start:end]) == checksum else 0
+
+
 class ObjectLog:
     """One log file. ``objects`` has all that it holds, ``refs`` what it says that refs became (None: dropped).
 
     ``damaged_bytes`` at its end were not readable when it was opened. Of an open log they are cut off by `open`; one
-    that is only looked at leaves them, as its owner may be writing them at this moment.
+    that is only looked at leaves them, as its owner may be writing them at this moment. Where they are more than a
+    record that a crash cut short, the log is copied before, and ``damage`` says so.
     """
 
     def __init__(self, path: Path, descriptor: int, *, writable: bool) -> None:
@@ -86,6 +112,7 @@ class ObjectLog:
         self.objects: dict[bytes, Location] = {}
         self.refs: dict[bytes, bytes | None] = {}
         self.damaged_bytes = 0
+        self.damage: str | None = None
         self._fd = descriptor
         self._writable = writable
         self._pending: list[bytes] = []
@@ -118,11 +145,33 @@ class ObjectLog:
         good = self._parse(data)
         self.damaged_bytes = len(data) - good
         self.size = good
+        if not _is_torn(data, good):
+            self.damage = (
+                f"the history is damaged: of its log {self.path} the last {len(data) - good} bytes cannot be read"
+            )
+            if self._writable:
+                self.damage += (
+                    f"; steps in them are lost, what they changed is somebody else's now: {self._copied(data)}"
+                )
         if self._writable and (self.damaged_bytes or good == 0):
             os.ftruncate(self._fd, good)
             if good == 0:
                 self._write(MAGIC)
                 self.size = len(MAGIC)
+
+    def _copied(self, data: bytes) -> str:
+        """Keep the log as it was, unless an earlier opening was cut off when it had; what says where. OSError."""
+        names = (self.path.with_suffix(f".damaged-{n}") for n in itertools.count(1))
+        copy = next(path for path in names if not path.exists() or path.read_bytes() == data)
+        try:
+            with open(copy, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            sync_directory(copy.parent)
+        except OSError as error:
+            raise not_written(error, str(copy)) from error
+        return f"the log as it was is kept at {copy}"
 
     def _whole(self) -> bytes:
         with open(self._fd, "rb", closefd=False) as file:  # not by its path: it may be gone
@@ -133,15 +182,11 @@ class ObjectLog:
         """Takes in the records up to the first that is damaged; where that is."""
         if not data.startswith(MAGIC):
             return 0
-        view, at, end = memoryview(data), len(MAGIC), len(data)
-        while at + _HEAD.size <= end:
-            length, checksum = _HEAD.unpack_from(data, at)
+        view, at = memoryview(data), len(MAGIC)
+        while at + _HEAD.size <= len(data) and (end := _end_of(view, at)):
             start = at + _HEAD.size
-            # A file's tail of zeros after a power failure must not pass for records: no record is that short.
-            if length <= _ID_BYTES or start + length > end or zlib.crc32(view[start : start + length]) != checksum:
-                break
-            self._take(data, start, length)
-            at = start + length
+            self._take(data, start, end - start)
+            at = end
         return at
 
     def _take(self, data: bytes, start: int, length: int) -> None:

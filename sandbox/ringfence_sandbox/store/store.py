@@ -17,6 +17,7 @@ from collections.abc import Collection, Generator, Iterator, Mapping, Sequence, 
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
+from typing import Final
 
 from dulwich.errors import ApplyDeltaError, ChecksumMismatch, FileFormatException
 from dulwich.objects import Commit
@@ -64,7 +65,8 @@ def telling_of_damage(folder: Path) -> Generator[None]:
 
 
 class Store:
-    """The history at a folder. ``damaged_bytes`` were cut off the end of its log when it was opened."""
+    """The history at a folder. ``damaged_bytes`` were cut off the end of its log when it was opened; ``damage`` says so
+    where they were more than a crash leaves."""
 
     def __init__(
         self, folder: Path, refs: dict[bytes, str], objects: HistoryObjects, *, writable: bool, identity: str
@@ -72,6 +74,7 @@ class Store:
         self.folder = folder
         self.objects = objects
         self.damaged_bytes = objects.log.damaged_bytes
+        self.damage: Final = objects.log.damage
         self._writable = writable
         self._identity = re.sub(r"[\x00-\x1f]", "", identity).encode()
         self._refs = refs
