@@ -485,6 +485,9 @@ class Kept:
     def content(self, payload: Mapping[str, object], path: str) -> bytes | None:
         return None
 
+    def damage(self) -> Sequence[str]:
+        return ()
+
     def sealed(self) -> bool:
         return self.path.exists()
 
@@ -522,3 +525,53 @@ def test_a_history_that_fails_rolls_the_call_back(case: Case) -> None:
                 call.commit()
             assert call.rollback().notes == ("a test had made it three",)
         assert printed(case.root) == case.before
+
+
+# A damaged journal
+
+
+def flip(case: Case, after: bytes, what: bytes) -> None:
+    """Damage the first record with ``what`` behind the first one with ``after``."""
+    data = bytearray((case.store / "journal").read_bytes())
+    data[data.index(what, data.index(after)) + 1] ^= 16
+    (case.store / "journal").write_bytes(data)
+
+
+def write_three(fs: HostFilesystem) -> None:
+    for path in ("a.txt", "d/e/c.txt", "m/x"):
+        fs.write(path, "new")
+
+
+def test_what_a_deed_of_a_damaged_record_had_displaced_is_not_dropped(case: Case) -> None:
+    killed_before_the_end(case, write_three)
+    flip(case, b"begin", b"d/e/c.txt")
+    with case.open() as fs:
+        assert fs.recovered is not None
+        assert "is kept at" in fs.recovered.notes[0]
+        assert any("has displaced files of a call" in note for note in fs.recovered.notes)
+    assert (case.root / "a.txt").read_bytes() == b"one\r\ntwo"
+    assert (case.root / "m/x").read_text() == "x"
+    [held] = case.root.glob(".ringfence-hold-*")
+    assert "c" in [path.read_text() for path in held.iterdir()]
+
+
+@pytest.mark.parametrize("what", [b"begin", b"a.txt", b'"commit"', b'"end"'])
+def test_a_damaged_record_of_an_earlier_call_keeps_nothing_from_being_taken_back(case: Case, what: bytes) -> None:
+    after = case.after(write_three)
+    case.fresh()
+
+    def work(before: Callable[[str], None]) -> None:
+        with case.open() as fs:
+            with held_call(fs, call_id="earlier") as call:
+                write_three(fs.for_call(call))
+                call.commit()
+            with held_call(fs, call_id="later") as call:
+                everything(fs.for_call(call))
+                before("the end")
+
+    assert killed_at(0, work)
+    flip(case, b"earlier" if what != b"begin" else b"root", what)
+    with case.open() as fs:
+        assert fs.recovered is not None
+        assert (fs.recovered.outcome, fs.recovered.call_id, fs.recovered.conflicts) == ("rolled back", "later", ())
+    assert lasting(printed(case.root)) == after

@@ -9,6 +9,7 @@ file ends with zeros.
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import secrets
@@ -17,6 +18,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from ringfence_sandbox.disk.kernel import Before, nothing_before
@@ -44,7 +46,8 @@ class Record:
 
 
 class Journal:
-    """An open journal. ``records`` is what it held when it was opened, ``cut`` says what was cut off its end.
+    """An open journal. ``records`` is what it held when it was opened, ``cut`` says what of it could not be read.
+    Behind a damaged record those that are whole still count: a record {"damaged": BYTES} stands for it.
 
     ``sync`` makes `flush` wait for the disk; without it what is written survives the process, not the machine.
     """
@@ -106,18 +109,55 @@ class Journal:
             return []
         self._draw(content[len(_MAGIC) : _FIRST])
         found: list[Record] = []
-        at = _FIRST
-        while (record := self._record_at(content, at)) is not None:
-            at, record = record
-            found.append(record)
+        at, next_at = _FIRST, _FIRST
+        while next_at is not None:
+            if next_at != at:
+                found.append(Record({"damaged": next_at - at}))
+                at = next_at
+            while (record := self._record_at(content, at)) is not None:
+                at, record = record
+                found.append(record)
+            next_at = self._behind(content, at)
         self._end = at
         self._room = len(content)
-        if content[at:].strip(b"\0") and not self._only_read:
-            left = len(content[at:].rstrip(b"\0"))
-            self.cut = f"the journal was cut after {at} bytes: the {left} bytes behind them are no whole record"
+        written = len(content.rstrip(b"\0"))
+        if self._only_read:
+            return found
+        if at < written:
+            self.cut = f"the journal was cut after {at} bytes: the {written - at} bytes behind them are no whole record"
+        lost = sum(int(str(record.values["damaged"])) for record in found if "damaged" in record.values)
+        if lost:
+            self.cut = f"the journal is damaged: {lost} bytes within it are no whole record, those behind them are"
+        if lost or (at < written and not self._is_torn(content, at, written)):
+            self.cut = f"{self.cut}; the journal as it was is kept at {self._copied(content[:written])}"
+        if at < written:
             os.ftruncate(self._file, at)
             self._room = at
         return found
+
+    def _behind(self, content: bytes, at: int) -> int | None:
+        """Where the next whole record is, behind a damaged one."""
+        while (at := content.find(_MARK, at + 1)) != -1:
+            if self._record_at(content, at) is not None:
+                return at
+        return None
+
+    def _is_torn(self, content: bytes, at: int, written: int) -> bool:
+        """Whether it is a record that was not written to its end, of which nothing has been done yet."""
+        if at + _HEAD.size > written:
+            return True
+        _, text_size, blob_size, _ = _HEAD.unpack_from(content, at)
+        return at + _HEAD.size + text_size + blob_size > written
+
+    def _copied(self, content: bytes) -> str:
+        """Keep the file as it was, unless an earlier opening was cut off when it had; where. OSError."""
+        names = (Path(f"{self.path}.damaged-{n}") for n in itertools.count(1))
+        copy = next(path for path in names if not path.exists() or path.read_bytes() == content)
+        try:
+            copy.write_bytes(content)
+        except OSError as error:
+            raise not_written(error, str(copy)) from error
+        return str(copy)
 
     def _record_at(self, content: bytes, at: int) -> tuple[int, Record] | None:
         if at + _HEAD.size > len(content):

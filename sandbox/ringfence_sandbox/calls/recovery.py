@@ -110,6 +110,8 @@ def recover(
         recovered = _roll_back(
             files, can, journal, story, before=before, kept=kept, history=history, opaque=opaque, notes=notes
         )
+        if story.doubtful:  # deeds of which nobody knows may have displaced something, which is there
+            del story.holdings[-1:]
     damaged: Sequence[str] = ()
     if story.lost_power:
         damaged = _heal(files, can, journal, story, before=before, history=history, notes=notes)

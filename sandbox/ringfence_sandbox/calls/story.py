@@ -27,6 +27,8 @@ class Story:
     ended: tuple[str, str] | None = None
     """The last call, where it has ended and was committed as a step: who made it has not closed the workspace since."""
     committed: bool = False
+    doubtful: bool = False
+    """Whether records of the open call may be lost, so that nobody knows all of its deeds."""
     deeds: list[Deed] = field(default_factory=list[Deed])
     noted: list[Deed] = field(default_factory=list[Deed])
     """All that the open call has noted, those that are undone already too."""
@@ -65,9 +67,13 @@ class Story:
             case {"dropping": str(name), "times": [int(atime_ns), int(mtime_ns)]}:
                 self.in_hand = (name, (atime_ns, mtime_ns))
             case {"begin": str(call_id), "tool": str(tool)}:
-                self.call, self.committed, self.deeds, self.noted, self.processes = (call_id, tool), False, [], [], []
-                self.met = Undone()
+                self._begin((call_id, tool))
+                self.doubtful = False
+            case {"damaged": int()}:
+                self.doubtful = True
             case {"do": str()}:
+                if self.call is None or self.committed:  # its begin was damaged
+                    self._begin(("", ""))
                 deed = Deed.from_json(record.values)
                 if self.noted and deed.seq <= self.noted[-1].seq:  # the times that somebody else has given meanwhile
                     self.deeds = [deed if one.seq == deed.seq else one for one in self.deeds]
@@ -106,6 +112,10 @@ class Story:
                 self.call, self.deeds = None, []
             case _:  # of a later version, which does not change the meaning of those above
                 pass
+
+    def _begin(self, call: tuple[str, str]) -> None:
+        self.call, self.committed, self.deeds, self.noted, self.processes = call, False, [], [], []
+        self.met = Undone()
 
     def _know_again(self, seq: int, became: Mapping[int, int]) -> None:
         """A way back to where an opaque deed began has put other inodes in the place of these."""
