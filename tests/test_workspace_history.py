@@ -383,3 +383,16 @@ def test_a_store_that_was_deleted_starts_anew(root: Path) -> None:
     with Workspace.open(root, store=root.parent / "store") as again:
         assert [entry.kind for entry in again.log()] == ["baseline"]
         assert again.lost == []
+
+
+@pytest.mark.parametrize("opaque", [False, True])
+def test_permission_bits_of_the_root_are_a_step_and_undone(workspace: Workspace, root: Path, opaque: bool) -> None:
+    root.chmod(0o755)
+    before = printed(root)
+    with held_call(workspace.filesystem, opaque=opaque) as held:
+        root.chmod(0o700) if opaque else workspace.filesystem.for_call(held).chmod("", 0o700)
+        held.commit()
+    assert workspace.steps()[-1].paths == ("",)
+    assert workspace.undo().outcomes == {"": "restored"}
+    assert printed(root) == before
+    assert [entry.paths for entry in workspace.log(2)] == [("",), ("",)]

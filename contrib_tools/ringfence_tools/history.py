@@ -264,7 +264,7 @@ def _step(given: int | str | None) -> int | str | None:
 def _entry(entry: LogEntry) -> HistoryEntry:
     who = {"baseline": "as it was found", "external": entry.tool or "somebody else"}.get(entry.kind, entry.tool)
     told = () if entry.kind == "baseline" else entry.paths[:MAX_PATHS]
-    paths = tuple(shown(path) for path in told)
+    paths = tuple(shown(path) or "/" for path in told)
     at = entry.created_at.isoformat(timespec="seconds")
     return HistoryEntry(entry.number, who, at, paths, len(entry.paths) - len(paths), entry.names)
 

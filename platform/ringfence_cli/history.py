@@ -40,6 +40,8 @@ MAX_PATHS = 5
 """That a line of the log names."""
 MAX_TASK_CHARACTERS = 40
 """Of a run's task, there."""
+ROOT = "/"
+"""What the root itself is called, whose permission bits may change."""
 
 
 @contextmanager
@@ -221,7 +223,7 @@ def _outcomes(done: Reversal) -> Iterator[str]:
     for (place, outcome, reason), paths in alike.items():
         count = plural(len(paths), "path") if len(paths) > 1 else ""
         said = printable(shown(": ".join(part for part in (count, reason) if part)))
-        yield f"{outcome:9} {printable(shown(place if count else paths[0]))}{said and f'  ({said})'}\n"
+        yield f"{outcome:9} {printable(shown(place if count else paths[0])) or ROOT}{said and f'  ({said})'}\n"
 
 
 def _git_place(path: str) -> str | None:
@@ -294,7 +296,7 @@ def _paths(paths: tuple[str, ...]) -> str:
     """Some of them, those of git's own data counted."""
     places = Counter(place for path in paths if (place := _git_place(path)) is not None)
     folded = [place for place, count in places.items() if count > 1]
-    named = [one_line(shown(path), 120) for path in paths if _git_place(path) not in folded]
+    named = [one_line(shown(path), 120) or ROOT for path in paths if _git_place(path) not in folded]
     more = f" and {len(named) - MAX_PATHS} more" if len(named) > MAX_PATHS else ""
     git = [f"{places[place]} paths in {one_line(shown(place), 120)}" for place in folded[:MAX_PATHS]]
     git += [f"{len(folded) - MAX_PATHS} more of git's own data"] if len(folded) > MAX_PATHS else []

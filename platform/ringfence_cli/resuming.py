@@ -245,7 +245,7 @@ def _answers_of_steps(before: Interrupted, steps: Iterable[Step]) -> list[Messag
 
 
 def _committed(step: Step) -> str:
-    paths = ", ".join(shown(path) for path in step.paths[:20])
+    paths = ", ".join(shown(path) or "/" for path in step.paths[:20])
     return f"This call was committed as step {step.number}, which changed {paths}. An interruption lost its answer."
 
 

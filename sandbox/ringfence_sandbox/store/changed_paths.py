@@ -10,11 +10,11 @@ from ringfence_sandbox.store.unknown import Unknown
 
 
 def changed_paths(differences: Iterable[Difference]) -> list[tuple[str, str]]:
-    """The paths whose kind, bytes or permissions changed, and how."""
+    """The paths whose kind, bytes or permissions changed, and how; "" is the root, where it is not new."""
     found = {
         path: "created" if old is None else "deleted" if new is None else "modified"
         for path, old, new in differences
-        if path and (old is None or not old.same_content(new))
+        if (path or old is not None) and (old is None or not old.same_content(new))
     }
     return [*zip(os.fsdecode(b"\0".join(found)).split("\0"), found.values(), strict=True)] if found else []
 
