@@ -201,12 +201,13 @@ class Person:
 
     name = "person"
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, save: Callable[[Path], object] = theirs) -> None:
         self.root = root
+        self.save = save
 
     def check(self, tool: object, params: object, *, context: object) -> PolicyDecision:
-        if getattr(tool, "name", "") == "write_file":
-            theirs(self.root)
+        if getattr(tool, "name", "") != "read_file":
+            self.save(self.root)
         return PolicyDecision.allow()
 
     def on_result(self, tool: object, params: object, result: object, *, context: object) -> None: ...
@@ -220,6 +221,36 @@ def test_an_edit_between_the_policy_and_the_handler_fails_the_call(workspace: Wo
     assert not answer.success
     assert "changed by somebody else" in answer.message
     assert (root / "a.txt").read_text() == LINES.replace("line 8\n", "theirs\n")
+    assert workspace.steps() == []
+
+
+def led_elsewhere(root: Path) -> None:
+    (root / "theirs").write_text("theirs\n")
+    (root / "link").unlink()
+    (root / "link").symlink_to("theirs")
+
+
+@pytest.mark.parametrize(
+    ("save", "name", "arguments"),
+    [
+        (lambda root: (root / "new").write_text("theirs\n"), "write_file", {"file_path": "new", "content": "ours"}),
+        (lambda root: (root / "new").write_text("theirs\n"), "rm", {"path": "new"}),
+        (lambda root: (root / "new").write_text("theirs\n"), "move", {"source": "a.txt", "target": "new"}),
+        (lambda root: (root / "d/new").write_text("theirs\n"), "rm", {"path": "d", "recursive": True}),
+        (led_elsewhere, "edit_file", {"file_path": "link", "old_string": "theirs", "new_string": "ours"}),
+    ],
+    ids=["written", "removed", "moved over", "in a directory", "behind a link"],
+)
+def test_what_somebody_makes_between_the_policy_and_the_handler_is_not_changed_unread(
+    workspace: Workspace, root: Path, save: Callable[[Path], object], name: str, arguments: dict[str, object]
+) -> None:
+    (root / "link").symlink_to("a.txt")
+    prompt, executor = tools(workspace, Person(root, save))
+    with prompt.resources:
+        for path in ("a.txt", "d/b.txt"):
+            assert executor.call("read_file", {"file_path": path}).success
+        assert "not as it had been read" in executor.call(name, arguments).message
+    assert [path.read_text() for path in root.glob("**/*") if path.name in ("new", "theirs")] == ["theirs\n"]
     assert workspace.steps() == []
 
 

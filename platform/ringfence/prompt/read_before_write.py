@@ -23,7 +23,8 @@ class ReadBeforeWritePolicy:
 
     What counts is the sha256 of the very bytes that the read returned or the call wrote, so an edit by anybody else
     makes a read stale. The tools named in ``write_tools``, and every tool that declares `Tool.writes`, are denied
-    before they run; one of them whose targets cannot be told is, too. Any other tool, and one that has written more
+    before they run; one of them whose targets cannot be told is, too. What ``write_tools`` have changed was read as it
+    was then, else the call fails: somebody may have come between. Any other tool, and one that has written more
     than it declared, is denied what it has done, unless the handler itself had read the file in that call. Not
     governed: opaque tools, whose commands read what they like, and what a handler does through calls of its own, which
     have policies of theirs.
@@ -76,7 +77,7 @@ class ReadBeforeWritePolicy:
         return ALLOW
 
     def concerns(self, tool: Tool[Any, Any]) -> bool:
-        """The effects of tools that are known to declare all that they write need no second look."""
+        """The effects of tools that are known to declare all that they write are looked at in `on_result`, for less."""
         return not tool.opaque and tool.name not in self.write_tools
 
     def check_effects(
@@ -105,19 +106,31 @@ class ReadBeforeWritePolicy:
         if call is None:
             return
         reads, writes = tool.name in self.read_tools, not tool.opaque and (not call.inner or self._governs(tool))
+        # `check` has let these change what the model knows, and nothing else: what differs came after it.
+        declared = tool.name in self.write_tools and not call.inner
         for lock in {**(call.reads if reads else {}), **(call.changes if writes else {})}:
             known: dict[str, str | None] = {**call.reads.get(lock, {})} if reads else {}
+            replaced: list[tuple[str, str]] = []
             if writes:
                 for change in call.changes.get(lock, ()):
+                    was = change.before.content_hash if change.before is not None else None
                     after = change.after.content_hash if change.after is not None else None
                     if after is not None or change.before is not None:
                         known[change.path] = after
+                    if declared and was is not None and was != after:
+                        replaced.append((change.path, was))
             if known:
-                self._learn(known, _scope_of(context, lock), context)
+                self._learn(known, replaced, _scope_of(context, lock), context)
 
-    def _learn(self, known: dict[str, str | None], scope: str, context: ToolContext) -> None:
+    def _learn(
+        self, known: dict[str, str | None], replaced: Iterable[tuple[str, str]], scope: str, context: ToolContext
+    ) -> None:
         state = policy_state(context, self.name, scope)
         before = _hashes(state)
+        for path, content_hash in replaced:
+            if before.of(path) != content_hash:
+                said = "was not as it had been read when this call changed it; nothing is changed, read it again"
+                raise OSError(errno.ESTALE, said, path)
         news = {path: content_hash for path, content_hash in known.items() if before.of(path) != content_hash}
         if news:
             after = PolicyState(self.name, state.invoked_tools, before.updated(news), state.scope)
