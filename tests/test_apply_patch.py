@@ -550,6 +550,18 @@ def test_a_patch_removes_a_symlink_in_a_circle(executor: ToolExecutor, files: In
     assert not files.exists("l")
 
 
+def test_a_patch_of_a_symlink_asks_for_no_read_of_what_that_leads_to(
+    executor: ToolExecutor, files: InMemoryFilesystem
+) -> None:
+    files.write("unread", "x\n")
+    files.symlink("l", "unread")
+    lines = "--- a/l\n+++ /dev/null\n@@ -1 +0,0 @@\n-unread\n\\ No newline at end of file\n"
+    changed = "diff --git a/l b/l\nold mode 120000\nnew mode 100755\n"
+    assert "unread exists and has not been read" in patch_with(executor, changed).message
+    assert patch_with(executor, f"diff --git a/l b/l\ndeleted file mode 120000\n{lines}").success
+    assert files.exists("unread")
+
+
 def test_a_patch_goes_through_a_link_and_does_not_remove_one(executor: ToolExecutor, files: InMemoryFilesystem) -> None:
     files.symlink("link.txt", "a.txt")
     assert patch_with(executor, CHANGE_A.replace("a.txt", "link.txt")).success

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -364,6 +365,57 @@ def test_a_link_is_removed_and_not_what_it_leads_to(free: ToolExecutor, files: I
     files.symlink("link", "src")
     assert call(free, "rm", path="link") == "removed link"
     assert files.exists("src/main.py")
+
+
+@pytest.mark.parametrize("target", ["README.md", "src", "nowhere", "/etc/passwd", "x" * 256])
+def test_a_link_is_moved_replaced_and_removed_by_who_has_not_read_what_it_leads_to(
+    executor: ToolExecutor, files: InMemoryFilesystem, target: str
+) -> None:
+    for name in ("link", "other"):
+        files.symlink(name, target)
+    assert call(executor, "move", source="link", target="moved") == "moved link to moved"
+    if target != "src":
+        assert call(executor, "move", source="moved", target="other") == "moved moved to other"
+        assert not executor.call("write_file", {"file_path": "other", "content": "x"}).success
+    assert call(executor, "rm", path="other") == "removed other"
+    assert {"README.md", "src/main.py"} <= {match.path for match in files.glob("**")}
+
+
+def test_what_is_below_a_link_is_not_removed_or_replaced_unread(
+    executor: ToolExecutor, files: InMemoryFilesystem
+) -> None:
+    files.symlink("link", "src")
+    files.symlink("src/own", "main.py")
+    assert "src/main.py exists and has not been read" in refused(executor, "rm", path="link/main.py")
+    assert "src/main.py exists" in refused(executor, "move", source="link/main.py", target="new")
+    assert "src/main.py exists" in refused(executor, "move", source="link/own", target="link/main.py")
+    assert call(executor, "rm", path="link/own") == "removed link/own"
+
+
+def test_a_pipe_can_be_moved_and_removed_and_not_written(session: Session, tmp_path: Path) -> None:
+    (tmp_path / "root").mkdir()
+    os.mkfifo(tmp_path / "root/pipe")
+    with HostFilesystem(tmp_path / "root", store=tmp_path / "store") as disk:
+        prompt = prompt_of(VfsToolsSection(session=session, filesystem=disk))
+        with prompt.resources:
+            executor = ToolExecutor(prompt=prompt, session=session)
+            said = refused(executor, "write_file", file_path="pipe", content="x")
+            assert said == "write_file failed: pipe is a socket, a pipe or a device, which is never opened"
+            call(executor, "move", source="pipe", target="moved")
+            call(executor, "rm", path="moved")
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "said"),
+    [
+        ("write_file", {"content": "x"}, "src is a directory: name a file in it"),
+        ("edit_file", {"old_string": "a", "new_string": "b"}, "src is a directory, only files can be edited"),
+    ],
+)
+def test_a_directory_is_told_as_one_and_not_as_unread(
+    executor: ToolExecutor, tool: str, arguments: dict[str, object], said: str
+) -> None:
+    assert refused(executor, tool, file_path="src", **arguments) == said
 
 
 def test_an_empty_directory_needs_no_recursion(free: ToolExecutor, files: InMemoryFilesystem) -> None:

@@ -14,6 +14,7 @@ from ringfence.filesystem.search import ALTERNATIVES, LITERALLY, path_filter
 from ringfence.prompt.long_results import kept_result
 from ringfence.prompt.tool import Tool, ToolContext
 from ringfence.prompt.tool_result import ToolResult
+from ringfence.prompt.tool_types import ContentOf, Itself
 from ringfence_tools.file_params import (
     ApplyPatch,
     EditFile,
@@ -43,7 +44,7 @@ from ringfence_tools.file_results import (
     count,
     fitting,
 )
-from ringfence_tools.patching import patch_files
+from ringfence_tools.patching import patch_files, written_by
 
 MAX_NEAR_NAMES = 5
 
@@ -71,28 +72,28 @@ def file_tools(*, mount_point: str | None = None, accepts_overrides: bool = Fals
             description="Create a file, or replace all of one that was read. For a change to a part use edit_file.",
             handler=tools.write_file,
             accepts_overrides=accepts_overrides,
-            writes=lambda params: (params.file_path,),
+            writes=lambda params: (ContentOf(params.file_path),),
         ),
         Tool[EditFile, EditedFile](
             name="edit_file",
             description="Replace text in a file that was read. old_string must occur once, or set replace_all.",
             handler=tools.edit_file,
             accepts_overrides=accepts_overrides,
-            writes=lambda params: (params.file_path,),
+            writes=lambda params: (ContentOf(params.file_path),),
         ),
         Tool[ApplyPatch, PatchedFiles](
             name="apply_patch",
             description="Apply a unified diff to many files: change, create, delete, rename. All of it or nothing.",
             handler=tools.apply_patch,
             accepts_overrides=accepts_overrides,
-            writes=lambda params: dict.fromkeys(path for file in parse_patch(params.patch) for path in file.paths),
+            writes=lambda params: dict.fromkeys(one for file in parse_patch(params.patch) for one in written_by(file)),
         ),
         Tool[Move, MovedFile](
             name="move",
             description="Move or rename a file, symlink or directory.",
             handler=tools.move,
             accepts_overrides=accepts_overrides,
-            writes=lambda params: (params.source, params.target),
+            writes=lambda params: (Itself(params.source), Itself(params.target)),
         ),
         Tool[Glob, FoundPaths](
             name="glob",
@@ -113,7 +114,7 @@ def file_tools(*, mount_point: str | None = None, accepts_overrides: bool = Fals
             description="Remove a file or symlink, or a directory (with what is in it if recursive is set).",
             handler=tools.rm,
             accepts_overrides=accepts_overrides,
-            writes=lambda params: (params.path,),
+            writes=lambda params: (Itself(params.path),),
         ),
     )
 

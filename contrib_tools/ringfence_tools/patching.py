@@ -11,6 +11,7 @@ from ringfence.filesystem.patch_format import SYMLINK, FilePatch
 from ringfence.filesystem.patches import apply_patch
 from ringfence.filesystem.paths import directories_above, os_error, said_about, shown
 from ringfence.filesystem.protocol import AnnouncedWrites, Filesystem
+from ringfence.prompt.tool_types import ContentOf, Itself, Written
 from ringfence_tools.file_results import Action, PatchedFile, PatchedFiles
 
 MAX_PROBLEMS = 20
@@ -43,6 +44,13 @@ def patch_files(
     for change in plan.changes:
         change()
     return PatchedFiles(tuple(plan.files))
+
+
+def written_by(patch: FilePatch) -> list[Written]:
+    """What a patch for one file changes, for `Tool.writes`: of a link that stays one, comes or goes, the link alone."""
+    old, new = (patch.source, patch.old_mode), (patch.target, patch.new_mode)
+    only_links = all(mode == SYMLINK for path, mode in (old, new) if path is not None)
+    return [Itself(path) if only_links else ContentOf(path) for path in patch.paths]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,13 +12,14 @@ from typing import Any, Literal, Protocol, TypeAlias
 from ringfence.errors import ToolValidationError
 from ringfence.filesystem.diffs import patch_of
 from ringfence.filesystem.memory import InMemoryFilesystem
-from ringfence.filesystem.paths import from_model, shown
+from ringfence.filesystem.paths import from_model, place_itself, shown
 from ringfence.filesystem.protocol import Filesystem
 from ringfence.participants import Change
 from ringfence.prompt.policy import PolicyDecision
 from ringfence.prompt.section import Section
 from ringfence.prompt.tool import Tool, ToolContext
 from ringfence.prompt.tool_result import ToolResult
+from ringfence.prompt.tool_types import Itself
 from ringfence.runtime.session import Session
 from ringfence_tools.contents import LeftOut
 from ringfence_tools.files import VfsToolsSection
@@ -139,12 +140,15 @@ class LeftOutPolicy:
             return PolicyDecision.allow()
         filesystem, mount_point = self._workspace.filesystem, self._workspace.mount_point
         for written in tool.writes(params) or ():
+            named = written if isinstance(written, str) else written.path
             try:
-                path = from_model(filesystem, written, mount_point=mount_point)
+                path = from_model(filesystem, named, mount_point=mount_point)
             except (PermissionError, ValueError):
                 continue  # the tool says so itself
-            with suppress(PermissionError):  # a link that leads out: the tool says so itself
-                if reason := self._refusal(path) or self._refusal(filesystem.resolve(path)):
+            with suppress(OSError):  # a link that leads out, or in a circle: the tool says so itself
+                itself = isinstance(written, Itself)
+                place = place_itself(filesystem, path) if itself else filesystem.resolve(path)
+                if reason := self._refusal(path) or self._refusal(place):
                     return PolicyDecision.deny(reason)
         return PolicyDecision.allow()
 

@@ -180,6 +180,12 @@ def _meant(filesystem: Filesystem, text: str, mount_point: str | None) -> str:
     return stripped if filesystem.exists(stripped) else _existing_names(filesystem, stripped)
 
 
+def place_itself(filesystem: Filesystem, path: str) -> str:
+    """Where what is at a normal path is: links above it are followed, and not it. Raises as `Filesystem.resolve`."""
+    above, slash, name = path.rpartition("/")
+    return f"{filesystem.resolve(above)}/{name}".lstrip("/") if slash else path
+
+
 def _below_mount(text: str, mount_point: str | None) -> str:
     normal = normalise(text)
     if mount_point is None or not text.startswith("/"):

@@ -39,9 +39,11 @@ from ringfence.prompt.section import Section, ToolsSection
 from ringfence.prompt.task_examples import TaskExample, TaskExamplesSection, TaskStep
 from ringfence.prompt.tool import Tool, ToolContext, ToolExample, ToolHandler
 from ringfence.prompt.tool_result import ToolRenderableResult, ToolResult
+from ringfence.prompt.tool_types import ContentOf, Itself
 from ringfence.runtime.visibility import SectionVisibility
 
 __all__ = [
+    "ContentOf",
     "DeletionLimitPolicy",
     "EffectPolicy",
     "Feedback",
@@ -49,6 +51,7 @@ __all__ = [
     "FeedbackProvider",
     "FeedbackProviderConfig",
     "FeedbackTrigger",
+    "Itself",
     "LocalPromptOverridesStore",
     "MarkdownSection",
     "OutputParseError",

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ringfence.arguments import checked
-from ringfence.filesystem.paths import from_model, shown
+from ringfence.filesystem.paths import from_model, place_itself, shown
 from ringfence.filesystem.protocol import Filesystem
 from ringfence.prompt.policy import ALLOW, PathHashes, PolicyDecision, PolicyState, only_for, policy_state
+from ringfence.prompt.tool_types import ContentOf, Itself, Written
 
 if TYPE_CHECKING:
     from ringfence.participants import CallLock, Change
@@ -59,14 +60,15 @@ class ReadBeforeWritePolicy:
         if not targets:
             return PolicyDecision.deny(f"{self.name} cannot tell which files {tool.name} would change")
         known = _hashes(policy_state(context, self.name, _files_scope(context, filesystem)))
-        for target in targets:
+        for written in targets:
+            target = written if isinstance(written, str) else written.path
             try:
                 meant = from_model(filesystem, target, mount_point=self.mount_point)
             except PermissionError as error:
                 return PolicyDecision.deny(f"{shown(target)} {error.strerror}")
             except ValueError as error:
                 return PolicyDecision.deny(str(error))
-            for file, content_hash in _files_at(filesystem, meant):
+            for file, content_hash in _files_at(filesystem, meant, written):
                 read = known.of(file)
                 if read == content_hash:
                     continue
@@ -164,34 +166,54 @@ def _scope_of(context: ToolContext, lock: CallLock) -> str:
 _PATH_FIELDS = ("file_path", "path", "source", "target")
 
 
-def _targets(tool: Tool[Any, Any], params: Any) -> list[str] | None:
+def _targets(tool: Tool[Any, Any], params: Any) -> list[Written] | None:
     """None where the tool says that this call is to change no file that is there."""
     if tool.writes is not None:
         declared = tool.writes(params)
         if declared is None:
             return None
-        paths: list[Any] = [declared] if isinstance(declared, str) else list(declared)
-        if not all(isinstance(path, str) for path in paths):
+        paths: list[Any] = [declared] if isinstance(declared, Written) else list(declared)
+        if not all(isinstance(path, Written) for path in paths):
             raise TypeError(f"the paths that {tool.name} says it writes are no strings: {paths!r}")
         return paths
     return [path for field in _PATH_FIELDS if isinstance(path := getattr(params, field, None), str)]
 
 
-def _files_at(filesystem: Filesystem, path: str) -> Iterable[tuple[str, str]]:
+def _files_at(filesystem: Filesystem, path: str, written: Written) -> Iterable[tuple[str, str]]:
     """The files that a change of `path` reaches, with their hashes: itself, or all below a directory; none where
-    nothing is. What a link out of the workspace leads to is nobody's to change, and the filesystem sees to that; one in
-    a circle leads to nothing."""
+    nothing is, or a pipe. What a link out of the workspace leads to is nobody's to change, and the filesystem sees to
+    that; one in a circle, or with a name that is too long for any file, leads to nothing."""
     try:
-        path = filesystem.resolve(path)
+        if isinstance(written, Itself):
+            path = place_itself(filesystem, path)
+            if _is_link(filesystem, path):
+                return ()
+        else:
+            path = filesystem.resolve(path)
     except OSError as error:
-        if isinstance(error, PermissionError) or error.errno == errno.ELOOP:
+        if isinstance(error, PermissionError) or error.errno in (errno.ELOOP, errno.ENAMETOOLONG):
             return ()
         raise
     try:
         return ((path, filesystem.content_hash(path)),)
     except (FileNotFoundError, NotADirectoryError):
         return ()
+    except PermissionError:
+        if filesystem.stat(path).is_file:
+            raise
+        return ()
     except IsADirectoryError:
+        if isinstance(written, ContentOf):
+            return ()
         below = [match.path for match in filesystem.glob("**", path=path) if match.is_file]
         # A link in it is removed or moved itself, whatever it leads to.
         return ((file, filesystem.content_hash(file)) for file in below if filesystem.resolve(file) == file)
+
+
+def _is_link(filesystem: Filesystem, path: str) -> bool:
+    """Also of one that leads nowhere, or out, of which nothing else can be asked."""
+    try:
+        filesystem.readlink(path)
+    except (OSError, ValueError):
+        return False
+    return True

@@ -17,6 +17,7 @@ from ringfence.filesystem.protocol import Filesystem
 from ringfence.prompt.tool_result import ToolResult
 from ringfence.prompt.tool_types import (
     MISSING,
+    Written,
     annotated_types,
     check_handler,
     check_writes,
@@ -156,9 +157,10 @@ class Tool(Generic[ParamsT, ResultT]):
     opaque: bool = False
     """It changes files other than through the filesystem resource, by a command, say: a filesystem on disk looks
     through all files before and after it. (One in memory has nothing that could be changed so.)"""
-    writes: Callable[[ParamsT], Iterable[str] | None] | None = None
+    writes: Callable[[ParamsT], Iterable[Written] | None] | None = None
     """The paths that a call with these params is about to change, which `ReadBeforeWritePolicy` governs; None where
-    this call can change no file that is there."""
+    this call can change no file that is there. A path in `ContentOf` or `Itself` says what is changed of a link or a
+    directory; a text alone is taken for both."""
 
     params_type: type[ParamsT] | None = dataclasses.field(init=False, compare=False)
     result_type: type[Any] | None = dataclasses.field(init=False, compare=False)

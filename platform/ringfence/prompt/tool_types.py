@@ -7,12 +7,31 @@ import inspect
 import types
 import typing
 from collections.abc import Sequence
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import Any, Literal, TypeAlias, TypeVar, get_args, get_origin
 
 from ringfence.errors import PromptValidationError
 from ringfence.prompt.tool_result import ToolResult
 
 MISSING: Any = object()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ContentOf:
+    """For `Tool.writes`: a tool writes the file that the path leads to. A directory has no content."""
+
+    path: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Itself:
+    """For `Tool.writes`: a tool moves, replaces or removes what is at the path. Of a link that is the link alone, and
+    not what it leads to; of a directory, all that is in it."""
+
+    path: str
+
+
+Written: TypeAlias = str | ContentOf | Itself
+"""What `Tool.writes` names: a path that may be meant either way is a text."""
 
 
 def invalid(message: str, placeholder: str, kind: type | None = None) -> PromptValidationError:
