@@ -16,7 +16,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from ringfence.adapters import PromptResponse
-from ringfence.errors import SnapshotRestoreError
+from ringfence.errors import CallEndedError, SnapshotRestoreError
 from ringfence.participants import CLEAN, CURRENT_CALL, CallInfo, participant_of
 from ringfence.prompt import ToolResult
 from ringfence.runtime import (
@@ -32,6 +32,7 @@ from ringfence.runtime import (
     ToolInvoked,
     append_all,
     replace_latest,
+    tool_transaction,
 )
 from ringfence.runtime.session import iter_sessions_bottom_up
 from ringfence.runtime.visibility import (
@@ -591,6 +592,30 @@ def test_a_failed_call_on_a_clone_or_its_original_leaves_the_other_alone(clone_g
     fail_a_call(second)
     second.dispatch(Fact("c"))
     assert (names(first), names(second)) == ("a b", "a c")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda session: session.dispatch(Fact("late")),
+        lambda session: session.dispatch(Asked()),
+        lambda session: session[Fact].seed(Fact("late")),
+        lambda session: session[Fact].clear(),
+        lambda session: session.restore(Session().snapshot()),
+    ],
+    ids=["dispatch", "reducer", "seed", "clear", "restore"],
+)
+def test_a_thread_changes_no_state_of_a_call_that_has_ended(change: Callable[[Session], object]) -> None:
+    session = logging()
+    session[Fact].register(Asked, lambda view, event, *, context: Append(Fact("late")))
+    with tool_transaction(session):
+        session.dispatch(Fact("a"))
+        of_its_thread = contextvars.copy_context()
+    with tool_transaction(session), pytest.raises(CallEndedError, match="has ended: nothing changes session"):
+        of_its_thread.run(change, session)
+    assert names(session) == "a"
+    of_its_thread.run(session.dispatch, Line("logs only grow"))
+    assert session[Line].all() == (Line("logs only grow"),)
 
 
 def test_a_failed_call_after_a_foreign_snapshot_was_restored_leaves_the_foreign_session_alone() -> None:

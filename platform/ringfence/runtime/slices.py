@@ -11,8 +11,8 @@ from enum import Enum
 from functools import lru_cache
 from typing import Any, Protocol, TypeVar
 
-from ringfence.errors import SnapshotRestoreError
-from ringfence.participants import CallLock, Mark, current_call
+from ringfence.errors import CallEndedError, SnapshotRestoreError
+from ringfence.participants import CallInfo, CallLock, Mark, current_call
 from ringfence.runtime.events import HandlerFailure
 from ringfence.runtime.items import EMPTY, Items, applied
 from ringfence.runtime.reducers import Clear, MethodReducer, Reducer, ReducerContext, Replace, SliceOp, marked_methods
@@ -124,7 +124,11 @@ class Slices:
             logger.warning(
                 "%s can be changed in place, which no rollback takes back: freeze it, tuples for lists", name
             )
-        self._put(slice_type, EMPTY)
+        if policy is LOG:
+            self._put(slice_type, EMPTY)
+        else:  # which changes nothing: a call that has ended may meet a type when its event is logged
+            self._state = {**self._state, slice_type: EMPTY}
+            self._mark = None
 
     def _put(self, slice_type: type[Any], items: Items[Any]) -> None:
         if self._policies[slice_type] is LOG:
@@ -136,12 +140,25 @@ class Slices:
             self._put_state(slice_type, items)
 
     def _put_state(self, slice_type: type[Any], items: Items[Any]) -> None:
+        call = current_call()
+        if call is not None:
+            if call.ended:
+                raise self._ended(call)
+            self._by_calls += 1
         if self._mark is not None:
             self._state = self._state.copy()
             self._mark = None
-        if current_call() is not None:
-            self._by_calls += 1
         self._state[slice_type] = items
+
+    def _ended(self, call: CallInfo) -> CallEndedError:
+        return CallEndedError(f"{call!r} has ended: nothing changes {self._lock.name} through it")
+
+    def _refuse_ended(self) -> None:
+        """For what more is done with a change than to put it: nobody takes back what a thread does when its call is
+        over, and it may be another's by then."""
+        call = current_call()
+        if call is not None and call.ended:
+            raise self._ended(call)
 
     def register(
         self,
@@ -167,6 +184,7 @@ class Slices:
         if before is None:
             self._admit(slice_type, policy or STATE)
         elif policy is not None and policy is not before:
+            self._refuse_ended()
             # An open mark holds the STATE slices of its moment. Were a slice to change sides, a rollback could neither
             # bring back what became a log, nor know what a former log held.
             if self._lock.holder is not None:
@@ -202,6 +220,9 @@ class Slices:
         """Run the reducers of STATE slices, of LOG slices or of both; an event without any is appended to its slice.
 
         A reducer that raises leaves its slice as it is, and dooms the tool call that holds the session.
+
+        Raises:
+            CallEndedError: the tool call that does it has ended, and a STATE slice would change.
         """
         failures: list[HandlerFailure] = []
         with self._mutex:
@@ -232,6 +253,8 @@ class Slices:
         self, registration: Registration, event: object, context: ReducerContext, failures: list[HandlerFailure]
     ) -> None:
         target, reducer = registration.target, registration.reducer
+        if self._policies[target] is STATE:
+            self._refuse_ended()
         try:
             op = reducer(SliceView(self, target), event, context=context)
             if isinstance(op, (Replace, Clear)) and self._policies[target] is LOG:
@@ -302,6 +325,7 @@ class Slices:
                     f"this session does not know the slices {', '.join(unknown)}; register or install them first"
                 )
             if STATE in policies:
+                self._refuse_ended()
                 if current_call() is not None:
                     self._by_calls += 1
                 self._state = {kind: captured.get(kind, EMPTY).shared() for kind in self._state}
