@@ -185,7 +185,7 @@ def test_one_thing_in_the_place_of_a_list(make: Callable[[], object], words: str
 def test_a_limit_that_is_a_number(name: str) -> None:
     wrong: Any = {name: 5}
     adapter = ScriptedAdapter([{"text": "Done."}])
-    with pytest.raises(TypeError, match=rf"{name} is a {name.title().replace('_', '')}.*, not 5"):
+    with pytest.raises(TypeError, match=rf"\.evaluate: {name} is a {name.title().replace('_', '')}.*, not 5"):
         adapter.evaluate(Prompt(template()), session=Session(), **wrong)
     if name != "budget":
         with pytest.raises(TypeError, match=rf"{name} is a "):

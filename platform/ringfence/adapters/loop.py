@@ -113,6 +113,7 @@ class LoopAdapter(Model, Protocol):
     max_turns: int
     tool_choice: ToolChoice
 
+    @checked
     def evaluate(
         self,
         prompt: Prompt[OutputT],
