@@ -429,6 +429,15 @@ def test_a_server_that_only_looks_says_what_a_killed_call_has_left(tree: Path) -
     assert printed(tree) == left
 
 
+@pytest.mark.parametrize("verb", ["log", "undo", "serve"])
+def test_a_current_directory_that_is_no_more_is_said_with_what_to_do(tree: Path, verb: str) -> None:
+    (tree / "gone").mkdir()
+    line = 'cd "$1" && rmdir "$1" && exec "$2" -m ringfence_cli "$3" .'
+    ended = subprocess.run(["sh", "-c", line, "sh", tree / "gone", sys.executable, verb], capture_output=True)
+    assert (ended.returncode, ended.stdout) == (2, b"")
+    assert ended.stderr == b"Error: the current directory was removed: change to one that is there\n"
+
+
 def test_a_directory_that_a_killed_call_left_half_done_is_not_mounted(tree: Path) -> None:
     (tree / "below").mkdir()
     killed(tree)

@@ -17,6 +17,7 @@ import click
 
 from ringfence_cli.commands import Commands
 from ringfence_cli.history_commands import COMMANDS
+from ringfence_cli.not_started import NotStartedError
 from ringfence_cli.override_commands import overrides
 from ringfence_cli.policy_commands import POLICY, policies
 from ringfence_cli.sandbox_commands import sandbox
@@ -292,7 +293,17 @@ def main() -> None:
     sys.exit(_exit_code(signals))
 
 
+def _is_nowhere() -> bool:
+    """Whether the current directory is no more."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
+
+
 def _exit_code(signals: Signals) -> int:
+    nowhere = _is_nowhere()
     try:
         return ringfence.main(prog_name="ringfence", obj=signals, standalone_mode=False) or 0
     except click.exceptions.Abort:
@@ -302,7 +313,12 @@ def _exit_code(signals: Signals) -> int:
         return _told(error.format_message(), error.exit_code)
     except BrokenPipeError:
         return 0
-    except Exception as error:  # a mistake of ours; nobody but us could read a traceback
+    except Exception as error:
+        if nowhere and isinstance(error, FileNotFoundError):
+            gone = NotStartedError("the current directory was removed: change to one that is there")
+            gone.show()
+            return _told(gone.message, gone.exit_code)
+        # A mistake of ours; nobody but us could read a traceback.
         said = f"{type(error).__name__}: {str(error)!r}"
         click.echo(f"ringfence: {said}", err=True)
         return _told(said, 1)
