@@ -429,6 +429,12 @@ def test_a_server_that_only_looks_says_what_a_killed_call_has_left(tree: Path) -
     assert printed(tree) == left
 
 
+def test_a_server_that_only_looks_says_that_it_runs_no_commands(tree: Path) -> None:
+    said = b"it is read-only: shell_execute and evaluate_python, which change things, are left out"
+    assert said in ringfence("serve", tree, "--workspace", "podman", "--read-only").stderr
+    assert said not in ringfence("serve", tree, "--read-only").stderr
+
+
 @pytest.mark.parametrize("verb", ["log", "undo", "serve"])
 def test_a_current_directory_that_is_no_more_is_said_with_what_to_do(tree: Path, verb: str) -> None:
     (tree / "gone").mkdir()

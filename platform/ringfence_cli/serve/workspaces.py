@@ -62,7 +62,7 @@ def open_workspace(
     if place.workspace == "memory":
         return MemoryServed(loaded(directory), policies, read_only=read_only)
     if read_only:
-        return LookedAt(directory)
+        return LookedAt(directory, without_commands=place.workspace == "podman")
     workspace = on_disk(directory)
     if place.workspace == "podman":
         try:
@@ -143,9 +143,10 @@ class DiskServed:
 class LookedAt:
     """The files as they are, to look at: not locked, so that an agent may work there meanwhile."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, without_commands: bool = False) -> None:
         self.directory = directory
         self.read_only = True
+        self._without_commands = without_commands
         self.filesystem: Filesystem = HostFilesystem(directory, read_only=True)
         self.policies: Sequence[Policy] = [ReadOnlyPolicy()]
 
@@ -160,6 +161,8 @@ class LookedAt:
     def notes(self) -> Iterator[str]:
         if (killed := killed_in(str(self.directory))) is not None:
             yield f"ringfence: {killed}"
+        if self._without_commands:
+            yield "it is read-only: shell_execute and evaluate_python, which change things, are left out"
 
     def close(self) -> None:
         assert isinstance(self.filesystem, HostFilesystem)
