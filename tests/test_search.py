@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfence.filesystem import InMemoryFilesystem
-from ringfence.filesystem.search import grep_files, path_filter
+from ringfence.filesystem.search import AT_ONCE, grep_files, path_filter
 
 segments = st.sampled_from(["a", "b", "ab", "*", "?", "**", "[ab]", "[!a]", "*b", "a*", "*a*", ".a", "."])
 patterns = st.lists(segments, min_size=1, max_size=5).map("/".join).filter(lambda pattern: pattern.strip("./"))
@@ -91,9 +91,9 @@ def naive_grep(text: str, regex: str) -> Iterator[tuple[int, str, int, int]]:
             yield number, found.string, found.start(), found.end()
 
 
-@given(texts, st.sampled_from(REGEXES))
-def test_grep_finds_what_a_search_line_by_line_finds(text: str, regex: str) -> None:
-    found = grep_files([("a.txt", text.encode())], regex)
+@given(texts, st.sampled_from(REGEXES), st.sampled_from([200, AT_ONCE]))
+def test_grep_finds_what_a_search_line_by_line_finds(text: str, regex: str, at_once: int) -> None:
+    found = grep_files([("a.txt", text.encode())], regex, at_once=at_once)
     places = [(match.line_number, match.line_content, match.match_start, match.match_end) for match in found]
     assert places == list(naive_grep(text, regex))
 
@@ -124,6 +124,21 @@ def test_a_bad_pattern_is_refused_before_a_file_is_taken() -> None:
 
     with pytest.raises(ValueError, match="missing"):
         grep_files(files(), "(")
+
+
+def test_a_search_that_takes_longer_than_a_minute_is_given_up() -> None:
+    clock = map(float, range(0, 1000, 20)).__next__
+    files = [(f"{number}.txt", b"x\n") for number in range(9)]
+    with pytest.raises(TimeoutError, match=r"given up after 60 seconds \(in 4\.txt\): look in fewer files"):
+        grep_files(files, "y$", clock=clock)
+
+
+def test_a_line_that_could_take_longer_is_not_looked_at() -> None:
+    files = [("a.min.js", b"short\n" + b"x" * 3_000_000)]
+    with pytest.raises(TimeoutError, match=r"too large for a line of 3,000,000 bytes \(in a\.min\.js\)"):
+        grep_files(files, ".{1000}.{1000}z")
+    assert grep_files(files, ".{20}z") == []
+    assert len(grep_files(files, ".{1000}.{1000}z|^s", max_matches=1)) == 1
 
 
 def test_a_byte_order_mark_is_not_part_of_the_first_line() -> None:

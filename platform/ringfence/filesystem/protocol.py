@@ -271,7 +271,8 @@ class Filesystem(Protocol):
         line beyond 500 characters, ``line_content`` is the part around the match.
 
         The dialect is RE2's, which takes linear time; ``literal`` looks for the text itself. ``glob`` without a "/"
-        is matched against names, else against the path below ``path``. ValueError for a pattern that does not parse.
+        is matched against names, else against the path below ``path``. ValueError for a pattern that does not parse;
+        TimeoutError for one that keeps the processor busy for a minute, or could with one line.
         """
         ...
 

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 from itertools import takewhile
 from operator import attrgetter, methodcaller
+from time import perf_counter
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
-from ringfence.filesystem.paths import one_encoding
+from ringfence.filesystem.paths import one_encoding, shown
 from ringfence.filesystem.protocol import MAX_GREP_MATCHES, GlobMatch, GrepMatch
 
 DirectoryT = TypeVar("DirectoryT")
@@ -21,6 +22,14 @@ MAX_LINE_CHARACTERS = 500
 """Of a longer line, a `GrepMatch` has this much around the match."""
 BINARY_PREFIX_BYTES = 8192
 """A file with a NUL in so many first bytes is binary, as for git and ripgrep."""
+MAX_SEARCH_SECONDS = 60.0
+"""Of looking for a pattern, without the reading of files."""
+AT_ONCE = 1 << 30
+"""Bytes times the instructions of a pattern. Where a pattern has too many states to keep, RE2 goes through all of its
+instructions for each byte, which takes 2 ns each."""
+MAX_LINE_PIECES = 30
+"""A longer line could take longer than a search may, and nothing could end that."""
+NARROWER = "look in fewer files (path, glob), or for a pattern that repeats less"
 ALTERNATIVES = re.compile(r"(?<!\\)\{[^{}]*,[^{}]*\}")
 """What other globs take for several patterns in one, and these take as it is."""
 
@@ -207,7 +216,7 @@ class _Match(Protocol):
     def end(self) -> int: ...
 
 
-_Search: TypeAlias = Callable[[bytes, int], _Match | None]
+_Search: TypeAlias = Callable[[bytes, int, int], _Match | None]
 _Find: TypeAlias = Callable[[bytes, int], tuple[int, int] | None]
 _REGEX_MAGIC = re.compile(r"[\\.^$|?*+()\[\]{}]")
 LITERALLY = "literal=True looks for the text as it is"
@@ -217,7 +226,13 @@ _ESCAPED_LINE_END = re.compile(r"(?:[^\\\[]|\\[^n]|\[\^?+\]?+(?:\[:\w+:\]|\\.|[^
 
 
 def grep_files(
-    files: Iterable[tuple[str, bytes]], pattern: str, *, literal: bool = False, max_matches: int = MAX_GREP_MATCHES
+    files: Iterable[tuple[str, bytes]],
+    pattern: str,
+    *,
+    literal: bool = False,
+    max_matches: int = MAX_GREP_MATCHES,
+    clock: Callable[[], float] = perf_counter,
+    at_once: int = AT_ONCE,
 ) -> list[GrepMatch]:
     """The first match of every matching line of `files`, which are taken one by one until ``max_matches`` are found.
 
@@ -226,12 +241,13 @@ def grep_files(
 
     Raises:
         ValueError: the pattern does not parse, is empty or spans lines; ``max_matches`` is negative.
+        TimeoutError: it takes, or could take for one line, more than MAX_SEARCH_SECONDS.
     """
     if max_matches < 0:
         raise ValueError(f"max_matches cannot be negative: {max_matches}")
     _check_one_line(pattern, literal)
     needle = _encoded(pattern) if literal or not _REGEX_MAGIC.search(pattern) else None
-    find = _regex_finder(pattern) if needle is None else _literal_finder(needle)
+    find = _regex_finder(pattern, clock, at_once) if needle is None else _literal_finder(needle)
     found: list[GrepMatch] = []
     if max_matches == 0:
         return found
@@ -240,7 +256,10 @@ def grep_files(
             continue
         if content.find(0, 0, BINARY_PREFIX_BYTES) != -1:
             continue
-        _grep_text(path, _as_text(content), find, found, max_matches)
+        try:
+            _grep_text(path, _as_text(content), find, found, max_matches)
+        except TimeoutError as error:
+            raise TimeoutError(f"{error} (in {shown(path)}): {NARROWER}") from None
         if len(found) == max_matches:
             break
     return found
@@ -298,12 +317,32 @@ def _literal_finder(needle: bytes) -> _Find:
     return find
 
 
-def _regex_finder(pattern: str) -> _Find:
-    search = _compiled_search(_encoded(pattern))
+def _regex_finder(pattern: str, clock: Callable[[], float], at_once: int) -> _Find:
+    """It looks at no more lines at once than take two seconds at worst, which nothing could end."""
+    compiled = _compiled(_encoded(pattern))
+    search: _Search = compiled.search
+    piece = max(1, at_once // compiled.programsize)
+    spent = 0.0
 
     def find(content: bytes, at: int) -> tuple[int, int] | None:
-        match = search(content, at)
-        return None if match is None else (match.start(), match.end())
+        nonlocal spent
+        while True:
+            end = len(content)
+            if end - at > piece:
+                end = content.rfind(b"\n", at, at + piece) + 1 or content.find(b"\n", at + piece) + 1 or end
+                if end - at > MAX_LINE_PIECES * piece:
+                    raise TimeoutError(f"the pattern is too large for a line of {end - at:,} bytes")
+            if spent > MAX_SEARCH_SECONDS:
+                raise TimeoutError(f"the search was given up after {MAX_SEARCH_SECONDS:.0f} seconds")
+            began = clock()
+            match = search(content, at, end)
+            spent += clock() - began
+            # What is empty at the end of a piece is in the next line.
+            if match is not None and (match.start() < end or end == len(content)):
+                return match.start(), match.end()
+            if end == len(content):
+                return None
+            at = end
 
     return find
 
@@ -314,14 +353,14 @@ def _re2() -> Any:
     return re2
 
 
-def _compiled_search(pattern: bytes) -> _Search:
+def _compiled(pattern: bytes) -> Any:
     re2 = _re2()
     options = re2.Options()
     options.log_errors = False
     options.never_capture = True
     options.never_nl = True  # [^x] and \s must not run on into the next line
     try:
-        return re2.compile(b"(?m)" + pattern, options).search
+        return re2.compile(b"(?m)" + pattern, options)
     except re2.error as error:
         reason = error.args[0].decode(errors="replace").replace(": (?m)", ": ", 1)  # as it was given
         raise ValueError(
