@@ -629,26 +629,22 @@ def test_a_failed_call_after_a_foreign_snapshot_was_restored_leaves_the_foreign_
 
 
 def test_changed_tells_whether_a_call_made_state_differ_from_a_mark() -> None:
-    contextvars.copy_context().run(a_call_that_changes_state)
-
-
-def a_call_that_changes_state() -> None:
-    session = logging()
+    session, of_a_call = logging(), contextvars.copy_context()
+    of_a_call.run(CURRENT_CALL.set, call())
     session.dispatch(Fact("a"))
     mark = session.begin(call())
     session.dispatch(Fact("from outside"))
     assert not session.changed(mark)
     session.rollback(mark)
-    CURRENT_CALL.set(call())
-    session.dispatch(Line("x"))
-    session[Heap].register(Asked, failing)
+    of_a_call.run(session.dispatch, Line("x"))
+    of_a_call.run(session[Heap].register, Asked, failing)
     assert not session.changed(mark)
     inner = session.begin(call())
-    session.dispatch(Fact("b"))
+    of_a_call.run(session.dispatch, Fact("b"))
     assert session.changed(mark)
     session.rollback(inner)
     assert not session.changed(mark)
-    session[Fact].seed(Fact("b"))
+    of_a_call.run(session[Fact].seed, Fact("b"))
     assert session.changed(mark)
 
 
