@@ -208,7 +208,8 @@ class RequireCleanTestsPolicy:
 
     The tests have passed when ``test_tool`` succeeded (with an exit code of 0, where its result has one), and ran one
     of the commands that are named, if any are. It hears of the calls of all tools. In a section it lets only that
-    section's tools wait, so it belongs to the prompt where files have to.
+    section's tools wait, so it belongs to the prompt where files have to. What a call has changed is later than tests
+    that calls of its handler have run: what the handler itself has changed after them cannot be told apart.
     """
 
     name = "require_clean_tests"
