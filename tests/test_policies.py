@@ -27,7 +27,7 @@ from ringfence.prompt import (
 )
 from ringfence.prompt.effects import DeletionLimitPolicy
 from ringfence.prompt.policy import ALLOW, PathHashes, ToolPolicy, is_for
-from ringfence.runtime import Session
+from ringfence.runtime import Session, tool_transaction
 
 
 @dataclass(frozen=True)
@@ -326,6 +326,33 @@ def test_what_a_handler_does_through_calls_is_governed_as_theirs(files: InMemory
         call("read_file", "a.txt")
         assert call("through", "a.txt", "seen").success
         assert files.read("a.txt").content == "seen"
+
+
+def beside_a_call(params: At, *, context: ToolContext) -> ToolResult[Said]:
+    files_of(context).delete(params.file_path)
+    return call_of_write_file(params, context=context)
+
+
+def in_a_part(params: At, *, context: ToolContext) -> ToolResult[Said]:
+    with tool_transaction(context.session, context.resources):
+        return write_file(params, context=context)
+
+
+def in_a_part_that_reads(params: At, *, context: ToolContext) -> ToolResult[Said]:
+    with tool_transaction(context.session, context.resources):
+        return appended(params, context=context)
+
+
+def test_what_a_handler_does_beside_its_calls_or_in_a_part_of_itself_is_governed(files: InMemoryFilesystem) -> None:
+    handlers = {"beside": beside_a_call, "part": in_a_part, "reads": in_a_part_that_reads}
+    tools = [Tool[At, Said](name=name, description="A tool.", handler=made) for name, made in handlers.items()]
+    with agent(*tools, files=files) as call:
+        for name in ("beside", "part"):
+            assert "a.txt, of which the content had not been read" in call(name, "a.txt", "blind").message
+        assert files.read("a.txt").content == "one\n"
+        assert call("reads", "a.txt", "two\n").success
+        call("read_file", "a.txt")
+        assert call("part", "a.txt", "seen").success
 
 
 def test_no_filesystem_means_no() -> None:

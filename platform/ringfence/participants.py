@@ -107,12 +107,14 @@ class CallInfo:
     by itself or because a call around it has ended. ``reads`` has, per participant, the paths that the call read and
     the sha256 of what it got last; ``read_before``, what it had got of a path before that. ``changes``, per participant
     too, is known when the handler has ended. ``problems`` is what dooms the call although its handler may not know.
-    ``inner`` has the ids of the calls that its handler made and that have ended. An ``opaque`` call changes files other
-    than through a filesystem, so that a filesystem has to look what changed. ``deadline`` and ``budget_tracker`` hold
-    for what its handler evaluates, too.
+    ``inner`` has the ids of the calls that its handler made and that have ended; ``answered_for``, per participant, the
+    files that these have changed, each with the sha256 of what it was: policies of theirs have answered for that. An
+    ``opaque`` call changes files other than through a filesystem, so that a filesystem has to look what changed.
+    ``deadline`` and ``budget_tracker`` hold for what its handler evaluates, too.
     """
 
     __slots__ = (
+        "answered_for",
         "budget_tracker",
         "call_id",
         "changes",
@@ -140,6 +142,7 @@ class CallInfo:
         self.changes: dict[CallLock, Sequence[Change]] = {}
         self.problems: list[BaseException] = []
         self.inner: list[str] = []
+        self.answered_for: dict[CallLock, set[tuple[str, str]]] | None = None
         self.deadline: Deadline | None = None
         self.budget_tracker: BudgetTracker | None = None
 

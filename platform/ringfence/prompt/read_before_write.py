@@ -86,17 +86,18 @@ class ReadBeforeWritePolicy:
         self, tool: Tool[Any, Any], params: Any, changes: Sequence[Change], *, context: ToolContext
     ) -> PolicyDecision:
         call = context.call
-        if call is None or call.inner:
+        if call is None:
             return ALLOW
         for lock, changed in call.changes.items():
             read, earlier = call.reads.get(lock, {}), (call.read_before or {}).get(lock, ())
+            answered_for = (call.answered_for or {}).get(lock, ())
             known = _hashes(policy_state(context, self.name, _scope_of(context, lock)))
             for change in changed:
                 before = change.before.content_hash if change.before is not None else None
                 after = change.after.content_hash if change.after is not None else None
                 if before in (None, after, known.of(change.path), read.get(change.path)):
                     continue
-                if (change.path, before) in earlier:
+                if (change.path, before) in earlier or (change.path, before) in answered_for:
                     continue
                 return PolicyDecision.deny(
                     f"{tool.name} changed {shown(change.path)}, of which the content had not been read: read it first"

@@ -268,8 +268,30 @@ class Transaction(CallInfo):
             receipts, self._inner_receipts = [*self._inner_receipts, *own], []
             if not self._superseded:
                 around._inner_receipts += receipts
+                self._account_to(around, governed=bool(own) or self.opaque)
                 return ()
         return _said_again(receipts, "rolled_back", around.call_id)
+
+    def _account_to(self, around: Transaction, *, governed: bool) -> None:
+        """A call with policies has answered for what it changed. One without is a part of the handler around it."""
+        known = {lock: set(files) for lock, files in (self.answered_for or {}).items()}
+        if governed:
+            for lock, changes in self.changes.items():
+                files = known.setdefault(lock, set())
+                files.update(
+                    (one.path, one.before.content_hash) for one in changes if one.before and one.before.content_hash
+                )
+        else:
+            for lock, earlier in (self.read_before or {}).items():
+                for path, sha256 in earlier:
+                    around.note_read(lock, path, sha256)
+            for lock, reads in self.reads.items():
+                for path, sha256 in reads.items():
+                    around.note_read(lock, path, sha256)
+        if known:
+            around.answered_for = around.answered_for or {}
+            for lock, files in known.items():
+                around.answered_for.setdefault(lock, set()).update(files)
 
     def taken_back(self, *, doubtful: bool = False) -> Told:
         """This call has not committed: the receipts that say so of the calls within it. They are in their sessions'
