@@ -74,7 +74,7 @@ def test_names_are_there_at_the_next_opening_and_for_readers(root: Path) -> None
     with Workspace.open(root, store=store) as again:
         again.drop_checkpoint("one")
         assert again.named_steps() == []
-        with pytest.raises(LookupError, match="no named steps"):
+        with pytest.raises(LookupError, match="no step has a name"):
             again.drop_checkpoint("one")
 
 

@@ -372,6 +372,8 @@ def test_an_observer_that_fails_undoes_nothing() -> None:
         ("act", {"text": "a", "colour": "red"}, "colour"),
         ("act", '{"text": ', "do not fit"),
         ("act", "[1, 2]", "do not fit"),
+        ("act", [], "do not fit"),
+        ("act", False, "do not fit"),
         ("act", '"text"', "do not fit"),
         ("act", '{"text": "a", "text": "b"}', "do not fit"),
     ],

@@ -164,7 +164,7 @@ class Workspace:
         except FileNotFoundError:
             filesystem.close()
             raise FileNotFoundError(
-                f"{root} has no history yet: no agent has worked on it as a disk workspace"
+                f"{root} has no history yet: `ringfence run {root}` or `ringfence serve {root}` begins one"
             ) from None
         workspace = cls(filesystem, store, None)
         workspace.waiting = waiting(place)

@@ -251,7 +251,7 @@ class ToolExecutor:
 
     def _parsed(self, ending: _Ending, offer: Offer, arguments: Mapping[str, object] | str | None) -> bool:
         try:
-            ending.params = offer.decode(arguments or {})
+            ending.params = offer.decode({} if arguments is None or arguments == "" else arguments)
         except Exception as error:  # what a params class raises by itself, too
             ending.outcome = "rejected"
             ending.params = RejectedToolParams(raw_arguments=arguments, error=str(error))

@@ -57,7 +57,7 @@ class NamedSteps:
         """The commit of a name. LookupError where there is none of it."""
         commits = self.commits()
         if name not in commits:
-            there = f"there are: {', '.join(sorted(commits))}" if commits else "there are no named steps"
+            there = f"there are: {', '.join(sorted(commits))}" if commits else "no step has a name, only its number"
             raise LookupError(f"no step is called {name!r}; {there}")
         return self._store.commit(commits[name])
 
