@@ -556,10 +556,21 @@ def test_a_patch_of_a_symlink_asks_for_no_read_of_what_that_leads_to(
     files.write("unread", "x\n")
     files.symlink("l", "unread")
     lines = "--- a/l\n+++ /dev/null\n@@ -1 +0,0 @@\n-unread\n\\ No newline at end of file\n"
-    changed = "diff --git a/l b/l\nold mode 120000\nnew mode 100755\n"
-    assert "unread exists and has not been read" in patch_with(executor, changed).message
     assert patch_with(executor, f"diff --git a/l b/l\ndeleted file mode 120000\n{lines}").success
     assert files.exists("unread")
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o755])
+def test_a_patch_that_makes_a_file_of_a_symlink_leaves_what_that_led_to(
+    executor: ToolExecutor, files: InMemoryFilesystem, mode: int
+) -> None:
+    files.symlink("l", "a.txt")
+    before = files.content_hash("a.txt")
+    lines = "--- a/l\n+++ b/l\n@@ -1 +1 @@\n-a.txt\n\\ No newline at end of file\n+one\n"
+    header = f"diff --git a/l b/l\nold mode 120000\nnew mode 100{mode:o}\n"
+    assert patch_with(executor, header + lines).success
+    assert (text_of(files, "l"), files.stat("l").mode, files.stat("l").is_symlink) == (b"one\n", mode, False)
+    assert files.content_hash("a.txt") == before
 
 
 def test_a_patch_goes_through_a_link_and_does_not_remove_one(executor: ToolExecutor, files: InMemoryFilesystem) -> None:

@@ -47,10 +47,9 @@ def patch_files(
 
 
 def written_by(patch: FilePatch) -> list[Written]:
-    """What a patch for one file changes, for `Tool.writes`: of a link that stays one, comes or goes, the link alone."""
-    old, new = (patch.source, patch.old_mode), (patch.target, patch.new_mode)
-    only_links = all(mode == SYMLINK for path, mode in (old, new) if path is not None)
-    return [Itself(path) if only_links else ContentOf(path) for path in patch.paths]
+    """What a patch for one file changes, for `Tool.writes`: of a link, if it says that it is one, that alone."""
+    of_a_link = SYMLINK in (patch.old_mode, patch.new_mode)
+    return [Itself(path) if of_a_link else ContentOf(path) for path in patch.paths]
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,9 +187,10 @@ class _Plan:
 
     def _put(self, path: str, before: _Node | None, after: _Node) -> None:
         filesystem = self._filesystem
+        if before is not None and (before.is_link or after.is_link):
+            filesystem.delete(path)
+            before = None
         if after.is_link:
-            if before is not None:
-                filesystem.delete(path)
             filesystem.symlink(path, after.content.decode("utf-8", "surrogateescape"))
             return
         if before is None or before.content != after.content:
