@@ -271,6 +271,23 @@ def test_an_edit_of_the_same_size_and_time_of_what_a_call_had_written_is_not_los
     assert (root / "a.txt").read_text() == theirs
 
 
+@pytest.mark.parametrize("name", ["write", "delete", "move over"])
+def test_an_edit_of_the_same_size_and_time_between_two_writes_of_a_call_is_not_written_over(
+    workspace: Workspace, root: Path, name: str
+) -> None:
+    with held_call(workspace.filesystem) as held:
+        fs = workspace.filesystem.for_call(held)
+        fs.write("a.txt", LINES)
+        fs.write("new", "ours\n")
+        same_size_and_time(root)
+        theirs = (root / "a.txt").read_text()
+        CHANGES[name](fs)
+        with pytest.raises(OSError, match="changed by somebody else"):
+            held.commit()
+        assert held.rollback().conflicts == ("a.txt",)
+    assert (root / "a.txt").read_text() == theirs
+
+
 @dataclass(frozen=True)
 class Nothing:
     pass

@@ -46,19 +46,27 @@ def saved_between(deeds: Sequence[Deed], since: Differences) -> str | None:
 
     ``since`` has gone back over the deeds: what it finds held of the time before them is in the history.
     """
-    made: set[tuple[int, int, int]] = set()
+    made: dict[tuple[int, int, int], str | None] = {}
     written: set[str] = set()
     slots: dict[int, str] = {}
     for deed in deeds:
         if deed.kind in ("put", "swap") and deed.new is not None and deed.slot not in slots:
-            made.add((deed.new.inode, deed.new.size, deed.new.mtime_ns))
+            made[deed.new.inode, deed.new.size, deed.new.mtime_ns] = deed.new.sha256
             written.update([deed.new.sha256] if deed.new.sha256 else [])
         if deed.kind in ("take", "swap"):
             slots[deed.slot] = deed.path
     for where, found in since.displaced(slots):
-        if (found.st_ino, found.st_size, found.st_mtime_ns) in made:
+        own = (found.st_ino, found.st_size, found.st_mtime_ns)
+        if own in made and made[own] is None:
             continue
-        if hashlib.sha256(since.read(where)).hexdigest() not in written:  # a new time alone is no save
+        try:
+            content = since.read(where)
+        except PermissionError:  # who may not read it has not saved it in place, either
+            if own in made:
+                continue
+            raise
+        # A new time alone is no save; but somebody may save as many bytes, and put the time back.
+        if hashlib.sha256(content).hexdigest() not in written:
             return "/".join(filter(None, (slots[where[0]], where[1])))
     return None
 
