@@ -313,3 +313,21 @@ def test_a_sparse_file_comes_back_without_its_holes(tmp_path: Path) -> None:
         workspace.undo()
     assert (root / "sparse").read_bytes() == bytes(1 << 20)
     assert (root / "sparse").stat().st_blocks * 512 >= 1 << 20
+
+
+def test_a_file_that_a_call_only_made_newer_beside_a_change_is_as_it_was_after_an_undo(
+    workspace: Workspace, root: Path
+) -> None:
+    before = all_but_inodes(root)
+    call(workspace, lambda fs: (fs.write("d/b.sh", "b\n"), fs.write("d/same", "a\n"), fs.write("new", "n\n")))
+    assert workspace.steps()[-1].paths == ("new",)
+    assert workspace.undo().outcomes == {"new": "removed"}
+    assert all_but_inodes(root) == before
+
+
+def test_what_a_call_made_newer_is_somebody_else_s_where_they_had_changed_it(workspace: Workspace, root: Path) -> None:
+    (root / "d/b.sh").write_text("theirs\n")
+    call(workspace, lambda fs: (fs.write("d/b.sh", "theirs\n"), fs.write("new", "n\n")))
+    assert workspace.undo().outcomes == {"new": "removed"}
+    assert (root / "d/b.sh").read_text() == "theirs\n"
+    assert [entry.paths for entry in workspace.log() if entry.kind == "external"] == [("d/b.sh",)]

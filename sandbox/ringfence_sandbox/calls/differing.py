@@ -63,6 +63,8 @@ class Differences:
         self._looks = Looks(files)
         self.looked: dict[str, os.stat_result] = {}
         """What was found at the paths of the workspace that were compared."""
+        self.made_again: list[str] = []
+        """Where there is another file or link now that is as the one was, but for its time and its other names."""
 
     def undo(self, deeds: Iterable[Deed]) -> None:
         """Go back over `deeds`, given latest first."""
@@ -195,6 +197,8 @@ class Differences:
         unhashed = before is not None and before.kind == "file" and before.content_hash is None
         if before != after or (unhashed and node.where != (IN_TREE, path)):
             self._found.append(make_change(path, before, after))
+        elif before is not None and before.kind != "directory":
+            self.made_again.append(path)
 
     def _before(self, node: _Node) -> FileVersion | None:
         if node.where is None:

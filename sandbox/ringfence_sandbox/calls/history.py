@@ -51,6 +51,11 @@ class ChangedFiles(Protocol):
         """Where what was at `path` before the call is now, if it is in the tree and elsewhere."""
         return None
 
+    @property
+    def made_again(self) -> Sequence[str]:
+        """The paths that have what they had before the call, in another file with another time."""
+        return ()
+
 
 @dataclass(frozen=True, slots=True)
 class ScannedStates:
@@ -100,6 +105,10 @@ class DeedsChanges(ChangedFiles):
     def moved(self, path: str) -> str | None:
         where = self._differences.where(path)
         return where[1] if where is not None and where[0] == IN_TREE and where[1] != path else None
+
+    @property
+    def made_again(self) -> Sequence[str]:
+        return self._differences.made_again
 
     def found(self, path: str) -> os.stat_result | None:
         return self._differences.looked.get(path) if path in self._written else None

@@ -130,6 +130,12 @@ class Differing:
             state = self._now(path)
             if state is not None:
                 found[path] = state
+        for path in self._changed.made_again:
+            known, state = self._known(path), self._now(path)
+            # What somebody else had made of it, and the history has not seen, is not of this step.
+            if path not in found and isinstance(state, Entry) and known is not None and known.same_content(state):
+                found[path] = state
+                again.append(path)
         for path in all_above([*self._paths, *again]):
             state = found.get(path) or self._now(path)
             if state is not None and state.kind == "directory":
