@@ -12,6 +12,7 @@ import time
 from collections.abc import Generator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -567,6 +568,7 @@ def test_the_receipt_that_a_kill_has_cut_off_is_in_the_file_of_the_next(tree: Pa
     run = ["run", tree, "--model", script(tree, "1.jsonl", calls(*writes), DONE), "--receipts", receipts]
     command = [sys.executable, "-c", KILLED, outcome, *map(str, run), "--task", "Write."]
     assert subprocess.run(command, check=False, timeout=60).returncode == -signal.SIGKILL
+    killed_at = datetime.now(UTC)
     serve = ["serve", tree, "--receipts", receipts]
     if then == "undo":
         assert ringfence("recover", tree).returncode == 0
@@ -581,4 +583,5 @@ def test_the_receipt_that_a_kill_has_cut_off_is_in_the_file_of_the_next(tree: Pa
     committed = outcome != "rolled_back"
     assert (cut_off["call_id"], cut_off["recovered"], cut_off["outcome"] == "committed") == (last, True, committed)
     assert [change["path"] for change in cut_off["changes"]] == ([path] if committed else [])
+    assert datetime.fromisoformat(cut_off["started_at"]) < killed_at
     assert not any(one["recovered"] for one in more)

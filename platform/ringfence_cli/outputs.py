@@ -207,7 +207,7 @@ def _of_killed(killed: KilledCall, step: LogEntry | None, workspace: Workspace) 
         params=None,
         outcome="committed" if killed.committed else "rolled_back",
         message="; ".join(["its process was killed", *killed.notes]),
-        started_at=killed.recovered_at,
+        started_at=killed.began_at,
         duration_seconds=0.0,
         session_id="",
         prompt_name="",

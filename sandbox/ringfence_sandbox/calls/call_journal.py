@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
@@ -41,7 +42,7 @@ class CallJournal:
         if not self.begun:
             self.file.check_there()
             call_id, tool = self.label
-            first: list[Mapping[str, Json] | str] = [{"begin": call_id, "tool": tool}]
+            first: list[Mapping[str, Json] | str] = [{"begin": call_id, "tool": tool, "at": time.time_ns()}]
             if self._root_record:
                 first.insert(0, self._root_record)
             records = (*first, *records)

@@ -28,10 +28,10 @@ class KilledCall:
     conflicts: Sequence[str]
     notes: Sequence[str]
     at: str
-    """When it was recovered."""
+    """When it began to change files; where nobody knows, when it was recovered."""
 
     @property
-    def recovered_at(self) -> datetime:
+    def began_at(self) -> datetime:
         return datetime.fromisoformat(self.at)
 
 
@@ -42,11 +42,12 @@ def note_killed(
     *,
     committed: bool,
     commit: str | None,
+    at: datetime | None,
     conflicts: Sequence[str],
     notes: Sequence[str],
 ) -> None:
     """For who has the store's lock; the same call may be noted again. OSError."""
-    noted = KilledCall(begun, *call, committed, commit, conflicts, notes, datetime.now(UTC).isoformat())
+    noted = KilledCall(begun, *call, committed, commit, conflicts, notes, (at or datetime.now(UTC)).isoformat())
     others = [one for one in killed_calls(store) if (one.begun, one.call_id) != (begun, call[0])]
     _write(store, [*others, noted][-_MOST:])
 

@@ -150,6 +150,7 @@ def _note(journal: Journal, story: Story, call: tuple[str, str], recovered: Reco
             call,
             committed=story.committed,
             commit=commit if isinstance(commit, str) else None,
+            at=story.at,
             conflicts=recovered.conflicts,
             notes=recovered.notes,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import cast
 
 from ringfence_sandbox.calls.healing import CommittedCall
@@ -26,6 +27,8 @@ class Story:
     call: tuple[str, str] | None = None
     ended: tuple[str, str] | None = None
     """The last call, where it has ended and was committed as a step: who made it has not closed the workspace since."""
+    at: datetime | None = None
+    """When the last call began to change files."""
     committed: bool = False
     doubtful: bool = False
     """Whether records of the open call may be lost, so that nobody knows all of its deeds."""
@@ -69,6 +72,8 @@ class Story:
             case {"begin": str(call_id), "tool": str(tool)}:
                 self._begin((call_id, tool))
                 self.doubtful = False
+                at_ns = record.values.get("at")  # an earlier version had none
+                self.at = datetime.fromtimestamp(at_ns / 1e9, UTC) if isinstance(at_ns, int) else None
             case {"damaged": int()}:
                 self.doubtful = True
             case {"do": str()}:
