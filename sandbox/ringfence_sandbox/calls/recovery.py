@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 STAMP = "alive"
 """In a store, the file that the owner of an opaque call stamps."""
+RUNS = b"runs"
+"""What is in it behind the stamp while the journal has such a call."""
 
 _TOLD_BY_PLACE = frozenset({"put", "take", "swap", "move"})
 _MOMENT_NS = 2_000_000_000
@@ -118,6 +120,7 @@ def recover(
     notes += _unknown_holdings(files, story)
     for name in story.holdings:
         notes += _drop(files, journal, name, before)
+    notes += _unknown_opaque(os.path.join(os.path.dirname(journal.path), STAMP), story)
     notes += history.damage() if history is not None else ()
     if recovered is None and (story.call is not None or notes):
         call_id, tool = story.call or ("", "")
@@ -317,6 +320,18 @@ def _heal(
     if found.damaged:
         notes.append(f"a loss of power has damaged {', '.join(found.damaged)}, and the history does not have them")
     return found.damaged
+
+
+def _unknown_opaque(stamp: str, story: Story) -> list[str]:
+    """An opaque call that was killed, and of which the journal knows nothing."""
+    with suppress(OSError), open(stamp, "r+b") as file:
+        stamped = file.read()
+        if stamped.endswith(RUNS):
+            file.truncate(len(stamped) - len(RUNS))
+            if story.call is None:
+                said = "a call that ran a program was killed, and the journal that knew of it is lost"
+                return [f"{said}: what the program had changed is still there, and in the history as somebody else's"]
+    return []
 
 
 def _unknown_holdings(files: Confined, story: Story) -> list[str]:

@@ -80,6 +80,7 @@ class OpaqueCalls:
 
     def begun(self, deed: Deed, before: Before) -> None:
         """The journal has the deed that a call begins with."""
+        self._stamp.begun()
         self._before[deed.seq] = before
         self._open[deed.seq] = kept = KeptOpen()
         kept.open(self._files, before.left.items())

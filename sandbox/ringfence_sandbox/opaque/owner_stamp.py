@@ -10,7 +10,9 @@ import os
 import struct
 import threading
 import time
+from contextlib import suppress
 
+from ringfence_sandbox.calls.recovery import RUNS
 from ringfence_sandbox.disk.places import not_written
 
 SECONDS_BETWEEN = 1.0
@@ -63,6 +65,11 @@ class OwnerStamp:
         if self._sync:
             os.fdatasync(file)
 
+    def begun(self) -> None:
+        """The journal tells of the call: from now on one that has lost it can be known to have. Never fails."""
+        with suppress(OSError):
+            os.pwrite(self.descriptor, RUNS, _STAMP.size)
+
     def stop(self) -> None:
         running, self._running = self._running, None
         if running is not None:
@@ -70,6 +77,8 @@ class OwnerStamp:
             stopped.set()
             if thread.is_alive():
                 thread.join()
+            with suppress(OSError):
+                os.ftruncate(self.descriptor, _STAMP.size)
             # Not by the thread, should it fail: its number would soon be another file's, for whoever stamps as well.
             os.close(self.descriptor)
             self.descriptor = -1
