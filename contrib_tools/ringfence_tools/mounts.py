@@ -45,7 +45,8 @@ class HostMount:
     pattern are taken, or all where there is none; but none that matches an exclude pattern, or is in a directory that
     does. `max_bytes` bounds the sum of the files' sizes.
 
-    A workspace on disk in which a tool call was killed cannot be mounted before it has been recovered.
+    A workspace on disk in which a tool call was killed cannot be mounted before it has been recovered. Of one with
+    a store of its own (``Workspace.open(root, store=...)``) that is not known here: open it so before.
 
     A link that leads to another place of what is mounted is a link in the workspace too, or with `follow_symlinks` what
     it leads to. Any other is left out.

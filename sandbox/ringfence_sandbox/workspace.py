@@ -103,8 +103,9 @@ class Workspace:
 
         A read-only one is not locked, so that it can be looked at while an agent works; it has what was recorded.
         ``store`` is the directory outside of the root that keeps its history; by default one that the root's real
-        path leads to. ``only_this_host`` is as for `HostFilesystem`. ``before`` is for tests: it is called before
-        every system call that changes the tree.
+        path leads to. Of another one only who names it knows: the commands, and copies of the root into memory, take
+        what a killed call has left half done for the files as they are. ``only_this_host`` is as for
+        `HostFilesystem`. ``before`` is for tests: it is called before every system call that changes the tree.
 
         Raises:
             WorkspaceLockedError: another opener has it; it is named.
