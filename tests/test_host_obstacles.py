@@ -114,6 +114,15 @@ def test_what_is_mounted_is_never_removed_with_what_is_held(root: Path, mount: P
         assert (mount / "in/x").read_text() == "precious\n"
 
 
+def test_what_is_held_goes_also_where_an_open_directory_does_not_list_what_came_later(root: Path) -> None:
+    """So it is on btrfs; here the list of the open directory is read to its end."""
+    with HostFilesystem(root, store=root.parent / "store") as fs, held_call(fs) as held:
+        fs.for_call(held).delete("d", recursive=True)
+        os.lseek(fs._core.holding.descriptor, 2**63 - 1, os.SEEK_SET)
+        held.commit()
+        assert sorted(os.listdir(root)) == ["a.txt", "beside"]
+
+
 # What may not be read
 
 

@@ -197,7 +197,9 @@ def _empty(top: int, before: Before) -> list[str]:
     Goes down and comes up again by names, so that no depth uses up the descriptors.
     """
     left: list[str] = []
-    waiting: list[tuple[int, list[str]]] = [(os.dup(top), os.listdir(top))]
+    # Opened anew: btrfs lists in an open directory only what was in it when it was opened.
+    opened = os.open(".", _OPEN, dir_fd=top)
+    waiting: list[tuple[int, list[str]]] = [(opened, os.listdir(opened))]
     above: list[str] = []
     while waiting:
         descriptor, names = waiting[-1]
