@@ -21,6 +21,7 @@ from ringfence_sandbox.host import HostFilesystem
 
 EVERY = os.environ.get("RINGFENCE_PROVE") == "1"
 OLD_KERNEL = Abilities(openat2=False, renameat2=False, tmpfile=False)
+NO_LINKS = Abilities(openat2=True, renameat2=False, tmpfile=False, links=False)
 
 
 def build(root: Path) -> None:
@@ -194,6 +195,38 @@ def test_a_rollback_killed_anywhere_is_completed(case: Case, name: str) -> None:
             or (recovered.outcome, recovered.conflicts) == ("rolled back", ())
             or (recovered.outcome == "finished" and not recovered.conflicts)
         ), point
+
+
+@pytest.mark.parametrize("end", ["committed", "rolled_back"])
+def test_a_call_killed_anywhere_where_there_are_neither_exchanges_nor_hard_links(tmp_path: Path, end: str) -> None:
+    case = Case(tmp_path, NO_LINKS)
+    after = case.after(everything)
+    for point in range(0, 10_000, 1 if EVERY else 3):
+        case.fresh()
+        killed = killed_at(point, getattr(case, end)(everything))
+        with case.open() as fs:
+            assert fs.recovered is None or fs.recovered.conflicts == (), point
+        now = printed(case.root)
+        assert now == case.before or (end == "committed" and lasting(now) == after), point
+        if not killed:
+            return
+
+
+def test_what_somebody_saved_where_an_exchange_without_links_was_cut_off_stays(tmp_path: Path) -> None:
+    case = Case(tmp_path, NO_LINKS)
+    there: set[str] = set()
+    for point in range(10_000):
+        case.fresh()
+        if not killed_at(point, case.committed(write_one)):
+            break
+        place = case.root / "a.txt"
+        there.add(place.read_text() if place.exists() else "nothing")
+        save_anew(place)
+        with case.open() as fs:
+            kept = [path.read_bytes() for path in case.store.glob("kept/*")]
+            assert fs.recovered is None or not fs.recovered.conflicts or kept == [b"one\r\ntwo"], point
+        assert place.read_text() == "person", point
+    assert there == {"one\ntwo", "nothing", "three"}
 
 
 def reopened(case: Case) -> Callable[[Callable[[str], None]], None]:

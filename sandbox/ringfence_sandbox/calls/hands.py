@@ -247,7 +247,7 @@ class Hands:
     def _undo_swap(self, deed: Deed) -> None:
         self.note_swap(deed)
         if self.holding is not None and (self.thorough or self._renames.in_steps):
-            self._renames.settle(self._held, str(deed.slot))
+            self._settle(deed)
         held = None if self.holding is None else self.holding.look(deed.slot)
         if held is None and self._same_inode(self.files.look(deed.path), deed.new):
             self._lost(deed)
@@ -267,6 +267,15 @@ class Hands:
         if not expected.fits(lstat(holding, slot)):
             self._renames.exchange(at, name, holding, slot)
             raise Conflict(deed.path)
+
+    def _settle(self, deed: Deed) -> None:
+        if not self._renames.is_cut_off(self._held, str(deed.slot)):
+            return
+        above, _, name = deed.path.rpartition("/")
+        tree = None
+        with suppress(FileNotFoundError, NotADirectoryError):
+            tree = self._opened(above)
+        self._renames.settle(tree, name, self._held, str(deed.slot))
 
     def _undo_move(self, deed: Deed) -> None:
         with ChangedDirectory(self.times, deed.path) as (at, name):

@@ -65,6 +65,8 @@ class Abilities:
     openat2: bool
     renameat2: bool
     tmpfile: bool
+    links: bool = True
+    """Hard links."""
     filesystem_type: Callable[[int], int] = filesystem_type
     """Of what a descriptor is of, the number that `statfs` gives."""
 
@@ -128,6 +130,7 @@ class Renames:
 
     def __init__(self, can: Abilities, before: Before) -> None:
         self._number: Final = _RENAMEAT2.get(platform.machine()) if can.renameat2 else None
+        self._links = can.links
         self._before = before
         self.in_steps = self._number is None
         """Whether an `exchange` was, or will be, one of several renames."""
@@ -137,18 +140,15 @@ class Renames:
         self._before("rename")
         if self._call(source, old, target, new, _RENAME_NOREPLACE):
             return
-        try:
-            os.link(old, new, src_dir_fd=source, dst_dir_fd=target, follow_symlinks=False)
-        except OSError as error:
-            if error.errno not in _NO_HARD_LINK:
-                raise
-            # Of a directory. What came to the new name since the look before is replaced only if it is empty.
-            if exists(target, new):
-                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), new) from None
-            os.rename(old, new, src_dir_fd=source, dst_dir_fd=target)
-        else:
+        if self._link(source, old, target, new):
             self._before("unlink")
             os.unlink(old, dir_fd=source)
+            return
+        # Of a directory, or where there are no links. What came to the new name since this look is replaced; a
+        # directory only if it is empty.
+        if exists(target, new):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), new)
+        os.rename(old, new, src_dir_fd=source, dst_dir_fd=target)
 
     def exchange(self, tree: int, name: str, holding: int, slot: str) -> None:
         """Exchange what has a name in the tree with what is held; there is always one of the two at the name."""
@@ -157,23 +157,50 @@ class Renames:
             return
         self.in_steps = True
         old = slot + _BEFORE_EXCHANGE
-        os.link(name, old, src_dir_fd=tree, dst_dir_fd=holding, follow_symlinks=False)
-        self._before("rename")
-        os.rename(slot, name, src_dir_fd=holding, dst_dir_fd=tree)
+        if not self._link(tree, name, holding, old):
+            os.rename(name, old, src_dir_fd=tree, dst_dir_fd=holding)  # for a moment none of the two is at the name
+        try:
+            self._before("rename")
+            os.rename(slot, name, src_dir_fd=holding, dst_dir_fd=tree)
+        except OSError:
+            with suppress(FileExistsError):
+                self.rename(holding, old, tree, name)
+            raise
         self._before("rename")
         os.rename(old, slot, src_dir_fd=holding, dst_dir_fd=holding)
 
-    def settle(self, holding: int, slot: str) -> None:
-        """Complete or take back an `exchange` that ended between its renames, where it is made of several."""
+    def is_cut_off(self, holding: int, slot: str) -> bool:
+        """Whether an `exchange` ended between its renames, where it is made of several."""
+        return exists(holding, slot + _BEFORE_EXCHANGE)
+
+    def settle(self, tree: int | None, name: str, holding: int, slot: str) -> None:
+        """Complete or take back one that `is_cut_off`; where its directory is gone (None), or somebody else's at the
+        name, what was there before comes to be held."""
         old = slot + _BEFORE_EXCHANGE
-        if not exists(holding, old):
-            return
+        there = None if tree is None else lstat(tree, name)
         if exists(holding, slot):
+            if tree is not None and there is None:
+                self.rename(holding, old, tree, name)
+                return
             self._before("unlink")
-            os.unlink(old, dir_fd=holding)
-        else:
-            self._before("rename")
-            os.rename(old, slot, src_dir_fd=holding, dst_dir_fd=holding)
+            if there is not None and there.st_ino == os.lstat(old, dir_fd=holding).st_ino:
+                os.unlink(old, dir_fd=holding)
+                return
+            os.unlink(slot, dir_fd=holding)
+        self._before("rename")
+        os.rename(old, slot, src_dir_fd=holding, dst_dir_fd=holding)
+
+    def _link(self, source: int, old: str, target: int, new: str) -> bool:
+        """False where nothing there, or no directory, may have two names."""
+        if not self._links:
+            return False
+        try:
+            os.link(old, new, src_dir_fd=source, dst_dir_fd=target, follow_symlinks=False)
+        except OSError as error:
+            if error.errno not in _NO_HARD_LINK:
+                raise
+            return False
+        return True
 
     def _call(self, source: int, old: str, target: int, new: str, flags: int) -> bool:
         """False where the kernel or the filesystem has no such rename."""
