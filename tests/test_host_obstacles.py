@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ringfence.testing import held_call
-from ringfence.testing.killing import as_nobody
+from ringfence.testing.killing import as_nobody, killed_at
 from ringfence.testing.printed import printed
 from ringfence_sandbox import HostFilesystem, Workspace
 
@@ -121,6 +121,53 @@ def test_what_is_held_goes_also_where_an_open_directory_does_not_list_what_came_
         os.lseek(fs._core.holding.descriptor, 2**63 - 1, os.SEEK_SET)
         held.commit()
         assert sorted(os.listdir(root)) == ["a.txt", "beside"]
+
+
+# A lower layer of an overlay
+
+
+@pytest.fixture
+def layered(root: Path) -> Iterator[Path]:
+    """A root that is in a lower layer, as what an image of a container has."""
+    os.link(root / "a.txt", root / "d/another name")
+    for name in ("upper", "work", "whole"):
+        (root.parent / name).mkdir()
+    lower = root.parent.parent / f"{root.parent.name} lower"
+    lower.mkdir()
+    root.rename(lower / "root")
+    options = f"lowerdir={lower},upperdir={root.parent}/upper,workdir={root.parent}/work"
+    with mounted(root.parent / "whole", "-t", "overlay", "overlay", "-o", options):
+        yield root.parent / "whole/root"
+
+
+def without_twins(root: Path) -> dict[str, object]:
+    """An overlay parts the names of one file with its first change."""
+    return {path: (one.lasting, one.mtime_ns) for path, one in printed(root).items()}
+
+
+OF_LAYERS: dict[str, Change] = {
+    "write": lambda fs: fs.write("a.txt", "ours"),
+    "make": lambda fs: fs.write("d/new", "ours"),
+    "move": lambda fs: fs.move("a.txt", "moved"),
+    "permissions": lambda fs: fs.chmod("d/b.txt", 0o600),
+}
+
+
+@pytest.mark.parametrize("name", OF_LAYERS)
+@pytest.mark.parametrize("killed", [False, True], ids=["rolled back", "killed"])
+def test_what_is_in_a_lower_layer_comes_back(layered: Path, name: str, killed: bool) -> None:
+    before = without_twins(layered)
+
+    def work(announce: Callable[[str], None]) -> None:
+        with HostFilesystem(layered, store=layered.parents[1] / "store") as fs, held_call(fs) as held:
+            OF_LAYERS[name](fs.for_call(held))
+            announce("the end")
+            assert held.rollback().conflicts == ()
+
+    assert killed_at(0 if killed else -1, work) == killed
+    with HostFilesystem(layered, store=layered.parents[1] / "store") as fs:
+        assert (fs.recovered is not None and fs.recovered.outcome == "rolled back") == killed
+    assert without_twins(layered) == before
 
 
 # What may not be read

@@ -14,7 +14,7 @@ from ringfence.filesystem.protocol import WriteMode
 from ringfence_sandbox.calls.core import Core
 from ringfence_sandbox.calls.holding import Holding
 from ringfence_sandbox.disk.confined import Confined, Found, is_reserved
-from ringfence_sandbox.disk.kernel import Abilities, mounts_below
+from ringfence_sandbox.disk.kernel import OVERLAY, Abilities, mounts_below
 from ringfence_sandbox.disk.new_files import copy_and_append, resemble, umask, write_all
 from ringfence_sandbox.disk.records import Deed, Identity
 
@@ -29,6 +29,7 @@ class Changing:
         self._core = core
         self._files: Confined = core.files
         self._tmpfile = can.tmpfile
+        self._filesystem_type = can.filesystem_type
 
     def write(self, normal: str, content: bytes, mode: WriteMode, create_parents: bool) -> None:
         if mode == "overwrite" and self._overwrite(normal, content):
@@ -124,10 +125,9 @@ class Changing:
         with self._core.operation():
             self._make_parents(new)
             if target.stat is None:
-                assert source.stat is not None
                 self._check_mounts(source)
                 self._core.seen.forget(old)
-                self._core.perform(Deed("move", old, to=new, new=Identity.of(source.stat)))
+                self._core.perform(Deed("move", old, to=new, new=Identity.of(self._copied_up(source))))
             else:
                 slot = self._take(source)
                 held = self._core.holding.look(slot)  # as it is by now, not as it was found
@@ -229,6 +229,17 @@ class Changing:
             for mounted in mounts_below(os.path.join(path, found.place)):
                 place = os.path.relpath(mounted, path)
                 raise OSError(errno.EBUSY, "has something mounted on it, so it stays: unmount it first", place)
+
+    def _copied_up(self, found: Found) -> os.stat_result:
+        """What is there, as it will be known after a move: one of several names of a file in a lower layer of an
+        overlay gets an inode of its own with its first change."""
+        assert found.stat is not None
+        if found.is_file and found.stat.st_nlink > 1 and self._filesystem_type(self._files.root) == OVERLAY:
+            with self._files.parent(found.place) as (at, name), suppress(PermissionError):
+                times = (found.stat.st_atime_ns, found.stat.st_mtime_ns)
+                os.utime(name, ns=times, dir_fd=at, follow_symlinks=False)
+                return os.lstat(name, dir_fd=at)
+        return found.stat
 
     def _create(self, place: str, content: bytes) -> None:
         announced = self._core.noting.announced("put", place)

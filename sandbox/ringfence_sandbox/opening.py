@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from ringfence_sandbox.calls.history import History
 from ringfence_sandbox.calls.journal import Journal
 from ringfence_sandbox.calls.recovery import STAMP, Recovered, recover
 from ringfence_sandbox.disk.confined import Confined
-from ringfence_sandbox.disk.kernel import Abilities, Before, Renames, abilities
+from ringfence_sandbox.disk.kernel import OVERLAY, Abilities, Before, Renames, abilities
 from ringfence_sandbox.disk.locking import RootLock, check_locks
 from ringfence_sandbox.disk.outputs import KeptOutputs
 from ringfence_sandbox.disk.places import made_outside, store_of
@@ -90,6 +91,7 @@ class Opened:
         kept = os.path.join(store, "kept")
         check_format(store)
         self._lock = RootLock(self._descriptor, self.root, store)
+        self._copy_up_root()
         note_format(store)
         note_root(self.root, store, opened=True)
         self._journal = Journal(os.path.join(store, "journal"), sync=self._power, before=self._before)
@@ -103,6 +105,14 @@ class Opened:
             opaque=self._opaque_calls,
         )
         return kept
+
+    def _copy_up_root(self) -> None:
+        """A directory of a lower layer of an overlay is another one, by its time of birth, after the first change in
+        it: have it be that from the start, or the journal would not know it again."""
+        if self.can.filesystem_type(self._descriptor) == OVERLAY:
+            root = os.fstat(self._descriptor)
+            with suppress(OSError):  # another user's: then it is what it is
+                os.utime(self._descriptor, ns=(root.st_atime_ns, root.st_mtime_ns))
 
     @property
     def is_open(self) -> bool:

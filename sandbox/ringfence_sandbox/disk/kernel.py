@@ -23,6 +23,8 @@ _RENAME_EXCHANGE = 2
 _RESOLVE_ONE_MOUNT = 0x01
 _RESOLVE_WITHIN = 0x02 | 0x04 | 0x08  # NO_MAGICLINKS, NO_SYMLINKS, BENEATH
 _HOW = struct.Struct("=QQQ")
+OVERLAY = 0x794C7630
+"""The number of overlayfs among the kinds of filesystems."""
 _STATX_BTIME = 0x800
 _AT_EMPTY_PATH = 0x1000
 _AT_SYMLINK_NOFOLLOW = 0x100
