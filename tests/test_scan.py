@@ -486,6 +486,18 @@ def test_a_saved_cache_is_as_good(tree: Scanned, tmp_path: Path) -> None:
     assert (again.changes, again.read) == ({}, 0)
 
 
+def test_a_saved_cache_knows_what_is_not_of_a_time_beyond_it(tree: Scanned, tmp_path: Path) -> None:
+    for path, year in (("a", 2026), ("d/b", 2026), ("d/late", 2300)):
+        os.utime(tree.write(path), (0, (year - 1970) * 31_556_952))
+    os.utime(tree.root / "d", (0, 330 * 31_556_952))
+    settle(tree)
+    tree.take()
+    tree.cache.save(tmp_path / "cache")
+    tree.cache = StatCache.load(tmp_path / "cache")
+    again = tree.scan()
+    assert (again.changes, again.read) == ({}, 1)
+
+
 @pytest.mark.parametrize("cut", [0, 10, 60, 120, -1])
 def test_a_damaged_cache_is_made_anew(tree: Scanned, tmp_path: Path, cut: int) -> None:
     tree.write("a")

@@ -25,6 +25,9 @@ MAGIC = b"ringfence stat cache 2\n"
 FINE_TICK_NS = 20_000_000
 COARSE_TICK_NS = 2_000_000_000
 
+_LATEST_NS = 2**63 - 1
+"""In the year 2262; a file with a later time is read anew by who opens the workspace again."""
+
 Stamp: TypeAlias = tuple[int, int, int, int]
 """Inode, size, mtime and ctime in nanoseconds."""
 _STAMP_FORMAT = "QqqQ"
@@ -38,6 +41,11 @@ _OF_THE_SYSTEM = frozenset({"security.selinux", "system.nfs4_acl"})
 
 Attributes: TypeAlias = dict[str, bytes]
 """Extended attributes."""
+
+
+def _packed(names: Mapping[str, Stamp]) -> bytes:
+    """struct.error where a time is too late for it, or too early."""
+    return struct.pack("<" + _STAMP_FORMAT * len(names), *chain.from_iterable(names.values()))
 
 
 def stamp_of(status: os.stat_result) -> Stamp:
@@ -144,8 +152,12 @@ class StatCache:
         attributes = json.dumps(attributes_json(known)).encode()
         parts = [(self.commit or "").encode().ljust(40, b" "), _SIZE.pack(len(attributes)), attributes]
         for folder, names in self.folders.items():
+            try:
+                stamps = _packed(names)
+            except struct.error:
+                names = {name: stamp for name, stamp in names.items() if abs(stamp[2]) <= _LATEST_NS}
+                stamps = _packed(names)
             raw = os.fsencode("\0".join([folder, *names]))
-            stamps = struct.pack("<" + _STAMP_FORMAT * len(names), *chain.from_iterable(names.values()))
             parts += (_FOLDER.pack(len(raw), len(names)), raw, stamps)
         body = b"".join(parts)
         with replacing(path, sync=False) as file:
