@@ -123,6 +123,36 @@ def test_what_is_held_goes_also_where_an_open_directory_does_not_list_what_came_
         assert sorted(os.listdir(root)) == ["a.txt", "beside"]
 
 
+@pytest.fixture
+def subvolumes(root: Path) -> Iterator[Path]:
+    """A tree on btrfs with two subvolumes in it, whose files have the same inode numbers."""
+    if not (shutil.which("mkfs.btrfs") and shutil.which("btrfs")):
+        pytest.skip("btrfs-progs are not here")
+    image, place = root.parent / "image", root.parent / "btrfs"
+    place.mkdir()
+    with image.open("wb") as file:
+        file.truncate(120 << 20)
+    subprocess.run(["mkfs.btrfs", "-q", image], check=True)
+    with mounted(place, "-o", "loop", str(image)):
+        (place / "root").mkdir()
+        for name in ("one", "two"):
+            subprocess.run(["btrfs", "subvolume", "create", place / "root" / name], check=True, capture_output=True)
+            (place / "root" / name / "f").write_text(name)
+            os.link(place / "root" / name / "f", place / "root" / name / "g")
+        yield place / "root"
+
+
+def test_files_of_subvolumes_are_not_one_file_because_their_inodes_have_one_number(subvolumes: Path) -> None:
+    before = printed(subvolumes)
+    assert before["one/f"].inode == before["two/f"].inode
+    with Workspace.open(subvolumes, store=subvolumes.parents[1] / "store") as workspace:
+        with held_call(workspace.filesystem, opaque=True) as held:
+            subprocess.run(["sh", "-ec", "echo more >> one/f; mv one ONE"], cwd=subvolumes, check=True)
+            held.rollback()
+        assert printed(subvolumes)["two/f"].mtime_ns == before["two/f"].mtime_ns
+        assert "two" not in {path.read_text() for path in subvolumes.glob("[oO]*/?")}
+
+
 # A lower layer of an overlay
 
 

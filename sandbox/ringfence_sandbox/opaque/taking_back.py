@@ -139,8 +139,13 @@ class TakingBack:
             holding = self._make_holding()
             slot = holding.new_slot()
             self._remaking.touch(place)
-            with self._files.parent(place) as (at, name):
-                self._renames.rename(at, name, holding.descriptor, str(slot))
+            try:
+                with self._files.parent(place) as (at, name):
+                    self._renames.rename(at, name, holding.descriptor, str(slot))
+            except OSError as error:
+                if error.errno != errno.EXDEV:
+                    raise
+                return  # in a subvolume, say: it is made anew
             self._held[inode] = f"{holding.name}/{slot}"
 
     # -- taking away

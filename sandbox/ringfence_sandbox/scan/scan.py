@@ -25,7 +25,7 @@ from ringfence_sandbox.scan.stat_cache import (
     stamp_of,
 )
 from ringfence_sandbox.scan.steady_reading import hole_bytes, open_at, read_at_once, read_steadily
-from ringfence_sandbox.store.entries import Entry, Meta, make_entry, make_meta
+from ringfence_sandbox.store.entries import Entry, Meta, link_number, make_entry, make_meta
 from ringfence_sandbox.store.folders import Folder
 from ringfence_sandbox.store.history_states import States
 
@@ -191,6 +191,7 @@ class Scanner:
         self._found = ScanResult()
         self._holes = 0
         self._keeps_times = filesystem_type(root) in _KEEP_TIMES
+        self._device = os.fstat(root).st_dev
         self._listings: dict[str, Listing] = {}
         self._links: list[tuple[str, Entry | None, Entry]] = []
 
@@ -350,7 +351,11 @@ class Scanner:
                 self._found.read += 1
                 self._cache.note(path, attributes)
                 self._found.stamps[path] = stamp
-                self._take(path, old, make_entry(kind, _meta(status, link=_link(status)), self._keep(content)))
+                self._take(
+                    path,
+                    old,
+                    make_entry(kind, _meta(status, link=link_number(status, self._device)), self._keep(content)),
+                )
                 if not steady:
                     self._found.unsettled.append(path)
                 elif stamp[3] < self._settled and is_settled(status, self._clock):
@@ -424,10 +429,6 @@ def _listed(descriptor: int) -> tuple[Sequence[str], Sequence[str]]:
 
 def _meta(status: os.stat_result, *, link: int) -> Meta:
     return make_meta(stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid, status.st_mtime_ns, link)
-
-
-def _link(status: os.stat_result) -> int:
-    return status.st_ino if status.st_nlink > 1 else 0
 
 
 def _stamp_at(parent: int, name: str) -> Stamp | None:

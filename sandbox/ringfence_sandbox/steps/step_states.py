@@ -16,7 +16,7 @@ from ringfence.participants import Change, FileVersion
 from ringfence_sandbox.calls.history import ChangedFiles
 from ringfence_sandbox.disk.confined import Confined, Looks
 from ringfence_sandbox.scan.scan import ScanLimits
-from ringfence_sandbox.store.entries import Entry, Meta, Pending, make_entry, make_meta
+from ringfence_sandbox.store.entries import Entry, Meta, Pending, link_number, make_entry, make_meta
 from ringfence_sandbox.store.history_objects import blob_id
 from ringfence_sandbox.store.store import Store
 from ringfence_sandbox.store.unknown import NOTHING, Move, Unknown
@@ -47,6 +47,7 @@ class Differing:
         some objects by their ids, and gets what is written here."""
         self._look = looks.look if looks is not None else files.look
         self._files = files
+        self._device = os.fstat(files.root).st_dev
         self._store = store
         self._changed = changed
         self._hashes = hashes if hashes is not None else OrderedDict[str, str]()
@@ -196,7 +197,7 @@ class Differing:
         if found is None:
             return None
         mode = found.st_mode
-        link = found.st_ino if found.st_nlink > 1 and not stat.S_ISDIR(mode) else 0
+        link = link_number(found, self._device)
         meta = make_meta(stat.S_IMODE(mode), found.st_uid, found.st_gid, found.st_mtime_ns, link)
         if stat.S_ISREG(mode):
             return self._stored(path, meta, sha256)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -61,6 +63,14 @@ class Pending:
     kind: Kind
     meta: Meta
     content: bytes | Callable[[], bytes] = b""
+
+
+def link_number(found: os.stat_result, device: int) -> int:
+    """What the names of one file have in common, in a tree whose root is on a device; 0 for what has one name. In a
+    subvolume inodes are numbered anew."""
+    if found.st_nlink == 1 or stat.S_ISDIR(found.st_mode):
+        return 0
+    return found.st_ino if found.st_dev == device else found.st_dev << 64 | found.st_ino
 
 
 def encode_line(name: bytes, meta: Meta) -> bytes:
