@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import shutil
 import stat
 import subprocess
@@ -121,6 +122,24 @@ def test_what_is_held_goes_also_where_an_open_directory_does_not_list_what_came_
         os.lseek(fs._core.holding.descriptor, 2**63 - 1, os.SEEK_SET)
         held.commit()
         assert sorted(os.listdir(root)) == ["a.txt", "beside"]
+
+
+def test_a_holding_directory_that_cannot_be_opened_leaves_no_trace(root: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    before = printed(root)
+
+    def use_up(name: str) -> None:
+        if name == "mkdir":
+            resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+
+    with HostFilesystem(root, store=root.parent / "store", before=use_up) as fs, held_call(fs) as held:
+        try:
+            with pytest.raises(OSError, match="Too many open files"):
+                fs.for_call(held).write("a.txt", "x")
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        held.rollback()
+        assert printed(root) == before
 
 
 @pytest.fixture

@@ -50,7 +50,11 @@ class Holding:
                 "there for its end: give this user the right to write in it"
             )
             raise OSError(code, words) from error
-        return cls(files, name, before)
+        try:
+            return cls(files, name, before)
+        except OSError:  # too many files are open, say
+            os.rmdir(name, dir_fd=files.root)
+            raise
 
     @classmethod
     def noted(cls, files: Confined, note: Callable[[Mapping[str, Json]], None], before: Before) -> Holding:
@@ -59,11 +63,12 @@ class Holding:
         root = os.fstat(files.root)
         name = new_name()
         note({"holding": name, "times": [root.st_atime_ns, root.st_mtime_ns]})
-        made = cls.make(files, name, before)
-        before("utime")
-        with suppress(PermissionError):  # another user's root
-            os.utime(files.root, ns=(root.st_atime_ns, root.st_mtime_ns))
-        return made
+        try:
+            return cls.make(files, name, before)
+        finally:
+            before("utime")
+            with suppress(PermissionError):  # another user's root
+                os.utime(files.root, ns=(root.st_atime_ns, root.st_mtime_ns))
 
     def close(self) -> None:
         os.close(self.descriptor)
