@@ -246,6 +246,26 @@ def test_what_may_only_be_added_to_stays_and_is_said_and_the_rest_is_taken_back(
         sh(root, "chattr -a d/big")
 
 
+def test_a_name_that_may_not_be_replaced_keeps_no_other_name_of_its_file_from_coming_back(
+    root: Path, files: HostFilesystem
+) -> None:
+    before = shape(root)
+    with held_call(files, opaque=True) as call:
+        sh(root, "echo more >> one; rm d/two; echo of the call > d/two")
+        if (
+            os.geteuid() != 0
+            or subprocess.run(["chattr", "+i", root / "d"], check=False, capture_output=True).returncode
+        ):
+            pytest.skip("only root, on a filesystem that has such attributes, gives them")
+        try:
+            report = call.rollback()
+        finally:
+            sh(root, "chattr -i d")
+    assert report.conflicts == ("d/two",)
+    assert (root / "d/two").read_text() == "of the call\n"
+    assert replace(shape(root)["one"], links=()) == replace(before["one"], links=())
+
+
 # Somebody else
 
 

@@ -244,21 +244,25 @@ class TakingBack:
                 self._remaking.make_alike(at, name, wanted, standing)
             first = standing
         else:
-            first = group[0]
             slot = self._held_slot(group, wanted)
             if slot is None:
-                slot = self._remaking.new(wanted, first)
-            self._put(first, slot)
+                slot = self._remaking.new(wanted, group[0])
+            # Where one name may not be given, the others are.
+            first = next((path for path in group if self._puts(path, slot)), None)
+            if first is None:
+                return
         there = self._look(first)
         for path in group:
             here = self._look(path)
+            if path in self._done.conflicts:
+                continue
             if there is not None and (here is None or here.st_ino != there.st_ino):
                 holding = self._make_holding()
                 slot = holding.new_slot()
                 with self._files.parent(first) as (at, name):
                     self._announce("link")
                     os.link(name, str(slot), src_dir_fd=at, dst_dir_fd=holding.descriptor, follow_symlinks=False)
-                self._put(path, slot)
+                self._puts(path, slot)
 
     def _stands(self, path: str, wanted: Entry, *, alone: bool) -> bool:
         here = self._look(path)
@@ -285,6 +289,15 @@ class TakingBack:
             self._remaking.make_alike(holding.descriptor, str(slot), wanted, path)
             return slot
         return None
+
+    def _puts(self, path: str, slot: int) -> bool:
+        """`_put`; False, and a conflict, where it cannot."""
+        try:
+            self._put(path, slot)
+        except OSError as error:
+            self._conflict_or_raise(path, error)
+            return False
+        return True
 
     def _put(self, path: str, slot: int) -> None:
         """Give what is in a slot its name. Somebody else's at the path stays, and is a conflict."""
