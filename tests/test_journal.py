@@ -120,7 +120,7 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
         Journal(str(tmp_path / "j"))
 
 
-texts = st.text(st.characters(min_codepoint=0, max_codepoint=0xFFFF, exclude_categories=()), max_size=8)
+texts = st.binary(max_size=12).map(os.fsdecode)  # as a path is: it never has both halves of a surrogate pair
 identities = st.one_of(
     st.none(), st.builds(Identity, texts, st.integers(0, 2**63), st.integers(0, 2**63), st.integers(), texts)
 )
