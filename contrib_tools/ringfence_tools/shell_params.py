@@ -21,7 +21,8 @@ MAX_CHANGES = 100
 """Changed paths in one answer; of the rest there is the number."""
 
 _SECONDS = (
-    f"How long it may take; {SHORTEST_SECONDS:g} to {LONGEST_SECONDS:g}, others are taken as the nearer of these."
+    f"How long it may take, {SHORTEST_SECONDS:g} to {LONGEST_SECONDS:g}; a value outside that range is set to the "
+    "nearest limit."
 )
 
 
