@@ -51,17 +51,6 @@ def test_a_name_covers_what_others_changed_until_then(workspace: Workspace, root
     assert (root / "theirs").read_text() == "theirs\n"
 
 
-def test_the_log_has_a_name_that_gc_kept_without_what_is_around_it(workspace: Workspace) -> None:
-    for text in "123456":
-        write(workspace, text)
-        if text in "12":
-            workspace.checkpoint(f"at-{text}")
-    workspace.gc(1)
-    shown = [(entry.number, entry.names) for entry in workspace.log()]
-    assert shown == [(6, ()), (5, ()), (2, ("at-2",)), (1, ("at-1",))]
-    assert workspace.log(2) == workspace.log()[:2]
-
-
 def test_names_are_there_at_the_next_opening_and_for_readers(root: Path) -> None:
     store = root.parent / "store"
     with Workspace.open(root, store=store) as first:

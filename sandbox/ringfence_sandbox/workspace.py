@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,7 +27,6 @@ from ringfence_sandbox.steps.reversal import Outcome
 from ringfence_sandbox.steps.reversing import Planner, Reversing
 from ringfence_sandbox.steps.step_history import FOLDER, StepHistory
 from ringfence_sandbox.store import history_gc
-from ringfence_sandbox.store.commit_records import CommitRecord
 from ringfence_sandbox.store.exports import Export, mailbox, unified
 from ringfence_sandbox.store.finding_steps import StepFinder, StepName, parent_of
 from ringfence_sandbox.store.named_steps import NamedStep, NamedSteps
@@ -252,12 +251,12 @@ class Workspace:
     @checked
     def log(self, limit: int | None = None) -> Sequence[LogEntry]:
         """The history, newest first: steps, what somebody else changed in between, and the baseline; all of it, or the
-        newest ``limit`` entries. Of what `gc` has dropped, those that have a name are there."""
+        newest ``limit`` entries."""
         with self._looking_alone():
-            names = dict(self._names.by_commit())
+            names = self._names.by_commit()
             entries = (
-                (record.parent, log_entry(self._store, record, names.pop(record.commit, ())))
-                for record in itertools.chain(self._store.commits(), self._named_apart(names))
+                (record.parent, log_entry(self._store, record, names.get(record.commit, ())))
+                for record in self._store.commits()
             )
             # Others' changes of nothing but times are commits too, and of no interest; but the oldest one is, always.
             shown = (
@@ -266,11 +265,6 @@ class Workspace:
                 if entry.paths or entry.names or entry.number is not None or parent is None
             )
             return list(itertools.islice(shown, limit))
-
-    def _named_apart(self, names: Mapping[str, Sequence[str]]) -> Iterator[CommitRecord]:
-        """The commits that have names, newest first; asked for when the history has been gone through."""
-        apart = [self._store.commit(commit) for commit in names]
-        yield from sorted(apart, key=lambda one: (one.message.info.created_at, one.number or 0), reverse=True)
 
     def named_steps(self) -> Sequence[NamedStep]:
         """The named steps, by name."""
