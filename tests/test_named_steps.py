@@ -86,6 +86,25 @@ def test_gc_keeps_a_named_step_and_what_was_before_it_is_dropped(workspace: Work
     assert workspace.gc(0) > 0
 
 
+def test_what_gc_leaves_for_its_name_alone_is_in_the_log_and_known_by_its_number(
+    workspace: Workspace, root: Path
+) -> None:
+    for number in range(1, 6):
+        write(workspace, f"{number}\n")
+        if number == 2:
+            workspace.checkpoint("early")
+    workspace.gc(1)
+    assert [(entry.number, entry.names, entry.apart) for entry in workspace.log()] == [
+        (5, (), False),
+        (4, (), False),
+        (2, ("early",), True),
+    ]
+    assert len(workspace.log(2)) == 2
+    assert workspace.restore(2).outcomes == {"x": "restored"}
+    with pytest.raises(LookupError, match="step 3 has been dropped"):
+        workspace.restore(3)
+
+
 @pytest.mark.parametrize("name", ["", "7", "a b", "../x", "a/b", ".x", "-x", "a..b", "x.lock", "x.", "é", "x" * 65])
 def test_what_could_be_a_number_or_a_path_is_no_name(workspace: Workspace, name: str) -> None:
     with pytest.raises(ValueError, match="cannot be the name"):

@@ -81,6 +81,8 @@ class DiskWorkspace:
         for the run's own files, which are refused."""
         steps = 0
         for entry in self.opened.log():
+            if entry.apart:
+                break
             if entry.commit == start:
                 self.start = start
                 self._steps_before -= steps

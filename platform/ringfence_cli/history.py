@@ -289,7 +289,8 @@ def _line(entry: LogEntry, tasks: Mapping[str, str]) -> str:
     names = "".join(f"  [{name}]" for name in entry.names)
     task = tasks.get(entry.session_id)
     run = f"  (run: {one_line(task, MAX_TASK_CHARACTERS)})" if task is not None else ""
-    return f"{number:>4}  {at}  {one_line(who, 64)}  {paths}{names}{run}"
+    apart = "  (gc has dropped what came after it)" if entry.apart else ""
+    return f"{number:>4}  {at}  {one_line(who, 64)}  {paths}{names}{run}{apart}"
 
 
 def _paths(paths: tuple[str, ...]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -250,8 +250,8 @@ class Workspace:
 
     @checked
     def log(self, limit: int | None = None) -> Sequence[LogEntry]:
-        """The history, newest first: steps, what somebody else changed in between, and the baseline; all of it, or the
-        newest ``limit`` entries."""
+        """The history, newest first: steps, what somebody else changed in between, and the baseline; after them what
+        `gc` has left for its name alone. All of it, or the newest ``limit`` entries."""
         with self._looking_alone():
             names = self._names.by_commit()
             entries = (
@@ -264,7 +264,11 @@ class Workspace:
                 for parent, entry in entries
                 if entry.paths or entry.names or entry.number is not None or parent is None
             )
-            return list(itertools.islice(shown, limit))
+            return list(itertools.islice(itertools.chain(shown, self._apart(names)), limit))
+
+    def _apart(self, names: Mapping[str, Sequence[str]]) -> Iterator[LogEntry]:
+        for record in self._find.apart():
+            yield log_entry(self._store, record, names[record.commit], apart=True)
 
     def named_steps(self) -> Sequence[NamedStep]:
         """The named steps, by name."""

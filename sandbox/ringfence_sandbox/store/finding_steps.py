@@ -40,11 +40,21 @@ class StepFinder:
         try:
             return self._store.record(number)
         except LookupError:
+            for record in self.apart():
+                if record.number == number:
+                    return record
             numbers = [record.number for record in self._store.commits() if record.number is not None]
             there = f"it has {min(numbers)} to {max(numbers)}" if numbers else "it is empty"
             if numbers and 0 <= number < min(numbers):
                 raise LookupError(f"step {number} has been dropped from the history by gc: {there}") from None
             raise LookupError(f"the history has no step {number}: {there}") from None
+
+    def apart(self) -> list[CommitRecord]:
+        """What `gc` has left for its name alone, newest first: no way leads there from the rest of the history."""
+        line = {record.commit for record in self._store.commits()}
+        alone = {*self._names.commits().values()} - line
+        found = [self._store.commit(commit) for commit in alone]
+        return sorted(found, key=lambda one: (one.message.info.created_at, one.number or 0), reverse=True)
 
     def step(self, step: StepName) -> CommitRecord:
         """`record`, but of a name the newest step of that time, where somebody else changed files after it."""

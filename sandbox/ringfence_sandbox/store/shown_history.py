@@ -28,6 +28,8 @@ class LogEntry:
     paths: tuple[str, ...]
     commit: str
     names: tuple[str, ...] = ()
+    apart: bool = False
+    """Whether `gc` has left it for its name alone, and dropped what was between it and the rest of the history."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,7 @@ class ShownStep:
     left_out: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
-def log_entry(store: Store, record: CommitRecord, names: Sequence[str]) -> LogEntry:
+def log_entry(store: Store, record: CommitRecord, names: Sequence[str], *, apart: bool = False) -> LogEntry:
     info, step = record.message.info, store.step_of(record)
     return LogEntry(
         record.number,
@@ -54,6 +56,7 @@ def log_entry(store: Store, record: CommitRecord, names: Sequence[str]) -> LogEn
         step.paths,
         record.commit,
         tuple(names),
+        apart,
     )
 
 
