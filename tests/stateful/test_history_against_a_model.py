@@ -520,7 +520,8 @@ def undone(made: Iterable[Made], now: Tree) -> tuple[Tree, dict[str, str]]:
         put(path, state)
     for path in sorted(outcomes, reverse=True):
         state, was = tree.get(path), now.get(path)
-        inside = any(other.startswith(f"{path}/") for other in tree)
+        # What is to come back there does not keep a directory: it has no place, if somebody removed the one it was in.
+        inside = any(other.startswith(f"{path}/") for other in tree if other in now)
         if was is not None and was[0] == "directory" and (state is None or state[0] != "directory") and inside:
             put(path, was)
             outcomes[path] = "kept" if state is None else "conflict"
