@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import shutil
 from collections.abc import Callable
@@ -350,3 +351,40 @@ def test_what_is_written_while_a_replaced_file_goes_is_kept_and_said(
     (kept,) = (tmp_path / "s/kept").iterdir()
     assert kept.read_text() == LINES + "theirs\n"
     assert f"a program that had a.txt open wrote into it after a call had replaced it: {kept}" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda files: files.write("a.txt", "ours"),
+        lambda files: files.move("d/b.txt", "a.txt", overwrite=True),
+        lambda files: files.move("a.txt", "new"),
+        lambda files: files.delete("a.txt"),
+    ],
+    ids=["write", "move over", "move", "delete"],
+)
+def test_a_file_that_somebody_removes_during_a_change_is_what_the_error_is_about(
+    root: Path, change: Callable[[HostFilesystem], object]
+) -> None:
+    left = -1
+
+    def before(operation: str) -> None:
+        nonlocal left
+        if left == 0:
+            (root / "a.txt").unlink(missing_ok=True)
+        left -= 1
+
+    with Workspace.open(root, store=root.parent / "store", before=before) as workspace:
+        for moment in itertools.count():
+            (root / "a.txt").write_text("theirs")
+            (root / "d/b.txt").write_text("b")
+            (root / "new").unlink(missing_ok=True)
+            left = moment
+            try:
+                change(workspace.filesystem)
+            except OSError as error:
+                assert (error.filename, error.errno in (errno.ESTALE, errno.ENOENT)) == ("a.txt", True)
+                assert (root / "d/b.txt").read_text() == "b"
+            if left >= 0:
+                break  # it took fewer moments
+    assert moment > 3

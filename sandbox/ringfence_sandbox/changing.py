@@ -13,8 +13,9 @@ from ringfence.filesystem.paths import os_error
 from ringfence.filesystem.protocol import WriteMode
 from ringfence_sandbox.calls.core import Core
 from ringfence_sandbox.calls.holding import Holding
+from ringfence_sandbox.calls.seen import stale
 from ringfence_sandbox.disk.confined import Confined, Found, is_reserved
-from ringfence_sandbox.disk.kernel import OVERLAY, Abilities, mounts_below
+from ringfence_sandbox.disk.kernel import OVERLAY, Abilities, exists, mounts_below
 from ringfence_sandbox.disk.new_files import copy_and_append, resemble, umask, write_all
 from ringfence_sandbox.disk.records import Deed, Identity
 
@@ -127,14 +128,14 @@ class Changing:
             if target.stat is None:
                 self._check_mounts(source)
                 self._core.seen.forget(old)
-                self._core.perform(Deed("move", old, to=new, new=Identity.of(self._copied_up(source))))
+                self._perform(Deed("move", old, to=new, new=Identity.of(self._copied_up(source))))
             else:
                 slot = self._take(source)
                 held = self._core.holding.look(slot)  # as it is by now, not as it was found
                 assert held is not None, "it was taken just now"
                 self._core.seen.check(new, target.stat)
                 swap = Deed("swap", new, slot=slot, new=Identity.of(held), old=Identity.of(target.stat))
-                self._core.perform(swap)
+                self._perform(swap)
                 self._core.seen.check_displaced(new, Identity.of(target.stat), swap.old)
                 self._core.seen.forget(new)
 
@@ -215,7 +216,7 @@ class Changing:
         self._core.seen.check(found.place, found.stat)
         slot = self._core.holding.new_slot()
         expected = Identity.of(found.stat)
-        self._core.perform(Deed("take", found.place, slot=slot, new=expected))
+        self._perform(Deed("take", found.place, slot=slot, new=expected))
         taken = self._core.holding.look(slot)
         if taken is not None and not found.is_directory:
             self._core.seen.check_displaced(found.place, expected, Identity.of(taken))
@@ -240,6 +241,15 @@ class Changing:
                 os.utime(name, ns=times, dir_fd=at, follow_symlinks=False)
                 return os.lstat(name, dir_fd=at)
         return found.stat
+
+    def _perform(self, deed: Deed, there: tuple[int, str] | None = None) -> None:
+        """A deed on what was there a moment ago. If somebody has removed it meanwhile, an error names its path, and not
+        the slot that it was to have."""
+        try:
+            self._core.perform(deed, there)
+        except FileNotFoundError as error:
+            gone = os_error(errno.ENOENT, deed.path) if deed.kind == "take" else stale(deed.path)
+            raise gone from error
 
     def _create(self, place: str, content: bytes) -> None:
         announced = self._core.noting.announced("put", place)
@@ -305,7 +315,7 @@ class Changing:
         if swap is None or append or mode is not None or swap.old != Identity.of(found) or not _gives(swap, content):
             swap = self._swap(at, name, place, found, content, append=append, mode=mode)
         expected = swap.old
-        self._core.perform(swap, (at, name))
+        self._perform(swap, (at, name))
         seen.check_displaced(place, expected, swap.old)
         if not append:
             self._core.keep_bytes(swap, content)
@@ -318,7 +328,7 @@ class Changing:
         holding = self._core.holding
         slot = holding.new_slot()
         if mode is None and not os.access(name, os.W_OK, dir_fd=at, effective_ids=True):
-            raise os_error(errno.EACCES, place)
+            raise os_error(errno.EACCES, place) if exists(at, name) else stale(place)
         # Made in its directory, not where it is held: filesystems lay files out by where they are made.
         descriptor = self._new_file(at, holding, slot)
         try:
