@@ -1,4 +1,4 @@
-"""Whole tool calls on a workspace on disk: at one size beside the peer and git, and at many sizes beside themselves.
+"""Whole tool calls on workspaces on disk of several sizes, beside the peer and git.
 
 In time as a clock shows it, since the baselines work in processes of their own. A call of ours is all of it: the
 policy, the receipt, the step. Of the peer's only what it does to files is counted, its snapshot before the call; git
@@ -8,7 +8,6 @@ is a commit of everything after it.
 from __future__ import annotations
 
 import os
-import shutil
 import statistics
 import subprocess
 import tempfile
@@ -22,7 +21,7 @@ from typing import Any
 
 import peer
 from measure import Row, Side, Spread, alternated, flat, less, report, scratch_directory
-from trees import sample
+from trees import Tree, sample, trees, written
 
 from ringfence.adapters import ToolExecutor
 from ringfence.filesystem import Filesystem
@@ -44,6 +43,7 @@ GROWTH_BYTES = 4.5 * 1024
 NEEDLE = "a text that is in no file"
 COMMIT_TARGETS = {0: 1_000, 1: 25, 10: 12, 100: 5, 1_000: 4}
 ROLLBACK_TARGETS = {1: 200, 10: 100, 100: 8, 1_000: 5}
+TARGETS_ARE_FOR = "10,000 files"
 
 
 @dataclass(frozen=True)
@@ -178,14 +178,6 @@ def timed(function: Callable[[], object]) -> Side:
     return side
 
 
-def written(directory: Path, files: dict[str, bytes]) -> Path:
-    for path, content in files.items():
-        place = directory / path
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(content)
-    return directory
-
-
 class Places:
     """Copies of one tree, and a place for a store beside each."""
 
@@ -199,7 +191,7 @@ class Places:
         return place / "tree", place / "store"
 
 
-def calls_beside(area: str, places: Places, paths: list[str]) -> Iterator[Row]:
+def calls_beside(area: str, places: Places, tree: Tree) -> Iterator[Row]:
     """Commits and rollbacks of calls of all sizes, beside the peer and git."""
     ours = Ours(*places.copy())
     others: list[tuple[str, Any]] = [(GIT, Git(*places.copy()))]
@@ -209,14 +201,16 @@ def calls_beside(area: str, places: Places, paths: list[str]) -> Iterator[Row]:
     cases = [(number, False, target) for number, target in COMMIT_TARGETS.items()]
     cases += [(number, True, target) for number, target in ROLLBACK_TARGETS.items()]
     for number, fails, target in cases:
-        some = paths[:: max(1, len(paths) // number)][:number] if number else []
+        some = tree.paths[:: max(1, len(tree.paths) // number)][:number] if number else []
 
         def side(one: Any, some: list[str] = some, fails: bool = fails) -> Side:
             return timed(lambda: one.call(some, f"# turn {next(turns)}\n" * 60, fails=fails))
 
-        for beside, other in others:
-            what = f"call that changes {number:,}, {'rolled back' if fails else 'committed'}"
-            yield less(area, what, beside, alternated(side(ours), side(other), seconds=2), at_least=target)
+        took, *theirs = alternated(side(ours), *(side(other) for _, other in others), seconds=3)
+        for (beside, _), spread in zip(others, theirs, strict=True):
+            what = f"call that changes {len(some):,}, {'rolled back' if fails else 'committed'}"
+            at_least = target if tree.name == TARGETS_ARE_FOR else None
+            yield less(area, what, beside, (took, spread), at_least=at_least)
     for one in (ours, *(other for _, other in others)):
         one.close()
 
@@ -282,7 +276,7 @@ def searching(area: str, places: Places) -> Iterator[Row]:
     if not peer.installed():
         return
     root, store = places.copy()
-    ours, theirs = Ours(root, store), peer.on_disk(root, places.copy()[1])
+    ours, theirs = Ours(root, store), peer.on_disk(root, store.with_name("peer"))
     spreads = alternated(
         timed(lambda: ours.workspace.filesystem.grep(NEEDLE)), timed(lambda: theirs.grep(NEEDLE)), seconds=4
     )
@@ -292,17 +286,13 @@ def searching(area: str, places: Places) -> Iterator[Row]:
 
 def rows() -> Iterator[Row]:
     with scratch_directory() as scratch:
-        for number in (1_000, 10_000, 100_000):
-            area = f"disk, {number:,}"
-            files = sample(number)
-            places = Places(scratch, written(scratch / f"sample-{number}", files))
-            if number == 10_000:
-                yield from calls_beside(area, places, list(files))
-                yield from searching(area, places)
-            yield durability(area, places, next(iter(files)))
-            yield from steps(area, places, list(files))
-            for place in scratch.iterdir():
-                shutil.rmtree(place)
+        for tree in trees(scratch):
+            area = f"disk, {tree.name}"
+            places = Places(scratch, tree.root)
+            yield from calls_beside(area, places, tree)
+            yield from searching(area, places)
+            yield durability(area, places, tree.paths[0])
+            yield from steps(area, places, tree.paths)
         yield reading(scratch)
 
 

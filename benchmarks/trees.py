@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from zipfile import ZipFile
+
 from ringfence.filesystem import InMemoryFilesystem
 
+DJANGO = "Django==5.2.8"
+SIZES = (1_000, 10_000, 100_000)
 LINE = "    return self.workspace.read(path, offset=offset, limit=limit)\n"
 
 
@@ -27,3 +38,47 @@ def loaded(files: dict[str, bytes]) -> InMemoryFilesystem:
     for path, content in files.items():
         filesystem.load(path, content)
     return filesystem
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A directory to copy, and the files in it that calls change."""
+
+    name: str
+    root: Path
+    paths: list[str]
+
+
+def trees(scratch: Path) -> Iterator[Tree]:
+    """Samples of all sizes, and a real source tree where the package index can be reached. Each goes before the next
+    one comes, and so does everything else in the directory."""
+    for number in SIZES:
+        files = sample(number)
+        yield Tree(f"{number:,} files", written(scratch / f"sample-{number}", files), list(files))
+        emptied(scratch)
+    with suppress(subprocess.CalledProcessError):
+        tree = unpacked(DJANGO, scratch)
+        yield Tree(DJANGO, tree, [str(path.relative_to(tree)) for path in sorted(tree.rglob("*.py"))])
+        emptied(scratch)
+
+
+def written(directory: Path, files: dict[str, bytes]) -> Path:
+    for path, content in files.items():
+        place = directory / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(content)
+    return directory
+
+
+def unpacked(package: str, scratch: Path) -> Path:
+    """CalledProcessError where the package index cannot be reached."""
+    pip = [sys.executable, "-m", "pip", "download", "-qq", "--disable-pip-version-check", "--no-deps"]
+    subprocess.run([*pip, package, "-d", scratch / "wheel"], check=True)
+    with ZipFile(next((scratch / "wheel").iterdir())) as wheel:
+        wheel.extractall(scratch / "unpacked")
+    return scratch / "unpacked"
+
+
+def emptied(directory: Path) -> None:
+    for place in directory.iterdir():
+        shutil.rmtree(place)
