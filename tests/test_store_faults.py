@@ -170,6 +170,17 @@ def test_a_damaged_history_is_said_and_nothing_changes(root: Path, store: Path, 
         assert [entry.kind for entry in workspace.log()] == ["baseline"]
 
 
+def test_a_first_opening_that_was_interrupted_has_damaged_nothing(root: Path, store: Path) -> None:
+    with Store.open(store / "history") as begun:
+        begun.add_blob(b"one of the files")
+    with pytest.raises(FileNotFoundError, match="has no history yet"):
+        Workspace.open(root, store=store, read_only=True)
+    with Workspace.open(root, store=store) as workspace:
+        assert [entry.kind for entry in workspace.log()] == ["baseline"]
+        call(workspace, change)
+    subprocess.run(["git", "--git-dir", store / "history", "fsck", "--full"], capture_output=True, check=True)
+
+
 def killed_after_three_calls(root: Path, store: Path) -> Path:
     """Leaves a history of which nothing is in a pack; its log."""
 

@@ -340,7 +340,10 @@ class Store:
         return {name[len(_KEPT) :].decode(): commit for name, commit in self._refs.items() if name.startswith(_KEPT)}
 
     def seal(self) -> None:
-        """Move everything into packs and refs that git itself reads, and sync it."""
+        """Move everything into packs and refs that git itself reads, and sync it. Before there is a baseline all stays
+        in the log: a first look that was interrupted goes on with that, and packs without refs are a damage."""
+        if self.tip is None:
+            return
         self.objects.seal(before_deleting=lambda: write_refs(self.folder, self._refs))
 
     # Reading.
