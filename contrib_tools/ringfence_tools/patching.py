@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ringfence.errors import ToolValidationError
 from ringfence.filesystem.patch_format import SYMLINK, FilePatch
 from ringfence.filesystem.patches import apply_patch
-from ringfence.filesystem.paths import directories_above, os_error, said_about, shown
+from ringfence.filesystem.paths import directories_above, is_link, os_error, said_about, shown
 from ringfence.filesystem.protocol import AnnouncedWrites, Filesystem
 from ringfence.prompt.tool_types import ContentOf, Itself, Written
 from ringfence_tools.file_results import Action, PatchedFile, PatchedFiles
@@ -146,7 +146,7 @@ class _Plan:
                 raise ValueError(f"it is below {shown(above)}, a symlink that the same patch makes: use two patches")
         if path in self._known or SYMLINK in (patch.old_mode, patch.new_mode) or not self._filesystem.exists(path):
             return path
-        if patch.source != patch.target and self._is_link(path):
+        if patch.source != patch.target and is_link(self._filesystem, path):
             raise ValueError("it is a symlink: remove or move it with rm or move")
         return self._filesystem.resolve(path)
 
@@ -158,14 +158,6 @@ class _Plan:
             if above not in self._known and self._filesystem.exists(above):
                 return None if self._filesystem.stat(above).is_directory else above
         return None
-
-    def _is_link(self, path: str) -> bool:
-        """Also of one that leads nowhere, or out, of which nothing else can be asked."""
-        try:
-            self._filesystem.readlink(path)
-        except (OSError, ValueError):
-            return False
-        return True
 
     def _node(self, path: str) -> _Node | None:
         if path not in self._known:

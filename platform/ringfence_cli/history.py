@@ -19,7 +19,7 @@ from ringfence import serde
 from ringfence.adapters.failures import said_of
 from ringfence.errors import RingfenceError, WorkspaceLockedError
 from ringfence.filesystem.git_names import is_dotgit
-from ringfence.filesystem.paths import shown
+from ringfence.filesystem.paths import place_shown, shown
 from ringfence.runtime.receipts import change_json
 from ringfence_cli.not_started import BusyError, NotStartedError
 from ringfence_cli.noted_tasks import forget_tasks, noted_tasks
@@ -40,8 +40,6 @@ MAX_PATHS = 5
 """That a line of the log names."""
 MAX_TASK_CHARACTERS = 40
 """Of a run's task, there."""
-ROOT = "/"
-"""What the root itself is called, whose permission bits may change."""
 
 
 @contextmanager
@@ -98,7 +96,10 @@ def recovery(recovered: Recovered, directory: Path) -> str:
         else "found at the opening:",
         "set aside": f"{call} of another directory that was here before is set aside",
     }[recovered.outcome]
-    more = [f"{shown(path)} was changed meanwhile, not by the call, and stays as it is" for path in recovered.conflicts]
+    more = [
+        f"{place_shown(path)} was changed meanwhile, not by the call, and stays as it is"
+        for path in recovered.conflicts
+    ]
     return how_to_look("\n  ".join([said, *more, *recovered.notes]), directory)
 
 
@@ -223,7 +224,7 @@ def _outcomes(done: Reversal) -> Iterator[str]:
     for (place, outcome, reason), paths in alike.items():
         count = plural(len(paths), "path") if len(paths) > 1 else ""
         said = printable(shown(": ".join(part for part in (count, reason) if part)))
-        yield f"{outcome:9} {printable(shown(place if count else paths[0])) or ROOT}{said and f'  ({said})'}\n"
+        yield f"{outcome:9} {printable(place_shown(place if count else paths[0]))}{said and f'  ({said})'}\n"
 
 
 def _git_place(path: str) -> str | None:
@@ -297,7 +298,7 @@ def _paths(paths: tuple[str, ...]) -> str:
     """Some of them, those of git's own data counted."""
     places = Counter(place for path in paths if (place := _git_place(path)) is not None)
     folded = [place for place, count in places.items() if count > 1]
-    named = [one_line(shown(path), 120) or ROOT for path in paths if _git_place(path) not in folded]
+    named = [one_line(place_shown(path), 120) for path in paths if _git_place(path) not in folded]
     more = f" and {len(named) - MAX_PATHS} more" if len(named) > MAX_PATHS else ""
     git = [f"{places[place]} paths in {one_line(shown(place), 120)}" for place in folded[:MAX_PATHS]]
     git += [f"{len(folded) - MAX_PATHS} more of git's own data"] if len(folded) > MAX_PATHS else []

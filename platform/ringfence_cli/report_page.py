@@ -14,7 +14,7 @@ from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 
-from ringfence.filesystem.paths import shown
+from ringfence.filesystem.paths import place_shown
 from ringfence.participants import Step
 from ringfence_cli import report_html as h
 from ringfence_cli.disk import DiskWorkspace
@@ -123,7 +123,7 @@ def _steps(steps: Sequence[Step], directory: Path) -> str:
 
     def row(step: Step) -> Iterable[str]:
         undo = f"ringfence undo {h.text(where)} --step {step.number}"
-        paths = h.line(", ".join(shown(path) or "/" for path in step.paths), 200)
+        paths = h.line(", ".join(map(place_shown, step.paths)), 200)
         tool, commit = h.line(step.tool, 64), h.line(step.commit[:12])
         return str(step.number), f"<code>{tool}</code>", paths, f"<code>{commit}</code>", f"<code>{undo}</code>"
 

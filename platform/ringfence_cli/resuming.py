@@ -12,7 +12,7 @@ from typing import Any
 
 from ringfence import serde
 from ringfence.adapters.core import Conversation, Message, Said
-from ringfence.filesystem.paths import shown
+from ringfence.filesystem.paths import place_shown
 from ringfence.participants import Step
 from ringfence.prompt.policy import PolicyState
 from ringfence.runtime.session import Session
@@ -245,7 +245,7 @@ def _answers_of_steps(before: Interrupted, steps: Iterable[Step]) -> list[Messag
 
 
 def _committed(step: Step) -> str:
-    paths = ", ".join(shown(path) or "/" for path in step.paths[:20])
+    paths = ", ".join(place_shown(path) for path in step.paths[:20])
     return f"This call was committed as step {step.number}, which changed {paths}. An interruption lost its answer."
 
 

@@ -119,6 +119,11 @@ def shown(path: str) -> str:
     return _UNSHOWABLE.sub(_escaped, path)
 
 
+def place_shown(path: str) -> str:
+    """`shown`, of the root too, whose permission bits may change."""
+    return shown(path) or "/"
+
+
 def words_shown(text: str) -> str:
     """Words with what `shown` escapes of a path, but for backslashes: a path that they quote has its own."""
     return _CONTROL.sub(_escaped, text)
@@ -178,6 +183,15 @@ def _meant(filesystem: Filesystem, text: str, mount_point: str | None) -> str:
     # Blanks in front belong to a directory that has them in its name, even if the rest of the path is new.
     stripped = _below_mount(text.rstrip() if slash and filesystem.exists(top) else text.strip(), mount_point)
     return stripped if filesystem.exists(stripped) else _existing_names(filesystem, stripped)
+
+
+def is_link(filesystem: Filesystem, path: str) -> bool:
+    """Also of one that leads nowhere, or out, of which nothing else can be asked."""
+    try:
+        filesystem.readlink(path)
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def place_itself(filesystem: Filesystem, path: str) -> str:

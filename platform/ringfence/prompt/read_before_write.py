@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ringfence.arguments import checked
-from ringfence.filesystem.paths import from_model, place_itself, shown
+from ringfence.filesystem.paths import from_model, is_link, place_itself, shown
 from ringfence.filesystem.protocol import Filesystem
 from ringfence.prompt.policy import ALLOW, PathHashes, PolicyDecision, PolicyState, only_for, policy_state
 from ringfence.prompt.tool_types import ContentOf, Itself, Written
@@ -187,7 +187,7 @@ def _files_at(filesystem: Filesystem, path: str, written: Written) -> Iterable[t
     try:
         if isinstance(written, Itself):
             path = place_itself(filesystem, path)
-            if _is_link(filesystem, path):
+            if is_link(filesystem, path):
                 return ()
         else:
             path = filesystem.resolve(path)
@@ -209,12 +209,3 @@ def _files_at(filesystem: Filesystem, path: str, written: Written) -> Iterable[t
         below = [match.path for match in filesystem.glob("**", path=path) if match.is_file]
         # A link in it is removed or moved itself, whatever it leads to.
         return ((file, filesystem.content_hash(file)) for file in below if filesystem.resolve(file) == file)
-
-
-def _is_link(filesystem: Filesystem, path: str) -> bool:
-    """Also of one that leads nowhere, or out, of which nothing else can be asked."""
-    try:
-        filesystem.readlink(path)
-    except (OSError, ValueError):
-        return False
-    return True

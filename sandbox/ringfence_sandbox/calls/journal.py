@@ -9,7 +9,6 @@ file ends with zeros.
 from __future__ import annotations
 
 import errno
-import itertools
 import json
 import os
 import secrets
@@ -18,11 +17,10 @@ import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from ringfence_sandbox.disk.kernel import Before, nothing_before
-from ringfence_sandbox.disk.places import not_written
+from ringfence_sandbox.disk.places import kept_damaged, not_written
 from ringfence_sandbox.disk.records import Json
 
 _MAGIC = b"ringfence journal 1\n"
@@ -129,7 +127,7 @@ class Journal:
         if lost:
             self.cut = f"the journal is damaged: {lost} bytes within it are no whole record, those behind them are"
         if lost or (at < written and not self._is_torn(content, at, written)):
-            self.cut = f"{self.cut}; the journal as it was is kept at {self._copied(content[:written])}"
+            self.cut = f"{self.cut}; the journal as it was is kept at {kept_damaged(self.path, content[:written])}"
         if at < written:
             os.ftruncate(self._file, at)
             self._room = at
@@ -148,16 +146,6 @@ class Journal:
             return True
         _, text_size, blob_size, _ = _HEAD.unpack_from(content, at)
         return at + _HEAD.size + text_size + blob_size > written
-
-    def _copied(self, content: bytes) -> str:
-        """Keep the file as it was, unless an earlier opening was cut off when it had; where. OSError."""
-        names = (Path(f"{self.path}.damaged-{n}") for n in itertools.count(1))
-        copy = next(path for path in names if not path.exists() or path.read_bytes() == content)
-        try:
-            copy.write_bytes(content)
-        except OSError as error:
-            raise not_written(error, str(copy)) from error
-        return str(copy)
 
     def _record_at(self, content: bytes, at: int) -> tuple[int, Record] | None:
         if at + _HEAD.size > len(content):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import itertools
 import os
 import tempfile
+from pathlib import Path
 
 from ringfence_sandbox.disk.confined import Confined
 from ringfence_sandbox.disk.kernel import birth_ns, boot_id
@@ -63,6 +65,21 @@ def not_written(error: OSError, path: str) -> OSError:
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     words = f"{os.strerror(error.errno)}: here the history is kept; {'make room, or ' if full else ''}{_ELSEWHERE}"
     return OSError(error.errno, words, error.filename or path)
+
+
+def kept_damaged(path: str, content: bytes) -> str:
+    """The path of a copy of what a file of a store was before a part of it is cut off; an earlier one that is the same,
+    if there is one. OSError: it could not be written."""
+    copies = (f"{path}.damaged-{n}" for n in itertools.count(1))
+    copy = next(copy for copy in copies if not os.path.exists(copy) or Path(copy).read_bytes() == content)
+    try:
+        with open(copy, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise not_written(error, copy) from error
+    return copy
 
 
 def write_once(path: str, content: str) -> str:

@@ -8,7 +8,6 @@ log that was cut short, any beginning is a state that the store once had.
 from __future__ import annotations
 
 import errno
-import itertools
 import os
 import re
 import struct
@@ -18,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
 
-from ringfence_sandbox.disk.places import not_written
+from ringfence_sandbox.disk.places import kept_damaged, not_written
 from ringfence_sandbox.store.deflating import deflated
 
 MAGIC = b"ringfence object log 1\n"
@@ -151,27 +150,14 @@ class ObjectLog:
             )
             if self._writable:
                 self.damage += (
-                    f"; steps in them are lost, what they changed is somebody else's now: {self._copied(data)}"
+                    "; steps in them are lost, what they changed is somebody else's now: the log as it was is kept at "
+                    f"{kept_damaged(str(self.path), data)}"
                 )
         if self._writable and (self.damaged_bytes or good == 0):
             os.ftruncate(self._fd, good)
             if good == 0:
                 self._write(MAGIC)
                 self.size = len(MAGIC)
-
-    def _copied(self, data: bytes) -> str:
-        """Keep the log as it was, unless an earlier opening was cut off when it had; what says where. OSError."""
-        names = (self.path.with_suffix(f".damaged-{n}") for n in itertools.count(1))
-        copy = next(path for path in names if not path.exists() or path.read_bytes() == data)
-        try:
-            with open(copy, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            sync_directory(copy.parent)
-        except OSError as error:
-            raise not_written(error, str(copy)) from error
-        return f"the log as it was is kept at {copy}"
 
     def _whole(self) -> bytes:
         with open(self._fd, "rb", closefd=False) as file:  # not by its path: it may be gone
