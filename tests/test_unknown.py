@@ -77,6 +77,20 @@ def test_a_restore_brings_back_what_was_unknown_as_it_was_when_it_was_next_known
     assert (root / "a").read_text() == "a\n"
 
 
+def test_a_patch_says_that_it_leaves_out_a_removal_of_what_was_unknown(root: Path) -> None:
+    (root / "large").write_bytes(LARGE)
+    (root / "d/large").write_bytes(LARGE)
+    (root / "moved").write_bytes(LARGE)
+    step(root, lambda fs: (fs.delete("large"), fs.move("moved", "d/moved")))
+    step(root, lambda fs: fs.delete("d", recursive=True))
+    with opened(root) as workspace:
+        assert dict(workspace.export(a=0, b=1).unknown) == {"large": "too large"}
+        assert dict(workspace.export().unknown) == {"d/large": "too large", "large": "too large", "moved": "too large"}
+        assert b"rename" not in workspace.diff()
+        assert workspace.unclear_since(workspace.log()[-1].commit) == workspace.export().unknown
+        assert workspace.export(fmt="mbox").unknown.keys() == {"d/large", "d/moved", "large"}
+
+
 def test_a_restore_does_not_delete_what_its_step_left_out(root: Path) -> None:
     (root / "data").write_bytes(LARGE)
     step(root, lambda fs: fs.write("one", "1"))

@@ -68,10 +68,11 @@ class DiskWorkspace:
         return self.opened.patch_since(self.start, without=self.refused)
 
     def left_out_since(self) -> Sequence[LeftOut]:
-        return [
-            LeftOut(path, f"{reason}: what commands did to it is not in the history, nor in the patch")
-            for path, reason in sorted(self.opened.left_out_since.items())
-        ]
+        unclear = self.opened.unclear_since(self.start)
+        beside = {path: f"{reason}: what became of it is not in the patch" for path, reason in unclear.items()}
+        for path, reason in self.opened.left_out_since.items():
+            beside[path] = f"{reason}: what commands did to it is not in the history, nor in the patch"
+        return [LeftOut(path, reason) for path, reason in sorted(beside.items()) if path not in self.refused]
 
     def steps(self) -> int:
         return len(self.opened.steps()) - self._steps_before

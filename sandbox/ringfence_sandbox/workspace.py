@@ -27,7 +27,7 @@ from ringfence_sandbox.steps.reversal import Outcome
 from ringfence_sandbox.steps.reversing import Planner, Reversing
 from ringfence_sandbox.steps.step_history import FOLDER, StepHistory
 from ringfence_sandbox.store import history_gc
-from ringfence_sandbox.store.exports import Export, mailbox, unified
+from ringfence_sandbox.store.exports import Export, mailbox, moved_between, unclear_between, unified
 from ringfence_sandbox.store.finding_steps import StepFinder, StepName, parent_of
 from ringfence_sandbox.store.named_steps import NamedStep, NamedSteps
 from ringfence_sandbox.store.shown_history import LogEntry, ShownStep, changes_between, log_entry, shown_step
@@ -361,6 +361,12 @@ class Workspace:
         """The patch for it, for `git apply`."""
         with self._looking_alone():
             return unified(self._store, commit, self._tip(), without=without).text
+
+    def unclear_since(self, commit: str) -> Mapping[str, str]:
+        """The paths of which that patch cannot say what became of them, with the reasons."""
+        with self._looking_alone():
+            tip = self._tip()
+            return unclear_between(self._store, commit, tip, moved_between(self._store, commit, tip))
 
     # Changing.
 

@@ -34,19 +34,27 @@ def unified(store: Store, one: str | None, other: str, *, without: Collection[st
     """The changes from one commit (None: an empty tree) to another as a patch for `git apply`, ``without`` paths."""
     found = (change for change in store.states.changes(one, other) if change.path not in without)
     changes, left_out = _applicable(found)
-    text = _patch(store, one, other, changes) + b"".join(_renames(moved_between(store, one, other)))
-    return Export(text, left_out, store.states.unclear(one, other))
+    moves = moved_between(store, one, other)
+    text = _patch(store, one, other, changes) + b"".join(_renames(moves))
+    return Export(text, left_out, unclear_between(store, one, other, moves))
+
+
+def unclear_between(store: Store, one: str | None, other: str, moves: Iterable[Move]) -> dict[str, str]:
+    """The paths of which a patch cannot say what became of them, with the reasons; ``moves`` are those that it says."""
+    moved = {move.old for move in moves}
+    return {path: why for path, why in store.states.unclear(one, other).items() if path not in moved}
 
 
 def moved_between(store: Store, one: str | None, other: str) -> list[Move]:
-    """The moves of files that the history does not have, from one commit to another: one a file."""
+    """The moves of files that the history does not have, nor has in the end, from one commit to another: one a file."""
     steps: list[Sequence[Move]] = []
     record = store.commit(other)
     while record.commit != one and record.parent is not None:
         steps.append(store.states.unknown(record.commit).moves)
         record = store.commit(record.parent)
     back = moves_back([moves for moves in steps if moves])
-    return [replace(move, new=now) for now, move in sorted(back.items()) if now != move.old]
+    there = store.states.unknown(other)
+    return [replace(move, new=now) for now, move in sorted(back.items()) if now != move.old and there.why(now)]
 
 
 def _renames(moves: Iterable[Move]) -> Iterator[bytes]:
@@ -64,8 +72,9 @@ def mailbox(store: Store, records: Sequence[CommitRecord]) -> Export:
         changes, without = _applicable(store.states.changes(record.parent, record.commit))
         left_out.update(without)
         text = _patch(store, record.parent, record.commit, changes)
-        text += b"".join(_renames(store.states.unknown(record.commit).moves))
-        unknown |= store.states.unclear(record.parent, record.commit)
+        moves = store.states.unknown(record.commit).moves
+        text += b"".join(_renames(moves))
+        unknown |= unclear_between(store, record.parent, record.commit, moves)
         if text:
             patches.append((record, text))
     mails = (_mail(store, record, text, n, len(patches)) for n, (record, text) in enumerate(patches, 1))

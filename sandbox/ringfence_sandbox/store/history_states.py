@@ -152,7 +152,10 @@ class States:
             why = before.why(path, there=old is not None) or after.why(path, there=new is not None)
             if why is not None and (old is None or not old.same_content(new)):
                 found[path] = why
-        return found
+        for path, why in before.reasons.items():  # what is gone, and was known to neither
+            if path and why and path not in found and after.why(path) is None and self.entry(other, path) is None:
+                found[path] = why
+        return dict(sorted(found.items()))
 
     def version(self, entry: Entry | None) -> FileVersion | None:
         """An entry as the changes of a tool call show it."""
