@@ -580,6 +580,21 @@ def test_the_mount_point_that_a_model_sees_is_taken_off(session: Session, files:
         assert call(executor, "read_file", file_path="/workspace/README.md").startswith("README.md: lines 1 to 3")
 
 
+def test_on_disk_an_absolute_path_below_the_root_is_a_path_of_the_workspace(session: Session, tmp_path: Path) -> None:
+    (root := tmp_path / "root").mkdir()
+    (root / "there.txt").write_text("there\n")
+    with HostFilesystem(root, store=tmp_path / "store") as disk:
+        prompt = prompt_of(VfsToolsSection(session=session, filesystem=disk))
+        with prompt.resources:
+            executor = ToolExecutor(prompt=prompt, session=session)
+            assert "read it first" in refused(executor, "write_file", file_path=f"{root}/there.txt", content="")
+            call(executor, "read_file", file_path=f"{root}/there.txt")
+            call(executor, "write_file", file_path=f"{root}/there.txt", content="new\n")
+            call(executor, "write_file", file_path=f"{root}/made/new.txt", content="")
+        assert (root / "there.txt").read_text() == "new\n"
+        assert sorted(path for path in os.listdir(root) if path[0] != ".") == ["made", "there.txt"]
+
+
 def test_without_a_filesystem_every_tool_says_so(session: Session) -> None:
     prompt = Prompt(PromptTemplate(ns="tests", key="bare", sections=[ToolsSection(title="Files", tools=file_tools())]))
     with prompt.resources:

@@ -190,7 +190,7 @@ class _Files:
         self.read: list[str] = []
 
     def _place(self, path: str) -> str:
-        return path if self._filesystem is None else from_model(self._filesystem, path, mount_point=None)
+        return path if self._filesystem is None else from_model(self._filesystem, path)
 
     def _given(self) -> Filesystem:
         if self._filesystem is None:

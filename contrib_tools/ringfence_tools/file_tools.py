@@ -50,7 +50,7 @@ MAX_NEAR_NAMES = 5
 
 
 def file_tools(*, mount_point: str | None = None, accepts_overrides: bool = False) -> tuple[Tool[Any, Any], ...]:
-    """The nine tools. ``mount_point`` is the prefix, such as "/workspace", under which the model sees the root."""
+    """The nine tools. ``mount_point`` is as in `VfsToolsSection`."""
     tools = _FileTools(mount_point)
     return (
         Tool[ListDirectory, Listing](

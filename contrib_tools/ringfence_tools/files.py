@@ -44,6 +44,8 @@ class VfsToolsSection(Section[None]):
 
     They are the files of ``filesystem``, where one is given, or of one in memory that is the section's own and that
     ``mounts`` are copied into, once. It is the `Filesystem` resource of every prompt that has the section.
+
+    Git's own data and files of secrets can be changed like all others, unless a `ProtectedFilesPolicy` denies it.
     """
 
     def __init__(
@@ -61,7 +63,8 @@ class VfsToolsSection(Section[None]):
         Args:
             allowed_host_roots: the directories (and URLs) below which mounts have to be; None allows what they name.
             policies: what governs the tools; left out, `ReadBeforeWritePolicy`.
-            mount_point: a prefix such as "/workspace" under which a model may name the root, besides relative paths.
+            mount_point: a prefix such as "/workspace" under which a model may name the root, besides relative paths;
+                left out, where the filesystem is on disk.
             accepts_overrides: whether the texts of the section and its tools may be replaced from outside.
 
         Raises:

@@ -157,7 +157,8 @@ def _byte(match: re.Match[bytes]) -> bytes:
 def from_model(filesystem: Filesystem, text: str, *, mount_point: str | None = None) -> str:
     r"""The normal path that a model means by `text`; tools and policies both ask here, so that they agree.
 
-    ``mount_point`` (such as "/workspace") is where the model sees the root: an absolute path below it loses it.
+    ``mount_point`` (such as "/workspace") is where the model sees the root: an absolute path below it loses it. None
+    is where the filesystem says that its root is.
     Of the readings, the first that exists is meant: the exact text; with its ``\xNN`` escapes read back; without the
     blanks around it; both. Where none exists the path is new: blanks around it are dropped, since nobody means
     them, and in its names that do not exist a backslash stays a backslash.
@@ -167,12 +168,12 @@ def from_model(filesystem: Filesystem, text: str, *, mount_point: str | None = N
         ToolValidationError: it cannot be a path.
     """
     try:
-        return _meant(filesystem, text, mount_point)
+        return _meant(filesystem, text, filesystem.root if mount_point is None else mount_point)
     except ValueError as error:
         raise ToolValidationError(str(error)) from None
 
 
-def _meant(filesystem: Filesystem, text: str, mount_point: str | None) -> str:
+def _meant(filesystem: Filesystem, text: str, mount_point: str) -> str:
     exact = _below_mount(text, mount_point)
     if filesystem.exists(exact):
         return exact
@@ -200,9 +201,9 @@ def place_itself(filesystem: Filesystem, path: str) -> str:
     return f"{filesystem.resolve(above)}/{name}".lstrip("/") if slash else path
 
 
-def _below_mount(text: str, mount_point: str | None) -> str:
+def _below_mount(text: str, mount_point: str) -> str:
     normal = normalise(text)
-    if mount_point is None or not text.startswith("/"):
+    if not text.startswith("/"):
         return normal
     mount = normalise(mount_point)
     if normal == mount:

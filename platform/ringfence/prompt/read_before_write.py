@@ -39,7 +39,8 @@ class ReadBeforeWritePolicy:
         write_tools: Iterable[str] = ("write_file", "edit_file", "apply_patch", "move", "rm"),
         mount_point: str | None = None,
     ) -> None:
-        """``mount_point`` is the prefix under which the model sees the workspace, such as ``/workspace``.
+        """``mount_point`` is the prefix under which the model sees the workspace, such as ``/workspace``. Left out,
+        it is where the filesystem is on disk.
 
         Raises TypeError for a text in the place of a list.
         """
