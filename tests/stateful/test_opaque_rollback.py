@@ -65,6 +65,9 @@ def damage(root: Path, what: tuple[str, int, int, str, bytes], *, held: bool = F
     new = root / name
     if any(one.is_fifo() for one in (path, new)):  # opening one would wait for ever
         kind = "remove"
+    real = Path(os.path.realpath(root))
+    if not all(Path(os.path.realpath(one)).is_relative_to(real) for one in (path, new)):  # a link that was moved
+        kind = "remove"
     with suppress(OSError, shutil.Error):
         match kind:
             case "write":
