@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from ringfence import Prompt, PromptTemplate, Session
+from ringfence import Binding, Filesystem, InMemoryFilesystem, Prompt, PromptTemplate, Session
 from ringfence.adapters import ScriptedAdapter, ToolExecutor
 from ringfence.adapters.tool_executor import Answer
 from ringfence.errors import TransactionError
@@ -33,6 +33,7 @@ from ringfence.prompt import (
     Tool,
     ToolContext,
     ToolResult,
+    ToolsSection,
 )
 from ringfence.runtime import tool_transaction
 from ringfence.testing import held_call
@@ -1089,7 +1090,7 @@ def shell(root: Path, *, read_only: bool = False) -> Tool[Script, Script]:
 
 @contextmanager
 def executor(
-    files: HostFilesystem, *tools: Tool[Any, Any], adapter: Any = None, policies: Sequence[Any] = ()
+    files: Filesystem, *tools: Tool[Any, Any], adapter: Any = None, policies: Sequence[Any] = ()
 ) -> Iterator[ToolExecutor]:
     session = Session()
     sections = [
@@ -1347,9 +1348,25 @@ def test_what_is_mounted_in_a_workspace_is_left_alone(root: Path, tmp_path: Path
         }
 
 
-def test_a_filesystem_that_only_looks_is_left_alone_by_opaque_calls(root: Path) -> None:
-    with HostFilesystem(root, read_only=True) as files, executor(files, shell(root)) as run:
-        assert execute(run, "cat a.txt").result.success
+def test_no_program_runs_where_nothing_could_take_back_what_it_changes(root: Path) -> None:
+    def runs_on(files: Filesystem) -> Answer:
+        with executor(files, shell(root)) as run:
+            return execute(run, "echo x > made")
+
+    before = shape(root)
+    with HostFilesystem(root, read_only=True) as only_looks:
+        for files in (only_looks, InMemoryFilesystem()):
+            assert "no filesystem of this prompt sees that" in runs_on(files).text
+    assert shape(root) == before
+
+
+def test_a_filesystem_that_is_made_when_it_is_asked_for_sees_what_programs_change(root: Path) -> None:
+    before = shape(root)
+    lazy = Binding(Filesystem, lambda _: HostFilesystem(root, store=root.parent / "store"))
+    prompt = Prompt[None](ns="tests", key="lazy", sections=[ToolsSection(title="Tools", tools=[shell(root)])])
+    with prompt.bind(resources={Filesystem: lazy}).resources:
+        assert not execute(ToolExecutor(prompt=prompt, session=Session()), "echo x > made; exit 1").result.success
+    assert shape(root) == before
 
 
 def test_the_limits_of_a_filesystem_alone_are_its_own(root: Path) -> None:

@@ -156,7 +156,7 @@ class Tool(Generic[ParamsT, ResultT]):
     """It changes nothing. A read-only tool that changes something anyway fails and is rolled back."""
     opaque: bool = False
     """It changes files other than through the filesystem resource, by a command, say: a filesystem on disk looks
-    through all files before and after it. (One in memory has nothing that could be changed so.)"""
+    through all files before and after it. Without one that can be written the call is refused."""
     writes: Callable[[ParamsT], Iterable[Written] | None] | None = None
     """The paths that a call with these params is about to change, which `ReadBeforeWritePolicy` governs; None where
     this call can change no file that is there. A path in `ContentOf` or `Itself` says what is changed of a link or a
