@@ -201,6 +201,29 @@ def test_wrap_takes_everything_from_the_function() -> None:
     assert (tool.name, tool.description, tool.params_type) == ("look_up", "Look it up.", Params)
 
 
+def test_wrap_describes_a_tool_by_the_first_paragraph_of_the_docstring() -> None:
+    def look_up(params: Params, *, context: ToolContext) -> ToolResult[Result]:
+        """Look it up.
+
+        Args:
+            params: what to look up.
+        """
+        return ToolResult.ok(Result(params.text))
+
+    assert Tool.wrap(look_up).description == "Look it up."
+
+
+@dataclass(frozen=True)
+class Short:
+    text: str = field(metadata={"max_length": 3})
+
+
+def test_an_example_that_the_tool_would_refuse_is_refused() -> None:
+    example = ToolExample(description="Too long.", input=Short("four"), output=Result("x"))
+    with pytest.raises(PromptValidationError, match="a call like its example is refused: text: "):
+        Tool[Short, Result](name="short", description="Short.", handler=None, examples=(example,))
+
+
 def undocumented(params: Params, *, context: ToolContext) -> ToolResult[Result]:
     return ToolResult.ok(Result("x"))
 

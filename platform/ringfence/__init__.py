@@ -15,10 +15,13 @@ if TYPE_CHECKING:
     )
     from ringfence.filesystem import Filesystem, InMemoryFilesystem
     from ringfence.prompt import (
+        EffectPolicy,
         MarkdownSection,
+        PathPolicy,
         PolicyDecision,
         Prompt,
         PromptTemplate,
+        ProtectedFilesPolicy,
         ReadBeforeWritePolicy,
         Section,
         SequentialDependencyPolicy,
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
         ToolExample,
         ToolPolicy,
         ToolResult,
+        ToolsSection,
     )
     from ringfence.resources import Binding, ResourceRegistry, Scope, Snapshotable
     from ringfence.runtime import (
@@ -46,15 +50,18 @@ __all__ = [
     "BudgetTracker",
     "Deadline",
     "DeadlineExceededError",
+    "EffectPolicy",
     "Filesystem",
     "InMemoryFilesystem",
     "MarkdownSection",
+    "PathPolicy",
     "PolicyDecision",
     "Prompt",
     "PromptEvaluationError",
     "PromptResponse",
     "PromptTemplate",
     "PromptValidationError",
+    "ProtectedFilesPolicy",
     "ProviderAdapter",
     "ReadBeforeWritePolicy",
     "Receipt",
@@ -75,6 +82,7 @@ __all__ = [
     "ToolPolicy",
     "ToolResult",
     "ToolValidationError",
+    "ToolsSection",
     "reducer",
     "tool_transaction",
 ]
@@ -89,3 +97,7 @@ def __getattr__(name: str) -> object:
                 globals()[name] = getattr(module, name)
                 return globals()[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -72,3 +72,7 @@ def __getattr__(name: str) -> object:
     value = getattr(import_module(f"{__name__}.{_LATER[name]}"), name)
     globals()[name] = value
     return value
+
+
+def __dir__() -> list[str]:
+    return __all__

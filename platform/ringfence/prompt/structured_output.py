@@ -41,7 +41,7 @@ class StructuredOutput:
         if is_dataclass_type(declared):
             return StructuredOutput(declared, "object", allow_extra_keys)
         raise PromptValidationError(
-            f"the output of a prompt is a dataclass or list[a dataclass], not {declared!r}",
+            f"the output of a prompt is a dataclass or list[a dataclass], not {declared!r}; None is for text",
             dataclass_type=declared if isinstance(declared, type) else None,
         )
 

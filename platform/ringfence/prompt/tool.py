@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import json
 import re
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -200,10 +201,10 @@ class Tool(Generic[ParamsT, ResultT]):
             check_handler(self.handler, self.name, params, result)
         if self.writes is not None:
             check_writes(self.writes, self.name)
+        _put(self, "decode", _decoder(self.params_type, self.name))
         _put(self, "examples", tuple(self.examples))
         for example in self.examples:
             self.check_example(example)
-        _put(self, "decode", _decoder(self.params_type, self.name))
         _put(self, "params_can_change", can_change(self.params_type, unknown=True))
 
     def _types(self) -> tuple[Any, Any]:
@@ -213,13 +214,13 @@ class Tool(Generic[ParamsT, ResultT]):
         if params is MISSING or result is MISSING:
             raise invalid(
                 f"tool {self.name!r}: write Tool[Params, Result](...), or annotate the handler's params and its "
-                "-> ToolResult[Result]",
+                "-> ToolResult[Result] with types that are defined in a module, not in a function",
                 self.name,
             )
         return params, result
 
     def check_example(self, example: ToolExample[ParamsT, ResultT]) -> None:
-        """Raises PromptValidationError for an example that is not of this tool's types."""
+        """Raises PromptValidationError for an example that is not of this tool's types, or that it would refuse."""
         checked_description(example.description, f"{self.name} example")
         if not _is_exactly(example.input, self.params_type):
             raise invalid(
@@ -227,6 +228,11 @@ class Tool(Generic[ParamsT, ResultT]):
                 f"{name_of(self.params_type)}",
                 "examples",
             )
+        if example.input is not None:
+            try:
+                self.decode(json.dumps(serde.dump(example.input)))
+            except (TypeError, ValueError) as error:
+                raise invalid(f"tool {self.name!r}: a call like its example is refused: {error}", "examples") from None
         output: Any = example.output
         if self.result_container == "array":
             fits = (
@@ -269,9 +275,9 @@ class Tool(Generic[ParamsT, ResultT]):
 
     @classmethod
     def wrap(cls, function: Callable[..., ToolResult[Any]]) -> Tool[Any, Any]:
-        """A tool from a function alone: its name, its docstring, its annotations."""
+        """A tool from a function alone: its name, the first paragraph of its docstring, its annotations."""
         name = function.__name__
-        description = inspect.getdoc(function)
+        description, _, _ = (inspect.getdoc(function) or "").partition("\n\n")
         if not description:
             raise invalid(f"tool {name!r}: the function needs a docstring, it becomes the description", "description")
         extra = [p for p in inspect.signature(function).parameters if p not in ("params", "context")]
