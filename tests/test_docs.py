@@ -39,6 +39,7 @@ WITH_EXAMPLES = (
     "overrides",
     "telemetry",
     "testing",
+    "extending",
 )
 PAGES = ("running", "models", "mcp", IN_A_CONTAINER, *WITH_EXAMPLES)
 

@@ -21,7 +21,7 @@ from ringfence.adapters.core import (
     ToolChoice,
     Turn,
 )
-from ringfence.adapters.loop import evaluate_with
+from ringfence.adapters.loop import LoopAdapter, evaluate_with, tool_schema
 from ringfence.adapters.scripted import ScriptedAdapter
 from ringfence.adapters.throttling import ThrottleDetails, ThrottlePolicy
 from ringfence.adapters.tool_executor import Answer, ToolExecutor
@@ -38,6 +38,7 @@ __all__ = [
     "Conversation",
     "EvaluationBegun",
     "EvaluationEnded",
+    "LoopAdapter",
     "Message",
     "Model",
     "ModelAnswered",
@@ -60,6 +61,7 @@ __all__ = [
     "ToolExecutor",
     "Turn",
     "evaluate_with",
+    "tool_schema",
 ]
 
 # Imported when asked for; the SDKs themselves only when an adapter is made.

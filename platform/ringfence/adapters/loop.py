@@ -110,8 +110,8 @@ def evaluate_with(
 class LoopAdapter(Model, Protocol):
     """A provider's adapter that is its own model: it has `respond`, and the loop does the rest."""
 
-    max_turns: int
-    tool_choice: ToolChoice
+    max_turns: int = MAX_TURNS
+    tool_choice: ToolChoice = "auto"
 
     @checked
     def evaluate(
