@@ -51,7 +51,7 @@ def test_all_is_complete_sorted_by_kind_and_true(module: str) -> None:
 @pytest.mark.parametrize("module", ["ringfence", "ringfence.adapters", "ringfence_sandbox", "ringfence_tools"])
 def test_names_that_are_imported_when_they_are_asked_for_are_listed_before(module: str) -> None:
     code = f"import {module} as home; assert set(home.__all__) <= set(dir(home))"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_the_package_itself_offers_few_names_each_from_its_layer() -> None:

@@ -45,11 +45,13 @@ def set_workspace_digest(
 
 
 def clear_workspace_digest(session: Session, section_key: str) -> None:
+    """Forget the digest of that section."""
     key = normalized_key(section_key)
     session[WorkspaceDigest].clear(lambda one: one.section_key == key)
 
 
 def latest_workspace_digest(session: Session, section_key: str) -> WorkspaceDigest | None:
+    """The digest of that section; None where there is none."""
     key = normalized_key(section_key)
     return next((one for one in session[WorkspaceDigest].all() if one.section_key == key), None)
 

@@ -20,6 +20,8 @@ ThrottleKind = Literal["rate_limit", "quota_exhausted", "timeout", "overloaded",
 
 @dataclass(frozen=True, slots=True)
 class ThrottleDetails:
+    """Why a provider did not answer, and how often it was asked."""
+
     kind: ThrottleKind
     retry_after: float | None = None
     """Seconds that the provider asked to wait."""

@@ -64,6 +64,8 @@ class FileEntry:
 @quickly_made
 @dataclass(frozen=True, slots=True)
 class GlobMatch:
+    """A path that a pattern fits."""
+
     path: str
     is_file: bool
 
@@ -84,6 +86,8 @@ class GrepMatch:
 @quickly_made
 @dataclass(frozen=True, slots=True)
 class ReadResult:
+    """Lines of a text file, as they are."""
+
     content: str
     path: str
     total_lines: int
@@ -98,6 +102,8 @@ class ReadResult:
 @quickly_made
 @dataclass(frozen=True, slots=True)
 class ReadBytesResult:
+    """Bytes of a file."""
+
     content: bytes
     path: str
     size_bytes: int
@@ -111,6 +117,8 @@ class ReadBytesResult:
 @quickly_made
 @dataclass(frozen=True, slots=True)
 class WriteResult:
+    """What a write has written."""
+
     path: str
     bytes_written: int
     mode: WriteMode
@@ -164,7 +172,9 @@ class Filesystem(Protocol):
         ...
 
     @property
-    def read_only(self) -> bool: ...
+    def read_only(self) -> bool:
+        """Whether every change is refused, with a PermissionError."""
+        ...
 
     def for_call(self, call: CallInfo) -> Self:
         """The same filesystem for code that `call` runs, in any thread: what goes through it belongs to the call."""
@@ -276,7 +286,9 @@ class Filesystem(Protocol):
         """
         ...
 
-    def snapshot(self, *, tag: str | None = None) -> FilesystemSnapshot: ...
+    def snapshot(self, *, tag: str | None = None) -> FilesystemSnapshot:
+        """The state now, to `restore`; in O(1)."""
+        ...
 
     def restore(self, snapshot: FilesystemSnapshot) -> None:
         """Go back to a snapshot, in any order. SnapshotRestoreError for one of another filesystem, and on disk where an

@@ -62,6 +62,8 @@ class FeedbackTrigger:
 @checked
 @dataclass(frozen=True, slots=True)
 class FeedbackProviderConfig:
+    """A provider of feedback, and when it is asked."""
+
     provider: FeedbackProvider
     trigger: FeedbackTrigger
 

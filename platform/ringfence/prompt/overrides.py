@@ -94,6 +94,8 @@ class ToolExampleOverride:
 
 @dataclass(frozen=True, slots=True)
 class ToolOverride:
+    """Another description, other examples or other texts of the params for a tool, as long as its hash is the same."""
+
     name: str
     contract_hash: str
     description: str | None = None

@@ -49,10 +49,12 @@ class PolicyDecision:
 
     @staticmethod
     def allow() -> PolicyDecision:
+        """The call may run."""
         return ALLOW
 
     @staticmethod
     def deny(reason: str) -> PolicyDecision:
+        """It may not; the model reads the reason."""
         return PolicyDecision(allowed=False, reason=reason)
 
 

@@ -78,15 +78,18 @@ class ToolContext:
 
     @property
     def filesystem(self) -> Filesystem | None:
+        """The prompt's filesystem, as this call's; None where none is bound."""
         scope = self.scope
         return self.resources.get_optional(Filesystem) if scope is None else scope.get_optional(Filesystem)
 
     @property
     def budget_tracker(self) -> BudgetTracker | None:
+        """The evaluation's, else the one that is bound as a resource."""
         return self.budget if self.budget is not None else self.resources.get_optional(BudgetTracker)
 
     @property
     def event_bus(self) -> Dispatcher:
+        """The session's dispatcher."""
         return self.session.dispatcher
 
     @property

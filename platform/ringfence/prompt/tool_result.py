@@ -54,6 +54,7 @@ class ToolResult(Generic[ValueT]):
 
     @staticmethod
     def ok(value: OkT, message: str = "OK") -> ToolResult[OkT]:
+        """A success with a value. A message alone is `ToolResult(message)`."""
         return ToolResult(message, value)
 
     @staticmethod

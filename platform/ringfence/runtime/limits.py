@@ -78,6 +78,7 @@ class Deadline:
         return self.expires_at - (self.clock() if now is None else require_aware("now", now))
 
     def elapsed(self, now: datetime | None = None) -> timedelta:
+        """Time since the start."""
         return (self.clock() if now is None else require_aware("now", now)) - self.started_at
 
     @property
@@ -202,6 +203,7 @@ class Cancellation:
         self._event = threading.Event()
 
     def cancel(self) -> None:
+        """From any thread, any number of times."""
         self._event.set()
 
     @property

@@ -26,6 +26,8 @@ V = TypeVar("V")
 
 
 class SlicePolicy(Enum):
+    """Whether a rollback takes along what is in a slice."""
+
     STATE = "state"
     """Rolls back with a failed tool call, and is in snapshots."""
     LOG = "log"

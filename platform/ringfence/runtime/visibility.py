@@ -11,6 +11,8 @@ from ringfence.runtime.reducers import Replace, reducer
 
 
 class SectionVisibility(Enum):
+    """How much of a section a prompt shows: all of it, or its summary."""
+
     FULL = "full"
     SUMMARY = "summary"
 
@@ -25,12 +27,14 @@ class SetVisibilityOverride:
 
 @dataclass(frozen=True, slots=True)
 class ClearVisibilityOverride:
+    """From now on the section at `path` is rendered as it says itself."""
+
     path: SectionPath
 
 
 @dataclass(frozen=True, slots=True)
 class ClearAllVisibilityOverrides:
-    pass
+    """The same for all sections."""
 
 
 @dataclass(frozen=True, slots=True)
