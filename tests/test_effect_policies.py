@@ -180,6 +180,11 @@ def test_the_way_to_an_allowed_file_may_be_made_and_no_more(files: Filesystem) -
     assert not agent(lambda files: files.write("new/deep/a.txt", "x")).success
 
 
+def test_a_denial_names_the_file_and_not_the_directory_that_was_made_for_it(files: Filesystem) -> None:
+    agent = Agent(files, [PathPolicy(allow=["/src/**"])])
+    assert "made/for/it.txt is not among" in agent(lambda files: files.write("made/for/it.txt", "x")).message
+
+
 def test_an_empty_list_allows_nothing(files: Filesystem) -> None:
     assert not Agent(files, [PathPolicy(allow=[])])(lambda files: files.write("x", "x")).success
 

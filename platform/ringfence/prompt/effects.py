@@ -71,7 +71,8 @@ class PathPolicy:
             on_the_way = {
                 above for change in changes if self._allowed(change.path) for above in directories_above(change.path)
             }
-            for change in outside:
+            # A file before the directory that was made for it, which nobody has asked for.
+            for change in sorted(outside, key=lambda one: _is_directory(one.after)):
                 if not (change.before is None and _is_directory(change.after) and change.path in on_the_way):
                     return PolicyDecision.deny(f"{_named(change)} is not among what may be changed")
         return ALLOW
