@@ -63,6 +63,9 @@ def main(checkout: Path) -> None:
     for entry_point in distribution("ringfence").entry_points:
         entry_point.load()
     count = import_everything()
+    from ringfence.extras import missing
+
+    assert "pip install 'openai>=" in missing("openai", "openai")
     subprocess.run([Path(sys.executable).with_name("ringfence"), "--help"], check=True, stdout=subprocess.DEVNULL)
     print(f"the wheel holds {len(found)} files, and its {count} modules import alone")
 

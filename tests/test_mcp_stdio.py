@@ -360,3 +360,12 @@ def test_the_policies_of_the_owner_and_of_the_command_line_hold_for_clients(root
         code, _, said = server.end()
         assert code == 2
         assert b"nonsense" in said
+
+
+def test_without_its_packages_the_server_says_which_to_install(root: Path) -> None:
+    code = "import sys; sys.modules['mcp'] = None; from ringfence_cli.main import main; main()"
+    done = subprocess.run([sys.executable, "-c", code, "serve", str(root)], capture_output=True, text=True)
+    said = " ".join(done.stderr.split())
+    assert done.returncode == 2
+    assert "ringfence's extra 'mcp' needs: pip install 'anyio>=" in said
+    assert "'mcp>=" in said

@@ -432,4 +432,4 @@ def test_without_the_package_the_error_says_what_to_install() -> None:
         "try:\n    import ringfence.telemetry\nexcept ImportError as error:\n    print(error)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert "pip install 'ringfence[otel]'" in done.stdout
+    assert "ringfence's extra 'otel' needs: pip install 'opentelemetry-api>=" in done.stdout

@@ -240,7 +240,9 @@ def serve(
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("ringfence"):
             raise
-        raise click.UsageError(f"{error.name} is not installed: pip install 'ringfence[mcp]'") from None
+        from ringfence.extras import missing
+
+        raise click.UsageError(missing(error.name, "mcp")) from None
     finally:
         gc.enable()
 

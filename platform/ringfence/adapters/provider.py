@@ -19,6 +19,7 @@ from ringfence.adapters.core import Request, ToolCall, Turn
 from ringfence.adapters.strict_schema import strict_schema
 from ringfence.adapters.throttling import AttemptFailedError, ThrottleKind, ThrottlePolicy, repeated
 from ringfence.errors import PromptEvaluationError
+from ringfence.extras import missing
 from ringfence.prompt.tool_result import sendable
 from ringfence.runtime.limits import Deadline, utc_now
 
@@ -326,6 +327,4 @@ def package(name: str, *, extra: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name not in (name, name.partition(".")[0]):
             raise
-        raise ImportError(
-            f"the package {name.partition('.')[0]} is not installed: pip install 'ringfence[{extra}]'", name=name
-        ) from None
+        raise ImportError(missing(name, extra), name=name) from None

@@ -1,0 +1,18 @@
+"""What is said where a package of an extra is missing: the packages themselves, which any environment can install."""
+
+from __future__ import annotations
+
+import shlex
+from importlib.metadata import PackageNotFoundError, requires
+
+
+def missing(module: str, extra: str) -> str:
+    """Which package is not installed, which extra it belongs to, and the command that installs what the extra needs."""
+    package = module.partition(".")[0]
+    said = f"the package {package} is not installed, which ringfence's extra {extra!r} needs"
+    try:
+        needed = [need.partition(";") for need in requires("ringfence") or ()]
+    except PackageNotFoundError:  # the sources alone, with nothing that says what they need
+        return f"{said}; pyproject.toml says what else that needs"
+    names = [name.strip() for name, _, marker in needed if f"extra == '{extra}'" in marker.replace('"', "'")]
+    return f"{said}: pip install {shlex.join(names)}"
