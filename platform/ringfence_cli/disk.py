@@ -7,10 +7,15 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ringfence.adapters.failures import said_of
+from ringfence.errors import RestoreFailedError, WorkspaceLockedError
 from ringfence.participants import Change
 from ringfence.prompt.section import Section
 from ringfence.runtime.session import Session
+from ringfence_cli.not_started import BusyError, NotStartedError
+from ringfence_cli.recording import Recording
 from ringfence_sandbox import HostFilesystem, Workspace
+from ringfence_sandbox.scan.scan import Progress, told_nothing
 from ringfence_tools.contents import LeftOut
 from ringfence_tools.files import VfsToolsSection
 
@@ -22,10 +27,10 @@ if TYPE_CHECKING:
 class DiskWorkspace:
     """A workspace on disk for the length of a task."""
 
-    def __init__(self, directory: Path, *, store: Path | None = None) -> None:
+    def __init__(self, directory: Path, *, store: Path | None = None, progress: Progress = told_nothing) -> None:
         """Raises what `Workspace.open` does."""
         self.directory = directory
-        self.opened = Workspace.open(directory, store=store)
+        self.opened = Workspace.open(directory, store=store, progress=progress)
         self.mount_point = self.opened.root
         self.left_out: Sequence[LeftOut] = [
             LeftOut(path, f"{reason}: its content before the first change is not in the history")
@@ -107,3 +112,16 @@ class DiskWorkspace:
                 self.sandbox.close()
         finally:
             self.opened.close()
+
+
+def on_disk(directory: Path, *, quiet: bool = False) -> DiskWorkspace:
+    """One that is opened for a command. NotStartedError: it cannot be, in words."""
+    try:
+        with Recording(quiet=quiet) as recording:
+            return DiskWorkspace(directory, progress=recording)
+    except WorkspaceLockedError as error:
+        raise BusyError(str(error)) from None
+    except RestoreFailedError as error:
+        raise NotStartedError(str(error)) from None
+    except (OSError, ValueError) as error:
+        raise NotStartedError(f"the workspace cannot be opened: {said_of(error)}") from None

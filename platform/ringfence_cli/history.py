@@ -25,6 +25,7 @@ from ringfence_cli.not_started import BusyError, NotStartedError
 from ringfence_cli.noted_tasks import forget_tasks, noted_tasks
 from ringfence_cli.outputs import json_line, refuse_way_out
 from ringfence_cli.printable import how_to_look, one_line, plural, printable, why
+from ringfence_cli.recording import Recording
 from ringfence_cli.signals import Signals
 from ringfence_cli.terminal import ErrorStream, put, put_diff
 from ringfence_sandbox import Workspace
@@ -69,7 +70,9 @@ def opened(directory: Path, signals: Signals, *, changes: bool, dry_run: bool = 
                 if not changes:
                     yield looking
                     return
-            with Workspace.open(directory) as workspace:
+            with Recording() as recording:
+                workspace = Workspace.open(directory, progress=recording)
+            with workspace:
                 if workspace.recovered is not None:
                     ErrorStream().say(recovery(workspace.recovered, directory))
                 yield workspace

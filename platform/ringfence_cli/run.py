@@ -16,10 +16,10 @@ import click
 from ringfence.adapters.failures import said_of
 from ringfence.adapters.loop import MAX_TURNS, LoopAdapter
 from ringfence.adapters.scripted import ScriptedAdapter
-from ringfence.errors import PromptValidationError, RestoreFailedError, SandboxUnavailableError, WorkspaceLockedError
+from ringfence.errors import PromptValidationError, SandboxUnavailableError
 from ringfence.filesystem.paths import shown
 from ringfence.runtime.limits import utc_now
-from ringfence_cli.disk import DiskWorkspace
+from ringfence_cli.disk import DiskWorkspace, on_disk
 from ringfence_cli.history import recovery
 from ringfence_cli.not_started import BusyError, NotStartedError
 from ringfence_cli.outputs import OneObject, OutputFile, ReceiptsFile, refuse_way_out
@@ -107,11 +107,11 @@ def _run(options: Options, signals: Signals, answer: OneObject, said: Callable[[
                 terms = _terms(options)
                 record: RunRecord | None = None
                 if copied:
-                    for line in recovered_before_copy(options.directory):
+                    for line in recovered_before_copy(options.directory, quiet=options.quiet):
                         errors.say(line)
                     workspace: RunWorkspace = loaded(options.directory)
                 else:
-                    workspace = on_disk(options.directory)
+                    workspace = on_disk(options.directory, quiet=options.quiet)
                     files.callback(workspace.close)
                     record = _record(options.directory, text, terms, files)
                     terms = record.terms
@@ -334,26 +334,15 @@ def loaded(directory: Path) -> MemoryWorkspace:
         raise click.BadParameter(str(error), param_hint="'DIR'") from None
 
 
-def recovered_before_copy(directory: Path) -> Iterator[str]:
+def recovered_before_copy(directory: Path, *, quiet: bool = False) -> Iterator[str]:
     """Before a directory is copied: what a killed call left there is taken back, as every opening does; what to say of
     that, or of what a call has half done there all the same."""
     if killed_call(os.path.realpath(directory)) is not None:
-        with closing(on_disk(directory)) as workspace:
+        with closing(on_disk(directory, quiet=quiet)) as workspace:
             if (recovered := workspace.opened.recovered) is not None:
                 yield recovery(recovered, directory)
     elif (said := killed_in(str(directory)) or running_in(str(directory))) is not None:
         yield f"ringfence: {said}"
-
-
-def on_disk(directory: Path) -> DiskWorkspace:
-    try:
-        return DiskWorkspace(directory)
-    except WorkspaceLockedError as error:
-        raise BusyError(str(error)) from None
-    except RestoreFailedError as error:
-        raise NotStartedError(str(error)) from None
-    except (OSError, ValueError) as error:
-        raise NotStartedError(f"the workspace cannot be opened: {said_of(error)}") from None
 
 
 def start_container(workspace: DiskWorkspace, place: Place) -> None:

@@ -21,7 +21,7 @@ from ringfence_sandbox.disk.kernel import Before, abilities, nothing_before
 from ringfence_sandbox.disk.places import made_outside, store_of
 from ringfence_sandbox.host import Durability, HostFilesystem
 from ringfence_sandbox.moved_roots import replaced
-from ringfence_sandbox.scan.scan import DEFAULT_LIMITS, Exclusion, ScanLimits, ScanResult
+from ringfence_sandbox.scan.scan import DEFAULT_LIMITS, Exclusion, Progress, ScanLimits, ScanResult, told_nothing
 from ringfence_sandbox.steps.aborted_calls import look_at
 from ringfence_sandbox.steps.reversal import Outcome
 from ringfence_sandbox.steps.reversing import Planner, Reversing
@@ -96,6 +96,7 @@ class Workspace:
         durability: Durability = "process",
         read_only: bool = False,
         only_this_host: bool = False,
+        progress: Progress = told_nothing,
         before: Before = nothing_before,
     ) -> Workspace:
         """Open the workspace at `root`: recover it, lock it, and take in what changed since its newest step.
@@ -104,7 +105,8 @@ class Workspace:
         ``store`` is the directory outside of the root that keeps its history; by default one that the root's real
         path leads to. Of another one only who names it knows: the commands, and copies of the root into memory, take
         what a killed call has left half done for the files as they are. ``only_this_host`` is as for
-        `HostFilesystem`. ``before`` is for tests: it is called before every system call that changes the tree.
+        `HostFilesystem`. ``progress`` is told now and then how many files have been looked at so far: the first opening
+        reads all of them. ``before`` is for tests: it is called before every system call that changes the tree.
 
         Raises:
             WorkspaceLockedError: another opener has it; it is named.
@@ -127,6 +129,7 @@ class Workspace:
         history = StepHistory(
             Confined(descriptor, abilities()), Path(place), limits=limits, power=durability == "power", before=before
         )
+        history.progress = progress
         history.replaced = replaced(real, place)  # before it is noted that this one is there now
         try:
             filesystem = HostFilesystem(
@@ -143,6 +146,7 @@ class Workspace:
                 workspace = cls(filesystem, history.store, history)
                 with telling_of_damage(history.store.folder):
                     workspace._look()
+                history.progress = told_nothing
                 workspace._left_out_first, workspace._tip_first = history.left_out, history.store.tip
             except BaseException:
                 filesystem.close()

@@ -14,10 +14,10 @@ from ringfence.prompt.section import Section
 from ringfence.prompt.tool import Tool, ToolContext
 from ringfence.prompt.tool_result import ToolResult
 from ringfence.runtime.session import Session
-from ringfence_cli.disk import DiskWorkspace
+from ringfence_cli.disk import DiskWorkspace, on_disk
 from ringfence_cli.history import recovery
 from ringfence_cli.report import left_out
-from ringfence_cli.run import loaded, on_disk, start_container
+from ringfence_cli.run import loaded, start_container
 from ringfence_cli.terms import Place
 from ringfence_cli.workspace import LeftOutPolicy, MemoryWorkspace
 from ringfence_sandbox import HostFilesystem, Workspace

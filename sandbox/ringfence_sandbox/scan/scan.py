@@ -47,6 +47,11 @@ that are reached over a network or served by a program, may not: there every dir
 _OURS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 """Errors that say nothing about the file."""
 
+_TOLD_EVERY, _TOLD_BYTES = 128, 1 << 20
+"""A scan says how far it is after so many files that it reads, and before one of so many bytes."""
+
+Progress: TypeAlias = Callable[[int], None]
+"""Is told now and then how many files a scan has looked at."""
 Exclusion: TypeAlias = Literal["too large", "too many files", "too deep", "special file", "unreadable", "mounted"]
 
 
@@ -113,6 +118,10 @@ def follow(cache: StatCache, states: States, commit: str | None) -> None:
     cache.commit = commit
 
 
+def told_nothing(files: int) -> None:
+    """The progress that nobody wants to hear of."""
+
+
 class _Before:
     """A directory as the step before had it, read from the store only if it is asked for."""
 
@@ -162,7 +171,7 @@ class Scanner:
     """One scan of the tree at the descriptor ``root`` against its state at ``commit`` (None: nothing) and its cache.
 
     ``keep`` puts the bytes of a file into the store and gives their object id. ``hidden`` tells the names in the root
-    that are none of the workspace's.
+    that are none of the workspace's. ``progress`` is told of it for every directory, and in a large one now and then.
     """
 
     def __init__(
@@ -175,6 +184,7 @@ class Scanner:
         *,
         limits: ScanLimits = DEFAULT_LIMITS,
         hidden: Callable[[str], bool] = lambda name: False,
+        progress: Progress = told_nothing,
     ) -> None:
         self._root = root
         self._states = states
@@ -183,6 +193,7 @@ class Scanner:
         self._cache = cache
         self._limits = limits
         self._hidden = hidden
+        self._progress = progress
         self._clock = filesystem_clock(root)
         self._settled = self._clock - FINE_TICK_NS
         """Nothing with a later ctime is settled."""
@@ -217,6 +228,7 @@ class Scanner:
         return self._found
 
     def _folder(self, descriptor: int, path: str, before: _Before, depth: int) -> None:
+        self._progress(self._found.files)
         status = os.fstat(descriptor)
         stamp = stamp_of(status)
         settled, listing = True, self._cache.listings.get(path)
@@ -330,6 +342,8 @@ class Scanner:
         """Whether it is (still) there. What may be trusted from now on comes into ``fresh``."""
         path, old = prefix + name, before.file(name)
         self._found.files += 1
+        if not self._found.files % _TOLD_EVERY or status.st_size >= _TOLD_BYTES:
+            self._progress(self._found.files)
         reason = "mounted" if path in self._mounted else self._refused(parent, name, status)
         if reason is None:
             kind, steady, stamp = "file", True, stamp_of(status)

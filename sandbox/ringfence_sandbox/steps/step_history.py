@@ -15,7 +15,7 @@ from ringfence.participants import Step
 from ringfence_sandbox.calls.history import ChangedFiles, History, Recorded, ScannedStates, TakenBackCall
 from ringfence_sandbox.disk.confined import Confined, Looks, is_reserved
 from ringfence_sandbox.disk.kernel import Before, nothing_before
-from ringfence_sandbox.scan.scan import Exclusion, ScanLimits, Scanner, ScanResult, follow
+from ringfence_sandbox.scan.scan import Exclusion, Progress, ScanLimits, Scanner, ScanResult, follow, told_nothing
 from ringfence_sandbox.scan.stat_cache import Attributes, Stamp, StatCache
 from ringfence_sandbox.steps import aborted_calls
 from ringfence_sandbox.steps.step_states import Differing
@@ -72,6 +72,8 @@ class StepHistory(History):
         """Whether what the next look finds to differ is that of another directory in the place of the one before."""
         self.lost: list[str] = []
         """Commits that the journal names and the store does not have."""
+        self.progress: Progress = told_nothing
+        """Is told how far a scan is."""
 
     @property
     def store(self) -> Store:
@@ -220,6 +222,7 @@ class StepHistory(History):
             self._cache,
             limits=self.limits,
             hidden=lambda name: name != also and is_reserved(name),
+            progress=self.progress,
         )
         found = scanner.scan()
         self.left_out = {
