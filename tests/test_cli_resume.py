@@ -364,8 +364,9 @@ def test_what_gc_dropped_is_not_said_to_be_nothing(tree: Path) -> None:
 
 def test_a_run_that_failed_says_how_it_can_go_on(tree: Path) -> None:
     write = calls(call("write_file", file_path="b.txt", content="x\n"))
-    done = ringfence("run", tree, "--task", "Write.", "--model", script(tree, "1.jsonl", write))
-    assert done.returncode == 3
+    model = script(tree, "1.jsonl", write, DONE)
+    done = ringfence("run", tree, "--task", "Write.", "--max-turns", "1", "--model", model)
+    assert done.returncode == 5
     assert f"`ringfence run {tree} --resume" in done.stderr
     assert f"1 step in {tree}: `ringfence undo {tree} 1` takes it back" in done.stderr
 

@@ -345,7 +345,7 @@ def test_a_script_that_is_used_up_is_the_provider_s_failure(tree: Path) -> None:
     before = contents(tree)
     ended = run(tree, "--apply", turns=[EDIT])
     assert ended.returncode == 3
-    assert b"no turn left" in ended.stderr
+    assert b"since its last turn calls tools: end it with a turn that calls none" in ended.stderr
     assert contents(tree) == before
     assert applied_by_git(tree, ended.stdout) == EDITED
 
@@ -471,6 +471,13 @@ def test_what_ends_an_evaluation_has_its_exit_code(tree: Path, error: Exception,
 
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m[red]not markup[/red] :smile: \u202e \ud800\r"
+
+
+def test_a_script_that_does_not_end_a_run_is_no_run_to_resume(tree: Path) -> None:
+    on_disk = [sys.executable, "-m", "ringfence_cli", "run", str(tree), "--task", "Do it."]
+    ended = subprocess.run([*on_disk, "--model", script(tree.parent, EDIT)], capture_output=True)
+    assert (ended.returncode, b"end it with a turn that calls none" in ended.stderr) == (3, True)
+    assert b"--resume" not in ended.stderr
 
 
 def test_nothing_a_model_says_acts_on_the_terminal(tree: Path) -> None:

@@ -239,7 +239,10 @@ def _what_next(options: Options, ending: Ending, workspace: RunWorkspace) -> Ite
         undo = f"`ringfence undo {quoted} {steps}` takes {'it' if steps == 1 else 'them'} back"
         yield f"{plural(steps, 'step')} in {options.directory}: {undo}"
     if isinstance(workspace, DiskWorkspace):
-        if ending.outcome != "done":
+        # A script that fails is wrong itself: what it says is the error.
+        if ending.outcome != "done" and not (
+            ending.outcome == "provider_failed" and options.model.startswith("script:")
+        ):
             anew = "".join(f" {option}" for option in ending.used_up)
             yield f"`ringfence run {quoted} --resume{anew} --model ...` goes on from there"
         return

@@ -84,9 +84,10 @@ class ScriptedAdapter(LoopAdapter):
                 said = str(error) if isinstance(error, ValueError) else described(error)
                 raise PromptEvaluationError(said, prompt_name=request.prompt_name, phase="response") from error
         if not self._turns:
+            calls = ", since its last turn calls tools" if messages and messages[-1]["role"] == "tool" else ""
             raise PromptEvaluationError(
                 f"the script has no turn left, but {request.prompt_name} asks for one more (request "
-                f"{len(self.requests)}): a script ends with a turn without tool calls",
+                f'{len(self.requests)}){calls}: end it with a turn that calls none, such as {{"text": "Done."}}',
                 prompt_name=request.prompt_name,
                 phase="response",
             )
