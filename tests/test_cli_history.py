@@ -29,6 +29,7 @@ from ringfence_cli.live import call_text
 from ringfence_cli.noted_tasks import noted_tasks
 from ringfence_sandbox import HostFilesystem, Workspace
 from ringfence_sandbox.calls.recovery import Recovered
+from ringfence_sandbox.disk.places import store_of
 from ringfence_tools.mounts import HostMount, mount_all
 
 
@@ -158,6 +159,18 @@ def test_undo_previews_reverses_and_is_reversed(tree: Path) -> None:
     assert not (tree / "new").exists()
 
 
+def test_another_directory_in_the_place_of_one_can_begin_a_history_of_its_own(tree: Path) -> None:
+    for kept in ("before", "before2"):
+        run(tree)
+        shutil.rmtree(tree)
+        tree.mkdir()
+        (tree / "a.txt").write_bytes(b"one\r\ntwo\r\nthree")
+        said = ringfence("log", tree).stderr.decode()
+        subprocess.run(said.partition("to begin anew, without that history and its owner's policies: ")[2], shell=True)
+        assert b"has no history yet" in ringfence("log", tree).stderr
+        assert [path.suffix for path in Path(store_of(str(tree.resolve()))).parent.glob(f"*.{kept}")] == [f".{kept}"]
+
+
 def test_another_directory_in_the_place_of_one_is_said_and_what_it_had_is_in_the_history(tree: Path) -> None:
     run(tree)
     shutil.rmtree(tree)
@@ -166,6 +179,7 @@ def test_another_directory_in_the_place_of_one_is_said_and_what_it_had_is_in_the
     preview = ringfence("restore", tree, "0", "--dry-run")
     assert b"is another directory than the one that its history began with" in preview.stderr
     assert b"since then another directory came in the place of the one before" in preview.stderr
+    assert preview.stderr.count(b"to begin anew") == 1
     entries = as_json("log", tree)["log"]
     assert (entries[0]["kind"], entries[0]["tool"]) == ("external", "another directory")
     log = ringfence("log", tree)

@@ -68,7 +68,8 @@ def moved_from(root: str, *, copied: bool = False) -> str | None:
             return f"{root} is another directory than the one that was here before: policies in {file} hold for it, too"
         return (
             f"{root} is another directory than the one that its history began with, in the same place: what differs is "
-            "taken in as somebody else's, and a restore to a step before brings back the files of the other one"
+            "taken in as somebody else's, and a restore to a step before brings back the files of the other one; "
+            f"to begin anew, without that history and its owner's policies: {_aside(store, 'before')}"
         )
     noted = _read(Path(store))
     before = _search(now) if noted is None else noted.before
@@ -77,11 +78,17 @@ def moved_from(root: str, *, copied: bool = False) -> str | None:
         return None
     take = f"mv {shlex.quote(before)} {shlex.quote(store)}"
     if os.path.exists(store):
-        take = f"mv {shlex.quote(store)} {shlex.quote(f'{store}.new')}; {take}"
+        take = f"{_aside(store, 'new')}; {take}"
     return (
         f"{root} was {was.path} before: its history, and the policies in its owner's file, are kept for that path, and "
         f"do not hold here. To take them along: {take}"
     )
+
+
+def _aside(store: str, why: str) -> str:
+    """The command that moves a store to where nobody looks for one, and nothing is yet."""
+    places = itertools.chain([f"{store}.{why}"], (f"{store}.{why}{number}" for number in itertools.count(2)))
+    return f"mv {shlex.quote(store)} {shlex.quote(next(place for place in places if not os.path.lexists(place)))}"
 
 
 def _search(now: _Root) -> str:
