@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from ringfence import MarkdownSection, Prompt, PromptTemplate, Session, Tool, To
 from ringfence.errors import ToolValidationError, TransactionError
 from ringfence.filesystem import InMemoryFilesystem
 from ringfence.runtime import Append
+from ringfence_sandbox import HostFilesystem
 from ringfence_tools import AstevalSection, VfsToolsSection
 
 
@@ -39,6 +41,34 @@ def test_what_a_model_can_mend_is_no_warning(
         assert not ToolExecutor(prompt=prompt, session=Session()).call("a", {}).success
     assert [record.levelno for record in caplog.records] == ([] if level is None else [level])
     assert all(record.exc_info for record in caplog.records)
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments"),
+    [
+        ("read_file", {"file_path": "%/a"}),
+        ("write_file", {"file_path": "%", "content": "x"}),
+        ("edit_file", {"file_path": "%/a", "old_string": "a", "new_string": "b"}),
+        ("apply_patch", {"patch": "--- /dev/null\n+++ b/%/a\n@@ -0,0 +1 @@\n+b\n"}),
+        ("move", {"source": "f", "target": "%/a"}),
+        ("rm", {"path": "%"}),
+    ],
+)
+def test_a_name_that_ringfence_keeps_for_itself_is_told_and_is_no_warning(
+    tool: str, arguments: dict[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    reserved = ".ringfence-hold-0123456789abcdef"
+    (tmp_path / "f").touch()
+    session = Session()
+    with HostFilesystem(tmp_path) as files:
+        prompt = Prompt(PromptTemplate(ns="n", key="k", sections=[VfsToolsSection(session=session, filesystem=files)]))
+        asked = {name: value.replace("%", reserved) for name, value in arguments.items()}
+        with prompt.resources, caplog.at_level(logging.INFO, logger="ringfence"):
+            call = ToolExecutor(prompt=prompt, session=session).call
+            call("read_file", {"file_path": "f"})
+            message = call(tool, asked).message
+    assert (reserved in message, "a name that displaced files wait under, and no path" in message) == (True, True)
+    assert ("could not decide" in message, caplog.records) == (False, [])
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ringfence.arguments import checked
-from ringfence.filesystem.paths import from_model, is_link, place_itself, shown
+from ringfence.filesystem.paths import from_model, is_link, place_itself, said_about, shown
 from ringfence.filesystem.protocol import Filesystem
 from ringfence.prompt.policy import ALLOW, PathHashes, PolicyDecision, PolicyState, only_for, policy_state
 from ringfence.prompt.tool_types import ContentOf, Itself, Written
@@ -69,15 +69,25 @@ class ReadBeforeWritePolicy:
                 return PolicyDecision.deny(f"{shown(target)} {error.strerror}")
             except ValueError as error:
                 return PolicyDecision.deny(str(error))
-            for file, content_hash in _files_at(filesystem, meant, written):
-                read = known.of(file)
-                if read == content_hash:
-                    continue
-                below = f"{shown(meant)} is a directory, and " if file.startswith(f"{meant}/") else ""
-                if read is None:
-                    return PolicyDecision.deny(f"{below}{shown(file)} exists and has not been read: read it first")
-                return PolicyDecision.deny(f"{below}{shown(file)} has changed since it was read: read it again")
+            try:
+                if (denial := self._denial(filesystem, meant, written, known)) is not None:
+                    return PolicyDecision.deny(denial)
+            except PermissionError as error:  # a name that is none for files, or what may not be read
+                return PolicyDecision.deny(
+                    said_about(shown(str(error.filename or meant)), error.strerror or "no access")
+                )
         return ALLOW
+
+    def _denial(self, filesystem: Filesystem, meant: str, written: Written, known: PathHashes) -> str | None:
+        for file, content_hash in _files_at(filesystem, meant, written):
+            read = known.of(file)
+            if read == content_hash:
+                continue
+            below = f"{shown(meant)} is a directory, and " if file.startswith(f"{meant}/") else ""
+            if read is None:
+                return f"{below}{shown(file)} exists and has not been read: read it first"
+            return f"{below}{shown(file)} has changed since it was read: read it again"
+        return None
 
     def concerns(self, tool: Tool[Any, Any]) -> bool:
         """The effects of tools that are known to declare all that they write are looked at in `on_result`, for less."""
