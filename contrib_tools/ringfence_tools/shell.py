@@ -251,8 +251,8 @@ class _CommandTools:
             )
         except SandboxUnavailableError as error:
             return ToolResult.error(f"no command can be run here: {error}")
-        except (FileNotFoundError, NotADirectoryError):
-            raise ToolValidationError(f"cwd is {cwd!r}, which is no directory of the workspace") from None
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise ToolValidationError(str(error)) from None
         outcome = _outcome(ended)
         if ended.failure:
             return ToolResult(f"{outcome.summary()}; {ended.failure}; what it did is taken back", outcome, False)

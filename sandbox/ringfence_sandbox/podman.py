@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import time
@@ -13,12 +14,12 @@ from typing import TYPE_CHECKING
 
 from ringfence.arguments import checked
 from ringfence.errors import ExecutorLostError, TransactionError
-from ringfence.filesystem.paths import normalise, shown
+from ringfence.filesystem.paths import normalise, os_error, shown
 from ringfence.participants import CURRENT_CALL, CallInfo, Transactional
 from ringfence.runtime.limits import Cancellation
 from ringfence.runtime.session import Session
 from ringfence.runtime.transaction import tool_transaction
-from ringfence_sandbox.container.asked import Asked, explained
+from ringfence_sandbox.container.asked import Asked, explained, no_directory
 from ringfence_sandbox.container.channel import Ended
 from ringfence_sandbox.container.command_watch import CommandWatch
 from ringfence_sandbox.container.container import Container, mounted_in, remove_orphans
@@ -333,9 +334,12 @@ class PodmanSandbox:
     def _directory(self, cwd: str) -> str:
         """A directory of the workspace as the container sees it."""
         inside = cwd.removeprefix(WORKSPACE) if f"{cwd}/".startswith(f"{WORKSPACE}/") else cwd
-        place = self.filesystem.resolve(normalise(inside))
-        if not self.filesystem.stat(place).is_directory:
-            raise NotADirectoryError(f"cwd is {cwd!r}, which is not a directory of the workspace")
+        try:
+            place = self.filesystem.resolve(normalise(inside))
+            if not self.filesystem.stat(place).is_directory:
+                raise os_error(errno.ENOTDIR, place)
+        except (OSError, ValueError) as error:
+            raise no_directory(cwd, error) from None
         return f"{WORKSPACE}/{place}" if place else WORKSPACE
 
 

@@ -159,10 +159,10 @@ def test_a_time_limit_is_a_number_of_seconds(shared: PodmanSandbox, seconds: flo
 
 def test_a_working_directory_has_to_be_there(shared: PodmanSandbox) -> None:
     Path(shared.filesystem.root, "file").write_text("")
-    with pytest.raises(FileNotFoundError):
-        shared.run("true", cwd="missing")
-    with pytest.raises(NotADirectoryError):
-        shared.run("true", cwd="file")
+    Path(shared.filesystem.root, "loop").symlink_to("loop")
+    for cwd, error in (("missing", FileNotFoundError), ("file", NotADirectoryError), ("loop", NotADirectoryError)):
+        with pytest.raises(error, match="no directory of the workspace .* such as 'src', or below /workspace"):
+            shared.run("true", cwd=cwd)
 
 
 def test_a_command_in_a_call_belongs_to_the_call(sandbox: PodmanSandbox) -> None:

@@ -381,9 +381,11 @@ def test_what_a_link_leads_to_is_looked_for_in_the_container(shared: PodmanSandb
 
 
 def test_a_path_out_of_the_workspace_is_no_working_directory(shared: PodmanSandbox) -> None:
-    for cwd in ("..", "../..", "/etc", "a/../../.."):
-        with pytest.raises((ValueError, PermissionError, FileNotFoundError)):
+    for cwd in ("..", "../..", "/etc", "a/../../..", "a\0b", ".ringfence-hold-0123456789abcdef"):
+        with pytest.raises((ValueError, PermissionError, FileNotFoundError)) as caught:
             shared.run("pwd", cwd=cwd)
+        assert str(caught.value).startswith(f"cwd is {cwd!r}, which is no directory of the workspace (")
+        assert "it is a path from the root, such as 'src', or below /workspace" in str(caught.value)
 
 
 def test_a_link_that_is_swapped_while_tools_read_never_shows_a_file_of_the_host(shared: PodmanSandbox) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from ringfence_sandbox.container.channel import Ended
+from ringfence_sandbox.container.isolation import WORKSPACE
 from ringfence_sandbox.container.shell_environment import ShellEnvironment
 
 LONGEST_ARGUMENT = 128 * 1024 - 1
@@ -118,3 +120,18 @@ def explained(asked: Asked, ended: Ended) -> str:
     if "/" in program:
         return f"{ended.problem}; that, or the interpreter which its first line names, is not in the container"
     return f"{ended.problem}; the container's PATH has no such program: take an image that has it, or give its path"
+
+
+def no_directory(cwd: str, error: OSError | ValueError) -> OSError | ValueError:
+    """The same kind of error, with what a cwd may be. What says nothing about the path stays as it is."""
+    why = str(error)
+    if isinstance(error, OSError):
+        why = error.strerror or why
+        if not isinstance(error, (FileNotFoundError, NotADirectoryError, PermissionError)):
+            if error.errno not in (errno.ELOOP, errno.ENAMETOOLONG):
+                return error
+            error = NotADirectoryError()
+    return type(error)(
+        f"cwd is {cwd!r}, which is no directory of the workspace ({why}): it is a path from the root, such as 'src', "
+        f"or below {WORKSPACE}"
+    )
