@@ -255,6 +255,7 @@ def test_what_somebody_changed_stays(tree: Path) -> None:
     ended = ringfence("undo", tree, "--step", "1")
     assert (ended.returncode, ended.stdout) == (1, b"conflict  a.txt  (changed since by somebody else)\n")
     assert f"`ringfence restore {tree} STEP` goes back to a step whatever".encode() in ended.stderr
+    assert b"--dry-run shows" in ended.stderr
     said = json.loads(ringfence("undo", tree, "--step", "1", "--json").stdout)
     assert said["paths"] == [{"path": "a.txt", "outcome": "conflict", "reason": "changed since by somebody else"}]
     assert ringfence("undo", tree, "--step", "2").returncode == 0
@@ -266,6 +267,15 @@ def test_a_restore_says_what_is_somebody_elses(tree: Path) -> None:
     ended = ringfence("restore", tree, "0", "--dry-run")
     assert b"removed   mine.txt  (somebody else's, made since)\n" in ended.stdout
     assert b"removed   new/b.txt\n" in ended.stdout
+    assert b"took away" not in ended.stderr
+    done = ringfence("restore", tree, "0").stderr
+    assert b"it took away 1 change of somebody else's, which --dry-run would have shown" in done
+    assert b"--dry-run" in ringfence("restore", "--help").stdout.partition(b"Options")[0]
+
+
+def test_a_restore_that_takes_nothing_of_others_says_nothing_of_them(tree: Path) -> None:
+    run(tree)
+    assert b"somebody" not in ringfence("restore", tree, "0").stderr
 
 
 def test_a_conflict_with_a_later_step_is_exit_code_1(tree: Path) -> None:

@@ -183,7 +183,7 @@ def undo(directory: Path, signals: Signals, as_json: bool, n: int | None, step: 
     code = _reversed(done, directory, as_json, dry_run)
     if code and not as_json:
         back = f"`ringfence restore {_quoted(directory)} STEP` goes back to a step whatever changed since"
-        ErrorStream().say(f"what is in conflict stays as it is: edit it, or {back}")
+        ErrorStream().say(f"what is in conflict stays as it is: edit it, or {back} (--dry-run shows what)")
     return code or int(bool(done.outcomes) and not done.has_changed)
 
 
@@ -194,7 +194,12 @@ def restore(directory: Path, signals: Signals, as_json: bool, step: StepName, dr
         if any(entry.kind == "external" and entry.tool == REPLACED for entry in since):
             note = "since then another directory came in the place of the one before, with all that is somebody else's"
             done = replace(done, notes=(*done.notes, note))
-    return _reversed(done, directory, as_json, dry_run)
+    code = _reversed(done, directory, as_json, dry_run)
+    others = sum(done.outcomes[path] in ("restored", "removed") for path in done.reasons)
+    if others and done.step is not None and not as_json:
+        count = plural(others, "change")
+        ErrorStream().say(f"it took away {count} of somebody else's, which --dry-run would have shown before")
+    return code
 
 
 def _reversed(done: Reversal, directory: Path, as_json: bool, dry_run: bool) -> int:

@@ -75,7 +75,7 @@ def undo(signals: Signals, directory: Path, as_json: bool, n: int | None, step: 
 def restore(signals: Signals, directory: Path, as_json: bool, step: int | str, dry_run: bool) -> int:
     """Bring the files of DIR back to what they were after STEP, a number or a name; 0 is the beginning.
 
-    It can be undone.
+    What others have changed since goes as well: --dry-run shows it before. It can be undone.
     """
     from ringfence_cli.history import restore
 
