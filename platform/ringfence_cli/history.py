@@ -21,6 +21,7 @@ from ringfence.errors import RingfenceError, WorkspaceLockedError
 from ringfence.filesystem.git_names import is_dotgit
 from ringfence.filesystem.paths import place_shown, shown
 from ringfence.runtime.receipts import change_json
+from ringfence_cli.beside_patch import beside_patch
 from ringfence_cli.not_started import BusyError, NotStartedError
 from ringfence_cli.noted_tasks import forget_tasks, noted_tasks
 from ringfence_cli.outputs import json_line, refuse_way_out
@@ -135,7 +136,8 @@ def show(directory: Path, signals: Signals, as_json: bool, step: StepName, abort
             f"not in the history: {printable(one_line(f'{shown(path)} ({reason})', 200))}\n"
             for path, reason in found.left_out.items()
         )
-        put(f"{printable(one_line(title, 200))}\n{run}{left_out}\n".encode())
+        beside = "".join(f"not in the patch: {printable(line)}\n" for line in beside_patch(found.changes))
+        put(f"{printable(one_line(title, 200))}\n{run}{left_out}{beside}\n".encode())
         put_diff(found.patch)
     return 0
 
