@@ -596,3 +596,12 @@ def test_git_s_own_data_is_not_written_through_a_link_either(tree: Path) -> None
     ended = run(tree, "--apply", turns=[calls(call("apply_patch", patch=patch)), calls(hook), DONE])
     assert b"git's own data" in ended.stderr
     assert not (tree / "sub" / ".git").exists()
+
+
+def test_a_run_that_may_open_too_few_files_says_which_limit_to_raise(tree: Path) -> None:
+    (tree / "/".join("d" * 80)).mkdir(parents=True)
+    command = [*in_memory(tree), "--workspace", "disk", "--model", script(tree.parent, DONE)]
+    ended = subprocess.run(["sh", "-c", 'ulimit -n 64; exec "$@"', "sh", *command], capture_output=True)
+    assert ended.returncode == 2
+    assert b"the workspace cannot be opened: Too many open files: raise" in b" ".join(ended.stderr.split())
+    assert b"`ulimit -n`" in ended.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,7 @@ from ringfence.errors import PromptValidationError
 from ringfence.prompt import PathPolicy, PolicyDecision, ProtectedFilesPolicy, ReadBeforeWritePolicy
 from ringfence.resources import Binding
 from ringfence.runtime import Budget, BudgetTracker, Replace, append_all, reducer
+from ringfence_cli.printable import why
 from ringfence_sandbox import HostFilesystem, Workspace
 from ringfence_tools import PlanningToolsSection, VfsToolsSection
 
@@ -313,3 +315,18 @@ def test_words_that_go_on_a_sentence_about_a_path_follow_it_at_once(words: str) 
     assert said_of(PermissionError(13, words, "a.txt")) == f"a.txt {words}"
     assert said_of(PermissionError(13, "Is a directory", "a.txt")) == "a.txt: Is a directory"
     assert said_of(PermissionError(13, "the root cannot be moved", "")) == "the root cannot be moved"
+
+
+@pytest.mark.parametrize(
+    ("error", "said", "limit"),
+    [
+        (OSError(errno.EMFILE, "Too many open files", "a.txt"), "a.txt: Too many open files: ", "ulimit -n"),
+        (OSError(errno.ENFILE, "Too many open files in system"), "Too many open files in system: ", "fs.file-max"),
+        (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), "Resource temporarily un", "ulimit -u"),
+        (RuntimeError("can't start new thread"), "can't start new thread: ", "ulimit -u"),
+    ],
+)
+def test_a_limit_of_the_system_is_named_with_what_raises_it(error: Exception, said: str, limit: str) -> None:
+    assert said_of(error).startswith(said)
+    assert (f"`{limit}`" in said_of(error), f"`{limit}`" in why(error)) == (True, True)
+    assert said_of(ExceptionGroup("unhandled errors in a TaskGroup", [error])) == said_of(error)

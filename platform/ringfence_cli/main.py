@@ -321,7 +321,10 @@ def _exit_code(signals: Signals) -> int:
             gone.show()
             return _told(gone.message, gone.exit_code)
         # A mistake of ours; nobody but us could read a traceback.
-        said = f"{type(error).__name__}: {str(error)!r}"
+        from ringfence.adapters.failures import innermost, with_limit
+
+        cause = innermost(error)
+        said = with_limit(f"{type(cause).__name__}: {str(cause)!r}", cause)
         click.echo(f"ringfence: {said}", err=True)
         return _told(said, 1)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+from typing import cast
+
 from ringfence.filesystem.paths import said_about, shown, words_shown
 
 SAID: tuple[tuple[type[BaseException], str], ...] = (
@@ -17,8 +20,40 @@ SAID: tuple[tuple[type[BaseException], str], ...] = (
 """For errors whose own text may be no more than a path; the most specific comes first."""
 
 
+_PROCESSES = "raise the limit of processes and threads (`ulimit -u`, in a container that of its pids)"
+LIMITS = {
+    errno.EMFILE: "raise the limit of open files (`ulimit -n`)",
+    errno.ENFILE: "raise the system's limit of open files (`fs.file-max`)",
+    errno.EAGAIN: f"if no process could be started, {_PROCESSES}",
+}
+"""For errors that say that a limit of the system was reached, what to do."""
+
+
 def said_of(error: BaseException) -> str:
     """What went wrong, for somebody who cannot see the code: never empty, never a bare path."""
+    error = innermost(error)
+    return with_limit(_said_of(error), error)
+
+
+def innermost(error: BaseException) -> BaseException:
+    """The error itself, without the groups that a task group has put around it alone."""
+    inner = cast("tuple[BaseException, ...]", getattr(error, "exceptions", ()))
+    return (
+        innermost(inner[0])
+        if isinstance(error, BaseExceptionGroup) and len(inner) == 1
+        else cast("BaseException", error)
+    )
+
+
+def with_limit(said: str, error: BaseException) -> str:
+    """What is said of an error, and where it was a limit of the system how to raise it."""
+    limit = LIMITS.get(error.errno or 0) if isinstance(error, OSError) else None
+    if isinstance(error, RuntimeError) and "can't start new thread" in said:
+        limit = _PROCESSES
+    return f"{said}: {limit}" if limit else said
+
+
+def _said_of(error: BaseException) -> str:
     text = _text(error)
     for kind, words in SAID:
         if isinstance(error, kind):
