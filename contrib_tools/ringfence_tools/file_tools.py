@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from contextlib import suppress
 from typing import Any
 
 from ringfence.errors import ToolValidationError
@@ -349,7 +350,9 @@ def _is_directory(filesystem: Filesystem, path: str) -> bool:
 
 def _info(filesystem: Filesystem, entry: FileEntry) -> FileInfo:
     if entry.is_symlink:
-        return FileInfo(shown(entry.path), "symlink", entry.size_bytes, shown(filesystem.readlink(entry.path)))
+        with suppress(OSError, ValueError):  # it is gone, or no link any more
+            return FileInfo(shown(entry.path), "symlink", entry.size_bytes, shown(filesystem.readlink(entry.path)))
+        return FileInfo(shown(entry.path), "symlink", entry.size_bytes)
     return FileInfo(shown(entry.path), "directory" if entry.is_directory else "file", entry.size_bytes)
 
 

@@ -54,6 +54,7 @@ from ringfence_sandbox.calls.core import Mark
 from ringfence_sandbox.calls.history import History
 from ringfence_sandbox.calls.operation import NOT_ROLLED_BACK, is_full
 from ringfence_sandbox.calls.recovery import Recovered
+from ringfence_sandbox.calls.seen import relinked
 from ringfence_sandbox.calls.states import State, Token
 from ringfence_sandbox.changing import Changing
 from ringfence_sandbox.disk.call_process import CallProcess
@@ -257,7 +258,10 @@ class HostFilesystem(Transactional):
         place = self._file(normal).place
         digest = hashlib.sha256()
         with self._files.parent(place) as (directory, name):
-            descriptor, found = open_file(directory, name, normal)
+            try:
+                descriptor, found = open_file(directory, name, normal)
+            except OSError as error:
+                raise relinked(normal, error) from None
         try:
             while content := os.read(descriptor, CHUNK_BYTES):
                 digest.update(content)
@@ -288,9 +292,13 @@ class HostFilesystem(Transactional):
 
     def readlink(self, path: str) -> str:
         found = self._itself(normalise(path))
-        if not found.is_link:
-            raise ValueError(f"{path!r} is not a symlink")
-        return self._files.read_link(found.place)
+        try:
+            if found.is_link:
+                return self._files.read_link(found.place)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # it is none any more
+                raise
+        raise ValueError(f"{path!r} is not a symlink")
 
     def exists(self, path: str) -> bool:
         try:
@@ -556,7 +564,10 @@ class HostFilesystem(Transactional):
             else:
                 return normal, content, found
         place = self._file(normal).place
-        return place, *self._files.read_file(place)
+        try:
+            return place, *self._files.read_file(place)
+        except OSError as error:
+            raise relinked(place, error) from None
 
     def _kept_output(self, normal: str) -> tuple[bytes, os.stat_result] | None:
         return None if self._opened.outputs is None else self._opened.outputs.read(normal)

@@ -72,7 +72,9 @@ class ReadBeforeWritePolicy:
             try:
                 if (denial := self._denial(filesystem, meant, written, known)) is not None:
                     return PolicyDecision.deny(denial)
-            except PermissionError as error:  # a name that is none for files, or what may not be read
+            except OSError as error:  # a name that is none for files, or what may not be read, or changes just now
+                if not isinstance(error, PermissionError) and error.errno != errno.ESTALE:
+                    raise
                 return PolicyDecision.deny(
                     said_about(shown(str(error.filename or meant)), error.strerror or "no access")
                 )

@@ -93,6 +93,14 @@ class Seen:
             raise stale(place)
 
 
+def relinked(place: str, error: OSError) -> OSError:
+    """The error to raise for one at a resolved place, where a link can only just have come."""
+    if error.errno != errno.ELOOP:
+        return error
+    said = "was changed by somebody else in the very instant that it was looked at; nothing is changed, read it again"
+    return OSError(errno.ESTALE, said, place)
+
+
 def written_meanwhile(place: str) -> OSError:
     return OSError(
         errno.ESTALE,

@@ -284,7 +284,7 @@ class _Walk:
         own = len(pending)  # below this, what is pending is the caller's; above it, it came out of a link
         hops = 0
         while pending:
-            out_of_link = len(pending) > own
+            was, out_of_link = own, len(pending) > own
             name = pending.pop()
             own = min(own, len(pending))
             if name == "..":
@@ -299,7 +299,11 @@ class _Walk:
                 hops += 1
                 if hops > MAX_LINK_HOPS:
                     raise os_error(errno.ELOOP, self._path)
-                target = os.readlink(name, dir_fd=self._at)
+                target = self._target(name)
+                if target is None:  # it is no link any more: what is it now?
+                    pending.append(name)
+                    own = was
+                    continue
                 if target.startswith("/"):
                     raise outside(self._path)
                 pending.extend(part for part in reversed(target.split("/")) if part not in ("", "."))
@@ -313,6 +317,14 @@ class _Walk:
         try:
             return lstat(self._at, name)
         except OSError as error:
+            raise os_error(error.errno or errno.EIO, self._path) from None
+
+    def _target(self, name: str) -> str | None:
+        try:
+            return os.readlink(name, dir_fd=self._at)
+        except OSError as error:
+            if error.errno in (errno.EINVAL, errno.ENOENT):
+                return None
             raise os_error(error.errno or errno.EIO, self._path) from None
 
     def _nothing(self, in_the_way: bool, out_of_link: bool, rest: list[str]) -> Found:
