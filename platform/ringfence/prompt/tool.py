@@ -154,7 +154,7 @@ class Tool(Generic[ParamsT, ResultT]):
     """For the model: ASCII, 1 to 200 characters."""
     handler: ToolHandler[ParamsT, ResultT] | None
     """None for a tool that is only documented: calling it fails."""
-    examples: tuple[ToolExample[ParamsT, ResultT], ...] = ()
+    examples: Sequence[ToolExample[ParamsT, ResultT]] = ()
     accepts_overrides: bool = True
     read_only: bool = False
     """It changes nothing. A read-only tool that changes something anyway fails and is rolled back."""

@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar, cast
 from uuid import UUID
@@ -25,7 +26,7 @@ T = TypeVar("T")
 class SliceConfig:
     """How a session keeps its slices: all in memory, and LOG slices below the directory ``logs`` as well."""
 
-    logs: Path | None = None
+    logs: str | PathLike[str] | None = None
 
 
 class JsonLines:
@@ -35,8 +36,8 @@ class JsonLines:
     fail a call: that is logged, and nothing more is written.
     """
 
-    def __init__(self, directory: Path, session_id: UUID) -> None:
-        self.directory = directory / str(session_id)
+    def __init__(self, directory: str | PathLike[str], session_id: UUID) -> None:
+        self.directory = Path(directory) / str(session_id)
         self._waiting: list[tuple[type[Any], dict[str, Any]]] = []
         self._broken = False
 
@@ -77,7 +78,7 @@ class JsonLines:
 
 
 def read_log(
-    directory: Path, session_id: UUID, slice_type: type[T], *, types: Iterable[type[Any]] = ()
+    directory: str | PathLike[str], session_id: UUID, slice_type: type[T], *, types: Iterable[type[Any]] = ()
 ) -> tuple[T, ...]:
     """What a session's LOG slice held, from its file; equal to what was put there.
 
@@ -88,7 +89,7 @@ def read_log(
     """
     known = types_within((slice_type, *types))
     items: list[T] = []
-    for record in _records(_file(directory / str(session_id), slice_type)):
+    for record in _records(_file(Path(directory) / str(session_id), slice_type)):
         if record.get("restart"):
             items.clear()
         elif "item" in record:
