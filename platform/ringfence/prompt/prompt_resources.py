@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from typing_extensions import TypeVar
 
+from ringfence.resources.binding import ResourceType
 from ringfence.resources.context import ResourceContext
 from ringfence.resources.registry import ResourceRegistry
 
@@ -63,10 +64,10 @@ class PromptResources:
         """See `ResourceContext.snapshotable`."""
         return self.context.snapshotable()
 
-    def get(self, protocol: type[ResourceT]) -> ResourceT:
+    def get(self, protocol: ResourceType[ResourceT]) -> ResourceT:
         """The resource bound to `protocol`; raises what `ResourceContext.get` raises."""
         return self.context.get(protocol)
 
-    def get_optional(self, protocol: type[ResourceT]) -> ResourceT | None:
+    def get_optional(self, protocol: ResourceType[ResourceT]) -> ResourceT | None:
         """The same, or None where nothing is bound to `protocol`."""
         return self.context.get_optional(protocol)

@@ -6,13 +6,15 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from ringfence.arguments import checked
 from ringfence.serde.tagged import meet
 
 ResourceT = TypeVar("ResourceT")
 GivenT = TypeVar("GivenT")
+ResourceType: TypeAlias = type[ResourceT] | Callable[..., ResourceT]
+"""A class or a protocol. (mypy takes no protocol for a ``type[T]``, but does take it for a callable.)"""
 
 
 class Scope(Enum):
@@ -43,11 +45,11 @@ class PostConstruct(Protocol):
 class ResourceResolver(Protocol):
     """Where a provider gets what it depends on."""
 
-    def get(self, protocol: type[ResourceT]) -> ResourceT:
+    def get(self, protocol: ResourceType[ResourceT]) -> ResourceT:
         """The resource bound to `protocol`. Raises UnboundResourceError where nothing is, and other ResourceErrors."""
         ...
 
-    def get_optional(self, protocol: type[ResourceT]) -> ResourceT | None:
+    def get_optional(self, protocol: ResourceType[ResourceT]) -> ResourceT | None:
         """The same, or None where nothing is bound."""
         ...
 

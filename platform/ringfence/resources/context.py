@@ -10,7 +10,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ringfence.errors import (
     CircularDependencyError,
@@ -28,7 +28,7 @@ from ringfence.participants import (
     is_snapshotable,
     participant_of,
 )
-from ringfence.resources.binding import Binding, Given, ResourceResolver, Scope
+from ringfence.resources.binding import Binding, Given, ResourceResolver, ResourceType, Scope
 
 if TYPE_CHECKING:
     from typing import Self
@@ -83,7 +83,7 @@ class ResourceContext:
     def is_open(self) -> bool:
         return self._blocks > 0
 
-    def get(self, protocol: type[ResourceT]) -> ResourceT:
+    def get(self, protocol: ResourceType[ResourceT]) -> ResourceT:
         """The resource bound to `protocol`, built now where it has to be.
 
         Raises:
@@ -94,7 +94,7 @@ class ResourceContext:
         """
         return _bound(self.get_optional(protocol), protocol)
 
-    def get_optional(self, protocol: type[ResourceT]) -> ResourceT | None:
+    def get_optional(self, protocol: ResourceType[ResourceT]) -> ResourceT | None:
         """The same, or None where nothing is bound to `protocol`."""
         return self.resolve(protocol, current_call())
 
@@ -107,12 +107,12 @@ class ResourceContext:
         """These resources as `call` gets them."""
         return CallResources(self, call)
 
-    def resolve(self, protocol: type[ResourceT], call: CallInfo | None) -> ResourceT | None:
+    def resolve(self, protocol: Any, call: CallInfo | None) -> Any:
         """`get_optional`, for `call`: what it is given takes part in its transaction."""
         value = self.living(protocol, call)
         return self._built(protocol, call) if value is None else value
 
-    def living(self, protocol: type[ResourceT], call: CallInfo | None) -> ResourceT | None:
+    def living(self, protocol: Any, call: CallInfo | None) -> Any:
         """The same of what has been built already, and is for all calls."""
         value = self._values.get(protocol)
         if value is None:
@@ -124,7 +124,7 @@ class ResourceContext:
                 call.join(participant)
         return value
 
-    def _built(self, protocol: type[ResourceT], call: CallInfo | None) -> ResourceT | None:
+    def _built(self, protocol: Any, call: CallInfo | None) -> Any:
         self._check_open()
         binding = self.registry.binding_for(protocol)
         if binding is None:
@@ -234,7 +234,7 @@ class CallResources:
     def __init__(self, context: ResourceContext, call: CallInfo) -> None:
         self._context = context
         self._call = call
-        self._handles: dict[type[Any], Any] | None = None
+        self._handles: dict[Any, Any] | None = None
         self._own: _Owned | None = None
         self._closed = False
 
@@ -247,11 +247,11 @@ class CallResources:
         """See `ResourceContext.snapshotable`."""
         return {protocol: self._handle(value) for protocol, value in self._context.snapshotable().items()}
 
-    def get(self, protocol: type[ResourceT]) -> ResourceT:
+    def get(self, protocol: ResourceType[ResourceT]) -> ResourceT:
         """The resource bound to `protocol`; raises what `ResourceContext.get` raises."""
         return _bound(self.get_optional(protocol), protocol)
 
-    def get_optional(self, protocol: type[ResourceT]) -> ResourceT | None:
+    def get_optional(self, protocol: ResourceType[ResourceT]) -> ResourceT | None:
         """The same, or None where nothing is bound to `protocol`."""
         if self._handles is not None:
             handle = self._handles.get(protocol)
@@ -260,7 +260,7 @@ class CallResources:
         context = self._context
         value = context.living(protocol, self._call)
         if value is None:
-            binding = context.registry.binding_for(protocol)
+            binding = context.registry.binding_for(cast("type[ResourceT]", protocol))
             if binding is not None and binding.scope is not Scope.SINGLETON:
                 return self._own_instance(binding)
             value = context.resolve(protocol, self._call)
@@ -404,7 +404,7 @@ def _join(value: object, call: CallInfo | None) -> None:
             call.join(participant)
 
 
-def _bound(value: ResourceT | None, protocol: type[ResourceT]) -> ResourceT:
+def _bound(value: ResourceT | None, protocol: Any) -> ResourceT:
     if value is None:
         raise UnboundResourceError(
             f"nothing is bound to {protocol.__name__}; bind it with Prompt.bind(resources={{{protocol.__name__}: ...}})"

@@ -13,6 +13,7 @@ from ringfence.arguments import checked
 from ringfence.errors import SnapshotRestoreError, SnapshotSerializationError
 from ringfence.filesystem.protocol import FilesystemSnapshot
 from ringfence.participants import Snapshotable, Transactional, current_call
+from ringfence.resources.binding import ResourceType
 from ringfence.runtime.limits import require_aware, utc_now
 from ringfence.runtime.session import Session
 from ringfence.runtime.snapshots import Snapshot
@@ -34,7 +35,7 @@ class LiveResources(Protocol):
 
     def snapshotable(self) -> Mapping[type[Any], Snapshotable[Any]]: ...
 
-    def get_optional(self, protocol: type[ResourceT]) -> ResourceT | None: ...
+    def get_optional(self, protocol: ResourceType[ResourceT]) -> ResourceT | None: ...
 
 
 @checked
