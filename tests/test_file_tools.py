@@ -571,6 +571,32 @@ def test_tools_that_change_nothing_say_so_and_the_others_say_what_they_change() 
     assert {tool.name for tool in file_tools() if tool.writes is None} == {"ls", "read_file", "glob", "grep"}
 
 
+@pytest.fixture
+def repository(files: InMemoryFilesystem) -> None:
+    for path in (".git/logs/HEAD", "src/.git/logs", "z.txt", ".gitignore"):
+        files.write(path, "needle\n" * (1200 if path == ".git/logs/HEAD" else 1))
+
+
+@pytest.mark.usefixtures("repository")
+def test_a_search_leaves_out_gits_own_data_and_says_so(free: ToolExecutor) -> None:
+    found = call(free, "grep", pattern="needle")
+    assert found.startswith("2 lines in 2 files for needle; git's own data is left out: name .git in path")
+    assert ".gitignore:1: needle\nz.txt:1: needle" in found
+    paths = call(free, "glob", pattern="**/*")
+    assert "own data is left out" in paths
+    assert "\n.git/" not in paths
+    assert "\n.gitignore" in paths
+    assert "own data" not in call(free, "grep", pattern="needle", glob="z.txt")
+
+
+@pytest.mark.usefixtures("repository")
+def test_a_search_that_names_gits_own_data_finds_it(free: ToolExecutor) -> None:
+    assert call(free, "grep", pattern="needle", path=".git").startswith("the first ")
+    assert "src/.git/logs:1: needle" in call(free, "grep", pattern="needle", glob="src/.git/*")
+    assert ".git/logs/HEAD" in call(free, "glob", pattern="**/*", path=".git")
+    assert "1 path below / for .git/logs/*" in call(free, "glob", pattern=".git/logs/*")
+
+
 def test_the_mount_point_that_a_model_sees_is_taken_off(session: Session, files: InMemoryFilesystem) -> None:
     section = ToolsSection(title="Files", tools=file_tools(mount_point="/workspace"))
     prompt = Prompt(PromptTemplate(ns="tests", key="mounted", sections=[section]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -48,6 +49,8 @@ from ringfence_tools.file_results import (
 from ringfence_tools.patching import patch_files, written_by
 
 MAX_NEAR_NAMES = 5
+GIT = ".git"
+WITHOUT_GIT = f"; git's own data is left out: name {GIT} in path to look there"
 
 
 def file_tools(*, mount_point: str | None = None, accepts_overrides: bool = False) -> tuple[Tool[Any, Any], ...]:
@@ -252,21 +255,22 @@ class _FileTools:
         except ValueError as error:
             raise ToolValidationError(f"the pattern cannot be used: {error}") from None
         skip = len(path) + 1 if path else 0
+        asked = [match for match in found if _is_asked_for(match.path, skip, params.pattern)]
         paths = [
             shown(match.path) + ("" if match.is_file or not _is_directory(filesystem, match.path) else "/")
-            for match in found
+            for match in asked
             if wanted is None or wanted(match.path[skip:])
         ]
         kept = fitting(paths[:MAX_LISTED])
         value = FoundPaths(_name(path), params.pattern, tuple(paths[:kept]), left_out=len(paths) - kept)
         said = f"{count(len(paths), 'path')} below {_name(path)} for {words_shown(params.pattern)}"
-        return ToolResult.ok(value, said if paths else said + _braces(params.pattern, params.glob))
+        said += "" if paths else _braces(params.pattern, params.glob)
+        return ToolResult.ok(value, said if len(asked) == len(found) else said + WITHOUT_GIT)
 
     def grep(self, params: Grep, *, context: ToolContext) -> ToolResult[FoundLines]:
         filesystem, path = self._open(context, params.path)
         try:
-            # One more than is shown, so that "there are more" is known and not guessed.
-            found = filesystem.grep(params.pattern, path=path, glob=params.glob, max_matches=MAX_GREP_MATCHES + 1)
+            found, without_git = _grep(filesystem, path, params)
         except (FileNotFoundError, NotADirectoryError):
             raise ToolValidationError(missing(filesystem, path)) from None
         except ValueError as error:
@@ -280,7 +284,8 @@ class _FileTools:
         files = len({line.path for line in value.matches})
         first = "the first " if cut else ""
         said = f"{first}{count(kept, 'line')} in {count(files, 'file')}" if kept else f"no line in {_name(path)}"
-        return ToolResult.ok(value, f"{said} for {words_shown(params.pattern)}{'' if kept else _braces(params.glob)}")
+        said += f" for {words_shown(params.pattern)}{'' if kept else _braces(params.glob)}"
+        return ToolResult.ok(value, said + WITHOUT_GIT if without_git else said)
 
     def rm(self, params: Remove, *, context: ToolContext) -> ToolResult[RemovedFiles]:
         filesystem, path = self._open(context, params.path)
@@ -298,6 +303,26 @@ class _FileTools:
         filesystem.delete(path, recursive=params.recursive)
         many = f", {count(entries, 'entry')} in all" if entries > 1 else ""
         return ToolResult.ok(RemovedFiles(_name(path), entries), f"removed {_name(path)}{many}")
+
+
+# Searching
+
+
+def _is_asked_for(path: str, skip: int, pattern: str | None) -> bool:
+    """Whether a path, from the character `skip` on, is no part of git's own data, or the pattern names that."""
+    return GIT not in path or GIT not in path[skip:].split("/") or GIT in (pattern or "").split("/")
+
+
+def _grep(filesystem: Filesystem, path: str, params: Grep) -> tuple[Sequence[GrepMatch], bool]:
+    """The lines that are asked for, one more than is shown where there are more, and whether some were left out."""
+    skip = len(path) + 1 if path else 0
+    most = MAX_GREP_MATCHES + 1
+    while True:
+        found = filesystem.grep(params.pattern, path=path, glob=params.glob, max_matches=most)
+        asked = [match for match in found if _is_asked_for(match.path, skip, params.glob)]
+        if len(asked) > MAX_GREP_MATCHES or len(found) < most:
+            return asked, len(asked) < len(found)
+        most *= 10
 
 
 # Words
