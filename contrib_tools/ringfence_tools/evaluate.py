@@ -254,13 +254,18 @@ def _run(request: dict[str, Any], files: _Files) -> dict[str, Any]:
         env={},
         start_new_session=True,
     )
+    late = threading.Event()
+
+    def end() -> None:
+        late.set()  # before its end, which is seen at once below
+        process.kill()
+
     # Killed, it closes its ends of the pipes: whatever waits for it below ends with it.
-    limit = threading.Timer(WALL_SECONDS, process.kill)
+    limit = threading.Timer(WALL_SECONDS, end)
     limit.start()
     try:
         outcome = _conversation(process, request, files)
     finally:
-        in_time = limit.is_alive()
         limit.cancel()
         process.kill()
         assert process.stdin is not None
@@ -270,7 +275,7 @@ def _run(request: dict[str, Any], files: _Files) -> dict[str, Any]:
         return outcome
     failed = (
         f"it did not end within {WALL_SECONDS:g} seconds"
-        if not in_time
+        if late.is_set()
         else (f"it ended without an answer, perhaps for want of more than {MEMORY_BYTES >> 20} MiB of memory")
     )
     return {"failed": failed, "value_repr": None, "stdout": "", "stderr": "", "globals": {}}
