@@ -37,12 +37,10 @@ def said_of(error: BaseException) -> str:
 
 def innermost(error: BaseException) -> BaseException:
     """The error itself, without the groups that a task group has put around it alone."""
-    inner = cast("tuple[BaseException, ...]", getattr(error, "exceptions", ()))
-    return (
-        innermost(inner[0])
-        if isinstance(error, BaseExceptionGroup) and len(inner) == 1
-        else cast("BaseException", error)
-    )
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    group = cast("BaseExceptionGroup[BaseException]", error)
+    return innermost(group.exceptions[0]) if len(group.exceptions) == 1 else group
 
 
 def with_limit(said: str, error: BaseException) -> str:
