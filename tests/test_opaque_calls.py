@@ -1360,12 +1360,23 @@ def test_no_program_runs_where_nothing_could_take_back_what_it_changes(root: Pat
     assert shape(root) == before
 
 
+def fails_on(root: Path, resources: dict[type[Any], object]) -> Answer:
+    prompt = Prompt[None](ns="tests", key="bound", sections=[ToolsSection(title="Tools", tools=[shell(root)])])
+    with prompt.bind(resources=resources).resources:
+        return execute(ToolExecutor(prompt=prompt, session=Session()), "echo x > made; exit 1")
+
+
 def test_a_filesystem_that_is_made_when_it_is_asked_for_sees_what_programs_change(root: Path) -> None:
     before = shape(root)
     lazy = Binding(Filesystem, lambda _: HostFilesystem(root, store=root.parent / "store"))
-    prompt = Prompt[None](ns="tests", key="lazy", sections=[ToolsSection(title="Tools", tools=[shell(root)])])
-    with prompt.bind(resources={Filesystem: lazy}).resources:
-        assert not execute(ToolExecutor(prompt=prompt, session=Session()), "echo x > made; exit 1").result.success
+    assert "taken back: made" in fails_on(root, {Filesystem: lazy}).text
+    assert shape(root) == before
+
+
+def test_a_filesystem_that_is_bound_as_something_else_sees_what_programs_change(root: Path) -> None:
+    before = shape(root)
+    with HostFilesystem(root, store=root.parent / "store") as files:
+        assert "taken back: made" in fails_on(root, {HostFilesystem: files}).text
     assert shape(root) == before
 
 

@@ -358,12 +358,13 @@ class ToolExecutor:
         """The handler, in its resource scope; from its end on, nothing changes through this call."""
         assert offer.handler is not None
         assert context.scope is not None
-        # One that is made when it is asked for joins the call with that.
-        if offer.opaque and (context.filesystem is None or not call.sees_programs()):
-            raise TransactionError(
-                f"{ending.name} changes files by itself, as programs do, and no filesystem of this prompt sees that: "
-                "bind one on disk that is not read-only, such as that of a Workspace"
-            )
+        if offer.opaque:
+            _ = context.filesystem  # one that is made when it is asked for joins the call with that
+            if not call.sees_programs():
+                raise TransactionError(
+                    f"{ending.name} changes files by itself, as programs do, and no filesystem of this prompt sees "
+                    "that: bind one on disk that is not read-only, such as that of a Workspace"
+                )
         result = offer.handler(ending.params, context=context)
         context.scope.close()
         # By the real type: `isinstance` believes a `__class__` that lies.
