@@ -580,13 +580,14 @@ def repository(files: InMemoryFilesystem) -> None:
 @pytest.mark.usefixtures("repository")
 def test_a_search_leaves_out_gits_own_data_and_says_so(free: ToolExecutor) -> None:
     found = call(free, "grep", pattern="needle")
-    assert found.startswith("2 lines in 2 files for needle; git's own data is left out: name .git in path")
+    left_out = "; left out, as git ignores them: .git, src/.git (name one in path to look there)"
+    assert found.startswith(f"2 lines in 2 files for needle{left_out}")
     assert ".gitignore:1: needle\nz.txt:1: needle" in found
     paths = call(free, "glob", pattern="**/*")
-    assert "own data is left out" in paths
+    assert left_out in paths
     assert "\n.git/" not in paths
     assert "\n.gitignore" in paths
-    assert "own data" not in call(free, "grep", pattern="needle", glob="z.txt")
+    assert "left out" not in call(free, "grep", pattern="needle", glob="z.txt")
 
 
 @pytest.mark.usefixtures("repository")
@@ -595,6 +596,53 @@ def test_a_search_that_names_gits_own_data_finds_it(free: ToolExecutor) -> None:
     assert "src/.git/logs:1: needle" in call(free, "grep", pattern="needle", glob="src/.git/*")
     assert ".git/logs/HEAD" in call(free, "glob", pattern="**/*", path=".git")
     assert "1 path below / for .git/logs/*" in call(free, "glob", pattern=".git/logs/*")
+
+
+@pytest.fixture
+def ignoring(files: InMemoryFilesystem) -> None:
+    files.write(".gitignore", "# built\n/build/\n*.log  \n!keep.log\n\n.env\n")
+    files.write("src/.gitignore", "/generated.py\n")
+    for path in ("build/out.py", "a.log", "keep.log", ".env", "src/generated.py", "src/x.py", "src/build/y.py"):
+        files.write(path, "needle\n")
+
+
+@pytest.mark.usefixtures("ignoring")
+def test_a_search_leaves_out_what_gitignore_files_name(free: ToolExecutor) -> None:
+    found = call(free, "grep", pattern="needle")
+    left_out = "; left out, as git ignores them: .env, a.log, build and 1 more (name one in path to look there)"
+    assert found.splitlines() == [
+        f"3 lines in 3 files for needle{left_out}",
+        "",
+        "keep.log:1: needle",
+        "src/build/y.py:1: needle",
+        "src/x.py:1: needle",
+    ]
+    assert "build/out.py" not in call(free, "glob", pattern="**/*.py")
+    assert "\nsrc/generated.py" not in call(free, "glob", pattern="*.py", path="src")
+
+
+@pytest.mark.usefixtures("ignoring")
+def test_a_search_that_names_what_is_ignored_finds_it(free: ToolExecutor) -> None:
+    assert "build/out.py:1: needle" in call(free, "grep", pattern="needle", path="build")
+    assert "a.log:1: needle" in call(free, "grep", pattern="needle", path="a.log")
+    assert "build/out.py:1: needle" in call(free, "grep", pattern="needle", glob="build/*.py")
+    assert "\n.env" in call(free, "glob", pattern="**/.env")
+    assert "\nbuild/out.py" in call(free, "glob", pattern="build/**")
+
+
+@pytest.mark.usefixtures("ignoring")
+def test_a_search_does_not_count_as_a_read_of_what_it_goes_by(executor: ToolExecutor) -> None:
+    call(executor, "grep", pattern="needle")
+    assert "read it first" in refused(executor, "write_file", file_path=".gitignore", content="")
+
+
+def test_a_search_whose_first_lines_are_all_ignored_says_so(free: ToolExecutor, files: InMemoryFilesystem) -> None:
+    files.write(".gitignore", "a.txt\n")
+    files.load("a.txt", b"needle\n" * 200_000)
+    files.write("z.txt", "needle\n")
+    assert "no line but in ignored files, of which there are more than 100,000" in call(free, "grep", pattern="needle")
+    files.load("a.txt", b"needle\n" * 2_000)
+    assert "1 line in 1 file" in call(free, "grep", pattern="needle")
 
 
 def test_the_mount_point_that_a_model_sees_is_taken_off(session: Session, files: InMemoryFilesystem) -> None:

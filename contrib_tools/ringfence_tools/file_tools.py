@@ -46,11 +46,12 @@ from ringfence_tools.file_results import (
     count,
     fitting,
 )
+from ringfence_tools.ignored import Ignored
 from ringfence_tools.patching import patch_files, written_by
 
 MAX_NEAR_NAMES = 5
-GIT = ".git"
-WITHOUT_GIT = f"; git's own data is left out: name {GIT} in path to look there"
+MAX_SEARCHED = 100_000
+"""Lines that a search goes through where most of them are ignored."""
 
 
 def file_tools(*, mount_point: str | None = None, accepts_overrides: bool = False) -> tuple[Tool[Any, Any], ...]:
@@ -255,22 +256,24 @@ class _FileTools:
         except ValueError as error:
             raise ToolValidationError(f"the pattern cannot be used: {error}") from None
         skip = len(path) + 1 if path else 0
-        asked = [match for match in found if _is_asked_for(match.path, skip, params.pattern)]
+        ignored = Ignored(filesystem, path, params.pattern)
         paths = [
             shown(match.path) + ("" if match.is_file or not _is_directory(filesystem, match.path) else "/")
-            for match in asked
-            if wanted is None or wanted(match.path[skip:])
+            for match in found
+            if (wanted is None or wanted(match.path[skip:]))
+            and not ignored.has(match.path, is_directory=not match.is_file)
         ]
         kept = fitting(paths[:MAX_LISTED])
         value = FoundPaths(_name(path), params.pattern, tuple(paths[:kept]), left_out=len(paths) - kept)
         said = f"{count(len(paths), 'path')} below {_name(path)} for {words_shown(params.pattern)}"
         said += "" if paths else _braces(params.pattern, params.glob)
-        return ToolResult.ok(value, said if len(asked) == len(found) else said + WITHOUT_GIT)
+        return ToolResult.ok(value, said + ignored.said())
 
     def grep(self, params: Grep, *, context: ToolContext) -> ToolResult[FoundLines]:
         filesystem, path = self._open(context, params.path)
         try:
-            found, without_git = _grep(filesystem, path, params)
+            ignored = Ignored(filesystem, path, params.glob)
+            found, all_found = _grep(filesystem, path, params, ignored)
         except (FileNotFoundError, NotADirectoryError):
             raise ToolValidationError(missing(filesystem, path)) from None
         except ValueError as error:
@@ -279,13 +282,14 @@ class _FileTools:
             raise ToolValidationError(f"the search cannot be made: {said}") from None
         lines = [FoundLine(shown(match.path), match.line_number, _around(match)) for match in found[:MAX_GREP_MATCHES]]
         kept = fitting(line.render() for line in lines)
-        cut = kept < len(found)
+        cut = kept < len(found) or not all_found
         value = FoundLines(_name(path), params.pattern, tuple(lines[:kept]), cut)
         files = len({line.path for line in value.matches})
         first = "the first " if cut else ""
-        said = f"{first}{count(kept, 'line')} in {count(files, 'file')}" if kept else f"no line in {_name(path)}"
+        none = f"no line but in ignored files, of which there are more than {MAX_SEARCHED:,}," if cut else "no line"
+        said = f"{first}{count(kept, 'line')} in {count(files, 'file')}" if kept else f"{none} in {_name(path)}"
         said += f" for {words_shown(params.pattern)}{'' if kept else _braces(params.glob)}"
-        return ToolResult.ok(value, said + WITHOUT_GIT if without_git else said)
+        return ToolResult.ok(value, said + ignored.said())
 
     def rm(self, params: Remove, *, context: ToolContext) -> ToolResult[RemovedFiles]:
         filesystem, path = self._open(context, params.path)
@@ -308,20 +312,16 @@ class _FileTools:
 # Searching
 
 
-def _is_asked_for(path: str, skip: int, pattern: str | None) -> bool:
-    """Whether a path, from the character `skip` on, is no part of git's own data, or the pattern names that."""
-    return GIT not in path or GIT not in path[skip:].split("/") or GIT in (pattern or "").split("/")
-
-
-def _grep(filesystem: Filesystem, path: str, params: Grep) -> tuple[Sequence[GrepMatch], bool]:
-    """The lines that are asked for, one more than is shown where there are more, and whether some were left out."""
-    skip = len(path) + 1 if path else 0
+def _grep(filesystem: Filesystem, path: str, params: Grep, ignored: Ignored) -> tuple[Sequence[GrepMatch], bool]:
+    """The lines that are not ignored, one more than is shown where there are more; whether these are all there are."""
     most = MAX_GREP_MATCHES + 1
     while True:
         found = filesystem.grep(params.pattern, path=path, glob=params.glob, max_matches=most)
-        asked = [match for match in found if _is_asked_for(match.path, skip, params.glob)]
-        if len(asked) > MAX_GREP_MATCHES or len(found) < most:
-            return asked, len(asked) < len(found)
+        asked = [match for match in found if not ignored.has(match.path)]
+        if len(found) < most:
+            return asked, True
+        if len(asked) > MAX_GREP_MATCHES or most >= MAX_SEARCHED:
+            return asked, False
         most *= 10
 
 
