@@ -47,13 +47,11 @@ class Ignored:
         self._below: dict[str, _Rules | None] = {}
         self._left_out: dict[str, None] = {}
         self._at_top = self._with_own(((0, ()),), "")
-        start = 0
-        while start < self._skip:
-            end = top.find("/", start) if "/" in top[start:] else len(top)
-            directory, name = top[:end], top[start:end]
+        directory = ""
+        for name in top.split("/") if top else ():
+            directory = f"{directory}/{name}" if directory else name
             ignored = _ignores(self._at_top, directory, name, is_directory=True)
             self._at_top = () if ignored else self._with_own(self._at_top, directory)
-            start = end + 1
 
     def has(self, path: str, *, is_directory: bool = False) -> bool:
         """Whether a path below the top is left out."""
