@@ -35,7 +35,10 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
 @pytest.hookimpl(wrapper=True)
 def pytest_report_to_serializable() -> Generator[None, object, object]:
     """A name that is not UTF-8 in the words of a failure would end the worker that is to tell of it, and the run."""
-    return json.loads(json.dumps((yield), ensure_ascii=False).encode("utf-8", "replace"))
+    report = yield
+    text = json.dumps(report, ensure_ascii=False)
+    # Only then, since it makes lists of tuples, which a report in JUnit's form does not take.
+    return report if text.isprintable() else json.loads(text.encode("utf-8", "replace"))
 
 
 @pytest.fixture(scope="session", autouse=True)
