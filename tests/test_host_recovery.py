@@ -239,7 +239,7 @@ def reopened(case: Case) -> Callable[[Callable[[str], None]], None]:
 @pytest.mark.parametrize("end", ["committed", "rolled_back"])
 def test_a_recovery_killed_anywhere_is_done_again(case: Case, end: str) -> None:
     after = case.after(everything)
-    for point in range(5, 10_000, 1 if EVERY else 17):
+    for point in range(5, 10_000, 1 if EVERY else 29):
         again = 0
         while True:
             case.fresh()
@@ -252,7 +252,7 @@ def test_a_recovery_killed_anywhere_is_done_again(case: Case, end: str) -> None:
             case.open().close()
             now = printed(case.root)
             assert now == case.before or (end == "committed" and lasting(now) == after), (point, again)
-            again += 1 if EVERY else 5
+            again += 1 if EVERY else 7
 
 
 # What somebody else did in between
@@ -323,7 +323,7 @@ def test_an_edit_after_a_rollback_that_was_killed_anywhere_stays(
     case: Case, path: str, save: Callable[[Path], None]
 ) -> None:
     saved_over: set[str] = set()
-    for point in range(10_000):
+    for point in range(0, 10_000, 1 if EVERY else 3):
         case.fresh()
         if not killed_at(point, case.rolled_back(write_several)):
             break
@@ -375,7 +375,7 @@ def test_what_was_there_before_a_conflict_is_kept_wherever_it_is_killed(
 @pytest.mark.parametrize("path", ["d", "m", ""])
 def test_a_directory_changed_after_a_rollback_was_killed_keeps_its_time(case: Case, path: str) -> None:
     later = time.time_ns() + 60 * 10**9
-    for point in range(0, 10_000, 1 if EVERY else 5):
+    for point in range(0, 10_000, 1 if EVERY else 13):
         case.fresh()
         if not killed_at(point, case.rolled_back(everything)):
             break

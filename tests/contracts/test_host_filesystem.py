@@ -28,6 +28,8 @@ class TestHostFilesystem(FilesystemContract):
 class TestHostFilesystemOnAnOldKernel(TestHostFilesystem):
     """Without `openat2`, `renameat2` and O_TMPFILE."""
 
+    depth = 300  # of a path, each name is opened by itself
+
     @pytest.fixture
     def fs(self, tmp_path: Path) -> Iterator[HostFilesystem]:
         (tmp_path / "root").mkdir()

@@ -27,6 +27,8 @@ class FilesystemAbilities:
     symlinks = True
     permission_bits = True
     any_bytes_in_names = True
+    depth = 1_500
+    """How many directories it has within each other."""
 
     def need(self, able: bool, what: str) -> None:
         if not able:
