@@ -781,3 +781,38 @@ def test_a_resource_built_inside_a_transaction_that_fails_goes_back_to_how_it_wa
             work()
         assert given.value == 0
         assert resources.get(Snapshotable).snapshot() == 0
+
+
+# A filesystem of one's own
+
+
+class Wrapped:
+    """A filesystem that passes on what it is asked, or some of it."""
+
+    def __init__(self, files: InMemoryFilesystem, *, hidden: str = "") -> None:
+        self.files = files
+        self.hidden = hidden
+
+    def __getattr__(self, name: str) -> Any:
+        if name == self.hidden:
+            raise AttributeError(name)
+        return getattr(self.files, name)
+
+
+def test_a_filesystem_that_takes_part_in_no_transaction_is_refused() -> None:
+    methods = {name: getattr(InMemoryFilesystem, name) for name in dir(Filesystem) if not name.startswith("_")}
+    outside: Any = type("Outside", (), {**methods, "read_only": False})()
+    for binding in (Binding.instance(Filesystem, outside), Binding(Filesystem, lambda _: outside)):
+        with (
+            pytest.raises(ResourceError, match="Outside is bound to Filesystem, but takes part in no transaction"),
+            opened(binding) as resources,
+        ):
+            resources.get(Filesystem)
+
+
+def test_a_filesystem_that_takes_part_through_another_or_changes_nothing_is_not_refused() -> None:
+    wrapped: Any = Wrapped(InMemoryFilesystem())
+    read_only: Any = Wrapped(InMemoryFilesystem(read_only=True), hidden="lock")
+    for files in (wrapped, read_only):
+        with opened(Binding(Filesystem, lambda _, files=files: files)) as resources:
+            assert resources.get(Filesystem) is files

@@ -19,9 +19,11 @@ from ringfence.errors import (
     TransactionError,
     UnboundResourceError,
 )
+from ringfence.filesystem.protocol import Filesystem
 from ringfence.participants import (
     CURRENT_CALL,
     CallInfo,
+    CallLock,
     Snapshotable,
     Transactional,
     current_call,
@@ -160,6 +162,7 @@ class ResourceContext:
             value = binding.provider(resolver)
             if value is None:
                 raise TypeError("the provider returned None")
+            _refuse_bystander(protocol, value)
             # A provider may also hand on what it got (an alias): that has an owner, who opened it and will close it.
             if self._owned.has(value) or owned.has(value):
                 _join(value, call)
@@ -186,6 +189,7 @@ class ResourceContext:
         for protocol, binding in self.registry.bindings.items():
             if isinstance(binding.provider, Given):
                 value = binding.provider.value
+                _refuse_bystander(protocol, value)
                 participant = self._admit(value)
                 if participant is not None:
                     self._joining[protocol] = participant
@@ -402,6 +406,19 @@ def _join(value: object, call: CallInfo | None) -> None:
         participant = participant_of(value)
         if participant is not None and participant.lock.holder is not call:
             call.join(participant)
+
+
+def _refuse_bystander(protocol: object, value: object) -> None:
+    """Raises ResourceError for a filesystem on which no rollback and no policy would have a hold."""
+    if protocol is not Filesystem or participant_of(value) is not None or getattr(value, "read_only", False) is True:
+        return
+    if not isinstance(getattr(value, "lock", None), CallLock):  # that of the filesystem that it passes everything on to
+        raise ResourceError(
+            f"{type(value).__name__} is bound to Filesystem, but takes part in no transaction: what a failed call did "
+            "to it would stay, and no policy would see it. Let the class inherit from "
+            "ringfence.participants.Transactional; one that passes everything on to another filesystem has the lock "
+            "of that one as its attribute `lock`"
+        )
 
 
 def _bound(value: ResourceT | None, protocol: Any) -> ResourceT:
