@@ -70,6 +70,7 @@ def write(path: str, **usage: int) -> dict[str, Any]:
     return {"tool_calls": [call], **({"usage": usage} if usage else {})}
 
 
+REFUSED = {"text": "I must not.", "ended": "refused"}
 DONE = {"text": "Done."}
 
 
@@ -92,12 +93,12 @@ def test_a_typed_answer_comes_back_as_json() -> None:
     assert value.render() == '{"good": true}'
 
 
-@pytest.mark.parametrize("end", [{"text": ""}, {"text": "I must not.", "ended": "refused"}])
-def test_a_child_that_fails_takes_back_its_own_work_only(end: dict[str, Any]) -> None:
+@pytest.mark.parametrize("ends", [[{"text": ""}] * 3, [REFUSED]])
+def test_a_child_that_fails_takes_back_its_own_work_only(ends: list[dict[str, Any]]) -> None:
     world = World()
-    text, adapter = world.run(write("mine.txt"), delegate(), write("a.txt"), write("b.txt"), end, DONE)
+    text, adapter = world.run(write("mine.txt"), delegate(), write("a.txt"), write("b.txt"), *ends, DONE)
     assert (text, world.written) == ("Done.", {"mine.txt": "x"})
-    assert "what it did is undone" in adapter.requests[5]["messages"][-1]["content"]
+    assert "what it did is undone" in adapter.requests[-1]["messages"][-1]["content"]
     assert [invoked.result.success for invoked in world.session[ToolInvoked].all()][-1] is False
 
 
@@ -278,7 +279,7 @@ def test_a_call_that_was_taken_back_says_so_and_with_which_call() -> None:
     world = World()
     heard: list[Receipt] = []
     world.session.dispatcher.subscribe(Receipt, heard.append)
-    world.run(delegate(), write("a.txt"), {"text": ""}, write("mine.txt"), DONE)
+    world.run(delegate(), write("a.txt"), REFUSED, write("mine.txt"), DONE)
     first, outer, again, mine = heard
     assert (first.outcome, outer.outcome, mine.outcome) == ("committed", "failed", "committed")
     assert again == replace(first, outcome="rolled_back", rolled_back_by=outer.call_id)

@@ -373,6 +373,6 @@ CALL_ITEM = {"id": "i", "type": "function_call", "call_id": "c", "name": "note",
     ],
 )
 def test_what_is_no_whole_answer_is_none_and_runs_nothing(wire: str, answer: dict[str, object], why: str) -> None:
-    trial = Trial(wire, False, [Failure(200, answer)] * 2, max_attempts=2)
+    trial = Trial(wire, False, [Failure(200, answer)] * 3, max_attempts=2)
     assert why in str(trial.error())
     assert trial.session[ToolInvoked].all() == ()

@@ -228,6 +228,7 @@ def delegating(session: Session) -> Prompt[Any]:
     return Prompt(PromptTemplate(ns="tests", key="parent", name="boss", sections=[delegation]))
 
 
+REFUSED = {"text": "I must not.", "ended": "refused"}
 DELEGATE = ("delegate", {"to": "helper", "task": "help"})
 
 
@@ -241,14 +242,14 @@ def test_a_child_s_evaluation_is_within_the_call_that_made_it(collected: Collect
 
 
 def test_a_child_that_fails_leaves_its_error_where_it_belongs(collected: Collected) -> None:
-    evaluate(collected, calls(DELEGATE), {"text": ""}, {"text": "Done."}, prompt=delegating)
+    evaluate(collected, calls(DELEGATE), REFUSED, {"text": "Done."}, prompt=delegating)
     failed = [span.name for span in collected.spans if span.status.status_code is StatusCode.ERROR]
     assert failed == ["execute_tool delegate", "invoke_agent helper"]
     assert collected.named("invoke_agent helper").attributes["error.type"] == "PromptEvaluationError"
 
 
 def test_a_call_that_was_taken_back_with_another_is_one_span_and_measured_once(collected: Collected) -> None:
-    evaluate(collected, calls(DELEGATE), calls(("ls", {})), {"text": ""}, {"text": "Done."}, prompt=delegating)
+    evaluate(collected, calls(DELEGATE), calls(("ls", {})), REFUSED, {"text": "Done."}, prompt=delegating)
     assert [span.name for span in collected.spans if span.name == "execute_tool ls"] == ["execute_tool ls"]
     points = collected.points("gen_ai.execute_tool.duration")
     assert sorted(point.count for point in points) == [1, 1]

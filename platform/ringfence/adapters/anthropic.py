@@ -230,8 +230,8 @@ INPUT = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens
 
 
 def _messages(messages: Iterable[Message]) -> list[dict[str, Any]]:
-    """The answers to the calls of one turn go into one message of the user."""
-    found: list[dict[str, Any]] = [{"role": "user", "content": OPENING}]
+    """What comes between two turns, such as the answers to the calls of one, goes into one message of the user."""
+    found: list[dict[str, Any]] = [{"role": "user", "content": [{"type": "text", "text": OPENING}]}]
     for message in messages:
         if message.role == "assistant" and message.turn is not None:
             found.append({"role": "assistant", "content": list(_sent_back(message.turn))})
@@ -241,6 +241,8 @@ def _messages(messages: Iterable[Message]) -> list[dict[str, Any]]:
             if message.failed:
                 answer["is_error"] = True
             found[-1]["content"].append(answer)
+        elif message.role == "user":
+            found[-1]["content"].append({"type": "text", "text": message.text})
     return found
 
 

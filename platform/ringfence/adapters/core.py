@@ -58,9 +58,10 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One entry of a conversation. An assistant's carries the `Turn`, a tool's the id of the call it answers."""
+    """One entry of a conversation. An assistant's carries the `Turn`, a tool's the id of the call it answers; a user's
+    is what the evaluation itself has to tell the model."""
 
-    role: Literal["system", "assistant", "tool"]
+    role: Literal["system", "user", "assistant", "tool"]
     text: str
     turn: Turn | None = None
     call_id: str = ""

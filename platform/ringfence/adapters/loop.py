@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 from uuid import uuid4
 
@@ -55,6 +55,8 @@ OutputT = TypeVar("OutputT")
 
 MAX_TURNS = 200
 """Turns of one evaluation; a model that goes in circles ends here."""
+MAX_ASKED_AGAIN = 2
+"""How often in a row a model is asked for another final answer, if the one it gave is none."""
 
 
 def tool_schema(tool: Tool[Any, Any], rendered: RenderedPrompt[Any]) -> ToolSchema:
@@ -141,6 +143,14 @@ class LoopAdapter(Model, Protocol):
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _NoAnswer:
+    """Why a turn that calls no tool is no final answer: for who evaluates, and for the model, which may try again."""
+
+    error: PromptEvaluationError
+    said: str
+
+
 class _Evaluation(Generic[OutputT]):
     def __init__(
         self,
@@ -192,6 +202,7 @@ class _Evaluation(Generic[OutputT]):
         self._check_deadline("request")
         self._render()
         conversation = [Message("system", self.rendered.text), *self._begun()]
+        asked_again = 0
         for number in range(1, self.max_turns + 1):
             conversation[0] = Message("system", self.rendered.text)
             turn = self._ask(number, conversation)
@@ -199,12 +210,20 @@ class _Evaluation(Generic[OutputT]):
             self._check_budget()  # now that everybody has heard what the turn cost
             if turn.ended == "refused":
                 raise self._stopped(f"the model refused: {turn.text or 'it did not say why'}", "response")
-            if not turn.tool_calls:
-                return self._finish(turn)
-            said = Message("assistant", turn.text, turn)
-            self.session.notify(Said(self.name, said))
-            conversation.append(said)
-            conversation.extend(self._answers(turn.tool_calls))
+            if turn.tool_calls:
+                asked_again = 0
+                conversation.append(self._said(Message("assistant", turn.text, turn)))
+                conversation.extend(self._answers(turn.tool_calls))
+                continue
+            response = self._response(turn)
+            if isinstance(response, PromptResponse):
+                return self._finished(response)
+            if asked_again == MAX_ASKED_AGAIN:
+                raise response.error
+            asked_again += 1
+            if turn.text.strip():  # a provider takes no empty message back
+                conversation.append(self._said(Message("assistant", turn.text, turn)))
+            conversation.append(self._said(Message("user", response.said)))
         raise self._stopped(
             f"{self.max_turns} turn{'s' if self.max_turns != 1 else ''} without a final answer", "budget"
         )
@@ -238,8 +257,7 @@ class _Evaluation(Generic[OutputT]):
         order = sorted(enumerate(calls), key=lambda numbered: numbered[1].name != OPEN_SECTIONS)
         answers: dict[int, Message] = {}
         for place, call in order:
-            answers[place] = self._answer(call)
-            self.session.notify(Said(self.name, answers[place]))
+            answers[place] = self._said(self._answer(call))
         return [answers[place] for place in range(len(answers))]
 
     def _answer(self, call: ToolCall) -> Message:
@@ -308,26 +326,34 @@ class _Evaluation(Generic[OutputT]):
             self.heartbeat.beat()
         self.session.notify(text)
 
-    def _finish(self, turn: Turn) -> PromptResponse[OutputT]:
-        self._check_deadline("response")
+    def _said(self, message: Message) -> Message:
+        self.session.notify(Said(self.name, message))
+        return message
+
+    def _response(self, turn: Turn) -> PromptResponse[OutputT] | _NoAnswer:
+        """What a turn without tool calls says, if it is an answer."""
         if turn.ended == "cut":
-            raise self._stopped(
-                "the final answer was cut off at the provider's limit: allow it more tokens", "response"
+            why = "the final answer was cut off at the provider's limit: allow it more tokens"
+            return _NoAnswer(
+                self._stopped(why, "response"),
+                "Your answer was cut off at the limit of its length: give a shorter one.",
             )
         if not turn.text.strip() and turn.parsed is None:
-            raise self._stopped("the model answered nothing: neither text nor a tool call", "response")
+            why = "the model answered nothing: neither text nor a tool call"
+            return _NoAnswer(
+                self._stopped(why, "response"), "You answered nothing. Go on, or if all is done, say what was done."
+            )
         if self.rendered.structured_output is None:
-            response: PromptResponse[OutputT] = PromptResponse(self.name, text=turn.text)
-        else:
-            try:
-                output = parse_output(self.rendered, turn.text, parsed=turn.parsed)
-            except OutputParseError as error:
-                raise PromptEvaluationError(
-                    f"the final answer is not what the prompt declares: {error}",
-                    prompt_name=self.name,
-                    phase="response",
-                ) from error
-            response = PromptResponse(self.name, output=output)
+            return PromptResponse(self.name, text=turn.text)
+        try:
+            return PromptResponse(self.name, output=parse_output(self.rendered, turn.text, parsed=turn.parsed))
+        except OutputParseError as error:
+            stopped = self._stopped(f"the final answer is not what the prompt declares: {error}", "response")
+            stopped.__cause__ = error
+            return _NoAnswer(stopped, f"Your answer is not what was asked for: {error}. Answer again.")
+
+    def _finished(self, response: PromptResponse[OutputT]) -> PromptResponse[OutputT]:
+        self._check_deadline("response")
         self.session.dispatch(
             PromptExecuted(
                 prompt_name=self.name,

@@ -140,6 +140,8 @@ def _messages(messages: Iterable[Message], words: str) -> Iterable[dict[str, Any
         if message.role == "system":
             yield {"role": "system", "content": message.text + words}
             yield {"role": "user", "content": OPENING}
+        elif message.role == "user":
+            yield {"role": "user", "content": message.text}
         elif message.role == "tool":
             yield {"role": "tool", "tool_call_id": message.call_id, "content": message.text}
         else:

@@ -115,6 +115,8 @@ def _items(messages: Iterable[Message], words: str) -> Iterable[dict[str, Any]]:
         if message.role == "system":
             yield {"role": "system", "content": message.text + words}
             yield {"role": "user", "content": OPENING}
+        elif message.role == "user":
+            yield {"role": "user", "content": message.text}
         elif message.role == "tool":
             yield {"type": "function_call_output", "call_id": message.call_id, "output": message.text}
         elif message.turn is not None:

@@ -147,7 +147,16 @@ class AdapterContract:
         assert [invoked.result.value for invoked in session[ToolInvoked].all()] == [Note("from the child")]
 
     def test_nothing_at_all_is_no_answer(self) -> None:
-        assert self.refused([{"text": ""}]).phase == "response"
+        error = self.refused([{"text": ""}] * 3)
+        assert error.phase == "response"
+        assert "nothing" in str(error)
+
+    def test_what_is_no_answer_is_asked_for_again(self) -> None:
+        for none in ({"text": ""}, {"text": "The thing is", "ended": "cut"}):
+            response, *_ = self.evaluated([called("a"), none, none, called("b"), none, {"text": "Done."}])
+            assert response.text == "Done."
+        response, *_ = self.evaluated([{"text": "no json"}, {"text": '{"title": "one"}'}], Finding)
+        assert response.output == Finding("one")
 
     def test_a_refusal_is_no_answer(self) -> None:
         error = self.refused([{"text": "I must not.", "ended": "refused"}])
@@ -155,7 +164,7 @@ class AdapterContract:
         assert "refused" in str(error)
 
     def test_an_answer_that_was_cut_off_is_none(self) -> None:
-        error = self.refused([{"text": "The thing is", "ended": "cut"}])
+        error = self.refused([{"text": "The thing is", "ended": "cut"}] * 3)
         assert error.phase == "response"
         assert "cut off" in str(error)
 
@@ -186,7 +195,7 @@ class AdapterContract:
 
     def test_an_answer_of_another_type_is_none(self) -> None:
         for text in ("no json", '{"titel": "one"}', "[]", '{"title": 1}'):
-            assert self.refused([{"text": text}], Finding).phase == "response"
+            assert self.refused([{"text": text}] * 3, Finding).phase == "response"
 
     def test_tokens_add_up_in_the_budget(self) -> None:
         tracker = BudgetTracker(Budget(max_total_tokens=10_000))
