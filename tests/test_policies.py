@@ -355,6 +355,20 @@ def test_what_a_handler_does_beside_its_calls_or_in_a_part_of_itself_is_governed
         assert call("part", "a.txt", "seen").success
 
 
+def test_the_policy_of_a_section_and_that_of_the_prompt_agree_about_a_file_that_was_read(
+    files: InMemoryFilesystem,
+) -> None:
+    section = MarkdownSection(title="F", key="f", template="F.", tools=TOOLS, policies=[ReadBeforeWritePolicy()])
+    prompt = Prompt(PromptTemplate(ns="tests", key="both", sections=[section], policies=[ReadBeforeWritePolicy()]))
+    with prompt.bind(resources={Filesystem: files}).resources:
+        call = ToolExecutor(prompt=prompt, session=Session()).call
+        assert "has not been read" in call("write_file", {"file_path": "a.txt", "content": "x"}).message
+        call("read_file", {"file_path": "a.txt"})
+        assert call("write_file", {"file_path": "a.txt", "content": "x"}).success
+        assert call("move", {"source": "a.txt", "target": "c.txt"}).success
+        assert call("rm", {"file_path": "c.txt"}).success
+
+
 def test_no_filesystem_means_no() -> None:
     with agent() as call:
         assert "no filesystem" in call("write_file", "a.txt", "x").message

@@ -139,12 +139,14 @@ class ReadBeforeWritePolicy:
                 self._learn(known, replaced, _scope_of(context, lock), context)
 
     def _learn(
-        self, known: dict[str, str | None], replaced: Iterable[tuple[str, str]], scope: str, context: ToolContext
+        self, known: dict[str, str | None], replaced: Sequence[tuple[str, str]], scope: str, context: ToolContext
     ) -> None:
         state = policy_state(context, self.name, scope)
         before = _hashes(state)
+        # Another policy of this name, of a section or the prompt, may have learned what the call has made of it.
+        begun = _hashes(policy_state(context, self.name, scope, before=True)) if replaced else before
         for path, content_hash in replaced:
-            if before.of(path) != content_hash:
+            if begun.of(path) != content_hash:
                 said = "was not as it had been read when this call changed it; nothing is changed, read it again"
                 raise OSError(errno.ESTALE, said, path)
         news = {path: content_hash for path, content_hash in known.items() if before.of(path) != content_hash}
