@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,6 +30,8 @@ from ringfence.prompt import (
 from ringfence.prompt.effects import DeletionLimitPolicy
 from ringfence.prompt.policy import ALLOW, PathHashes, ToolPolicy, is_for
 from ringfence.runtime import Session, tool_transaction
+from ringfence_sandbox import HostFilesystem
+from ringfence_sandbox.calls.differing import HASHED_BYTES
 
 
 @dataclass(frozen=True)
@@ -103,7 +107,7 @@ TOOLS.append(Tool[At, Said](name="nowhere", description="A tool.", handler=touch
 
 @contextmanager
 def agent(
-    *tools: Tool[Any, Any], files: InMemoryFilesystem | None = None, session: Session | None = None, key: str = "rbw"
+    *tools: Tool[Any, Any], files: Filesystem | None = None, session: Session | None = None, key: str = "rbw"
 ) -> Iterator[Callable[..., ToolResult[Any]]]:
     section = MarkdownSection(
         title="Files", key="files", template="Use them.", tools=[*TOOLS, *tools], policies=[ReadBeforeWritePolicy()]
@@ -283,6 +287,15 @@ def test_a_directory_removed_by_such_a_tool_had_files_that_nobody_read(files: In
     with agent(*UNDECLARED, files=files) as call:
         assert "dir/b.txt" in call("remove", "dir").message
         assert files.exists("dir/b.txt")
+
+
+@pytest.mark.parametrize("name", ["overwrite", "remove"])
+def test_a_file_that_is_too_large_to_be_hashed_is_not_changed_unread(tmp_path: Path, name: str) -> None:
+    (tmp_path / "large").touch()
+    os.truncate(tmp_path / "large", HASHED_BYTES + 1)
+    with HostFilesystem(tmp_path) as files, agent(*UNDECLARED, files=files) as call:
+        assert "large, of which the content had not been read" in call(name, "large", "blind").message
+        assert files.stat("large").size_bytes == HASHED_BYTES + 1
 
 
 class Notes(InMemoryFilesystem):

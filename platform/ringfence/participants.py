@@ -142,7 +142,7 @@ class CallInfo:
         self.changes: dict[CallLock, Sequence[Change]] = {}
         self.problems: list[BaseException] = []
         self.inner: list[str] = []
-        self.answered_for: dict[CallLock, set[tuple[str, str]]] | None = None
+        self.answered_for: dict[CallLock, set[tuple[str, str | None]]] | None = None
         self.deadline: Deadline | None = None
         self.budget_tracker: BudgetTracker | None = None
 

@@ -108,7 +108,10 @@ class ReadBeforeWritePolicy:
             for change in changed:
                 before = change.before.content_hash if change.before is not None else None
                 after = change.after.content_hash if change.after is not None else None
-                if before in (None, after, known.of(change.path), read.get(change.path)):
+                read_as = (known.of(change.path), read.get(change.path))
+                if before in (after, *read_as) and before is not None:
+                    continue
+                if before is None and (any(read_as) or not _took_unhashed(change)):
                     continue
                 if (change.path, before) in earlier or (change.path, before) in answered_for:
                     continue
@@ -161,6 +164,14 @@ class ReadBeforeWritePolicy:
 def _hashes(state: PolicyState) -> PathHashes:
     keys = state.invoked_keys
     return keys if isinstance(keys, PathHashes) else PathHashes(keys)
+
+
+def _took_unhashed(change: Change) -> bool:
+    """Whether it took a file from its path that is too large to be hashed. That it was ever read has to do then."""
+    before, after = change.before, change.after
+    if before is None or before.kind != "file" or before.content_hash is not None or before.size == 0:
+        return False
+    return after is None or (after.kind, after.size, after.content_hash) != ("file", before.size, None)
 
 
 def _files_scope(context: ToolContext, filesystem: Filesystem) -> str:

@@ -282,9 +282,7 @@ class Transaction(CallInfo):
         if governed:
             for lock, changes in self.changes.items():
                 files = known.setdefault(lock, set())
-                files.update(
-                    (one.path, one.before.content_hash) for one in changes if one.before and one.before.content_hash
-                )
+                files.update((one.path, one.before.content_hash) for one in changes if one.before)
         else:
             for lock, earlier in (self.read_before or {}).items():
                 for path, sha256 in earlier:
