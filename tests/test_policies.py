@@ -368,6 +368,25 @@ def test_what_a_handler_does_beside_its_calls_or_in_a_part_of_itself_is_governed
         assert call("part", "a.txt", "seen").success
 
 
+def test_a_tool_that_is_known_to_declare_its_writes_writes_nothing_else_beside_its_calls(
+    files: InMemoryFilesystem,
+) -> None:
+    def beside(params: At, *, context: ToolContext) -> ToolResult[Said]:
+        call = ToolExecutor(prompt=context.prompt, session=context.session).call
+        assert call("write_file", {"file_path": "other.txt", "content": "x"}).success
+        return touch_all(params, context=context)
+
+    policy = ReadBeforeWritePolicy(write_tools={"write_file", "beside"})
+    tool = Tool[At, Said](name="beside", description="A tool.", handler=beside)
+    section = MarkdownSection(title="F", key="f", template="F.", tools=[*TOOLS, tool], policies=[policy])
+    prompt = Prompt(PromptTemplate(ns="tests", key="beside", sections=[section])).bind(resources={Filesystem: files})
+    with prompt.resources:
+        call = ToolExecutor(prompt=prompt, session=Session()).call
+        assert "not as it had been read" in call("beside", {"file_path": "new.txt"}).message
+        call("read_file", {"file_path": "a.txt"})
+        assert call("beside", {"file_path": "new.txt"}).success
+
+
 def test_the_policy_of_a_section_and_that_of_the_prompt_agree_about_a_file_that_was_read(
     files: InMemoryFilesystem,
 ) -> None:

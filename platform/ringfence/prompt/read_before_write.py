@@ -126,17 +126,18 @@ class ReadBeforeWritePolicy:
             return
         reads, writes = tool.name in self.read_tools, not tool.opaque and (not call.inner or self._governs(tool))
         # `check` has let these change what the model knows, and nothing else: what differs came after it.
-        declared = tool.name in self.write_tools and not call.inner
+        declared = tool.name in self.write_tools
         for lock in {**(call.reads if reads else {}), **(call.changes if writes else {})}:
             known: dict[str, str | None] = {**call.reads.get(lock, {})} if reads else {}
             replaced: list[tuple[str, str]] = []
+            answered_for = (call.answered_for or {}).get(lock, ())
             if writes:
                 for change in call.changes.get(lock, ()):
                     was = change.before.content_hash if change.before is not None else None
                     after = change.after.content_hash if change.after is not None else None
                     if after is not None or change.before is not None:
                         known[change.path] = after
-                    if declared and was is not None and was != after:
+                    if declared and was not in (None, after) and (change.path, was) not in answered_for:
                         replaced.append((change.path, was))
             if known:
                 self._learn(known, replaced, _scope_of(context, lock), context)
@@ -149,7 +150,7 @@ class ReadBeforeWritePolicy:
         # Another policy of this name, of a section or the prompt, may have learned what the call has made of it.
         begun = _hashes(policy_state(context, self.name, scope, before=True)) if replaced else before
         for path, content_hash in replaced:
-            if begun.of(path) != content_hash:
+            if content_hash not in (begun.of(path), before.of(path)):
                 said = "was not as it had been read when this call changed it; nothing is changed, read it again"
                 raise OSError(errno.ESTALE, said, path)
         news = {path: content_hash for path, content_hash in known.items() if before.of(path) != content_hash}
