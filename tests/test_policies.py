@@ -332,6 +332,34 @@ def test_a_handler_that_reads_what_it_changes_has_read_it(files: InMemoryFilesys
         assert files.read("a.txt").content == "by somebody else\nthree\n"
 
 
+def chmod(params: At, *, context: ToolContext) -> ToolResult[Said]:
+    files_of(context).chmod(params.file_path, 0o755)
+    return ToolResult.ok(Said("done"))
+
+
+def moved_after_a_look(params: At, *, context: ToolContext) -> ToolResult[Said]:
+    files_of(context).read(params.file_path)
+    return move(Two(params.file_path, "c.txt"), context=context)
+
+
+@pytest.mark.parametrize(("handler", "now_at"), [(appended, "a.txt"), (moved_after_a_look, "c.txt"), (chmod, "a.txt")])
+def test_what_a_handler_has_made_of_a_file_that_only_it_has_read_is_not_known(
+    files: InMemoryFilesystem, handler: Callable[..., ToolResult[Said]], now_at: str
+) -> None:
+    with agent(Tool[At, Said](name="own", description="A tool.", handler=handler), files=files) as call:
+        assert call("own", "a.txt", "two\n").success
+        assert "has not been read" in call("write_file", now_at, "blind").message
+        call("read_file", now_at)
+        assert call("write_file", now_at, "seen").success
+
+
+def test_what_a_handler_has_made_of_a_file_that_the_model_has_read_is_known(files: InMemoryFilesystem) -> None:
+    with agent(Tool[At, Said](name="append", description="A tool.", handler=appended), files=files) as call:
+        call("read_file", "a.txt")
+        assert call("append", "a.txt", "two\n").success
+        assert call("write_file", "a.txt", "seen").success
+
+
 def test_what_a_handler_does_through_calls_is_governed_as_theirs(files: InMemoryFilesystem) -> None:
     tool = Tool[At, Said](name="through", description="A tool.", handler=call_of_write_file)
     with agent(tool, files=files) as call:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ringfence.arguments import checked
@@ -13,7 +13,7 @@ from ringfence.prompt.policy import ALLOW, PathHashes, PolicyDecision, PolicySta
 from ringfence.prompt.tool_types import ContentOf, Itself, Written
 
 if TYPE_CHECKING:
-    from ringfence.participants import CallLock, Change
+    from ringfence.participants import CallInfo, CallLock, Change
     from ringfence.prompt.tool import Tool, ToolContext
     from ringfence.prompt.tool_result import ToolResult
 
@@ -26,9 +26,9 @@ class ReadBeforeWritePolicy:
     makes a read stale. The tools named in ``write_tools``, and every tool that declares `Tool.writes`, are denied
     before they run; one of them whose targets cannot be told is, too. What ``write_tools`` have changed was read as it
     was then, else the call fails: somebody may have come between. Any other tool, and one that has written more
-    than it declared, is denied what it has done, unless the handler itself had read the file in that call. Not
-    governed: opaque tools, whose commands read what they like, and what a handler does through calls of its own, which
-    have policies of theirs.
+    than it declared, is denied what it has done, unless the handler itself had read the file in that call; what it has
+    made of that the model does not know. Not governed: opaque tools, whose commands read what they like, and what a
+    handler does through calls of its own, which have policies of theirs.
     """
 
     name = "read_before_write"
@@ -128,35 +128,18 @@ class ReadBeforeWritePolicy:
         # `check` has let these change what the model knows, and nothing else: what differs came after it.
         declared = tool.name in self.write_tools
         for lock in {**(call.reads if reads else {}), **(call.changes if writes else {})}:
-            known: dict[str, str | None] = {**call.reads.get(lock, {})} if reads else {}
-            replaced: list[tuple[str, str]] = []
-            answered_for = (call.answered_for or {}).get(lock, ())
-            if writes:
-                for change in call.changes.get(lock, ()):
-                    was = change.before.content_hash if change.before is not None else None
-                    after = change.after.content_hash if change.after is not None else None
-                    if after is not None or change.before is not None:
-                        known[change.path] = after
-                    if declared and was not in (None, after) and (change.path, was) not in answered_for:
-                        replaced.append((change.path, was))
-            if known:
-                self._learn(known, replaced, _scope_of(context, lock), context)
-
-    def _learn(
-        self, known: dict[str, str | None], replaced: Sequence[tuple[str, str]], scope: str, context: ToolContext
-    ) -> None:
-        state = policy_state(context, self.name, scope)
-        before = _hashes(state)
-        # Another policy of this name, of a section or the prompt, may have learned what the call has made of it.
-        begun = _hashes(policy_state(context, self.name, scope, before=True)) if replaced else before
-        for path, content_hash in replaced:
-            if content_hash not in (begun.of(path), before.of(path)):
-                said = "was not as it had been read when this call changed it; nothing is changed, read it again"
-                raise OSError(errno.ESTALE, said, path)
-        news = {path: content_hash for path, content_hash in known.items() if before.of(path) != content_hash}
-        if news:
-            after = PolicyState(self.name, state.invoked_tools, before.updated(news), state.scope)
-            context.session[PolicyState].exchange(state, after)
+            scope = _scope_of(context, lock)
+            state = policy_state(context, self.name, scope)
+            known = _hashes(state)
+            learned: dict[str, str | None] = {**call.reads.get(lock, {})} if reads else {}
+            if writes and lock in call.changes:
+                # Since then a call of its handler, or another policy of this name, may have learned what it has made.
+                begun = _hashes(policy_state(context, self.name, scope, before=True))
+                learned |= _left_by(call, lock, (learned.get, begun.of, known.of), declared=declared)
+            news = {path: content_hash for path, content_hash in learned.items() if known.of(path) != content_hash}
+            if news:
+                after = PolicyState(self.name, state.invoked_tools, known.updated(news), state.scope)
+                context.session[PolicyState].exchange(state, after)
 
     def _governs(self, tool: Tool[Any, Any]) -> bool:
         return tool.writes is not None or tool.name in self.write_tools
@@ -165,6 +148,33 @@ class ReadBeforeWritePolicy:
 def _hashes(state: PolicyState) -> PathHashes:
     keys = state.invoked_keys
     return keys if isinstance(keys, PathHashes) else PathHashes(keys)
+
+
+def _left_by(
+    call: CallInfo, lock: CallLock, known: Sequence[Callable[[str], str | None]], *, declared: bool
+) -> dict[str, str | None]:
+    """The files that a call has changed, with their hashes where the model knows what is in them now, and None where
+    not: it knew by one of ``known`` what was there, or knows by them what is there. Raises OSError (ESTALE) where a
+    call that has ``declared`` its changes has made another one."""
+    answered_for = (call.answered_for or {}).get(lock, ())
+    left: dict[str, str | None] = {}
+    unread = False
+    for change in call.changes[lock]:
+        path = change.path
+        was = change.before.content_hash if change.before is not None else None
+        after = change.after.content_hash if change.after is not None else None
+        if was is not None and was == after:  # nothing but its permissions
+            continue
+        known_as = [one(path) for one in known]
+        seen = was is None or was in known_as
+        if declared and not seen and (path, was) not in answered_for:
+            said = "was not as it had been read when this call changed it; nothing is changed, read it again"
+            raise OSError(errno.ESTALE, said, path)
+        left[path] = after if seen or after in known_as else None
+        unread = unread or not seen
+    if unread:  # which may be in any file that the call has made
+        left |= {change.path: None for change in call.changes[lock] if change.before is None}
+    return left
 
 
 def _took_unhashed(change: Change) -> bool:
