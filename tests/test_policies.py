@@ -14,6 +14,7 @@ import pytest
 from ringfence.adapters import ToolExecutor
 from ringfence.errors import PromptValidationError
 from ringfence.filesystem import Filesystem, InMemoryFilesystem
+from ringfence.participants import CallInfo
 from ringfence.prompt import (
     MarkdownSection,
     PolicyDecision,
@@ -320,6 +321,30 @@ def test_the_files_of_another_resource_are_not_changed_unread(files: InMemoryFil
         assert notes.read("a.txt").content == "one\n"
         assert call("note", {"file_path": "new", "content": "x"}).success
         assert call("note", {"file_path": "new", "content": "its own write is known"}).success
+
+
+class PassedOn:
+    """A filesystem that is none itself, and passes on what is asked of it."""
+
+    def __init__(self, files: Filesystem) -> None:
+        self.files = files
+
+    def for_call(self, call: CallInfo) -> PassedOn:
+        return PassedOn(self.files.for_call(call))
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "lock":
+            raise AttributeError(name)
+        return getattr(self.files, name)
+
+
+def test_what_is_read_through_a_filesystem_that_passes_everything_on_is_known(files: InMemoryFilesystem) -> None:
+    passed_on: Any = PassedOn(files)
+    with agent(files=passed_on) as call:
+        assert "has not been read" in call("write_file", "a.txt", "x").message
+        call("read_file", "a.txt")
+        assert call("write_file", "a.txt", "x").success
+        assert call("rm", "a.txt").success
 
 
 def test_a_handler_that_reads_what_it_changes_has_read_it(files: InMemoryFilesystem) -> None:
