@@ -196,6 +196,14 @@ def test_other_ways_of_writing_a_denied_name_are_denied(path: str) -> None:
     assert not agent(lambda files: files.write(path, "x")).success
 
 
+@pytest.mark.parametrize(
+    ("pattern", "path"), [("stra?e", "stra\u00dfe/x"), ("[!a-z].py", "A.py"), ("[Z-a]*", "Zebra"), ("[A-z]x", "_x")]
+)
+def test_what_a_pattern_matches_as_it_is_written_is_denied(pattern: str, path: str) -> None:
+    agent = Agent(InMemoryFilesystem(), [PathPolicy(deny=[pattern])])
+    assert not agent(lambda files: files.write(path, "x")).success
+
+
 PROTECTED = [
     ".git/hooks/post-checkout",
     "sub/.git",

@@ -49,19 +49,18 @@ class PathPolicy:
         self.deny = tuple(deny)
         if self.allow is None and not self.deny:
             raise PromptValidationError("a PathPolicy denies something: give allow=['/src/**'], say, or deny=['docs']")
-        denied = [_folded(pattern) for pattern in self.deny]
         self._allowed = _covering(self.allow or ())
-        self._denied = _covering(denied)
-        self._above_denied = {above for pattern in denied for above in _fixed_above(pattern)}
+        self._denied = _covering_any_case(self.deny)
+        self._above_denied = {above for pattern in self.deny for above in _fixed_above(_folded(pattern))}
 
     def check_effects(
         self, tool: Tool[Any, Any], params: Any, changes: Sequence[Change], *, context: ToolContext
     ) -> PolicyDecision:
         for change in changes:
-            path = _folded(change.path)
-            if self._denied(path):
+            if self._denied(change.path):
                 return PolicyDecision.deny(f"{_named(change)} must not be {change.kind}")
-            if path in self._above_denied and change.after is not None and change.after.kind == "symlink":
+            is_link = change.after is not None and change.after.kind == "symlink"
+            if is_link and _folded(change.path) in self._above_denied:
                 return PolicyDecision.deny(f"{shown(change.path)} must not become a link: what is below is denied")
         if self.allow is None:
             return ALLOW
@@ -240,7 +239,7 @@ class RequireCleanTestsPolicy:
         self.test_tool = test_tool
         self.before = frozenset(before)
         self.paths = tuple(paths)
-        self._waiting = _covering([_folded(pattern) for pattern in self.paths])
+        self._waiting = _covering_any_case(self.paths)
         if not (self.before or self.paths):
             raise PromptValidationError(f"{self.name} needs tools (before=) or files (paths=) that have to wait")
         if test_tool in self.before:
@@ -254,7 +253,7 @@ class RequireCleanTestsPolicy:
         self, tool: Tool[Any, Any], params: Any, changes: Sequence[Change], *, context: ToolContext
     ) -> PolicyDecision:
         for change in changes:
-            if self._waiting(_folded(change.path)):
+            if self._waiting(change.path):
                 return self._decision(shown(change.path), context)
         return ALLOW
 
@@ -308,6 +307,12 @@ def _covering(patterns: Iterable[str]) -> Matches:
         return bool(tests) and any(test(place) for place in (path, *directories_above(path)) for test in tests)
 
     return covers
+
+
+def _covering_any_case(patterns: Sequence[str]) -> Matches:
+    """`_covering`, whatever the case and the accents; also as it is, since ``[!a-z]`` and ``?`` may mean less then."""
+    covers, covers_folded = _covering(patterns), _covering([_folded(pattern) for pattern in patterns])
+    return lambda path: covers(path) or covers_folded(_folded(path))
 
 
 def _each_name(patterns: Iterable[str], *, besides: Iterable[str]) -> Matches:
