@@ -253,7 +253,7 @@ class _CommandTools:
             return ToolResult.error(f"no command can be run here: {error}")
         except (FileNotFoundError, NotADirectoryError) as error:
             raise ToolValidationError(str(error)) from None
-        outcome = _outcome(ended)
+        outcome = _outcome(ended, cwd if cwd or environment is None else environment.cwd)
         if ended.failure:
             return ToolResult(f"{outcome.summary()}; {ended.failure}; what it did is taken back", outcome, False)
         if ended.exit_code != 0 and take_back is not None:
@@ -278,7 +278,7 @@ def _allowed_seconds(asked: float, context: ToolContext) -> float:
     return max(SHORTEST_SECONDS, min(seconds, context.deadline.remaining().total_seconds()))
 
 
-def _outcome(ended: CommandResult) -> CommandOutcome:
+def _outcome(ended: CommandResult, began_in: str) -> CommandOutcome:
     return CommandOutcome(
         ended.exit_code,
         ended.stdout,
@@ -287,4 +287,5 @@ def _outcome(ended: CommandResult) -> CommandOutcome:
         duration_seconds=ended.duration_seconds,
         out_of_memory=ended.out_of_memory,
         leftovers=ended.leftovers,
+        began_in=began_in,
     )

@@ -120,6 +120,8 @@ class CommandOutcome:
     changed: tuple[ChangedPath, ...] = ()
     """What it changed, less what is counted in ``changes_left_out``; empty where that was taken back."""
     changes_left_out: int = 0
+    began_in: str = ""
+    """The directory that was asked for, or else where the command before had ended; empty, or ".", for the root."""
 
     @property
     def changed_paths(self) -> tuple[str, ...]:

@@ -398,6 +398,21 @@ def test_a_file_waits_for_the_very_tests_that_its_owner_named(sandbox: PodmanSan
         assert not after("true"), "that was a change"
 
 
+def test_tests_that_run_where_another_command_has_left_the_shell_do_not_count(sandbox: PodmanSandbox) -> None:
+    session = Session()
+    section = PodmanSandboxSection(session=session, sandbox=sandbox, policies=(), keep_environment=True)
+    tests = RequireCleanTestsPolicy("shell_execute", command="true", paths=["released"])
+    prompt = Prompt(PromptTemplate(ns="tests", key="shell", sections=[section], policies=[tests]))
+    with prompt.resources:
+        call = ToolExecutor(prompt=prompt, session=session).call
+        release = {"command": "echo x > released", "cwd": "."}
+        assert call("shell_execute", {"command": "mkdir elsewhere; cd elsewhere"}).success
+        assert call("shell_execute", {"command": "true"}).success
+        assert not call("shell_execute", release).success
+        assert call("shell_execute", {"command": "true", "cwd": "."}).success
+        assert call("shell_execute", release).success
+
+
 def test_what_a_command_really_changed_is_seen_by_policies_before_it_is_kept(sandbox: PodmanSandbox) -> None:
     root = Path(sandbox.filesystem.root)
     (root / ".git").mkdir()

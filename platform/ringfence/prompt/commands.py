@@ -13,17 +13,20 @@ _MORE_THAN_WORDS = re.compile(r"[|&;<>()$`\\\n\r#]")
 _RUN_NOTHING = frozenset({"--help", "--version"})
 
 
-def runs(params: Any, patterns: Sequence[str]) -> bool:
+def runs(params: Any, patterns: Sequence[str], value: object = None) -> bool:
     """Whether a tool's parameters ask for a command that matches one of these globs.
 
     The parameters have a text for a shell, ``command``, or words, ``argv``; of both, the words with a blank between
     them have to match as a whole. A text has to be one command of plain and quoted words. It has to run in the root
-    with nothing in its environment and nothing to read: ``cwd``, ``env`` and ``stdin`` make another command of it.
+    with nothing in its environment and nothing to read: ``cwd``, ``env`` and ``stdin`` make another command of it, and
+    so does, in the result's ``value``, that it ``began_in`` another directory, where the one before it had ended.
     """
     words = _words(_of(params, "command"), _of(params, "argv"))
     if not words or "=" in words[0] or words[0] == "!" or _RUN_NOTHING.intersection(words):
         return False
-    if _of(params, "env") or _of(params, "stdin") or _of(params, "cwd") not in (None, "", "."):
+    if _of(params, "env") or _of(params, "stdin"):
+        return False
+    if any(place not in (None, "", ".") for place in (_of(params, "cwd"), getattr(value, "began_in", None))):
         return False
     return any(fnmatchcase(" ".join(words), pattern) for pattern in patterns)
 

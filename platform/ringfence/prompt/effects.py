@@ -258,7 +258,7 @@ class RequireCleanTestsPolicy:
         return ALLOW
 
     def on_result(self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext) -> None:
-        if tool.name == self.test_tool and (not self.command or runs(params, self.command)):
+        if tool.name == self.test_tool and (not self.command or runs(params, self.command, result.value)):
             clean = result.success and getattr(result.value, "exit_code", 0) == 0
         elif changes_of(context):
             clean = False
