@@ -378,6 +378,14 @@ def test_what_a_handler_has_made_of_a_file_that_only_it_has_read_is_not_known(
         assert call("write_file", now_at, "seen").success
 
 
+def test_what_only_a_handler_has_read_is_not_known_in_the_place_of_what_was_known(files: InMemoryFilesystem) -> None:
+    with agent(Tool[At, Said](name="own", description="A tool.", handler=moved_after_a_look), files=files) as call:
+        call("write_file", "c.txt", "mine")
+        assert call("own", "a.txt").success
+        assert "has not been read" in call("write_file", "c.txt", "blind").message
+        assert files.read("c.txt").content == "one\n"
+
+
 def test_what_a_handler_has_made_of_a_file_that_the_model_has_read_is_known(files: InMemoryFilesystem) -> None:
     with agent(Tool[At, Said](name="append", description="A tool.", handler=appended), files=files) as call:
         call("read_file", "a.txt")

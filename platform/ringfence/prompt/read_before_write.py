@@ -154,10 +154,11 @@ def _left_by(
     call: CallInfo, lock: CallLock, known: Sequence[Callable[[str], str | None]], *, declared: bool
 ) -> dict[str, str | None]:
     """The files that a call has changed, with their hashes where the model knows what is in them now, and None where
-    not: it knew by one of ``known`` what was there, or knows by them what is there. Raises OSError (ESTALE) where a
-    call that has ``declared`` its changes has made another one."""
+    not: if it did not know by one of ``known`` what was in one of them, that may be in any of them now. Raises OSError
+    (ESTALE) where a call that has ``declared`` its changes has made another one."""
     answered_for = (call.answered_for or {}).get(lock, ())
     left: dict[str, str | None] = {}
+    left_known: dict[str, str | None] = {}
     unread = False
     for change in call.changes[lock]:
         path = change.path
@@ -170,11 +171,10 @@ def _left_by(
         if declared and not seen and (path, was) not in answered_for:
             said = "was not as it had been read when this call changed it; nothing is changed, read it again"
             raise OSError(errno.ESTALE, said, path)
-        left[path] = after if seen or after in known_as else None
+        left[path] = after
+        left_known[path] = after if after in known_as else None
         unread = unread or not seen
-    if unread:  # which may be in any file that the call has made
-        left |= {change.path: None for change in call.changes[lock] if change.before is None}
-    return left
+    return left_known if unread else left
 
 
 def _took_unhashed(change: Change) -> bool:
