@@ -407,6 +407,19 @@ def beside_a_call(params: At, *, context: ToolContext) -> ToolResult[Said]:
     return call_of_write_file(params, context=context)
 
 
+def after_a_chmod_by_a_call(params: At, *, context: ToolContext) -> ToolResult[Said]:
+    assert ToolExecutor(prompt=context.prompt, session=context.session).call("chmod", {"file_path": "a.txt"}).success
+    return write_file(params, context=context)
+
+
+def test_a_call_that_changes_permissions_does_not_answer_for_the_content(files: InMemoryFilesystem) -> None:
+    handlers = {"chmod": chmod, "own": after_a_chmod_by_a_call}
+    tools = [Tool[At, Said](name=name, description="A tool.", handler=made) for name, made in handlers.items()]
+    with agent(*tools, files=files) as call:
+        assert "a.txt, of which the content had not been read" in call("own", "a.txt", "blind").message
+        assert files.read("a.txt").content == "one\n"
+
+
 def in_a_part(params: At, *, context: ToolContext) -> ToolResult[Said]:
     with tool_transaction(context.session, context.resources):
         return write_file(params, context=context)

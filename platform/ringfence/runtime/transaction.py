@@ -282,7 +282,9 @@ class Transaction(CallInfo):
         if governed:
             for lock, changes in self.changes.items():
                 files = known.setdefault(lock, set())
-                files.update((one.path, one.before.content_hash) for one in changes if one.before)
+                files.update(
+                    (one.path, one.before.content_hash) for one in changes if one.before and _took_content(one)
+                )
         else:
             for lock, earlier in (self.read_before or {}).items():
                 for path, sha256 in earlier:
@@ -329,6 +331,12 @@ def _said_again(receipts: Told, outcome: Outcome, by: str) -> Told:
 
 def _named(lock: CallLock, path: str, among: Collection[CallLock]) -> str:
     return path if len(among) == 1 else f"{lock.name} {lock.serial}:{path}"
+
+
+def _took_content(change: Change) -> bool:
+    """Whether what was at the path is there no more. Permissions say nothing about it."""
+    was = change.before and change.before.content_hash
+    return was is None or change.after is None or change.after.content_hash != was
 
 
 def _again(participant: Transactional, mark: Mark) -> Callable[[], None]:
