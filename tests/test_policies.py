@@ -689,6 +689,19 @@ def test_a_check_that_overrides_another_is_asked_about_every_tool() -> None:
         assert "nothing is read here" in executor.call("read_file", {}).message
 
 
+class NothingChanges(ReadBeforeWritePolicy):
+    def check_effects(self, *_: Any, **__: Any) -> PolicyDecision:
+        return PolicyDecision.deny("nothing changes here")
+
+
+def test_a_look_at_effects_that_overrides_another_is_asked_about_every_tool(files: InMemoryFilesystem) -> None:
+    section = MarkdownSection(title="F", key="f", template="F.", tools=TOOLS, policies=[NothingChanges()])
+    prompt = Prompt(PromptTemplate(ns="tests", key="own", sections=[section])).bind(resources={Filesystem: files})
+    with prompt.resources:
+        call = ToolExecutor(prompt=prompt, session=Session()).call
+        assert "nothing changes here" in call("write_file", {"file_path": "new.txt"}).message
+
+
 def test_a_receipt_names_the_policies_that_had_not_to_be_asked() -> None:
     prompt = chain([ReadBeforeWritePolicy(), SequentialDependencyPolicy({"b": {"a"}})], a=done, b=done)
     with prompt.resources:

@@ -92,14 +92,16 @@ class ReadBeforeWritePolicy:
         return None
 
     def concerns(self, tool: Tool[Any, Any]) -> bool:
-        """The effects of tools that are known to declare all that they write are looked at in `on_result`, for less."""
-        return not tool.opaque and tool.name not in self.write_tools
+        """The effects of tools that are known to declare all that they write are looked at in `on_result`, for less.
+        That does not speak for what overrides `check_effects`."""
+        overridden = type(self).check_effects is not ReadBeforeWritePolicy.check_effects
+        return overridden or (not tool.opaque and tool.name not in self.write_tools)
 
     def check_effects(
         self, tool: Tool[Any, Any], params: Any, changes: Sequence[Change], *, context: ToolContext
     ) -> PolicyDecision:
         call = context.call
-        if call is None:
+        if call is None or tool.opaque:
             return ALLOW
         for lock, changed in call.changes.items():
             read, earlier = call.reads.get(lock, {}), (call.read_before or {}).get(lock, ())
