@@ -25,6 +25,7 @@ from ringfence import Binding, Filesystem, InMemoryFilesystem, Prompt, PromptTem
 from ringfence.adapters import ScriptedAdapter, ToolExecutor
 from ringfence.adapters.tool_executor import Answer
 from ringfence.errors import TransactionError
+from ringfence.participants import CallInfo, CallLock, RollbackReport, Transactional
 from ringfence.prompt import (
     DeletionLimitPolicy,
     MarkdownSection,
@@ -1357,6 +1358,25 @@ def test_no_program_runs_where_nothing_could_take_back_what_it_changes(root: Pat
     with HostFilesystem(root, read_only=True) as only_looks:
         for files in (only_looks, InMemoryFilesystem()):
             assert "no filesystem of this prompt sees that" in runs_on(files).text
+    assert shape(root) == before
+
+
+class Database(Transactional):
+    """A participant that outlives the process and has no files."""
+
+    durable = True
+    only_undone = True
+    lock = CallLock("the database")
+
+    def begin(self, call: CallInfo) -> None: ...
+
+    def rollback(self, mark: object) -> RollbackReport:
+        return RollbackReport()
+
+
+def test_what_outlives_the_process_and_has_no_files_does_not_see_what_programs_change(root: Path) -> None:
+    before = shape(root)
+    assert "no filesystem of this prompt sees that" in fails_on(root, {Database: Database()}).text
     assert shape(root) == before
 
 
