@@ -333,8 +333,6 @@ class PassedOn:
         return PassedOn(self.files.for_call(call))
 
     def __getattr__(self, name: str) -> Any:
-        if name == "lock":
-            raise AttributeError(name)
         return getattr(self.files, name)
 
 

@@ -196,10 +196,9 @@ def _files_scope(context: ToolContext, filesystem: Filesystem) -> str:
 
 
 def _scope_of(context: ToolContext, lock: CallLock) -> str:
-    """The scope of the filesystem that a call knows by this lock: the prompt's own, or another resource. One without a
-    lock passes everything on to another filesystem, which has it."""
+    """The scope of the filesystem that a call knows by this lock: the prompt's own, or another resource."""
     filesystem = context.filesystem
-    if filesystem is not None and getattr(filesystem, "lock", lock) is lock:
+    if filesystem is not None and getattr(filesystem, "lock", None) is lock:
         return _files_scope(context, filesystem)
     return f"{context.prompt.scope}@{lock.name} {lock.serial}"
 
