@@ -86,6 +86,16 @@ def test_a_provider_that_fails_is_exit_code_3(tree: Path, reply: Reply) -> None:
     assert "ringfence undo" in done.stderr
 
 
+def test_a_run_waits_as_long_as_its_provider_asks_and_says_so(tree: Path) -> None:
+    busy = {"type": "error", "error": {"message": "slow down", "type": "rate_limit_error"}}
+    with ProviderServer([Failure(429, busy, {"retry-after": "1"}), DONE]) as server:
+        done = run(tree, f"anthropic:m@{server.url}")
+    assert (done.returncode, "attempt 2 in 1 s" in done.stderr) == (0, True), done.stderr
+    with ProviderServer([Failure(429, busy, {"retry-after": "45"})]) as server:
+        done = run(tree, f"anthropic:m@{server.url}", "--deadline", "40s")
+    assert (done.returncode, "in 45.0 s, after the deadline" in done.stderr) == (3, True), done.stderr
+
+
 def test_a_budget_that_is_used_up_is_exit_code_5(tree: Path) -> None:
     with ProviderServer([EDIT, DONE]) as server:
         done = run(tree, f"anthropic:m@{server.url}", "--max-tokens", "500")

@@ -14,6 +14,7 @@ import pytest
 
 from ringfence.adapters import (
     AnthropicAdapter,
+    ModelRetry,
     ModelText,
     OpenAIAdapter,
     PromptEvaluationError,
@@ -57,6 +58,8 @@ class Trial:
         self.session = Session()
         self.texts: list[ModelText] = []
         self.session.dispatcher.subscribe(ModelText, self.texts.append)
+        self.retries: list[ModelRetry] = []
+        self.session.dispatcher.subscribe(ModelRetry, self.retries.append)
         make: Callable[..., AbstractContextManager[Any]] = {
             "responses": partial(OpenAIAdapter, base_url=self.server.openai_url),
             "chat": partial(OpenAIAdapter, base_url=self.server.openai_url, api="chat"),
@@ -105,6 +108,9 @@ def test_a_wait_is_as_long_as_the_provider_asks(wire: str, headers: dict[str, st
     trial = Trial(wire, False, [failure(429, **headers), DONE])
     trial.run()
     assert trial.waits == [seconds]
+    [retry] = trial.retries
+    assert (retry.number, retry.attempt, retry.seconds) == (1, 2, seconds)
+    assert "rate limit" in retry.reason
 
 
 @pytest.mark.parametrize("wire", WIRES)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ringfence.adapters.core import ModelText, ModelTurn
+from ringfence.adapters.core import ModelRetry, ModelText, ModelTurn
 from ringfence.adapters.scripted import ScriptedAdapter
 from ringfence.errors import SandboxUnavailableError
 from ringfence.runtime.receipts import Receipt
@@ -56,6 +56,8 @@ class Story:
     commands: list[str] = field(default_factory=list[str])
 
     def text(self, event: ModelText) -> None: ...
+
+    def retry(self, event: ModelRetry) -> None: ...
 
     def turn(self, event: ModelTurn) -> None:
         self.turns = event.number

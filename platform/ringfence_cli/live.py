@@ -9,7 +9,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from ringfence.adapters.core import ModelText, ModelTurn
+from ringfence.adapters.core import ModelRetry, ModelText, ModelTurn
 from ringfence.runtime.receipts import Outcome, Receipt
 from ringfence_cli.printable import MAX_REASON_CHARACTERS, one_line, outcome_words, params_summary, printable
 from ringfence_cli.terminal import ErrorStream
@@ -75,6 +75,10 @@ class View:
         writes = event.number, event.attempt
         kept = self._writing if writes == self._writes else ""
         self._writing, self._writes = (kept + event.text)[-MAX_WRITING_CHARACTERS:], writes
+
+    def retry(self, event: ModelRetry) -> None:
+        reason = one_line(event.reason, MAX_REASON_CHARACTERS)
+        self._print(Text(f"  {reason}; attempt {event.attempt} in {event.seconds:.0f} s", style="yellow"))
 
     def turn(self, event: ModelTurn) -> None:
         self._writing = ""

@@ -18,7 +18,7 @@ from uuid import NAMESPACE_OID, uuid5
 
 import click
 
-from ringfence.adapters.core import ModelText, ModelTurn
+from ringfence.adapters.core import ModelRetry, ModelText, ModelTurn
 from ringfence.runtime.receipts import Receipt
 from ringfence_cli.terminal import put
 from ringfence_sandbox.calls.killed_calls import KilledCall, forget_killed, killed_calls
@@ -157,6 +157,8 @@ class ReceiptsFile(OutputFile):
         super().__init__(path, append=True)
 
     def text(self, event: ModelText) -> None: ...
+
+    def retry(self, event: ModelRetry) -> None: ...
 
     def turn(self, event: ModelTurn) -> None: ...
 

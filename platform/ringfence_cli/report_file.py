@@ -9,7 +9,7 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from ringfence.adapters.core import ModelText, ModelTurn
+from ringfence.adapters.core import ModelRetry, ModelText, ModelTurn
 from ringfence.runtime.limits import utc_now
 from ringfence.runtime.receipts import Receipt
 from ringfence_cli import report_html
@@ -64,6 +64,8 @@ class ReportFile:
         return found is not None and other.is_file(found)
 
     def text(self, event: ModelText) -> None: ...
+
+    def retry(self, event: ModelRetry) -> None: ...
 
     def turn(self, event: ModelTurn) -> None:
         self._turns += 1

@@ -45,6 +45,9 @@ if TYPE_CHECKING:
 
 OutputT = TypeVar("OutputT", OutputFile, ReceiptsFile, ReportFile)
 
+MAX_WAIT_SECONDS = 600.0
+"""For a provider that says when to ask again, in one turn: nobody may be there to begin anew."""
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
@@ -308,15 +311,16 @@ def model_of(spec: str, files: ExitStack) -> LoopAdapter:
 
 def provider_of(kind: str, name: str) -> OpenAIAdapter | AnthropicAdapter:
     """Raises ValueError and ImportError, which say what is missing."""
-    from ringfence.adapters import AnthropicAdapter, OpenAIAdapter
+    from ringfence.adapters import AnthropicAdapter, OpenAIAdapter, ThrottlePolicy
 
+    patient = ThrottlePolicy(max_total_delay=MAX_WAIT_SECONDS)
     model, at, url = name.partition("@")
     if at and (not model or not url.startswith(("http://", "https://"))):
         raise ValueError(f"{name!r}: it is MODEL@BASE_URL, and a base URL begins with http:// or https://")
     if kind == "anthropic":
-        return AnthropicAdapter(model, base_url=url or None)
+        return AnthropicAdapter(model, base_url=url or None, throttle=patient)
     # Compatible servers all have Chat Completions, and few have Responses.
-    return OpenAIAdapter(model, base_url=url or None, api="chat" if url else "responses")
+    return OpenAIAdapter(model, base_url=url or None, api="chat" if url else "responses", throttle=patient)
 
 
 def task_of(text: str) -> str:

@@ -9,7 +9,7 @@ from time import monotonic
 from typing import Any, Protocol
 
 from ringfence import serde
-from ringfence.adapters.core import ModelText, ModelTurn
+from ringfence.adapters.core import ModelRetry, ModelText, ModelTurn
 from ringfence.runtime.events import ToolInvoked
 from ringfence.runtime.limits import TokenUsage
 from ringfence.runtime.receipts import Outcome, Receipt
@@ -24,6 +24,8 @@ class Watcher(Protocol):
 
     def text(self, event: ModelText) -> None:
         """A piece of a turn that the model still writes; `turn` has the whole of it."""
+
+    def retry(self, event: ModelRetry) -> None: ...
 
     def turn(self, event: ModelTurn) -> None: ...
 
@@ -100,6 +102,7 @@ class Telling:
         self._watchers = watchers
         self._told: dict[str, Outcome] = {}
         session.dispatcher.subscribe(ModelText, self._text)
+        session.dispatcher.subscribe(ModelRetry, self._retry)
         session.dispatcher.subscribe(ModelTurn, self._turn)
         session.dispatcher.subscribe(Receipt, self._call)
 
@@ -111,6 +114,10 @@ class Telling:
     def _text(self, event: ModelText) -> None:
         for watcher in self._watchers:
             self._writing(lambda watcher=watcher: watcher.text(event))
+
+    def _retry(self, event: ModelRetry) -> None:
+        for watcher in self._watchers:
+            self._writing(lambda watcher=watcher: watcher.retry(event))
 
     def _turn(self, event: ModelTurn) -> None:
         with self._signals.held():

@@ -80,6 +80,8 @@ class Request:
     tool_choice: ToolChoice = "auto"
     on_text: Callable[[str, int], object] | None = None
     """Told of text as it comes, and of the attempt that it belongs to: what came of an earlier one is void."""
+    on_retry: Callable[[str, int, float], object] | None = None
+    """Told why the provider did not answer, which attempt comes next, from 2, and in how many seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,20 @@ class ModelText:
     """The turn's, as in the `ModelTurn` that follows."""
     text: str
     attempt: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRetry:
+    """An event for observers: the provider did not answer, and is asked again."""
+
+    prompt_name: str
+    number: int
+    """The turn's that it is asked for, as in the `ModelTurn` that follows."""
+    reason: str
+    attempt: int
+    """The next one's; from 2."""
+    seconds: float
+    """How long that waits."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from ringfence.adapters.core import (
     Model,
     ModelAnswered,
     ModelAsked,
+    ModelRetry,
     ModelText,
     ModelTurn,
     PromptResponse,
@@ -302,6 +303,7 @@ class _Evaluation(Generic[OutputT]):
             deadline=self._nearest_deadline(),
             tool_choice=self.tool_choice if number == 1 or self.tool_choice == "none" else "auto",
             on_text=lambda text, attempt: self._heard(ModelText(self.name, number, text, attempt)),
+            on_retry=lambda why, attempt, seconds: self._heard(ModelRetry(self.name, number, why, attempt, seconds)),
         )
         turn = _without_cut_arguments(self._respond(number, request))
         if turn.usage is not None:
@@ -321,10 +323,10 @@ class _Evaluation(Generic[OutputT]):
         self.session.notify(ModelAnswered(self.evaluation_id, number, turn))
         return turn
 
-    def _heard(self, text: ModelText) -> None:
+    def _heard(self, event: ModelText | ModelRetry) -> None:
         if self.heartbeat is not None:
             self.heartbeat.beat()
-        self.session.notify(text)
+        self.session.notify(event)
 
     def _said(self, message: Message) -> Message:
         self.session.notify(Said(self.name, message))

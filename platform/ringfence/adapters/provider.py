@@ -98,7 +98,9 @@ def ask(wire: Wire, request: Request, *, sdk: Sdk, policy: ThrottlePolicy, strea
         except Exception as error:
             _fail(error, sdk)
 
-    return repeated(attempt, policy, prompt_name=request.prompt_name, deadline=request.deadline)
+    return repeated(
+        attempt, policy, prompt_name=request.prompt_name, deadline=request.deadline, on_retry=request.on_retry
+    )
 
 
 def _seconds_left(deadline: Deadline | None) -> float:

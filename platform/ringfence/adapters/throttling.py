@@ -77,9 +77,14 @@ class AttemptFailedError(Exception):
 
 
 def repeated(
-    attempt: Callable[[int], AnswerT], policy: ThrottlePolicy, *, prompt_name: str, deadline: Deadline | None
+    attempt: Callable[[int], AnswerT],
+    policy: ThrottlePolicy,
+    *,
+    prompt_name: str,
+    deadline: Deadline | None,
+    on_retry: Callable[[str, int, float], object] | None = None,
 ) -> AnswerT:
-    """The answer of the first attempt that has one; they are counted from 1.
+    """The answer of the first attempt that has one; they are counted from 1. ``on_retry`` is as in `Request`.
 
     Raises:
         ThrottleError: the attempts, or the time, are used up.
@@ -102,9 +107,11 @@ def repeated(
         if (why := _reason_to_stop(policy, failed, number, wait, waited, deadline)) is not None:
             details = ThrottleDetails(failed.kind, failed.retry_after, number, False, failed.payload)
             raise ThrottleError(f"{failed} ({why})", prompt_name=prompt_name, details=details) from failed.__cause__
-        policy.sleep(wait)
         waited += wait
         number += 1
+        if on_retry is not None:
+            on_retry(str(failed), number, wait)
+        policy.sleep(wait)
 
 
 def _reason_to_stop(
