@@ -71,6 +71,20 @@ def test_a_resumed_run_has_its_conversation_its_plan_and_what_it_has_read(tree: 
     assert ending.plan.objective == "fix"
 
 
+def test_a_model_is_told_which_files_others_have_changed_while_its_run_was_interrupted(tree: Path) -> None:
+    (tree / "b.txt").write_text("b\n")
+    performed(tree, [READ, calls(EDIT)])
+    (tree / "a.txt").unlink()
+    (tree / "b.txt").write_text("by hand\n")
+    write = calls(call("write_file", file_path="c.txt", content="c\n"))
+    _, second = performed(tree, [write], resume=True)
+    *_, answer, news = second.requests[0]["messages"]
+    assert (answer["role"], news["role"]) == ("tool", "user")
+    assert "Meanwhile, others have changed or removed a.txt, b.txt: what you did there may be gone" in news["content"]
+    _, third = performed(tree, [DONE], resume=True)
+    assert [message for message in third.requests[-1]["messages"] if message["role"] == "user"] == [news]
+
+
 def test_a_run_can_be_interrupted_and_resumed_again_and_again(tree: Path) -> None:
     performed(tree, [READ])
     performed(tree, [calls(EDIT)], resume=True)
@@ -168,9 +182,10 @@ def test_a_call_that_was_committed_but_not_answered_is_told_so_and_not_run_again
     (tree / "new.txt").unlink()
     ending, second = performed(tree, [DONE], resume=True)
     assert ending.outcome == "done"
-    *_, committed, listed = second.requests[0]["messages"]
+    *_, committed, listed, news = second.requests[0]["messages"]
     assert committed["content"].startswith("This call was committed as step 1, which changed new.txt.")
     assert "a.txt" in listed["content"]
+    assert "others have changed or removed new.txt" in news["content"]
     assert not (tree / "new.txt").exists()
 
 

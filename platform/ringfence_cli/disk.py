@@ -99,6 +99,15 @@ class DiskWorkspace:
                 return
         self.is_part = "`gc` has dropped steps of this run"
 
+    def changed_by_others(self, start: str, sessions: Collection[str]) -> Sequence[str]:
+        """The paths that others have changed since the last step of a run's sessions, or the commit where it began."""
+        paths: set[str] = set()
+        for entry in self.opened.log():
+            if entry.session_id in sessions or entry.commit == start or entry.apart:
+                break
+            paths.update(entry.paths)
+        return sorted(paths - self.refused.keys())
+
     def section(self, session: Session) -> Section[Any]:
         if self.sandbox is None:
             return VfsToolsSection(session=session, filesystem=self.filesystem, mount_point=self.mount_point)

@@ -33,6 +33,8 @@ FILE_NAME = "run.jsonl"
 KEPT_NAME = "run-before.jsonl"
 """The record of a run that was interrupted, while another one has the first name."""
 PROMPT_NAME = "ringfence:run"
+MAX_PATHS = 20
+"""That a model is told of in one sentence."""
 KEPT: Sequence[type[Any]] = (Plan, PolicyState, ShellEnvironment, VisibilityOverrides)
 """What of a session a run goes on with. What tools answered is in the conversation."""
 
@@ -93,7 +95,9 @@ class RunRecord:
             workspace.refused = {**self._before.refused, **workspace.refused}
             workspace.go_on_from(self._before.start, self._before.sessions)
             answered = _answers_of_steps(self._before, workspace.opened.steps())
-            session[Conversation].seed(Conversation(PROMPT_NAME, (*self._before.messages, *answered)))
+            messages = (*self._before.messages, *answered)
+            changed = workspace.changed_by_others(self._before.start, self._before.sessions) if messages else ()
+            session[Conversation].seed(Conversation(PROMPT_NAME, messages, _news(changed)))
             record["messages"] = [encode(message) for message in answered]
             lines = self.path.read_bytes()
             os.truncate(self.path, lines.rfind(b"\n") + 1)  # a line that is torn would spoil the next
@@ -245,8 +249,25 @@ def _answers_of_steps(before: Interrupted, steps: Iterable[Step]) -> list[Messag
 
 
 def _committed(step: Step) -> str:
-    paths = ", ".join(place_shown(path) for path in step.paths[:20])
-    return f"This call was committed as step {step.number}, which changed {paths}. An interruption lost its answer."
+    return (
+        f"This call was committed as step {step.number}, which changed {_some(step.paths)}. An interruption lost its "
+        "answer."
+    )
+
+
+def _news(changed: Sequence[str]) -> str:
+    """What the model is told of what others have changed while it was interrupted."""
+    if not changed:
+        return ""
+    return (
+        f"You were interrupted. Meanwhile, others have changed or removed {_some(changed)}: what you did there may be "
+        "gone, and what you know of it may be out of date. Look again before you go on."
+    )
+
+
+def _some(paths: Sequence[str]) -> str:
+    more = f" and {len(paths) - MAX_PATHS:,} more" if len(paths) > MAX_PATHS else ""
+    return ", ".join(place_shown(path) for path in paths[:MAX_PATHS]) + more
 
 
 def _encoded(message: Message) -> object:

@@ -186,6 +186,8 @@ class Conversation:
     prompt_name: str
     messages: tuple[Message, ...]
     """Without the instructions, which are rendered anew."""
+    news: str = ""
+    """What the model is told before it is asked."""
 
     def unanswered(self) -> tuple[ToolCall, ...]:
         """The calls of the last turn that have no answer."""

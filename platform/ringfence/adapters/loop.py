@@ -251,7 +251,8 @@ class _Evaluation(Generic[OutputT]):
         if begun is None or begun.prompt_name != self.name:
             return []
         self.session[Conversation].clear()
-        return [*begun.messages, *self._answers(begun.unanswered())]
+        messages = [*begun.messages, *self._answers(begun.unanswered())]
+        return [*messages, self._said(Message("user", begun.news))] if begun.news else messages
 
     def _answers(self, calls: Sequence[ToolCall]) -> list[Message]:
         """To every tool call of a turn, in their order. Sections are opened first, so that the rest has their tools."""
