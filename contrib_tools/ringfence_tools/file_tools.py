@@ -102,14 +102,14 @@ def file_tools(*, mount_point: str | None = None, accepts_overrides: bool = Fals
         ),
         Tool[Glob, FoundPaths](
             name="glob",
-            description="Find files and directories by their paths.",
+            description="Find files and directories by their paths. What git ignores is only found where it is named.",
             handler=tools.glob,
             accepts_overrides=accepts_overrides,
             read_only=True,
         ),
         Tool[Grep, FoundLines](
             name="grep",
-            description="Search the content of text files for a regular expression, line by line.",
+            description="Search text files for a regular expression. What git ignores, only where it is named.",
             handler=tools.grep,
             accepts_overrides=accepts_overrides,
             read_only=True,

@@ -67,11 +67,11 @@ class Ignored:
         name = path[start:]
         if not name or name in self._named or not _ignores(rules, path, name, is_directory=is_directory):
             return False
-        self._left_out[path] = None
+        self._note(path, name)
         return True
 
     def said(self) -> str:
-        """What to tell the model of what was left out; empty where that was nothing."""
+        """What to tell the model of what was left out; empty where that was nothing but git's own data."""
         if not self._left_out:
             return ""
         names = ", ".join(shown(path) for path in list(self._left_out)[:MAX_NAMED])
@@ -85,8 +85,12 @@ class Ignored:
             return self._with_own(rules, directory)
         if name in self._named:
             return ()
-        self._left_out[directory] = None
+        self._note(directory, name)
         return None
+
+    def _note(self, path: str, name: str) -> None:
+        if name != GIT:  # which everybody expects
+            self._left_out[path] = None
 
     def _with_own(self, rules: _Rules, directory: str) -> _Rules:
         if not rules:
