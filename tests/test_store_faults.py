@@ -170,6 +170,38 @@ def test_a_damaged_history_is_said_and_nothing_changes(root: Path, store: Path, 
         assert [entry.kind for entry in workspace.log()] == ["baseline"]
 
 
+LOOKS: dict[str, Callable[[Workspace], object]] = {
+    "show": lambda workspace: workspace.show(1),
+    "export": lambda workspace: workspace.export("mbox"),
+    "undo": lambda workspace: workspace.undo(2),
+    "restore": lambda workspace: workspace.restore(0),
+    "gc": lambda workspace: workspace.gc(9),
+}
+
+
+def with_a_flipped_bit(root: Path, store: Path) -> None:
+    """Of the first of two packs, which only what looks back meets."""
+    with Workspace.open(root, store=store) as workspace:
+        call(workspace, change)
+    [pack] = (store / "history/objects/pack").glob("*.pack")
+    with Workspace.open(root, store=store) as workspace:
+        call(workspace, lambda fs: fs.write("a.txt", "two"))
+    data = bytearray(pack.read_bytes())
+    data[len(data) // 2] ^= 4
+    pack.chmod(0o600)
+    pack.write_bytes(data)
+
+
+@pytest.mark.parametrize("name", LOOKS)
+def test_a_part_of_the_history_that_cannot_be_read_is_said_when_it_is_met(root: Path, store: Path, name: str) -> None:
+    with_a_flipped_bit(root, store)
+    before = printed(root)
+    with Workspace.open(root, store=store) as workspace:
+        with pytest.raises(ValueError, match="history is damaged .* or move it away to begin a new one"):
+            LOOKS[name](workspace)
+        assert printed(root) == before
+
+
 def test_a_first_opening_that_was_interrupted_has_damaged_nothing(root: Path, store: Path) -> None:
     with Store.open(store / "history") as begun:
         begun.add_blob(b"one of the files")

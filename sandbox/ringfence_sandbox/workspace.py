@@ -303,7 +303,7 @@ class Workspace:
         # In a forked child the history is not to be looked at either: to read what is about to be written, it is
         # written, and the file is the parent's.
         self.filesystem.check_open()
-        with self.filesystem.lock.mutex:
+        with self.filesystem.lock.mutex, telling_of_damage(self._store.folder, (KeyError,)):
             yield
 
     def _take_in_aborted(self) -> None:
@@ -458,7 +458,11 @@ class Workspace:
         that, which then makes the step."""
         if self._history is None:
             raise PermissionError(f"{tool} changes the workspace, and this one was opened read-only")
-        with tool_transaction(Session(), _Participants((self.filesystem,)), tag=tool) as transaction:
+        participants = _Participants((self.filesystem,))
+        with (
+            telling_of_damage(self._store.folder, (KeyError,)),
+            tool_transaction(Session(), participants, tag=tool) as transaction,
+        ):
             if self.filesystem.has_uncommitted:
                 raise TransactionError(f"{tool} is for a tool call of its own: this one has changed files before")
             self._look()

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import os
+import struct
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
+from dulwich.errors import ApplyDeltaError, ChecksumMismatch, FileFormatException
 from dulwich.object_store import BaseObjectStore
 from dulwich.objects import ObjectID, RawObjectID, ShaFile, hex_to_sha, sha_to_hex
 from dulwich.pack import Pack
 
+from ringfence.errors import described
 from ringfence_sandbox.store.deltas import Before, applied, delta
 from ringfence_sandbox.store.object_log import MAGIC, ObjectLog, pack_entry, read_pack_entry, sync_directory
 from ringfence_sandbox.store.packs import copied_entry, open_packs, remove_packs, write_pack
@@ -24,6 +28,11 @@ _JOINED_BYTES = 1 << 14
 """What is longer is not copied to stand behind its header."""
 MOST_PACKS = 12
 """More are made into one: every lookup asks every pack."""
+UNREADABLE = (
+    *(ValueError, TypeError, AssertionError, OverflowError, struct.error, zlib.error),
+    *(ApplyDeltaError, ChecksumMismatch, FileFormatException),
+)
+"""What comes of packs that are not what they were."""
 
 
 def object_id(type_number: int, raw: bytes) -> bytes:
@@ -34,6 +43,12 @@ def object_id(type_number: int, raw: bytes) -> bytes:
     digest = hashlib.sha1(header, usedforsecurity=False)
     digest.update(raw)
     return digest.digest()
+
+
+def _missing(oid: bytes, why: str = "") -> KeyError:
+    """``why`` is what came of reading it, in words: such an error holds a part of its pack, which could not be closed
+    while it is handled."""
+    return KeyError(f"the store has no object {oid.hex()}" + (f" that can be read ({why})" if why else ""))
 
 
 def blob_id(content: bytes) -> str:
@@ -125,18 +140,21 @@ class HistoryObjects(BaseObjectStore):
         """The type and the bytes of an object.
 
         Raises:
-            KeyError: there is none.
+            KeyError: there is none, or it cannot be read.
         """
         if oid in self.log.objects:
             return self._from_log(oid)
         if oid in self._in_memory:
             return self._in_memory[oid]
+        why = ""
         for pack in self._packs:
             try:
                 return pack.get_raw(RawObjectID(oid))
             except KeyError:
                 pass
-        raise KeyError(f"the store has no object {oid.hex()}")
+            except UNREADABLE as error:
+                why = described(error)
+        raise _missing(oid, why)
 
     def _from_log(self, oid: bytes) -> tuple[int, bytes]:
         deltas: list[bytes] = []
@@ -244,7 +262,7 @@ class HistoryObjects(BaseObjectStore):
                     of[oid] = pack
                     break
             else:
-                raise KeyError(f"the store has no object {oid.hex()}")
+                raise _missing(oid)
         new = write_pack(self._pack_folder, len(of), lambda take: self._copy(of, take)) if of else None
         before_deleting()
         self._remove_indexes_of_git()
@@ -267,7 +285,14 @@ class HistoryObjects(BaseObjectStore):
             return of.get(base) is pack
 
         for oid, pack in of.items():
-            take(oid, copied_entry(pack, oid, together))
+            entry, why = b"", ""
+            try:
+                entry = copied_entry(pack, oid, together)
+            except UNREADABLE as error:
+                why = described(error)
+            if why:
+                raise _missing(oid, why)
+            take(oid, entry)
 
     def _reopen_packs(self) -> None:
         before, self._packs = self._packs, open_packs(self._pack_folder)

@@ -21,11 +21,11 @@ UNKNOWN = b"unknown"
 
 
 def read_commit(objects: HistoryObjects, commit: str) -> Commit:
-    """Raises LookupError where there is no such commit."""
+    """Raises LookupError where there is no such commit: KeyError where it was once, if it is one of the history."""
     try:
         kind, raw = objects.raw(bytes.fromhex(commit))
     except (KeyError, ValueError):
-        raise LookupError(f"the store has no commit {commit}") from None
+        raise KeyError(f"the store has no commit {commit}") from None
     if kind != COMMIT:
         raise LookupError(f"{commit} is no commit")
     return Commit.from_string(raw)

@@ -11,15 +11,12 @@ from __future__ import annotations
 
 import os
 import re
-import struct
-import zlib
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from dulwich.errors import ApplyDeltaError, ChecksumMismatch, FileFormatException
 from dulwich.objects import Commit
 
 from ringfence.errors import described
@@ -30,7 +27,7 @@ from ringfence_sandbox.store.commit_records import CommitRecord, PreparedStep
 from ringfence_sandbox.store.entries import Entry, Pending
 from ringfence_sandbox.store.folder_builder import Builder, edits_of
 from ringfence_sandbox.store.folders import Folder, differences, in_order, reachable
-from ringfence_sandbox.store.history_objects import BLOB, COMMIT, TREE, HistoryObjects
+from ringfence_sandbox.store.history_objects import BLOB, COMMIT, TREE, UNREADABLE, HistoryObjects
 from ringfence_sandbox.store.history_states import UNKNOWN, States, read_commit
 from ringfence_sandbox.store.repository import create_repository, read_refs, read_shallow, write_refs, write_shallow
 from ringfence_sandbox.store.unknown import Unknown
@@ -45,19 +42,15 @@ SEAL_BYTES = 32 << 20
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_-]|\.(?!\.|lock(?:/|$)|$)|/(?=[A-Za-z0-9]))*")
 
 
-_DAMAGED = (
-    *(LookupError, ValueError, TypeError, AssertionError, struct.error, zlib.error),
-    *(ApplyDeltaError, ChecksumMismatch, FileFormatException),
-)
-"""What comes of a history that is not what it was."""
-
-
 @contextmanager
-def telling_of_damage(folder: Path) -> Generator[None]:
-    """Whatever a history of which bytes were lost or changed makes of it, say what it is, as a ValueError."""
+def telling_of_damage(
+    folder: Path, errors: tuple[type[Exception], ...] = (LookupError, *UNREADABLE)
+) -> Generator[None]:
+    """Whatever a history of which bytes were lost or changed makes of it, or these ``errors`` alone, say what it is, as
+    a ValueError."""
     try:
         yield
-    except _DAMAGED as error:
+    except errors as error:
         raise ValueError(
             f"the history at {folder} is damaged ({described(error)}): bring it back from a copy, or move it away to "
             "begin a new one"
