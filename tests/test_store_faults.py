@@ -21,6 +21,7 @@ from ringfence.testing import held_call
 from ringfence.testing.killing import as_nobody, killed_at
 from ringfence.testing.printed import lasting, printed
 from ringfence_sandbox import HostFilesystem, Workspace
+from ringfence_sandbox.store.history_objects import MOST_PACKS
 from ringfence_sandbox.store.store import Store
 from ringfence_tools import VfsToolsSection
 
@@ -200,6 +201,17 @@ def test_a_part_of_the_history_that_cannot_be_read_is_said_when_it_is_met(root: 
         with pytest.raises(ValueError, match="history is damaged .* or move it away to begin a new one"):
             LOOKS[name](workspace)
         assert printed(root) == before
+
+
+def test_a_part_of_the_history_that_cannot_be_read_keeps_no_workspace_from_being_opened_and_closed(
+    root: Path, store: Path
+) -> None:
+    with_a_flipped_bit(root, store)
+    for number in range(MOST_PACKS):
+        with Workspace.open(root, store=store) as workspace:
+            call(workspace, lambda fs, number=number: fs.write("a.txt", f"{number}"))
+    with Workspace.open(root, store=store) as workspace:
+        assert workspace.log(1)[0].number == MOST_PACKS + 2
 
 
 def test_a_first_opening_that_was_interrupted_has_damaged_nothing(root: Path, store: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from dulwich.errors import ApplyDeltaError, ChecksumMismatch, FileFormatException
@@ -220,7 +221,9 @@ class HistoryObjects(BaseObjectStore):
             self._remove_old_logs()
         if len(self._packs) > MOST_PACKS:
             small = self._small_packs()
-            self.repack({entry[0] for pack in small for entry in pack.index.iterentries()}, small)
+            # Where something in them cannot be read they stay as they are, with the rest that can.
+            with suppress(KeyError):
+                self.repack({entry[0] for pack in small for entry in pack.index.iterentries()}, small)
 
     def _remove_old_logs(self) -> None:
         for path in self._logs():
