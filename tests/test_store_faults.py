@@ -214,6 +214,19 @@ def test_a_part_of_the_history_that_cannot_be_read_keeps_no_workspace_from_being
         assert workspace.log(1)[0].number == MOST_PACKS + 2
 
 
+def test_a_pack_that_has_lost_its_index_is_not_deleted(root: Path, store: Path) -> None:
+    with Workspace.open(root, store=store) as workspace:
+        call(workspace, change)
+    [index] = (store / "history/objects/pack").glob("*.idx")
+    index.rename(store / "lost")
+    for read_only in (True, False):
+        with pytest.raises(ValueError, match="history is damaged"):
+            Workspace.open(root, store=store, read_only=read_only)
+    (store / "lost").rename(index)
+    with Workspace.open(root, store=store) as workspace:
+        assert [step.number for step in workspace.steps()] == [1]
+
+
 def test_a_first_opening_that_was_interrupted_has_damaged_nothing(root: Path, store: Path) -> None:
     with Store.open(store / "history") as begun:
         begun.add_blob(b"one of the files")

@@ -18,7 +18,7 @@ from dulwich.pack import Pack
 from ringfence.errors import described
 from ringfence_sandbox.store.deltas import Before, applied, delta
 from ringfence_sandbox.store.object_log import MAGIC, ObjectLog, pack_entry, read_pack_entry, sync_directory
-from ringfence_sandbox.store.packs import copied_entry, open_packs, remove_packs, write_pack
+from ringfence_sandbox.store.packs import copied_entry, open_packs, remove_half_packs, remove_packs, write_pack
 
 COMMIT, TREE, BLOB = 1, 2, 3
 _KINDS = {COMMIT: b"commit", TREE: b"tree", BLOB: b"blob"}
@@ -232,14 +232,12 @@ class HistoryObjects(BaseObjectStore):
         sync_directory(self._folder)
 
     def _remove_leftovers(self) -> None:
-        """What a crash left behind: files half written, logs of which all is in a pack, packs without an index."""
+        """What a crash left behind: files and packs half written, logs of which all is in a pack."""
         for path in self._folder.glob("tmp_*"):
             path.unlink()
         if len(self._logs()) > 1:
             self._remove_old_logs()
-        for path in self._pack_folder.iterdir():
-            if path.name.startswith("tmp_") or (path.suffix == ".pack" and not path.with_suffix(".idx").exists()):
-                path.unlink()
+        remove_half_packs(self._pack_folder)
 
     def _small_packs(self) -> list[Pack]:
         """All but those that are larger than everything smaller together: what is large is seldom copied."""

@@ -9,7 +9,7 @@ import os
 import struct
 import zlib
 from collections.abc import Callable, Generator, Iterable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -101,10 +101,9 @@ def write_pack(folder: Path, count: int, entries: Callable[[Callable[[bytes, byt
             os.fsync(file.fileno())
         # git looks for packs by their index, so that comes last.
         os.replace(beside, name.with_suffix(".pack"))
-        os.replace(folder / "tmp_idx_new", name.with_suffix(".idx"))
+        os.replace(_hidden_index(name), name.with_suffix(".idx"))
     except BaseException as error:
-        beside.unlink(missing_ok=True)
-        (folder / "tmp_idx_new").unlink(missing_ok=True)
+        remove_half_packs(folder)
         if isinstance(error, OSError):
             raise not_written(error, str(beside)) from error
         raise
@@ -133,11 +132,26 @@ def _write(file: BinaryIO, folder: Path, count: int, entries: Callable[[Callable
     checksum = digest.digest()
     file.write(checksum)
     index.sort()
-    with open(folder / "tmp_idx_new", "wb") as index_file:
+    name = folder / f"pack-{checksum.hex()}"
+    with open(_hidden_index(name), "wb") as index_file:
         write_pack_index_v2(index_file, index, checksum)
         index_file.flush()
         os.fsync(index_file.fileno())
-    return folder / f"pack-{checksum.hex()}"
+    return name
+
+
+def _hidden_index(pack: Path) -> Path:
+    """The index of a pack that is not there yet, or not any more: without one, a pack has lost its index."""
+    return pack.with_name(f"tmp_{pack.stem}.idx")
+
+
+def remove_half_packs(folder: Path) -> None:
+    """Delete what was left of a pack that was not written to its end, or not deleted to its end."""
+    for pack in folder.glob("pack-*.pack"):
+        if not pack.with_suffix(".idx").exists() and _hidden_index(pack).exists():
+            pack.unlink()
+    for path in folder.glob("tmp_*"):
+        path.unlink()
 
 
 def open_packs(folder: Path) -> list[Pack]:
@@ -179,5 +193,8 @@ def remove_packs(packs: Iterable[Pack]) -> None:
     for pack in packs:
         path = Path(os.fspath(pack.data.path))
         pack.close()
-        for suffix in (".idx", ".pack", ".rev", ".bitmap"):
+        with suppress(FileNotFoundError):  # somebody ran git's own gc
+            os.replace(path.with_suffix(".idx"), _hidden_index(path))
+        for suffix in (".pack", ".rev", ".bitmap"):
             path.with_suffix(suffix).unlink(missing_ok=True)
+        _hidden_index(path).unlink(missing_ok=True)
