@@ -267,6 +267,17 @@ def test_nothing_of_a_damaged_log_goes_without_a_copy_and_a_word(root: Path, sto
     assert Path(said.rpartition(" is kept at ")[2]).read_bytes() == data
 
 
+@pytest.mark.parametrize("size", [0, 300])
+def test_steps_that_went_with_the_end_of_a_log_are_said_to_be_lost(root: Path, store: Path, size: int) -> None:
+    with Workspace.open(root, store=store) as workspace:
+        call(workspace, change)
+    os.truncate(killed_after_three_calls(root, store), size)
+    with Workspace.open(root, store=store) as workspace:
+        assert len(workspace.lost) == 3
+        assert workspace.recovered is not None
+        assert any("lost 3 steps" in note for note in workspace.recovered.notes)
+
+
 @pytest.mark.parametrize("cut", [1, 5, 30])
 def test_a_log_that_a_kill_has_cut_off_is_not_damaged(root: Path, store: Path, cut: int) -> None:
     log = killed_after_three_calls(root, store)

@@ -174,7 +174,12 @@ class StepHistory(History):
                 self.lost.append(commit)
 
     def damage(self) -> Sequence[str]:
-        return [] if self.store.damage is None else [self.store.damage]
+        if self.store.damage is not None:
+            return [self.store.damage]
+        if not self.lost:
+            return []
+        count = "a step" if len(self.lost) == 1 else f"{len(self.lost)} steps"
+        return [f"the history has lost {count} of which the journal knows: what was changed is somebody else's now"]
 
     def content(self, payload: Mapping[str, object], path: str) -> bytes | None:
         commit = payload.get("history")
