@@ -446,6 +446,16 @@ def test_who_copies_a_directory_of_a_workspace_hears_what_a_call_has_half_done_t
     assert (tree / "a.txt").read_text() == "half"
 
 
+def test_what_a_call_has_half_done_in_another_directory_that_was_here_before_is_not_said_to_be_here(tree: Path) -> None:
+    killed(tree)
+    tree.rename(tree.with_name("before"))
+    tree.mkdir()
+    (tree / "a.txt").write_text("another")
+    for words in (["log", tree], ["serve", tree, "--read-only"]):
+        assert b"is still there" not in ringfence(*words).stderr
+    assert as_json("recover", tree)["recovered"]["outcome"] == "set aside"
+
+
 def test_a_server_that_only_looks_says_what_a_killed_call_has_left(tree: Path) -> None:
     killed(tree)
     left, waits = printed(tree), b"the tool call c9 (a test) was killed, and what it had done is still there"

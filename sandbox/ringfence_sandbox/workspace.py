@@ -171,7 +171,7 @@ class Workspace:
                 f"{root} has no history yet: `ringfence run {root}` or `ringfence serve {root}` begins one"
             ) from None
         workspace = cls(filesystem, store, None)
-        workspace.waiting = waiting(place)
+        workspace.waiting = waiting(root, place)
         return workspace
 
     def __enter__(self) -> Self:

@@ -26,7 +26,7 @@ class CallJournal:
         """Whether anything of it is written."""
         self._files = files
         self._power = power
-        self._root_record: Mapping[str, Json] = root_record(files)
+        self._root_record: Mapping[str, Json] = root_record(files.root)
         """To be written with the next record, if it is not written yet."""
         self._know_boot()
 
@@ -76,7 +76,7 @@ class CallJournal:
         """Start anew, and ``again`` go on with it."""
         if self.file is not None:
             with suppress(OSError):
-                self._root_record = root_record(self._files)
+                self._root_record = root_record(self._files.root)
                 self.file.reset()
                 if again:
                     self._know_boot()

@@ -18,7 +18,7 @@ def killed_call(root: str) -> tuple[str, str] | None:
         return None  # without a look at what reads journals: most directories are no workspaces
     from ringfence_sandbox.calls.recovery import waiting
 
-    return waiting(store)
+    return waiting(root, store)
 
 
 def killed_in(path: str) -> str | None:
@@ -40,7 +40,7 @@ def running_in(path: str) -> str | None:
             except BlockingIOError:
                 from ringfence_sandbox.calls.recovery import begun
 
-                if (call := begun(store)) is not None:
+                if (call := begun(above, store)) is not None:
                     other = f"the tool call {call[0]} ({call[1]}) of another process"
                     return f"{other} is at work there: the copy has its changes"
     return None

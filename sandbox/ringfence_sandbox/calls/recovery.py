@@ -61,20 +61,25 @@ class Recovered:
     notes: tuple[str, ...] = ()
 
 
-def waiting(store: str) -> tuple[str, str] | None:
+def waiting(root: str, store: str) -> tuple[str, str] | None:
     """The call, by its id and tool, that a killed process left half done, for the next opening to take back. None where
     there is none, or somebody has the workspace open. Changes nothing."""
     with suppress(OSError, ValueError), open(os.path.join(store, "holder"), "rb") as holder:
         fcntl.flock(holder, fcntl.LOCK_SH | fcntl.LOCK_NB)  # an opener has patience with it
-        return begun(store)
+        return begun(root, store)
     return None
 
 
-def begun(store: str) -> tuple[str, str] | None:
+def begun(root: str, store: str) -> tuple[str, str] | None:
     """The call, by its id and tool, that has begun to change the tree, and is not committed. Changes nothing."""
     with suppress(OSError, ValueError), closing(Journal(os.path.join(store, "journal"), only_read=True)) as journal:
         story = Story.of(journal.records)
-        return None if story.committed else story.call
+        descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            there = story.root is None or _same_root(descriptor, story.root)
+        finally:
+            os.close(descriptor)
+        return story.call if there and not story.committed else None
     return None
 
 
@@ -97,7 +102,7 @@ def recover(
     """
     story = Story.of(journal.records)
     notes = [journal.cut] if journal.cut is not None else []
-    if story.root is not None and not _same_root(files, story.root):
+    if story.root is not None and not _same_root(files.root, story.root):
         notes += history.damage() if history is not None else ()
         return _set_aside(journal, story, notes)
     if history is not None:
@@ -159,8 +164,8 @@ def _note(journal: Journal, story: Story, call: tuple[str, str], recovered: Reco
         )
 
 
-def _same_root(files: Confined, recorded: Sequence[object]) -> bool:
-    now = root_record(files)["root"]
+def _same_root(root: int, recorded: Sequence[object]) -> bool:
+    now = root_record(root)["root"]
     assert isinstance(now, list)
     if recorded[:2] != now[:2]:
         return False

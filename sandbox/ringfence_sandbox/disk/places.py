@@ -9,7 +9,6 @@ import os
 import tempfile
 from pathlib import Path
 
-from ringfence_sandbox.disk.confined import Confined
 from ringfence_sandbox.disk.kernel import birth_ns, boot_id
 from ringfence_sandbox.disk.records import Json
 
@@ -94,7 +93,7 @@ def write_once(path: str, content: str) -> str:
     return path
 
 
-def root_record(files: Confined) -> dict[str, Json]:
-    """How a root is known again: inode and birth time; the device within one boot only."""
-    found = os.fstat(files.root)
-    return {"root": [found.st_ino, birth_ns(files.root), found.st_dev, boot_id()]}
+def root_record(root: int) -> dict[str, Json]:
+    """How an opened root is known again: inode and birth time; the device within one boot only."""
+    found = os.fstat(root)
+    return {"root": [found.st_ino, birth_ns(root), found.st_dev, boot_id()]}
