@@ -174,6 +174,36 @@ def test_a_nested_call_that_outlives_its_handler_is_taken_back_and_holds_nothing
         world.is_untouched()
 
 
+def test_a_nested_call_that_ends_while_its_outer_call_rolls_back_lets_nobody_in_before_the_end_of_that() -> None:
+    class Restoring(Snapshotable[None]):
+        def snapshot(self, *, tag: str | None = None) -> None: ...
+
+        def restore(self, snapshot: None) -> None:  # the first to go back, and the files after it
+            go_on.set()
+            threads[0].join(0.3)  # it waits for us at the end, but lets go of the files before that
+            threads.append(threading.Thread(target=lambda: world.files.write("theirs.txt", "x")))
+            threads[1].start()
+            threads[1].join(0.3)
+
+    def slow(context: ToolContext) -> ToolResult[Note]:
+        inside.set()
+        go_on.wait(10)
+        return ToolResult.ok(Note())
+
+    def act(context: ToolContext) -> ToolResult[Note]:
+        threads.append(threading.Thread(target=contextvars.copy_context().run, args=(executor.call, "slow", {})))
+        threads[0].start()
+        inside.wait(10)
+        return ToolResult.error("no")
+
+    inside, go_on, threads = threading.Event(), threading.Event(), list[threading.Thread]()
+    world = World(act=act, slow=slow, resources={Restoring: Restoring()})
+    with world.open() as executor:
+        executor.call("act", {})
+        threads[1].join(10)
+    assert world.files.read("theirs.txt").content == "x"
+
+
 class Once(Snapshotable[int]):
     """Fails to restore the first time."""
 

@@ -247,10 +247,13 @@ class CallLock:
             self.holder = call
 
     def give_back(self, call: CallInfo, to: CallInfo | None) -> None:
-        """End the hold of `call`, or of a call that its handler made and that outlives it; ``to`` had it before."""
+        """End the hold of `call`, or of a call that its handler made and that outlives it; ``to`` had it before.
+
+        (It has not let go, or it would have ended this hold too. It may have ended: then it is rolling back, and nobody
+        comes in before that is done.)"""
         with self.mutex:
             if self.holder is call or (self.holder is not None and self.holder.within(call)):
-                self.holder = to and still_open(to)
+                self.holder = to
                 if self._waiting:
                     self._condition.notify_all()
 
