@@ -8,9 +8,11 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -18,7 +20,7 @@ from ringfence.adapters import ToolExecutor
 from ringfence.filesystem import Filesystem, InMemoryFilesystem
 from ringfence.participants import Snapshotable
 from ringfence.prompt import MarkdownSection, Prompt, PromptTemplate, Tool, ToolContext, ToolResult
-from ringfence.runtime import Receipt, Session, ToolInvoked, tool_transaction
+from ringfence.runtime import Receipt, Replace, Session, ToolInvoked, reducer, tool_transaction
 
 
 @dataclass(frozen=True)
@@ -130,6 +132,56 @@ def test_the_signal_handler_of_before_is_back_after_every_call() -> None:
         world.fail = True
         world.executor().call("act", {})
         assert signal.getsignal(signal.SIGINT) is before
+
+
+@dataclass(frozen=True)
+class Add:
+    value: int = 1
+
+
+@dataclass(frozen=True)
+class Total:
+    value: int = 0
+
+    @reducer(on=Add)
+    def add(self, event: Add) -> Replace[Total]:
+        return Replace((Total(self.value + event.value),))
+
+
+def interrupted_at(line: int, work: Callable[[], object]) -> bool:
+    """Whether so many lines were come to; the interrupt came before that one."""
+    left = line
+
+    def trace(frame: FrameType, kind: str, argument: object) -> Callable[..., Any]:
+        nonlocal left
+        left -= kind == "line"
+        if not left:
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    try:
+        sys.settrace(trace)
+        work()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def test_an_interrupt_before_any_line_of_a_dispatch_makes_no_later_event_vanish() -> None:
+    session = Session()
+    session.install(Total, initial=Total)
+    session.dispatcher.subscribe(Add, lambda event: None)
+    line = 1
+    while interrupted_at(line, lambda: session.dispatch(Add())):
+        before = session[Total].latest() or Total()
+        session.dispatch(Add())  # where the one of before was, and so with its id
+        assert session[Total].all() == (Total(before.value + 1),)
+        line += 1
+    assert line > 10
 
 
 class Storm:

@@ -223,8 +223,8 @@ class Session(Transactional):
         key = (get_ident(), id(event))
         if key in self._publishing:
             return dispatcher.dispatch(event)
-        self._publishing.add(key)
         try:
+            self._publishing.add(key)  # in here, or an interrupt before the first line of the block would leave it
             return dispatcher.dispatch(event)
         finally:
             self._publishing.discard(key)
