@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
+from contextvars import copy_context
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -94,3 +97,34 @@ def test_a_prompt_in_the_place_of_its_resources_is_refused_in_words() -> None:
     not_live: Any = Prompt[None](ns="t", key="t")
     with pytest.raises(TypeError, match="resources are prompt.resources"), tool_transaction(Session(), not_live):
         pass
+
+
+def collected_at(line: int) -> bool:
+    """Whether another transaction has so many lines; an abandoned one was collected before that one."""
+    abandoned = [tool_transaction(Session())]
+    copy_context().run(abandoned[0].__enter__)
+    left = line
+
+    def trace(frame: FrameType, kind: str, argument: object) -> Callable[..., Any]:
+        nonlocal left
+        left -= kind == "line"
+        if left == 0:
+            sys.settrace(None)
+            abandoned.clear()
+        return trace
+
+    before = sys.gettrace()
+    try:
+        sys.settrace(trace)
+        with tool_transaction(Session()):
+            pass
+    finally:
+        sys.settrace(before)
+    return not abandoned
+
+
+def test_an_abandoned_transaction_may_be_collected_at_any_line_of_another_one() -> None:
+    line = 1
+    while collected_at(line):
+        line += 1
+    assert line > 100

@@ -30,8 +30,9 @@ from ringfence.runtime.receipts import Outcome, Receipt
 from ringfence.runtime.session import Session
 
 # Of the fields of all transactions, for the few lines that look at several of them. Taken within participants' mutexes
-# and never the other way round; nothing is called with it held.
-_guard = threading.Lock()
+# and never the other way round; nothing is called with it held. (Re-entrant, since Python may come to collect an
+# abandoned generator, or to call a signal's handler, at any line: what that ends, or makes, has lines of its own.)
+_guard = threading.RLock()
 
 
 class Transaction(CallInfo):
