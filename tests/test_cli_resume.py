@@ -320,6 +320,9 @@ def test_what_a_resumed_run_tells_is_the_whole_run(tree: Path) -> None:
     record, patch, said = resumed_in_parts(tree)
     assert [change["path"] for change in record["changes"]] == ["b.txt", "c.txt", "d.txt"]
     assert (record["steps"], patch, record["is_part"]) == (3, record["patch"], False)
+    log = json.loads(ringfence("log", tree, "--json").stdout)["log"]
+    steps = [entry["session_id"] for entry in reversed(log) if entry["number"]]
+    assert (len(record["session_ids"]), steps) == (3, record["session_ids"])
     assert (record["parts"], record["turns"], record["tool_calls"]["committed"]) == (3, 4, 3)
     page = (tree.parent / "run.html").read_text()
     assert all(

@@ -53,6 +53,7 @@ def as_json(ending: Ending, tally: Tally, workspace: RunWorkspace | None) -> dic
         "error": ending.error,
         "text": ending.text,
         "parts": tally.parts,
+        "session_ids": list(ending.session_ids),
         "is_part": ending.is_part,
         "turns": tally.turns,
         "tool_calls": {"total": tally.calls, **{outcome: tally.outcomes[outcome] for outcome in OUTCOMES}},

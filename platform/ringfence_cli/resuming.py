@@ -85,6 +85,11 @@ class RunRecord:
         self._unwritten = b""
         """Lines that there was no space for: the next one is only written after them."""
 
+    @property
+    def earlier_sessions(self) -> Sequence[str]:
+        """Those of the parts before this one."""
+        return self._before.sessions if self._before is not None else ()
+
     def attend(self, session: Session, signals: Signals, workspace: DiskWorkspace) -> None:
         """Bring a new session to where the interrupted one stood, if there is one, and listen to it."""
         record: dict[str, object] = {"task": self.task, "session": str(session.session_id)}

@@ -89,6 +89,8 @@ class Ending:
     """Paths that kept the changes from being applied."""
     is_part: bool = False
     """Whether changes and patch are those of the last part alone, of a run that was resumed."""
+    session_ids: Sequence[str] = ()
+    """Of all parts of the run, the last one's at the end: its steps in the history bear them."""
     used_up: Sequence[str] = ()
     """The options for limits that a resume has to be given anew."""
 
@@ -115,7 +117,8 @@ def perform(task: Task, signals: Signals, tally: Tally, watchers: Sequence[Watch
         task.telemetry.observe(session)
     telling = Telling(session, signals, tally, watchers)
     deadline = Deadline.after(task.seconds) if task.seconds is not None else None
-    ending = Ending()
+    earlier = task.record.earlier_sessions if task.record is not None else ()
+    ending = Ending(session_ids=(*earlier, str(session.session_id)))
     prompt = _prompt(task, session)
     try:
         if task.record is not None and isinstance(task.workspace, DiskWorkspace):
