@@ -277,6 +277,16 @@ def test_a_restore_makes_the_directories_anew_that_a_person_removed_with_what_a_
     assert (root / ".git/HEAD").read_text() == "ref: refs/heads/main\n"
 
 
+def test_a_restore_leaves_git_data_of_a_step_where_somebody_put_a_file_for_the_directory(
+    workspace: Workspace, root: Path
+) -> None:
+    call(workspace, lambda fs: (fs.write("x", "1"), fs.write(".git/HEAD", "ref: refs/heads/other\n")))
+    (root / ".git").rename(root.with_name("absorbed"))
+    (root / ".git").write_text("gitdir: ../absorbed\n")
+    assert workspace.restore(0).outcomes == {".git": "kept", ".git/HEAD": "conflict", "x": "removed"}
+    assert (root / ".git").read_text() == "gitdir: ../absorbed\n"
+
+
 def test_directories_that_cannot_be_written_are_opened_for_the_moment(workspace: Workspace, root: Path) -> None:
     call(workspace, lambda fs: (fs.delete("d/b.sh"), fs.chmod("d", 0o500)))
     (root / "d").chmod(0o500)

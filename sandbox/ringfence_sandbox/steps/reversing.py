@@ -113,7 +113,8 @@ class Planner:
         for path in tip.new_since(self._states.unknown(record.commit)):
             if path not in moved and path not in wanted and self._states.entry(record.commit, path) is not None:
                 plan.stays(path, f"what it is now is not in the history ({tip.why(path)})")
-        for path, (now, state) in wanted.items():
+        no_directories: set[str] = set()
+        for path, (now, state) in sorted(wanted.items()):  # what is above comes first
             content_differs = now is None or not now.same_content(state)
             why = tip.why(path) if path not in moved else None
             if path in _to(plan):
@@ -123,6 +124,11 @@ class Planner:
                     plan.stays(path, f"what it is now is not in the history ({why})")
                 continue
             stays = _is_in_dotgit(path) and path not in changed_by and (now is not None or path not in above)
+            if stays and now is not None and now.kind != "directory":
+                no_directories.add(path)
+            if not no_directories.isdisjoint(directories_above(path)):
+                plan.stays(path, SOMEBODY_ELSE, "conflict")
+                continue
             if not stays:
                 plan.states[path] = state
             if content_differs and stays:
