@@ -378,6 +378,8 @@ def test_another_tree_is_left_alone(case: Case) -> None:
         assert fs.recovered is not None
         assert fs.recovered.outcome == "set aside"
     assert shape(case.root) == anew
+    with case.reopened() as fs:
+        assert fs.recovered is None
 
 
 # Processes

@@ -104,6 +104,8 @@ def recover(
     notes = [journal.cut] if journal.cut is not None else []
     if story.root is not None and not _same_root(files.root, story.root):
         notes += history.damage() if history is not None else ()
+        if story.call is not None:
+            _unknown_opaque(os.path.join(os.path.dirname(journal.path), STAMP), story)  # its journal is not lost
         return _set_aside(journal, story, notes)
     if history is not None:
         for record in story.commits:
