@@ -362,6 +362,22 @@ def test_git_takes_what_is_exported(workspace: Workspace, root: Path, tmp_path: 
     assert not os.path.lexists(copy / "link")
 
 
+@pytest.mark.parametrize("fmt", ["diff", "mbox"])
+def test_a_link_that_git_refuses_keeps_nothing_else_from_being_exported(
+    workspace: Workspace, root: Path, tmp_path: Path, fmt: str
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(root, copy, symlinks=True, ignore=shutil.ignore_patterns(".git"))
+    git(copy, "init", "--quiet")
+    git(copy, "add", "--all")
+    git(copy, "commit", "--quiet", "--message", "as it was")
+    call(workspace, lambda fs: (fs.symlink("d/.gitmodules", "x"), fs.write("new.txt", "new\n")))
+    exported = workspace.export("mbox" if fmt == "mbox" else "diff")
+    assert exported.left_out == ("d/.gitmodules",)
+    git(copy, "am" if fmt == "mbox" else "apply", given=exported.text)
+    assert (copy / "new.txt").read_text() == "new\n"
+
+
 def test_gc_keeps_the_newest_steps_and_what_they_need(workspace: Workspace, root: Path) -> None:
     for n in range(6):
         call(workspace, lambda fs, n=n: fs.write_bytes("x", os.urandom(5000) + b"%d" % n))

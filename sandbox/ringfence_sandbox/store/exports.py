@@ -85,7 +85,10 @@ def _applicable(changes: Iterable[Change]) -> tuple[list[Change], tuple[str, ...
     takes: list[Change] = []
     left_out: list[str] = []
     for change in changes:
-        if any(is_dotgit(part.encode("utf-8", "surrogateescape")) for part in change.path.split("/")):
+        links = "symlink" in (version.kind for version in (change.before, change.after) if version is not None)
+        names = change.path.split("/")
+        # git lets no link be its list of submodules, and one such path would have it refuse the whole patch.
+        if any(is_dotgit(os.fsencode(name)) for name in names) or (links and names[-1].lower() == ".gitmodules"):
             left_out.append(change.path)
         else:
             takes.append(change)
