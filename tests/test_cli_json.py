@@ -74,7 +74,7 @@ def test_what_nothing_was_begun_with_is_an_object_too(tree: Path, arguments: lis
         ("run {tree} --task x", "Missing option '--model'"),
         ("run {tree} --task x --resume --model script:x", "give either --task"),
         ("log {tree}/missing", "missing' does not exist"),
-        ("show {tree} 7", "7"),
+        ("show {tree} 7", "has no history yet"),
         ("undo {tree} 1 --step 2", "give either N"),
         ("policies try {tree}/missing", "missing' does not exist"),
     ],
