@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
 from contextvars import copy_context
 from dataclasses import dataclass
 from types import FrameType
@@ -11,8 +15,19 @@ from typing import Any
 
 import pytest
 
-from ringfence.participants import CLEAN, CallInfo, CallLock, Change, RollbackReport, Step, Transactional, current_call
+from ringfence.participants import (
+    CLEAN,
+    CallInfo,
+    CallLock,
+    Change,
+    RollbackReport,
+    Snapshotable,
+    Step,
+    Transactional,
+    current_call,
+)
 from ringfence.prompt import Prompt
+from ringfence.resources.binding import Binding, Scope
 from ringfence.runtime import Session, tool_transaction
 from ringfence.runtime.receipts import Receipt
 
@@ -128,3 +143,73 @@ def test_an_abandoned_transaction_may_be_collected_at_any_line_of_another_one() 
     while collected_at(line):
         line += 1
     assert line > 100
+
+
+class Counter(Snapshotable[int]):
+    def snapshot(self, *, tag: str | None = None) -> int:
+        return 0
+
+    def restore(self, snapshot: int) -> None: ...
+
+
+class Own:
+    def close(self) -> None: ...
+
+
+def work() -> None:
+    """What a failing call does, with all that it needs made anew."""
+    resources = {Counter: Counter(), Own: Binding(Own, lambda resolver: Own(), scope=Scope.TOOL_CALL)}
+    prompt = Prompt(ns="tests", key="forks", sections=[]).bind(resources=resources)
+    with (
+        prompt.resources as live,
+        suppress(ValueError),
+        tool_transaction(Session(), live) as call,
+        closing(prompt.resources.context.for_call(call)) as own,
+    ):
+        own.get(Own)
+        raise ValueError
+
+
+def forked_at(line: int) -> int | None:
+    """How a child ended that was forked off while a thread was before that line of its work, of the lines with locks
+    that all share; None where it has not so many."""
+    left, there, go_on = line, threading.Event(), threading.Event()
+
+    def trace(frame: FrameType, kind: str, argument: object) -> Callable[..., Any] | None:
+        nonlocal left
+        if frame.f_code.co_name not in {"seal", "rollback", "release", "participant_of", "meet", "_owned"}:
+            return None
+        left -= kind == "line"
+        if left == 0:
+            sys.settrace(None)
+            there.set()
+            go_on.wait(60)
+        return trace
+
+    def run() -> None:
+        sys.settrace(trace)
+        work()
+        sys.settrace(None)
+        there.set()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    there.wait(60)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        work()
+        os._exit(0)
+    go_on.set()
+    thread.join()
+    ended = os.waitpid(child, 0)[1]
+    return ended if left <= 0 else None
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_what_a_thread_does_when_a_child_is_forked_off_does_not_hang_the_child() -> None:
+    line = 1
+    while (ended := forked_at(line)) is not None:
+        assert ended == 0
+        line += 1
+    assert line > 30

@@ -8,6 +8,7 @@ changes final. `ringfence.runtime.transaction` is the only user of these.
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 import time
 import weakref
@@ -400,6 +401,14 @@ def is_snapshotable(value: object) -> TypeGuard[Snapshotable[Any]]:
 
 _of_resource: weakref.WeakValueDictionary[int, SnapshotParticipant] = weakref.WeakValueDictionary()
 _of_resource_lock = threading.Lock()
+
+
+def _forked() -> None:
+    global _of_resource_lock  # noqa: PLW0603
+    _of_resource_lock = threading.Lock()  # the thread that had it is not in the child
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def participant_of(value: object) -> Transactional | None:

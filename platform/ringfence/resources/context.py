@@ -7,6 +7,7 @@ What a context builds takes part in transactions from its construction on. A cal
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -330,6 +331,14 @@ class CallResources:
 
 
 _making = threading.Lock()
+
+
+def _forked() -> None:
+    global _making  # noqa: PLW0603
+    _making = threading.Lock()  # the thread that had it is not in the child
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 class _Path(threading.local):

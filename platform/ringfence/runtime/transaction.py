@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import contextmanager
@@ -33,6 +34,14 @@ from ringfence.runtime.session import Session
 # and never the other way round; nothing is called with it held. (Re-entrant, since Python may come to collect an
 # abandoned generator, or to call a signal's handler, at any line: what that ends, or makes, has lines of its own.)
 _guard = threading.RLock()
+
+
+def _forked() -> None:
+    global _guard  # noqa: PLW0603
+    _guard = threading.RLock()  # the thread that had it is not in the child
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 class Transaction(CallInfo):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+import os
 import sys
 import threading
 import typing
@@ -96,6 +97,14 @@ def decode(data: Any, types: Mapping[str, type[Any]]) -> Any:
 
 _met: WeakValueDictionary[str, type[Any]] = WeakValueDictionary()
 _met_lock = threading.Lock()
+
+
+def _forked() -> None:
+    global _met_lock  # noqa: PLW0603
+    _met_lock = threading.Lock()  # the thread that had it is not in the child
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def meet(kind: type[Any]) -> None:
