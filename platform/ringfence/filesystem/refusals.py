@@ -17,7 +17,9 @@ def check_write_mode(mode: str) -> None:
 
 
 def check_permission_bits(mode: int) -> None:
-    """Raises ValueError for what are no permission bits."""
+    """Raises ValueError for what are no permission bits, TypeError for what is no number of them."""
+    if not isinstance(mode, int):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers are not all type-checked
+        raise TypeError(f"mode has the permission bits, such as 0o644, it cannot be {mode!r}")
     if not 0 <= mode <= 0o7777:
         raise ValueError(f"mode has the permission bits, from 0 to 0o7777, it cannot be {mode:#o}")
 

@@ -196,6 +196,9 @@ class FilesContract(FilesystemAbilities):
         for mode in (-1, 0o10000):
             with refused(ValueError):
                 fs.chmod("d/a.txt", mode)
+        with refused(TypeError):
+            fs.chmod("d/a.txt", 1.5)  # pyright: ignore[reportArgumentType]
+        assert fs.stat("d/a.txt").mode == 0o644
 
     def test_a_write_moves_the_time_forward(self, fs: Filesystem) -> None:
         fs.write("a.txt", "x")
