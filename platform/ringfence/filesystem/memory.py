@@ -15,7 +15,7 @@ from ringfence.errors import SnapshotRestoreError
 from ringfence.filesystem.differences import changes_since, differences
 from ringfence.filesystem.lines import line_window, no_content
 from ringfence.filesystem.nodes import Directory, File, Link, Node
-from ringfence.filesystem.paths import check_link_target, normalise, os_error
+from ringfence.filesystem.paths import check_link_target, normalise, one_encoding, os_error
 from ringfence.filesystem.protocol import (
     MAX_GREP_MATCHES,
     FileEntry,
@@ -252,7 +252,7 @@ class InMemoryFilesystem(Transactional):
             if node is not None:
                 raise os_error(errno.EEXIST, normal)
             now = self._tree.clock()
-            self._tree.put(place, Link(target, now, now))
+            self._tree.put(place, Link(one_encoding(target, "link's target"), now, now))
 
     def readlink(self, path: str) -> str:
         node = self._itself(normalise(path))[1]
@@ -385,7 +385,8 @@ class InMemoryFilesystem(Transactional):
             place, node = self._place(below_root(path), follow=False)
             if node is not None and not isinstance(node, Link):
                 raise os_error(errno.EEXIST, path)
-            self._tree.put(place, Link(target, now if mtime_ns is None else mtime_ns, now))
+            modified = now if mtime_ns is None else mtime_ns
+            self._tree.put(place, Link(one_encoding(target, "link's target"), modified, now))
 
     def _admit(self, *, loading: bool = False) -> None:
         if self._read_only and not loading:

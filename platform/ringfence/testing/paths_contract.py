@@ -118,6 +118,9 @@ class PathsContract(FilesystemAbilities):
         self.need(self.any_bytes_in_names, "names that are not UTF-8")
         fs.write("é.txt", "x")
         assert fs.read("\udcc3\udca9.txt").content == "x"
+        if self.symlinks:
+            fs.symlink("link", "\udcc3\udca9.txt")
+            assert (fs.readlink("link"), fs.resolve("link"), fs.read("link").content) == ("é.txt", "é.txt", "x")
         assert fs.resolve("\udcc3\udca9.txt") == "é.txt"
 
     def test_paths_may_be_deep(self, fs: Filesystem) -> None:
