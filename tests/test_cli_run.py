@@ -497,6 +497,13 @@ def test_nothing_a_model_says_acts_on_the_terminal(tree: Path) -> None:
     assert b"\x1b" not in plain
 
 
+def test_nothing_in_the_words_of_the_command_line_acts_on_the_terminal(tree: Path) -> None:
+    (tree / HOSTILE[:5]).write_text("a name that an agent gave a file, for `ringfence log *`")
+    for words in (["log", tree, tree / HOSTILE[:5]], ["policies", "try", tree / "a.txt", "--policy", "/\x1b]0;x.toml"]):
+        said = ringfence(*words)
+        assert (said.returncode, b"Error: " in said.stderr, b"\x1b" in said.stderr) == (2, True, False)
+
+
 def at_a_terminal(command: Sequence[str]) -> bytes:
     """What a command writes to a terminal that is all three of its streams."""
     ours, theirs = pty.openpty()
@@ -569,6 +576,16 @@ def test_standard_output_that_is_full_fails(tree: Path) -> None:
         )
     assert ended.returncode == 1
     assert b"No space left" in ended.stderr
+
+
+@pytest.mark.parametrize("words", [["log", "missing"], ["run", ".", "--task", ""], ["run", "."], ["restore", "."]])
+def test_standard_error_that_is_full_changes_neither_exit_code_nor_json(tree: Path, words: list[str]) -> None:
+    if not os.path.exists("/dev/full"):
+        pytest.skip("no /dev/full here")
+    command = [sys.executable, "-m", "ringfence_cli", *words, "--json"]
+    with open("/dev/full", "wb") as full:
+        ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=full, cwd=tree, check=False)
+    assert (ended.returncode, json.loads(ended.stdout)["exit_code"]) == (2, 2)
 
 
 def test_with_closed_streams_nothing_is_said_into_other_files(tree: Path, tmp_path: Path) -> None:

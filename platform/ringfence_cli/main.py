@@ -304,6 +304,12 @@ def _is_nowhere() -> bool:
     return False
 
 
+def _show(error: click.ClickException) -> None:
+    from ringfence_cli.terminal import ErrorStream
+
+    ErrorStream().show(error)
+
+
 def _exit_code(signals: Signals) -> int:
     nowhere = _is_nowhere()
     try:
@@ -311,21 +317,22 @@ def _exit_code(signals: Signals) -> int:
     except click.exceptions.Abort:
         return _told("interrupted", INTERRUPTED)
     except click.ClickException as error:
-        error.show()
+        _show(error)
         return _told(error.format_message(), error.exit_code)
     except BrokenPipeError:
         return 0
     except Exception as error:
         if nowhere and isinstance(error, FileNotFoundError):
             gone = NotStartedError("the current directory was removed: change to one that is there")
-            gone.show()
+            _show(gone)
             return _told(gone.message, gone.exit_code)
         # A mistake of ours; nobody but us could read a traceback.
         from ringfence.adapters.failures import innermost, with_limit
+        from ringfence_cli.terminal import ErrorStream
 
         cause = innermost(error)
         said = with_limit(f"{type(cause).__name__}: {str(cause)!r}", cause)
-        click.echo(f"ringfence: {said}", err=True)
+        ErrorStream().say(f"ringfence: {said}")
         return _told(said, 1)
 
 

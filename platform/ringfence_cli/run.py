@@ -85,7 +85,7 @@ def run_task(options: Options, signals: Signals) -> int:
         if not options.as_json:
             raise
         said("busy" if isinstance(error, BusyError) else "not_started", error.format_message())
-        error.show()
+        ErrorStream().show(error)
         return error.exit_code
     except Exception as error:
         if not options.as_json:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from ringfence_cli.printable import printable
 
 if TYPE_CHECKING:
+    import click
     from _typeshed import ReadableBuffer
 
 STANDARD_ERROR = 2
@@ -26,6 +27,12 @@ class ErrorStream(io.TextIOWrapper):
     def say(self, text: str) -> None:
         """Print `text`, which may come from anywhere."""
         self.write(f"{printable(text)}\n")
+
+    def show(self, error: click.ClickException) -> None:
+        """Print what click says of an error, in which words of the command line stand as they came."""
+        said = io.StringIO()
+        error.show(said)
+        self.write(printable(said.getvalue()))
 
 
 class _Forgiving(io.FileIO):
