@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import urlsplit
 
 import click
 
@@ -315,12 +316,23 @@ def provider_of(kind: str, name: str) -> OpenAIAdapter | AnthropicAdapter:
 
     patient = ThrottlePolicy(max_total_delay=MAX_WAIT_SECONDS)
     model, at, url = name.partition("@")
-    if at and (not model or not url.startswith(("http://", "https://"))):
-        raise ValueError(f"{name!r}: it is MODEL@BASE_URL, and a base URL begins with http:// or https://")
+    if at and not (model and _is_base_url(url)):
+        raise ValueError(
+            f"{name!r}: it is MODEL@BASE_URL, and a base URL begins with http://HOST, https://HOST or https://HOST:PORT"
+        )
     if kind == "anthropic":
         return AnthropicAdapter(model, base_url=url or None, throttle=patient)
     # Compatible servers all have Chat Completions, and few have Responses.
     return OpenAIAdapter(model, base_url=url or None, api="chat" if url else "responses", throttle=patient)
+
+
+def _is_base_url(url: str) -> bool:
+    """Asked here, since an SDK finds out as late as its first request, or raises what is no ValueError."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and url.isprintable()
+    except ValueError:  # a port that is no number
+        return False
 
 
 def task_of(text: str) -> str:
