@@ -332,8 +332,10 @@ class PassedOn:
     def for_call(self, call: CallInfo) -> PassedOn:
         return PassedOn(self.files.for_call(call))
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.files, name)
+
+for _name in {*dir(Filesystem), "lock"} - {"for_call"}:
+    if not _name.startswith("_"):
+        setattr(PassedOn, _name, property(lambda self, name=_name: getattr(self.files, name)))
 
 
 def test_what_is_read_through_a_filesystem_that_passes_everything_on_is_known(files: InMemoryFilesystem) -> None:
