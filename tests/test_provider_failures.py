@@ -204,6 +204,14 @@ def test_a_body_that_breaks_off_is_asked_for_again(wire: str) -> None:
     assert trial.waits == [0.5]
 
 
+@pytest.mark.parametrize("wire", WIRES)
+def test_a_body_in_the_place_of_a_stream_that_breaks_off_is_asked_for_again(wire: str) -> None:
+    trial = Trial(wire, True, [Broken(DONE), DONE])
+    trial.server.streams = False
+    assert trial.run() == DONE["text"]
+    assert trial.waits == [0.5]
+
+
 @every_stream
 def test_text_is_told_as_it_comes_and_says_which_attempt_it_is_of(wire: str, stream: bool) -> None:
     long = {"text": DONE["text"] * 9}

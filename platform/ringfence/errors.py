@@ -178,6 +178,10 @@ class PromptEvaluationError(RingfenceError, RuntimeError):
         self.provider_payload = provider_payload
 
 
+class ContextWindowExceededError(PromptEvaluationError):
+    """A request is longer than the model takes."""
+
+
 class ThrottleError(PromptEvaluationError):
     """A provider has no time for a request: it limits rates, is overloaded, or does not answer."""
 

@@ -78,7 +78,8 @@ class View:
 
     def retry(self, event: ModelRetry) -> None:
         reason = one_line(event.reason, MAX_REASON_CHARACTERS)
-        self._print(Text(f"  {reason}; attempt {event.attempt} in {event.seconds:.0f} s", style="yellow"))
+        when = f" in {event.seconds:.0f} s" if event.seconds else ""
+        self._print(Text(f"  {reason}; attempt {event.attempt}{when}", style="yellow"))
 
     def turn(self, event: ModelTurn) -> None:
         self._writing = ""

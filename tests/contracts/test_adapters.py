@@ -19,11 +19,12 @@ class TestScripted(AdapterContract):
 
 class TestResponses(AdapterContract):
     stream = False
+    server_streams = True
 
     @contextmanager
     def adapter(self, turns: Turns) -> Iterator[ProviderAdapter]:
         with (
-            ProviderServer(turns) as server,
+            ProviderServer(turns, stream=self.server_streams) as server,
             OpenAIAdapter("m", base_url=server.openai_url, api_key="k", stream=self.stream) as adapter,
         ):
             yield adapter
@@ -33,13 +34,18 @@ class TestResponsesStreamed(TestResponses):
     stream = True
 
 
+class TestResponsesInOnePieceWhateverWasAskedFor(TestResponsesStreamed):
+    server_streams = False
+
+
 class TestChat(AdapterContract):
     stream = False
+    server_streams = True
 
     @contextmanager
     def adapter(self, turns: Turns) -> Iterator[ProviderAdapter]:
         with (
-            ProviderServer(turns) as server,
+            ProviderServer(turns, stream=self.server_streams) as server,
             OpenAIAdapter("m", api="chat", base_url=server.openai_url, api_key="k", stream=self.stream) as adapter,
         ):
             yield adapter
@@ -49,13 +55,18 @@ class TestChatStreamed(TestChat):
     stream = True
 
 
+class TestChatInOnePieceWhateverWasAskedFor(TestChatStreamed):
+    server_streams = False
+
+
 class TestMessages(AdapterContract):
     stream = False
+    server_streams = True
 
     @contextmanager
     def adapter(self, turns: Turns) -> Iterator[ProviderAdapter]:
         with (
-            ProviderServer(turns) as server,
+            ProviderServer(turns, stream=self.server_streams) as server,
             AnthropicAdapter("m", base_url=server.url, api_key="k", stream=self.stream) as adapter,
         ):
             yield adapter
@@ -63,3 +74,7 @@ class TestMessages(AdapterContract):
 
 class TestMessagesStreamed(TestMessages):
     stream = True
+
+
+class TestMessagesInOnePieceWhateverWasAskedFor(TestMessagesStreamed):
+    server_streams = False

@@ -26,7 +26,7 @@ from ringfence.adapters.loop import LoopAdapter, evaluate_with, tool_schema
 from ringfence.adapters.scripted import ScriptedAdapter
 from ringfence.adapters.throttling import ThrottleDetails, ThrottlePolicy
 from ringfence.adapters.tool_executor import Answer, ToolExecutor
-from ringfence.errors import PromptEvaluationError, ThrottleError
+from ringfence.errors import ContextWindowExceededError, PromptEvaluationError, ThrottleError
 
 if TYPE_CHECKING:
     from ringfence.adapters.anthropic import AnthropicAdapter
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Answer",
     "AnthropicAdapter",
+    "ContextWindowExceededError",
     "Conversation",
     "EvaluationBegun",
     "EvaluationEnded",

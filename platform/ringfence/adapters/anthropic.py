@@ -163,6 +163,11 @@ class MessagesWire:
     def send(self, arguments: Mapping[str, Any], *, seconds: float, stream: bool) -> Any:
         return self._client.messages.create(**arguments, stream=stream, timeout=seconds)
 
+    def answer(self, record: Mapping[str, Any]) -> Any:
+        from anthropic.types import Message as Answer
+
+        return Answer.construct(**record)
+
     def turn(self, answer: Any) -> Turn:
         blocks = [block.to_dict(mode="json", warnings=False) for block in answer.content]
         return _turn(blocks, answer.stop_reason, _usage(answer.usage, answer.usage))

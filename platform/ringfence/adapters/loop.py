@@ -27,10 +27,12 @@ from ringfence.adapters.core import (
     ToolChoice,
     Turn,
 )
+from ringfence.adapters.shortening import shortened
 from ringfence.adapters.tool_executor import ToolExecutor, check_prompt
 from ringfence.arguments import checked
 from ringfence.errors import (
     BudgetExceededError,
+    ContextWindowExceededError,
     DeadlineExceededError,
     EvaluationPhase,
     OutputParseError,
@@ -289,6 +291,21 @@ class _Evaluation(Generic[OutputT]):
         return Message("tool", f"opened: {said}; your instructions and tools have them now", call_id=call.call_id)
 
     def _ask(self, number: int, conversation: list[Message]) -> Turn:
+        """The next turn. What the model has no room for is left out of the conversation from then on."""
+        attempt = 1
+        while True:
+            attempt += 1
+            try:
+                return self._asked(number, conversation)
+            except ContextWindowExceededError:
+                shorter = shortened(conversation)
+                if shorter is None:
+                    raise
+                conversation[:], left_out = shorter
+                why = f"the conversation is too long for the model, and goes on without {left_out}"
+                self._heard(ModelRetry(self.name, number, why, attempt, 0.0))
+
+    def _asked(self, number: int, conversation: list[Message]) -> Turn:
         if self.heartbeat is not None:
             self.heartbeat.beat()
         self._check_deadline("request")

@@ -52,7 +52,7 @@ class ChatWire:
         found: dict[str, Any] = {"model": self._model, **self._options}
         schema = request.output_schema
         words = output_in_words(schema) if schema is not None and not self._native_output else ""
-        found["messages"] = list(_messages(request.messages, words))
+        found["messages"] = _messages(request.messages, words)
         if request.tools:
             found["tools"] = [self._tool(tool) for tool in request.tools]
             name = chosen_tool(request)
@@ -73,6 +73,11 @@ class ChatWire:
             arguments = {**arguments, "stream": True, "stream_options": {"include_usage": True}}
         create: Any = self._client.chat.completions.create  # whose overloads tell answers and streams apart
         return create(**arguments, timeout=seconds)
+
+    def answer(self, record: Mapping[str, Any]) -> Any:
+        from openai.types.chat import ChatCompletion
+
+        return ChatCompletion.construct(**record)
 
     def turn(self, answer: Any) -> Turn:
         choice = answer.choices[0]
@@ -135,21 +140,25 @@ def _usage(found: Any) -> TokenUsage | None:
     return TokenUsage(tokens(found, "prompt_tokens"), tokens(found, "completion_tokens"), cached)
 
 
-def _messages(messages: Iterable[Message], words: str) -> Iterable[dict[str, Any]]:
+def _messages(messages: Iterable[Message], words: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
     for message in messages:
         if message.role == "system":
-            yield {"role": "system", "content": message.text + words}
-            yield {"role": "user", "content": OPENING}
+            found.append({"role": "system", "content": message.text + words})
+            found.append({"role": "user", "content": OPENING})
+        elif message.role == "user" and found and found[-1]["role"] == "user":
+            found[-1]["content"] += f"\n\n{message.text}"  # templates of many models take no two in a row
         elif message.role == "user":
-            yield {"role": "user", "content": message.text}
+            found.append({"role": "user", "content": message.text})
         elif message.role == "tool":
-            yield {"role": "tool", "tool_call_id": message.call_id, "content": message.text}
+            found.append({"role": "tool", "tool_call_id": message.call_id, "content": message.text})
         else:
             calls = message.turn.tool_calls if message.turn is not None else ()
             said: dict[str, Any] = {"role": "assistant", "content": message.text}
             if calls:
                 said["tool_calls"] = [_sent_back(call) for call in calls]
-            yield said
+            found.append(said)
+    return found
 
 
 def _sent_back(call: ToolCall) -> dict[str, Any]:

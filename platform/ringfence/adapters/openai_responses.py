@@ -68,6 +68,11 @@ class ResponsesWire:
     def send(self, arguments: Mapping[str, Any], *, seconds: float, stream: bool) -> Any:
         return self._client.responses.create(**arguments, stream=stream, timeout=seconds)
 
+    def answer(self, record: Mapping[str, Any]) -> Any:
+        from openai.types.responses import Response
+
+        return Response.construct(**record)
+
     def turn(self, answer: Any) -> Turn:
         if answer.error is not None or answer.status == "failed":
             raise ReportedError(

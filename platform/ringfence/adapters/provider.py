@@ -33,6 +33,14 @@ MAX_SAID = 500
 QUOTA_CODES = frozenset({"insufficient_quota", "billing_not_active", "billing_error"})
 RATE_CODES = frozenset({"rate_limit_error", "rate_limit_exceeded", "rate_limit"})
 BUSY_CODES = frozenset({"overloaded_error", "server_error", "api_error", "internal_server_error", "timeout_error"})
+TOO_LONG_CODES = frozenset({"context_length_exceeded", "exceed_context_size_error", "request_too_large"})
+TOO_LONG = re.compile(
+    r"(prompt|input|request|messages|conversation) (is|are) too (long|large)|context (window|length|size|limit)"
+    r"|max(imum)? (prompt|input) length|maximum (allowed )?(number of )?(input )?tokens|exceeds max length"
+    r"|too many (input )?tokens|reduce the length",
+    re.IGNORECASE,
+)
+"""How servers say that a request is longer than the model takes, where they have no code for it."""
 
 
 class Sdk(Protocol):
@@ -55,6 +63,10 @@ class Wire(Protocol):
 
     def send(self, arguments: Mapping[str, Any], *, seconds: float, stream: bool) -> Any:
         """Call the SDK: an answer, or where it streams its events as a context manager with ``response``."""
+        ...
+
+    def answer(self, record: Mapping[str, Any]) -> Any:
+        """The SDK's answer of its JSON."""
         ...
 
     def turn(self, answer: Any) -> Turn: ...
@@ -94,6 +106,9 @@ def ask(wire: Wire, request: Request, *, sdk: Sdk, policy: ThrottlePolicy, strea
             if not stream:
                 return _clean(wire.turn(_of_the_sdk(answer)), request)
             with _of_the_sdk(answer) as events, _ended_by(request.deadline, events):
+                if events.response.headers.get("content-type", "").startswith("application/json"):
+                    # Of a server that does not stream, whatever it is asked for.
+                    return _clean(wire.turn(wire.answer(json.loads(events.response.read()))), request)
                 return _clean(wire.turn_of_events(events, say), request)
         except Exception as error:
             _fail(error, sdk)
@@ -150,6 +165,8 @@ def _fail(error: Exception, sdk: Sdk) -> NoReturn:
     if isinstance(error, (CutOffError, ReportedError, sdk.APIError)) or _of_transport(error):
         body: object = getattr(error, "body", None)
         kind = _kind(error, sdk, body)
+        too_long = kind in (None, "overloaded") and _is_too_long(error, body)
+        kind = None if too_long else kind
         headers = getattr(getattr(error, "response", None), "headers", {})
         said = _said(error, body)
         raise AttemptFailedError(
@@ -157,6 +174,7 @@ def _fail(error: Exception, sdk: Sdk) -> NoReturn:
             kind=kind,
             retry_after=_retry_after(headers),
             payload=cast("Mapping[str, object]", body) if isinstance(body, Mapping) else None,
+            too_long=too_long,
         ) from error
     raise AttemptFailedError(
         f"the provider's answer cannot be read: {type(error).__name__}: {str(error)[:MAX_SAID]}", phase="response"
@@ -181,6 +199,10 @@ def _kind(error: Exception, sdk: Sdk, body: object) -> ThrottleKind | None:
     if isinstance(error, (CutOffError, sdk.APIConnectionError)) or _of_transport(error):
         return "connection"
     return None
+
+
+def _is_too_long(error: Exception, body: object) -> bool:
+    return bool(_codes(body) & TOO_LONG_CODES) or TOO_LONG.search(_said(error, body)) is not None
 
 
 def _codes(body: object) -> set[str]:

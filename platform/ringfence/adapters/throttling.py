@@ -9,7 +9,13 @@ from dataclasses import dataclass, field, fields
 from typing import Literal, TypeVar
 
 from ringfence.arguments import checked
-from ringfence.errors import DeadlineExceededError, EvaluationPhase, PromptEvaluationError, ThrottleError
+from ringfence.errors import (
+    ContextWindowExceededError,
+    DeadlineExceededError,
+    EvaluationPhase,
+    PromptEvaluationError,
+    ThrottleError,
+)
 from ringfence.runtime.limits import Deadline
 
 AnswerT = TypeVar("AnswerT")
@@ -68,8 +74,10 @@ class AttemptFailedError(Exception):
         phase: EvaluationPhase = "request",
         retry_after: float | None = None,
         payload: Mapping[str, object] | None = None,
+        too_long: bool = False,
     ) -> None:
         super().__init__(message)
+        self.too_long = too_long
         self.kind: ThrottleKind | None = kind
         self.phase: EvaluationPhase = phase
         self.retry_after = retry_after
@@ -88,6 +96,7 @@ def repeated(
 
     Raises:
         ThrottleError: the attempts, or the time, are used up.
+        ContextWindowExceededError: the request is longer than the model takes.
         PromptEvaluationError: a failure that repeating does not mend, or the deadline has passed.
     """
     number, waited = 1, 0.0
@@ -100,7 +109,8 @@ def repeated(
             late = DeadlineExceededError(f"the deadline has passed: {failed}")
             raise PromptEvaluationError(str(late), prompt_name=prompt_name, phase="request") from late
         if failed.kind is None:
-            raise PromptEvaluationError(
+            kind = ContextWindowExceededError if failed.too_long else PromptEvaluationError
+            raise kind(
                 str(failed), prompt_name=prompt_name, phase=failed.phase, provider_payload=failed.payload
             ) from failed.__cause__
         wait = policy.delay(number, failed.retry_after)

@@ -62,13 +62,15 @@ class Asked:
 
 class ProviderServer:
     """Answers requests of Chat Completions, Responses and Messages with ``replies``, one after the other; ``repeat``
-    begins again after the last. A turn is as of a `ScriptedAdapter`. Used by ``with``.
+    begins again after the last. One that does not ``stream`` answers in one piece, whatever it is asked for. A turn is
+    as of a `ScriptedAdapter`. Used by ``with``.
     """
 
-    def __init__(self, replies: Sequence[Reply], *, repeat: bool = False) -> None:
+    def __init__(self, replies: Sequence[Reply], *, repeat: bool = False, stream: bool = True) -> None:
         self.asked: list[Asked] = []
         self._replies = replies
         self._repeat = repeat
+        self.streams = stream
         self._lock = threading.Lock()
         self.stopped = threading.Event()
         self._http = _Server(("127.0.0.1", 0), _Handler)
@@ -127,7 +129,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers.get("content-length", 0))))
         reply = self.server.provider.reply(Asked(self.path, dict(self.headers.items()), body))
-        streamed = bool(body.get("stream"))
+        streamed = bool(body.get("stream")) and self.server.provider.streams
         if isinstance(reply, Failure):
             data = reply.body if isinstance(reply.body, bytes) else json.dumps(reply.body).encode()
             self._whole(reply.status, data, reply.content_type, reply.headers)
