@@ -350,6 +350,13 @@ def test_a_script_that_is_used_up_is_the_provider_s_failure(tree: Path) -> None:
     assert applied_by_git(tree, ended.stdout) == EDITED
 
 
+def test_a_limit_of_tokens_that_the_model_does_not_count_is_said(tree: Path) -> None:
+    ended = run(tree, "--max-tokens", "10", "--quiet")
+    assert b"--max-tokens held nothing back" in ended.stderr
+    counted = {**DONE, "usage": {"input_tokens": 1, "output_tokens": 1}}
+    assert not run(tree, "--max-tokens", "10", "--quiet", turns=[counted]).stderr
+
+
 def test_turns_of_a_script_that_nobody_asked_for_are_said(tree: Path) -> None:
     ended = run(tree, turns=[DONE, EDIT, DONE])
     assert ended.returncode == 0

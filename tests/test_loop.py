@@ -201,6 +201,17 @@ def test_the_deadline_of_a_budget_is_looked_at_before_each_tool_call() -> None:
     assert [invoked.result.success for invoked in session[ToolInvoked].all()] == [True, False]
 
 
+def test_a_limit_of_tokens_that_nobody_counts_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    turns = [calls("a"), calls("b"), {"text": "done"}]
+    ScriptedAdapter(turns).evaluate(prompt(), session=Session(), budget=Budget(max_total_tokens=1))
+    assert caplog.text.count("how many tokens") == 1
+    caplog.clear()
+    told = [{**turn, "usage": {"input_tokens": 1, "output_tokens": 1}} for turn in turns]
+    ScriptedAdapter(told).evaluate(prompt(), session=Session(), budget=Budget(max_total_tokens=100))
+    ScriptedAdapter(turns).evaluate(prompt(), session=Session(), budget=Budget(deadline=Deadline.after(60)))
+    assert not caplog.text
+
+
 def test_usage_is_added_up_and_a_budget_ends_the_evaluation() -> None:
     turns = [{**calls("a"), "usage": {"input_tokens": 40, "output_tokens": 2}} for _ in range(5)]
     session = Session()

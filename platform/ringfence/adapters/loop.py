@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
@@ -53,6 +54,8 @@ from ringfence.runtime.visibility import SetVisibilityOverride, VisibilityOverri
 if TYPE_CHECKING:
     from ringfence.prompt.prompt import Prompt
     from ringfence.prompt.rendering import RenderedPrompt
+
+logger = logging.getLogger(__name__)
 
 OutputT = TypeVar("OutputT")
 
@@ -328,6 +331,10 @@ class _Evaluation(Generic[OutputT]):
             self.usage += turn.usage
             if self.tracker is not None:
                 self.tracker.record_cumulative(self.evaluation_id, self.usage)
+        if self.usage.total_tokens is None and number == 1 and self.tracker is not None:
+            budget, who = self.tracker.budget, self.model_name or self.provider
+            if any((budget.max_total_tokens, budget.max_input_tokens, budget.max_output_tokens)):
+                logger.warning("%s does not tell how many tokens it uses: the limit of tokens holds nothing back", who)
         return turn
 
     def _respond(self, number: int, request: Request) -> Turn:
