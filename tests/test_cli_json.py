@@ -72,7 +72,7 @@ def test_what_nothing_was_begun_with_is_an_object_too(tree: Path, arguments: lis
         ("run {tree} --task x --model script:x --workspace docker", "'docker' is not one of"),
         ("run {tree}/missing --task x --model script:x", "missing' does not exist"),
         ("run {tree} --task x", "Missing option '--model'"),
-        ("run {tree} --task x --resume --model script:x", "give either --task"),
+        ("run {tree} --model script:x", "give --task"),
         ("log {tree}/missing", "missing' does not exist"),
         ("show {tree} 7", "has no history yet"),
         ("undo {tree} 1 --step 2", "give either N"),
@@ -111,7 +111,7 @@ def test_a_run_that_was_not_begun_leaves_no_patch_and_no_report_of_an_earlier_on
 
 
 @pytest.mark.parametrize(
-    ("wrong", "stays"), [(["--no-such-option"], True), (["--deadline", "soon"], True), (["--resume"], False)]
+    ("wrong", "stays"), [(["--no-such-option"], True), (["--deadline", "soon"], True), (["--image", "x"], False)]
 )
 def test_a_command_line_that_is_not_understood_touches_nothing_and_one_that_makes_no_sense_begins_nothing(
     tree: Path, wrong: list[str], stays: bool

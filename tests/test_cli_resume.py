@@ -123,6 +123,29 @@ def test_what_was_interrupted_before_a_new_run_can_go_on_after_it(tree: Path) ->
     assert "interrupted" not in ringfence("run", tree, "--task", "A third.", "--model", done).stderr
 
 
+def test_with_its_task_a_run_is_resumed_only_if_there_is_one_of_that_task(tree: Path) -> None:
+    read, write = script(tree, "1.jsonl", READ), script(tree, "2.jsonl", calls(EDIT), DONE)
+
+    def run(task: str, model: str) -> subprocess.CompletedProcess[str]:
+        return ringfence("run", tree, "--resume", "--task", task, "--model", model)
+
+    assert run("Mend it.", read).returncode == 3
+    other = run("Something else.", script(tree, "3.jsonl", DONE))
+    assert (other.returncode, "goes on with --max-turns" in other.stderr) == (0, False)
+    again = run("Mend it.", write)
+    assert (again.returncode, "goes on with --max-turns" in again.stderr) == (0, True), again.stderr
+    assert (tree / "a.txt").read_text() == "two\n", "it knows what it had read"
+    assert "goes on with --max-turns" not in run("Mend it.", script(tree, "4.jsonl", DONE)).stderr, "that one is done"
+
+
+def test_a_record_that_cannot_be_read_keeps_a_task_from_nothing(tree: Path) -> None:
+    performed(tree, [READ])
+    record_of(tree).write_bytes(b"{\n")
+    model = script(tree, "1.jsonl", DONE)
+    assert ringfence("run", tree, "--resume", "--model", model).returncode == 2
+    assert ringfence("run", tree, "--resume", "--task", "Do it.", "--model", model).returncode == 0
+
+
 def test_a_run_that_got_nowhere_does_not_take_the_place_of_one_that_did(tree: Path) -> None:
     first = script(tree, "1.jsonl", READ)
     assert ringfence("run", tree, "--task", "Mend it.", "--model", first).returncode == 3
@@ -392,8 +415,7 @@ def test_a_run_that_failed_says_how_it_can_go_on(tree: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ([], "give either --task"),
-        (["--resume", "--task", "x"], "give either --task"),
+        ([], "give --task"),
         (["--resume", "--workspace", "memory"], "a copy in memory ends with its run"),
         (["--resume"], "there is no interrupted run"),
     ],

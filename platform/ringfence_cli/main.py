@@ -76,8 +76,8 @@ def ringfence() -> None:
 @click.option(
     "--resume",
     is_flag=True,
-    help="Go on with the run that was interrupted in DIR, instead of a new --task: where it worked, under its "
-    "policies, to which --policy adds, and what is left of its limits.",
+    help="Go on with the run that was interrupted in DIR: where it worked, under its policies, to which --policy adds, "
+    "and what is left of its limits. With --task, only if that was its task; else a new run begins.",
 )
 @click.option(
     "--model",
@@ -146,16 +146,20 @@ def run(
     --json there is always an object, and its "outcome" says which it was.
     """
     from ringfence_cli.outputs import clear, refuse_one_file
-    from ringfence_cli.run import Options, files_read, run_task
+    from ringfence_cli.resuming import is_interrupted
+    from ringfence_cli.run import Options, files_read, run_task, task_of
     from ringfence_cli.terms import Place
 
     written = (("--patch", patch), ("--receipts", receipts), ("--report", report))
     refuse_one_file(files_read(model, task, policies), written)
     clear(directory, patch, report)
-    if resume == (task is not None):
-        raise click.UsageError("give either --task, for a new run, or --resume, for the one that was interrupted")
+    if not resume and task is None:
+        raise click.UsageError("give --task, for a new run, or --resume, for the one that was interrupted")
     if resume and workspace == "memory":
         raise click.UsageError("--resume is for --workspace disk or podman: a copy in memory ends with its run")
+    if resume and task is not None:
+        resume = is_interrupted(directory, task_of(task))
+        task = None if resume else task
     if workspace is None and not resume:
         workspace = "disk"
     if workspace != "memory" and apply is not None:

@@ -194,6 +194,16 @@ def run_to_resume(directory: Path) -> Interrupted | None:
     return found
 
 
+def is_interrupted(directory: Path, task: str) -> bool:
+    """Whether what there is to go on with is a run of this task; one whose record cannot be read is none."""
+    path = record_of(directory)
+    try:
+        found = interrupted_run(path) or interrupted_run(path.with_name(KEPT_NAME))
+    except ValueError:
+        return False
+    return found is not None and found.task == task
+
+
 def interrupted_run(record_file: Path) -> Interrupted | None:
     """The run that was interrupted by its record, if one was. A torn last line is as if it had not been written.
 
