@@ -35,6 +35,14 @@ IMAGE = click.option("--image", metavar="NAME", help="With podman: the container
 NETWORK = click.option(
     "--network", type=click.Choice(NETWORKS), help="With podman: what network commands have.  [default: none]"
 )
+SECTION = click.option(
+    "--section",
+    "sections",
+    multiple=True,
+    metavar="SPEC",
+    help="Tools of your own: FILE.py:NAME or MODULE:NAME, of a section or a function from a session to one. They run "
+    "in this process, outside of any container; may be given several times.",
+)
 KEEP_ENVIRONMENT = click.option(
     "--keep-environment",
     is_flag=True,
@@ -113,6 +121,7 @@ def ringfence() -> None:
 @click.option("--deadline", callback=_seconds, metavar="TIME", help="Stop after this time: 90s, 10m, 2h.")
 @click.option("--max-tokens", type=click.IntRange(min=1), metavar="N", help="Stop when the model has used more.")
 @click.option("--max-turns", type=click.IntRange(min=1), metavar="N", help="Stop after N turns.  [default: 200]")
+@SECTION
 @POLICY
 @click.option("--quiet", is_flag=True, help="Say nothing on standard error but errors.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the diff.")
@@ -134,6 +143,7 @@ def run(
     deadline: float | None,
     max_tokens: int | None,
     max_turns: int | None,
+    sections: tuple[str, ...],
     policies: tuple[str, ...],
     quiet: bool,
     as_json: bool,
@@ -151,7 +161,7 @@ def run(
     from ringfence_cli.terms import Place
 
     written = (("--patch", patch), ("--receipts", receipts), ("--report", report))
-    refuse_one_file(files_read(model, task, policies), written)
+    refuse_one_file(files_read(model, task, policies, sections), written)
     clear(directory, patch, report)
     if not resume and task is None:
         raise click.UsageError("give --task, for a new run, or --resume, for the one that was interrupted")
@@ -184,6 +194,7 @@ def run(
         as_json=as_json,
         place=Place(workspace, image, network, keep_environment),
         policies=policies,
+        sections=sections,
     )
     return run_task(options, signals)
 
@@ -211,6 +222,7 @@ def run(
 @click.option(
     "--receipts", type=click.Path(path_type=Path), metavar="FILE", help="Append a line of JSON for every tool call."
 )
+@SECTION
 @POLICY
 @click.option("--read-only", is_flag=True, help="Offer only the tools that change nothing.")
 @click.pass_obj
@@ -224,6 +236,7 @@ def serve(
     http: str | None,
     allow_host: tuple[str, ...],
     receipts: Path | None,
+    sections: tuple[str, ...],
     policies: tuple[str, ...],
     read_only: bool,
 ) -> int:
@@ -239,7 +252,7 @@ def serve(
 
         _refuse_without_container(workspace, image, network, keep_environment)
         place = Place(workspace, image, network, keep_environment)
-        options = ServeOptions(directory, place, http, allow_host, receipts, read_only, policies)
+        options = ServeOptions(directory, place, http, allow_host, receipts, read_only, policies, sections)
         return serve(options, signals)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("ringfence"):

@@ -24,6 +24,8 @@ from ringfence_cli.disk import DiskWorkspace, on_disk
 from ringfence_cli.history import recovery
 from ringfence_cli.not_started import BusyError, NotStartedError
 from ringfence_cli.outputs import OneObject, OutputFile, ReceiptsFile, refuse_way_out
+from ringfence_cli.own_sections import results_alone, sections_of
+from ringfence_cli.own_sections import spelled as section_spelled
 from ringfence_cli.policies import policies_of, unfit
 from ringfence_cli.printable import plural, printable, why
 from ringfence_cli.report import as_json, left_out, summary
@@ -69,6 +71,7 @@ class Options:
     as_json: bool = False
     place: Place = Place("memory")
     policies: Sequence[str] = ()
+    sections: Sequence[str] = ()
 
 
 def run_task(options: Options, signals: Signals) -> int:
@@ -121,6 +124,8 @@ def _run(options: Options, signals: Signals, answer: OneObject, said: Callable[[
                     terms = record.terms
                 if not text:
                     policies = policies_of(options.directory, terms.policies)
+                with results_alone():
+                    sections = sections_of(terms.sections, options.directory)
                 if terms.place.workspace == "podman" and isinstance(workspace, DiskWorkspace):
                     start_container(workspace, terms.place)
                 adapter.max_turns = terms.turns or MAX_TURNS
@@ -147,9 +152,10 @@ def _run(options: Options, signals: Signals, answer: OneObject, said: Callable[[
                 errors.say(line)
         tally = record.tally if record is not None else Tally()
         words = text if record is None else record.task
-        task = Task(words, workspace, adapter, terms.seconds, terms.tokens, policies, record, telemetry)
+        task = Task(words, workspace, adapter, terms.seconds, terms.tokens, policies, sections, record, telemetry)
         try:
-            check(task)
+            with results_alone():
+                check(task)
         except PromptValidationError as error:  # a policy is about a tool that this run does not have
             raise unfit(error, options.directory, terms.place.workspace) from None
         if not options.quiet:
@@ -158,7 +164,8 @@ def _run(options: Options, signals: Signals, answer: OneObject, said: Callable[[
             if record is not None and (before := record.interrupted_before()) is not None:
                 errors.say(before)
         watchers: list[Watcher] = [one for one in (receipts, report) if one is not None]
-        ending = watched(task, signals, tally, watchers, None if options.quiet else errors)
+        with results_alone():
+            ending = watched(task, signals, tally, watchers, None if options.quiet else errors)
         _finish(options, task, ending, tally, patch, report, errors, signals, answer)
     return ending.exit_code
 
@@ -281,7 +288,9 @@ def _writing(ending: Ending, write: Callable[[], None]) -> None:
         ending.fail(f"not everything could be written: {said_of(error)}")
 
 
-def files_read(model: str, task: str | None, policies: Iterable[str]) -> Iterator[tuple[str, Path]]:
+def files_read(
+    model: str, task: str | None, policies: Iterable[str], sections: Iterable[str]
+) -> Iterator[tuple[str, Path]]:
     """What a command line has a run read, by the option that names it."""
     kind, _, name = model.partition(":")
     if kind == "script":
@@ -291,6 +300,8 @@ def files_read(model: str, task: str | None, policies: Iterable[str]) -> Iterato
     for spec in policies:
         if spec.endswith(".toml"):
             yield "--policy", Path(spec)
+    for spec in sections:
+        yield "--section", Path(spec.rpartition(":")[0])
 
 
 def model_of(spec: str, files: ExitStack) -> LoopAdapter:
@@ -380,7 +391,8 @@ def _terms(options: Options) -> Terms:
     """What the command line says. For a resume a limit that it does not name is the run's."""
     turns = options.max_turns if options.max_turns is not None or options.task is None else MAX_TURNS
     policies = tuple(map(spelled, options.policies))
-    return Terms(policies, options.deadline, options.max_tokens, turns, options.place)
+    sections = tuple(map(section_spelled, options.sections))
+    return Terms(policies, options.deadline, options.max_tokens, turns, options.place, sections)
 
 
 def _record(directory: Path, task: str, terms: Terms, files: ExitStack) -> RunRecord:

@@ -22,6 +22,7 @@ from ringfence.prompt.prompt import Prompt, PromptTemplate
 from ringfence.runtime.limits import Budget, Deadline
 from ringfence.runtime.session import Session
 from ringfence_cli.disk import DiskWorkspace
+from ringfence_cli.own_sections import MakeSection
 from ringfence_cli.printable import one_line, plural
 from ringfence_cli.resuming import PROMPT_NAME, RunRecord
 from ringfence_cli.signals import Signals
@@ -64,6 +65,7 @@ class Task:
     seconds: float | None = None
     tokens: int | None = None
     policies: Sequence[Policy] = ()
+    sections: Sequence[MakeSection] = ()
     record: RunRecord | None = None
     telemetry: Telemetry | None = None
 
@@ -164,6 +166,7 @@ def _prompt(task: Task, session: Session) -> Prompt[None]:
             MarkdownSection(title="Task", key="task", template=INSTRUCTIONS, default_params=TaskParams(task.text)),
             PlanningToolsSection(session=session, strategy=PlanningStrategy.PLAN_ACT_REFLECT),
             task.workspace.section(session),
+            *(make(session) for make in task.sections),
         ],
         policies=[LeftOutPolicy(task.workspace), *task.policies],
     )

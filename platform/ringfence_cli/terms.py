@@ -57,22 +57,25 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """``policies`` are SPECs. A limit that there is not is None, and of one that is used up less than 1 is left."""
+    """``policies`` and ``sections`` are SPECs. A limit that there is not is None; of one that is used up, less than 1
+    is left."""
 
     policies: tuple[str, ...] = ()
     seconds: float | None = None
     tokens: int | None = None
     turns: int | None = None
     place: Place = Place()
+    sections: tuple[str, ...] = ()
 
     @property
     def said(self) -> str:
         """As options of the command line."""
         policies = " ".join(f"--policy {shlex.quote(spec)}" for spec in self.policies)
+        sections = " ".join(f"--section {shlex.quote(spec)}" for spec in self.sections)
         seconds = f"--deadline {self.seconds:.0f}s" if self.seconds is not None else ""
         tokens = f"--max-tokens {self.tokens}" if self.tokens is not None else ""
         turns = f"--max-turns {self.turns}" if self.turns is not None else ""
-        return " ".join(option for option in (self.place.said, policies, seconds, tokens, turns) if option)
+        return " ".join(option for option in (self.place.said, sections, policies, seconds, tokens, turns) if option)
 
     def less(self, seconds: float, tokens: int, turns: int) -> Terms:
         """What is left when so much of it has been used."""
@@ -89,8 +92,8 @@ class Terms:
         return [option for option, left in limits if left is not None and left < LEAST]
 
     def resumed(self, given: Terms) -> Terms:
-        """What a resume works on when this is left of the run's: its policies and those that are given, its limits
-        where none is given anew, and where it worked unless that is given.
+        """What a resume works on when this is left of the run's: its policies and sections, with those that are given,
+        its limits where none is given anew, and where it worked unless that is given.
 
         Raises:
             click.UsageError: a policy that would loosen one of the run's, a limit that is used up, or an option for a
@@ -102,6 +105,7 @@ class Terms:
             self.tokens if given.tokens is None else given.tokens,
             self.turns if given.turns is None else given.turns,
             self.place.resumed(given.place),
+            tuple(dict.fromkeys((*self.sections, *given.sections))),
         )
         if used_up := terms.used_up():
             raise click.UsageError(

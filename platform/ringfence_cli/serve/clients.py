@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from ringfence.runtime.events import ToolInvoked
 from ringfence.runtime.limits import Cancellation
 from ringfence.runtime.receipts import Receipt
 from ringfence.runtime.session import Session
+from ringfence_cli.own_sections import MakeSection
 from ringfence_cli.serve.results import called, failed
 from ringfence_cli.serve.workspaces import ServedWorkspace
 
@@ -37,14 +38,17 @@ class Client:
     """One client's session over the shared workspace."""
 
     def __init__(
-        self, workspace: ServedWorkspace, hear: Callable[[Receipt], None], telemetry: Telemetry | None = None
+        self,
+        workspace: ServedWorkspace,
+        hear: Callable[[Receipt], None],
+        telemetry: Telemetry | None = None,
+        added: Sequence[MakeSection] = (),
     ) -> None:
         self.session = Session()
         if telemetry is not None:
             telemetry.observe(self.session)
-        template = PromptTemplate(
-            ns="ringfence", key="serve", sections=workspace.sections(self.session), policies=workspace.policies
-        )
+        sections = [*workspace.sections(self.session), *(make(self.session) for make in added)]
+        template = PromptTemplate(ns="ringfence", key="serve", sections=sections, policies=workspace.policies)
         prompt = Prompt(template)
         self.calls = 0
         """That run, or wait for their turn."""

@@ -20,6 +20,7 @@ from ringfence.adapters.failures import said_of
 from ringfence.errors import PromptValidationError, SandboxUnavailableError
 from ringfence.runtime.receipts import Receipt
 from ringfence_cli.outputs import ReceiptsFile, refuse_way_out
+from ringfence_cli.own_sections import results_alone, sections_of
 from ringfence_cli.policies import policies_of, unfit
 from ringfence_cli.printable import printable, why
 from ringfence_cli.run import recovered_before_copy
@@ -51,6 +52,7 @@ class ServeOptions:
     receipts: Path | None = None
     read_only: bool = False
     policies: Sequence[str] = ()
+    sections: Sequence[str] = ()
 
 
 def serve(options: ServeOptions, signals: Signals) -> int:
@@ -67,6 +69,8 @@ def serve(options: ServeOptions, signals: Signals) -> int:
                 for line in recovered_before_copy(options.directory) if copied else ():
                     errors.say(line)
                 owned = policies_of(options.directory, options.policies)
+                with results_alone():
+                    added = sections_of(options.sections, options.directory)
                 workspace = open_workspace(
                     options.place, options.directory, read_only=options.read_only, policies=owned
                 )
@@ -75,7 +79,8 @@ def serve(options: ServeOptions, signals: Signals) -> int:
                 if receipts is not None and isinstance(workspace, DiskServed):
                     keep_out(workspace.workspace, receipts.path, "the receipts of this server come there")
                     receipts.complete(workspace.workspace.opened)
-                Client(workspace, _nothing).close()  # what no client could begin with is said now
+                with results_alone():
+                    Client(workspace, _nothing, added=added).close()  # what no client could begin with is said now
         except PromptValidationError as error:
             raise unfit(error, options.directory, options.place.workspace) from None
         except KeyboardInterrupt:
@@ -87,7 +92,7 @@ def serve(options: ServeOptions, signals: Signals) -> int:
         for line in (*workspace.notes(), *hints):
             errors.say(line)
         hear = partial(_write, receipts, errors) if receipts is not None else _nothing
-        server = WorkspaceServer(workspace, hear, telemetry)
+        server = WorkspaceServer(workspace, hear, telemetry, added)
         stack.callback(server.wait)
         gc.freeze()  # so that no collection looks through what is loaded in the middle of a call, either
         gc.enable()

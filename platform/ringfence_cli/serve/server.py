@@ -32,6 +32,7 @@ from mcp_types import Tool as ToolDescription
 from ringfence.filesystem.paths import shown
 from ringfence.runtime.limits import Cancellation
 from ringfence.runtime.receipts import Receipt
+from ringfence_cli.own_sections import MakeSection
 from ringfence_cli.serve import resources
 from ringfence_cli.serve.clients import Client, Clients
 from ringfence_cli.serve.results import described, failed
@@ -60,12 +61,16 @@ class WorkspaceServer:
     call whose client cancels it, or vanishes, is rolled back."""
 
     def __init__(
-        self, workspace: ServedWorkspace, hear: Callable[[Receipt], None], telemetry: Telemetry | None = None
+        self,
+        workspace: ServedWorkspace,
+        hear: Callable[[Receipt], None],
+        telemetry: Telemetry | None = None,
+        added: Sequence[MakeSection] = (),
     ) -> None:
         """``hear`` is told the receipt of every call, on the thread of the call. The protocol's SDK makes spans of
         requests itself; those of ``telemetry`` are within them."""
         self._workspace = workspace
-        self._make = partial(Client, workspace, hear, telemetry)
+        self._make = partial(Client, workspace, hear, telemetry, added)
         self._turn = anyio.Lock()
         self._working = threading.Lock()
         self._running: set[Cancellation] = set()

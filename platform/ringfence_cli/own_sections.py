@@ -1,0 +1,136 @@
+"""``--section``: sections with tools of the user's own, from a Python file or an installed module."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from hashlib import sha256
+from importlib import import_module
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeAlias, cast
+
+import click
+
+from ringfence.adapters.failures import said_of
+from ringfence.prompt.section import Section
+from ringfence.runtime.session import Session
+from ringfence_cli.printable import why
+
+MakeSection: TypeAlias = Callable[[Session], Section[Any]]
+
+
+def sections_of(specs: Sequence[str], directory: Path) -> tuple[MakeSection, ...]:
+    """What makes the sections that the SPECs name, for the session of a run on a directory.
+
+    Raises click.BadParameter for what cannot be imported, or that the agent could change.
+    """
+    return tuple(_section_of(spec, directory) for spec in specs)
+
+
+def spelled(spec: str) -> str:
+    """A SPEC that means the same in any working directory."""
+    place, colon, name = spec.rpartition(":")
+    return f"{os.path.abspath(place)}{colon}{name}" if place.endswith(".py") else spec
+
+
+@contextmanager
+def results_alone() -> Generator[None]:
+    """Standard output is for what came of a run: whatever else writes there, such as a tool's program, meanwhile writes
+    to standard error."""
+    kept = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+            os.dup2(kept, 1)
+    finally:
+        os.close(kept)
+
+
+def _section_of(spec: str, directory: Path) -> MakeSection:
+    place, _, name = spec.rpartition(":")
+    if not place or not name.isidentifier():
+        raise _bad(f"{spec!r}: it is FILE.py:NAME or MODULE:NAME, of a section or a function from a session to one")
+    try:
+        module = _of_file(Path(place), directory) if place.endswith(".py") else _of_name(place, directory)
+        found: object = getattr(module, name, None)
+    except click.BadParameter:
+        raise
+    except Exception as error:
+        raise _bad(f"{place} cannot be imported: {_told(error)}") from error
+    if isinstance(found, Section):
+        section = cast("Section[Any]", found)
+        return lambda session: section
+    if not callable(found):
+        what = "has no such name" if found is None else f"has a {type(found).__name__} there"
+        raise _bad(f"{spec!r}: it {what}, and a section, or a function from a session to one, is wanted")
+    function = cast("Callable[[Session], object]", found)
+
+    def made(session: Session) -> Section[Any]:
+        try:
+            section = function(session)
+        except Exception as error:
+            raise _bad(f"{spec!r} makes no section: {_told(error)}") from error
+        if not isinstance(section, Section):
+            raise _bad(f"{spec!r}: it made a {type(section).__name__}, and no section")
+        return cast("Section[Any]", section)
+
+    return made
+
+
+def _of_file(file: Path, directory: Path) -> ModuleType:
+    real = os.path.realpath(file)
+    _refuse_in(directory, os.path.abspath(file), real)
+    try:
+        with open(real, "rb"):
+            pass
+    except OSError as error:
+        raise _bad(f"{file} cannot be read: {why(error)}") from None
+    # A name that no other module has: dataclasses and others look their module up by it.
+    name = f"ringfence_section_{sha256(real.encode(errors='surrogateescape')).hexdigest()[:16]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    found = spec_from_file_location(name, real)
+    assert found is not None
+    assert found.loader is not None
+    module = sys.modules[name] = module_from_spec(found)
+    try:
+        found.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _of_name(name: str, directory: Path) -> ModuleType:
+    found = find_spec(name.partition(".")[0])  # which imports nothing yet
+    if found is None:
+        raise _bad(f"there is no module {name}: install its package, or name a file, FILE.py:NAME")
+    places = [*([found.origin] if found.origin else []), *(found.submodule_search_locations or [])]
+    _refuse_in(directory, *places, *map(os.path.realpath, places))
+    return import_module(name)
+
+
+def _refuse_in(directory: Path, *places: str) -> None:
+    root = os.path.realpath(directory)
+    for place in places:
+        if Path(place).is_relative_to(root):
+            raise _bad(f"{place} is inside of the workspace, where the agent could change it: keep it elsewhere")
+
+
+def _told(error: Exception) -> str:
+    if isinstance(error, SyntaxError):  # which says where
+        return said_of(error)
+    *_, last = traceback.extract_tb(error.__traceback__)
+    return f"{said_of(error)} ({last.filename}, line {last.lineno})"
+
+
+def _bad(message: str) -> click.BadParameter:
+    return click.BadParameter(message, param_hint="'--section'")
