@@ -39,9 +39,12 @@ def spelled(spec: str) -> str:
 
 
 @contextmanager
-def results_alone() -> Generator[None]:
-    """Standard output is for what came of a run: whatever else writes there, such as a tool's program, meanwhile writes
-    to standard error."""
+def results_alone(sections: Sequence[object]) -> Generator[None]:
+    """Where there are any: standard output is for what came of a run, and what else writes there, such as a tool's
+    program, writes to standard error meanwhile."""
+    if not sections:
+        yield
+        return
     kept = os.dup(1)
     try:
         os.dup2(2, 1)

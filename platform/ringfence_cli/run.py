@@ -124,7 +124,7 @@ def _run(options: Options, signals: Signals, answer: OneObject, said: Callable[[
                     terms = record.terms
                 if not text:
                     policies = policies_of(options.directory, terms.policies)
-                with results_alone():
+                with results_alone(terms.sections):
                     sections = sections_of(terms.sections, options.directory)
                 if terms.place.workspace == "podman" and isinstance(workspace, DiskWorkspace):
                     start_container(workspace, terms.place)
@@ -154,7 +154,7 @@ def _run(options: Options, signals: Signals, answer: OneObject, said: Callable[[
         words = text if record is None else record.task
         task = Task(words, workspace, adapter, terms.seconds, terms.tokens, policies, sections, record, telemetry)
         try:
-            with results_alone():
+            with results_alone(sections):
                 check(task)
         except PromptValidationError as error:  # a policy is about a tool that this run does not have
             raise unfit(error, options.directory, terms.place.workspace) from None
@@ -164,7 +164,7 @@ def _run(options: Options, signals: Signals, answer: OneObject, said: Callable[[
             if record is not None and (before := record.interrupted_before()) is not None:
                 errors.say(before)
         watchers: list[Watcher] = [one for one in (receipts, report) if one is not None]
-        with results_alone():
+        with results_alone(sections):
             ending = watched(task, signals, tally, watchers, None if options.quiet else errors)
         _finish(options, task, ending, tally, patch, report, errors, signals, answer)
     return ending.exit_code

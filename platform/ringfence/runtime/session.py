@@ -124,7 +124,8 @@ class Session(Transactional):
         self._children: list[weakref.ref[Session]] = []
         if parent is not None:
             parent._children.append(weakref.ref(self, parent._children.remove))
-        self._publishing: set[tuple[int, int]] = set()
+        # With the events themselves: while one is here, and be it because an interrupt left it, no other has its id.
+        self._publishing: dict[tuple[int, int], object] = {}
         """(thread, id of the event) of what this session is telling observers of, and so has applied already."""
         self.dispatcher: Dispatcher = InProcessDispatcher() if dispatcher is None else dispatcher
         OwnSubscription(self, self.dispatcher)
@@ -224,10 +225,10 @@ class Session(Transactional):
         if key in self._publishing:
             return dispatcher.dispatch(event)
         try:
-            self._publishing.add(key)  # in here, or an interrupt before the first line of the block would leave it
+            self._publishing[key] = event  # in here, or an interrupt before the first line of the block would leave it
             return dispatcher.dispatch(event)
         finally:
-            self._publishing.discard(key)
+            self._publishing.pop(key, None)
 
     def hear(self, event: ToolInvoked | PromptRendered | PromptExecuted | RenderedTools) -> None:
         """Apply what somebody published on the dispatcher, unless it is another session's or was applied already.

@@ -69,7 +69,7 @@ def serve(options: ServeOptions, signals: Signals) -> int:
                 for line in recovered_before_copy(options.directory) if copied else ():
                     errors.say(line)
                 owned = policies_of(options.directory, options.policies)
-                with results_alone():
+                with results_alone(options.sections):
                     added = sections_of(options.sections, options.directory)
                 workspace = open_workspace(
                     options.place, options.directory, read_only=options.read_only, policies=owned
@@ -79,7 +79,7 @@ def serve(options: ServeOptions, signals: Signals) -> int:
                 if receipts is not None and isinstance(workspace, DiskServed):
                     keep_out(workspace.workspace, receipts.path, "the receipts of this server come there")
                     receipts.complete(workspace.workspace.opened)
-                with results_alone():
+                with results_alone(added):
                     Client(workspace, _nothing, added=added).close()  # what no client could begin with is said now
         except PromptValidationError as error:
             raise unfit(error, options.directory, options.place.workspace) from None
