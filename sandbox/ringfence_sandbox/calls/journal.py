@@ -214,9 +214,9 @@ class Journal:
 
     def reset(self) -> None:
         """Start anew, empty. Only for when nothing is open."""
-        self._before("journal")
-        os.ftruncate(self._file, 0)
-        self._start()
+        if self._end > _FIRST or self._room > _FIRST:
+            self._before("journal")
+            self._start()
         self.keeps_steps = False
 
     def _start(self) -> None:

@@ -101,12 +101,12 @@ class RootLock:
             "since": datetime.now(UTC).isoformat(timespec="seconds"),
             "root": path,
         }
-        os.ftruncate(holder, 0)
-        os.pwrite(holder, json.dumps(said).encode(), 0)
+        os.ftruncate(holder, os.pwrite(holder, json.dumps(said).encode(), 0))
 
     def _take(self, descriptor: int, kind: int, path: str, store: str | None) -> None:
         for patience in (0, 0.002, 0.02):  # an opener that is just giving up may hold it for a moment
-            time.sleep(patience)
+            if patience:
+                time.sleep(patience)
             try:
                 fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
             except OSError as error:
