@@ -195,6 +195,19 @@ def test_the_end_of_the_input_ends_the_server_and_nothing_but_the_protocol_was_s
         assert workspace.recovered is None
 
 
+def test_a_client_that_stops_reading_and_closes_the_input_leaves_no_server_behind(root: Path) -> None:
+    (root / "long.txt").write_text("x" * 1_000_000)
+    with started(root) as server:
+        server.hello()
+        server.ask("resources/read", {"uri": "workspace:///long.txt"}, 1)
+        assert server.process.stdout is not None
+        assert server.process.stdin is not None
+        server.process.stdout.read(1)
+        server.process.stdin.close()
+        server.process.stdin = None
+        assert server.process.wait(ENDED) == 0
+
+
 def test_a_call_whose_client_closes_the_input_is_rolled_back(root: Path) -> None:
     with started(root) as server:
         server.hello()

@@ -24,6 +24,8 @@ MAX_LINE_BYTES = 16 << 20
 CHUNK = 1 << 16
 ATOMIC = 4096
 """Bytes that a pipe which is ready to be written to takes at once."""
+LAST_SECONDS = 5.0
+"""For the client to read the last answers in."""
 
 Outgoing = MemoryObjectSendStream[SessionMessage]
 Incoming = MemoryObjectSendStream[SessionMessage | Exception]
@@ -38,6 +40,8 @@ async def serve(server: Server[Clients]) -> None:
             group.start_soon(_read, source, incoming, write.clone())
             group.start_soon(_write, target, outgoing, group.cancel_scope)
             await server.run(read, write, server.create_initialization_options())
+            # Answers that are left are for a client that has closed our standard input, and may read no more.
+            group.cancel_scope.deadline = anyio.current_time() + LAST_SECONDS
 
 
 @contextmanager
