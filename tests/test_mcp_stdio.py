@@ -311,6 +311,25 @@ def test_a_workspace_that_somebody_has_is_not_served(root: Path) -> None:
     assert str(os.getpid()).encode() in err
 
 
+@pytest.mark.parametrize("first", ["initialize", "server/discover"])
+def test_a_client_that_is_not_served_is_told_why_in_the_protocol(root: Path, first: str) -> None:
+    with Workspace.open(root), started(root) as server:
+        for number, method in enumerate((first, "initialize")):
+            server.ask(method, HELLO, number)
+            refused = server.answer()
+            assert refused["id"] == number
+            assert f"is open in process {os.getpid()}" in refused["error"]["message"]
+        assert server.end()[0] == 2
+
+
+def test_a_signal_ends_a_server_that_waits_to_say_why_it_serves_nothing(root: Path) -> None:
+    with Workspace.open(root), started(root) as server:
+        server.ask("server/discover", {}, 0)
+        assert "error" in server.answer()
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(ENDED) == 2
+
+
 def test_a_handler_that_prints_cannot_reach_the_protocol(root: Path) -> None:
     program = (
         "import sys\n"

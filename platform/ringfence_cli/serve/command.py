@@ -8,7 +8,7 @@ import os
 import secrets
 import socket
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -57,6 +57,14 @@ class ServeOptions:
 
 def serve(options: ServeOptions, signals: Signals) -> int:
     """The exit code. Raises click.ClickException for what cannot be served."""
+    try:
+        return _serve(options, signals)
+    except click.ClickException as error:
+        _refuse(error.format_message(), options, signals)
+        raise
+
+
+def _serve(options: ServeOptions, signals: Signals) -> int:
     errors = ErrorStream()
     with ExitStack() as stack:
         telemetry = telemetry_of(errors, stack)
@@ -88,6 +96,7 @@ def serve(options: ServeOptions, signals: Signals) -> int:
             return EXIT_CODES["interrupted"]
         except SandboxUnavailableError as error:
             errors.say(f"ringfence: {error}")
+            _refuse(str(error), options, signals)
             return UNAVAILABLE
         for line in (*workspace.notes(), *hints):
             errors.say(line)
@@ -97,6 +106,12 @@ def serve(options: ServeOptions, signals: Signals) -> int:
         gc.freeze()  # so that no collection looks through what is loaded in the middle of a call, either
         gc.enable()
         return anyio.run(_run, server, transport, signals)
+
+
+def _refuse(said: str, options: ServeOptions, signals: Signals) -> None:
+    if options.http is None and not os.isatty(0):
+        with suppress(KeyboardInterrupt), signals.let_through():
+            anyio.run(stdio.refuse, printable(f"ringfence: {said}"))
 
 
 Transport = Callable[[WorkspaceServer], Awaitable[None]]

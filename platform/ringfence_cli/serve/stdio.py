@@ -8,14 +8,22 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager, suppress
 
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from mcp.server.lowlevel import Server
 from mcp.shared.message import SessionMessage
-from mcp_types import INVALID_REQUEST, PARSE_ERROR, ErrorData, JSONRPCError, jsonrpc_message_adapter
+from mcp_types import (
+    INTERNAL_ERROR,
+    INVALID_REQUEST,
+    PARSE_ERROR,
+    ErrorData,
+    JSONRPCError,
+    JSONRPCRequest,
+    jsonrpc_message_adapter,
+)
 from pydantic import ValidationError
 
 from ringfence_cli.serve.clients import Clients
@@ -26,20 +34,39 @@ ATOMIC = 4096
 """Bytes that a pipe which is ready to be written to takes at once."""
 LAST_SECONDS = 5.0
 """For the client to read the last answers in."""
+REFUSAL_SECONDS = 5.0
+"""For a client that is not served to ask for anything in, and to go."""
 
 Outgoing = MemoryObjectSendStream[SessionMessage]
 Incoming = MemoryObjectSendStream[SessionMessage | Exception]
+Read = MemoryObjectReceiveStream[SessionMessage | Exception]
 
 
 async def serve(server: Server[Clients]) -> None:
     """Until the client closes our standard input, or goes away."""
+    async with _messages() as (read, write):
+        await server.run(read, write, server.create_initialization_options())
+
+
+async def refuse(why: str) -> None:
+    """Tell a client why it is not served, in answer to whatever it asks: few show what is on standard error."""
+    with anyio.move_on_after(REFUSAL_SECONDS):
+        async with _messages() as (read, write), read, write:
+            async for received in read:
+                if isinstance(received, SessionMessage) and isinstance(received.message, JSONRPCRequest):
+                    await _refuse(write, INTERNAL_ERROR, why, received.message.id)
+
+
+@asynccontextmanager
+async def _messages() -> AsyncGenerator[tuple[Read, Outgoing]]:
+    """What the client says, and where answers go. Whoever has these closes them."""
     with _own_streams() as (source, target):
         incoming, read = anyio.create_memory_object_stream[SessionMessage | Exception]()
         write, outgoing = anyio.create_memory_object_stream[SessionMessage]()
         async with anyio.create_task_group() as group:
             group.start_soon(_read, source, incoming, write.clone())
             group.start_soon(_write, target, outgoing, group.cancel_scope)
-            await server.run(read, write, server.create_initialization_options())
+            yield read, write
             # Answers that are left are for a client that has closed our standard input, and may read no more.
             group.cancel_scope.deadline = anyio.current_time() + LAST_SECONDS
 
