@@ -286,6 +286,18 @@ def test_our_own_service_ends_with_us(tmp_path: Path) -> None:
         assert wait_until(lambda url=url: not Path(url.removeprefix("unix://")).parent.exists())
 
 
+def test_our_own_service_does_not_stay_where_we_are_killed_before_anything_watches_over_it() -> None:
+    program = (
+        "import os, sys\nfrom ringfence_sandbox.container.podman_connection import OwnService\n"
+        "def kill(event, _):\n"
+        "    if event == 'subprocess.Popen' and (pid := open(f'/proc/self/task/{os.getpid()}/children').read()):\n"
+        "        print(pid, flush=True); os.kill(os.getpid(), 9)\n"
+        "sys.addaudithook(kill)\nOwnService()"
+    )
+    client = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert wait_until(lambda: not Path("/proc", client.stdout.strip()).exists())
+
+
 def test_limits_are_numbers_above_zero() -> None:
     with pytest.raises(ValueError, match="memory_bytes"):
         SandboxLimits(memory_bytes=0)

@@ -43,6 +43,8 @@ INSTALL = (
 )
 # Its standard input ends without a line when we are killed: then it ends the service, which would stay otherwise.
 _AFTER_US = 'read -r _ || kill "$1"; rm -rf "$2"'
+# The service begins when that one is there, and a line says so: there is no instant at which it could outlive us.
+_ONCE_WATCHED = 'read -r _ || exec rm -rf "$1"; exec podman system service --time=0 "$2" </dev/null'
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,8 +203,8 @@ class OwnService:
         self._said = Path(self._directory, "said")
         with self._said.open("wb") as output:
             self.process = subprocess.Popen(
-                ["podman", "system", "service", "--time=0", self.url],
-                stdin=subprocess.DEVNULL,
+                ["/bin/sh", "-c", _ONCE_WATCHED, "sh", self._directory, self.url],
+                stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
                 env={**os.environ, "CONTAINERS_CONF": _configuration()},
@@ -217,6 +219,9 @@ class OwnService:
             start_new_session=True,
         )
         try:
+            assert self.process.stdin is not None
+            with self.process.stdin as line:
+                line.write(b"watched\n")
             self._wait()
         except BaseException:
             self.close()
