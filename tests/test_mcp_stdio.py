@@ -163,6 +163,8 @@ async def test_a_file_of_ten_megabytes_is_read_in_bounds(root: Path) -> None:
         (b'{"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": {"name": "\\ud800"}}', -32700, 7),
         (b'{"jsonrpc": "1.0", "id": 7, "method": "ping"}', -32600, 7),
         (b'{"jsonrpc": "2.0", "id": 7, "method": 5}', -32600, 7),
+        (b'{"jsonrpc": "2.0", "id": 7.0, "method": "ping"}', -32600, None),
+        (b'{"jsonrpc": "2.0", "id": null, "method": "ping"}', -32600, None),
         (b'{"jsonrpc": "2.0", "id": 7, "method": "no/such"}', -32601, 7),
         (b'{"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": {"name": 5}}', -32602, 7),
         (b'{"jsonrpc": "2.0", "id": 7, "method": "tools/call"}', -32602, 7),

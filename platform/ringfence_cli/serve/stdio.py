@@ -21,6 +21,7 @@ from mcp_types import (
     PARSE_ERROR,
     ErrorData,
     JSONRPCError,
+    JSONRPCNotification,
     JSONRPCRequest,
     jsonrpc_message_adapter,
 )
@@ -119,6 +120,10 @@ async def _take(line: bytes, incoming: Incoming, answers: Outgoing) -> None:
             await _refuse(answers, PARSE_ERROR, f"this line is not JSON{half}", asked)
         else:
             await _refuse(answers, INVALID_REQUEST, "this line is no JSON-RPC message", asked)
+        return
+    # What has an id asks for an answer, and would wait for ever if it passed for a notification.
+    if isinstance(message, JSONRPCNotification) and b'"id"' in line and "id" in json.loads(line):
+        await _refuse(answers, INVALID_REQUEST, "the id of a request is a text or a whole number")
         return
     await incoming.send(SessionMessage(message))
 
