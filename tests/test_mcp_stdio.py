@@ -222,6 +222,28 @@ def test_a_call_whose_client_closes_the_input_is_rolled_back(root: Path) -> None
         assert len(list(root.glob("m/*"))) in (0, 900)
 
 
+def test_a_call_whose_client_closes_the_output_is_rolled_back(root: Path) -> None:
+    program = (
+        "import time\n"
+        "from ringfence_cli import main\n"
+        "from ringfence_tools import file_tools\n"
+        "class Slow(file_tools._FileTools):\n"
+        "    def write_file(self, params, *, context):\n"
+        "        result = super().write_file(params, context=context)\n"
+        "        time.sleep(1)\n"
+        "        return result\n"
+        "file_tools._FileTools = Slow\n"
+        "main.main()\n"
+    )
+    with talking([sys.executable, "-c", program, "serve", str(root)]) as server:
+        server.hello()
+        server.call("write_file", {"file_path": "b.txt", "content": "x"}, 1)
+        assert server.process.stdout is not None
+        server.process.stdout.close()
+        assert server.process.wait(ENDED) == 0
+    assert not (root / "b.txt").exists()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_the_server_in_the_middle_of_a_call_and_rolls_it_back(root: Path, number: int) -> None:
     with started(root) as server:

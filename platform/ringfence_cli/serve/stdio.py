@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager, suppress
 
@@ -158,13 +159,25 @@ async def _some(source: int) -> bytes:
 async def _write(
     target: int, outgoing: MemoryObjectReceiveStream[SessionMessage], everything: anyio.CancelScope
 ) -> None:
-    async with outgoing:
+    async with outgoing, anyio.create_task_group() as group:
+        group.start_soon(_hear_of_the_end, target, everything)
         async for message in outgoing:
             text = message.message.model_dump_json(by_alias=True, exclude_unset=True)
             try:
                 await _put(target, text.encode() + b"\n")
             except OSError:  # nobody reads any more
                 everything.cancel()
+        group.cancel_scope.cancel()
+
+
+async def _hear_of_the_end(target: int, everything: anyio.CancelScope) -> None:
+    """Ends everything when nobody reads any more: whoever asked would take for undone what a call does after that."""
+    with suppress(PermissionError):  # a file
+        await anyio.wait_readable(target)  # an error is something to read; what a terminal or a socket has is none
+        waiting = select.poll()
+        waiting.register(target, 0)
+        if waiting.poll(0):
+            everything.cancel()
 
 
 async def _put(target: int, data: bytes) -> None:
