@@ -115,6 +115,22 @@ def test_what_is_mounted_is_never_removed_with_what_is_held(root: Path, mount: P
         assert (mount / "in/x").read_text() == "precious\n"
 
 
+def test_a_mount_that_a_program_has_moved_with_its_directory_stays_there_and_the_rest_is_taken_back(
+    root: Path, mount: Path
+) -> None:
+    with HostFilesystem(root, store=root.parent / "store") as fs:
+        with held_call(fs, opaque=True) as held:
+            (root / "a.txt").write_text("changed\n")
+            (root / "d").rename(root / "e")
+            report = held.rollback()
+        assert report.conflicts == ("e", "e/mnt")
+    assert (root / "a.txt").read_text() == "a\n"
+    assert (root / "d/b.txt").read_text() == "b\n"
+    assert (root / "e/mnt/in/x").read_text() == "precious\n"
+    (root / "d/b.txt").rename(root / "e/b.txt")
+    (root / "e").rename(root / "d")
+
+
 def test_what_is_held_goes_also_where_an_open_directory_does_not_list_what_came_later(root: Path) -> None:
     """So it is on btrfs; here the list of the open directory is read to its end."""
     with HostFilesystem(root, store=root.parent / "store") as fs, held_call(fs) as held:

@@ -143,9 +143,9 @@ class TakingBack:
                 with self._files.parent(place) as (at, name):
                     self._renames.rename(at, name, holding.descriptor, str(slot))
             except OSError as error:
-                if error.errno != errno.EXDEV:
+                if error.errno not in (errno.EXDEV, errno.EBUSY):
                     raise
-                return  # in a subvolume, say: it is made anew
+                return  # in a subvolume, say: it is made anew; what is mounted stays where it was moved to
             self._held[inode] = f"{holding.name}/{slot}"
 
     # -- taking away
