@@ -161,6 +161,7 @@ async def test_a_file_of_ten_megabytes_is_read_in_bounds(root: Path) -> None:
         (b"[]", -32600, None),
         (b"7", -32600, None),
         (b'{"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": {"name": "\\ud800"}}', -32700, 7),
+        (b'{"jsonrpc": "2.0", "id": "\\ud800", "method": "tools/call", "params": {"name": "x"}}', -32700, None),
         (b'{"jsonrpc": "1.0", "id": 7, "method": "ping"}', -32600, 7),
         (b'{"jsonrpc": "2.0", "id": 7, "method": 5}', -32600, 7),
         (b'{"jsonrpc": "2.0", "id": 7.0, "method": "ping"}', -32600, None),

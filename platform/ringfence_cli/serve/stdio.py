@@ -134,6 +134,7 @@ def _id(line: bytes) -> str | int | None:
     try:
         match json.loads(line):
             case {"id": str() | int() as found} if not isinstance(found, bool):
+                str(found).encode()  # half of a surrogate pair could not be sent back
                 return found
             case _:
                 return None
