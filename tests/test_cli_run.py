@@ -405,6 +405,28 @@ def test_a_file_changed_on_disk_meanwhile_is_a_conflict_and_nothing_is_applied(t
     assert contents(tree) == {"a.txt": b"somebody else was here\n", "sub/keep.txt": b"keep\n"}
 
 
+@pytest.mark.parametrize("link", [False, True])
+def test_what_was_made_in_memory_is_not_written_to_what_has_come_in_the_place_of_the_directory(
+    tree: Path, link: bool
+) -> None:
+    turns, moved = iter([calls(call("write_file", file_path="new.txt", content="x")), DONE]), tree.with_name("moved")
+
+    def model(conversation: Sequence[Mapping[str, Any]]) -> Turn:
+        if not moved.exists():
+            tree.rename(moved)
+            if link:
+                (tree.parent / "other").mkdir()
+                tree.symlink_to("other")
+            else:
+                tree.mkdir()
+        return next(turns)
+
+    code, error = perform_with(model, tree)
+    assert (code, error) == (1, f"not applied: {tree} is not the directory any more that was copied")
+    assert list(tree.iterdir()) == []
+    assert not (moved / "new.txt").exists()
+
+
 def test_after_a_conflict_the_patch_is_saved_and_printed_and_the_paths_are_named(tree: Path, tmp_path: Path) -> None:
     # The receipts go into a file of the tree, which so changes while the agent works.
     ended = run(tree, "--apply", "--patch", tmp_path / "out.patch", "--receipts", tree / "a.txt")

@@ -194,6 +194,10 @@ def apply(ending: Ending, workspace: MemoryWorkspace, signals: Signals) -> None:
     if signals.arrived:
         _interrupted(ending, 0)
         return
+    if not workspace.is_there():
+        where = shown(str(workspace.directory))
+        ending.fail(f"not applied: {where} is not the directory any more that was copied")
+        return
     try:
         left_over = write_back(workspace.filesystem, workspace.directory, ending.changes).left_over
         ending.applied = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -78,6 +79,11 @@ class MemoryWorkspace:
     def __init__(self, directory: Path) -> None:
         """Raises ValueError for a directory that cannot be loaded, or is too large."""
         self.directory = directory
+        try:  # held, so that no other directory can come to have its number
+            self._copied = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise ValueError(f"{shown(str(directory))} cannot be read: {error.strerror}") from None
+        weakref.finalize(self, os.close, self._copied)
         self.filesystem = InMemoryFilesystem()
         # Looked at first, before gigabytes are read that there is no room for.
         if _size(directory) > MAX_BYTES:
@@ -98,6 +104,13 @@ class MemoryWorkspace:
         self.refused: Mapping[str, str] = {left.path: left.reason for left in self.left_out}
         self.mount_point = os.path.abspath(directory)
         self._loaded = self.filesystem.snapshot()
+
+    def is_there(self) -> bool:
+        """Whether the directory of which this is a copy is still at its path."""
+        try:
+            return os.path.samestat(os.stat(self.directory), os.fstat(self._copied))
+        except OSError:
+            return False
 
     def changes(self) -> Sequence[Change]:
         """What differs from the files as they were loaded."""
