@@ -564,3 +564,20 @@ def test_a_number_of_steps_and_one_step_cannot_both_be_undone(tree: Path) -> Non
     assert (ended.returncode, b"either N" in ended.stderr) == (2, True)
     assert printed(tree) == before
     assert ringfence("undo", tree, "--step", "1").returncode == 0
+
+
+def test_names_are_utf_8_whatever_the_locale_takes_them_for(tree: Path) -> None:
+    (tree / "caf\xe9.txt").write_text("one\n")
+    read, edit = (
+        call("read_file", file_path="caf\xe9.txt"),
+        call("write_file", file_path="caf\xe9.txt", content="two\n"),
+    )
+    begin = run_command(tree, turns=({"tool_calls": [read, edit]}, {"text": "Done."}))
+    ascii_only = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    begun = subprocess.run(begin, capture_output=True, timeout=60, env=ascii_only)
+    assert (begun.returncode, (tree / "caf\xe9.txt").read_text()) == (0, "two\n"), begun.stderr
+    assert ringfence("undo", tree).returncode == 0
+    assert (tree / "caf\xe9.txt").read_text() == "one\n"
+    opening = [sys.executable, "-c", f"from ringfence_sandbox import Workspace; Workspace.open({str(tree)!r})"]
+    refused = subprocess.run(opening, capture_output=True, text=True, timeout=60, env=ascii_only)
+    assert "start Python with PYTHONUTF8=1" in refused.stderr

@@ -297,8 +297,16 @@ for command in (*COMMANDS, policies, overrides):
 ringfence.add_command(sandbox)
 
 
+def _in_utf8() -> None:
+    """Begin anew where the locale takes names of files for anything but UTF-8, as it can only be said at the start."""
+    if sys.getfilesystemencoding() != "utf-8" and os.environ.get("PYTHONUTF8") != "1":
+        os.environ["PYTHONUTF8"] = "1"
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606
+
+
 def main() -> None:
     """The entry point. Ends the process."""
+    _in_utf8()
     # Entered and not left: from here to the process's end an interrupt comes only where a command lets it through.
     signals = Signals().__enter__()
     for name in ("stdout", "stderr"):
