@@ -948,6 +948,9 @@ REACHED = {
     "moves into the tree": "for one in $held/*; do mv $one taken-$(basename $one); done",
     "exchanges": "mv $held/0 t; mv $held/1 $held/0; mv t $held/1",
     "makes more": "for one in $(find $held -type d); do echo new > $one/new; mkdir $one/77; ln -s x $one/88; done",
+    "makes directories where more is to come": "for n in $(seq 0 99); do [ -e $held/$n ] || mkdir $held/$n; done",
+    "makes files where more is to come": "for n in $(seq 0 99) $(printf 9%.0s $(seq 255)); do "
+    "[ -e $held/$n ] || echo x > $held/$n; done",
     "links": "for file in $(find $held -type f); do ln $file other-$(basename $file); echo x > $file; done",
     "other kinds": "for file in $(find $held -type f); do rm $file; mkdir $file; done; rm $(find $held -type l)",
     "another name": "echo through the tree > d/two; chmod 600 d/two",

@@ -7,7 +7,7 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 
 from ringfence.filesystem.paths import os_error
@@ -35,6 +35,8 @@ class Holding:
         self._before = before
         self.descriptor = os.open(name, _OPEN, dir_fd=files.root)
         self._next = 0
+        self._taken: Set[str] = frozenset()
+        """Names that are no slots to be given: those of an earlier process, and what a program has put there."""
 
     @classmethod
     def make(cls, files: Confined, name: str, before: Before) -> Holding:
@@ -86,12 +88,11 @@ class Holding:
     def find_again(self) -> None:
         """Have this one be what `found` finds. OSError."""
         _have(self._files, self.name, self._before)
-        there = lstat(self._files.root, self.name)
-        if there is None or there.st_ino != os.fstat(self.descriptor).st_ino:
-            descriptor = os.open(self.name, _OPEN, dir_fd=self._files.root)
-            os.close(self.descriptor)
-            self.descriptor = descriptor
-            self._go_on()
+        # Opened anew also where it is the same one: btrfs lists in an open directory only what was in it then.
+        descriptor = os.open(self.name, _OPEN, dir_fd=self._files.root)
+        os.close(self.descriptor)
+        self.descriptor = descriptor
+        self._go_on()
 
     @property
     def is_gone(self) -> bool:
@@ -99,10 +100,11 @@ class Holding:
         return os.fstat(self.descriptor).st_nlink == 0
 
     def _go_on(self) -> None:
-        slots = [int(name) for name in os.listdir(self.descriptor) if name.isdecimal()]
-        self._next = max(self._next, *(slot + 1 for slot in slots), 0)
+        self._taken = {*os.listdir(self.descriptor)}
 
     def new_slot(self) -> int:
+        while str(self._next) in self._taken:
+            self._next += 1
         self._next += 1
         return self._next - 1
 
