@@ -211,6 +211,17 @@ def test_a_client_that_stops_reading_and_closes_the_input_leaves_no_server_behin
         assert server.process.wait(ENDED) == 0
 
 
+def test_a_client_that_only_sends_what_is_no_message_and_reads_nothing_leaves_no_server_behind(root: Path) -> None:
+    with started(root) as server:
+        server.hello()
+        assert server.process.stdin is not None
+        for _ in range(1_000):
+            server.send(b"no message")
+        server.process.stdin.close()
+        server.process.stdin = None
+        assert server.process.wait(ENDED) == 0
+
+
 def test_a_call_whose_client_closes_the_input_is_rolled_back(root: Path) -> None:
     with started(root) as server:
         server.hello()

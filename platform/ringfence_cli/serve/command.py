@@ -8,7 +8,7 @@ import os
 import secrets
 import socket
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -110,8 +110,7 @@ def _serve(options: ServeOptions, signals: Signals) -> int:
 
 def _refuse(said: str, options: ServeOptions, signals: Signals) -> None:
     if options.http is None and not os.isatty(0):
-        with suppress(KeyboardInterrupt), signals.let_through():
-            anyio.run(stdio.refuse, printable(f"ringfence: {said}"))
+        anyio.run(_until_a_signal, partial(stdio.refuse, printable(f"ringfence: {said}")), signals)
 
 
 Transport = Callable[[WorkspaceServer], Awaitable[None]]
@@ -119,6 +118,13 @@ Transport = Callable[[WorkspaceServer], Awaitable[None]]
 
 async def _run(server: WorkspaceServer, transport: Transport, signals: Signals) -> int:
     """Until the client goes away (0), or a signal comes."""
+    await _until_a_signal(partial(transport, server), signals, server.stop)
+    return EXIT_CODES["interrupted"] if signals.arrived else 0
+
+
+async def _until_a_signal(
+    work: Callable[[], Awaitable[None]], signals: Signals, stop: Callable[[], None] = lambda: None
+) -> None:
     arrived = anyio.Event()
     # Not with asyncio's own handlers: when those go, a second signal kills the process in the middle of a rollback.
     with signals.heard_by(partial(asyncio.get_running_loop().call_soon_threadsafe, arrived.set)):
@@ -126,14 +132,13 @@ async def _run(server: WorkspaceServer, transport: Transport, signals: Signals) 
 
             async def wait_for_a_signal() -> None:
                 await arrived.wait()
-                server.stop()
+                stop()
                 group.cancel_scope.cancel()
 
             group.start_soon(wait_for_a_signal)
-            await transport(server)
-            server.stop()
+            await work()
+            stop()
             group.cancel_scope.cancel()
-    return EXIT_CODES["interrupted"] if signals.arrived else 0
 
 
 def _transport(options: ServeOptions, stack: ExitStack) -> tuple[Transport, Sequence[str]]:

@@ -113,7 +113,7 @@ def _entries(filesystem: Filesystem, path: str, after: list[str]) -> Iterator[tu
 
 def _named(path: str) -> str:
     """As much of it as tells people which one."""
-    name = shown(path)
+    name = shown(path) or "the root of the workspace"
     return name if len(name) <= 300 else f"{name[:300]}..."
 
 

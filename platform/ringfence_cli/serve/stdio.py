@@ -54,9 +54,10 @@ async def refuse(why: str) -> None:
     """Tell a client why it is not served, in answer to whatever it asks: few show what is on standard error."""
     with anyio.move_on_after(REFUSAL_SECONDS):
         async with _messages() as (read, write), read, write:
+            refusals = _Refusals(write)
             async for received in read:
                 if isinstance(received, SessionMessage) and isinstance(received.message, JSONRPCRequest):
-                    await _refuse(write, INTERNAL_ERROR, why, received.message.id)
+                    await refusals.send(INTERNAL_ERROR, why, received.message.id)
 
 
 @asynccontextmanager
@@ -91,25 +92,40 @@ def _own_streams() -> Generator[tuple[int, int]]:
         os.close(target)
 
 
+class _Refusals:
+    """Answers to what is no message. A client that does not read them is still listened to, for its end."""
+
+    def __init__(self, answers: Outgoing) -> None:
+        self._answers = answers
+        self._patience_seconds = LAST_SECONDS
+
+    async def send(self, code: int, message: str, request: str | int | None = None) -> None:
+        error = JSONRPCError(jsonrpc="2.0", id=request, error=ErrorData(code=code, message=message))
+        with anyio.move_on_after(self._patience_seconds) as waiting:
+            await self._answers.send(SessionMessage(error))
+        self._patience_seconds = 0.001 if waiting.cancelled_caught else LAST_SECONDS
+
+
 async def _read(source: int, incoming: Incoming, answers: Outgoing) -> None:
     buffer = bytearray()
     skipping = False
+    refusals = _Refusals(answers)
     async with incoming, answers:
         while data := await _some(source):
             buffer += data
             *lines, rest = buffer.split(b"\n") if b"\n" in data else (buffer,)
             for line in lines:
                 if not skipping and line.strip():
-                    await _take(bytes(line), incoming, answers)
+                    await _take(bytes(line), incoming, refusals)
                 skipping = False
             if len(rest) > MAX_LINE_BYTES:
                 if not skipping:
-                    await _refuse(answers, INVALID_REQUEST, f"a message has at most {MAX_LINE_BYTES:,} bytes")
+                    await refusals.send(INVALID_REQUEST, f"a message has at most {MAX_LINE_BYTES:,} bytes")
                 skipping, rest = True, bytearray()
             buffer = rest
 
 
-async def _take(line: bytes, incoming: Incoming, answers: Outgoing) -> None:
+async def _take(line: bytes, incoming: Incoming, refusals: _Refusals) -> None:
     try:
         message = jsonrpc_message_adapter.validate_json(line, by_name=False)
     except ValidationError as error:
@@ -118,13 +134,13 @@ async def _take(line: bytes, incoming: Incoming, answers: Outgoing) -> None:
         asked = _id(line)
         if malformed:
             half = "" if asked is None else ": half of a surrogate pair is no character"
-            await _refuse(answers, PARSE_ERROR, f"this line is not JSON{half}", asked)
+            await refusals.send(PARSE_ERROR, f"this line is not JSON{half}", asked)
         else:
-            await _refuse(answers, INVALID_REQUEST, "this line is no JSON-RPC message", asked)
+            await refusals.send(INVALID_REQUEST, "this line is no JSON-RPC message", asked)
         return
     # What has an id asks for an answer, and would wait for ever if it passed for a notification.
     if isinstance(message, JSONRPCNotification) and b'"id"' in line and "id" in json.loads(line):
-        await _refuse(answers, INVALID_REQUEST, "the id of a request is a text or a whole number")
+        await refusals.send(INVALID_REQUEST, "the id of a request is a text or a whole number")
         return
     await incoming.send(SessionMessage(message))
 
@@ -140,11 +156,6 @@ def _id(line: bytes) -> str | int | None:
                 return None
     except (ValueError, RecursionError):
         return None
-
-
-async def _refuse(answers: Outgoing, code: int, message: str, request: str | int | None = None) -> None:
-    error = JSONRPCError(jsonrpc="2.0", id=request, error=ErrorData(code=code, message=message))
-    await answers.send(SessionMessage(error))
 
 
 async def _some(source: int) -> bytes:
