@@ -15,7 +15,7 @@ from ringfence.runtime import Receipt
 from ringfence.testing import held_call
 from ringfence.testing.killing import killed_at
 from ringfence.testing.printed import lasting, printed
-from ringfence_sandbox.calls.history import ChangedFiles, Recorded, TakenBackCall
+from ringfence_sandbox.calls.history import ChangedFiles, Recorded, RolledBackCall
 from ringfence_sandbox.disk.kernel import Abilities
 from ringfence_sandbox.host import HostFilesystem
 
@@ -508,7 +508,7 @@ class Kept:
 
     def ended_without_step(self) -> None: ...
 
-    def taking_back(self, changed: ChangedFiles, call: TakenBackCall) -> Sequence[str]:
+    def rolling_back(self, changed: ChangedFiles, call: RolledBackCall) -> Sequence[str]:
         assert [change.path for change in changed.changes] == ["a.txt"]
         return [f"{call.tool} had made it {changed.after('a.txt').decode()}"]
 

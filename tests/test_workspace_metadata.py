@@ -144,7 +144,7 @@ def test_an_undo_that_is_rolled_back_leaves_every_time_as_it_was(workspace: Work
     [step] = workspace.steps()
     with held_call(workspace.filesystem, call_id="held") as held:
         fs = workspace.filesystem.for_call(held)
-        with fs.bringing_back() as back:
+        with fs.restore_writes() as back:
             fs.mkdir("d")
             back.file("d/x", b"x", replace_meta(0o600, 10**18))
             back.directory("", replace_meta(0o755, 10**17), made=False)
@@ -261,7 +261,7 @@ IN_ANOTHER_S = """
 import encodings.ascii, os, sys
 from pathlib import Path
 from ringfence.testing import held_call
-import ringfence_sandbox.writing, ringfence_sandbox.steps.reversing
+import ringfence_sandbox.writing, ringfence_sandbox.steps.history_plan
 from ringfence_sandbox import Workspace
 root = Path(sys.argv[1])
 os.setegid(65534); os.seteuid(65534)

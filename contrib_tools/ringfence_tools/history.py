@@ -16,7 +16,7 @@ from ringfence.prompt.tool import Tool, ToolContext
 from ringfence.prompt.tool_result import ToolResult
 from ringfence.runtime.session import Session
 from ringfence.runtime.visibility import SectionVisibility
-from ringfence_sandbox.steps.reversal import Outcome
+from ringfence_sandbox.steps.undo_plan import Outcome
 from ringfence_sandbox.workspace import LogEntry, Reversal, Workspace
 from ringfence_tools.file_results import MAX_CHARACTERS, MAX_LISTED, count
 

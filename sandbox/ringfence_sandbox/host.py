@@ -49,7 +49,6 @@ from ringfence.participants import (
     Step,
     Transactional,
 )
-from ringfence_sandbox.bringing_back import BringingBack
 from ringfence_sandbox.calls.core import Mark
 from ringfence_sandbox.calls.history import History
 from ringfence_sandbox.calls.operation import NOT_ROLLED_BACK, is_full
@@ -64,6 +63,7 @@ from ringfence_sandbox.disk.looking import Looking, read_text
 from ringfence_sandbox.disk.outputs import KeptOutputs, is_output
 from ringfence_sandbox.disk.places import said_only_this_host
 from ringfence_sandbox.opening import Opened
+from ringfence_sandbox.restore_writes import RestoreWrites
 from ringfence_sandbox.sharing import Share, opened_here, sharing
 
 if TYPE_CHECKING:
@@ -438,11 +438,11 @@ class HostFilesystem(Transactional):
             self._changes.symlink(normal, target)
 
     @contextmanager
-    def bringing_back(self) -> Generator[BringingBack]:
+    def restore_writes(self) -> Generator[RestoreWrites]:
         """For whoever brings files back from the history; inside of a call, like every change."""
         with self._lock.mutex:
             self._admit()
-            yield BringingBack(self._core, self._changes)
+            yield RestoreWrites(self._core, self._changes)
 
     # -- states
 

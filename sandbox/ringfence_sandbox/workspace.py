@@ -23,9 +23,9 @@ from ringfence_sandbox.host import Durability, HostFilesystem
 from ringfence_sandbox.moved_roots import replaced
 from ringfence_sandbox.scan.scan import DEFAULT_LIMITS, Exclusion, Progress, ScanLimits, ScanResult, told_nothing
 from ringfence_sandbox.steps.aborted_calls import look_at
-from ringfence_sandbox.steps.reversal import Outcome
-from ringfence_sandbox.steps.reversing import Planner, Reversing
+from ringfence_sandbox.steps.history_plan import HistoryPlan, Planner
 from ringfence_sandbox.steps.step_history import FOLDER, StepHistory
+from ringfence_sandbox.steps.undo_plan import Outcome
 from ringfence_sandbox.store import history_gc
 from ringfence_sandbox.store.exports import Export, mailbox, moved_between, unclear_between, unified
 from ringfence_sandbox.store.finding_steps import StepFinder, StepName, parent_of
@@ -413,7 +413,7 @@ class Workspace:
         return Planner(self._store, self._tip(), history.found)
 
     def _write(
-        self, history: StepHistory, plan: Reversing, before: Sequence[str], *, whole: str | None = None
+        self, history: StepHistory, plan: HistoryPlan, before: Sequence[str], *, whole: str | None = None
     ) -> Sequence[str]:
         """What could not be brought back besides, in words."""
         writer = TreeWriter(self.filesystem, self._store.states, self._tip(), plan.contents)

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import replace
 
-from ringfence_sandbox.bringing_back import BringingBack
 from ringfence_sandbox.host import HostFilesystem
+from ringfence_sandbox.restore_writes import RestoreWrites
 from ringfence_sandbox.store.entries import Entry
 from ringfence_sandbox.store.history_states import States
 from ringfence_sandbox.store.restoring import RestorePlan, plan_restore
@@ -58,7 +58,7 @@ class TreeWriter:
         plan = plan_restore(differences, directories, self._linked(wanted, before))
         self._names = {path: group for group in plan.links for path in group}
         self._waiting = {path for path, _ in plan.files}
-        with self._filesystem.bringing_back() as back:
+        with self._filesystem.restore_writes() as back:
             for old, new in moves:
                 self._open_up(old)
                 self._open_up(new)
@@ -125,7 +125,7 @@ class TreeWriter:
                 made.add(path)
         return made
 
-    def _finish(self, back: BringingBack, plan: RestorePlan, kept: Set[str], made: Set[str]) -> None:
+    def _finish(self, back: RestoreWrites, plan: RestorePlan, kept: Set[str], made: Set[str]) -> None:
         """Modes, owners and times of directories, from the bottom."""
         finish = {path: entry.meta for path, entry in plan.finish if path not in kept}
         for path, meta in finish.items():
@@ -137,7 +137,7 @@ class TreeWriter:
         for path in sorted(finish, reverse=True):
             back.directory(path, finish[path], made=path in made)
 
-    def _write(self, back: BringingBack, path: str, entry: Entry) -> None:
+    def _write(self, back: RestoreWrites, path: str, entry: Entry) -> None:
         assert entry.oid is not None, "a file has an object id"
         now = self._states.entry(self._now, path)
         other = self._other_name(path, entry)

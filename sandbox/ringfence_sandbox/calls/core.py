@@ -15,6 +15,7 @@ from ringfence.errors import SnapshotRestoreError, TransactionError
 from ringfence.participants import CLEAN, Change, RollbackReport, Step
 from ringfence.values import quickly_made
 from ringfence_sandbox.calls.call_journal import CallJournal
+from ringfence_sandbox.calls.deed_rollback import Hold, RolledBack, Undone, undo_deeds
 from ringfence_sandbox.calls.differing import Differences, Written
 from ringfence_sandbox.calls.dropping import (
     drop_holding,
@@ -25,7 +26,7 @@ from ringfence_sandbox.calls.dropping import (
     written_into,
 )
 from ringfence_sandbox.calls.hands import Hands
-from ringfence_sandbox.calls.history import DeedsChanges, History, Recorded, TakenBackCall
+from ringfence_sandbox.calls.history import DeedsChanges, History, Recorded, RolledBackCall
 from ringfence_sandbox.calls.holding import Holding
 from ringfence_sandbox.calls.journal import Journal
 from ringfence_sandbox.calls.noting import Noting
@@ -33,7 +34,6 @@ from ringfence_sandbox.calls.operation import Operation
 from ringfence_sandbox.calls.seen import Seen, stale, written_meanwhile
 from ringfence_sandbox.calls.snapshot_restore import SnapshotRestore
 from ringfence_sandbox.calls.states import State, Token, line, since_opaque, way
-from ringfence_sandbox.calls.undoing import Hold, TakenBack, Undone, undo_deeds
 from ringfence_sandbox.disk.confined import Confined
 from ringfence_sandbox.disk.kernel import Abilities, Before, sync_filesystem
 from ringfence_sandbox.disk.records import Deed, Identity
@@ -405,11 +405,11 @@ class Core:
                 break
             self._met.setdefault(mark, set()).update(conflicts)
 
-    def _take_back(self, mark: Mark) -> TakenBack:
+    def _take_back(self, mark: Mark) -> RolledBack:
         """Go back to where the first opaque call since a mark began, whatever deeds came after."""
         first = self._opaque_since(mark)
         if first is None or self._opaque is None or self._journal.file is None:
-            return TakenBack()
+            return RolledBack()
         self.noting.give_up_announced()
         self._find_holding()
         hold = Hold(self.hands.holding, lambda: self.holding)
@@ -438,8 +438,8 @@ class Core:
             if not changes:
                 return ()
             changed = DeedsChanges(changes, differences, self._bytes)
-            call = TakenBackCall(mark.call_id, mark.tool, self._journal.file.named(self._deeds[mark.deeds].seq))
-            return self._history.taking_back(changed, call)
+            call = RolledBackCall(mark.call_id, mark.tool, self._journal.file.named(self._deeds[mark.deeds].seq))
+            return self._history.rolling_back(changed, call)
         except Exception as error:  # whatever it is (no memory, no space), the rollback must go on
             return [f"what was taken back could not be kept: {error}"]
 

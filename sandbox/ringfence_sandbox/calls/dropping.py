@@ -10,10 +10,10 @@ import stat
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
+from ringfence_sandbox.calls.deed_rollback import Undone
 from ringfence_sandbox.calls.differing import IN_TREE, Differences
 from ringfence_sandbox.calls.holding import Holding
 from ringfence_sandbox.calls.journal import Journal
-from ringfence_sandbox.calls.undoing import Undone
 from ringfence_sandbox.disk.confined import Confined
 from ringfence_sandbox.disk.kernel import Before
 from ringfence_sandbox.disk.records import Deed, Identity

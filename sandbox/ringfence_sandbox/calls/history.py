@@ -115,7 +115,7 @@ class DeedsChanges(ChangedFiles):
 
 
 @dataclass(frozen=True, slots=True)
-class TakenBackCall:
+class RolledBackCall:
     """A call that is about to be taken back. ``begun`` tells it from others of the same id, also after a crash."""
 
     call_id: str
@@ -147,7 +147,7 @@ class History(Protocol):
         """What the open call had done so far is taken back, or has changed no file. Must not fail."""
         ...
 
-    def taking_back(self, changed: ChangedFiles, call: TakenBackCall) -> Sequence[str]:
+    def rolling_back(self, changed: ChangedFiles, call: RolledBackCall) -> Sequence[str]:
         """Keep what a call changed, which is about to be taken back; what was not kept, in words. OSError. It may be
         asked for the same call again."""
         ...

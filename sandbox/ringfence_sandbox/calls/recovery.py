@@ -16,18 +16,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ringfence.errors import RestoreFailedError
+from ringfence_sandbox.calls.deed_rollback import Hold, RolledBack, undo_deeds
 from ringfence_sandbox.calls.differing import Differences
 from ringfence_sandbox.calls.dropping import drop_holding, keep_displaced
 from ringfence_sandbox.calls.hands import Hands
 from ringfence_sandbox.calls.healing import heal
-from ringfence_sandbox.calls.history import DeedsChanges, History, TakenBackCall
+from ringfence_sandbox.calls.history import DeedsChanges, History, RolledBackCall
 from ringfence_sandbox.calls.holding import Holding, new_name
 from ringfence_sandbox.calls.journal import Journal
 from ringfence_sandbox.calls.killed_calls import note_killed
 from ringfence_sandbox.calls.operation import NOT_ROLLED_BACK, is_full
 from ringfence_sandbox.calls.states import led_to
 from ringfence_sandbox.calls.story import Story
-from ringfence_sandbox.calls.undoing import Hold, TakenBack, undo_deeds
 from ringfence_sandbox.disk.confined import Confined, is_reserved
 from ringfence_sandbox.disk.kernel import Abilities, Before, Renames, boot_id
 from ringfence_sandbox.disk.places import root_record
@@ -211,7 +211,7 @@ def _roll_back(
         if there is not None or any(deed.slot >= 0 for deed in story.deeds[:first]):
             gone = there is None or not stat.S_ISDIR(there.st_mode)
             hands.holding = Holding.found(files, name, before, max((deed.slot for deed in story.deeds), default=-1))
-    taken = TakenBack()
+    taken = RolledBack()
     if first < len(story.deeds):
         taken = _take_back(files, journal, story, hands, first, before, opaque())
         del story.deeds[first:]
@@ -248,15 +248,15 @@ def _keep_taken(files: Confined, journal: Journal, story: Story, hands: Hands, h
         changes = differences.changes()
         if not changes:
             return ()
-        call = TakenBackCall(*story.call, journal.named(deeds[0].seq))
-        return history.taking_back(DeedsChanges(changes, differences, {}), call)
+        call = RolledBackCall(*story.call, journal.named(deeds[0].seq))
+        return history.rolling_back(DeedsChanges(changes, differences, {}), call)
     except Exception as error:  # whatever it is (no memory, no space), the recovery must go on
         return [f"what was taken back could not be kept: {error}"]
 
 
 def _take_back(
     files: Confined, journal: Journal, story: Story, hands: Hands, first: int, before: Before, opaque: OpaqueCalls
-) -> TakenBack:
+) -> RolledBack:
     """Go back to where the first opaque call began, whatever came after."""
     assert story.call is not None
     deed = story.deeds[first]

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import cast
 
+from ringfence_sandbox.calls.deed_rollback import RolledBack, Undone
 from ringfence_sandbox.calls.healing import CommittedCall
 from ringfence_sandbox.calls.journal import Record
-from ringfence_sandbox.calls.undoing import TakenBack, Undone
 from ringfence_sandbox.disk.call_process import CallProcess
 from ringfence_sandbox.disk.kernel import boot_id
 from ringfence_sandbox.disk.records import Deed
@@ -128,4 +128,4 @@ class Story:
             if deed.kind == "opaque" and deed.seq <= seq:
                 earlier = self.became.get(deed.seq, {})
                 self.became[deed.seq] = {**became, **{old: became.get(new, new) for old, new in earlier.items()}}
-        TakenBack(became={**became}).settle([deed for deed in self.deeds if deed.seq < seq])
+        RolledBack(became={**became}).settle([deed for deed in self.deeds if deed.seq < seq])

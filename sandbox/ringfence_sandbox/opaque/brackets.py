@@ -1,7 +1,7 @@
 """Opaque calls, which change files unseen: the tree is looked through before and after, and what differs is the call's.
 
 `Brackets` keeps states: the one before, whole and with all bytes, and the one that a rollback is about to take away.
-`taking_back` brings the tree from one to the other.
+`tree_rollback` brings the tree from one to the other.
 """
 
 from __future__ import annotations

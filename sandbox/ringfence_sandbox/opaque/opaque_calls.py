@@ -7,10 +7,10 @@ import stat
 from collections.abc import Mapping, Sequence
 
 from ringfence.participants import Change
+from ringfence_sandbox.calls.deed_rollback import Hold, Note, RolledBack
 from ringfence_sandbox.calls.history import ChangedFiles
 from ringfence_sandbox.calls.holding import Holding
 from ringfence_sandbox.calls.states import led_to, since_opaque
-from ringfence_sandbox.calls.undoing import Hold, Note, TakenBack
 from ringfence_sandbox.disk.confined import Confined, is_reserved
 from ringfence_sandbox.disk.kernel import Before as Announce
 from ringfence_sandbox.disk.kernel import Renames, birth_ns
@@ -19,11 +19,11 @@ from ringfence_sandbox.opaque.before_after import Aborted, After, Before, Differ
 from ringfence_sandbox.opaque.brackets import Brackets
 from ringfence_sandbox.opaque.choosing import Chosen, Judge
 from ringfence_sandbox.opaque.displaced import Displaced
+from ringfence_sandbox.opaque.file_rollback import is_directory
 from ringfence_sandbox.opaque.kept_open import KeptOpen
 from ringfence_sandbox.opaque.owner_stamp import GRACE_NS, OwnerStamp
-from ringfence_sandbox.opaque.remaking import is_directory
 from ringfence_sandbox.opaque.scanned_files import ScannedFiles
-from ringfence_sandbox.opaque.taking_back import TakingBack
+from ringfence_sandbox.opaque.tree_rollback import TreeRollback
 from ringfence_sandbox.store.entries import Entry
 
 MOST_LISTED = 20
@@ -134,7 +134,7 @@ class OpaqueCalls:
         last, after = self._after.get(deeds[0].seq, (-1, None))
         return after if last == deeds[-1].seq else None
 
-    def take_back(self, deeds: Sequence[Deed], hold: Hold, note: Note, *, tool: str, call_id: str) -> TakenBack:
+    def take_back(self, deeds: Sequence[Deed], hold: Hold, note: Note, *, tool: str, call_id: str) -> RolledBack:
         """Bring the tree back to where a call began. OSError: it could not be completed, and may be tried again."""
         deed = deeds[0]
         before, after, tried = self._before[deed.seq], self._seen(deeds), self._tried.get(deed.seq)
@@ -181,7 +181,7 @@ class OpaqueCalls:
         *,
         tool: str,
         call_id: str,
-    ) -> TakenBack:
+    ) -> RolledBack:
         """`take_back` for a call whose process was killed; ``became`` has the inodes of what was copied back since it
         began, and ``kept`` is the commit that an earlier try has kept.
 
@@ -208,8 +208,8 @@ class OpaqueCalls:
 
     def _way(
         self, before: Before, after: After, chosen: Chosen, hold: Hold, kept_open: KeptOpen | None = None
-    ) -> TakingBack:
-        return TakingBack(
+    ) -> TreeRollback:
+        return TreeRollback(
             self._files,
             self._renames,
             hold,
@@ -221,7 +221,7 @@ class OpaqueCalls:
             kept_open=kept_open or KeptOpen(),
         )
 
-    def _go(self, way: TakingBack, deed: Deed, told: Sequence[str], aborted: Aborted, note: Note) -> TakenBack:
+    def _go(self, way: TreeRollback, deed: Deed, told: Sequence[str], aborted: Aborted, note: Note) -> RolledBack:
         told = [path for path in told if not is_reserved(path)]
         note({"taking back": deed.seq, "kept": aborted.commit})
         done = way.run()

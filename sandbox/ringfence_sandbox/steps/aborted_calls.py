@@ -17,7 +17,7 @@ from typing import cast
 from ringfence.filesystem.paths import directories_above
 from ringfence.participants import Change, FileVersion
 from ringfence_sandbox.calls.differing import STAMP
-from ringfence_sandbox.calls.history import ChangedFiles, TakenBackCall
+from ringfence_sandbox.calls.history import ChangedFiles, RolledBackCall
 from ringfence_sandbox.disk.confined import Confined
 from ringfence_sandbox.disk.records import Json
 from ringfence_sandbox.store.commit_messages import CommitInfo
@@ -31,7 +31,7 @@ KEPT_BYTES = 8 << 20
 """Of one call; of what is beyond, only a hash is told."""
 
 
-def write_down(spool: Spool, store: Store, files: Confined, changed: ChangedFiles, call: TakenBackCall) -> list[str]:
+def write_down(spool: Spool, store: Store, files: Confined, changed: ChangedFiles, call: RolledBackCall) -> list[str]:
     """What a call has changed is written down before it is taken back, once; what was not kept, in words. OSError."""
     newest = spool.newest()
     if store.tip is None or (newest is not None and newest["call"] == _key(call)):
@@ -45,7 +45,7 @@ def write_down(spool: Spool, store: Store, files: Confined, changed: ChangedFile
     return notes
 
 
-def _key(call: TakenBackCall) -> list[Json]:
+def _key(call: RolledBackCall) -> list[Json]:
     return [call.call_id, call.tool, call.begun]
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ringfence.participants import Step
-from ringfence_sandbox.calls.history import ChangedFiles, History, Recorded, ScannedStates, TakenBackCall
+from ringfence_sandbox.calls.history import ChangedFiles, History, Recorded, RolledBackCall, ScannedStates
 from ringfence_sandbox.disk.confined import Confined, Looks, is_reserved
 from ringfence_sandbox.disk.kernel import Before, nothing_before
 from ringfence_sandbox.scan.scan import Exclusion, Progress, ScanLimits, Scanner, ScanResult, follow, told_nothing
@@ -148,7 +148,7 @@ class StepHistory(History):
     def ended_without_step(self) -> None:
         self.rewritten.clear()
 
-    def taking_back(self, changed: ChangedFiles, call: TakenBackCall) -> Sequence[str]:
+    def rolling_back(self, changed: ChangedFiles, call: RolledBackCall) -> Sequence[str]:
         notes = aborted_calls.write_down(self._spool, self.store, self._files, changed, call)
         if self._power:
             self._before("fsync taken back")

@@ -14,7 +14,7 @@ from ringfence_sandbox.steps.dressing import dress
 from ringfence_sandbox.store.entries import Meta
 
 
-class BringingBack:
+class RestoreWrites:
     """Acts on places, which no link leads to. ``notes`` has in words what could not be brought back."""
 
     def __init__(self, core: Core, changing: Changing) -> None:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from ringfence.filesystem.git_names import is_dotgit
 from ringfence.filesystem.paths import MAX_PATH_BYTES, directories_above
-from ringfence_sandbox.steps.reversal import Difference, Outcome, plan_undo
-from ringfence_sandbox.steps.reversal import Workspace as TreeNow
+from ringfence_sandbox.steps.undo_plan import Difference, Outcome, plan_undo
+from ringfence_sandbox.steps.undo_plan import Workspace as TreeNow
 from ringfence_sandbox.store.commit_records import CommitRecord
 from ringfence_sandbox.store.entries import Entry
 from ringfence_sandbox.store.store import Store
@@ -20,7 +20,7 @@ SOMEBODY_ELSE = "changed since by somebody else"
 
 
 @dataclass(slots=True)
-class Reversing:
+class HistoryPlan:
     """``outcomes`` by path, ``reasons`` for those that stay and for what is somebody else's. ``moves`` are to be made
     first, each from a path to a path; then ``states`` are to be written, with ``contents`` that no step has."""
 
@@ -52,10 +52,10 @@ class Planner:
         self._tip = tip
         self._look = look
 
-    def undo(self, undone: Sequence[CommitRecord], parents: Sequence[str | None]) -> Reversing:
+    def undo(self, undone: Sequence[CommitRecord], parents: Sequence[str | None]) -> HistoryPlan:
         """To reverse these steps, newest first; ``parents`` have what was before each."""
         states, tip = self._states, self._tip
-        plan = Reversing()
+        plan = HistoryPlan()
         self._take_moves_back(plan, undone)
         moved = {path for move in plan.moves for path in move}
         steps: list[list[Difference]] = []
@@ -75,7 +75,7 @@ class Planner:
         return plan
 
     def _leave_unknown(
-        self, plan: Reversing, found: Sequence[Difference], record: CommitRecord, was: Unknown, moved: set[str]
+        self, plan: HistoryPlan, found: Sequence[Difference], record: CommitRecord, was: Unknown, moved: set[str]
     ) -> None:
         made, now = self._states.unknown(record.commit), self._states.unknown(self._tip)
         for path in made.new_since(was):
@@ -95,9 +95,9 @@ class Planner:
             if before is None or not before.same_content(after):
                 plan.stays(path, words)
 
-    def restore(self, record: CommitRecord) -> Reversing:
+    def restore(self, record: CommitRecord) -> HistoryPlan:
         """To be as after a step. What that did not know becomes what it was when it was next known, if ever."""
-        plan = Reversing()
+        plan = HistoryPlan()
         later = self._later_than(record.commit)
         self._take_moves_back(plan, later)
         moved = {path for move in plan.moves for path in move}
@@ -175,7 +175,7 @@ class Planner:
             asked.append((commit, unknown))
         return wanted, unclear
 
-    def _take_moves_back(self, plan: Reversing, records: Sequence[CommitRecord]) -> None:
+    def _take_moves_back(self, plan: HistoryPlan, records: Sequence[CommitRecord]) -> None:
         """Of files that the history does not have: they go back to where they were, as they are."""
         for now, move in moves_back([self._states.unknown(record.commit).moves for record in records]).items():
             here = self._look(now)
@@ -213,7 +213,7 @@ class Planner:
 _THEIRS = {False: "somebody else's, made since", True: "removed since by somebody else"}
 
 
-def _to(plan: Reversing) -> set[str]:
+def _to(plan: HistoryPlan) -> set[str]:
     return {new for _, new in plan.moves}
 
 

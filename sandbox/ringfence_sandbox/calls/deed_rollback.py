@@ -39,7 +39,7 @@ class Undone:
 
 
 @dataclass(slots=True)
-class TakenBack:
+class RolledBack:
     """How going back behind an opaque call went: paths that somebody else has changed and that stayed, and notes."""
 
     conflicts: set[str] = field(default_factory=set[str])

@@ -14,20 +14,20 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 from typing import Final
 
-from ringfence_sandbox.calls.undoing import Hold, TakenBack
+from ringfence_sandbox.calls.deed_rollback import Hold, RolledBack
 from ringfence_sandbox.disk.confined import Confined
 from ringfence_sandbox.disk.kernel import Before as Announce
 from ringfence_sandbox.disk.kernel import Renames, lstat, set_mode
 from ringfence_sandbox.opaque.before_after import After, Before, Left
 from ringfence_sandbox.opaque.choosing import Chosen
+from ringfence_sandbox.opaque.file_rollback import IN_THE_WAY, FileRollback, is_directory
 from ringfence_sandbox.opaque.kept_open import KeptOpen
-from ringfence_sandbox.opaque.remaking import IN_THE_WAY, Remaking, is_directory
 from ringfence_sandbox.scan.stat_cache import stamp_of
 from ringfence_sandbox.store.entries import Entry
 from ringfence_sandbox.store.history_states import States
 
 
-class TakingBack:
+class TreeRollback:
     """One way back, from the state `after` to the state `before`."""
 
     def __init__(
@@ -52,13 +52,13 @@ class TakingBack:
         self.before: Final = before
         self._after = after
         self._announce = announce
-        self._done = TakenBack(chosen.conflicts)
+        self._done = RolledBack(chosen.conflicts)
         self._items = chosen.items
         self._modes = chosen.modes
         self._stays = chosen.stays
         self._held: dict[int, str] = {}
         """Places of inodes of before the call, by number: in slots, or below them."""
-        self._remaking = Remaking(files, states, before, self._items, hold.make, self._done, announce)
+        self._file_rollback = FileRollback(files, states, before, self._items, hold.make, self._done, announce)
         self.copied: Callable[[int, int], None] = lambda old, new: None
         """Is told of a file that no scan took in, and that has another inode now, before it gets its name."""
 
@@ -66,9 +66,9 @@ class TakingBack:
         """Have directories that were changed after a moment keep the time of that: somebody else did."""
         for path, now, _ in self._after.differing:
             if now is not None and is_directory(now) and now.meta.mtime_ns > limit_ns:
-                self._remaking.times_ns[path] = now.meta.mtime_ns
+                self._file_rollback.times_ns[path] = now.meta.mtime_ns
 
-    def run(self) -> TakenBack:
+    def run(self) -> RolledBack:
         """Bring back what was chosen. OSError: something could not be; it may be tried again."""
         self._index_held()
         sources = self._sources()
@@ -86,7 +86,7 @@ class TakingBack:
                 self._with_room(lambda path=path: self._make_directory(path), gathered)
         self._put_files()
         self._put_left_out()
-        self._remaking.finish()
+        self._file_rollback.finish()
         self._find_new_inodes()
         return self._done
 
@@ -138,7 +138,7 @@ class TakingBack:
                 continue
             holding = self._make_holding()
             slot = holding.new_slot()
-            self._remaking.touch(place)
+            self._file_rollback.touch(place)
             try:
                 with self._files.parent(place) as (at, name):
                     self._renames.rename(at, name, holding.descriptor, str(slot))
@@ -154,7 +154,7 @@ class TakingBack:
         here = self._look(path)
         if here is None:
             return
-        self._remaking.touch(path)
+        self._file_rollback.touch(path)
         try:
             with self._files.parent(path) as (at, name):
                 if not stat.S_ISDIR(here.st_mode):
@@ -185,7 +185,7 @@ class TakingBack:
             if not stat.S_ISDIR(here.st_mode):
                 self._done.conflicts.add(path)
             return
-        self._remaking.touch(path)
+        self._file_rollback.touch(path)
         try:
             with self._files.parent(path) as (at, name):
                 self._announce("mkdir")
@@ -241,12 +241,12 @@ class TakingBack:
         standing = next((path for path in group if self._stands(path, wanted, alone=len(group) == 1)), None)
         if standing is not None:
             with self._files.parent(standing) as (at, name):
-                self._remaking.make_alike(at, name, wanted, standing)
+                self._file_rollback.make_alike(at, name, wanted, standing)
             first = standing
         else:
             slot = self._held_slot(group, wanted)
             if slot is None:
-                slot = self._remaking.new(wanted, group[0])
+                slot = self._file_rollback.new(wanted, group[0])
             # Where one name may not be given, the others are.
             first = next((path for path in group if self._puts(path, slot)), None)
             if first is None:
@@ -280,13 +280,13 @@ class TakingBack:
         """The slot to which the inode of before has come, if it has still its bytes."""
         for path in group:
             place = self._held.get(self.before.inode(path) or -1)
-            if place is None or self._remaking.content(place) != wanted.oid:
+            if place is None or self._file_rollback.content(place) != wanted.oid:
                 continue
             holding = self._make_holding()
             slot = holding.new_slot()
             with self._files.parent(place) as (at, name):
                 self._renames.rename(at, name, holding.descriptor, str(slot))
-            self._remaking.make_alike(holding.descriptor, str(slot), wanted, path)
+            self._file_rollback.make_alike(holding.descriptor, str(slot), wanted, path)
             return slot
         return None
 
@@ -303,7 +303,7 @@ class TakingBack:
         """Give what is in a slot its name. Somebody else's at the path stays, and is a conflict."""
         self._done.remade = True
         holding = self._make_holding()
-        self._remaking.touch(path)
+        self._file_rollback.touch(path)
         with self._files.parent(path) as (at, name):
             if lstat(at, name) is None:
                 self._renames.rename(holding.descriptor, str(slot), at, name)
@@ -341,7 +341,7 @@ class TakingBack:
                 left = self.before.left[path]
             fits = held is not None and left.fits(held)
             if fits and place is not None and held is not None and here is None and self._is_reachable(path):
-                self._remaking.touch(path)
+                self._file_rollback.touch(path)
                 with self._files.parent(place) as (at, name), self._files.parent(path) as (to, new):
                     self._renames.rename(at, name, to, new)
                 if not left.has_mode(held):

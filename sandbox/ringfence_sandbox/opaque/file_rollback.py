@@ -9,8 +9,8 @@ import stat
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from ringfence_sandbox.calls.deed_rollback import RolledBack
 from ringfence_sandbox.calls.holding import Holding
-from ringfence_sandbox.calls.undoing import TakenBack
 from ringfence_sandbox.disk.confined import UNREACHABLE, Confined
 from ringfence_sandbox.disk.kernel import Before as Announce
 from ringfence_sandbox.disk.kernel import set_mode
@@ -27,7 +27,7 @@ IN_THE_WAY = UNREACHABLE | {errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY, errno.EX
 may only be added to, say (``chattr +a``)."""
 
 
-class Remaking:
+class FileRollback:
     """Acts on what a way back has chosen (``items``); what it cannot bring back it says in ``done``."""
 
     def __init__(
@@ -37,7 +37,7 @@ class Remaking:
         before: Before,
         items: Mapping[str, Differs],
         make_holding: Callable[[], Holding],
-        done: TakenBack,
+        done: RolledBack,
         announce: Announce,
     ) -> None:
         self.times_ns: dict[str, int] = {}
