@@ -581,3 +581,17 @@ def test_names_are_utf_8_whatever_the_locale_takes_them_for(tree: Path) -> None:
     opening = [sys.executable, "-c", f"from ringfence_sandbox import Workspace; Workspace.open({str(tree)!r})"]
     refused = subprocess.run(opening, capture_output=True, text=True, timeout=60, env=ascii_only)
     assert "start Python with PYTHONUTF8=1" in refused.stderr
+
+
+def test_what_is_left_out_is_told_in_one_shape(tree: Path) -> None:
+    os.mkfifo(tree / "pipe")
+    (tree / ".git").mkdir()
+    (tree / ".git/HEAD").write_text("ref: refs/heads/main\n")
+    (told,) = json.loads(run(tree, "--json").stdout)["left_out"]
+    assert (told["path"], told["reason"].partition(":")[0]) == ("pipe", "special file")
+    assert as_json("show", tree, "0")["left_out"] == [{"path": "pipe", "reason": "special file"}]
+    (tree / ".git/HEAD").write_text("ref: refs/heads/other\n")
+    with Workspace.open(tree):
+        pass
+    (left_out,) = as_json("diff", tree, "0")["left_out"]
+    assert (left_out["path"], "git's own data" in left_out["reason"]) == (".git/HEAD", True)

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from ringfence_sandbox.calls.recovery import Recovered
     from ringfence_sandbox.workspace import LogEntry, Reversal, StepName
 
+GITS_OWN = "git's own data, for which git takes no patch"
 MAX_PATHS = 5
 """That a line of the log names."""
 MAX_TASK_CHARACTERS = 40
@@ -125,7 +126,7 @@ def show(directory: Path, signals: Signals, as_json: bool, step: StepName, abort
     if as_json:
         changes = [change_json(change) for change in found.changes]
         told = {**_step(found.step), "task": task}
-        left_out = {shown(path): reason for path, reason in found.left_out.items()}
+        left_out = _left_out(found.left_out)
         put(json_line({"step": told, "changes": changes, "left_out": left_out, **text_or_bytes("patch", found.patch)}))
     else:
         title = _title(found.step)
@@ -164,19 +165,22 @@ def export(
         except OSError as error:
             raise click.UsageError(f"{str(output)!r} cannot be written: {why(error)}") from None
     if as_json:
-        paths = [shown(path) for path in exported.left_out]
-        unknown = [{"path": shown(path), "reason": reason} for path, reason in exported.unknown.items()]
-        put(json_line({"format": fmt, **text_or_bytes("patch", exported.text), "left_out": paths, "unknown": unknown}))
+        left_out = _left_out({**dict.fromkeys(exported.left_out, GITS_OWN), **exported.unknown})
+        put(json_line({"format": fmt, **text_or_bytes("patch", exported.text), "left_out": left_out}))
     elif output is None:
         put_diff(exported.text)
     if exported.left_out:
         count = plural(len(exported.left_out), "path")
-        ErrorStream().say(f"left out: {count} of git's own data, for which git takes no patch")
+        ErrorStream().say(f"left out: {count} of {GITS_OWN}")
     for path, reason in list(exported.unknown.items())[:MAX_PATHS]:
         ErrorStream().say(printable(f"left out: {shown(path)}, which the history does not know on one side ({reason})"))
     if len(exported.unknown) > MAX_PATHS:
         ErrorStream().say(f"left out: {len(exported.unknown) - MAX_PATHS} more of these; --json lists all")
     return 0
+
+
+def _left_out(reasons: Mapping[str, str]) -> list[dict[str, str]]:
+    return [{"path": shown(path), "reason": reason} for path, reason in reasons.items()]
 
 
 def undo(directory: Path, signals: Signals, as_json: bool, n: int | None, step: StepName | None, dry_run: bool) -> int:
