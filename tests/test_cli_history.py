@@ -578,9 +578,14 @@ def test_names_are_utf_8_whatever_the_locale_takes_them_for(tree: Path) -> None:
     assert (begun.returncode, (tree / "caf\xe9.txt").read_text()) == (0, "two\n"), begun.stderr
     assert ringfence("undo", tree).returncode == 0
     assert (tree / "caf\xe9.txt").read_text() == "one\n"
-    opening = [sys.executable, "-c", f"from ringfence_sandbox import Workspace; Workspace.open({str(tree)!r})"]
-    refused = subprocess.run(opening, capture_output=True, text=True, timeout=60, env=ascii_only)
-    assert "start Python with PYTHONUTF8=1" in refused.stderr
+    for program in (
+        f"from ringfence_sandbox import Workspace; Workspace.open({str(tree)!r})",
+        "from ringfence import InMemoryFilesystem as M; from ringfence_tools import write_back; "
+        f"write_back(M(), {str(tree)!r}, [])",
+    ):
+        command = [sys.executable, "-c", program]
+        refused = subprocess.run(command, capture_output=True, text=True, timeout=60, env=ascii_only)
+        assert "PYTHONUTF8=1" in refused.stderr
 
 
 def test_what_is_left_out_is_told_in_one_shape(tree: Path) -> None:

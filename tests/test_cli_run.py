@@ -308,6 +308,15 @@ def test_a_malformed_script_is_named_with_its_line(tree: Path, line: str, said: 
     assert said in usage_error(tree, str(tree), "--task", "x", "--model", f"script:{tree.parent / 'bad.jsonl'}")
 
 
+@pytest.mark.parametrize("arguments", [["disk"], ["memory", "--apply"]], ids=lambda arguments: arguments[0])
+def test_every_name_can_be_written_whatever_the_locale_is(tree: Path, arguments: list[str]) -> None:
+    turns = calls(call("write_file", file_path="new/caf\xe9.txt", content="new\n"))
+    command = ["run", tree, "--task", "Do it.", "--model", script(tree.parent, turns, DONE), "--workspace", *arguments]
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = ringfence(*command, env=environment)
+    assert (done.returncode, contents(tree)["new/caf\xe9.txt"]) == (0, b"new\n"), done.stderr
+
+
 def test_a_directory_larger_than_the_bound_is_refused(tree: Path) -> None:
     with (tree / "huge").open("wb") as file:
         file.truncate((1 << 30) + 1)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ringfence.errors import WorkspaceConflictError
+from ringfence.filesystem.paths import check_names_are_utf8
 from ringfence.filesystem.protocol import Filesystem
 from ringfence.participants import Change
 from ringfence.runtime.interrupts import Interrupts
@@ -40,10 +41,12 @@ def write_back(filesystem: Filesystem, root: str | os.PathLike[str], changes: Se
 
     Raises:
         WorkspaceConflictError: something on disk is not what it was; nothing was written.
-        ValueError: a path that leads out, or a filesystem that is not in the state that `changes` describes.
+        ValueError: a path that leads out, a filesystem that is not in the state that `changes` describes, or names that
+            Python does not take for UTF-8.
         OSError: it could not be written (permission, space); all is as it was.
         RestoreFailedError: it could not be written, and not everything could be put back.
     """
+    check_names_are_utf8()
     plan = Plan(changes)
     top = os.open(root, DIRECTORY)
     try:

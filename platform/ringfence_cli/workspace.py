@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 from ringfence.errors import ToolValidationError
 from ringfence.filesystem.diffs import patch_of
 from ringfence.filesystem.memory import InMemoryFilesystem
-from ringfence.filesystem.paths import from_model, place_itself, shown
+from ringfence.filesystem.paths import check_names_are_utf8, from_model, place_itself, shown
 from ringfence.filesystem.protocol import Filesystem
 from ringfence.participants import Change
 from ringfence.prompt.policy import PolicyDecision
@@ -78,6 +78,7 @@ class MemoryWorkspace:
 
     def __init__(self, directory: Path) -> None:
         """Raises ValueError for a directory that cannot be loaded, or is too large."""
+        check_names_are_utf8()
         self.directory = directory
         try:  # held, so that no other directory can come to have its number
             self._copied = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -119,7 +119,8 @@ class HostFilesystem(Transactional):
         Raises:
             NotADirectoryError, FileNotFoundError: the root is no directory.
             OSError: the store cannot be made or written.
-            ValueError: the store is inside of the root, or another version of ringfence wrote it.
+            ValueError: the store is inside of the root, another version of ringfence wrote it, or Python does not take
+                names for UTF-8.
             WorkspaceLockedError: another opener has it; it is named.
             OSError (ENOLCK): locks do not hold here, and ``only_this_host`` was not said.
             RestoreFailedError: what a killed call left cannot be undone now.

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ringfence.filesystem.paths import check_names_are_utf8
 from ringfence.participants import CallLock
 from ringfence_sandbox.calls.core import Core
 from ringfence_sandbox.calls.history import History
@@ -29,14 +28,6 @@ if TYPE_CHECKING:
     from ringfence_sandbox.steps.step_history import StepHistory
 
 
-def _check_names(root: str) -> None:
-    """What is written down of names has to mean the same to whoever opens the workspace next."""
-    encoding = sys.getfilesystemencoding()
-    if encoding != "utf-8":
-        why = f"the locale takes names of files for {encoding}, and not for UTF-8: start Python with PYTHONUTF8=1"
-        raise OSError(errno.EILSEQ, why, root)
-
-
 class Opened:
     """One opened workspace, shared by all handles of it. A read-only one has neither lock nor journal."""
 
@@ -54,7 +45,7 @@ class Opened:
         only_this_host: bool,
         patience_seconds: float,
     ) -> None:
-        _check_names(root)
+        check_names_are_utf8()
         self.root = os.path.realpath(root)
         self.read_only = read_only
         self.can = can or abilities()

@@ -113,7 +113,8 @@ class Workspace:
             NotADirectoryError: the root is a file.
             FileNotFoundError: there is no such directory, or, read-only, no history of it.
             OSError: the store cannot be made or written.
-            ValueError: the store is inside of the root, another version of ringfence wrote it, or it is damaged.
+            ValueError: the store is inside of the root, another version of ringfence wrote it, or it is damaged; or
+                Python does not take names for UTF-8.
             RestoreFailedError: what a killed call left cannot be undone now.
         """
         real = os.path.realpath(root)

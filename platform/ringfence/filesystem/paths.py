@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import sys
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -73,6 +74,16 @@ def one_encoding(path: str, what: str = "path") -> str:
         return path if path.isascii() else path.encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape")
     except UnicodeEncodeError as error:
         raise ValueError(f"a {what} cannot have the lone surrogate {path[error.start]!r}: {path!r}") from None
+
+
+def check_names_are_utf8() -> None:
+    """ValueError where names on disk have another encoding for Python than the UTF-8 that paths are in here: some could
+    be neither written nor, once noted, taken back."""
+    if (encoding := sys.getfilesystemencoding()) != "utf-8":
+        raise ValueError(
+            f"names of files have to be UTF-8, and Python takes them for {encoding} here: set PYTHONUTF8=1 in the "
+            "environment, or a locale with UTF-8"
+        )
 
 
 def _check_lengths(normal: str) -> None:
