@@ -412,6 +412,16 @@ def test_a_run_that_failed_says_how_it_can_go_on(tree: Path) -> None:
     assert f"1 step in {tree}: `ringfence undo {tree} 1` takes it back" in done.stderr
 
 
+def test_a_run_that_is_done_but_could_not_be_told_is_not_said_to_go_on(tree: Path) -> None:
+    if not os.path.exists("/dev/full"):
+        pytest.skip("no /dev/full here")
+    command = [sys.executable, "-m", "ringfence_cli", "run", str(tree), "--task", "Write.", "--json"]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run([*command, "--model", script(tree, "1.jsonl", DONE)], stdout=full, stderr=subprocess.PIPE)
+    assert (done.returncode, b"No space left" in done.stderr) == (1, True)
+    assert b"--resume" not in done.stderr, "there is nothing to resume, or only the run before"
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

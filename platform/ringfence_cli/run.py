@@ -253,9 +253,7 @@ def _what_next(options: Options, ending: Ending, workspace: RunWorkspace) -> Ite
         yield f"{plural(steps, 'step')} in {options.directory}: {undo}"
     if isinstance(workspace, DiskWorkspace):
         # A script that fails is wrong itself: what it says is the error.
-        if ending.outcome != "done" and not (
-            ending.outcome == "provider_failed" and options.model.startswith("script:")
-        ):
+        if ending.resumable and not (ending.outcome == "provider_failed" and options.model.startswith("script:")):
             anew = "".join(f" {option}" for option in ending.used_up)
             yield f"`ringfence run {quoted} --resume{anew} --model ...` goes on from there"
         return

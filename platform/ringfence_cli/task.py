@@ -93,6 +93,8 @@ class Ending:
     """Whether changes and patch are those of the last part alone, of a run that was resumed."""
     session_ids: Sequence[str] = ()
     """Of all parts of the run, the last one's at the end: its steps in the history bear them."""
+    resumable: bool = False
+    """Whether the run has a record that a resume goes on with."""
     used_up: Sequence[str] = ()
     """The options for limits that a resume has to be given anew."""
 
@@ -149,6 +151,7 @@ def perform(task: Task, signals: Signals, tally: Tally, watchers: Sequence[Watch
             task.record.finish()
         else:
             task.record.leave()
+            ending.resumable = True
             ending.used_up = task.record.left().used_up()
     ending.plan = session[Plan].latest()
     ending.is_part = isinstance(task.workspace, DiskWorkspace) and bool(task.workspace.is_part)
