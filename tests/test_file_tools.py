@@ -291,6 +291,7 @@ def test_a_file_of_any_size_is_edited(free: ToolExecutor, files: InMemoryFilesys
     ("old", "new", "said"),
     [
         ("def  main():", "x", "src/main.py was not changed: old_string does not occur in the file. Line 4"),
+        ("def  main():", "import os", "new_string is in the file already, perhaps from the same edit before. Line 4"),
         ("os", "x", "occurs 2 times, at lines 1, 5"),
         ("", "x", "old_string is empty"),
         ("x", "x", "the same"),

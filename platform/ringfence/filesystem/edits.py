@@ -230,7 +230,7 @@ def _not_found(content: bytes, old: str, new: str) -> str:
             return f"{said}: it has {written} as two characters where the file has the character itself"
     hints = list(_hints(content, old))
     if new.strip() and len(new.strip()) > 3 and _occurs(content, new):
-        hints.insert(0, "new_string is in the file already: was the edit made before?")
+        hints.insert(0, "new_string is in the file already, perhaps from the same edit before")
     return ". ".join((said, *(hints or ["Read the file again and quote it exactly"])))
 
 
