@@ -152,6 +152,7 @@ def test_a_copy_in_memory_has_tools_of_its_own_but_runs_no_programs(tree: Path) 
         ("own.py:none", "made a NoneType, and no section"),
         ("wrong.py:section", "wrong.py, line 2"),
         ("raises.py:section", "ZeroDivisionError"),
+        ("exits.py:section", "SystemExit"),
         ("no_such_module:section", "there is no module no_such_module"),
         ("json.no_such_module:section", "json.no_such_module"),
         ("json:loads", "makes no section"),
@@ -159,6 +160,7 @@ def test_a_copy_in_memory_has_tools_of_its_own_but_runs_no_programs(tree: Path) 
 )
 def test_what_is_no_section_is_wrong_usage_and_begins_nothing(tree: Path, spec: str, words: str) -> None:
     (tree.parent / "wrong.py").write_text("\nsection = (\n")
+    (tree.parent / "exits.py").write_text("raise SystemExit(0)\n")
     (tree.parent / "raises.py").write_text("1 / 0\n")
     refused = run(tree, [DONE], "--section", spec, "--json")
     assert refused.returncode == 2, refused.stderr

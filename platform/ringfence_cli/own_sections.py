@@ -66,7 +66,7 @@ def _section_of(spec: str, directory: Path) -> MakeSection:
         found: object = getattr(module, name, None)
     except click.BadParameter:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _bad(f"{place} cannot be imported: {_told(error)}") from error
     if isinstance(found, Section):
         section = cast("Section[Any]", found)
@@ -128,7 +128,7 @@ def _refuse_in(directory: Path, *places: str) -> None:
             raise _bad(f"{place} is inside of the workspace, where the agent could change it: keep it elsewhere")
 
 
-def _told(error: Exception) -> str:
+def _told(error: Exception | SystemExit) -> str:
     if isinstance(error, SyntaxError):  # which says where
         return said_of(error)
     *_, last = traceback.extract_tb(error.__traceback__)
