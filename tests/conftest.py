@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import tempfile
 from collections.abc import Generator, Iterator
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,12 +43,19 @@ def pytest_report_to_serializable() -> Generator[None, object, object]:
     return report if text.isprintable() else json.loads(text.encode("utf-8", "replace"))
 
 
-@pytest.fixture(scope="session", autouse=True)
-def state_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Stores of workspaces on disk go elsewhere than to the user's own."""
+@pytest.fixture(scope="session")
+def state_directories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    return (tmp_path_factory.mktemp("state") / str(number) for number in count())
+
+
+@pytest.fixture(autouse=True)
+def state_directory(state_directories: Iterator[Path]) -> Iterator[None]:
+    """Stores of workspaces on disk go elsewhere than to the user's own, and no test sees those of another."""
+    state = next(state_directories)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RINGFENCE_STATE_DIR", str(tmp_path_factory.mktemp("state")))
+        patch.setenv("RINGFENCE_STATE_DIR", str(state))
         yield
+    shutil.rmtree(state, ignore_errors=True)
 
 
 @pytest.fixture(scope="session", autouse=True)
