@@ -18,6 +18,7 @@ from mcp_types import TextContent
 DONE: Mapping[str, Any] = {"text": "Done."}
 SECTION = """
 import subprocess
+import sys
 from dataclasses import dataclass
 from ringfence import MarkdownSection, Session, Tool, ToolContext, ToolResult
 from ringfence.filesystem import Filesystem
@@ -36,6 +37,10 @@ def spoil(params: None, *, context: ToolContext) -> ToolResult[None]:
     context.filesystem.write("b.txt", "half")
     raise RuntimeError("in the middle")
 
+def leave(params: None, *, context: ToolContext) -> ToolResult[None]:
+    context.filesystem.write("b.txt", "half")
+    sys.exit(0)
+
 def look(params: None, *, context: ToolContext) -> ToolResult[None]:
     return ToolResult.ok(None, min(each.name for each in context.filesystem.list()))
 
@@ -43,6 +48,7 @@ print("from the module")
 TOOLS = [
     Tool[None, Checked](name="check", description="Check it.", handler=check, opaque=True),
     Tool[None, None](name="spoil", description="Spoil it.", handler=spoil),
+    Tool[None, None](name="leave", description="Leave it.", handler=leave),
     Tool[None, None](name="seen", description="Look at it.", handler=look, read_only=True),
 ]
 section = MarkdownSection(title="Own", key="own", template="Text.", tools=TOOLS)
@@ -53,6 +59,9 @@ def made(session: Session) -> MarkdownSection[None]:
 
 def fails(session: Session) -> None:
     raise ValueError("not today")
+
+def leaves(session: Session) -> None:
+    sys.exit(0)
 
 def none(session: Session) -> None: ...
 number = 3
@@ -111,6 +120,17 @@ def test_standard_output_has_the_results_alone(tree: Path) -> None:
         assert said in done.stderr
 
 
+def test_a_tool_that_ends_its_program_fails_the_run_and_all_is_told(tree: Path) -> None:
+    report = tree.parent / "run.html"
+    done = run(tree, [calls("leave"), DONE], "--section", "own.py:section", "--json", "--report", str(report))
+    assert done.returncode == 1, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["outcome"], told["tool_calls"]["interrupted"]) == ("failed", 1)
+    assert "SystemExit: 0" in told["error"]
+    assert "SystemExit: 0" in report.read_text()
+    assert not (tree / "b.txt").exists()
+
+
 def test_a_tool_of_one_s_own_can_be_what_a_policy_asks_for(tree: Path) -> None:
     policy = ("--section", "own.py:section", "--policy", "tests:check:/b.txt")
     write = calls("write_file", file_path="b.txt", content="b\n")
@@ -152,7 +172,8 @@ def test_a_copy_in_memory_has_tools_of_its_own_but_runs_no_programs(tree: Path) 
         ("own.py:none", "made a NoneType, and no section"),
         ("wrong.py:section", "wrong.py, line 2"),
         ("raises.py:section", "ZeroDivisionError"),
-        ("exits.py:section", "SystemExit"),
+        ("leaves.py:section", "SystemExit: 0"),
+        ("own.py:leaves", "SystemExit: 0"),
         ("no_such_module:section", "there is no module no_such_module"),
         ("json.no_such_module:section", "json.no_such_module"),
         ("json:loads", "makes no section"),
@@ -160,8 +181,8 @@ def test_a_copy_in_memory_has_tools_of_its_own_but_runs_no_programs(tree: Path) 
 )
 def test_what_is_no_section_is_wrong_usage_and_begins_nothing(tree: Path, spec: str, words: str) -> None:
     (tree.parent / "wrong.py").write_text("\nsection = (\n")
-    (tree.parent / "exits.py").write_text("raise SystemExit(0)\n")
     (tree.parent / "raises.py").write_text("1 / 0\n")
+    (tree.parent / "leaves.py").write_text("raise SystemExit(0)\n")
     refused = run(tree, [DONE], "--section", spec, "--json")
     assert refused.returncode == 2, refused.stderr
     assert words in json.loads(refused.stdout)["error"]

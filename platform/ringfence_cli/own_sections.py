@@ -66,7 +66,7 @@ def _section_of(spec: str, directory: Path) -> MakeSection:
         found: object = getattr(module, name, None)
     except click.BadParameter:
         raise
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit) as error:  # a program, say, that is not meant to be imported
         raise _bad(f"{place} cannot be imported: {_told(error)}") from error
     if isinstance(found, Section):
         section = cast("Section[Any]", found)
@@ -79,7 +79,7 @@ def _section_of(spec: str, directory: Path) -> MakeSection:
     def made(session: Session) -> Section[Any]:
         try:
             section = function(session)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise _bad(f"{spec!r} makes no section: {_told(error)}") from error
         if not isinstance(section, Section):
             raise _bad(f"{spec!r}: it made a {type(section).__name__}, and no section")
@@ -128,7 +128,7 @@ def _refuse_in(directory: Path, *places: str) -> None:
             raise _bad(f"{place} is inside of the workspace, where the agent could change it: keep it elsewhere")
 
 
-def _told(error: Exception | SystemExit) -> str:
+def _told(error: BaseException) -> str:
     if isinstance(error, SyntaxError):  # which says where
         return said_of(error)
     *_, last = traceback.extract_tb(error.__traceback__)

@@ -141,6 +141,8 @@ def perform(task: Task, signals: Signals, tally: Tally, watchers: Sequence[Watch
         ending.fail(str(error), _outcome_of(error, deadline))
     except Exception as error:
         ending.fail(said_of(error))
+    except BaseException as error:  # sys.exit in a tool of the user's own: its exit code would say what is not so
+        ending.fail(f"a tool has ended the run: {said_of(error)}")
     telling.catch_up()
     if tally.outcomes["doubtful"] and ending.outcome == "interrupted":
         ending.fail("interrupted, and a rollback could not be completed: the files in the workspace are doubtful")
