@@ -222,6 +222,10 @@ async def test_a_server_offers_them_too(tree: Path, anyio_backend: str) -> None:
         assert isinstance(checked.content[0], TextContent)
         assert "clean: False" in checked.content[0].text
         assert (await client.call_tool("spoil", {})).is_error
+        left = await client.call_tool("leave", {})
+        assert isinstance(left.content[0], TextContent)
+        assert (left.is_error, "SystemExit: 0" in left.content[0].text) == (True, True)
+        assert not (await client.call_tool("seen", {})).is_error, "one tool does not end it for all"
     assert (tree / "made.txt").exists()
     assert not (tree / "b.txt").exists()
 

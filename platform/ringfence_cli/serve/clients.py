@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mcp.server.context import ServerRequestContext
 from mcp_types import CallToolResult
 
+from ringfence.adapters.failures import said_of
 from ringfence.adapters.tool_executor import ToolExecutor
 from ringfence.errors import PromptEvaluationError
 from ringfence.prompt.prompt import Prompt, PromptTemplate
@@ -67,6 +68,8 @@ class Client:
             return called(answer, self.tools.get(name))
         except PromptEvaluationError as error:
             return failed(str(error))
+        except SystemExit as error:  # of a tool of the user's own: the server goes on for all others
+            return failed(f"{name} has ended itself, and was rolled back: {said_of(error)}")
         finally:
             self._forget()
 
