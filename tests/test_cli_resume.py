@@ -85,6 +85,17 @@ def test_a_model_is_told_which_files_others_have_changed_while_its_run_was_inter
     assert [message for message in third.requests[-1]["messages"] if message["role"] == "user"] == [news]
 
 
+def test_what_git_keeps_of_its_own_is_nobody_s_change_of_the_run(tree: Path) -> None:
+    (tree / ".git").mkdir()
+    (tree / ".git/index").write_text("1")
+    performed(tree, [READ, calls(EDIT)])
+    (tree / ".git/index").write_text("2")
+    ending, second = performed(tree, [DONE], resume=True)
+    assert not ending.is_part
+    assert [change.path for change in ending.changes] == ["a.txt"]
+    assert all(message["role"] != "user" for message in second.requests[0]["messages"])
+
+
 def test_a_run_can_be_interrupted_and_resumed_again_and_again(tree: Path) -> None:
     performed(tree, [READ])
     performed(tree, [calls(EDIT)], resume=True)

@@ -14,6 +14,7 @@ from ringfence.prompt.section import Section
 from ringfence.runtime.session import Session
 from ringfence_cli.not_started import BusyError, NotStartedError
 from ringfence_cli.recording import Recording
+from ringfence_cli.workspace import is_git_data
 from ringfence_sandbox import HostFilesystem, Workspace
 from ringfence_sandbox.scan.scan import Progress, told_nothing
 from ringfence_tools.contents import LeftOut
@@ -67,7 +68,8 @@ class DiskWorkspace:
         return self.opened.filesystem
 
     def changes(self) -> Sequence[Change]:
-        return self.opened.changes_since(self.start, without=self.refused)
+        found = self.opened.changes_since(self.start, without=self.refused)
+        return [change for change in found if not is_git_data(change.path)]
 
     def patch(self, changes: Sequence[Change]) -> bytes:
         return self.opened.patch_since(self.start, without=self.refused)
@@ -83,8 +85,7 @@ class DiskWorkspace:
         return len(self.opened.steps()) - self._steps_before
 
     def go_on_from(self, start: str, sessions: Collection[str]) -> None:
-        """Tell what was changed from the commit where a run began, if its sessions alone have changed files since, but
-        for the run's own files, which are refused."""
+        """Tell what was changed from the commit where a run began, if its sessions alone have changed files since."""
         steps = 0
         for entry in self.opened.log():
             if entry.apart:
@@ -94,7 +95,7 @@ class DiskWorkspace:
                 self._steps_before -= steps
                 return
             steps += entry.number is not None
-            if entry.session_id not in sessions and not self.refused.keys() >= {*entry.paths}:
+            if entry.session_id not in sessions and any(map(self._counts, entry.paths)):
                 self.is_part = "files were changed by others since the run began"
                 return
         self.is_part = "`gc` has dropped steps of this run"
@@ -106,7 +107,12 @@ class DiskWorkspace:
             if entry.session_id in sessions or entry.commit == start or entry.apart:
                 break
             paths.update(entry.paths)
-        return sorted(paths - self.refused.keys())
+        return sorted(filter(self._counts, paths))
+
+    def _counts(self, path: str) -> bool:
+        """Whether it is a file of the project: not one that a run writes for its user, nor git's own data, which as
+        little as `git status` changes."""
+        return path not in self.refused and not is_git_data(path)
 
     def section(self, session: Session) -> Section[Any]:
         if self.sandbox is None:
