@@ -599,3 +599,18 @@ def test_what_is_left_out_is_told_in_one_shape(tree: Path) -> None:
         pass
     (left_out,) = as_json("diff", tree, "0")["left_out"]
     assert (left_out["path"], "git's own data" in left_out["reason"]) == (".git/HEAD", True)
+
+
+def test_what_no_patch_can_say_is_said_beside_it(tree: Path) -> None:
+    (tree / "new").mkdir()
+    (tree / "new/b.txt").write_text("b\n")
+    (tree / "empty").mkdir()
+    ended = subprocess.run(
+        run_command(tree, turns=({"tool_calls": [call("rm", path="empty")]}, {"text": "Done."})),
+        capture_output=True,
+        timeout=60,
+    )
+    said = b"not in the patch: empty (directory removed)"
+    assert (ended.returncode, said in ended.stderr) == (0, True), ended.stderr
+    assert said in ringfence("diff", tree, "0").stderr
+    assert said in ringfence("export", tree).stderr

@@ -169,6 +169,8 @@ def export(
         put(json_line({"format": fmt, **text_or_bytes("patch", exported.text), "left_out": left_out}))
     elif output is None:
         put_diff(exported.text)
+    for line in beside_patch(exported.changes):
+        ErrorStream().say(printable(f"not in the patch: {line}"))
     if exported.left_out:
         count = plural(len(exported.left_out), "path")
         ErrorStream().say(f"left out: {count} of {GITS_OWN}")

@@ -11,7 +11,8 @@ from ringfence.filesystem.diffs import moved
 from ringfence.filesystem.paths import shown
 from ringfence.participants import Change
 from ringfence.runtime.receipts import Outcome, change_json
-from ringfence_cli.printable import one_line, plural
+from ringfence_cli.beside_patch import beside_patch
+from ringfence_cli.printable import one_line, plural, printable
 from ringfence_cli.task import Ending
 from ringfence_cli.watch import Tally
 from ringfence_cli.workspace import RunWorkspace, line_counts
@@ -34,6 +35,8 @@ def summary(ending: Ending, tally: Tally, *, beside: bool = False) -> Iterator[s
     else:
         added, removed = line_counts(ending.patch)
         yield f"{plural(len(files) - len(moved(ending.changes)), 'file')} changed, +{added} -{removed} lines"
+    for line in beside_patch(ending.changes):
+        yield printable(f"not in the patch: {line}")
 
 
 def left_out(paths: Sequence[LeftOut]) -> Iterator[str]:

@@ -28,6 +28,8 @@ class Export:
     text: bytes
     left_out: tuple[str, ...]
     unknown: Mapping[str, str] = field(default_factory=dict[str, str])
+    changes: Sequence[Change] = ()
+    """Of a patch from one step to another, what it is the patch for."""
 
 
 def unified(store: Store, one: str | None, other: str, *, without: Collection[str] = ()) -> Export:
@@ -36,7 +38,7 @@ def unified(store: Store, one: str | None, other: str, *, without: Collection[st
     changes, left_out = _applicable(found)
     moves = moved_between(store, one, other)
     text = _patch(store, one, other, changes) + b"".join(_renames(moves))
-    return Export(text, left_out, unclear_between(store, one, other, moves))
+    return Export(text, left_out, unclear_between(store, one, other, moves), changes)
 
 
 def unclear_between(store: Store, one: str | None, other: str, moves: Iterable[Move]) -> dict[str, str]:
