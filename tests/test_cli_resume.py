@@ -149,6 +149,16 @@ def test_with_its_task_a_run_is_resumed_only_if_there_is_one_of_that_task(tree: 
     assert "goes on with --max-turns" not in run("Mend it.", script(tree, "4.jsonl", DONE)).stderr, "that one is done"
 
 
+def test_a_command_that_is_repeated_has_its_turns_anew(tree: Path) -> None:
+    performed(tree, [READ])
+    record = record_of(tree)
+    record.write_text(record.read_text().replace('"turns": null', '"turns": 1'))
+    model = script(tree, "1.jsonl", DONE)
+    assert ringfence("run", tree, "--resume", "--model", model).returncode == 2, "its one turn is used up"
+    again = ringfence("run", tree, "--resume", "--task", "Do it.", "--model", model)
+    assert (again.returncode, "goes on with --max-turns 200" in again.stderr) == (0, True), again.stderr
+
+
 def test_a_record_that_cannot_be_read_keeps_a_task_from_nothing(tree: Path) -> None:
     performed(tree, [READ])
     record_of(tree).write_bytes(b"{\n")

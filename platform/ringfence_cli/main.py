@@ -155,6 +155,7 @@ def run(
     failed, 4 the sandbox is not available, 5 deadline, turns or budget used up, 130 interrupted and rolled back. With
     --json there is always an object, and its "outcome" says which it was.
     """
+    from ringfence.adapters.loop import MAX_TURNS
     from ringfence_cli.outputs import clear, refuse_one_file
     from ringfence_cli.resuming import is_interrupted
     from ringfence_cli.run import Options, files_read, run_task, task_of
@@ -170,6 +171,7 @@ def run(
     if resume and task is not None:
         resume = is_interrupted(directory, task_of(task))
         task = None if resume else task
+        max_turns = max_turns or MAX_TURNS  # as a new run would have
     if workspace is None and not resume:
         workspace = "disk"
     if workspace != "memory" and apply is not None:
