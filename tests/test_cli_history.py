@@ -177,6 +177,7 @@ def test_another_directory_in_the_place_of_one_is_said_and_what_it_had_is_in_the
     tree.mkdir()
     (tree / "a.txt").write_bytes(b"anew")
     preview = ringfence("restore", tree, "0", "--dry-run")
+    assert b"nothing was changed; it would be 1 restored" in preview.stderr
     assert b"is another directory than the one that its history began with" in preview.stderr
     assert b"since then another directory came in the place of the one before" in preview.stderr
     assert preview.stderr.count(b"to begin anew") == 1

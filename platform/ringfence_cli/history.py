@@ -224,7 +224,8 @@ def _reversed(done: Reversal, directory: Path, as_json: bool, dry_run: bool) -> 
         put("".join(_outcomes(done)).encode())
         errors = ErrorStream()
         counts = Counter(done.outcomes.values())
-        errors.say(", ".join(f"{count} {outcome}" for outcome, count in counts.items()) or "nothing differs")
+        said = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
+        errors.say((f"nothing was changed; it would be {said}" if dry_run else said) if said else "nothing differs")
         for note in done.notes:
             errors.say(printable(shown(note)))
         if done.step is not None:
