@@ -17,6 +17,7 @@ from ringfence_sandbox.container.executor import HEADER, LONGEST, RUN_HEAD, firs
 _LONGEST = 4096  # bytes of a payload from the executor
 _MOST_DESCRIPTORS = 4
 _EVER = 1e9  # seconds
+_ENDED = "the container has ended: its memory was used up, or somebody ended it"
 
 
 class FrameStream:
@@ -43,7 +44,7 @@ class FrameStream:
                 except BlockingIOError:
                     self._wait(select.POLLOUT, limit)
                 except OSError as error:
-                    raise ExecutorLostError(f"the container has ended ({error.strerror})") from None
+                    raise ExecutorLostError(f"{_ENDED} ({error.strerror})") from None
 
     def receive(self) -> None:
         """Take in what is there. Raises ExecutorLostError where nothing will come any more."""
@@ -52,7 +53,7 @@ class FrameStream:
         except BlockingIOError:
             return
         except OSError as error:
-            raise ExecutorLostError(f"the container has ended ({error.strerror})") from None
+            raise ExecutorLostError(f"{_ENDED} ({error.strerror})") from None
         self._descriptors += descriptors
         if lost:
             raise ExecutorLostError(
@@ -61,7 +62,7 @@ class FrameStream:
         if len(self._descriptors) > _MOST_DESCRIPTORS:
             raise ExecutorLostError("the executor sent what it must not send")
         if not data:
-            raise ExecutorLostError("the container has ended")
+            raise ExecutorLostError(_ENDED)
         self._received += data
 
     def next_frame(self) -> tuple[int, bytes] | None:
