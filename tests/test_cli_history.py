@@ -115,6 +115,19 @@ def test_the_log_names_steps_and_others(tree: Path) -> None:
     assert [entry["task"] for entry in log] == [None, "Do it.", "Do it.", None]
 
 
+def test_a_command_that_looks_at_the_history_loads_neither_prompts_nor_adapters(tree: Path) -> None:
+    run(tree)
+    program = (
+        "import atexit, sys\nfrom ringfence_cli.main import main\n"
+        "not_needed = ('rich', 'pydantic', 'ringfence.adapters', 'ringfence.prompt', 'ringfence_tools')\n"
+        "loaded = lambda: [name for name in sys.modules if name.startswith(not_needed)]\n"
+        "atexit.register(lambda: print(loaded(), file=sys.stderr))\nmain()\n"
+    )
+    for arguments in (["log", tree], ["show", tree, "1"], ["diff", tree], ["undo", tree, "--dry-run"]):
+        ended = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False)
+        assert (ended.returncode, ended.stderr.splitlines()[-1:]) == (0, ["[]"]), ended.stderr
+
+
 def test_steps_are_shown_and_compared(tree: Path) -> None:
     run(tree)
     shown = ringfence("show", tree, "1").stdout

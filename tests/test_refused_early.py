@@ -22,8 +22,8 @@ from ringfence import (
     ToolExecutor,
     ToolResult,
 )
-from ringfence.adapters.failures import said_of
 from ringfence.errors import PromptValidationError
+from ringfence.failures import said_of
 from ringfence.prompt import PathPolicy, PolicyDecision, ProtectedFilesPolicy, ReadBeforeWritePolicy
 from ringfence.resources import Binding
 from ringfence.runtime import Budget, BudgetTracker, Replace, append_all, reducer

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from ringfence.adapters.failures import said_of
 from ringfence.arguments import checked
 from ringfence.errors import (
     DeadlineExceededError,
@@ -18,6 +17,7 @@ from ringfence.errors import (
     ToolValidationError,
     VisibilityExpansionRequired,
 )
+from ringfence.failures import said_of
 from ringfence.prompt.prompt import Prompt, PromptTemplate
 from ringfence.prompt.section import Section
 from ringfence.prompt.tool import Tool, ToolContext

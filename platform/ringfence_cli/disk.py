@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ringfence.adapters.failures import said_of
 from ringfence.errors import RestoreFailedError, WorkspaceLockedError
+from ringfence.failures import said_of
 from ringfence.participants import Change
 from ringfence.prompt.section import Section
 from ringfence.runtime.session import Session

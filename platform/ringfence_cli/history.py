@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from ringfence import serde
-from ringfence.adapters.failures import said_of
 from ringfence.errors import RingfenceError, WorkspaceLockedError
+from ringfence.failures import said_of
 from ringfence.filesystem.git_names import is_dotgit
 from ringfence.filesystem.paths import place_shown, shown
 from ringfence.runtime.receipts import change_json

@@ -354,7 +354,7 @@ def _exit_code(signals: Signals) -> int:
             _show(gone)
             return _told(gone.message, gone.exit_code)
         # A mistake of ours; nobody but us could read a traceback.
-        from ringfence.adapters.failures import innermost, with_limit
+        from ringfence.failures import innermost, with_limit
         from ringfence_cli.terminal import ErrorStream
 
         cause = innermost(error)

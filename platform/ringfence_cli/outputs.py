@@ -18,15 +18,15 @@ from uuid import NAMESPACE_OID, uuid5
 
 import click
 
-from ringfence.adapters.core import ModelRetry, ModelText, ModelTurn
 from ringfence.runtime.receipts import Receipt
 from ringfence_cli.terminal import put
 from ringfence_sandbox.calls.killed_calls import KilledCall, forget_killed, killed_calls
 from ringfence_sandbox.disk.places import store_of
-from ringfence_tools.planning import Plan
 
 if TYPE_CHECKING:
+    from ringfence.adapters.core import ModelRetry, ModelText, ModelTurn
     from ringfence_sandbox.workspace import LogEntry, Workspace
+    from ringfence_tools.planning import Plan
 
 _NOT_ASCII = re.compile("[^\x00-\x7e]")
 _NEWEST = 100

@@ -11,9 +11,9 @@ from typing import Any
 
 import click
 
-from ringfence.adapters.failures import said_of
 from ringfence.adapters.loop import tool_schema
 from ringfence.errors import PromptError, PromptOverridesError
+from ringfence.failures import said_of
 from ringfence.prompt.override_files import LocalPromptOverridesStore
 from ringfence.prompt.overrides import problems
 from ringfence.prompt.prompt import Prompt, PromptTemplate

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias, cast
 
 import click
 
-from ringfence.adapters.failures import said_of
+from ringfence.failures import said_of
 from ringfence.prompt.section import Section
 from ringfence.runtime.session import Session
 from ringfence_cli.printable import why

@@ -14,8 +14,8 @@ from typing import Any
 import click
 
 from ringfence import serde
-from ringfence.adapters.failures import said_of
 from ringfence.errors import PromptValidationError
+from ringfence.failures import said_of
 from ringfence.filesystem.paths import shown, unescaped
 from ringfence.participants import CallInfo, CallLock, Change
 from ringfence.prompt.effects import DeletionLimitPolicy, PathPolicy, ProtectedFilesPolicy, RequireCleanTestsPolicy

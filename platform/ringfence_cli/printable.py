@@ -7,7 +7,7 @@ import re
 import shlex
 from pathlib import Path
 
-from ringfence.adapters.failures import said_of, with_limit
+from ringfence.failures import said_of, with_limit
 from ringfence.runtime.events import RejectedToolParams
 from ringfence.runtime.receipts import Receipt
 

@@ -14,10 +14,10 @@ from urllib.parse import urlsplit
 
 import click
 
-from ringfence.adapters.failures import said_of
 from ringfence.adapters.loop import MAX_TURNS, LoopAdapter
 from ringfence.adapters.scripted import ScriptedAdapter
 from ringfence.errors import PromptValidationError, SandboxUnavailableError
+from ringfence.failures import said_of
 from ringfence.filesystem.paths import shown
 from ringfence.runtime.limits import utc_now
 from ringfence_cli.disk import DiskWorkspace, on_disk

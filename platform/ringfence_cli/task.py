@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from ringfence.adapters.core import ProviderAdapter
-from ringfence.adapters.failures import said_of
 from ringfence.errors import (
     DeadlineExceededError,
     PromptEvaluationError,
     RestoreFailedError,
     WorkspaceConflictError,
 )
+from ringfence.failures import said_of
 from ringfence.filesystem.paths import shown
 from ringfence.participants import Change
 from ringfence.prompt.markdown import MarkdownSection

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ringfence import serde
 from ringfence.adapters.core import ProviderAdapter
-from ringfence.adapters.failures import said_of
 from ringfence.adapters.offers import Offer, offer_of
 from ringfence.arguments import checked
 from ringfence.errors import (
@@ -28,6 +27,7 @@ from ringfence.errors import (
     TransactionError,
     VisibilityExpansionRequired,
 )
+from ringfence.failures import said_of
 from ringfence.participants import Mark, Transactional, current_call, set_current_call
 from ringfence.prompt.long_results import READER, kept_at
 from ringfence.prompt.policy import ALLOW, Policy, PolicyDecision

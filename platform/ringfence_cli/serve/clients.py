@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from mcp.server.context import ServerRequestContext
 from mcp_types import CallToolResult
 
-from ringfence.adapters.failures import said_of
 from ringfence.adapters.tool_executor import ToolExecutor
 from ringfence.errors import PromptEvaluationError
+from ringfence.failures import said_of
 from ringfence.prompt.prompt import Prompt, PromptTemplate
 from ringfence.runtime.events import ToolInvoked
 from ringfence.runtime.limits import Cancellation

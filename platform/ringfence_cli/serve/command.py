@@ -16,8 +16,8 @@ from pathlib import Path
 import anyio
 import click
 
-from ringfence.adapters.failures import said_of
 from ringfence.errors import PromptValidationError, SandboxUnavailableError
+from ringfence.failures import said_of
 from ringfence.runtime.receipts import Receipt
 from ringfence_cli.outputs import ReceiptsFile, refuse_way_out
 from ringfence_cli.own_sections import results_alone, sections_of
