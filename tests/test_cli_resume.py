@@ -630,8 +630,16 @@ main()
 """
 
 
-@pytest.mark.parametrize("then", ["run", "serve", "undo"])
-@pytest.mark.parametrize("outcome", ["rolled_back", "committed", "ended", "ended first"])
+@pytest.mark.parametrize(
+    ("outcome", "then"),
+    [
+        *((outcome, "run") for outcome in ("rolled_back", "committed", "ended", "ended first")),
+        ("rolled_back", "serve"),
+        ("ended first", "serve"),
+        ("committed", "undo"),
+        ("ended", "undo"),
+    ],
+)
 def test_the_receipt_that_a_kill_has_cut_off_is_in_the_file_of_the_next(tree: Path, outcome: str, then: str) -> None:
     receipts, writes = (
         tree.parent / "receipts.jsonl",
