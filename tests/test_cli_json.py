@@ -38,11 +38,12 @@ def test_a_busy_workspace_is_told_from_a_task_that_failed(tree: Path) -> None:
     assert "process" in record["error"]
 
 
-def test_a_store_that_cannot_be_made_is_said(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RINGFENCE_STATE_DIR", "/proc/nowhere")
+@pytest.mark.parametrize("place", ["/proc/nowhere", "relative"])
+def test_a_store_that_cannot_be_made_is_said(tree: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    monkeypatch.setenv("RINGFENCE_STATE_DIR", place)
     code, record, said = run(tree, "--task", "x")
     assert (code, record["outcome"], record["steps"]) == (2, "not_started", 0)
-    assert "/proc/nowhere" in record["error"]
+    assert place in record["error"]
     assert "Invalid value for 'DIR'" not in said
 
 

@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from ringfence.errors import WorkspaceLockedError
+from ringfence.runtime import Session
 from ringfence_sandbox.disk.places import store_of
 from ringfence_sandbox.host import HostFilesystem
+from ringfence_tools import HostMount, VfsToolsSection
 
 
 @pytest.fixture
@@ -129,6 +131,34 @@ def test_the_store_is_found_by_the_real_path(root: Path, monkeypatch: pytest.Mon
     monkeypatch.delenv("RINGFENCE_STATE_DIR")
     monkeypatch.setenv("XDG_STATE_HOME", str(root.parent / "xdg"))
     assert store_of("/x").startswith(str(root.parent / "xdg/ringfence"))
+
+
+@pytest.mark.parametrize("variables", [{"RINGFENCE_STATE_DIR": "state"}, {"XDG_STATE_HOME": "state", "HOME": "home"}])
+def test_a_store_that_another_directory_would_not_find_is_refused(
+    root: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]
+) -> None:
+    monkeypatch.chdir(root)
+    monkeypatch.delenv("RINGFENCE_STATE_DIR")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(OSError, match="absolute one in the environment variable RINGFENCE_STATE_DIR"):
+        HostFilesystem(root)
+    assert sorted(os.listdir(root)) == ["a.txt", "d"]
+
+
+def test_files_are_mounted_where_nobody_knows_where_a_store_would_be(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RINGFENCE_STATE_DIR")
+    monkeypatch.setenv("HOME", "home")
+    assert VfsToolsSection(session=Session(), mounts=[HostMount(root)]).filesystem.exists("a.txt")
+
+
+def test_a_relative_directory_of_the_user_s_state_is_ignored(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RINGFENCE_STATE_DIR")
+    monkeypatch.setenv("XDG_STATE_HOME", "state")
+    monkeypatch.setenv("HOME", str(root.parent))
+    assert store_of("/x").startswith(str(root.parent / ".local/state/ringfence/stores"))
 
 
 def test_a_root_that_is_no_directory_is_an_error(root: Path) -> None:

@@ -353,6 +353,12 @@ def _exit_code(signals: Signals) -> int:
             gone = NotStartedError("the current directory was removed: change to one that is there")
             _show(gone)
             return _told(gone.message, gone.exit_code)
+        from ringfence_sandbox.disk.places import StateDirectoryError
+
+        if isinstance(error, StateDirectoryError):
+            nothing = NotStartedError.of(error)
+            _show(nothing)
+            return _told(nothing.message, nothing.exit_code)
         # A mistake of ours; nobody but us could read a traceback.
         from ringfence.failures import innermost, with_limit
         from ringfence_cli.terminal import ErrorStream

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 import click
 
 
@@ -9,6 +11,10 @@ class NotStartedError(click.ClickException):
     """Nothing was begun, for a reason that is not in the words of the command line."""
 
     exit_code = 2
+
+    @classmethod
+    def of(cls, error: OSError) -> Self:
+        return cls(f"{error.filename!r}: {error.strerror}")
 
 
 class BusyError(NotStartedError):

@@ -41,6 +41,7 @@ from ringfence_cli.terms import Place, Terms, spelled
 from ringfence_cli.watch import Tally, Watcher
 from ringfence_cli.workspace import MemoryWorkspace, RunWorkspace, keep_out
 from ringfence_sandbox.calls.half_done import killed_call, killed_in, running_in
+from ringfence_sandbox.disk.places import StateDirectoryError
 from ringfence_sandbox.moved_roots import moved_from
 
 if TYPE_CHECKING:
@@ -85,9 +86,10 @@ def run_task(options: Options, signals: Signals) -> int:
 
     try:
         return _run(options, signals, answer, said)
-    except click.ClickException as error:
+    except (click.ClickException, StateDirectoryError) as raised:
         if not options.as_json:
             raise
+        error = NotStartedError.of(raised) if isinstance(raised, StateDirectoryError) else raised
         said("busy" if isinstance(error, BusyError) else "not_started", error.format_message())
         ErrorStream().show(error)
         return error.exit_code

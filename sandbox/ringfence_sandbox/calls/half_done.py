@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Iterator
 from contextlib import suppress
 
-from ringfence_sandbox.disk.places import store_of
+from ringfence_sandbox.disk.places import StateDirectoryError, state_directory, store_of
 
 
 def killed_call(root: str) -> tuple[str, str] | None:
@@ -47,7 +47,11 @@ def running_in(path: str) -> str | None:
 
 
 def _with_those_above(path: str) -> Iterator[str]:
-    """The real path of a directory, and those of the directories that it is in."""
+    """The real path of a directory, and those of the directories that it is in; none where no call can have begun."""
+    try:
+        state_directory()
+    except StateDirectoryError:
+        return
     above, below = os.path.realpath(path), ""
     while above != below:
         yield above

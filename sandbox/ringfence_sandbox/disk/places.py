@@ -13,15 +13,31 @@ from ringfence_sandbox.disk.kernel import birth_ns, boot_id
 from ringfence_sandbox.disk.records import Json
 
 _ELSEWHERE = "name another place for it in the environment variable RINGFENCE_STATE_DIR, or a program with store="
+_RELATIVE = (
+    "the state of workspaces cannot be kept below a relative path, since it would not be found from another directory: "
+    "give an absolute one in the environment variable RINGFENCE_STATE_DIR"
+)
+
+
+class StateDirectoryError(OSError):
+    """It cannot be told where the state of workspaces is."""
 
 
 def state_directory() -> str:
-    """The directory of all stores: RINGFENCE_STATE_DIR, else the user's state directory."""
+    """The directory of all stores: RINGFENCE_STATE_DIR, else the user's state directory.
+
+    Raises:
+        StateDirectoryError: from another working directory it would be another one, with no history and no journal.
+    """
     chosen = os.environ.get("RINGFENCE_STATE_DIR")
-    if chosen:
-        return os.path.abspath(chosen)
-    home = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
-    return os.path.join(home, "ringfence")
+    if not chosen:
+        home = os.environ.get("XDG_STATE_HOME", "")  # which is to be ignored where it is relative
+        if not os.path.isabs(home):
+            home = os.path.join(os.path.expanduser("~"), ".local", "state")
+        chosen = os.path.join(home, "ringfence")
+    if not os.path.isabs(chosen):
+        raise StateDirectoryError(errno.EINVAL, _RELATIVE, chosen)
+    return os.path.normpath(chosen)
 
 
 def said_only_this_host() -> bool:
