@@ -43,14 +43,18 @@ def pytest_report_to_serializable() -> Generator[None, object, object]:
     return report if text.isprintable() else json.loads(text.encode("utf-8", "replace"))
 
 
-@pytest.fixture(scope="session")
-def state_directories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    return (tmp_path_factory.mktemp("state") / str(number) for number in count())
+@pytest.fixture(scope="session", autouse=True)
+def state_directories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Iterator[Path]]:
+    """Stores of workspaces on disk go elsewhere than to the user's own, those of what lives longer than a test too."""
+    base = tmp_path_factory.mktemp("state")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RINGFENCE_STATE_DIR", str(base / "shared"))
+        yield (base / str(number) for number in count())
 
 
 @pytest.fixture(autouse=True)
 def state_directory(state_directories: Iterator[Path]) -> Iterator[None]:
-    """Stores of workspaces on disk go elsewhere than to the user's own, and no test sees those of another."""
+    """No test sees the stores of another."""
     state = next(state_directories)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RINGFENCE_STATE_DIR", str(state))
