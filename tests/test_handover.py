@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from ringfence_sandbox.container.asked import Asked
+from ringfence_sandbox.container.command_request import CommandRequest
 from ringfence_sandbox.container.executor import REPORT
 from ringfence_sandbox.container.handover import Handover
 from ringfence_sandbox.container.shell_environment import ShellEnvironment
@@ -19,8 +19,8 @@ BEFORE = ShellEnvironment("", {"A": "1"})
 
 def left(shell: str, command: str) -> tuple[int, bytes, ShellEnvironment | None]:
     """The exit code, what was printed, and the environment that is left."""
-    asked = Asked.of(command, cwd="", env={}, stdin=None, timeout_seconds=5, environment=BEFORE)
-    handover = Handover(asked, "/usr", OWN)
+    request = CommandRequest.of(command, cwd="", env={}, stdin=None, timeout_seconds=5, environment=BEFORE)
+    handover = Handover(request, "/usr", OWN)
     reading, writing = os.pipe()
     child = subprocess.Popen(
         ["bash", "-c", f'exec "$@" {REPORT}>&$0', str(writing), *shell.split(), *handover.argv[1:]],
@@ -62,7 +62,7 @@ def test_a_shell_says_what_it_exports_and_ends_as_it_would(
 
 
 def test_where_nothing_is_asked_for_a_command_is_left_as_it_is() -> None:
-    asked = Asked.of("echo", cwd="", env={"A": "1"}, stdin=None, timeout_seconds=5, environment=None)
-    handover = Handover(asked, "/workspace", {})
+    request = CommandRequest.of("echo", cwd="", env={"A": "1"}, stdin=None, timeout_seconds=5, environment=None)
+    handover = Handover(request, "/workspace", {})
     assert (handover.argv, handover.env, handover.reports) == (("/bin/sh", "-c", "echo"), {"A": "1"}, False)
     assert handover.left() is None

@@ -32,7 +32,7 @@ from ringfence.prompt.effects import DeletionLimitPolicy
 from ringfence.prompt.policy import ALLOW, PathHashes, ToolPolicy, is_for
 from ringfence.runtime import Session, tool_transaction
 from ringfence_sandbox import HostFilesystem
-from ringfence_sandbox.calls.differing import HASHED_BYTES
+from ringfence_sandbox.calls.differences import HASHED_BYTES
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from ringfence_sandbox.steps.text_merge import merged
 from ringfence_sandbox.steps.undo_plan import Workspace, plan_undo
 from ringfence_sandbox.store.commit_messages import CommitInfo, format_message, parse_message
 from ringfence_sandbox.store.commit_records import PreparedStep
-from ringfence_sandbox.store.deflating import LEVEL, by_zlib, deflated
+from ringfence_sandbox.store.compression import LEVEL, by_zlib, deflated
 from ringfence_sandbox.store.deltas import Before, applied, delta
 from ringfence_sandbox.store.entries import Entry, Meta, Pending, decode_lines, encode_line
 from ringfence_sandbox.store.git_names import escaped, unescaped

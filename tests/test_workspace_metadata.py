@@ -261,7 +261,7 @@ IN_ANOTHER_S = """
 import encodings.ascii, os, sys
 from pathlib import Path
 from ringfence.testing import held_call
-import ringfence_sandbox.writing, ringfence_sandbox.steps.history_plan
+import ringfence_sandbox.tree_writer, ringfence_sandbox.steps.history_plan
 from ringfence_sandbox import Workspace
 root = Path(sys.argv[1])
 os.setegid(65534); os.seteuid(65534)

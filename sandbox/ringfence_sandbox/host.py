@@ -55,13 +55,13 @@ from ringfence_sandbox.calls.operation import NOT_ROLLED_BACK, is_full
 from ringfence_sandbox.calls.recovery import Recovered
 from ringfence_sandbox.calls.seen import relinked
 from ringfence_sandbox.calls.states import State, Token
-from ringfence_sandbox.changing import Changing
 from ringfence_sandbox.disk.call_process import CallProcess
 from ringfence_sandbox.disk.confined import CHUNK_BYTES, Confined, Found, is_reserved, open_file
 from ringfence_sandbox.disk.kernel import Abilities, Before, birth_ns, nothing_before
-from ringfence_sandbox.disk.looking import Looking, read_text
+from ringfence_sandbox.disk.listing import Listing, read_text
 from ringfence_sandbox.disk.outputs import KeptOutputs, is_output
 from ringfence_sandbox.disk.places import said_only_this_host
+from ringfence_sandbox.host_writes import HostWrites
 from ringfence_sandbox.opening import Opened
 from ringfence_sandbox.restore_writes import RestoreWrites
 from ringfence_sandbox.sharing import Share, opened_here, sharing
@@ -179,8 +179,8 @@ class HostFilesystem(Transactional):
     def _work_on(self, opened: Opened) -> None:
         self._files: Confined = opened.files
         self._core = opened.core
-        self._changes = Changing(opened.core, opened.can)
-        self._looking = Looking(opened.files)
+        self._changes = HostWrites(opened.core, opened.can)
+        self._listing = Listing(opened.files)
 
     def __repr__(self) -> str:
         return f"the workspace {self._opened.root}"
@@ -331,7 +331,7 @@ class HostFilesystem(Transactional):
         found = self._existing(normal)
         if not found.is_directory:
             raise os_error(errno.ENOTDIR, normal)
-        return self._looking.entries(found.place, _prefix(normal))
+        return self._listing.entries(found.place, _prefix(normal))
 
     def glob(self, pattern: str, *, path: str = "") -> Sequence[GlobMatch]:
         normal = normalise(path)
@@ -339,7 +339,7 @@ class HostFilesystem(Transactional):
         if not top.is_directory:
             compiled_glob(pattern)  # a bad pattern is an error here too
             return []
-        return glob_below(pattern, self._looking, top.place, _prefix(normal))
+        return glob_below(pattern, self._listing, top.place, _prefix(normal))
 
     def grep(
         self,
@@ -357,7 +357,7 @@ class HostFilesystem(Transactional):
         if top.is_directory:
             prefix = _prefix(normal)
             wanted = None if glob is None else path_filter(glob)
-            files = self._looking.contents(top.place, prefix, wanted)
+            files = self._listing.contents(top.place, prefix, wanted)
         else:
             files = self._one_text(normal, top)
             if glob is not None:

@@ -19,8 +19,8 @@ from ringfence.participants import CURRENT_CALL, CallInfo, Transactional
 from ringfence.runtime.limits import Cancellation
 from ringfence.runtime.session import Session
 from ringfence.runtime.transaction import tool_transaction
-from ringfence_sandbox.container.asked import Asked, explained, no_directory
 from ringfence_sandbox.container.channel import Ended
+from ringfence_sandbox.container.command_request import CommandRequest, explained, no_directory
 from ringfence_sandbox.container.command_watch import CommandWatch
 from ringfence_sandbox.container.container import Container, mounted_in, remove_orphans
 from ringfence_sandbox.container.handover import UNKNOWN, Handover
@@ -211,7 +211,7 @@ class PodmanSandbox:
             FileNotFoundError, NotADirectoryError: ``cwd`` is no directory of the workspace.
             TransactionError: it is run in a tool call whose tool is not declared opaque.
         """
-        asked = Asked.of(
+        request = CommandRequest.of(
             command,
             cwd=cwd,
             env=env or {},
@@ -223,12 +223,12 @@ class PodmanSandbox:
         self._check_open()
         if call is not None:
             self._join(call)
-            return self._run(asked, on_output, cancellation)
+            return self._run(request, on_output, cancellation)
         if self._held.container is None:
             self.start()  # before files are looked at, which is in vain without it
         try:
             with tool_transaction(self._session, _Participants((self.filesystem,)), tag=_TAG, opaque=True) as own:
-                result = self._run(asked, on_output, cancellation)
+                result = self._run(request, on_output, cancellation)
                 if result.failure:
                     raise _NotKept(result)
         except _NotKept as ended:
@@ -248,22 +248,22 @@ class PodmanSandbox:
         call.join(self.filesystem)
 
     def _run(
-        self, asked: Asked, on_output: Callable[[str, bytes], None] | None, cancellation: Cancellation | None
+        self, request: CommandRequest, on_output: Callable[[str, bytes], None] | None, cancellation: Cancellation | None
     ) -> CommandResult:
         # After the transaction has begun, as in a tool call: the two locks are always taken in this order.
         with self._turn:
-            return self._run_now(asked, on_output, cancellation)
+            return self._run_now(request, on_output, cancellation)
 
     def _run_now(
-        self, asked: Asked, on_output: Callable[[str, bytes], None] | None, cancellation: Cancellation | None
+        self, request: CommandRequest, on_output: Callable[[str, bytes], None] | None, cancellation: Cancellation | None
     ) -> CommandResult:
-        directory, moved = self._beginning(asked)
+        directory, moved = self._beginning(request)
         before = self._held.container
         container = self.start()
         replaced = "the container had ended, and this is a new one" if before not in (None, container) else ""
         # Whoever recovers the workspace after us ends the container before anything is taken back.
         stamp = self.filesystem.note_process(container.process)
-        handover = Handover(asked, directory, container.environment)
+        handover = Handover(request, directory, container.environment)
         command = os.urandom(8).hex()
         outputs, most = self.filesystem.outputs, self.limits.output_bytes
         streams = {name: outputs.stream(command, name, most) for name in ("stdout", "stderr")}
@@ -285,13 +285,13 @@ class PodmanSandbox:
                 handover.argv,
                 cwd=directory,
                 env=handover.env,
-                stdin=asked.stdin,
-                timeout_seconds=asked.timeout_seconds,
+                stdin=request.stdin,
+                timeout_seconds=request.timeout_seconds,
                 on_output=take,
                 report=handover.reports,
                 stamp=stamp,
             )
-            after = f"{asked.timeout_seconds:g} second{'' if asked.timeout_seconds == 1 else 's'}"
+            after = f"{request.timeout_seconds:g} second{'' if request.timeout_seconds == 1 else 's'}"
             failure = f"timed out after {after}" if ended.timed_out else ""
         except ExecutorLostError as lost:
             self._end_container()
@@ -305,10 +305,10 @@ class PodmanSandbox:
                 outputs.prune()
         if watch.reason:
             failure = watch.reason
-        left = asked.environment if failure else handover.left()
-        said = [replaced, moved, explained(asked, ended), failure]
+        left = request.environment if failure else handover.left()
+        said = [replaced, moved, explained(request, ended), failure]
         said += ["out of memory: a process was killed"] * ended.killed_by_oom
-        said += [UNKNOWN] * (asked.environment is not None and left is None)
+        said += [UNKNOWN] * (request.environment is not None and left is None)
         return CommandResult(
             ended.exit_code,
             streams["stdout"].text(),
@@ -318,17 +318,17 @@ class PodmanSandbox:
             failure=failure,
             out_of_memory=ended.killed_by_oom,
             leftovers=ended.leftovers,
-            environment=left or asked.environment,
+            environment=left or request.environment,
         )
 
-    def _beginning(self, asked: Asked) -> tuple[str, str]:
+    def _beginning(self, request: CommandRequest) -> tuple[str, str]:
         """Where in the container a command begins, and in words why that is not where the last one ended."""
-        if asked.cwd or asked.environment is None:
-            return self._directory(asked.cwd), ""
+        if request.cwd or request.environment is None:
+            return self._directory(request.cwd), ""
         try:
-            return self._directory(asked.environment.cwd), ""
+            return self._directory(request.environment.cwd), ""
         except (OSError, ValueError):
-            gone = shown(asked.environment.cwd)
+            gone = shown(request.environment.cwd)
             return WORKSPACE, f"{gone} is no longer a directory of the workspace: this command began in the root"
 
     def _directory(self, cwd: str) -> str:

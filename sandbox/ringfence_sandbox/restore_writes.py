@@ -7,20 +7,20 @@ import os
 import stat
 
 from ringfence_sandbox.calls.core import Core
-from ringfence_sandbox.changing import Changing
 from ringfence_sandbox.disk.new_files import resemble, write_all
 from ringfence_sandbox.disk.records import Deed, Identity
-from ringfence_sandbox.steps.dressing import dress
+from ringfence_sandbox.host_writes import HostWrites
+from ringfence_sandbox.steps.metadata import apply_metadata
 from ringfence_sandbox.store.entries import Meta
 
 
 class RestoreWrites:
     """Acts on places, which no link leads to. ``notes`` has in words what could not be brought back."""
 
-    def __init__(self, core: Core, changing: Changing) -> None:
+    def __init__(self, core: Core, writes: HostWrites) -> None:
         self.notes: list[str] = []
         self._core = core
-        self._changing = changing
+        self._writes = writes
 
     def file(self, place: str, content: bytes, meta: Meta) -> None:
         """Make a file, or exchange the one that is there. OSError where something else is."""
@@ -35,7 +35,7 @@ class RestoreWrites:
                         resemble(descriptor, at, name, found, meta.mode)
                 self._dress(place, slot, meta)
                 digest = hashlib.sha256(content).hexdigest()
-                identity = self._changing.finish(descriptor, digest)
+                identity = self._writes.finish(descriptor, digest)
             finally:
                 os.close(descriptor)
             self._core.keep_bytes(self._place(place, slot, found, identity), content)
@@ -78,7 +78,7 @@ class RestoreWrites:
     def mode(self, place: str, mode: int) -> None:
         """Give a file or a directory its permission bits."""
         try:
-            self._changing.chmod(place, mode)
+            self._writes.chmod(place, mode)
         except PermissionError:
             self.notes.append(f"the permissions of {place or 'the root'} cannot be brought back, it is another user's")
 
@@ -93,7 +93,7 @@ class RestoreWrites:
             self._note_owner(place, meta)
 
     def _dress(self, place: str, slot: int, meta: Meta) -> None:
-        if not dress(self._core.holding.descriptor, str(slot), meta, self._core.before):
+        if not apply_metadata(self._core.holding.descriptor, str(slot), meta, self._core.before):
             self._note_owner(place, meta)
 
     def _note_owner(self, place: str, meta: Meta) -> None:

@@ -33,7 +33,7 @@ from ringfence_sandbox.store.named_steps import NamedStep, NamedSteps
 from ringfence_sandbox.store.shown_history import LogEntry, ShownStep, changes_between, log_entry, shown_step
 from ringfence_sandbox.store.store import Store, telling_of_damage
 from ringfence_sandbox.store.store_format import check_format
-from ringfence_sandbox.writing import TreeWriter
+from ringfence_sandbox.tree_writer import TreeWriter
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -15,9 +15,13 @@ from ringfence.errors import SnapshotRestoreError, TransactionError
 from ringfence.participants import CLEAN, Change, RollbackReport, Step
 from ringfence.values import quickly_made
 from ringfence_sandbox.calls.call_journal import CallJournal
+from ringfence_sandbox.calls.deed_log import DeedLog
 from ringfence_sandbox.calls.deed_rollback import Hold, RolledBack, Undone, undo_deeds
-from ringfence_sandbox.calls.differing import Differences, Written
-from ringfence_sandbox.calls.dropping import (
+from ringfence_sandbox.calls.deed_runner import DeedRunner
+from ringfence_sandbox.calls.differences import Differences, Written
+from ringfence_sandbox.calls.history import DeedsChanges, History, Recorded, RolledBackCall
+from ringfence_sandbox.calls.holding import Holding
+from ringfence_sandbox.calls.holding_cleanup import (
     drop_holding,
     keep_displaced,
     keep_written_into,
@@ -25,11 +29,7 @@ from ringfence_sandbox.calls.dropping import (
     saved_between,
     written_into,
 )
-from ringfence_sandbox.calls.hands import Hands
-from ringfence_sandbox.calls.history import DeedsChanges, History, Recorded, RolledBackCall
-from ringfence_sandbox.calls.holding import Holding
 from ringfence_sandbox.calls.journal import Journal
-from ringfence_sandbox.calls.noting import Noting
 from ringfence_sandbox.calls.operation import Operation
 from ringfence_sandbox.calls.seen import Seen, stale, written_meanwhile
 from ringfence_sandbox.calls.snapshot_restore import SnapshotRestore
@@ -79,12 +79,12 @@ class Core:
         self.files = files
         self.before = before
         self.power = power
-        self.hands = Hands(files, can, before)
-        self.hands.times.changed = self._keep_times
+        self.runner = DeedRunner(files, can, before)
+        self.runner.times.changed = self._keep_times
         self.written = Written()
         self.seen = Seen(files)
         self._journal = CallJournal(files, journal, power=power)
-        self.noting = Noting(files, self._journal, self.hands.times)
+        self.deed_log = DeedLog(files, self._journal, self.runner.times)
         self._kept = kept
         self._history = history
         self._new_opaque = opaque
@@ -123,20 +123,20 @@ class Core:
         """The holding directory, made if there is none."""
         if self._opaque is not None and self._opaque.any_open:
             self._find_holding()
-        if self.hands.holding is None:
+        if self.runner.holding is None:
             # Without a wait for the disk: until the next record there is nothing in it that anybody could miss.
-            self.hands.holding = Holding.noted(
+            self.runner.holding = Holding.noted(
                 self.files, lambda record: self._journal.write(record, wait=False), self.before
             )
-        return self.hands.holding
+        return self.runner.holding
 
     def perform(self, deed: Deed, there: tuple[int, str] | None = None, *, on_tip: bool = True) -> None:
         """Note a deed, then do it. OSError: it was not done. ``there`` is its directory and the name in it, if that is
         open already; ``on_tip`` is whether the state now has come to be by it."""
-        deeds = self.noting.note_next(deed, None if there is None else there[0])
+        deeds = self.deed_log.note_next(deed, None if there is None else there[0])
         self._deeds += deeds
         try:
-            self.hands.do(deed, there)
+            self.runner.do(deed, there)
         except OSError:
             if self._deeds[-1] is deed:
                 self._deeds.pop()
@@ -147,7 +147,7 @@ class Core:
             if on_tip:
                 self._tip.deeds += deeds
         if deed.kind in ("move", "take", "put"):
-            self.noting.touched.clear()  # a directory may have another name now
+            self.deed_log.touched.clear()  # a directory may have another name now
         self.seen.note_deed(deed)
 
     def note_own(self, place: str, deed: Deed) -> None:
@@ -159,11 +159,11 @@ class Core:
         """Give a directory that is ``found`` at a place another time of its last change."""
         times = (found.st_atime_ns, found.st_mtime_ns)
         self.perform(Deed("times", place, new=Identity.of(found), atime_ns=times[0], mtime_ns=times[1]))
-        self.hands.set_times(place, times[0], mtime_ns, Identity.of(found))
+        self.runner.set_times(place, times[0], mtime_ns, Identity.of(found))
 
     def announce(self, deeds: Sequence[Deed]) -> None:
         """Write down deeds that will be done next and in this order, with one wait for the disk for all of them."""
-        times = self.noting.announce(deeds)
+        times = self.deed_log.announce(deeds)
         self._deeds += times
         self._tip.deeds += times
 
@@ -198,7 +198,7 @@ class Core:
         """Where it began: a mark of its own, or within a call how much has been done and held before."""
         if not self._marks:
             return self.begin("", "outside of calls")
-        holding = self.hands.holding
+        holding = self.runner.holding
         return len(self._deeds), len(self._tip.deeds), 0 if holding is None else holding.slots
 
     def end_operation(self, began: Mark | tuple[int, int, int], *, failed: bool) -> None:
@@ -207,8 +207,8 @@ class Core:
             if failed:
                 deeds = self._deeds[began[0] :]
                 undone = self._undo(began[0])
-                if self.hands.holding is not None and not (undone.conflicts or undone.errors):
-                    self.hands.holding.discard(began[2])
+                if self.runner.holding is not None and not (undone.conflicts or undone.errors):
+                    self.runner.holding.discard(began[2])
                 if undone.conflicts:
                     self._meet(undone.conflicts)
                     for note in self._keep(undone, deeds):
@@ -236,7 +236,7 @@ class Core:
             self._journal.label = (call_id, tool)
             if not self._live and self._tip.parent is not None:
                 self._forget()
-            if self.hands.holding is not None and self.hands.holding.is_gone:
+            if self.runner.holding is not None and self.runner.holding.is_gone:
                 self._find_holding()
         mark = Mark(len(self._deeds), self._freeze(), outermost, call_id, tool, opaque)
         self._marks.append(mark)
@@ -254,7 +254,7 @@ class Core:
         if self._opaque is None:
             self._opaque = self._new_opaque()
         self._find_holding()
-        self.noting.give_up_announced()
+        self.deed_log.give_up_announced()
         early = None
         for mark in self._marks[:-1]:
             if self._opaque_since(mark) is None:
@@ -262,12 +262,12 @@ class Core:
                 changes = self._early[mark] = self.changes_since_mark(mark)
                 if changes and mark.outermost and self._compared is not None:
                     early = DeedsChanges(changes, self._compared[2], self._bytes)
-        before = self._opaque.begin(early, self._deeds, self.hands.holding)
-        deed = Deed("opaque", "", seq=self.noting.next_seq(), commit=before.commit)
+        before = self._opaque.begin(early, self._deeds, self.runner.holding)
+        deed = Deed("opaque", "", seq=self.deed_log.next_seq(), commit=before.commit)
         self._journal.write(deed.to_json(), blob=before.more())
         self._deeds.append(deed)
         self._opaque.begun(deed, before)
-        self.hands.times.forget()
+        self.runner.times.forget()
         self.seen.unsure = True
         self.written = Written()  # a file may come to have the stamp that another one had
 
@@ -279,8 +279,8 @@ class Core:
 
     def _find_holding(self) -> None:
         """A command may have taken the holding directory away; what deeds held in it comes from the store."""
-        if self.hands.holding is not None:
-            self.hands.holding.find_again()
+        if self.runner.holding is not None:
+            self.runner.holding.find_again()
 
     def note_process(self, process: CallProcess) -> int:
         """Have the journal name a process that recovery is to end; the descriptor that it may stamp. TransactionError
@@ -293,7 +293,7 @@ class Core:
 
     def _freeze(self) -> State:
         """The state now, for ever; the next deeds lead on from it."""
-        self.noting.touched.clear()
+        self.deed_log.touched.clear()
         if not self._tip.deeds and self._tip.parent is not None:
             return self._tip.parent
         state = self._tip
@@ -339,8 +339,8 @@ class Core:
         if known is not None and (known[1] != deeds[-1].seq or not known[0].outermost or len(deeds) < len(self._deeds)):
             known = None
         path = saved_after(deeds, known[2]) if known is not None else None
-        if self.hands.holding is not None and path is None:
-            for path in written_into(self.hands.holding, deeds).values():
+        if self.runner.holding is not None and path is None:
+            for path in written_into(self.runner.holding, deeds).values():
                 raise written_meanwhile(path)
             path = saved_between(deeds, known[2] if known is not None else self._differences(reversed(deeds)))
         if path is not None:
@@ -383,15 +383,15 @@ class Core:
         undone = self._undo(mark.deeds)
         if undone.errors:
             raise undone.errors[0]
-        self.noting.touched.clear()
+        self.deed_log.touched.clear()
         self._tip = State(State(mark.state, opaque=True) if taken.remade and self._live else mark.state)
         if not self._deeds and self._history is not None:
             self._history.ended_without_step()
         self._leave(mark)
         undone.displaced.update(taken.displaced)
-        notes += [*self.hands.notes, *self._keep(undone, deeds)]
+        notes += [*self.runner.notes, *self._keep(undone, deeds)]
         conflicts = taken.conflicts | undone.conflicts | self._met.pop(mark, set())
-        self.hands.notes.clear()
+        self.runner.notes.clear()
         self._meet(conflicts)
         if mark.outermost:
             notes += self._close_call(committed=False)
@@ -410,16 +410,16 @@ class Core:
         first = self._opaque_since(mark)
         if first is None or self._opaque is None or self._journal.file is None:
             return RolledBack()
-        self.noting.give_up_announced()
+        self.deed_log.give_up_announced()
         self._find_holding()
-        hold = Hold(self.hands.holding, lambda: self.holding)
+        hold = Hold(self.runner.holding, lambda: self.holding)
         call_id, tool = self._journal.label
         taken = self._opaque.take_back(self._deeds[first:], hold, self._journal.file.note, tool=tool, call_id=call_id)
         del self._deeds[first:]
         for number, state in self._after_opaque:
             if number > first and state not in line(mark.state):
                 state.opaque = True  # what its deeds had made is removed with what the program had, and held nowhere
-        self.hands.times.forget()
+        self.runner.times.forget()
         taken.settle(self._deeds)
         self.seen.unsure = self._opaque.any_open
         return taken
@@ -444,16 +444,16 @@ class Core:
             return [f"what was taken back could not be kept: {error}"]
 
     def _undo(self, down_to: int) -> Undone:
-        self.noting.give_up_announced()
-        self.noting.touched.clear()
+        self.deed_log.give_up_announced()
+        self.deed_log.touched.clear()
         self._compared = None
         if self._opaque is not None and len(self._deeds) > down_to:
             self._opaque.look_again()
-        return undo_deeds(self.hands, self._deeds, down_to, self._journal.note_undone)
+        return undo_deeds(self.runner, self._deeds, down_to, self._journal.note_undone)
 
     def _keep(self, undone: Undone, deeds: Sequence[Deed]) -> list[str]:
         """Bring what a conflict keeps from its path to where it can be looked at."""
-        return keep_displaced(self.hands.holding, undone, deeds, self._kept)
+        return keep_displaced(self.runner.holding, undone, deeds, self._kept)
 
     def _leave(self, mark: Mark) -> None:
         while self._marks and self._marks[-1] is not mark:
@@ -465,7 +465,7 @@ class Core:
     def _close_call(self, *, committed: bool) -> list[str]:
         """The last of an outermost call: drop what nobody needs. Never fails; what is left over is said."""
         notes: list[str] = []
-        self.noting.give_up_announced()
+        self.deed_log.give_up_announced()
         self._deeds.clear()
         self._met.clear()
         self._until_opaque = 0
@@ -482,8 +482,8 @@ class Core:
         # Between two calls somebody may write other bytes, of the same number, and put the time back.
         self.written.forget()
         self._compared = None
-        self.noting.touched.clear()
-        self.hands.times.forget()
+        self.deed_log.touched.clear()
+        self.runner.times.forget()
         self.seen.clear()
         if not self._live:
             notes = self._forget()
@@ -494,8 +494,8 @@ class Core:
     def _forget(self) -> list[str]:
         """Drop all states but the one now, and the files that were held for them."""
         tip, self._tip = self._tip, State(None)
-        holding, self.hands.holding = self.hands.holding, None
-        self.hands.swapped.clear()  # the next one's slots count anew
+        holding, self.runner.holding = self.runner.holding, None
+        self.runner.swapped.clear()  # the next one's slots count anew
         if holding is None or self._journal.file is None:
             return []
         keep_written_into(holding, [deed for state in reversed([*line(tip)]) for deed in state.deeds], self._kept)
@@ -506,7 +506,7 @@ class Core:
     def _reset_journal(self, *, again: bool = False) -> None:
         """Start the journal anew, unless it is still needed."""
         journal = self._journal.file
-        if journal is None or self.hands.holding is not None or self._left_over:
+        if journal is None or self.runner.holding is not None or self._left_over:
             return
         if self._history.sealed() if self._history is not None else not journal.keeps_steps:
             self._journal.reset(again=again)
@@ -539,7 +539,7 @@ class Core:
     def _differences(
         self, deeds: Iterator[Deed], known: Callable[[os.stat_result], str | None] | None = None
     ) -> Differences:
-        differences = Differences(self.files, self.hands.holding, known or self.written.hash_of)
+        differences = Differences(self.files, self.runner.holding, known or self.written.hash_of)
         differences.undo(deeds)
         return differences
 
@@ -580,8 +580,8 @@ class Core:
         """Go to a state, wherever it is; what others changed is left alone."""
         up, down = self._way(state)
         with self.operation():
-            self.noting.touched.clear()
+            self.deed_log.touched.clear()
             self.seen.clear()
             SnapshotRestore(self).go(up, down)
             self._tip = State(state)
-            self.noting.touched.clear()
+            self.deed_log.touched.clear()

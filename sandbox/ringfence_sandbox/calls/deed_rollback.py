@@ -6,7 +6,7 @@ import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ringfence_sandbox.calls.hands import Conflict, Hands
+from ringfence_sandbox.calls.deed_runner import Conflict, DeedRunner
 from ringfence_sandbox.calls.holding import Holding
 from ringfence_sandbox.calls.states import since_opaque
 from ringfence_sandbox.disk.records import Deed, Json
@@ -78,7 +78,7 @@ _REPEATABLE = frozenset({"put", "swap", "times"})
 _NOTED_AT_ONCE = 64
 
 
-def undo_deeds(hands: Hands, deeds: list[Deed], down_to: int, noted: Settled) -> Undone:
+def undo_deeds(runner: DeedRunner, deeds: list[Deed], down_to: int, noted: Settled) -> Undone:
     """Undo the deeds from the last to number `down_to`; ``noted`` hears of those that are settled, one or several at a
     time, in order. They leave the list. What somebody else changed meanwhile is left alone."""
     undone = Undone()
@@ -96,7 +96,7 @@ def undo_deeds(hands: Hands, deeds: list[Deed], down_to: int, noted: Settled) ->
                 noted(settled, None)
                 settled.clear()
             try:
-                hands.undo(deed)
+                runner.undo(deed)
             except Conflict as conflict:
                 if settled:
                     noted(settled, None)
@@ -114,7 +114,7 @@ def undo_deeds(hands: Hands, deeds: list[Deed], down_to: int, noted: Settled) ->
                 noted(settled, None)
                 settled.clear()
     finally:
-        hands.let_go()
+        runner.let_go()
         if settled:
             noted(settled, None)
     deeds.extend(reversed(undone.left))

@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from ringfence_sandbox.calls.differing import IN_TREE
+from ringfence_sandbox.calls.differences import IN_TREE
 from ringfence_sandbox.disk.records import Json
 
 if TYPE_CHECKING:
     from ringfence.participants import Change, Step
     from ringfence.runtime.receipts import Receipt
-    from ringfence_sandbox.calls.differing import Differences
+    from ringfence_sandbox.calls.differences import Differences
     from ringfence_sandbox.store.commit_records import PreparedStep
     from ringfence_sandbox.store.entries import Entry, Pending
     from ringfence_sandbox.store.unknown import Unknown

@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING, Literal
 
 from ringfence.errors import RestoreFailedError
 from ringfence_sandbox.calls.deed_rollback import Hold, RolledBack, undo_deeds
-from ringfence_sandbox.calls.differing import Differences
-from ringfence_sandbox.calls.dropping import drop_holding, keep_displaced
-from ringfence_sandbox.calls.hands import Hands
-from ringfence_sandbox.calls.healing import heal
+from ringfence_sandbox.calls.deed_runner import DeedRunner
+from ringfence_sandbox.calls.differences import Differences
 from ringfence_sandbox.calls.history import DeedsChanges, History, RolledBackCall
 from ringfence_sandbox.calls.holding import Holding, new_name
+from ringfence_sandbox.calls.holding_cleanup import drop_holding, keep_displaced
 from ringfence_sandbox.calls.journal import Journal
+from ringfence_sandbox.calls.journal_replay import Replay
 from ringfence_sandbox.calls.killed_calls import note_killed
 from ringfence_sandbox.calls.operation import NOT_ROLLED_BACK, is_full
+from ringfence_sandbox.calls.power_loss import repair_torn
 from ringfence_sandbox.calls.states import led_to
-from ringfence_sandbox.calls.story import Story
 from ringfence_sandbox.disk.confined import Confined, is_reserved
 from ringfence_sandbox.disk.kernel import Abilities, Before, Renames, boot_id
 from ringfence_sandbox.disk.places import root_record
@@ -73,13 +73,13 @@ def waiting(root: str, store: str) -> tuple[str, str] | None:
 def begun(root: str, store: str) -> tuple[str, str] | None:
     """The call, by its id and tool, that has begun to change the tree, and is not committed. Changes nothing."""
     with suppress(OSError, ValueError), closing(Journal(os.path.join(store, "journal"), only_read=True)) as journal:
-        story = Story.of(journal.records)
+        replay = Replay.of(journal.records)
         descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            there = story.root is None or _same_root(descriptor, story.root)
+            there = replay.root is None or _same_root(descriptor, replay.root)
         finally:
             os.close(descriptor)
-        return story.call if there and not story.committed else None
+        return replay.call if there and not replay.committed else None
     return None
 
 
@@ -100,67 +100,67 @@ def recover(
     Raises:
         RestoreFailedError: something could not be brought back; the journal stays as it is.
     """
-    story = Story.of(journal.records)
+    replay = Replay.of(journal.records)
     notes = [journal.cut] if journal.cut is not None else []
-    if story.root is not None and not _same_root(files.root, story.root):
+    if replay.root is not None and not _same_root(files.root, replay.root):
         notes += history.damage() if history is not None else ()
-        if story.call is not None:
-            _unknown_opaque(os.path.join(os.path.dirname(journal.path), STAMP), story)  # its journal is not lost
-        return _set_aside(journal, story, notes)
+        if replay.call is not None:
+            _unknown_opaque(os.path.join(os.path.dirname(journal.path), STAMP), replay)  # its journal is not lost
+        return _set_aside(journal, replay, notes)
     if history is not None:
-        for record in story.commits:
+        for record in replay.commits:
             if record.payload is not None:
                 history.recovered(record.payload, record.blob)
     recovered = None
-    _mend_root_times(files, journal, story)
-    if story.call is not None and not story.committed:
-        for process in story.processes:
+    _mend_root_times(files, journal, replay)
+    if replay.call is not None and not replay.committed:
+        for process in replay.processes:
             process.end()
         recovered = _roll_back(
-            files, can, journal, story, before=before, kept=kept, history=history, opaque=opaque, notes=notes
+            files, can, journal, replay, before=before, kept=kept, history=history, opaque=opaque, notes=notes
         )
-        if story.doubtful:  # deeds of which nobody knows may have displaced something, which is there
-            del story.holdings[-1:]
+        if replay.doubtful:  # deeds of which nobody knows may have displaced something, which is there
+            del replay.holdings[-1:]
     damaged: Sequence[str] = ()
-    if story.lost_power:
-        damaged = _heal(files, can, journal, story, before=before, history=history, notes=notes)
-    notes += _unknown_holdings(files, story)
-    for name in story.holdings:
+    if replay.lost_power:
+        damaged = _repair_torn(files, can, journal, replay, before=before, history=history, notes=notes)
+    notes += _unknown_holdings(files, replay)
+    for name in replay.holdings:
         notes += _drop(files, journal, name, before)
-    notes += _unknown_opaque(os.path.join(os.path.dirname(journal.path), STAMP), story)
+    notes += _unknown_opaque(os.path.join(os.path.dirname(journal.path), STAMP), replay)
     notes += history.damage() if history is not None else ()
-    if recovered is None and (story.call is not None or notes):
-        call_id, tool = story.call or ("", "")
+    if recovered is None and (replay.call is not None or notes):
+        call_id, tool = replay.call or ("", "")
         recovered = Recovered("finished", call_id, tool)
     if recovered is not None:
         conflicts = tuple(sorted({*recovered.conflicts, *damaged}))
         recovered = Recovered(recovered.outcome, recovered.call_id, recovered.tool, conflicts, tuple(notes))
-        if story.call is not None:
-            _note(journal, story, story.call, recovered)
-            journal.append({"end": story.call[0], "committed": story.committed}, reserve=0)
+        if replay.call is not None:
+            _note(journal, replay, replay.call, recovered)
+            journal.append({"end": replay.call[0], "committed": replay.committed}, reserve=0)
             journal.flush()
-    if story.call is None and story.ended is not None:  # it may have been killed before it wrote the receipt
-        _note(journal, story, story.ended, Recovered("finished", *story.ended))
+    if replay.call is None and replay.ended is not None:  # it may have been killed before it wrote the receipt
+        _note(journal, replay, replay.ended, Recovered("finished", *replay.ended))
     kept_elsewhere = history.sealed() if history is not None else not journal.keeps_steps
     if kept_elsewhere and not any("could not be removed" in note for note in notes):
         journal.reset()
     return recovered, journal
 
 
-def _note(journal: Journal, story: Story, call: tuple[str, str], recovered: Recovered) -> None:
+def _note(journal: Journal, replay: Replay, call: tuple[str, str], recovered: Recovered) -> None:
     """Have the store remember a call that nobody has a receipt of."""
     if not call[0]:
         return
-    payload = story.done[-1].payload if story.committed else None
+    payload = replay.done[-1].payload if replay.committed else None
     commit = None if payload is None else payload.get("history")
     with suppress(OSError):  # for want of space, say: the recovery must go on
         note_killed(
             Path(os.path.dirname(journal.path)),
-            journal.named(story.noted[0].seq if story.noted else -1),
+            journal.named(replay.noted[0].seq if replay.noted else -1),
             call,
-            committed=story.committed,
+            committed=replay.committed,
             commit=commit if isinstance(commit, str) else None,
-            at=story.at,
+            at=replay.at,
             conflicts=recovered.conflicts,
             notes=recovered.notes,
         )
@@ -174,14 +174,14 @@ def _same_root(root: int, recorded: Sequence[object]) -> bool:
     return recorded[2] == now[2] or recorded[3] != boot_id()
 
 
-def _set_aside(journal: Journal, story: Story, notes: list[str]) -> tuple[Recovered | None, Journal]:
-    if story.call is None and not story.holdings and not story.commits:
+def _set_aside(journal: Journal, replay: Replay, notes: list[str]) -> tuple[Recovered | None, Journal]:
+    if replay.call is None and not replay.holdings and not replay.commits:
         journal.reset()
         return None, journal
     aside = next(path for n in itertools.count(1) if not os.path.exists(path := f"{journal.path}.aside-{n}"))
     journal.close()
     os.rename(journal.path, aside)
-    call_id, tool = story.call or ("", "")
+    call_id, tool = replay.call or ("", "")
     said = f"the tree at the root is another one than the journal is about; the journal was set aside as {aside}"
     return Recovered("set aside", call_id, tool, (), (*notes, said)), journal.renewed()
 
@@ -190,7 +190,7 @@ def _roll_back(
     files: Confined,
     can: Abilities,
     journal: Journal,
-    story: Story,
+    replay: Replay,
     *,
     before: Before,
     kept: str,
@@ -198,89 +198,97 @@ def _roll_back(
     opaque: Callable[[], OpaqueCalls],
     notes: list[str],
 ) -> Recovered:
-    assert story.call is not None
-    hands = Hands(files, can, before)
-    hands.thorough = True
-    hands.lost_power = story.lost_power
-    for deed in story.noted:
-        hands.note_swap(deed)
+    assert replay.call is not None
+    runner = DeedRunner(files, can, before)
+    runner.thorough = True
+    runner.lost_power = replay.lost_power
+    for deed in replay.noted:
+        runner.note_swap(deed)
     gone = False
-    first = next((n for n, deed in enumerate(story.deeds) if deed.kind == "opaque"), len(story.deeds))
-    for name in story.holdings[-1:]:
+    first = next((n for n, deed in enumerate(replay.deeds) if deed.kind == "opaque"), len(replay.deeds))
+    for name in replay.holdings[-1:]:
         there = files.look(name)
-        if there is not None or any(deed.slot >= 0 for deed in story.deeds[:first]):
+        if there is not None or any(deed.slot >= 0 for deed in replay.deeds[:first]):
             gone = there is None or not stat.S_ISDIR(there.st_mode)
-            hands.holding = Holding.found(files, name, before, max((deed.slot for deed in story.deeds), default=-1))
+            runner.holding = Holding.found(files, name, before, max((deed.slot for deed in replay.deeds), default=-1))
     taken = RolledBack()
-    if first < len(story.deeds):
-        taken = _take_back(files, journal, story, hands, first, before, opaque())
-        del story.deeds[first:]
-    lost = _lost(hands, story.deeds) if gone else []
-    if history is not None and not gone and not story.lost_power:
-        notes += _keep_taken(files, journal, story, hands, history)
-    _spare_times(files, journal, story.deeds)
-    undone = undo_deeds(hands, story.deeds, 0, lambda deeds, conflict: journal.note(undone_json(deeds, conflict)))
+    if first < len(replay.deeds):
+        taken = _take_back(files, journal, replay, runner, first, before, opaque())
+        del replay.deeds[first:]
+    lost = _lost(runner, replay.deeds) if gone else []
+    if history is not None and not gone and not replay.lost_power:
+        notes += _keep_taken(files, journal, replay, runner, history)
+    _spare_times(files, journal, replay.deeds)
+    undone = undo_deeds(runner, replay.deeds, 0, lambda deeds, conflict: journal.note(undone_json(deeds, conflict)))
     if undone.errors:
-        failures = [(error.filename or story.call[0], _said(error)) for error in undone.errors]
+        failures = [(error.filename or replay.call[0], _said(error)) for error in undone.errors]
         raise RestoreFailedError(failures)
-    undone.displaced.update(story.met.displaced | taken.displaced)
-    undone.moved += story.met.moved
-    undone.conflicts |= story.met.conflicts
-    notes += [*taken.notes, *hands.notes, *keep_displaced(hands.holding, undone, story.noted, kept)]
+    undone.displaced.update(replay.met.displaced | taken.displaced)
+    undone.moved += replay.met.moved
+    undone.conflicts |= replay.met.conflicts
+    notes += [*taken.notes, *runner.notes, *keep_displaced(runner.holding, undone, replay.noted, kept)]
     if lost:
         notes.append(f"somebody removed the displaced files: what was at {', '.join(lost)} is lost")
-    if hands.holding is not None:
-        hands.holding.close()
-    return Recovered("rolled back", *story.call, tuple(sorted(taken.conflicts | undone.conflicts | set(lost))))
+    if runner.holding is not None:
+        runner.holding.close()
+    return Recovered("rolled back", *replay.call, tuple(sorted(taken.conflicts | undone.conflicts | set(lost))))
 
 
-def _keep_taken(files: Confined, journal: Journal, story: Story, hands: Hands, history: History) -> Sequence[str]:
+def _keep_taken(
+    files: Confined, journal: Journal, replay: Replay, runner: DeedRunner, history: History
+) -> Sequence[str]:
     """Have the history keep what the call had changed, unless the rollback that was killed has done so."""
-    assert story.call is not None
-    deeds = [*story.deeds]
-    while deeds and (deeds[-1].kind == "times" or (deeds[-1].kind in _TOLD_BY_PLACE and hands.stands(deeds[-1]))):
+    assert replay.call is not None
+    deeds = [*replay.deeds]
+    while deeds and (deeds[-1].kind == "times" or (deeds[-1].kind in _TOLD_BY_PLACE and runner.stands(deeds[-1]))):
         deeds.pop()  # noted, and not done
-    if not deeds or not story.call[0]:
+    if not deeds or not replay.call[0]:
         return ()
     try:
-        differences = Differences(files, hands.holding, lambda _: None)
+        differences = Differences(files, runner.holding, lambda _: None)
         differences.undo(reversed(deeds))
         changes = differences.changes()
         if not changes:
             return ()
-        call = RolledBackCall(*story.call, journal.named(deeds[0].seq))
+        call = RolledBackCall(*replay.call, journal.named(deeds[0].seq))
         return history.rolling_back(DeedsChanges(changes, differences, {}), call)
     except Exception as error:  # whatever it is (no memory, no space), the recovery must go on
         return [f"what was taken back could not be kept: {error}"]
 
 
 def _take_back(
-    files: Confined, journal: Journal, story: Story, hands: Hands, first: int, before: Before, opaque: OpaqueCalls
+    files: Confined,
+    journal: Journal,
+    replay: Replay,
+    runner: DeedRunner,
+    first: int,
+    before: Before,
+    opaque: OpaqueCalls,
 ) -> RolledBack:
     """Go back to where the first opaque call began, whatever came after."""
-    assert story.call is not None
-    deed = story.deeds[first]
+    assert replay.call is not None
+    deed = replay.deeds[first]
 
     def make() -> Holding:
-        if hands.holding is None:
-            hands.holding = Holding.noted(files, lambda record: journal.append(record, reserve=0), before)
-            story.holdings.append(hands.holding.name)
-        return hands.holding
+        if runner.holding is None:
+            runner.holding = Holding.noted(files, lambda record: journal.append(record, reserve=0), before)
+            replay.holdings.append(runner.holding.name)
+        return runner.holding
 
-    call_id, tool = story.call
+    call_id, tool = replay.call
     try:
         taken = opaque.recover(
             deed,
-            story.more[deed.seq],
-            story.became.get(deed.seq, {}),
-            story.kept.get(deed.seq),
+            replay.more[deed.seq],
+            replay.became.get(deed.seq, {}),
+            replay.kept.get(deed.seq),
             os.path.join(os.path.dirname(journal.path), STAMP),
-            Hold(hands.holding, make),
+            Hold(runner.holding, make),
             journal.note,
             tool=tool,
             call_id=call_id,
         )
-        taken.settle(story.deeds[:first])
+        taken.settle(replay.deeds[:first])
         return taken
     except LookupError as error:
         what = (
@@ -296,57 +304,57 @@ def _said(error: OSError) -> OSError:
     return OSError(error.errno, f"{error.strerror}: {NOT_ROLLED_BACK}") if is_full(error) else error
 
 
-def _heal(
+def _repair_torn(
     files: Confined,
     can: Abilities,
     journal: Journal,
-    story: Story,
+    replay: Replay,
     *,
     before: Before,
     history: History | None,
     notes: list[str],
 ) -> Sequence[str]:
-    """Heal what the loss of power damaged; the paths of which nobody knows what they were."""
-    if not any(call.deeds for call in story.done):
+    """Repair what the loss of power damaged; the paths of which nobody knows what they were."""
+    if not any(call.deeds for call in replay.done):
         return ()
     root = os.fstat(files.root)
     name = new_name()
     journal.append({"holding": name, "times": [root.st_atime_ns, root.st_mtime_ns]}, reserve=0)
     journal.flush()
-    story.holdings.append(name)
+    replay.holdings.append(name)
     holding = Holding.make(files, name, before)
     try:
         content_of = history.content if history is not None else None
-        found = heal(files, story.done, content_of, Renames(can, before), holding)
+        found = repair_torn(files, replay.done, content_of, Renames(can, before), holding)
     finally:
         holding.close()
         with suppress(PermissionError):
             os.utime(files.root, ns=(root.st_atime_ns, root.st_mtime_ns))
-    if found.healed:
-        notes.append(f"a loss of power had damaged {', '.join(found.healed)}: healed from the history")
+    if found.repaired:
+        notes.append(f"a loss of power had damaged {', '.join(found.repaired)}: repaired from the history")
     if found.damaged:
         notes.append(f"a loss of power has damaged {', '.join(found.damaged)}, and the history does not have them")
     return found.damaged
 
 
-def _unknown_opaque(stamp: str, story: Story) -> list[str]:
+def _unknown_opaque(stamp: str, replay: Replay) -> list[str]:
     """An opaque call that was killed, and of which the journal knows nothing."""
     with suppress(OSError), open(stamp, "r+b") as file:
         stamped = file.read()
         if stamped.endswith(RUNS):
             file.truncate(len(stamped) - len(RUNS))
-            if story.call is None:
+            if replay.call is None:
                 said = "a call that ran a program was killed, and the journal that knew of it is lost"
                 return [f"{said}: what the program had changed is still there, and in the history as somebody else's"]
     return []
 
 
-def _unknown_holdings(files: Confined, story: Story) -> list[str]:
+def _unknown_holdings(files: Confined, replay: Replay) -> list[str]:
     """Holding directories of which the journal knows nothing: its last records were lost, or they came with a copy."""
     notes: list[str] = []
     root = os.fstat(files.root)
     for name in os.listdir(files.root):
-        if is_reserved(name) and name not in story.holdings:
+        if is_reserved(name) and name not in replay.holdings:
             try:
                 os.rmdir(name, dir_fd=files.root)
                 os.utime(files.root, ns=(root.st_atime_ns, root.st_mtime_ns))
@@ -358,13 +366,13 @@ def _unknown_holdings(files: Confined, story: Story) -> list[str]:
     return notes
 
 
-def _lost(hands: Hands, deeds: Sequence[Deed]) -> list[str]:
+def _lost(runner: DeedRunner, deeds: Sequence[Deed]) -> list[str]:
     """Of deeds whose holding directory somebody removed, the paths whose earlier content was in it."""
     lost: set[str] = set()
     for deed in deeds:
-        if hands.is_held(deed.slot):  # again: it came from the store
+        if runner.is_held(deed.slot):  # again: it came from the store
             continue
-        there = hands.files.look(deed.path)
+        there = runner.files.look(deed.path)
         inode = None if there is None else there.st_ino
         ours = None if deed.new is None else deed.new.inode
         if (deed.kind == "take" and inode is None) or (deed.kind == "swap" and inode == ours):
@@ -383,15 +391,15 @@ def _spare_times(files: Confined, journal: Journal, deeds: Sequence[Deed]) -> No
             deed.atime_ns, deed.mtime_ns = found.st_atime_ns, found.st_mtime_ns
 
 
-def _mend_root_times(files: Confined, journal: Journal, story: Story) -> None:
+def _mend_root_times(files: Confined, journal: Journal, replay: Replay) -> None:
     """Where the last opener was killed between making or removing a holding directory and setting the root's times."""
-    if story.in_hand is None:
+    if replay.in_hand is None:
         return
     root = os.fstat(files.root)
     # A change of the root that is not from the very moment of the last record is somebody else's.
     if abs(root.st_mtime_ns - journal.modified_ns) < _MOMENT_NS:
         with suppress(OSError):
-            os.utime(files.root, ns=story.in_hand[1])
+            os.utime(files.root, ns=replay.in_hand[1])
 
 
 def _drop(files: Confined, journal: Journal, name: str, before: Before) -> list[str]:

@@ -43,11 +43,11 @@ class SnapshotRestore:
     def _set_times(self, path: str, atime_ns: int, mtime_ns: int) -> None:
         """Give a directory the times that it had, so that a call around this restore can take that back."""
         found = self._core.files.look(path)
-        if found is not None and path not in self._core.noting.touched:
+        if found is not None and path not in self._core.deed_log.touched:
             times = Deed("times", path, new=Identity.of(found), atime_ns=found.st_atime_ns, mtime_ns=found.st_mtime_ns)
             self._core.perform(times, on_tip=False)
-            self._core.noting.touched.add(path)
-        self._core.hands.set_times(path, atime_ns, mtime_ns, None)
+            self._core.deed_log.touched.add(path)
+        self._core.runner.set_times(path, atime_ns, mtime_ns, None)
 
     def _leave(self, left: State, number: int, deed: Deed) -> None:
         if deed.kind == "times":
@@ -55,7 +55,7 @@ class SnapshotRestore:
         elif deed.kind == "mkdir":
             left.deeds[number] = self._set_aside(deed)
         elif deed.kind == "put" and deed.mode:  # a directory that was set aside before
-            if self._core.hands.is_empty(deed.path):
+            if self._core.runner.is_empty(deed.path):
                 self._perform_if_it_stands(deed.inverse())
         elif self._went(left, number, deed.inverse()) and deed.kind == "take" and _is_directory(deed):
             left.came_back[number] = self._below(deed.path)
@@ -76,7 +76,7 @@ class SnapshotRestore:
         if done:
             state.apart.discard(number)
         elif number not in state.apart:
-            if self._core.hands.is_missing(deed):
+            if self._core.runner.is_missing(deed):
                 raise SnapshotRestoreError(
                     f"what the snapshot held of {deed.path} was removed from where displaced files wait in the root, "
                     "so it cannot be gone back to: go back to a step of the history instead"
@@ -103,13 +103,13 @@ class SnapshotRestore:
         Only an empty one: what else is in it is somebody else's, and stays.
         """
         kept = Deed("put", made.path, slot=self._core.holding.new_slot(), new=made.new, mode=made.mode)
-        if self._core.hands.is_empty(made.path):
+        if self._core.runner.is_empty(made.path):
             self._perform_if_it_stands(kept.inverse())
         return kept
 
     def _perform_if_it_stands(self, deed: Deed) -> bool:
         try:
-            if self._core.hands.stands(deed):
+            if self._core.runner.stands(deed):
                 self._core.perform(deed, on_tip=False)
                 return True
         except FileNotFoundError:
@@ -119,7 +119,7 @@ class SnapshotRestore:
     def _do_again(self, deed: Deed, became: dict[int, int]) -> bool:
         deed.become(became)
         again = Deed(deed.kind, deed.path, deed.to, deed.slot, deed.new, deed.old, deed.mode, deed.mode_before)
-        if deed.kind == "put" and deed.mode and not self._core.hands.is_held(deed.slot):
+        if deed.kind == "put" and deed.mode and not self._core.runner.is_held(deed.slot):
             # A directory that was set aside in a call which was rolled back: it is made anew.
             again = Deed("mkdir", deed.path, mode=deed.mode)
         if not self._perform_if_it_stands(again):

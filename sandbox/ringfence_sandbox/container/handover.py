@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from ringfence_sandbox.container.asked import Asked
+from ringfence_sandbox.container.command_request import CommandRequest
 from ringfence_sandbox.container.executor import REPORT
 from ringfence_sandbox.container.isolation import WORKSPACE
 from ringfence_sandbox.container.shell_environment import ShellEnvironment
@@ -31,17 +31,17 @@ class Handover:
     sets a trap of its own on EXIT. A program leaves the environment as it was.
     """
 
-    def __init__(self, asked: Asked, directory: str, own: Mapping[str, str]) -> None:
+    def __init__(self, request: CommandRequest, directory: str, own: Mapping[str, str]) -> None:
         """``directory`` is where in the container it begins, ``own`` the container's variables."""
-        self._before = asked.environment
+        self._before = request.environment
         self._directory = directory
         self._own = own
         self._received = bytearray()
-        text = asked.text if asked.environment is not None else None
+        text = request.text if request.environment is not None else None
         self.reports = text is not None
         """Whether what it leaves is to be reported."""
-        self.argv = asked.argv if text is None else (*asked.argv[:2], _REPORTING + text)
-        self.env: Mapping[str, str | None] = {**(asked.environment or ShellEnvironment()).variables, **asked.env}
+        self.argv = request.argv if text is None else (*request.argv[:2], _REPORTING + text)
+        self.env: Mapping[str, str | None] = {**(request.environment or ShellEnvironment()).variables, **request.env}
 
     def take(self, data: bytes) -> None:
         """A piece of the report."""

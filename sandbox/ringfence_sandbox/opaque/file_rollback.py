@@ -17,7 +17,7 @@ from ringfence_sandbox.disk.kernel import set_mode
 from ringfence_sandbox.disk.new_files import write_all
 from ringfence_sandbox.opaque.before_after import Before, Differs
 from ringfence_sandbox.scan.stat_cache import attributes_of
-from ringfence_sandbox.steps.dressing import dress
+from ringfence_sandbox.steps.metadata import apply_metadata
 from ringfence_sandbox.store.entries import Entry
 from ringfence_sandbox.store.history_objects import blob_id
 from ringfence_sandbox.store.history_states import States
@@ -126,7 +126,7 @@ class FileRollback:
             os.close(descriptor)
 
     def _dress(self, at: int, name: str, wanted: Entry, path: str) -> None:
-        if not dress(at, name, wanted.meta, self._announce):
+        if not apply_metadata(at, name, wanted.meta, self._announce):
             self._done.notes.append(f"{path} has another owner than before, which only root can bring back")
 
     # -- directories

@@ -15,7 +15,7 @@ from ringfence_sandbox.disk.confined import Confined
 from ringfence_sandbox.disk.kernel import Before as Announce
 from ringfence_sandbox.opaque.before_after import Left
 from ringfence_sandbox.scan.stat_cache import attributes_of
-from ringfence_sandbox.steps.dressing import dress
+from ringfence_sandbox.steps.metadata import apply_metadata
 from ringfence_sandbox.store.entries import Meta
 
 MOST_OPEN = 64
@@ -76,7 +76,7 @@ class KeptOpen:
                 with suppress(OSError):  # some are only root's to give
                     os.setxattr(copy, attribute, value)
             meta = Meta(stat.S_IMODE(left.mode), found.st_uid, found.st_gid, found.st_mtime_ns)
-            dress(holding.descriptor, str(slot), meta, announce)
+            apply_metadata(holding.descriptor, str(slot), meta, announce)
         except OSError:
             os.close(copy)
             announce("unlink")

@@ -16,7 +16,7 @@ from typing import cast
 
 from ringfence.filesystem.paths import directories_above
 from ringfence.participants import Change, FileVersion
-from ringfence_sandbox.calls.differing import STAMP
+from ringfence_sandbox.calls.differences import STAMP
 from ringfence_sandbox.calls.history import ChangedFiles, RolledBackCall
 from ringfence_sandbox.disk.confined import Confined
 from ringfence_sandbox.disk.records import Json

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from ringfence_sandbox.disk.places import kept_damaged, not_written
-from ringfence_sandbox.store.deflating import deflated
+from ringfence_sandbox.store.compression import deflated
 
 MAGIC = b"ringfence object log 1\n"
 _HEAD = struct.Struct("<II")

@@ -10,7 +10,7 @@ from ringfence_sandbox.disk.kernel import Before
 from ringfence_sandbox.store.entries import Meta
 
 
-def dress(at: int, name: str, meta: Meta, before: Before) -> bool:
+def apply_metadata(at: int, name: str, meta: Meta, before: Before) -> bool:
     """Give what is at a name in the directory `at` what is different in `meta`, and never what a link leads to. Whether
     the owner, too: where only root could, the bits that make a program another user's are left out."""
     descriptor = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)

@@ -1,6 +1,6 @@
 """What a loss of power can leave of files that were written: their names and times, and only a part of their bytes.
 
-A file is healed only where nothing but that can have made it what it is: it is the very inode that a call gave the
+A file is repaired only where nothing but that can have made it what it is: it is the very inode that a call gave the
 path, with the time that it had then, and every block of it is as it was written, or zeros, or missing.
 """
 
@@ -30,10 +30,10 @@ class CommittedCall:
 
 
 @dataclass(slots=True)
-class Healed:
-    """``healed`` have their content again. ``damaged`` have not: nobody knows it any more."""
+class Repaired:
+    """``repaired`` have their content again. ``damaged`` have not: nobody knows it any more."""
 
-    healed: list[str] = field(default_factory=list[str])
+    repaired: list[str] = field(default_factory=list[str])
     damaged: list[str] = field(default_factory=list[str])
 
 
@@ -49,14 +49,14 @@ ContentOf = Callable[[Mapping[str, object], str], bytes | None]
 """The bytes that the step of a commit record has at a path, or None."""
 
 
-def heal(
+def repair_torn(
     files: Confined, calls: Iterable[CommittedCall], content_of: ContentOf | None, renames: Renames, holding: Holding
-) -> Healed:
+) -> Repaired:
     """Look at every file that `calls` left, and give those that the loss of power damaged their content again.
 
     It may be interrupted anywhere and repeated.
     """
-    found = Healed()
+    found = Repaired()
     for place, written in sorted(_left_by(calls).items()):
         content = _damaged(files, place, written.identity)
         if content is None:
@@ -69,7 +69,7 @@ def heal(
                 found.damaged.append(place)
         elif is_torn(content, len(wanted), wanted):
             _give(files, place, written.identity, wanted, renames, holding)
-            found.healed.append(place)
+            found.repaired.append(place)
     return found
 
 

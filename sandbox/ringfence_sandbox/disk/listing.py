@@ -17,7 +17,7 @@ _OPEN_LEVELS = 100
 """Directories that a walk keeps open; below that, every file is reached from the root anew."""
 
 
-class Looking:
+class Listing:
     """`ringfence.filesystem.search.Directories` over the files below a root; a directory is its resolved path."""
 
     def __init__(self, files: Confined) -> None:

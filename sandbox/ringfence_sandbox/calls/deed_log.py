@@ -13,7 +13,7 @@ from ringfence_sandbox.disk.confined import Confined
 from ringfence_sandbox.disk.records import Deed, Identity, Kind
 
 
-class Noting:
+class DeedLog:
     """The deeds of one workspace, as the journal gets them: numbered, and in the order in which they will be done."""
 
     def __init__(self, files: Confined, journal: CallJournal, times: DirectoryTimes) -> None:

@@ -21,7 +21,7 @@ _SHELL = ("/bin/sh", "-c")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class CommandRequest:
     """``argv`` is what to run, ``environment`` what it begins with where that is kept from one command to the next."""
 
     argv: tuple[str, ...]
@@ -110,12 +110,12 @@ def _kind(value: object) -> str:
     return f"{value!r:.50} ({type(value).__name__})" if value is not None else "None"
 
 
-def explained(asked: Asked, ended: Ended) -> str:
+def explained(request: CommandRequest, ended: Ended) -> str:
     """Why a command could not be started, and what to do; empty where it was."""
     if not ended.problem or ended.exit_code != _NOT_FOUND:
         return ended.problem
-    program = asked.argv[0]
-    if " " in program and len(asked.argv) == 1:
+    program = request.argv[0]
+    if " " in program and len(request.argv) == 1:
         return f"{ended.problem}; a line for the shell is one text, not a list; of a list each argument is an item"
     if "/" in program:
         return f"{ended.problem}; that, or the interpreter which its first line names, is not in the container"

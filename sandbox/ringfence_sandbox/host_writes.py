@@ -23,7 +23,7 @@ _TMPFILE = os.O_RDWR | os.O_CLOEXEC | getattr(os, "O_TMPFILE", 0)
 _NO_TMPFILE = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL})
 
 
-class Changing:
+class HostWrites:
     """Every method is one operation: it happens as a whole, or an OSError says why not and nothing has changed."""
 
     def __init__(self, core: Core, can: Abilities) -> None:
@@ -208,7 +208,7 @@ class Changing:
 
     def _make_parents(self, place: str) -> None:
         for directory in self._missing(place):
-            self._core.perform(self._core.noting.announced("mkdir", directory) or Deed("mkdir", directory))
+            self._core.perform(self._core.deed_log.announced("mkdir", directory) or Deed("mkdir", directory))
 
     def _take(self, found: Found) -> int:
         assert found.stat is not None
@@ -252,7 +252,7 @@ class Changing:
             raise gone from error
 
     def _create(self, place: str, content: bytes) -> None:
-        announced = self._core.noting.announced("put", place)
+        announced = self._core.deed_log.announced("put", place)
         if announced is None or not _gives(announced, content):
             announced = self._put(place, content, place.rpartition("/")[0])
         self._core.perform(announced)
@@ -311,7 +311,7 @@ class Changing:
         seen = self._core.seen
         if not append:
             seen.check(place, found)
-        swap = self._core.noting.announced("swap", place)
+        swap = self._core.deed_log.announced("swap", place)
         if swap is None or append or mode is not None or swap.old != Identity.of(found) or not _gives(swap, content):
             swap = self._swap(at, name, place, found, content, append=append, mode=mode)
         expected = swap.old

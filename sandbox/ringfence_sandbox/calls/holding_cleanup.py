@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from ringfence_sandbox.calls.deed_rollback import Undone
-from ringfence_sandbox.calls.differing import IN_TREE, Differences
+from ringfence_sandbox.calls.differences import IN_TREE, Differences
 from ringfence_sandbox.calls.holding import Holding
 from ringfence_sandbox.calls.journal import Journal
 from ringfence_sandbox.disk.confined import Confined

@@ -8,15 +8,15 @@ from datetime import UTC, datetime
 from typing import cast
 
 from ringfence_sandbox.calls.deed_rollback import RolledBack, Undone
-from ringfence_sandbox.calls.healing import CommittedCall
 from ringfence_sandbox.calls.journal import Record
+from ringfence_sandbox.calls.power_loss import CommittedCall
 from ringfence_sandbox.disk.call_process import CallProcess
 from ringfence_sandbox.disk.kernel import boot_id
 from ringfence_sandbox.disk.records import Deed
 
 
 @dataclass(slots=True)
-class Story:
+class Replay:
     """As `of` reads it from the records, oldest first."""
 
     root: Sequence[object] | None = None
@@ -53,11 +53,11 @@ class Story:
         return self.root is not None and self.root[3] != boot_id()
 
     @classmethod
-    def of(cls, records: Sequence[Record]) -> Story:
-        story = cls()
+    def of(cls, records: Sequence[Record]) -> Replay:
+        replay = cls()
         for record in records:
-            story._add(record)
-        return story
+            replay._add(record)
+        return replay
 
     def _add(self, record: Record) -> None:
         self.in_hand = None

@@ -16,8 +16,8 @@ from contextlib import suppress
 from typing import NoReturn
 
 from ringfence_sandbox.calls.directory_times import ChangedDirectory, DirectoryTimes
-from ringfence_sandbox.calls.healing import is_same_writing, is_torn_file
 from ringfence_sandbox.calls.holding import Holding
+from ringfence_sandbox.calls.power_loss import is_same_writing, is_torn_file
 from ringfence_sandbox.disk.confined import UNREACHABLE, Confined, read_file
 from ringfence_sandbox.disk.kernel import Abilities, Before, Renames, lstat
 from ringfence_sandbox.disk.records import Deed, Identity
@@ -30,7 +30,7 @@ class Conflict(Exception):
     """Somebody else's is at the path, and stays."""
 
 
-class Hands:
+class DeedRunner:
     """What changes a tree: one system call a deed, each announced to ``before``."""
 
     def __init__(self, files: Confined, can: Abilities, before: Before) -> None:
