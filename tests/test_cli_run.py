@@ -634,6 +634,20 @@ def test_with_closed_streams_nothing_is_said_into_other_files(tree: Path, tmp_pa
     assert [json.loads(line)["outcome"] for line in receipts.read_text().splitlines()] == ["committed"] * 3
 
 
+@pytest.mark.parametrize("closed", ["<&- >&- 2>&-", "<&- 2>&-", "<&- >&-"])
+@pytest.mark.parametrize("own_tools", [False, True])
+def test_without_standard_input_none_of_the_streams_is_a_file_of_the_run(
+    tree: Path, tmp_path: Path, closed: str, own_tools: bool
+) -> None:
+    receipts, tools = tmp_path / "receipts.jsonl", tmp_path / "tools.py"
+    tools.write_text("from ringfence import MarkdownSection\nown = MarkdownSection(title='Own', template='Print.')\n")
+    options = ["--workspace", "disk", "--receipts", receipts, *(["--section", f"{tools}:own"] if own_tools else [])]
+    command = [*in_memory(tree), *map(str, options), "--model", script(tree.parent, EDIT, DONE)]
+    ended = subprocess.run(["/bin/sh", "-c", f'exec "$@" {closed}', "sh", *command], check=False)
+    assert ended.returncode == 0
+    assert [json.loads(line)["outcome"] for line in receipts.read_text().splitlines()] == ["committed"] * 3
+
+
 def test_receipts_that_cannot_be_written_fail_the_task(tree: Path) -> None:
     if not os.path.exists("/dev/full"):
         pytest.skip("no /dev/full here")

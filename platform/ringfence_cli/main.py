@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ringfence_sandbox.container.isolation import Network
 
 INTERRUPTED = 130
+STANDARD_ERROR = 2
 NETWORKS = ("none", "bridge", "slirp4netns", "pasta")
 IMAGE = click.option("--image", metavar="NAME", help="With podman: the container's image.  [default: ringfence's own]")
 NETWORK = click.option(
@@ -306,15 +307,23 @@ def _in_utf8() -> None:
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606
 
 
+def _open_closed_streams() -> None:
+    """Standard input, too: the next file to be opened would take the lowest place, and get what is said there."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= STANDARD_ERROR:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+
+
 def main() -> None:
     """The entry point. Ends the process."""
     _in_utf8()
     # Entered and not left: from here to the process's end an interrupt comes only where a command lets it through.
     signals = Signals().__enter__()
-    for name in ("stdout", "stderr"):
+    _open_closed_streams()
+    for descriptor, name in enumerate(("stdout", "stderr"), 1):
         stream: object = getattr(sys, name)
-        if stream is None:  # Closed. The next file to be opened would take its place and get what is said.
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+        if stream is None:
+            setattr(sys, name, open(descriptor, "w", closefd=False))  # noqa: SIM115
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     # What the library logs about a failed call, traceback and all, is in the call's receipt in words.
