@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -614,6 +615,43 @@ def test_standard_output_that_is_full_fails(tree: Path) -> None:
         )
     assert ended.returncode == 1
     assert b"No space left" in ended.stderr
+
+
+@pytest.mark.parametrize("buffered", ["", "1"])
+@pytest.mark.parametrize("name", ["stdout", "stderr"])
+def test_a_stream_that_does_not_wait_for_its_reader_gets_all_the_same(tree: Path, name: str, buffered: str) -> None:
+    (tree / "big.txt").write_text("two\n" * 30_000)
+    change = calls(call("read_file", file_path="big.txt"), call("rm", path="big.txt"))
+    said = [calls(call("ls"), text="x" * 2_000)] * 50
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, name: writing}
+    command = [*in_memory(tree), "--model", script(tree.parent, change, *said, DONE)]
+    environment = {**os.environ, "PYTHONUNBUFFERED": buffered}
+    process = subprocess.Popen(command, stdout=streams["stdout"], stderr=streams["stderr"], env=environment)
+    os.close(writing)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(3)
+    with open(reading, "rb") as stream:
+        got = stream.read()
+    assert process.wait(60) == 0
+    assert got.count(b"-two\n") == 30_000 if name == "stdout" else got.endswith(b"saves them for `git apply`\n")
+
+
+@pytest.mark.skipif(shutil.which("prlimit") is None, reason="prlimit is not installed")
+def test_what_standard_output_takes_only_in_part_is_no_success(tree: Path, tmp_path: Path) -> None:
+    (tree / "big.txt").write_text("two\n" * 30_000)
+    turns = script(tree.parent, calls(call("read_file", file_path="big.txt"), call("rm", path="big.txt")), DONE)
+    with open(tmp_path / "patch", "wb") as patch:
+        ended = subprocess.run(
+            ["prlimit", "--fsize=65536", *in_memory(tree), "--model", turns],
+            stdout=patch,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            check=False,
+        )
+    assert ended.returncode == 1
+    assert b"File too large" in ended.stderr
 
 
 @pytest.mark.parametrize("words", [["log", "missing"], ["run", ".", "--task", ""], ["run", "."], ["restore", "."]])

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import io
 import os
+import select
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from ringfence_cli.printable import printable
 
@@ -35,7 +36,16 @@ class ErrorStream(io.TextIOWrapper):
         self.write(printable(said.getvalue()))
 
 
-class _Forgiving(io.FileIO):
+class _Waiting(io.FileIO):
+    """A stream that may be one that does not wait: whoever has the other end, or gave it to us, can have made it so."""
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        while (written := cast("int | None", super().write(data))) is None:
+            select.select((), (self,), ())
+        return written
+
+
+class _Forgiving(_Waiting):
     def write(self, data: ReadableBuffer, /) -> int:
         with suppress(OSError):
             return super().write(data)
@@ -50,8 +60,10 @@ def put(data: bytes) -> None:
     """
     try:
         sys.stdout.flush()
-        sys.stdout.buffer.write(data)
-        sys.stdout.buffer.flush()
+        # Not by way of its buffer: with PYTHONUNBUFFERED it has none, and may take only a part without a word.
+        stream, rest = _Waiting(sys.stdout.fileno(), "wb", closefd=False), memoryview(data)
+        while rest:
+            rest = rest[stream.write(rest) :]
     except BrokenPipeError:
         # What is still buffered would fail again when Python closes the stream.
         nowhere = os.open(os.devnull, os.O_WRONLY)
