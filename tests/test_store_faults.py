@@ -8,6 +8,7 @@ import runpy
 import shutil
 import subprocess
 import tarfile
+import zlib
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -212,6 +213,24 @@ def test_a_part_of_the_history_that_cannot_be_read_keeps_no_workspace_from_being
             call(workspace, lambda fs, number=number: fs.write("a.txt", f"{number}"))
     with Workspace.open(root, store=store) as workspace:
         assert workspace.log(1)[0].number == MOST_PACKS + 2
+
+
+class Interrupted:
+    def decompress(self, data: bytes, size: int) -> bytes:
+        raise KeyboardInterrupt
+
+
+def test_an_interrupt_amid_a_look_at_the_history_keeps_no_workspace_from_being_closed(
+    root: Path, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Workspace.open(root, store=store) as workspace:
+        call(workspace, change)
+    with pytest.raises(KeyboardInterrupt), Workspace.open(root, store=store) as workspace:
+        monkeypatch.setattr(zlib, "decompressobj", Interrupted)
+        workspace.show(1)
+    monkeypatch.undo()
+    with Workspace.open(root, store=store) as workspace:
+        assert [step.number for step in workspace.steps()] == [1]
 
 
 def test_a_pack_that_has_lost_its_index_is_not_deleted(root: Path, store: Path) -> None:

@@ -59,7 +59,10 @@ class SearchedPack(Pack):
         return at != -1
 
     def close(self) -> None:
-        super().close()
+        try:
+            super().close()
+        except BufferError:  # an interrupt of a read is on its way, and holds a part of the mapping, which goes with it
+            super().close()
         self._ids.close()
 
 
