@@ -17,8 +17,10 @@ from mcp_types import TextContent
 
 DONE: Mapping[str, Any] = {"text": "Done."}
 SECTION = """
+import multiprocessing
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from ringfence import MarkdownSection, Session, Tool, ToolContext, ToolResult
 from ringfence.filesystem import Filesystem
@@ -41,6 +43,11 @@ def leave(params: None, *, context: ToolContext) -> ToolResult[None]:
     context.filesystem.write("b.txt", "half")
     sys.exit(0)
 
+def fork(params: None, *, context: ToolContext) -> ToolResult[None]:
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        pool.apply_async(time.sleep, (60,))
+        return ToolResult.ok(None, f"as text: {pool.map(str, [2, 4])}")
+
 def look(params: None, *, context: ToolContext) -> ToolResult[None]:
     return ToolResult.ok(None, min(each.name for each in context.filesystem.list()))
 
@@ -49,6 +56,7 @@ TOOLS = [
     Tool[None, Checked](name="check", description="Check it.", handler=check, opaque=True),
     Tool[None, None](name="spoil", description="Spoil it.", handler=spoil),
     Tool[None, None](name="leave", description="Leave it.", handler=leave),
+    Tool[None, None](name="fork", description="Fork.", handler=fork, read_only=True),
     Tool[None, None](name="seen", description="Look at it.", handler=look, read_only=True),
 ]
 section = MarkdownSection(title="Own", key="own", template="Text.", tools=TOOLS)
@@ -118,6 +126,13 @@ def test_standard_output_has_the_results_alone(tree: Path) -> None:
     assert json.loads(done.stdout)["outcome"] == "done"
     for said in ("from the module", "from the handler", "from its program"):
         assert said in done.stderr
+
+
+def test_a_process_that_a_tool_has_forked_is_ended_without_a_word(tree: Path) -> None:
+    done = run(tree, [calls("fork"), DONE], "--section", "own.py:section")
+    assert done.returncode == 0, done.stderr
+    assert "fork -> committed: as text: ['2', '4']" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_tool_that_ends_its_program_fails_the_run_and_all_is_told(tree: Path) -> None:

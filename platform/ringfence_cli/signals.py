@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Callable, Generator
@@ -34,6 +35,7 @@ class Signals:
         self._previous: dict[signal.Signals, Callable[[int, FrameType | None], Any] | int | None] = {}
 
     def __enter__(self) -> Signals:
+        os.register_at_fork(after_in_child=self._forked)
         self._previous[signal.SIGINT] = signal.getsignal(signal.SIGINT)
         self._ignores_interrupts = self._previous[signal.SIGINT] is signal.SIG_IGN
         signal.signal(signal.SIGINT, self._arrived)
@@ -51,6 +53,12 @@ class Signals:
         sys.unraisablehook = self._unraisable
         for number, previous in self._previous.items():
             signal.signal(number, previous)
+
+    def _forked(self) -> None:
+        """In a child that a tool has forked, as `multiprocessing` does, and ends: there is nothing to put in order."""
+        for number in ALIKE:
+            if signal.getsignal(number) == self._end:
+                signal.signal(number, self._previous[number])
 
     @property
     def arrived(self) -> bool:
