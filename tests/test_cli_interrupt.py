@@ -258,3 +258,20 @@ def test_one_that_comes_between_the_task_and_its_application_keeps_it_from_being
         apply(ending, workspace, signals)
     assert (ending.exit_code, ending.applied) == (130, False)
     assert os.listdir(directory / "tree") == ["a.txt"]
+
+
+LATE = """
+import os, signal, sys
+class Late:
+    def __del__(self, kill=os.kill, pid=os.getpid(), number=signal.Signals(int(sys.argv.pop(1)))):
+        kill(pid, number)
+sys.late = Late()
+from ringfence_cli.main import main
+main()
+"""
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_when_all_is_done_and_told_the_exit_code_says_the_same(directory: Path, number: signal.Signals) -> None:
+    ended = subprocess.run([sys.executable, "-c", LATE, str(int(number)), "log", str(directory), "--json"], check=False)
+    assert ended.returncode == 1

@@ -328,7 +328,9 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")
     # What the library logs about a failed call, traceback and all, is in the call's receipt in words.
     logging.getLogger().addHandler(logging.NullHandler())
-    sys.exit(_exit_code(signals))
+    exit_code = _exit_code(signals)
+    signals.ignore()
+    sys.exit(exit_code)
 
 
 def _is_nowhere() -> bool:

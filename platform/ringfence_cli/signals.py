@@ -96,6 +96,11 @@ class Signals:
             if not before:
                 self._release()
 
+    def ignore(self) -> None:
+        """All is done and told. Python itself, on its way out, would let them kill the process again."""
+        for number in self._previous:
+            signal.signal(number, signal.SIG_IGN)
+
     def _release(self) -> None:
         self._holding = False
         if self._pending:
