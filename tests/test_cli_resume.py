@@ -149,6 +149,13 @@ def test_with_its_task_a_run_is_resumed_only_if_there_is_one_of_that_task(tree: 
     assert "goes on with --max-turns" not in run("Mend it.", script(tree, "4.jsonl", DONE)).stderr, "that one is done"
 
 
+def test_a_task_that_comes_through_a_pipe_is_read_once(tree: Path) -> None:
+    words = ["run", str(tree), "--resume", "--task", "@/dev/stdin", "--model", script(tree, "1.jsonl", DONE)]
+    command = [sys.executable, "-m", "ringfence_cli", *words]
+    ended = subprocess.run(command, input="@mend it", capture_output=True, text=True, check=False, timeout=60)
+    assert ended.returncode == 0, ended.stderr
+
+
 def test_a_command_that_is_repeated_has_its_turns_anew(tree: Path) -> None:
     performed(tree, [READ])
     record = record_of(tree)

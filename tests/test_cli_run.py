@@ -244,7 +244,7 @@ def test_the_task_can_come_from_a_file(tree: Path, tmp_path: Path) -> None:
         seen.append(conversation[0]["content"])
         return DONE
 
-    assert perform_with(model, tree, text=task_of(f"@{tmp_path / 'task.txt'}")) == (0, None)
+    assert perform_with(model, tree, text=task_of(f"@{tmp_path / 'task.txt'}", Signals())) == (0, None)
     assert "From a file: $not ${a} template." in seen[0]
 
 

@@ -169,8 +169,10 @@ def run(
         raise click.UsageError("give --task, for a new run, or --resume, for the one that was interrupted")
     if resume and workspace == "memory":
         raise click.UsageError("--resume is for --workspace disk or podman: a copy in memory ends with its run")
+    if task is not None:
+        task = task_of(task, signals)
     if resume and task is not None:
-        resume = is_interrupted(directory, task_of(task))
+        resume = is_interrupted(directory, task)
         task = None if resume else task
         max_turns = max_turns or MAX_TURNS  # as a new run would have
     if workspace is None and not resume:

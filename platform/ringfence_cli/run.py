@@ -55,7 +55,7 @@ MAX_WAIT_SECONDS = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What was asked for. ``task`` is a text or @FILE, None for that of the run to resume; ``model`` is a SPEC;
+    """What was asked for. ``task`` is None for that of the run to resume; ``model`` is a SPEC;
     ``deadline`` is in seconds. For a run to resume, what ``place`` does not say is as it was."""
 
     directory: Path
@@ -108,7 +108,7 @@ def _run(options: Options, signals: Signals, answer: OneObject, said: Callable[[
         try:
             with signals.let_through():
                 adapter = model_of(options.model, files)
-                text = task_of(options.task) if options.task is not None else ""
+                text = options.task or ""
                 copied = options.place.workspace == "memory"
                 if (moved := moved_from(str(options.directory), copied=copied)) is not None:
                     errors.say(f"ringfence: {printable(moved)}")
@@ -348,10 +348,14 @@ def _is_base_url(url: str) -> bool:
         return False
 
 
-def task_of(text: str) -> str:
+def task_of(text: str, signals: Signals) -> str:
     if text.startswith("@"):
         try:
-            text = Path(text[1:]).read_text(encoding="utf-8")
+            with signals.let_through():  # it may be a pipe
+                text = Path(text[1:]).read_text(encoding="utf-8")
+        except KeyboardInterrupt:
+            ErrorStream().say("ringfence: interrupted: nothing was changed")
+            raise click.Abort from None
         except (OSError, ValueError) as error:
             raise click.BadParameter(f"{text[1:]!r} cannot be read: {why(error)}", param_hint="'--task'") from None
     if not text.strip():
