@@ -323,6 +323,31 @@ def test_an_export_is_not_written_through_a_link_that_leads_out_of_the_directory
     assert (tmp_path / "victim").read_text() == "theirs"
 
 
+def test_an_export_into_a_pipe_that_nobody_reads_can_be_interrupted(tree: Path, tmp_path: Path) -> None:
+    assert run(tree).returncode == 0
+    os.mkfifo(tmp_path / "pipe")
+    command = [sys.executable, "-m", "ringfence_cli", "export", str(tree), "--output", str(tmp_path / "pipe")]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(2)
+        process.terminate()
+        assert process.wait(30) == 130
+    finally:
+        process.kill()
+    assert process.communicate()[1] == "ringfence: interrupted: nothing was written\n"
+
+
+@pytest.mark.skipif(shutil.which("prlimit") is None, reason="prlimit is not installed")
+def test_an_export_that_there_is_no_room_for_leaves_no_part_of_itself(tree: Path, tmp_path: Path) -> None:
+    assert run(tree).returncode == 0
+    patch = tmp_path / "patch"
+    command = [sys.executable, "-m", "ringfence_cli", "export", str(tree), "--output", str(patch)]
+    ended = subprocess.run(["prlimit", "--fsize=64", *command], capture_output=True, check=False, timeout=60)
+    assert (ended.returncode, b"File too large" in ended.stderr) == (2, True), ended.stderr
+    assert patch.read_bytes() == b""
+
+
 def test_gc_says_what_it_gave_back(tree: Path) -> None:
     run(tree)
     assert as_json("gc", tree, "--keep", "1")["freed_bytes"] >= 0

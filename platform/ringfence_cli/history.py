@@ -8,7 +8,7 @@ import os
 import shlex
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -24,7 +24,7 @@ from ringfence.runtime.receipts import change_json
 from ringfence_cli.beside_patch import beside_patch
 from ringfence_cli.not_started import BusyError, NotStartedError
 from ringfence_cli.noted_tasks import forget_tasks, noted_tasks
-from ringfence_cli.outputs import json_line, refuse_way_out
+from ringfence_cli.outputs import OutputFile, json_line, refuse_way_out
 from ringfence_cli.printable import how_to_look, one_line, plural, printable, why
 from ringfence_cli.recording import Recording
 from ringfence_cli.signals import Signals
@@ -161,7 +161,13 @@ def export(
     if output is not None:
         try:
             refuse_way_out(output, directory)
-            output.write_bytes(exported.text)
+            with signals.let_through():  # a pipe waits for its reader
+                file = OutputFile(output)
+            with closing(file):
+                file.replace(exported.text)
+        except KeyboardInterrupt:
+            ErrorStream().say("ringfence: interrupted: nothing was written")
+            raise click.Abort from None
         except OSError as error:
             raise click.UsageError(f"{str(output)!r} cannot be written: {why(error)}") from None
     if as_json:
