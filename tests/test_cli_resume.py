@@ -672,3 +672,15 @@ def test_the_receipt_that_a_kill_has_cut_off_is_in_the_file_of_the_next(tree: Pa
     assert [change["path"] for change in cut_off["changes"]] == ([path] if committed else [])
     assert datetime.fromisoformat(cut_off["started_at"]) < killed_at
     assert not any(one["recovered"] for one in more)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
+@pytest.mark.parametrize("then", ["run", "serve"])
+def test_where_the_receipt_that_a_kill_has_cut_off_cannot_be_written_nothing_is_begun(tree: Path, then: str) -> None:
+    model = ["--model", script(tree, "1.jsonl", calls(call("write_file", file_path="b", content="x")), DONE)]
+    run = ["run", str(tree), *model, "--task", "Write.", "--receipts"]
+    command = [sys.executable, "-c", KILLED, "ended first", *run, str(tree.parent / "receipts.jsonl")]
+    assert subprocess.run(command, check=False, timeout=60).returncode == -signal.SIGKILL
+    ended = ringfence(*(run if then == "run" else ["serve", tree, "--receipts"]), "/dev/full")
+    assert ended.returncode == 2
+    assert "Error: '/dev/full' cannot be written: No space left on device" in ended.stderr

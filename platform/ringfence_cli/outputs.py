@@ -19,6 +19,7 @@ from uuid import NAMESPACE_OID, uuid5
 import click
 
 from ringfence.runtime.receipts import Receipt
+from ringfence_cli.printable import why
 from ringfence_cli.terminal import put
 from ringfence_sandbox.calls.killed_calls import KilledCall, forget_killed, killed_calls
 from ringfence_sandbox.disk.places import store_of
@@ -172,14 +173,16 @@ class ReceiptsFile(OutputFile):
 
     def complete(self, workspace: Workspace) -> None:
         """Write the receipts that crashes have cut off: of calls that openings of the workspace had to end, and of the
-        newest step of each session that the file tells of, where it does not tell of that step."""
+        newest step of each session that the file tells of, where it does not tell of that step.
+
+        click.UsageError where they cannot be written."""
         store, said = Path(store_of(workspace.root)), self._said()
         steps = [entry for entry in workspace.log(_NEWEST) if entry.number]
         for killed in killed_calls(store):
             step = next((entry for entry in steps if entry.commit == killed.commit), None)
             receipt = _of_killed(killed, step, workspace)
             if receipt.receipt_id.encode() not in said:
-                self.call(receipt, None, "")
+                self._complete_with(receipt)
         forget_killed(store)
         said, last = self._said(), dict[str, "LogEntry"]()
         for entry in steps:
@@ -189,7 +192,13 @@ class ReceiptsFile(OutputFile):
             if entry.session_id.encode() in said and entry.receipt_id.encode() not in said:
                 at = entry.created_at.isoformat()
                 killed = KilledCall("", entry.call_id, entry.tool, True, entry.commit, (), (), at)
-                self.call(_of_killed(killed, entry, workspace), None, "")
+                self._complete_with(_of_killed(killed, entry, workspace))
+
+    def _complete_with(self, receipt: Receipt) -> None:
+        try:
+            self.call(receipt, None, "")
+        except OSError as error:
+            raise click.UsageError(f"{str(self.path)!r} cannot be written: {why(error)}") from None
 
     def _said(self) -> bytes:
         try:
