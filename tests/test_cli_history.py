@@ -370,6 +370,7 @@ def test_the_log_has_as_many_of_the_newest_entries_as_are_asked_for(tree: Path) 
     assert [entry["number"] for entry in as_json("log", tree, "--limit", "2")["log"]] == [2, 1]
     assert [entry["number"] for entry in as_json("log", tree, "--aborted", "--limit", "1")["log"]] == [2]
     assert ringfence("log", tree, "--limit", "0").returncode == 2
+    assert len(as_json("log", tree, "--limit", str(10**20))["log"]) == 3
 
 
 @pytest.mark.parametrize("name", ["log", "show 1", "diff", "undo", "restore 0", "recover", "export", "gc"])
@@ -390,6 +391,7 @@ def test_without_a_history_every_command_says_so(tree: Path, name: str) -> None:
         ("undo --step 0", "the baseline is no step"),
         ("undo 0", "0 is not in the range"),
         ("restore 9", "no step 9"),
+        (f"restore {'9' * 5_000}", "there is no step of so high a number"),
     ],
 )
 def test_what_there_is_not_is_exit_code_2(tree: Path, name: str, said: str) -> None:

@@ -17,7 +17,12 @@ DRY_RUN = click.option("--dry-run", is_flag=True, help="Only say what would beco
 
 def _named_step(ctx: click.Context, param: click.Parameter, value: str | None) -> int | str | None:
     """The number of a step, or its name."""
-    return int(value) if value is not None and value.isdecimal() else value
+    if value is None or not value.isdecimal():
+        return value
+    try:
+        return int(value)
+    except ValueError:  # more digits than Python takes
+        raise click.BadParameter("there is no step of so high a number", ctx, param) from None
 
 
 def _command(function: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import sys
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -269,7 +270,8 @@ class Workspace:
                 for parent, entry in entries
                 if entry.paths or entry.names or entry.number is not None or parent is None
             )
-            return list(itertools.islice(itertools.chain(shown, self._apart(names)), limit))
+            most = None if limit is None else min(limit, sys.maxsize)
+            return list(itertools.islice(itertools.chain(shown, self._apart(names)), most))
 
     def _apart(self, names: Mapping[str, Sequence[str]]) -> Iterator[LogEntry]:
         for record in self._find.apart():
