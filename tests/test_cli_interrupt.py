@@ -275,3 +275,22 @@ main()
 def test_when_all_is_done_and_told_the_exit_code_says_the_same(directory: Path, number: signal.Signals) -> None:
     ended = subprocess.run([sys.executable, "-c", LATE, str(int(number)), "log", str(directory), "--json"], check=False)
     assert ended.returncode == 1
+
+
+STAYING = """
+import sys, threading, time
+threading.Thread(target=time.sleep, args=(600,)).start()
+from ringfence_cli.main import main
+main()
+"""
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_thread_that_stays_when_all_is_done_and_told_can_be_ended(directory: Path, number: signal.Signals) -> None:
+    command = [sys.executable, "-c", STAYING, "log", str(directory), "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline())["exit_code"] == 1
+        time.sleep(0.5)
+        process.send_signal(number)
+        assert process.wait(60) == 1

@@ -192,13 +192,12 @@ def test_files_of_subvolumes_are_not_one_file_because_their_inodes_have_one_numb
 
 
 @pytest.fixture
-def layered(root: Path) -> Iterator[Path]:
+def layered(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A root that is in a lower layer, as what an image of a container has."""
     os.link(root / "a.txt", root / "d/another name")
     for name in ("upper", "work", "whole"):
         (root.parent / name).mkdir()
-    lower = root.parent.parent / f"{root.parent.name} lower"
-    lower.mkdir()
+    lower = tmp_path_factory.mktemp("lower")
     root.rename(lower / "root")
     options = f"lowerdir={lower},upperdir={root.parent}/upper,workdir={root.parent}/work"
     with mounted(root.parent / "whole", "-t", "overlay", "overlay", "-o", options):

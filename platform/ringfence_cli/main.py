@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import io
 import logging
@@ -321,6 +322,7 @@ def main() -> None:
     _in_utf8()
     # Entered and not left: from here to the process's end an interrupt comes only where a command lets it through.
     signals = Signals().__enter__()
+    atexit.register(signals.ignore)  # the first, which is the last to be called
     _open_closed_streams()
     for descriptor, name in enumerate(("stdout", "stderr"), 1):
         stream: object = getattr(sys, name)
@@ -331,7 +333,7 @@ def main() -> None:
     # What the library logs about a failed call, traceback and all, is in the call's receipt in words.
     logging.getLogger().addHandler(logging.NullHandler())
     exit_code = _exit_code(signals)
-    signals.ignore()
+    signals.end_at_once_with(exit_code)
     sys.exit(exit_code)
 
 

@@ -96,8 +96,13 @@ class Signals:
             if not before:
                 self._release()
 
+    def end_at_once_with(self, exit_code: int) -> None:
+        """All is done and told: what may still be waited for, such as a thread of a tool, changes nothing of it."""
+        for number in self._previous:
+            signal.signal(number, lambda _number, _frame: os._exit(exit_code))
+
     def ignore(self) -> None:
-        """All is done and told. Python itself, on its way out, would let them kill the process again."""
+        """Python itself, when nothing is left to wait for, would let them kill the process with a code of their own."""
         for number in self._previous:
             signal.signal(number, signal.SIG_IGN)
 
