@@ -388,3 +388,52 @@ def test_a_file_that_somebody_removes_during_a_change_is_what_the_error_is_about
             if left >= 0:
                 break  # it took fewer moments
     assert moment > 3
+
+
+def replaced_by_a_person(root: Path) -> None:
+    """As editors save: a new file takes the place of what is there."""
+    (root / "saved~").write_text("theirs\n")
+    (root / "saved~").rename(root / "a.txt")
+
+
+STEPS: dict[str, Callable[[HostFilesystem], object]] = {
+    "written": lambda fs: fs.write("a.txt", "ours\n"),
+    "removed": lambda fs: fs.delete("a.txt"),
+    "a link": lambda fs: (fs.delete("a.txt"), fs.symlink("a.txt", "d/b.txt")),
+    "moved over": lambda fs: fs.move("d/b.txt", "a.txt", overwrite=True),
+    "moved away": lambda fs: fs.move("a.txt", "d/moved"),
+    "made and moved": lambda fs: (fs.delete("a.txt"), fs.mkdir("a.txt"), fs.move("d/b.txt", "a.txt/b")),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("way", ["undo", "restore"])
+def test_what_a_person_saves_during_an_undo_or_a_restore_is_not_written_over(
+    tmp_path: Path, name: str, way: str
+) -> None:
+    for at in itertools.count():
+        root = tmp_path / str(at) / "root"
+        (root / "d").mkdir(parents=True)
+        (root / "a.txt").write_text("before\n")
+        (root / "d/b.txt").write_text("b\n")
+        left = [10_000]
+
+        def person(_: str, root: Path = root, left: list[int] = left) -> None:
+            left[0] -= 1
+            if left[0] == 0 and not (root / "a.txt").is_dir():
+                replaced_by_a_person(root)
+
+        with Workspace.open(root, store=tmp_path / str(at) / "store", before=person) as workspace:
+            with held_call(workspace.filesystem) as held:
+                STEPS[name](workspace.filesystem.for_call(held))
+                held.commit()
+            made = (root / "a.txt").is_dir()
+            left[0] = at + 1
+            try:
+                workspace.undo() if way == "undo" else workspace.restore(0)
+            except OSError as error:
+                assert "by somebody else" in str(error) or isinstance(error, FileExistsError)
+            if left[0] > 0:
+                break
+            assert made or (root / "a.txt").read_text() == "theirs\n"
+    assert at > 3

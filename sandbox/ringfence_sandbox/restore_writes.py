@@ -7,11 +7,16 @@ import os
 import stat
 
 from ringfence_sandbox.calls.core import Core
+from ringfence_sandbox.calls.seen import stale
+from ringfence_sandbox.disk.confined import read_file
 from ringfence_sandbox.disk.new_files import resemble, write_all
 from ringfence_sandbox.disk.records import Deed, Identity
 from ringfence_sandbox.host_writes import HostWrites
 from ringfence_sandbox.steps.metadata import apply_metadata
-from ringfence_sandbox.store.entries import Meta
+from ringfence_sandbox.store.entries import Entry, Meta
+from ringfence_sandbox.store.history_objects import blob_id
+
+_KINDS = {"file": stat.S_IFREG, "symlink": stat.S_IFLNK, "directory": stat.S_IFDIR}
 
 
 class RestoreWrites:
@@ -21,6 +26,32 @@ class RestoreWrites:
         self.notes: list[str] = []
         self._core = core
         self._writes = writes
+
+    def expect(self, place: str, entry: Entry | None) -> None:
+        """Raises OSError (ESTALE) where somebody else has changed a place since the history looked at it. What somebody
+        changes there after this is not written over, or removed, either."""
+        found = self._core.files.look(place)
+        if entry is None or found is None:
+            if entry is not None or found is not None:
+                raise stale(place)
+            self._core.seen.expect(place, None)
+            return
+        if stat.S_IFMT(found.st_mode) != _KINDS[entry.kind]:
+            raise stale(place)
+        if entry.kind == "directory":
+            return
+        with self._core.files.parent(place) as (at, name):
+            try:
+                if entry.kind == "symlink":
+                    content, sha256 = os.fsencode(os.readlink(name, dir_fd=at)), ""
+                else:
+                    content, found = read_file(at, name, place)
+                    sha256 = hashlib.sha256(content).hexdigest()
+            except OSError:
+                raise stale(place) from None
+        if blob_id(content) != entry.oid:
+            raise stale(place)
+        self._core.seen.expect(place, found, sha256)
 
     def file(self, place: str, content: bytes, meta: Meta) -> None:
         """Make a file, or exchange the one that is there. OSError where something else is."""
@@ -103,7 +134,10 @@ class RestoreWrites:
         if found is None:
             deed = Deed("put", place, slot=slot, new=identity)
         else:
+            self._core.seen.check(place, found)
             deed = Deed("swap", place, slot=slot, new=identity, old=Identity.of(found))
+        expected = deed.old
         self._core.perform(deed)
+        self._core.seen.check_displaced(place, expected, deed.old)
         self._core.seen.forget(place)
         return deed

@@ -36,6 +36,8 @@ class TreeWriter:
         """By path, all names of the file that it is to be."""
         self._waiting: set[str] = set()
         """What is still to be written."""
+        self._moved: list[str] = []
+        """From where and to where something was moved: there the tree is not as that commit has it."""
         self._gone: Set[str] = frozenset()
         """What was removed."""
 
@@ -63,12 +65,14 @@ class TreeWriter:
                 self._open_up(old)
                 self._open_up(new)
                 self._filesystem.move(old, new)
-            kept = self._remove(plan)
+                self._moved += (old, new)
+            kept = self._remove(back, plan)
             self._gone = {*plan.removals} - kept
             made = self._make_directories(plan, kept)
             for path, entry in plan.files:
                 if path not in kept:
                     self._open_up(path)
+                    self._expect(back, path)
                     self._write(back, path, entry)
                 self._waiting.discard(path)
             self._finish(back, plan, kept, made)
@@ -99,12 +103,18 @@ class TreeWriter:
                 found[number] = sorted({*found.get(number, ()), *paths})
         return found
 
-    def _remove(self, plan: RestorePlan) -> set[str]:
+    def _expect(self, back: RestoreWrites, path: str) -> None:
+        """Somebody may have changed a path since that commit: then it is not to be taken away or written over."""
+        if not any(f"{path}/".startswith(f"{moved}/") for moved in self._moved):
+            back.expect(path, self._states.entry(self._now, path) if path not in self._gone else None)
+
+    def _remove(self, back: RestoreWrites, plan: RestorePlan) -> set[str]:
         files = self._filesystem
         kept: set[str] = set()
         for path in plan.removals:
             self._open_up(path)
             try:
+                self._expect(back, path)
                 files.delete(path)
                 self._modes.pop(path, None)
             except FileNotFoundError:

@@ -34,6 +34,13 @@ class Seen:
         self._call = outermost
         self._known[place] = (stamp_of(found), sha256)
 
+    def expect(self, place: str, found: os.stat_result | None, sha256: str = "") -> None:
+        """`note` for a call that goes by what the history has of a path: it is what is there, None for nothing."""
+        if found is None:
+            self._vacated.add(place)
+        else:
+            self._known[place] = (stamp_of(found), sha256)
+
     def note_own(self, place: str, identity: Identity | None) -> None:
         """The call itself has given the path a file: what somebody makes of that is not to be written over either."""
         if identity is not None and identity.sha256 is not None:
