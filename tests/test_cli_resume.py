@@ -637,6 +637,18 @@ main()
 """
 
 
+def test_where_there_is_nothing_to_resume_the_results_of_the_run_that_has_ended_stay(tree: Path) -> None:
+    patch, report = tree.parent / "run.patch", tree.parent / "run.html"
+    results = ["--patch", patch, "--report", report]
+    write = calls(call("write_file", file_path="new", content="x"))
+    run = ["run", tree, "--model", script(tree, "1.jsonl", write, DONE), *results]
+    assert ringfence(*run, "--task", "Write.").returncode == 0
+    before = patch.read_bytes(), report.read_bytes()
+    assert ringfence(*run, "--resume").returncode == 2
+    assert (patch.read_bytes(), report.read_bytes()) == before
+    assert before[0]
+
+
 @pytest.mark.parametrize(
     ("outcome", "then"),
     [

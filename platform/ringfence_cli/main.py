@@ -165,7 +165,8 @@ def run(
 
     written = (("--patch", patch), ("--receipts", receipts), ("--report", report))
     refuse_one_file(files_read(model, task, policies, sections), written)
-    clear(directory, patch, report)
+    if not resume or task is not None or is_interrupted(directory):  # else they are of the run that has ended
+        clear(directory, patch, report)
     if not resume and task is None:
         raise click.UsageError("give --task, for a new run, or --resume, for the one that was interrupted")
     if resume and workspace == "memory":

@@ -194,14 +194,14 @@ def run_to_resume(directory: Path) -> Interrupted | None:
     return found
 
 
-def is_interrupted(directory: Path, task: str) -> bool:
-    """Whether what there is to go on with is a run of this task; one whose record cannot be read is none."""
+def is_interrupted(directory: Path, task: str | None = None) -> bool:
+    """Whether there is a run to go on with, of this task if one is given; a record that cannot be read is none."""
     path = record_of(directory)
     try:
         found = interrupted_run(path) or interrupted_run(path.with_name(KEPT_NAME))
     except ValueError:
         return False
-    return found is not None and found.task == task
+    return found is not None and task in (None, found.task)
 
 
 def interrupted_run(record_file: Path) -> Interrupted | None:
