@@ -221,6 +221,19 @@ def test_nothing_is_imported_from_where_the_agent_writes(tree: Path) -> None:
     assert not proof.exists()
 
 
+def test_no_module_of_a_package_elsewhere_is_imported_from_where_the_agent_writes(tree: Path) -> None:
+    proof, package = tree.parent / "proof", tree.parent / "site/outer"
+    (tree / "own.py").write_text(f"open({str(proof)!r}, 'w')\nsection = None\n")
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    tree.rename(package / "tree")
+    (package / "link.py").symlink_to("tree/own.py")
+    for spec in ("outer.tree.own:section", "outer.link:section"):
+        refused = run(package / "tree", [DONE], "--section", spec, env={"PYTHONPATH": str(tree.parent / "site")})
+        assert (refused.returncode, "inside of the workspace" in refused.stderr) == (2, True), refused.stderr
+    assert not proof.exists()
+
+
 def test_a_file_is_not_overwritten_by_a_result(tree: Path) -> None:
     refused = run(tree, [DONE], "--section", "own.py:section", "--patch", "own.py")
     assert refused.returncode == 2

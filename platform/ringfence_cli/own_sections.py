@@ -113,11 +113,13 @@ def _of_file(file: Path, directory: Path) -> ModuleType:
 
 
 def _of_name(name: str, directory: Path) -> ModuleType:
-    found = find_spec(name.partition(".")[0])  # which imports nothing yet
-    if found is None:
-        raise _bad(f"there is no module {name}: install its package, or name a file, FILE.py:NAME")
-    places = [*([found.origin] if found.origin else []), *(found.submodule_search_locations or [])]
-    _refuse_in(directory, *places, *map(os.path.realpath, places))
+    names = name.split(".")
+    for end in range(1, len(names) + 1):
+        found = find_spec(".".join(names[:end]))  # which imports what is above it, that has passed, and not itself
+        if found is None:
+            raise _bad(f"there is no module {'.'.join(names[:end])}: install its package, or name a file, FILE.py:NAME")
+        places = [*([found.origin] if found.origin else []), *(found.submodule_search_locations or [])]
+        _refuse_in(directory, *places, *map(os.path.realpath, places))
     return import_module(name)
 
 
