@@ -48,12 +48,12 @@ SAYINGS = {
 class SmallModel(ProviderServer):
     """Refuses what is longer than so many characters, in the words of the provider; it has no end of turns."""
 
-    def __init__(self, wire: str, window: int, replies: Sequence[Reply]) -> None:
+    def __init__(self, window: int, replies: Sequence[Reply], saying: tuple[int, dict[str, str]]) -> None:
         super().__init__(replies)
         self.refused = 0
         self.taken: list[Any] = []
         self._window = window
-        self._refusal = Failure(SAYINGS[wire][0], {"type": "error", "error": SAYINGS[wire][1]})
+        self._refusal = Failure(saying[0], {"type": "error", "error": saying[1]})
 
     def reply(self, asked: Asked) -> Reply:
         if len(json.dumps(asked.body)) > self._window:
@@ -71,8 +71,11 @@ def called_for(text: str, times: int) -> dict[str, Any]:
     return {"text": "so be it", "tool_calls": [{"name": "note", "arguments": {"text": text, "times": times}}]}
 
 
-def evaluated(wire: str, window: int, replies: Sequence[Reply]) -> tuple[SmallModel, Session, list[ModelRetry], Any]:
-    server, session, retries = SmallModel(wire, window, replies), Session(), list[ModelRetry]()
+def evaluated(
+    wire: str, window: int, replies: Sequence[Reply], saying: tuple[int, dict[str, str]] | None = None
+) -> tuple[SmallModel, Session, list[ModelRetry], Any]:
+    server, session = SmallModel(window, replies, saying or SAYINGS[wire]), Session()
+    retries = list[ModelRetry]()
     session.dispatcher.subscribe(ModelRetry, retries.append)
     tool = Tool[Note, Note](name="note", description="Says a text so many times.", handler=echo)
     section = MarkdownSection(title="Task", key="task", template="Do as you are told.", tools=[tool])
@@ -103,6 +106,25 @@ def test_older_answers_go_where_the_model_has_no_room_and_the_work_goes_on(wire:
     assert "h" * 3_000 in last
     assert "ask for it again" in last
     assert all("too long for the model" in retry.reason for retry in retries)
+
+
+@pytest.mark.parametrize(
+    "saying",
+    [
+        (429, {"code": "rate_limit_exceeded", "type": "tokens", "message": "Request too large for m: Limit 30000"}),
+        (413, {"code": "rate_limit_exceeded", "type": "tokens", "message": "Request too large for model `m`"}),
+        (
+            413,
+            {"code": "tokens_limit_reached", "message": "Request body too large for m model. Max size: 8000 tokens."},
+        ),
+        (413, {"message": "Payload Too Large"}),
+    ],
+)
+def test_so_it_does_where_one_request_alone_is_above_a_limit_of_tokens_a_minute_or_of_bytes(saying: Any) -> None:
+    server, session, _, ended = evaluated("chat", 14_000, [*(called_for(e, 3_000) for e in "abcdefgh"), DONE], saying)
+    assert ended == DONE["text"]
+    assert len(session[ToolInvoked].all()) == 8
+    assert 0 < server.refused < 8
 
 
 @every_wire

@@ -41,6 +41,8 @@ TOO_LONG = re.compile(
     re.IGNORECASE,
 )
 """How servers say that a request is longer than the model takes, where they have no code for it."""
+TOO_LARGE = re.compile(r"request (body |entity )?too large", re.IGNORECASE)
+"""How they say that a request alone is above a limit, such as that of tokens a minute: waiting does not help."""
 
 
 class Sdk(Protocol):
@@ -165,7 +167,7 @@ def _fail(error: Exception, sdk: Sdk) -> NoReturn:
     if isinstance(error, (CutOffError, ReportedError, sdk.APIError)) or _of_transport(error):
         body: object = getattr(error, "body", None)
         kind = _kind(error, sdk, body)
-        too_long = kind in (None, "overloaded") and _is_too_long(error, body)
+        too_long = _is_too_long(error, body, kind)
         kind = None if too_long else kind
         headers = getattr(getattr(error, "response", None), "headers", {})
         said = _said(error, body)
@@ -201,8 +203,12 @@ def _kind(error: Exception, sdk: Sdk, body: object) -> ThrottleKind | None:
     return None
 
 
-def _is_too_long(error: Exception, body: object) -> bool:
-    return bool(_codes(body) & TOO_LONG_CODES) or TOO_LONG.search(_said(error, body)) is not None
+def _is_too_long(error: Exception, body: object, kind: ThrottleKind | None) -> bool:
+    said = _said(error, body)
+    if getattr(error, "status_code", None) == 413 or (kind != "quota_exhausted" and TOO_LARGE.search(said)):
+        return True
+    found = bool(_codes(body) & TOO_LONG_CODES) or TOO_LONG.search(said) is not None
+    return found and kind in (None, "overloaded")
 
 
 def _codes(body: object) -> set[str]:
