@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -226,6 +227,20 @@ def test_one_that_a_finalizer_swallows_is_not_lost(capfd: pytest.CaptureFixture[
             pass
         raise AssertionError("it was lost")
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("lets_through", [True, False])
+def test_a_child_that_a_tool_forks_is_ended_by_a_signal_as_ever(number: signal.Signals, lets_through: bool) -> None:
+    with Signals() as signals, signals.let_through() if lets_through else nullcontext():
+        child = os.fork()
+        if child == 0:  # as a worker of multiprocessing, which waits for its end
+            with suppress(BaseException):
+                time.sleep(60)
+            os._exit(0)
+        os.kill(child, number)  # which may not have come to its first line
+        _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == -number
 
 
 def test_the_handlers_of_before_are_put_back() -> None:

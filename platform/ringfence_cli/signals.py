@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
@@ -22,7 +23,8 @@ class Signals:
 
     Outside of `let_through` they wait. Letting one through makes the next ones wait again, so whatever it interrupted
     can put its work in order: there is no moment at which an interrupt leaves nobody to say what became of the work.
-    A signal that was ignored before (``nohup``, a background job of a script) stays ignored.
+    A signal that was ignored before (``nohup``, a background job of a script) stays ignored. In a process that a tool
+    forks off, each does what it did before: whoever tells a worker to end waits for its end.
     """
 
     def __init__(self) -> None:
@@ -35,7 +37,6 @@ class Signals:
         self._previous: dict[signal.Signals, Callable[[int, FrameType | None], Any] | int | None] = {}
 
     def __enter__(self) -> Signals:
-        os.register_at_fork(after_in_child=self._forked)
         self._previous[signal.SIGINT] = signal.getsignal(signal.SIGINT)
         self._ignores_interrupts = self._previous[signal.SIGINT] is signal.SIG_IGN
         signal.signal(signal.SIGINT, self._arrived)
@@ -45,20 +46,23 @@ class Signals:
                 self._previous[number] = previous
                 signal.signal(number, self._end)
         self._unraisable, sys.unraisablehook = sys.unraisablehook, self._lost
+        _entered.append(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self in _entered:  # else this is a child
+            _entered.remove(self)
         sys.unraisablehook = self._unraisable
         for number, previous in self._previous.items():
             signal.signal(number, previous)
 
-    def _forked(self) -> None:
-        """In a child that a tool has forked, as `multiprocessing` does, and ends: there is nothing to put in order."""
-        for number in ALIKE:
-            if signal.getsignal(number) == self._end:
-                signal.signal(number, self._previous[number])
+    def put_back(self) -> None:
+        """In a child, where what a handler of ours notes is nobody's."""
+        for number, previous in self._previous.items():
+            if signal.getsignal(number) in (self._arrived, self._end):
+                signal.signal(number, previous)
 
     @property
     def arrived(self) -> bool:
@@ -139,3 +143,25 @@ class Signals:
         handler = signal.getsignal(signal.SIGINT)
         if callable(handler):
             handler(signal.SIGINT, frame)
+
+
+_entered: list[Signals] = []
+_masks = threading.local()
+
+
+def _hold_back() -> None:
+    """Over a fork: Python forgets what comes to a child before its interpreter is in order."""
+    _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, ALIKE if _entered else ())
+
+
+def _let_in() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _masks.before)
+
+
+def _forked() -> None:
+    while _entered:
+        _entered.pop().put_back()
+    _let_in()
+
+
+os.register_at_fork(before=_hold_back, after_in_parent=_let_in, after_in_child=_forked)
