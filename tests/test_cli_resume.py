@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Generator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -696,3 +697,17 @@ def test_where_the_receipt_that_a_kill_has_cut_off_cannot_be_written_nothing_is_
     ended = ringfence(*(run if then == "run" else ["serve", tree, "--receipts"]), "/dev/full")
     assert ended.returncode == 2
     assert "Error: '/dev/full' cannot be written: No space left on device" in ended.stderr
+
+
+@pytest.mark.parametrize("outcome", ["rolled_back", "committed", "ended", "ended first"])
+def test_a_resumed_run_counts_the_call_that_a_kill_has_cut_off_as_the_receipts_do(tree: Path, outcome: str) -> None:
+    receipts = tree.parent / "receipts.jsonl"
+    writes = [call("write_file", file_path=name, content="x") for name in "bc"]
+    run = ["run", tree, "--model", script(tree, "1.jsonl", calls(*writes), DONE), "--receipts", receipts]
+    command = [sys.executable, "-c", KILLED, outcome, *map(str, run), "--task", "Write."]
+    assert subprocess.run(command, check=False, timeout=60).returncode == -signal.SIGKILL
+    done = ringfence(*run, "--resume", "--json")
+    outcomes = Counter(json.loads(line)["outcome"] for line in receipts.read_text().splitlines())
+    counted = json.loads(done.stdout)["tool_calls"]
+    assert outcomes.total() == counted["total"]
+    assert all(counted[kind] == count for kind, count in outcomes.items())

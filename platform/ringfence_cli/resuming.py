@@ -25,6 +25,7 @@ from ringfence_cli.printable import one_line
 from ringfence_cli.signals import Signals
 from ringfence_cli.terms import Terms
 from ringfence_cli.watch import Tally
+from ringfence_sandbox.calls.recovery import Recovered
 from ringfence_sandbox.container.shell_environment import ShellEnvironment
 from ringfence_sandbox.disk.places import store_of
 from ringfence_tools.planning import Plan
@@ -93,13 +94,14 @@ class RunRecord:
     def attend(self, session: Session, signals: Signals, workspace: DiskWorkspace) -> None:
         """Bring a new session to where the interrupted one stood, if there is one, and listen to it."""
         record: dict[str, object] = {"task": self.task, "session": str(session.session_id)}
-        record |= {"terms": serde.dump(self.terms), "spent": self._spent_before}
+        record["terms"] = serde.dump(self.terms)
         if self._before is not None:
             for kind in KEPT:
                 session[kind].seed([item for item in self._before.state if type(item) is kind])
             workspace.refused = {**self._before.refused, **workspace.refused}
             workspace.go_on_from(self._before.start, self._before.sessions)
             answered = _answers_of_steps(self._before, workspace.opened.steps())
+            self._count_killed(len(answered), workspace.opened.recovered)
             messages = (*self._before.messages, *answered)
             changed = workspace.changed_by_others(self._before.start, self._before.sessions) if messages else ()
             session[Conversation].seed(Conversation(PROMPT_NAME, messages, _news(changed)))
@@ -112,7 +114,7 @@ class RunRecord:
                 os.replace(self.path, self.kept)
             else:
                 self.path.unlink(missing_ok=True)
-        record["refused"] = dict(workspace.refused)
+        record |= {"spent": self._spent_before, "refused": dict(workspace.refused)}
         self._file = OutputFile(self.path, append=True)
         self._file.write(_line(record))
         note_task(workspace.directory, str(session.session_id), self.task)
@@ -123,6 +125,15 @@ class RunRecord:
                 self._add(event.message, session)
 
         session.dispatcher.subscribe(Said, said)
+
+    def _count_killed(self, committed: int, recovered: Recovered | None) -> None:
+        """The calls of which the process was killed before it could count them."""
+        assert self._before is not None
+        self.tally.outcomes["committed"] += committed
+        pending = [call.call_id for call in Conversation("", self._before.messages).unanswered()]
+        if recovered is not None and recovered.outcome == "rolled back" and recovered.call_id in pending:
+            self.tally.outcomes["rolled_back"] += 1
+        self._spent_before["outcomes"] = dict(self.tally.outcomes)
 
     def _add(self, message: Message, session: Session) -> None:
         record: dict[str, object] = {"messages": [_encoded(message)], "spent": self.tally.to_json()}
