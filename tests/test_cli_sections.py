@@ -244,7 +244,8 @@ def test_a_file_is_not_overwritten_by_a_result(tree: Path) -> None:
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_a_server_offers_them_too(tree: Path, anyio_backend: str) -> None:
     arguments = ["-m", "ringfence_cli", "serve", str(tree), "--section", f"{tree.parent / 'own.py'}:made"]
-    async with Client(stdio_client(StdioServerParameters(command=sys.executable, args=arguments))) as client:
+    parameters = StdioServerParameters(command=sys.executable, args=arguments, env=dict(os.environ))
+    async with Client(stdio_client(parameters)) as client:
         assert {"check", "spoil", "seen"} <= {tool.name for tool in (await client.list_tools()).tools}
         checked = await client.call_tool("check", {})
         assert isinstance(checked.content[0], TextContent)
