@@ -236,6 +236,7 @@ def test_a_call_that_was_committed_but_not_answered_is_told_so_and_not_run_again
     assert ending.outcome == "done"
     *_, committed, listed, news = second.requests[0]["messages"]
     assert committed["content"].startswith("This call was committed as step 1, which changed new.txt.")
+    assert committed["content"].endswith("read what is there now before you change it again.")
     assert "a.txt" in listed["content"]
     assert "others have changed or removed new.txt" in news["content"]
     assert not (tree / "new.txt").exists()

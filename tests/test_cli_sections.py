@@ -18,6 +18,7 @@ from mcp_types import TextContent
 DONE: Mapping[str, Any] = {"text": "Done."}
 SECTION = """
 import multiprocessing
+import os
 import subprocess
 import sys
 import time
@@ -51,12 +52,18 @@ def fork(params: None, *, context: ToolContext) -> ToolResult[None]:
 def look(params: None, *, context: ToolContext) -> ToolResult[None]:
     return ToolResult.ok(None, min(each.name for each in context.filesystem.list()))
 
+def spoil_process(params: None, *, context: ToolContext) -> ToolResult[None]:
+    os.chdir("/")
+    sys.stdout.close()
+    return ToolResult.ok(None, "elsewhere now")
+
 print("from the module")
 TOOLS = [
     Tool[None, Checked](name="check", description="Check it.", handler=check, opaque=True),
     Tool[None, None](name="spoil", description="Spoil it.", handler=spoil),
     Tool[None, None](name="leave", description="Leave it.", handler=leave),
     Tool[None, None](name="fork", description="Fork.", handler=fork, read_only=True),
+    Tool[None, None](name="spoil_process", description="Go.", handler=spoil_process, read_only=True),
     Tool[None, None](name="seen", description="Look at it.", handler=look, read_only=True),
 ]
 section = MarkdownSection(title="Own", key="own", template="Text.", tools=TOOLS)
@@ -93,13 +100,27 @@ EDIT = calls("edit_file", file_path="a.txt", old_string="one", new_string="two")
 
 
 def run(
-    tree: Path, turns: Sequence[Mapping[str, Any]], *options: str, env: Mapping[str, str] | None = None
+    tree: Path,
+    turns: Sequence[Mapping[str, Any]],
+    *options: str,
+    directory: str | None = None,
+    env: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     script = tree.parent / "script.jsonl"
     script.write_text("".join(json.dumps(turn) + "\n" for turn in turns))
     begun = [] if "--resume" in options else ["--task", "Do it."]
     return subprocess.run(
-        [sys.executable, "-m", "ringfence_cli", "run", str(tree), "--model", f"script:{script}", *begun, *options],
+        [
+            sys.executable,
+            "-m",
+            "ringfence_cli",
+            "run",
+            directory or str(tree),
+            "--model",
+            f"script:{script}",
+            *begun,
+            *options,
+        ],
         capture_output=True,
         text=True,
         timeout=60,
@@ -126,6 +147,16 @@ def test_standard_output_has_the_results_alone(tree: Path) -> None:
     assert json.loads(done.stdout)["outcome"] == "done"
     for said in ("from the module", "from the handler", "from its program"):
         assert said in done.stderr
+
+
+def test_a_tool_that_closes_the_output_and_goes_elsewhere_costs_no_results(tree: Path) -> None:
+    options = ("--section", "own.py:section", "--workspace", "memory", "--apply", "--json", "--patch", "run.patch")
+    done = run(tree, [READ, EDIT, calls("spoil_process"), calls("seen"), DONE], *options, directory="tree")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["applied"] is True
+    assert "seen -> committed: a.txt" in done.stderr
+    assert (tree / "a.txt").read_text() == "two\n"
+    assert (tree.parent / "run.patch").exists()
 
 
 def test_a_process_that_a_tool_has_forked_is_ended_without_a_word(tree: Path) -> None:
@@ -257,6 +288,20 @@ async def test_a_server_offers_them_too(tree: Path, anyio_backend: str) -> None:
         assert not (await client.call_tool("seen", {})).is_error, "one tool does not end it for all"
     assert (tree / "made.txt").exists()
     assert not (tree / "b.txt").exists()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_read_only_server_finds_its_directory_when_a_tool_went_elsewhere(
+    tree: Path, anyio_backend: str
+) -> None:
+    assert run(tree, [READ, EDIT, DONE]).returncode == 0
+    arguments = ["-m", "ringfence_cli", "serve", "tree", "--read-only", "--section", "own.py:section"]
+    parameters = StdioServerParameters(command=sys.executable, args=arguments, env=dict(os.environ), cwd=tree.parent)
+    async with Client(stdio_client(parameters)) as client:
+        for name in ("history", "spoil_process", "history"):
+            answer = await client.call_tool(name, {})
+            assert not answer.is_error, answer.content
 
 
 def test_a_server_with_what_is_no_section_does_not_start(tree: Path) -> None:

@@ -358,6 +358,32 @@ def test_a_client_that_is_not_served_is_told_why_in_the_protocol(root: Path, fir
         assert server.end()[0] == 2
 
 
+RAISING = """
+from ringfence import MarkdownSection
+class Raising(MarkdownSection):
+    def resources(self):
+        raise OSError(111, "Connection refused", "/run/database.sock")
+section = Raising(title="Own", key="own", template="Text.")
+"""
+
+
+@pytest.mark.parametrize("reason", ["a relative state directory", "a section whose resources cannot be made"])
+def test_it_is_told_too_what_else_keeps_a_server_from_its_start(
+    root: Path, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = root.parent / "own.py"
+    own.write_text(RAISING)
+    options, said = ["--section", f"{own}:section"], "/run/database.sock: Connection refused"
+    if reason == "a relative state directory":
+        monkeypatch.setenv("RINGFENCE_STATE_DIR", "relative")
+        options, said = [], "RINGFENCE_STATE_DIR"
+    with started(root, *options) as server:
+        server.ask("initialize", HELLO, 0)
+        assert said in server.answer()["error"]["message"]
+        code, _, err = server.end()
+        assert (code, b"Traceback" in err, said.encode() in err) == (2, False, True)
+
+
 def test_a_signal_ends_a_server_that_waits_to_say_why_it_serves_nothing(root: Path) -> None:
     with Workspace.open(root), started(root) as server:
         server.ask("server/discover", {}, 0)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import traceback
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from hashlib import sha256
 from importlib import import_module
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
@@ -41,20 +42,39 @@ def spelled(spec: str) -> str:
 @contextmanager
 def results_alone(sections: Sequence[object]) -> Generator[None]:
     """Where there are any: standard output is for what came of a run, and what else writes there, such as a tool's
-    program, writes to standard error meanwhile."""
+    program, writes to standard error meanwhile. Afterwards the stream is whole, and the directory the same: a tool may
+    have closed the one and left the other."""
     if not sections:
         yield
         return
-    kept = os.dup(1)
-    try:
+    with ExitStack() as back:
+        back.callback(_go_to, _working_directory(back))
+        stream, kept = sys.stdout, os.dup(1)
+        back.callback(os.close, kept)
+        stream.flush()
         os.dup2(2, 1)
-        try:
-            yield
-        finally:
-            sys.stdout.flush()
-            os.dup2(kept, 1)
-    finally:
-        os.close(kept)
+        back.callback(os.dup2, kept, 1)
+        sys.stdout = io.TextIOWrapper(
+            io.FileIO(1, "w", closefd=False), stream.encoding, "backslashreplace", write_through=True
+        )
+        back.callback(setattr, sys, "stdout", stream)
+        yield
+
+
+def _working_directory(back: ExitStack) -> int | None:
+    """None where nobody can go back to it."""
+    try:
+        here = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    back.callback(os.close, here)
+    return here
+
+
+def _go_to(directory: int | None) -> None:
+    if directory is not None:
+        with suppress(OSError):
+            os.fchdir(directory)
 
 
 def _section_of(spec: str, directory: Path) -> MakeSection:

@@ -277,7 +277,7 @@ def _answers_of_steps(before: Interrupted, steps: Iterable[Step]) -> list[Messag
 def _committed(step: Step) -> str:
     return (
         f"This call was committed as step {step.number}, which changed {_some(step.paths)}. An interruption lost its "
-        "answer."
+        "answer: read what is there now before you change it again."
     )
 
 

@@ -30,7 +30,6 @@ from ringfence_cli.policies import policies_of, unfit
 from ringfence_cli.printable import plural, printable, why
 from ringfence_cli.report import as_json, left_out, summary
 from ringfence_cli.report_file import ReportFile
-from ringfence_cli.report_page import About, page
 from ringfence_cli.resuming import RunRecord, run_to_resume
 from ringfence_cli.sandbox_commands import UNAVAILABLE
 from ringfence_cli.signals import Signals
@@ -216,6 +215,8 @@ def _finish(
     elif options.apply and isinstance(workspace, MemoryWorkspace):
         apply(ending, workspace, signals)
     if report is not None:
+        from ringfence_cli.report_page import About, page
+
         # Who reads it is somewhere else.
         there = replace(options, directory=Path(os.path.abspath(options.directory)))
         next_steps = list(_what_next(there, ending, workspace))

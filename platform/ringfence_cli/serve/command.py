@@ -19,8 +19,9 @@ import click
 from ringfence.errors import PromptValidationError, SandboxUnavailableError
 from ringfence.failures import said_of
 from ringfence.runtime.receipts import Receipt
+from ringfence_cli.not_started import NotStartedError
 from ringfence_cli.outputs import ReceiptsFile, refuse_way_out
-from ringfence_cli.own_sections import results_alone, sections_of
+from ringfence_cli.own_sections import MakeSection, results_alone, sections_of
 from ringfence_cli.policies import policies_of, unfit
 from ringfence_cli.printable import printable, why
 from ringfence_cli.run import recovered_before_copy
@@ -28,13 +29,14 @@ from ringfence_cli.sandbox_commands import UNAVAILABLE
 from ringfence_cli.serve import stdio
 from ringfence_cli.serve.clients import Client
 from ringfence_cli.serve.server import WorkspaceServer
-from ringfence_cli.serve.workspaces import DiskServed, open_workspace
+from ringfence_cli.serve.workspaces import DiskServed, ServedWorkspace, open_workspace
 from ringfence_cli.signals import Signals
 from ringfence_cli.task import EXIT_CODES
 from ringfence_cli.telemetry import telemetry_of
 from ringfence_cli.terminal import ErrorStream
 from ringfence_cli.terms import Place
 from ringfence_cli.workspace import keep_out
+from ringfence_sandbox.disk.places import StateDirectoryError
 from ringfence_sandbox.moved_roots import moved_from
 
 TOKEN_VARIABLE = "RINGFENCE_MCP_TOKEN"  # noqa: S105  # its name
@@ -59,9 +61,10 @@ def serve(options: ServeOptions, signals: Signals) -> int:
     """The exit code. Raises click.ClickException for what cannot be served."""
     try:
         return _serve(options, signals)
-    except click.ClickException as error:
+    except (click.ClickException, StateDirectoryError) as raised:
+        error = NotStartedError.of(raised) if isinstance(raised, StateDirectoryError) else raised
         _refuse(error.format_message(), options, signals)
-        raise
+        raise error from None
 
 
 def _serve(options: ServeOptions, signals: Signals) -> int:
@@ -88,7 +91,7 @@ def _serve(options: ServeOptions, signals: Signals) -> int:
                     keep_out(workspace.workspace, receipts.path, "the receipts of this server come there")
                     receipts.complete(workspace.workspace.opened)
                 with results_alone(added):
-                    Client(workspace, _nothing, added=added).close()  # what no client could begin with is said now
+                    _begin_once(workspace, added)
         except PromptValidationError as error:
             raise unfit(error, options.directory, options.place.workspace) from None
         except KeyboardInterrupt:
@@ -106,6 +109,18 @@ def _serve(options: ServeOptions, signals: Signals) -> int:
         gc.freeze()  # so that no collection looks through what is loaded in the middle of a call, either
         gc.enable()
         return anyio.run(_run, server, transport, signals)
+
+
+def _begin_once(workspace: ServedWorkspace, added: Sequence[MakeSection]) -> None:
+    """What no client could begin with is said now."""
+    try:
+        Client(workspace, _nothing, added=added).close()
+    except (click.ClickException, PromptValidationError):
+        raise
+    except Exception as error:
+        if not added:
+            raise
+        raise NotStartedError(f"--section: no client could begin with it: {said_of(error)}") from error
 
 
 def _refuse(said: str, options: ServeOptions, signals: Signals) -> None:

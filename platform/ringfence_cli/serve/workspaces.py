@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -144,7 +145,7 @@ class LookedAt:
     """The files as they are, to look at: not locked, so that an agent may work there meanwhile."""
 
     def __init__(self, directory: Path, *, without_commands: bool = False) -> None:
-        self.directory = directory
+        self.directory = Path(os.path.abspath(directory))  # also when a tool goes to another working directory
         self.read_only = True
         self._without_commands = without_commands
         self.filesystem: Filesystem = HostFilesystem(directory, read_only=True)
