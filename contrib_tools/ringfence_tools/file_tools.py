@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from ringfence.errors import ToolValidationError
@@ -137,6 +138,11 @@ class _FileTools:
             raise ToolValidationError("no filesystem is bound to this prompt, so there are no files to work on")
         return filesystem, from_model(filesystem, text or "", mount_point=self._mount_point)
 
+    def _below(self, filesystem: Filesystem, path: str, pattern: str) -> str:
+        """A pattern as it is below a directory, where it begins with that directory's own path as a model sees it."""
+        mount = filesystem.root if self._mount_point is None else self._mount_point
+        return pattern.removeprefix(f"{mount.rstrip('/')}/{path}".rstrip("/") + "/")
+
     def ls(self, params: ListDirectory, *, context: ToolContext) -> ToolResult[Listing]:
         filesystem, path = self._open(context, params.path)
         try:
@@ -250,13 +256,14 @@ class _FileTools:
             raise ToolValidationError(missing(filesystem, path))
         if not _is_directory(filesystem, path):
             raise ToolValidationError(f"{_name(path)} is not a directory: glob looks below one")
+        pattern = self._below(filesystem, path, params.pattern)
         try:
-            wanted = path_filter(params.glob) if params.glob is not None else None
-            found = filesystem.glob(params.pattern, path=path)
+            wanted = path_filter(self._below(filesystem, path, params.glob)) if params.glob is not None else None
+            found = filesystem.glob(pattern, path=path)
         except ValueError as error:
             raise ToolValidationError(f"the pattern cannot be used: {error}") from None
         skip = len(path) + 1 if path else 0
-        ignored = Ignored(filesystem, path, params.pattern)
+        ignored = Ignored(filesystem, path, pattern)
         paths = [
             shown(match.path) + ("" if match.is_file or not _is_directory(filesystem, match.path) else "/")
             for match in found
@@ -271,6 +278,8 @@ class _FileTools:
 
     def grep(self, params: Grep, *, context: ToolContext) -> ToolResult[FoundLines]:
         filesystem, path = self._open(context, params.path)
+        if params.glob is not None:
+            params = replace(params, glob=self._below(filesystem, path, params.glob))
         try:
             ignored = Ignored(filesystem, path, params.glob)
             found, all_found = _grep(filesystem, path, params, ignored)
