@@ -32,8 +32,9 @@ podman: $(READY)
 image: $(READY)
 	@.venv/bin/ringfence sandbox build
 
+# Some tests wait for others to end: one worker more than there are cores at least.
 test: podman
-	@$(PY) -m pytest -n 2 --dist worksteal $(BOUNDED) $(ARGS)
+	@$(PY) -m pytest -n 3 --dist worksteal $(BOUNDED) $(ARGS)
 
 prove: podman
 	@RINGFENCE_PROVE=1 $(PY) -m pytest -n 2 --dist worksteal $(ARGS)

@@ -20,6 +20,13 @@ from ringfence_sandbox.disk.kernel import Abilities
 from ringfence_sandbox.host import HostFilesystem
 
 EVERY = os.environ.get("RINGFENCE_PROVE") == "1"
+
+
+def points(spread: int) -> range:
+    """Where to kill: everywhere in the long form, else at one place in so many."""
+    return range(0, 10_000, 1 if EVERY else spread)
+
+
 OLD_KERNEL = Abilities(openat2=False, renameat2=False, tmpfile=False)
 NO_LINKS = Abilities(openat2=True, renameat2=False, tmpfile=False, links=False)
 
@@ -160,7 +167,7 @@ def test_a_call_killed_anywhere_is_undone_or_done(case: Case, name: str) -> None
     change = CALLS[name]
     after = case.after(change)
     outcomes: set[str] = set()
-    for point in range(0, 10_000, 1 if EVERY or name != "everything" else 3):
+    for point in points(5 if name == "everything" else 2):
         case.fresh()
         if not killed_at(point, case.committed(change)):
             break
@@ -182,7 +189,7 @@ def test_a_call_killed_anywhere_is_undone_or_done(case: Case, name: str) -> None
 
 @pytest.mark.parametrize("name", CALLS)
 def test_a_rollback_killed_anywhere_is_completed(case: Case, name: str) -> None:
-    for point in range(0, 10_000, 1 if EVERY or name != "everything" else 4):
+    for point in points(7 if name == "everything" else 2):
         case.fresh()
         killed = killed_at(point, case.rolled_back(CALLS[name]))
         with case.open() as fs:
@@ -201,7 +208,7 @@ def test_a_rollback_killed_anywhere_is_completed(case: Case, name: str) -> None:
 def test_a_call_killed_anywhere_where_there_are_neither_exchanges_nor_hard_links(tmp_path: Path, end: str) -> None:
     case = Case(tmp_path, NO_LINKS)
     after = case.after(everything)
-    for point in range(0, 10_000, 1 if EVERY else 3):
+    for point in points(7):
         case.fresh()
         killed = killed_at(point, getattr(case, end)(everything))
         with case.open() as fs:
@@ -252,7 +259,7 @@ def test_a_recovery_killed_anywhere_is_done_again(case: Case, end: str) -> None:
             case.open().close()
             now = printed(case.root)
             assert now == case.before or (end == "committed" and lasting(now) == after), (point, again)
-            again += 1 if EVERY else 7
+            again += 1 if EVERY else 13
 
 
 # What somebody else did in between
@@ -323,7 +330,7 @@ def test_an_edit_after_a_rollback_that_was_killed_anywhere_stays(
     case: Case, path: str, save: Callable[[Path], None]
 ) -> None:
     saved_over: set[str] = set()
-    for point in range(0, 10_000, 1 if EVERY else 3):
+    for point in points(5):
         case.fresh()
         if not killed_at(point, case.rolled_back(write_several)):
             break
@@ -375,7 +382,7 @@ def test_what_was_there_before_a_conflict_is_kept_wherever_it_is_killed(
 @pytest.mark.parametrize("path", ["d", "m", ""])
 def test_a_directory_changed_after_a_rollback_was_killed_keeps_its_time(case: Case, path: str) -> None:
     later = time.time_ns() + 60 * 10**9
-    for point in range(0, 10_000, 1 if EVERY else 13):
+    for point in points(13):
         case.fresh()
         if not killed_at(point, case.rolled_back(everything)):
             break
