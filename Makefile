@@ -32,7 +32,7 @@ podman: $(READY)
 image: $(READY)
 	@.venv/bin/ringfence sandbox build
 
-# Some tests wait for others to end: one worker more than there are cores at least.
+# One worker more than two cores have: some tests only wait.
 test: podman
 	@$(PY) -m pytest -n 3 --dist worksteal $(BOUNDED) $(ARGS)
 

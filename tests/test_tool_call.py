@@ -328,7 +328,7 @@ def test_an_on_result_that_raises_rolls_the_call_back() -> None:
     with World(act, policies=(Refusing(after=explode),)) as world:
         result = world.call()
         assert not result.success
-        assert "broken policy" in result.message
+        assert "the policy refusing failed on the result: ZeroDivisionError: broken policy" in result.message
         assert world.left() == UNTOUCHED
 
 

@@ -399,7 +399,12 @@ class ToolExecutor:
         for policy in offer.learning:
             if call.ended:
                 raise CallEndedError(f"the call that made {call!r} has ended, and took it back")
-            policy.on_result(offer.tool, ending.params, result, context=context)
+            try:
+                policy.on_result(offer.tool, ending.params, result, context=context)
+            except (RingfenceError, OSError):  # in words for the model
+                raise
+            except Exception as error:
+                raise TransactionError(f"the policy {policy.name} failed on the result: {said_of(error)}") from error
         ending.invoked = self._event(ending)
         if call.parent is None:  # so nothing can end it but itself
             self.session.apply(ending.invoked, to="state")

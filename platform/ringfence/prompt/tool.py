@@ -45,6 +45,8 @@ ParamsT = TypeVar("ParamsT")
 ResultT = TypeVar("ResultT")
 ContraParamsT = TypeVar("ContraParamsT", contravariant=True)
 CoResultT = TypeVar("CoResultT", covariant=True)
+WrappedParamsT = TypeVar("WrappedParamsT")
+WrappedResultT = TypeVar("WrappedResultT")
 
 TOOL_NAME = re.compile(r"[a-z0-9_-]{1,64}")
 MAX_DESCRIPTION_CHARACTERS = 200
@@ -277,17 +279,17 @@ class Tool(Generic[ParamsT, ResultT]):
         return f"a list of {name}" if self.result_container == "array" else name
 
     @classmethod
-    def wrap(cls, function: Callable[..., ToolResult[Any]]) -> Tool[Any, Any]:
+    def wrap(cls, function: ToolHandler[WrappedParamsT, WrappedResultT]) -> Tool[WrappedParamsT, WrappedResultT]:
         """A tool from a function alone: its name, the first paragraph of its docstring, its annotations."""
-        name = function.__name__
+        handler: Callable[..., ToolResult[WrappedResultT]] = function
+        name = handler.__name__
         description, _, _ = (inspect.getdoc(function) or "").partition("\n\n")
         if not description:
             raise invalid(f"tool {name!r}: the function needs a docstring, it becomes the description", "description")
         extra = [p for p in inspect.signature(function).parameters if p not in ("params", "context")]
         if extra:
             raise invalid(f"tool {name!r}: a handler takes (params, *, context), not {', '.join(extra)}", extra[0])
-        handler: ToolHandler[Any, Any] = function
-        return Tool(name=name, description=description, handler=handler)
+        return Tool(name=name, description=description, handler=function)
 
 
 @functools.lru_cache(maxsize=1024)
