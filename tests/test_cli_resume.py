@@ -54,7 +54,10 @@ def performed(tree: Path, turns: Any, *, resume: bool = False) -> tuple[Ending, 
     before = interrupted_run(record_of(tree)) if resume else None
     workspace, adapter = DiskWorkspace(tree), ScriptedAdapter(turns)
     with closing(workspace), closing(RunRecord(tree, "Do it.", before)) as record, Signals() as signals:
-        return perform(Task("Do it.", workspace, adapter, record=record), signals, record.tally, []), adapter
+        ending = perform(Task("Do it.", workspace, adapter, record=record), signals, record.tally, [])
+        if ending.outcome == "done":
+            record.finish()
+        return ending, adapter
 
 
 READ = calls(call("planning_setup_plan", objective="fix", initial_steps=["edit"]), call("read_file", file_path="a.txt"))
@@ -148,6 +151,40 @@ def test_with_its_task_a_run_is_resumed_only_if_there_is_one_of_that_task(tree: 
     assert (again.returncode, "goes on with --max-turns" in again.stderr) == (0, True), again.stderr
     assert (tree / "a.txt").read_text() == "two\n", "it knows what it had read"
     assert "goes on with --max-turns" not in run("Mend it.", script(tree, "4.jsonl", DONE)).stderr, "that one is done"
+
+
+KILLED_AT_ITS_END = """
+import os, signal
+from ringfence_cli import run
+run.as_json = lambda *of: os.kill(os.getpid(), signal.SIGKILL)
+from ringfence_cli.main import main
+main()
+"""
+
+
+def test_a_run_that_was_killed_before_it_had_told_all_is_not_done_again(tree: Path) -> None:
+    patch, write = tree.parent / "run.patch", call("write_file", file_path="b.txt", content="b\n")
+    words = ["run", tree, "--resume", "--task", "Mend it.", "--json", "--patch", patch, "--model"]
+    command = [sys.executable, "-c", KILLED_AT_ITS_END, *map(str, words), script(tree, "1.jsonl", calls(write), DONE)]
+    assert subprocess.run(command, check=False, timeout=60).returncode == -signal.SIGKILL
+    again = ringfence(*words, script(tree, "2.jsonl", DONE))
+    assert again.returncode == 0, again.stderr
+    told = json.loads(again.stdout)
+    assert (told["outcome"], told["parts"], told["tool_calls"]["committed"]) == ("done", 2, 1)
+    assert "b.txt" in patch.read_text()
+    assert interrupted_run(record_of(tree)) is None
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
+def test_what_could_not_be_written_is_after_a_resume(tree: Path) -> None:
+    words = ["run", tree, "--resume", "--task", "Mend it.", "--model"]
+    write = call("write_file", file_path="b.txt", content="b\n")
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "ringfence_cli", *map(str, words), script(tree, "1.jsonl", calls(write), DONE)]
+        failed = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
+    assert (failed.returncode, "No space left" in failed.stderr, "--resume" in failed.stderr) == (1, True, True)
+    again = ringfence(*words, script(tree, "2.jsonl", DONE))
+    assert (again.returncode, "+++ b/b.txt" in again.stdout) == (0, True), again.stderr
 
 
 def test_a_task_that_comes_through_a_pipe_is_read_once(tree: Path) -> None:
@@ -440,16 +477,6 @@ def test_a_run_that_failed_says_how_it_can_go_on(tree: Path) -> None:
     assert done.returncode == 5
     assert f"`ringfence run {tree} --resume" in done.stderr
     assert f"1 step in {tree}: `ringfence undo {tree} 1` takes it back" in done.stderr
-
-
-def test_a_run_that_is_done_but_could_not_be_told_is_not_said_to_go_on(tree: Path) -> None:
-    if not os.path.exists("/dev/full"):
-        pytest.skip("no /dev/full here")
-    command = [sys.executable, "-m", "ringfence_cli", "run", str(tree), "--task", "Write.", "--json"]
-    with open("/dev/full", "wb") as full:
-        done = subprocess.run([*command, "--model", script(tree, "1.jsonl", DONE)], stdout=full, stderr=subprocess.PIPE)
-    assert (done.returncode, b"No space left" in done.stderr) == (1, True)
-    assert b"--resume" not in done.stderr, "there is nothing to resume, or only the run before"
 
 
 @pytest.mark.parametrize(

@@ -241,6 +241,8 @@ def _finish(
         ended = (*left_out(beside), *summary(ending, tally, beside=bool(beside)))
         for line in (*ended, *_what_next(options, ending, workspace)):
             errors.say(line)
+    if task.record is not None and ending.outcome == "done":
+        task.record.finish()  # who is killed before all of it was written goes on with the run, and writes it
     if ending.error is not None:
         errors.say(f"ringfence: {ending.error}")
         for path in ending.conflicts:
@@ -256,7 +258,9 @@ def _what_next(options: Options, ending: Ending, workspace: RunWorkspace) -> Ite
         yield f"{plural(steps, 'step')} in {options.directory}: {undo}"
     if isinstance(workspace, DiskWorkspace):
         # A script that fails is wrong itself: what it says is the error.
-        if ending.resumable and not (ending.outcome == "provider_failed" and options.model.startswith("script:")):
+        if ending.outcome != "done" and not (
+            ending.outcome == "provider_failed" and options.model.startswith("script:")
+        ):
             anew = "".join(f" {option}" for option in ending.used_up)
             yield f"`ringfence run {quoted} --resume{anew} --model ...` goes on from there"
         return

@@ -93,8 +93,6 @@ class Ending:
     """Whether changes and patch are those of the last part alone, of a run that was resumed."""
     session_ids: Sequence[str] = ()
     """Of all parts of the run, the last one's at the end: its steps in the history bear them."""
-    resumable: bool = False
-    """Whether the run has a record that a resume goes on with."""
     used_up: Sequence[str] = ()
     """The options for limits that a resume has to be given anew."""
 
@@ -148,13 +146,9 @@ def perform(task: Task, signals: Signals, tally: Tally, watchers: Sequence[Watch
         ending.fail("interrupted, and a rollback could not be completed: the files in the workspace are doubtful")
     if telling.problems and ending.outcome == "done":
         ending.fail(f"not everything could be written down: {one_line(said_of(telling.problems[0]), 300)}")
-    if task.record is not None:
-        if ending.outcome == "done":
-            task.record.finish()
-        else:
-            task.record.leave()
-            ending.resumable = True
-            ending.used_up = task.record.left().used_up()
+    if task.record is not None and ending.outcome != "done":
+        task.record.leave()
+        ending.used_up = task.record.left().used_up()
     ending.plan = session[Plan].latest()
     ending.is_part = isinstance(task.workspace, DiskWorkspace) and bool(task.workspace.is_part)
     ending.changes = task.workspace.changes()
