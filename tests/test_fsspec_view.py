@@ -6,11 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
-import pandas as pd
-import pyarrow.csv
-import pyarrow.dataset
-import pyarrow.fs
-import pyarrow.parquet
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.tests.abstract import (
@@ -51,6 +46,8 @@ def view(files: InMemoryFilesystem) -> Any:
 
 
 def test_pandas_reads_and_writes_files_of_a_workspace(files: InMemoryFilesystem) -> None:
+    import pandas as pd  # only here: it is a third of what a process of these tests holds
+
     options = {"filesystem": files}
     frame = pd.read_csv("ringfence://data.csv", storage_options=options)
     assert frame["y"].sum() == 6
@@ -61,6 +58,9 @@ def test_pandas_reads_and_writes_files_of_a_workspace(files: InMemoryFilesystem)
 
 
 def test_pandas_and_pyarrow_agree_on_a_parquet_file(files: InMemoryFilesystem, view: Any) -> None:
+    import pandas as pd
+    import pyarrow.parquet
+
     frame = pd.DataFrame({"n": range(100_000), "text": ["some text"] * 100_000})
     frame.to_parquet("ringfence://t.parquet", storage_options={"filesystem": files})
     with view.open("t.parquet") as file:
@@ -69,6 +69,10 @@ def test_pandas_and_pyarrow_agree_on_a_parquet_file(files: InMemoryFilesystem, v
 
 
 def test_pyarrow_uses_a_workspace_as_its_filesystem(files: InMemoryFilesystem, view: Any) -> None:
+    import pyarrow.csv
+    import pyarrow.dataset
+    import pyarrow.fs
+
     files.write("tables/one.csv", "k,v\na,1\n")
     files.write("tables/two.csv", "k,v\nb,2\n")
     arrow = pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(view))
@@ -325,6 +329,8 @@ def test_touch_makes_empties_and_leaves(view: Any) -> None:
 
 
 def test_what_is_written_through_it_is_part_of_the_tool_call(files: InMemoryFilesystem) -> None:
+    import pandas as pd
+
     kept: list[Any] = []
 
     def handler(params: SetupPlan, *, context: ToolContext) -> ToolResult[SetupPlan]:
