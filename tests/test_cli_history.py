@@ -381,6 +381,19 @@ def test_without_a_history_every_command_says_so(tree: Path, name: str) -> None:
     assert b"no history yet" in ended.stderr
 
 
+@pytest.mark.parametrize("name", ["log", "undo", "recover", "run --resume --model script:x"])
+def test_where_no_store_can_be_a_command_says_what_to_do(
+    tree: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RINGFENCE_STATE_DIR", "/dev/null")
+    (tree.parent / "x").write_text(json.dumps({"text": "Done."}))
+    monkeypatch.chdir(tree.parent)
+    verb, *more = name.split()
+    ended = ringfence(verb, tree, *more)
+    assert ended.returncode == (2 if verb == "run" else 1)
+    assert b"the store cannot be there (Not a directory): see to that, or name another place" in ended.stderr
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [

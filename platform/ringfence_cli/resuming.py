@@ -210,7 +210,7 @@ def is_interrupted(directory: Path, task: str | None = None) -> bool:
     path = record_of(directory)
     try:
         found = interrupted_run(path) or interrupted_run(path.with_name(KEPT_NAME))
-    except ValueError:
+    except (OSError, ValueError):
         return False
     return found is not None and task in (None, found.task)
 

@@ -98,6 +98,13 @@ def test_without_podman_commands_end_with_exit_code_4(tmp_path: Path) -> None:
     assert "apt-get install" in tried.stderr
 
 
+@pytest.mark.parametrize("name", ["build", "doctor"])
+def test_where_there_is_no_place_for_what_containers_need_that_is_said(name: str) -> None:
+    ended = cli("sandbox", name, RINGFENCE_STATE_DIR="/dev/null")
+    assert ended.returncode == 2
+    assert "cannot be there (Not a directory): see to that, or name another place" in ended.stderr
+
+
 def test_an_image_of_no_recipe_is_a_mistake_of_usage() -> None:
     assert cli("sandbox", "build", "nonsense").returncode == 2
 

@@ -32,7 +32,7 @@ from ringfence_sandbox.container.users import handed_over
 from ringfence_sandbox.disk.call_process import CallProcess
 from ringfence_sandbox.disk.kernel import mounts_below
 from ringfence_sandbox.disk.owners import OWNER_LABEL, is_orphan, own_label
-from ringfence_sandbox.disk.places import state_directory, write_once
+from ringfence_sandbox.disk.places import podman_directory, write_once
 
 WORKSPACE_LABEL = "io.ringfence.workspace"
 _CONNECT_SECONDS = 20.0
@@ -117,8 +117,7 @@ class Container:
         network: Network,
     ) -> Container:
         container: Any = None
-        parent = os.path.join(state_directory(), "podman")
-        os.makedirs(parent, mode=0o700, exist_ok=True)
+        parent = podman_directory()
         with Channel.listen(parent) as listener, handed_over(root, connection.host) as (place, users):
             wanted = options(
                 image=image,
@@ -242,7 +241,7 @@ def _remove(connection: Connection, container: Any) -> bool:
 def _script() -> str:
     content = EXECUTOR_SCRIPT.read_text()
     name = f"executor-{hashlib.sha256(content.encode()).hexdigest()[:12]}.py"
-    return write_once(os.path.join(state_directory(), "podman", name), content)
+    return write_once(os.path.join(podman_directory(), name), content)
 
 
 def _refuse(properties: Sequence[Property], strict: bool) -> None:

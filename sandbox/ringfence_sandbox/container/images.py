@@ -19,7 +19,7 @@ from podman.errors import APIError, BuildError, ImageNotFound
 
 from ringfence.errors import SandboxUnavailableError
 from ringfence_sandbox.container.podman_connection import Connection
-from ringfence_sandbox.disk.places import state_directory
+from ringfence_sandbox.disk.places import podman_directory
 
 Source = Literal["registry", "debian"]
 SOURCES: tuple[Source, ...] = ("registry", "debian")
@@ -133,8 +133,7 @@ def build(connection: Connection, wanted: Recipe, sources: tuple[Source, ...] = 
 @contextmanager
 def _alone() -> Generator[None]:
     """Two builds of one image are one build and one look."""
-    directory = os.path.join(state_directory(), "podman")
-    os.makedirs(directory, mode=0o700, exist_ok=True)
+    directory = podman_directory()
     descriptor = os.open(os.path.join(directory, "build.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

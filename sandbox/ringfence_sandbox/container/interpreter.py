@@ -14,7 +14,7 @@ from typing import Any
 from ringfence_sandbox.container.images import DEFAULT_RECIPE, SOURCES, recipe
 from ringfence_sandbox.container.podman_connection import Connection
 from ringfence_sandbox.disk.owners import OWNER_LABEL, own_label
-from ringfence_sandbox.disk.places import state_directory
+from ringfence_sandbox.disk.places import podman_directory
 
 _OPTIONS = ("-I", "-S", "-B")
 LENT = "/run/python"
@@ -62,7 +62,7 @@ def lent_python(connection: Connection) -> Python | None:
 def _copied(connection: Connection, image: str, machine: str) -> str:
     """A directory of the host with the image's Python, made once. (An image itself cannot be mounted into a container
     with users of its own.)"""
-    parent = os.path.join(state_directory(), "podman")
+    parent = podman_directory()
     place = os.path.join(parent, f"python-{image.rpartition(':')[2]}")
     if os.path.isdir(place):
         return place

@@ -21,7 +21,7 @@ from podman import PodmanClient
 from podman.domain.config import PodmanConfig  # pyright: ignore[reportMissingTypeStubs]
 
 from ringfence.errors import SandboxUnavailableError
-from ringfence_sandbox.disk.places import state_directory, write_once
+from ringfence_sandbox.disk.places import podman_directory, write_once
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -195,9 +195,11 @@ class OwnService:
         """
         Raises:
             SandboxUnavailableError: there is no Podman, or it does not start.
+            StateDirectoryError: there is no place for its configuration.
         """
         if shutil.which("podman") is None:
             raise SandboxUnavailableError(f"there is no Podman on this machine: {INSTALL}")
+        configuration = _configuration()  # before there is anything that would be left over
         self._directory = _directory_for_a_socket()
         self.url = f"unix://{self._directory}/{_SOCKET_NAME}"
         self._said = Path(self._directory, "said")
@@ -207,7 +209,7 @@ class OwnService:
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
-                env={**os.environ, "CONTAINERS_CONF": _configuration()},
+                env={**os.environ, "CONTAINERS_CONF": configuration},
                 cwd=self._directory,  # what watches over containers leaves a file there when one is out of memory
                 start_new_session=True,  # Ctrl-C is for us, not for what cleans up after us
             )
@@ -268,7 +270,7 @@ def _configuration() -> str:
         lines += ["[network]", 'network_backend = "netavark"']
     content = "\n".join(lines) + "\n"
     name = f"containers-{hashlib.sha256(content.encode()).hexdigest()[:12]}.conf"
-    return write_once(os.path.join(state_directory(), "podman", name), content)
+    return write_once(os.path.join(podman_directory(), name), content)
 
 
 def _bounded(limit: int) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ringfence.errors import SandboxUnavailableError
-from ringfence_sandbox.disk.places import state_directory, write_once
+from ringfence_sandbox.disk.places import podman_directory, write_once
 
 _STOCK = ("/etc/containers/seccomp.json", "/usr/share/containers/seccomp.json")
 _EPERM, _ENOSYS, _EAFNOSUPPORT = 1, 38, 97
@@ -80,7 +80,7 @@ def profile_path() -> str:
         )
     content = json.dumps(stricter(json.loads(stock.read_text()), platform.machine()), sort_keys=True)
     name = f"seccomp-{hashlib.sha256(content.encode()).hexdigest()[:12]}.json"
-    return write_once(os.path.join(state_directory(), "podman", name), content)
+    return write_once(os.path.join(podman_directory(), name), content)
 
 
 def stricter(stock: dict[str, Any], machine: str) -> dict[str, Any]:

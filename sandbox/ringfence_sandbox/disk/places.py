@@ -12,7 +12,8 @@ from pathlib import Path
 from ringfence_sandbox.disk.kernel import birth_ns, boot_id
 from ringfence_sandbox.disk.records import Json
 
-_ELSEWHERE = "name another place for it in the environment variable RINGFENCE_STATE_DIR, or a program with store="
+_ANOTHER = "name another place for it in the environment variable RINGFENCE_STATE_DIR"
+_ELSEWHERE = f"{_ANOTHER}, or a program with store="
 _RELATIVE = (
     "the state of workspaces cannot be kept below a relative path, since it would not be found from another directory: "
     "give an absolute one in the environment variable RINGFENCE_STATE_DIR"
@@ -20,7 +21,7 @@ _RELATIVE = (
 
 
 class StateDirectoryError(OSError):
-    """It cannot be told where the state of workspaces is."""
+    """It cannot be told where the state of workspaces is, or it cannot be there."""
 
 
 def state_directory() -> str:
@@ -51,6 +52,18 @@ def store_of(root: str) -> str:
     return os.path.join(state_directory(), "stores", name)
 
 
+def podman_directory() -> str:
+    """The directory of what containers of all workspaces share, made if it is not there. StateDirectoryError where it
+    cannot be made."""
+    place = os.path.join(state_directory(), "podman")
+    try:
+        os.makedirs(place, mode=0o700, exist_ok=True)
+    except OSError as error:
+        words = f"what containers need cannot be there ({error.strerror}): see to that, or {_ANOTHER}"
+        raise StateDirectoryError(error.errno, words, place) from error
+    return place
+
+
 def made_outside(root: str, store: str) -> str:
     """The real path of a store, made if it is not there. ValueError where that is in the workspace;
     OSError where it cannot be made or written."""
@@ -63,14 +76,16 @@ def made_outside(root: str, store: str) -> str:
     try:
         os.makedirs(real, mode=0o700, exist_ok=True)
     except OSError as error:
-        raise _unusable(real, error.errno or errno.EACCES) from error
+        raise unusable(real, error) from error
     if not os.access(real, os.R_OK | os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
-        raise _unusable(real, errno.EACCES)
+        raise unusable(real, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
     return real
 
 
-def _unusable(store: str, code: int) -> OSError:
-    return OSError(code, f"the store cannot be there ({os.strerror(code)}): see to that, or {_ELSEWHERE}", store)
+def unusable(store: str, error: OSError) -> OSError:
+    """The error of a store that cannot be where it is to be, with what to do."""
+    words = f"the store cannot be there ({error.strerror}): see to that, or {_ELSEWHERE}"
+    return OSError(error.errno, words, store)
 
 
 def not_written(error: OSError, path: str) -> OSError:

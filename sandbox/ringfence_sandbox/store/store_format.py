@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from ringfence_sandbox.disk.places import unusable
 from ringfence_sandbox.store.object_log import sync_directory
 from ringfence_sandbox.store.packs import replacing
 
@@ -15,11 +16,13 @@ _WORDS = "ringfence store"
 
 
 def check_format(store: str) -> None:
-    """Raises ValueError where the store is of a form that is not known here."""
+    """Raises ValueError where the store is of a form that is not known here, and OSError where none can be."""
     try:
         said = Path(store, _NAME).read_bytes()[:100].decode("utf-8", "replace").strip()
     except FileNotFoundError:
         return
+    except OSError as error:
+        raise unusable(store, error) from error
     if said == f"{_WORDS} {FORMAT}":
         return
     words, _, number = said.rpartition(" ")
