@@ -604,6 +604,39 @@ def test_an_interrupted_run_keeps_its_steps_and_says_how_to_undo_them(tree: Path
     assert lasting(printed(tree)) == before
 
 
+INTERRUPTED_AT_ITS_END = """
+import os, signal, sys
+from ringfence_cli.main import main
+from ringfence_sandbox import Workspace
+
+name = sys.argv.pop(1)
+method = getattr(Workspace, name)
+
+
+def interrupted(workspace, *arguments, **named):
+    os.kill(os.getpid(), signal.SIGTERM)
+    return method(workspace, *arguments, **named)
+
+
+setattr(Workspace, name, interrupted)
+main()
+"""
+
+
+@pytest.mark.parametrize("at", ["_made", "_write"])
+@pytest.mark.parametrize("verb", ["undo", "restore"])
+def test_an_undo_that_is_interrupted_says_whether_it_was_committed(tree: Path, verb: str, at: str) -> None:
+    run(tree)
+    program = [sys.executable, "-c", INTERRUPTED_AT_ITS_END, at]
+    step = ["0"] if verb == "restore" else []
+    ended = subprocess.run([*program, verb, tree, *step, "--json"], capture_output=True, timeout=60)
+    assert ended.returncode == json.loads(ended.stdout)["exit_code"] == 130
+    said = json.loads(ended.stdout)["error"]
+    assert said in ended.stderr.decode()
+    assert (f"step 3 ({verb}) was committed: `ringfence undo {tree}` takes it back" in said) == (at == "_made")
+    assert len(as_json("log", tree)["log"]) == (4 if at == "_made" else 3)
+
+
 def test_a_filesystem_on_its_own_leaves_the_history_alone(tree: Path) -> None:
     run(tree)
     with HostFilesystem(tree) as filesystem:

@@ -55,6 +55,7 @@ def opened(directory: Path, signals: Signals, *, changes: bool, dry_run: bool = 
     """
     if (moved := moved_from(str(directory))) is not None:
         ErrorStream().say(f"ringfence: {printable(moved)}")
+    before: str | None = None
     try:
         with signals.let_through():
             with Workspace.open(directory, read_only=True) as looking:
@@ -77,10 +78,12 @@ def opened(directory: Path, signals: Signals, *, changes: bool, dry_run: bool = 
             with workspace:
                 if workspace.recovered is not None:
                     ErrorStream().say(recovery(workspace.recovered, directory))
+                before = workspace.newest
                 yield workspace
     except KeyboardInterrupt:
-        ErrorStream().say("ringfence: interrupted; `ringfence log` has what is done")
-        raise click.Abort from None
+        said = _interrupted(directory, before)
+        ErrorStream().say(f"ringfence: {printable(said)}")
+        raise click.Abort(said) from None
     except LookupError as error:
         raise NotStartedError(str(error.args[0]) if error.args else said_of(error)) from None
     except ValueError as error:
@@ -89,6 +92,16 @@ def opened(directory: Path, signals: Signals, *, changes: bool, dry_run: bool = 
         raise BusyError(str(error)) from None
     except (RingfenceError, OSError) as error:
         raise click.ClickException(said_of(error)) from None
+
+
+def _interrupted(directory: Path, before: str | None) -> str:
+    """What became of a command that was interrupted when `before` was the newest commit, or before that was known."""
+    with suppress(RingfenceError, OSError, LookupError, ValueError), Workspace.open(directory, read_only=True) as now:
+        (newest,) = now.log(1)
+        if before not in (None, newest.commit) and newest.number is not None:
+            back = f"`ringfence undo {_quoted(directory)}` takes it back"
+            return f"interrupted after step {newest.number} ({newest.tool}) was committed: {back}"
+    return "interrupted; `ringfence log` has what is done"
 
 
 def recovery(recovered: Recovered, directory: Path) -> str:

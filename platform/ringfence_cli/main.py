@@ -357,8 +357,8 @@ def _exit_code(signals: Signals) -> int:
     nowhere = _is_nowhere()
     try:
         return ringfence.main(prog_name="ringfence", obj=signals, standalone_mode=False) or 0
-    except click.exceptions.Abort:
-        return _told("interrupted", INTERRUPTED)
+    except click.exceptions.Abort as error:
+        return _told(str(error) or "interrupted", INTERRUPTED)
     except click.ClickException as error:
         _show(error)
         return _told(error.format_message(), error.exit_code)
