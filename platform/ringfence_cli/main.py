@@ -364,6 +364,8 @@ def _exit_code(signals: Signals) -> int:
         return _told(error.format_message(), error.exit_code)
     except BrokenPipeError:
         return 0
+    except InterruptedError as error:
+        return _told(str(error.strerror), INTERRUPTED)
     except Exception as error:
         if nowhere and isinstance(error, FileNotFoundError):
             gone = NotStartedError("the current directory was removed: change to one that is there")

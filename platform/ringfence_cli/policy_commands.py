@@ -35,16 +35,17 @@ def try_policies(receipts: Path, policies: tuple[str, ...], as_json: bool) -> in
     """
     from ringfence_cli import policies as owned
     from ringfence_cli.printable import one_line, plural
+    from ringfence_cli.terminal import put
 
     if not policies:
         raise click.UsageError("name the policies to try with --policy")
     calls, denials = owned.replayed(receipts, owned.policies_said(policies))
     if as_json:
-        click.echo(owned.as_json(calls, denials))
+        put(f"{owned.as_json(calls, denials)}\n".encode())
     else:
         for denial in denials:
             said = one_line(f"{denial.tool} would have been denied by {denial.policy}: {denial.reason}", 500)
-            click.echo(f"{denial.call_id}  {said}")
+            put(f"{denial.call_id}  {said}\n".encode())
         click.echo(f"{len(denials)} of {plural(calls, 'committed call')} would have been denied", err=True)
     return 1 if denials else 0
 

@@ -69,6 +69,11 @@ class Signals:
         """Whether one waits."""
         return self._pending
 
+    @property
+    def told_to_end(self) -> bool:
+        """Whether SIGTERM or SIGHUP has come at any time: whoever sends these waits for the end of the process."""
+        return self._told_to_end
+
     @contextmanager
     def let_through(self) -> Generator[None]:
         """A block in which KeyboardInterrupt may come at any instruction, at most once."""
@@ -143,6 +148,10 @@ class Signals:
         handler = signal.getsignal(signal.SIGINT)
         if callable(handler):
             handler(signal.SIGINT, frame)
+
+
+def told_to_end() -> bool:
+    return any(one.told_to_end for one in _entered)
 
 
 _entered: list[Signals] = []

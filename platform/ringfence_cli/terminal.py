@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import select
@@ -10,12 +11,16 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
 from ringfence_cli.printable import printable
+from ringfence_cli.signals import told_to_end
 
 if TYPE_CHECKING:
     import click
     from _typeshed import ReadableBuffer
 
 STANDARD_ERROR = 2
+LOOK_SECONDS = 0.5
+PATIENCE_SECONDS = 3.0
+"""That a process which was told to end waits for somebody to read what it prints."""
 
 
 class ErrorStream(io.TextIOWrapper):
@@ -37,12 +42,24 @@ class ErrorStream(io.TextIOWrapper):
 
 
 class _Waiting(io.FileIO):
-    """A stream that may be one that does not wait: whoever has the other end, or gave it to us, can have made it so."""
+    """A stream that may be one that does not wait: whoever has the other end, or gave it to us, can have made it so.
+    Waiting in ours is better anyway: it ends when the process has to."""
 
     def write(self, data: ReadableBuffer, /) -> int:
-        while (written := cast("int | None", super().write(data))) is None:
-            select.select((), (self,), ())
+        part = memoryview(data)[: select.PIPE_BUF]  # for so much there is room where there is any: nothing waits in it
+        self._wait()
+        while (written := cast("int | None", super().write(part))) is None:
+            self._wait()
         return written
+
+    def _wait(self) -> None:
+        """InterruptedError: nobody reads, and the process was told to end. What is still printed goes nowhere."""
+        patience = PATIENCE_SECONDS
+        while not select.select((), (self,), (), LOOK_SECONDS)[1]:
+            patience -= LOOK_SECONDS * told_to_end()
+            if patience <= 0:
+                _lead_nowhere(self.fileno())
+                raise InterruptedError(errno.EINTR, "interrupted while nobody read what is printed")
 
 
 class _Forgiving(_Waiting):
@@ -56,6 +73,7 @@ def put(data: bytes) -> None:
     """Write to standard output. A reader who has gone is no error.
 
     Raises:
+        InterruptedError: the process was told to end, and nobody reads.
         OSError: it could not be written for another reason (no space).
     """
     try:
@@ -65,10 +83,14 @@ def put(data: bytes) -> None:
         while rest:
             rest = rest[stream.write(rest) :]
     except BrokenPipeError:
-        # What is still buffered would fail again when Python closes the stream.
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
+        _lead_nowhere(sys.stdout.fileno())
+
+
+def _lead_nowhere(descriptor: int) -> None:
+    """What is still buffered would fail again when Python closes the stream."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, descriptor)
+    os.close(nowhere)
 
 
 def put_diff(patch: bytes) -> None:
