@@ -38,6 +38,16 @@ def test_a_busy_workspace_is_told_from_a_task_that_failed(tree: Path) -> None:
     assert "process" in record["error"]
 
 
+def test_a_current_directory_that_was_removed_is_said(tree: Path) -> None:
+    (tree.parent / "script.jsonl").write_text('{"text": "Done."}')
+    model = f"script:{tree.parent / 'script.jsonl'}"
+    line = 'cd "$1"; rmdir "$1"; exec "$2" -m ringfence_cli run . --task x --model "$3" --json'
+    ended = subprocess.run(["sh", "-c", line, "sh", tree, sys.executable, model], capture_output=True, timeout=60)
+    record = json.loads(ended.stdout)
+    assert (ended.returncode, record["exit_code"], record["outcome"]) == (2, 2, "not_started")
+    assert record["error"] == "the current directory was removed: change to one that is there"
+
+
 @pytest.mark.parametrize("place", ["/proc/nowhere", "relative"])
 def test_a_store_that_cannot_be_made_is_said(tree: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     monkeypatch.setenv("RINGFENCE_STATE_DIR", place)

@@ -18,7 +18,7 @@ import click
 
 from ringfence_cli.commands import Commands
 from ringfence_cli.history_commands import COMMANDS
-from ringfence_cli.not_started import NotStartedError
+from ringfence_cli.not_started import NotStartedError, is_nowhere
 from ringfence_cli.override_commands import overrides
 from ringfence_cli.policy_commands import POLICY, policies
 from ringfence_cli.sandbox_commands import sandbox
@@ -338,15 +338,6 @@ def main() -> None:
     sys.exit(exit_code)
 
 
-def _is_nowhere() -> bool:
-    """Whether the current directory is no more."""
-    try:
-        os.getcwd()
-    except FileNotFoundError:
-        return True
-    return False
-
-
 def _show(error: click.ClickException) -> None:
     from ringfence_cli.terminal import ErrorStream
 
@@ -354,7 +345,7 @@ def _show(error: click.ClickException) -> None:
 
 
 def _exit_code(signals: Signals) -> int:
-    nowhere = _is_nowhere()
+    nowhere = is_nowhere()
     try:
         return ringfence.main(prog_name="ringfence", obj=signals, standalone_mode=False) or 0
     except click.exceptions.Abort as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Self
 
 import click
@@ -19,3 +20,12 @@ class NotStartedError(click.ClickException):
 
 class BusyError(NotStartedError):
     """Somebody else has the workspace: it may be free later."""
+
+
+def is_nowhere() -> bool:
+    """Whether the current directory is no more."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False

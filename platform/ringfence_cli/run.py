@@ -22,7 +22,7 @@ from ringfence.filesystem.paths import shown
 from ringfence.runtime.limits import utc_now
 from ringfence_cli.disk import DiskWorkspace, on_disk
 from ringfence_cli.history import recovery
-from ringfence_cli.not_started import BusyError, NotStartedError
+from ringfence_cli.not_started import BusyError, NotStartedError, is_nowhere
 from ringfence_cli.outputs import OneObject, OutputFile, ReceiptsFile, refuse_way_out
 from ringfence_cli.own_sections import results_alone, sections_of
 from ringfence_cli.own_sections import spelled as section_spelled
@@ -93,7 +93,7 @@ def run_task(options: Options, signals: Signals) -> int:
         ErrorStream().show(error)
         return error.exit_code
     except Exception as error:
-        if not options.as_json:
+        if not options.as_json or (isinstance(error, FileNotFoundError) and is_nowhere()):  # which is said outside
             raise
         said("failed", said_of(error))
         ErrorStream().say(f"ringfence: {said_of(error)}")
