@@ -666,6 +666,24 @@ main()
 """
 
 
+@pytest.mark.parametrize("meanwhile", ["--resume", "--resume --task=Y", "--task=X"])
+def test_a_run_or_its_resume_that_another_process_was_quicker_with_is_refused(tree: Path, meanwhile: str) -> None:
+    done, write = script(tree, "1.jsonl", DONE), script(tree, "2.jsonl", calls(call("ls")))
+    if "--resume" in meanwhile:
+        assert ringfence("run", tree, "--task=X", "--model", write).returncode == 3
+    pipe = tree.parent / "pipe"
+    os.mkfifo(pipe)
+    command = [sys.executable, "-m", "ringfence_cli", "run", tree, "--task=X", "--resume", "--model", f"script:{pipe}"]
+    with subprocess.Popen([*command, "--json"], stdout=subprocess.PIPE) as slow, pipe.open("w") as turns:
+        for option in meanwhile.split():  # the slow one has looked, and reads its script
+            ringfence("run", tree, option, "--model", done if option == "--resume" else write)
+        print(json.dumps(DONE), file=turns, flush=True)
+        turns.close()
+        record = json.loads(slow.communicate()[0])
+    assert (record["exit_code"], record["outcome"]) == (2, "busy")
+    assert "repeat the command" in record["error"]
+
+
 def test_where_there_is_nothing_to_resume_the_results_of_the_run_that_has_ended_stay(tree: Path) -> None:
     patch, report = tree.parent / "run.patch", tree.parent / "run.html"
     results = ["--patch", patch, "--report", report]

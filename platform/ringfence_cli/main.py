@@ -173,6 +173,7 @@ def run(
         raise click.UsageError("--resume is for --workspace disk or podman: a copy in memory ends with its run")
     if task is not None:
         task = task_of(task, signals)
+    either = task if resume else None
     if resume and task is not None:
         resume = is_interrupted(directory, task)
         task = None if resume else task
@@ -202,6 +203,7 @@ def run(
         place=Place(workspace, image, network, keep_environment),
         policies=policies,
         sections=sections,
+        either=either,
     )
     return run_task(options, signals)
 

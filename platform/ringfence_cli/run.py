@@ -30,7 +30,7 @@ from ringfence_cli.policies import policies_of, unfit
 from ringfence_cli.printable import plural, printable, why
 from ringfence_cli.report import as_json, left_out, summary
 from ringfence_cli.report_file import ReportFile
-from ringfence_cli.resuming import RunRecord, run_to_resume
+from ringfence_cli.resuming import RunRecord, is_interrupted, run_to_resume
 from ringfence_cli.sandbox_commands import UNAVAILABLE
 from ringfence_cli.signals import Signals
 from ringfence_cli.task import EXIT_CODES, Ending, Outcome, Task, apply, check, perform
@@ -55,7 +55,8 @@ MAX_WAIT_SECONDS = 600.0
 @dataclass(frozen=True, slots=True)
 class Options:
     """What was asked for. ``task`` is None for that of the run to resume; ``model`` is a SPEC;
-    ``deadline`` is in seconds. For a run to resume, what ``place`` does not say is as it was."""
+    ``deadline`` is in seconds. For a run to resume, what ``place`` does not say is as it was. ``either`` is the task of
+    a run that is to be resumed if it was interrupted, else begun; ``task`` says which it is."""
 
     directory: Path
     task: str | None
@@ -72,6 +73,7 @@ class Options:
     place: Place = Place("memory")
     policies: Sequence[str] = ()
     sections: Sequence[str] = ()
+    either: str | None = None
 
 
 def run_task(options: Options, signals: Signals) -> int:
@@ -121,6 +123,7 @@ def _run(options: Options, signals: Signals, answer: OneObject, said: Callable[[
                 else:
                     workspace = on_disk(options.directory, quiet=options.quiet)
                     files.callback(workspace.close)
+                    _refuse_overtaken(options)
                     record = _record(options.directory, text, terms, files)
                     terms = record.terms
                 if not text:
@@ -402,6 +405,14 @@ def _terms(options: Options) -> Terms:
     policies = tuple(map(spelled, options.policies))
     sections = tuple(map(section_spelled, options.sections))
     return Terms(policies, options.deadline, options.max_tokens, turns, options.place, sections)
+
+
+def _refuse_overtaken(options: Options) -> None:
+    """Now that no other process can begin or end a run here: what was found to do may not be what there is to do."""
+    if options.either is not None and is_interrupted(options.directory, options.either) != (options.task is None):
+        raise BusyError(
+            f"meanwhile another process has begun or ended a run in {options.directory}: repeat the command"
+        )
 
 
 def _record(directory: Path, task: str, terms: Terms, files: ExitStack) -> RunRecord:
