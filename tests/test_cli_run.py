@@ -470,6 +470,16 @@ def test_nothing_is_written_where_something_was_left_out(tree: Path) -> None:
     assert not (tree.parent / "escape.txt").exists()
 
 
+@pytest.mark.parametrize("change", [call("rm", path="d", recursive=True), call("move", source="d", target="e")])
+def test_a_directory_stays_where_something_in_it_was_left_out(tree: Path, change: dict[str, object]) -> None:
+    (tree / "d").mkdir()
+    (tree / "d" / "up").symlink_to("missing")
+    ended = run(tree, "--apply", turns=[calls(change, call("write_file", file_path="new", content="x")), DONE])
+    assert ended.returncode == 0, ended.stderr
+    assert b"d/up is not part of the workspace" in ended.stderr
+    assert (tree / "new").read_text() == "x"
+
+
 def test_an_absolute_path_below_the_directory_is_that_file(tree: Path) -> None:
     run(tree, "--apply", turns=[calls(call("write_file", file_path=f"{tree}/new.txt", content="x")), DONE])
     assert (tree / "new.txt").read_text() == "x"

@@ -185,9 +185,19 @@ class LeftOutPolicy:
     ) -> PolicyDecision:
         """What a command writes, it says only by writing it."""
         for change in changes:
-            if reason := self._refusal(change.path):
+            if reason := self._refusal(change.path) or self._held_in(change):
                 return PolicyDecision.deny(reason)
         return PolicyDecision.allow()
+
+    def _held_in(self, change: Change) -> str | None:
+        """What a directory still has that is gone for the agent alone: it could not be removed when that is applied."""
+        if change.before is None or change.before.kind != "directory" or change.after is not None:
+            return None
+        within = next((path for path in self._workspace.refused if path.startswith(f"{change.path}/")), None)
+        if within is None:
+            return None
+        reason = self._workspace.refused[within]
+        return f"{shown(within)} is not part of the workspace ({reason}), so {shown(change.path)} stays where it is"
 
 
 def is_git_data(path: str) -> bool:
