@@ -372,6 +372,20 @@ def test_a_program_that_shuts_a_directory_is_taken_back(root: Path, mode: int, e
         assert {path: (one.content, one.mode, one.mtime_ns) for path, one in printed(root).items()} == before
 
 
+@pytest.mark.parametrize(
+    "change", [lambda fs: fs.write("a.txt", "x"), lambda fs: fs.delete("a.txt"), lambda fs: fs.move("a.txt", "b.txt")]
+)
+def test_a_file_that_can_only_be_appended_to_stays_and_is_named(root: Path, change: Change) -> None:
+    if os.geteuid() != 0 or subprocess.run(["chattr", "+a", root / "a.txt"], capture_output=True).returncode:
+        pytest.skip("only root, on a filesystem that has such attributes, gives them")
+    try:
+        with HostFilesystem(root) as fs, pytest.raises(PermissionError, match="lsattr.*'a.txt'"):
+            call(fs, change, "commit")
+        assert (root / "a.txt").read_text() == "a\n"
+    finally:
+        subprocess.run(["chattr", "-a", root / "a.txt"], check=True)
+
+
 def test_a_directory_that_may_be_listed_and_not_searched_is_not_empty(root: Path) -> None:
     def work() -> None:
         with Workspace.open(root, store=root.parent / "store") as workspace:
