@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -316,3 +317,15 @@ def test_a_past_run_is_judged_by_the_command_that_it_ran(tree: Path, tmp_path: P
         lines = [json.dumps(one) + "\n" for one in (tests, {**call, "tool": "deploy", "params": {}})]
         receipts.write_text("".join(lines))
         assert ringfence("policies", "try", receipts, "--policy", file).returncode == int(denied)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_waits_for_receipts_can_be_interrupted(tmp_path: Path, number: signal.Signals) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    command = [sys.executable, "-m", "ringfence_cli", "policies", "try", tmp_path / "pipe", "--policy", "protected"]
+    process = subprocess.Popen([*command, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    with process, (tmp_path / "pipe").open("w"):  # which waits until it reads
+        process.send_signal(number)
+        output, errors = process.communicate()
+    assert process.returncode == json.loads(output)["exit_code"] == 130
+    assert errors == b"ringfence: interrupted\n"

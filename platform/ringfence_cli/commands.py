@@ -1,8 +1,12 @@
-"""How a group of commands is listed by ``--help``."""
+"""How a group of commands is listed by ``--help``, and interrupted."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
+
+from ringfence_cli.terminal import ErrorStream
 
 
 class Commands(click.Group):
@@ -13,3 +17,15 @@ class Commands(click.Group):
             formatter.write_dl(
                 [(name, command.get_short_help_str(limit=1000)) for name, command in sorted(self.commands.items())]
             )
+
+
+class Interruptible(Commands):
+    """Of commands that change no workspace, so that an interrupt may come at any time."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            with ctx.obj.let_through():
+                return super().invoke(ctx)
+        except KeyboardInterrupt:
+            ErrorStream().say("ringfence: interrupted")
+            raise click.Abort from None

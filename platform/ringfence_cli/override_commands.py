@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from ringfence_cli.commands import Commands
+from ringfence_cli.commands import Interruptible
 
 PROMPT = click.argument("prompt", metavar="MODULE:NAME")
 ROOT = click.option(
@@ -18,7 +18,7 @@ ROOT = click.option(
 TAG = click.option("--tag", default="latest", show_default=True, help="Which set of overrides.")
 
 
-@click.group(cls=Commands)
+@click.group(cls=Interruptible)
 def overrides() -> None:
     """Texts of prompts, tools and examples, replaced from files.
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from ringfence_cli.commands import Commands
+from ringfence_cli.commands import Interruptible
 
 POLICY = click.option(
     "--policy",
@@ -19,7 +19,7 @@ POLICY = click.option(
 )
 
 
-@click.group(cls=Commands)
+@click.group(cls=Interruptible)
 def policies() -> None:
     """Rules about what an agent's calls may change."""
 

@@ -7,12 +7,12 @@ from typing import Literal
 
 import click
 
-from ringfence_cli.commands import Commands
+from ringfence_cli.commands import Interruptible
 
 UNAVAILABLE = 4
 
 
-@click.group(cls=Commands)
+@click.group(cls=Interruptible)
 def sandbox() -> None:
     """Containers for the commands of an agent: what works here, and their images."""
 
