@@ -669,6 +669,30 @@ def test_on_disk_an_absolute_path_below_the_root_is_a_path_of_the_workspace(sess
         assert sorted(path for path in os.listdir(root) if path[0] != ".") == ["made", "there.txt"]
 
 
+def test_a_file_that_would_take_the_memory_of_the_process_is_not_read(session: Session, tmp_path: Path) -> None:
+    (root := tmp_path / "root").mkdir()
+    (root / "small.txt").write_text("needle\n")
+    with open(root / "huge.txt", "wb") as huge:
+        huge.write(b"needle\n" * 1_000)
+        huge.truncate(1 << 40)
+    read = ("read_file", {"file_path": "huge.txt"})
+    searched = ("grep", {"pattern": "needle", "path": "huge.txt"})
+    edited = ("edit_file", {"file_path": "huge.txt", "old_string": "needle", "new_string": "pin"})
+    patched = ("apply_patch", {"patch": "--- a/huge.txt\n+++ b/huge.txt\n@@ -1 +1 @@\n-needle\n+pin\n"})
+    with HostFilesystem(root, store=tmp_path / "store") as disk:
+        guarded = VfsToolsSection(session=session, filesystem=disk)
+        tools = ToolsSection(title="Files", tools=file_tools())
+        for section, said in ((guarded, "has not been read"), (tools, "1,099,511,627,776 bytes")):
+            prompt = prompt_of(section).bind(resources={Filesystem: disk})
+            with prompt.resources:
+                executor = ToolExecutor(prompt=prompt, session=session)
+                for name, arguments in (read, searched):
+                    assert "1,099,511,627,776 bytes" in refused(executor, name, **arguments)
+                for name, arguments in (edited, patched):
+                    assert said in refused(executor, name, **arguments)
+                assert "1 line in 1 file" in call(executor, "grep", pattern="needle")
+
+
 def test_without_a_filesystem_every_tool_says_so(session: Session) -> None:
     prompt = Prompt(PromptTemplate(ns="tests", key="bare", sections=[ToolsSection(title="Files", tools=file_tools())]))
     with prompt.resources:

@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ringfence.errors import ToolValidationError
@@ -53,6 +54,8 @@ from ringfence_tools.patching import patch_files, written_by
 MAX_NEAR_NAMES = 5
 MAX_SEARCHED = 100_000
 """Lines that a search goes through where most of them are ignored."""
+MAX_FILE_BYTES = 256 << 20
+"""Of a file that is read or edited, since all of it comes into memory. The history has no larger ones either."""
 
 
 def file_tools(*, mount_point: str | None = None, accepts_overrides: bool = False) -> tuple[Tool[Any, Any], ...]:
@@ -166,6 +169,7 @@ class _FileTools:
         if (printed := long_lined_output(filesystem, path)) is not None:
             return kept_lines(path, printed, params, "a command printed")
         try:
+            _check_size(filesystem, path)
             try:
                 read = filesystem.read(path, offset=params.offset, limit=min(params.limit, DEFAULT_READ_LIMIT))
             except ValueError:  # not UTF-8, and the path has been looked at before
@@ -203,6 +207,7 @@ class _FileTools:
     def edit_file(self, params: EditFile, *, context: ToolContext) -> ToolResult[EditedFile]:
         filesystem, path = self._open(context, params.file_path)
         try:
+            _check_size(filesystem, path)
             content = filesystem.read_bytes(path).content
         except (FileNotFoundError, NotADirectoryError):
             raise ToolValidationError(missing(filesystem, path)) from None
@@ -223,10 +228,16 @@ class _FileTools:
         patched = patch_files(
             filesystem,
             parse_patch(params.patch),
-            find=lambda name: self._open(context, name)[1],
+            find=partial(self._to_patch, context),
             missing=lambda path: missing(filesystem, path),
         )
         return ToolResult.ok(patched, f"patched {count(len(patched.files), 'file')}")
+
+    def _to_patch(self, context: ToolContext, name: str) -> str:
+        filesystem, path = self._open(context, name)
+        with suppress(OSError):  # what there is of it, and what is to become of that, is looked at later
+            _check_size(filesystem, path)
+        return path
 
     def move(self, params: Move, *, context: ToolContext) -> ToolResult[MovedFile]:
         filesystem, source = self._open(context, params.source)
@@ -281,6 +292,7 @@ class _FileTools:
         if params.glob is not None:
             params = replace(params, glob=self._below(filesystem, path, params.glob))
         try:
+            _check_size(filesystem, path)
             ignored = Ignored(filesystem, path, params.glob)
             found, all_found = _grep(filesystem, path, params, ignored)
         except (FileNotFoundError, NotADirectoryError):
@@ -335,6 +347,16 @@ def _grep(filesystem: Filesystem, path: str, params: Grep, ignored: Ignored) -> 
 
 
 # Words
+
+
+def _check_size(filesystem: Filesystem, path: str) -> None:
+    """Raises ToolValidationError for a file that is too large, and as `Filesystem.stat`."""
+    size = filesystem.stat(path).size_bytes
+    if size > MAX_FILE_BYTES:
+        raise ToolValidationError(
+            f"{_name(path)} has {size:,} bytes, more than the {MAX_FILE_BYTES:,} that these tools take: leave it to a "
+            "program that reads a part of it at a time"
+        )
 
 
 def _name(path: str) -> str:

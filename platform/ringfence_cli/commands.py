@@ -6,8 +6,6 @@ from typing import Any
 
 import click
 
-from ringfence_cli.terminal import ErrorStream
-
 
 class Commands(click.Group):
     """Each with the whole first sentence of what it does, where click would cut it off at the end of the line."""
@@ -27,5 +25,7 @@ class Interruptible(Commands):
             with ctx.obj.let_through():
                 return super().invoke(ctx)
         except KeyboardInterrupt:
+            from ringfence_cli.terminal import ErrorStream
+
             ErrorStream().say("ringfence: interrupted")
             raise click.Abort from None

@@ -81,9 +81,9 @@ class ReadBeforeWritePolicy:
         return ALLOW
 
     def _denial(self, filesystem: Filesystem, meant: str, written: Written, known: PathHashes) -> str | None:
-        for file, content_hash in _files_at(filesystem, meant, written):
+        for file, content_hash in _files_at(filesystem, meant, written, known):
             read = known.of(file)
-            if read == content_hash:
+            if read is not None and read == content_hash:
                 continue
             below = f"{shown(meant)} is a directory, and " if file.startswith(f"{meant}/") else ""
             if read is None:
@@ -219,10 +219,12 @@ def _targets(tool: Tool[Any, Any], params: Any) -> list[Written] | None:
     return [path for field in _PATH_FIELDS if isinstance(path := getattr(params, field, None), str)]
 
 
-def _files_at(filesystem: Filesystem, path: str, written: Written) -> Iterable[tuple[str, str]]:
-    """The files that a change of `path` reaches, with their hashes: itself, or all below a directory; none where
-    nothing is, or a pipe. What a link out of the workspace leads to is nobody's to change, and the filesystem sees to
-    that; one in a circle, or with a name that is too long for any file, leads to nothing."""
+def _files_at(
+    filesystem: Filesystem, path: str, written: Written, known: PathHashes
+) -> Iterable[tuple[str, str | None]]:
+    """The files that a change of `path` reaches: itself, or all below a directory; none where nothing is, or a pipe.
+    With the hashes of those that were ever read. What a link out of the workspace leads to is nobody's to change, and
+    the filesystem sees to that; one in a circle, or with a name that is too long for any file, leads to nothing."""
     try:
         if isinstance(written, Itself):
             path = place_itself(filesystem, path)
@@ -235,6 +237,8 @@ def _files_at(filesystem: Filesystem, path: str, written: Written) -> Iterable[t
             return ()
         raise
     try:
+        if known.of(path) is None and filesystem.stat(path).is_file:
+            return ((path, None),)
         return ((path, filesystem.content_hash(path)),)
     except (FileNotFoundError, NotADirectoryError):
         return ()
@@ -247,4 +251,8 @@ def _files_at(filesystem: Filesystem, path: str, written: Written) -> Iterable[t
             return ()
         below = [match.path for match in filesystem.glob("**", path=path) if match.is_file]
         # A link in it is removed or moved itself, whatever it leads to.
-        return ((file, filesystem.content_hash(file)) for file in below if filesystem.resolve(file) == file)
+        return (
+            (file, None if known.of(file) is None else filesystem.content_hash(file))
+            for file in below
+            if filesystem.resolve(file) == file
+        )

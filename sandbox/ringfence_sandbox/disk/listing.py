@@ -15,6 +15,8 @@ from ringfence_sandbox.disk.confined import CHUNK_BYTES, Confined, is_reserved, 
 
 _OPEN_LEVELS = 100
 """Directories that a walk keeps open; below that, every file is reached from the root anew."""
+MAX_TEXT_BYTES = 256 << 20
+"""Of a file that is searched, since all of it comes into memory."""
 
 
 class Listing:
@@ -116,9 +118,12 @@ class Listing:
 
 
 def read_text(directory: int, name: str, place: str) -> bytes | None:
-    """The bytes of a regular file; None for a binary one, of which no more than the beginning is read."""
+    """The bytes of a regular file; None for a binary one, of which no more than the beginning is read, and for one of
+    more than MAX_TEXT_BYTES."""
     descriptor, found = open_file(directory, name, place)
     try:
+        if found.st_size > MAX_TEXT_BYTES:
+            return None
         first = os.read(descriptor, BINARY_PREFIX_BYTES)
         if b"\0" in first:
             return None
