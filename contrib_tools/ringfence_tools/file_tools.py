@@ -235,8 +235,7 @@ class _FileTools:
 
     def _to_patch(self, context: ToolContext, name: str) -> str:
         filesystem, path = self._open(context, name)
-        with suppress(OSError):  # what there is of it, and what is to become of that, is looked at later
-            _check_size(filesystem, path)
+        _check_size(filesystem, path)
         return path
 
     def move(self, params: Move, *, context: ToolContext) -> ToolResult[MovedFile]:
@@ -350,8 +349,12 @@ def _grep(filesystem: Filesystem, path: str, params: Grep, ignored: Ignored) -> 
 
 
 def _check_size(filesystem: Filesystem, path: str) -> None:
-    """Raises ToolValidationError for a file that is too large, and as `Filesystem.stat`."""
-    size = filesystem.stat(path).size_bytes
+    """Raises ToolValidationError for a file that is too large. What there is none of is not said here: a command's
+    output can be read and is in no directory."""
+    try:
+        size = filesystem.stat(path).size_bytes
+    except OSError:
+        return
     if size > MAX_FILE_BYTES:
         raise ToolValidationError(
             f"{_name(path)} has {size:,} bytes, more than the {MAX_FILE_BYTES:,} that these tools take: leave it to a "
