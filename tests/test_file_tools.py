@@ -664,7 +664,11 @@ def test_on_disk_an_absolute_path_below_the_root_is_a_path_of_the_workspace(sess
             call(executor, "write_file", file_path=f"{root}/made/new.txt", content="")
             for path in ("", "made", f"{root}/made"):
                 assert "made/new.txt" in call(executor, "glob", pattern=f"{root}/made/*.txt", path=path)
-            assert "there.txt:1: new" in call(executor, "grep", pattern="new", glob=f"{root}/*.txt")
+            call(executor, "write_file", file_path="made/deep/new.txt", content="new\n")
+            assert "there.txt:1: new" in (found := call(executor, "grep", pattern="new", glob=f"{root}/*.txt"))
+            assert "deep" not in found
+            assert "deep" not in call(executor, "glob", pattern="**", path="made", glob=f"{root}/made/*.txt")
+            assert "deep" not in call(executor, "grep", pattern="new", glob="/*.txt")
         assert (root / "there.txt").read_text() == "new\n"
         assert sorted(path for path in os.listdir(root) if path[0] != ".") == ["made", "there.txt"]
 

@@ -142,9 +142,11 @@ class _FileTools:
         return filesystem, from_model(filesystem, text or "", mount_point=self._mount_point)
 
     def _below(self, filesystem: Filesystem, path: str, pattern: str) -> str:
-        """A pattern as it is below a directory, where it begins with that directory's own path as a model sees it."""
+        """A pattern as it is below a directory, where it begins with that directory's own path as a model sees it.
+        A "/" stays in front of it, by which a filter knows that it is not for names at any depth."""
         mount = filesystem.root if self._mount_point is None else self._mount_point
-        return pattern.removeprefix(f"{mount.rstrip('/')}/{path}".rstrip("/") + "/")
+        directory = f"{mount.rstrip('/')}/{path}".rstrip("/")
+        return pattern.removeprefix(directory) if pattern.startswith(f"{directory}/") else pattern
 
     def ls(self, params: ListDirectory, *, context: ToolContext) -> ToolResult[Listing]:
         filesystem, path = self._open(context, params.path)
