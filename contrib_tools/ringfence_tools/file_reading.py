@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from ringfence.filesystem.patches import split_lines
 from ringfence.filesystem.paths import shown
-from ringfence.filesystem.protocol import DEFAULT_READ_LIMIT, Filesystem
+from ringfence.filesystem.protocol import DEFAULT_READ_LIMIT, MAX_TEXT_BYTES, Filesystem
 from ringfence.prompt.tool_result import ToolResult
 from ringfence_sandbox.disk.outputs import is_output
 from ringfence_tools.file_params import ReadFile
@@ -18,6 +18,14 @@ from ringfence_tools.file_results import MAX_LINE_CHARACTERS, FileText, count, f
 
 _LONG_LINE = re.compile(rb"[^\n]{%d}" % (MAX_LINE_CHARACTERS + 1))
 BYTE_ORDER_MARK = "\ufeff"
+
+
+def too_large(size: int) -> str | None:
+    """Why a file of so many bytes is not read; None where it is."""
+    if size <= MAX_TEXT_BYTES:
+        return None
+    most = f"more than the {MAX_TEXT_BYTES:,} that these tools take"
+    return f"it has {size:,} bytes, {most}: leave it to a program that reads a part of it at a time"
 
 
 def numbered(path: str, text: str, offset: int, total: int, notes: Iterable[str] = ()) -> ToolResult[FileText]:

@@ -6,7 +6,6 @@ import difflib
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from ringfence.errors import ToolValidationError
@@ -30,7 +29,7 @@ from ringfence_tools.file_params import (
     Remove,
     WriteFile,
 )
-from ringfence_tools.file_reading import kept_lines, long_lined_output, numbered, unusual_file
+from ringfence_tools.file_reading import kept_lines, long_lined_output, numbered, too_large, unusual_file
 from ringfence_tools.file_results import (
     MAX_LISTED,
     MAX_MATCH_CHARACTERS,
@@ -54,8 +53,6 @@ from ringfence_tools.patching import patch_files, written_by
 MAX_NEAR_NAMES = 5
 MAX_SEARCHED = 100_000
 """Lines that a search goes through where most of them are ignored."""
-MAX_FILE_BYTES = 256 << 20
-"""Of a file that is read or edited, since all of it comes into memory. The history has no larger ones either."""
 
 
 def file_tools(*, mount_point: str | None = None, accepts_overrides: bool = False) -> tuple[Tool[Any, Any], ...]:
@@ -230,15 +227,10 @@ class _FileTools:
         patched = patch_files(
             filesystem,
             parse_patch(params.patch),
-            find=partial(self._to_patch, context),
+            find=lambda name: self._open(context, name)[1],
             missing=lambda path: missing(filesystem, path),
         )
         return ToolResult.ok(patched, f"patched {count(len(patched.files), 'file')}")
-
-    def _to_patch(self, context: ToolContext, name: str) -> str:
-        filesystem, path = self._open(context, name)
-        _check_size(filesystem, path)
-        return path
 
     def move(self, params: Move, *, context: ToolContext) -> ToolResult[MovedFile]:
         filesystem, source = self._open(context, params.source)
@@ -357,11 +349,8 @@ def _check_size(filesystem: Filesystem, path: str) -> None:
         size = filesystem.stat(path).size_bytes
     except OSError:
         return
-    if size > MAX_FILE_BYTES:
-        raise ToolValidationError(
-            f"{_name(path)} has {size:,} bytes, more than the {MAX_FILE_BYTES:,} that these tools take: leave it to a "
-            "program that reads a part of it at a time"
-        )
+    if (reason := too_large(size)) is not None:
+        raise ToolValidationError(f"{_name(path)}: {reason}")
 
 
 def _name(path: str) -> str:

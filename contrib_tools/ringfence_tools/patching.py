@@ -12,6 +12,7 @@ from ringfence.filesystem.patches import apply_patch
 from ringfence.filesystem.paths import directories_above, is_link, os_error, said_about, shown
 from ringfence.filesystem.protocol import AnnouncedWrites, Filesystem
 from ringfence.prompt.tool_types import ContentOf, Itself, Written
+from ringfence_tools.file_reading import too_large
 from ringfence_tools.file_results import Action, PatchedFile, PatchedFiles
 
 MAX_PROBLEMS = 20
@@ -175,6 +176,8 @@ class _Plan:
             return _Node(_target(self._filesystem, path), is_link=True)
         if stat.is_directory:
             raise os_error(errno.EISDIR, path)
+        if (reason := too_large(stat.size_bytes)) is not None:
+            raise ValueError(reason)
         return _Node(self._filesystem.read_bytes(path).content, bool(stat.mode & 0o100))
 
     def _put(self, path: str, before: _Node | None, after: _Node) -> None:

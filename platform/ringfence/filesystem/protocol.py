@@ -28,8 +28,10 @@ READ_ENTIRE_FILE = -1
 """The limit that means: all of it."""
 MAX_GREP_MATCHES = 1000
 MAX_WRITE_LENGTH = 48_000
-"""Characters that the tools take in one text of one call. A `Filesystem` itself writes any length, and the tools read
-and change files of any size."""
+"""Characters that the tools take in one text of one call. A `Filesystem` itself writes any length."""
+MAX_TEXT_BYTES = 256 << 20
+"""Of a file that the tools read or edit, or that is searched on disk, since all of it comes into memory. A `Filesystem`
+itself reads any length."""
 
 
 @quickly_made

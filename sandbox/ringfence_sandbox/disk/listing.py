@@ -9,14 +9,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ringfence.filesystem.paths import os_error
-from ringfence.filesystem.protocol import FileEntry, GlobMatch
+from ringfence.filesystem.protocol import MAX_TEXT_BYTES, FileEntry, GlobMatch
 from ringfence.filesystem.search import BINARY_PREFIX_BYTES, Child
 from ringfence_sandbox.disk.confined import CHUNK_BYTES, Confined, is_reserved, open_file
 
 _OPEN_LEVELS = 100
 """Directories that a walk keeps open; below that, every file is reached from the root anew."""
-MAX_TEXT_BYTES = 256 << 20
-"""Of a file that is searched, since all of it comes into memory."""
 
 
 class Listing:
