@@ -386,6 +386,22 @@ def test_a_file_that_can_only_be_appended_to_stays_and_is_named(root: Path, chan
         subprocess.run(["chattr", "-a", root / "a.txt"], check=True)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has a directory that is another's")
+def test_a_file_of_another_in_a_sticky_directory_stays_and_is_named(root: Path) -> None:
+    os.chmod(root, 0o1777)
+    os.chmod(root / "a.txt", 0o666)
+    (store := root.parent / "store").mkdir()
+
+    def work() -> None:
+        with HostFilesystem(root, store=store) as fs:
+            for change in (lambda: fs.delete("a.txt"), lambda: fs.write("a.txt", "x")):
+                with pytest.raises(PermissionError, match="sticky: 'a.txt'"):
+                    change()
+
+    as_nobody(work, store)
+    assert (root / "a.txt").read_text() == "a\n"
+
+
 def test_a_directory_that_may_be_listed_and_not_searched_is_not_empty(root: Path) -> None:
     def work() -> None:
         with Workspace.open(root, store=root.parent / "store") as workspace:

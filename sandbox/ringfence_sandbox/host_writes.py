@@ -243,8 +243,9 @@ class HostWrites:
         return found.stat
 
     def _perform(self, deed: Deed, there: tuple[int, str] | None = None) -> None:
-        """A deed on what was there a moment ago. If somebody has removed it meanwhile, or it must not be renamed, as
-        what can only be appended to, an error names its path, and not the slot that it was to have."""
+        """A deed on what was there a moment ago. If somebody has removed it meanwhile, or it must not be renamed (what
+        can only be appended to, or is another's in a sticky directory), an error names its path, and not the slot that
+        it was to have."""
         try:
             self._core.perform(deed, there)
         except FileNotFoundError as error:
@@ -253,7 +254,8 @@ class HostWrites:
         except PermissionError as error:
             if error.errno != errno.EPERM:
                 raise
-            words = f"may not be replaced, moved or removed ({error.strerror}): see `lsattr`"
+            see = "see `lsattr`, and whether its directory is sticky"
+            words = f"may not be replaced, moved or removed ({error.strerror}): {see}"
             raise PermissionError(error.errno, words, deed.path) from error
 
     def _create(self, place: str, content: bytes) -> None:
