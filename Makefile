@@ -32,9 +32,10 @@ podman: $(READY)
 image: $(READY)
 	@.venv/bin/ringfence sandbox build
 
-# One worker more than two cores have: some tests only wait.
+# One worker more than two cores have: some tests only wait. Many fork, which copies the page tables of all that a
+# worker has imported: with huge pages there are fewer.
 test: podman
-	@$(PY) -m pytest -n 3 --dist worksteal $(BOUNDED) $(ARGS)
+	@PYTHONMALLOC=malloc GLIBC_TUNABLES=glibc.malloc.hugetlb=1 $(PY) -m pytest -n 3 --dist worksteal $(BOUNDED) $(ARGS)
 
 prove: podman
 	@RINGFENCE_PROVE=1 $(PY) -m pytest -n 2 --dist worksteal $(ARGS)

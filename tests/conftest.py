@@ -4,8 +4,10 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import tempfile
 from collections.abc import Generator, Iterator
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +24,11 @@ pytest.register_assert_rewrite("ringfence.testing")
 # processes of the tests.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+# How `make test` has the workers keep their memory is for them alone. (The first process hands it on to them.)
+if "PYTEST_XDIST_WORKER" in os.environ:
+    for name in ("PYTHONMALLOC", "GLIBC_TUNABLES"):
+        os.environ.pop(name, None)
 
 # No deadline: a busy machine is not a failure. The blob repeats a failure of another machine on this one.
 settings.register_profile("quick", deadline=None, print_blob=True, max_examples=50, stateful_step_count=30)
@@ -43,10 +50,18 @@ def pytest_report_to_serializable() -> Generator[None, object, object]:
     return report if text.isprintable() else json.loads(text.encode("utf-8", "replace"))
 
 
+def spread(directory: Path | str) -> None:
+    """Have ext4 put each directory in it elsewhere on the disk. Side by side, a new file waits for a search past all
+    that was deleted there in the last half minute, which after some hundred tests is most of the time."""
+    with suppress(OSError):  # another filesystem, or no chattr
+        subprocess.run(["chattr", "+T", directory], stderr=subprocess.DEVNULL, check=False)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def state_directories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Iterator[Path]]:
     """Stores of workspaces on disk go elsewhere than to the user's own, those of what lives longer than a test too."""
     base = tmp_path_factory.mktemp("state")
+    spread(base)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RINGFENCE_STATE_DIR", str(base / "shared"))
         yield (base / str(number) for number in count())
@@ -65,9 +80,10 @@ def state_directory(state_directories: Iterator[Path]) -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def temporary_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """One for this run, which other users reach as they reach /tmp: nobody may leave anything in it."""
-    tmp_path_factory.getbasetemp()  # pytest's own stays where people look for it
+    spread(tmp_path_factory.getbasetemp())  # pytest's own stays where people look for it
     with tempfile.TemporaryDirectory(prefix="ringfence-tests-") as place, pytest.MonkeyPatch.context() as patch:
         os.chmod(place, 0o1777)
+        spread(place)
         patch.setenv("TMPDIR", place)
         patch.setattr(tempfile, "tempdir", place)
         yield

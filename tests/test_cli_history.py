@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import command_line
 import pytest
 
 from ringfence.errors import ToolValidationError
@@ -55,7 +56,7 @@ def command(*arguments: str | Path) -> list[str]:
 
 
 def ringfence(*arguments: str | Path) -> subprocess.CompletedProcess[bytes]:
-    ended = subprocess.run(command(*arguments), capture_output=True, timeout=60)
+    ended = command_line.ringfence(*arguments)
     assert b"Traceback" not in ended.stderr
     return ended
 

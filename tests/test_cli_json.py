@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import ringfence_text
 
 from ringfence_sandbox import Workspace
 
@@ -23,8 +24,7 @@ def tree(tmp_path: Path) -> Path:
 def run(tree: Path, *arguments: str, turns: str = '{"text": "Done."}\n') -> tuple[int, Mapping[str, Any], str]:
     (tree.parent / "script.jsonl").write_text(turns)
     words = ("run", str(tree), "--model", f"script:{tree.parent / 'script.jsonl'}", "--json", *arguments)
-    command = [sys.executable, "-m", "ringfence_cli", *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = ringfence_text(*words)
     record = json.loads(done.stdout)
     assert record["exit_code"] == done.returncode
     return done.returncode, record, done.stderr
@@ -91,8 +91,8 @@ def test_what_nothing_was_begun_with_is_an_object_too(tree: Path, arguments: lis
     ],
 )
 def test_every_exit_is_an_object_wrong_usage_too(tree: Path, arguments: str, words: str) -> None:
-    command = [sys.executable, "-m", "ringfence_cli", *arguments.format(tree=tree).split(), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    command = arguments.format(tree=tree).split()
+    done = ringfence_text(*command, "--json")
     record = json.loads(done.stdout)
     assert (record["exit_code"], words in record["error"]) == (done.returncode, True), record
     assert record.get("outcome") == ("not_started" if "run" in command else None)

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from command_line import ringfence_text
 from rich.console import Console
 
 from ringfence.adapters import ModelText, ModelTurn, Turn
@@ -37,10 +38,10 @@ def tree(tmp_path: Path) -> Path:
 
 
 def run(tree: Path, spec: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "ringfence_cli", "run", str(tree), "--task", "Do it.", "--model", spec, *arguments]
     keys = ("OPENAI_API_KEY", "OPENAI_ADMIN_KEY", "ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN")
     env = {**{name: value for name, value in os.environ.items() if name not in keys}, **environment}
-    return subprocess.run(command, capture_output=True, check=False, timeout=120, text=True, env=env)
+    given = ("--task", "Do it.", "--model", spec, *arguments)
+    return ringfence_text("run", tree, *given, env=env, timeout_seconds=120)
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from command_line import ringfence_text
 
 MODULE = """
 from dataclasses import dataclass
@@ -32,8 +32,7 @@ def project(tmp_path: Path) -> Path:
 
 
 def overrides(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "ringfence_cli", "overrides", *arguments]
-    return subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=60)
+    return ringfence_text("overrides", *arguments, cwd=project)
 
 
 def test_texts_are_seeded_edited_listed_compared_and_checked(project: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import ringfence_text
 
 from ringfence_cli.policies import policies_of
 
@@ -34,13 +35,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 def ringfence(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "ringfence_cli", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env=os.environ | environment,
-    )
+    return ringfence_text(*arguments, env=os.environ | environment)
 
 
 def run(tree: Path, *options: str | Path, workspace: str = "disk") -> tuple[int, dict[str, Any], str]:

@@ -19,6 +19,7 @@ from typing import Any
 
 import click
 import pytest
+from command_line import ringfence_text as ringfence
 
 from ringfence import Session, serde
 from ringfence.adapters import ScriptedAdapter
@@ -353,11 +354,6 @@ def test_a_damaged_record_is_said(tree: Path) -> None:
     cut(tree, 0, b'{"messages": [{"$type": "os:system", "fields": {}}]}\n')
     with pytest.raises(ValueError, match="cannot be read"):
         interrupted_run(record_of(tree))
-
-
-def ringfence(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "ringfence_cli", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, text=True, timeout=60)
 
 
 def script(tree: Path, name: str, *turns: Mapping[str, Any]) -> str:

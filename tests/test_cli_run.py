@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from command_line import ringfence
 
 from ringfence.adapters import PromptEvaluationError, ScriptedAdapter
 from ringfence.errors import DeadlineExceededError, RestoreFailedError
@@ -59,19 +60,14 @@ def script(directory: Path, *turns: Turn) -> str:
     return f"script:{path}"
 
 
-def ringfence(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[bytes]:
-    command = [sys.executable, "-m", "ringfence_cli", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, check=False, timeout=60, **options)
-
-
 def in_memory(tree: Path) -> list[str]:
     """The command of a run, but for its model."""
     return [sys.executable, "-m", "ringfence_cli", "run", str(tree), "--workspace", "memory", "--task", "Do it."]
 
 
 def run(tree: Path, *arguments: str | Path, turns: Sequence[Turn] = (EDIT, DONE)) -> subprocess.CompletedProcess[bytes]:
-    command = [*in_memory(tree), "--model", script(tree.parent, *turns), *arguments]
-    return subprocess.run(command, capture_output=True, check=False, timeout=60)
+    given = ("--workspace", "memory", "--task", "Do it.", "--model", script(tree.parent, *turns))
+    return ringfence("run", tree, *given, *arguments)
 
 
 def contents(tree: Path) -> dict[str, bytes]:
@@ -312,9 +308,10 @@ def test_a_malformed_script_is_named_with_its_line(tree: Path, line: str, said: 
 @pytest.mark.parametrize("arguments", [["disk"], ["memory", "--apply"]], ids=lambda arguments: arguments[0])
 def test_every_name_can_be_written_whatever_the_locale_is(tree: Path, arguments: list[str]) -> None:
     turns = calls(call("write_file", file_path="new/caf\xe9.txt", content="new\n"))
-    command = ["run", tree, "--task", "Do it.", "--model", script(tree.parent, turns, DONE), "--workspace", *arguments]
+    command = [sys.executable, "-m", "ringfence_cli", "run", tree, "--task", "Do it.", "--workspace", *arguments]
     environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    done = ringfence(*command, env=environment)
+    model = ("--model", script(tree.parent, turns, DONE))
+    done = subprocess.run([*command, *model], capture_output=True, env=environment, timeout=60)
     assert (done.returncode, contents(tree)["new/caf\xe9.txt"]) == (0, b"new\n"), done.stderr
 
 
