@@ -124,10 +124,10 @@ class Holding:
     def look(self, slot: int) -> os.stat_result | None:
         return lstat(self.descriptor, str(slot))
 
-    def create(self, slot: int) -> int:
-        """A descriptor of a new, empty file in a slot."""
+    def create(self, slot: int, mode: int = 0o600) -> int:
+        """A descriptor of a new, empty file in a slot. ``mode`` saves who wants these permission bits setting them."""
         self._before("create")
-        return os.open(str(slot), _NEW, 0o600, dir_fd=self.descriptor)
+        return os.open(str(slot), _NEW, mode & 0o777, dir_fd=self.descriptor)
 
     def keep(self, slot: int, directory: str) -> str | None:
         """Copy the file in a slot, or all that is below the directory in it, out to a host directory, so that it can
