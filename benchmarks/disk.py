@@ -2,7 +2,7 @@
 
 In time as a clock shows it, since the baselines work in processes of their own. A call of ours is all of it: the
 policy, the receipt, the step. Of the peer's only what it does to files is counted, its snapshot before the call; git
-is a commit of everything after it.
+is a commit of everything after it. The bare system calls are what any way of replacing files takes at the least.
 """
 
 from __future__ import annotations
@@ -36,9 +36,11 @@ from ringfence.prompt import (
 )
 from ringfence.runtime import Session
 from ringfence_sandbox import Workspace
+from ringfence_sandbox.disk.kernel import Renames, abilities, nothing_before
 from ringfence_sandbox.host import Durability
 
 GIT = "git"
+KERNEL = "the bare system calls"
 GROWTH_BYTES = 4.5 * 1024
 NEEDLE = "a text that is in no file"
 COMMIT_TARGETS = {0: 1_000, 1: 25, 10: 12, 100: 5, 1_000: 4}
@@ -164,6 +166,33 @@ class Git:
         pass
 
 
+class Bare:
+    """What the kernel alone takes to replace files so that they can come back: each new one is made beside, exchanged
+    with the old one, and what is not kept is removed in the end. No policy, no journal, no step."""
+
+    def __init__(self, root: Path, store: Path) -> None:
+        self._root = os.open(root, os.O_PATH)
+        self._renames = Renames(abilities(), nothing_before)
+
+    def call(self, paths: Sequence[str], content: str, *, fails: bool = False) -> None:
+        os.mkdir("held", dir_fd=self._root)
+        held = os.open("held", os.O_PATH, dir_fd=self._root)
+        for slot, path in enumerate(paths):
+            made = os.open(str(slot), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644, dir_fd=held)
+            os.write(made, content.encode())
+            os.close(made)
+            self._renames.exchange(self._root, path, held, str(slot))
+        for slot, path in enumerate(paths):
+            if fails:
+                self._renames.exchange(self._root, path, held, str(slot))
+            os.unlink(str(slot), dir_fd=held)
+        os.close(held)
+        os.rmdir("held", dir_fd=self._root)
+
+    def close(self) -> None:
+        os.close(self._root)
+
+
 def first_file(root: Path) -> str:
     return next(str(path.relative_to(root)) for path in sorted(root.rglob("*")) if path.is_file())
 
@@ -197,6 +226,7 @@ def calls_beside(area: str, places: Places, tree: Tree) -> Iterator[Row]:
     others: list[tuple[str, Any]] = [(GIT, Git(*places.copy()))]
     if peer.installed():
         others.insert(0, (peer.NAME, Peer(*places.copy())))
+    bare = Bare(*places.copy())
     turns = count()
     cases = [(number, False, target) for number, target in COMMIT_TARGETS.items()]
     cases += [(number, True, target) for number, target in ROLLBACK_TARGETS.items()]
@@ -206,12 +236,14 @@ def calls_beside(area: str, places: Places, tree: Tree) -> Iterator[Row]:
         def side(one: Any, some: list[str] = some, fails: bool = fails) -> Side:
             return timed(lambda: one.call(some, f"# turn {next(turns)}\n" * 60, fails=fails))
 
-        took, *theirs = alternated(side(ours), *(side(other) for _, other in others), seconds=3)
+        took, floor, *theirs = alternated(side(ours), side(bare), *(side(other) for _, other in others), seconds=3)
+        what = f"call that changes {len(some):,}, {'rolled back' if fails else 'committed'}"
+        if some:
+            yield flat(area, what, KERNEL, (took, floor), at_most=None)
         for (beside, _), spread in zip(others, theirs, strict=True):
-            what = f"call that changes {len(some):,}, {'rolled back' if fails else 'committed'}"
             at_least = target if tree.name == TARGETS_ARE_FOR else None
             yield less(area, what, beside, (took, spread), at_least=at_least)
-    for one in (ours, *(other for _, other in others)):
+    for one in (ours, bare, *(other for _, other in others)):
         one.close()
 
 

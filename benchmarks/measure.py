@@ -116,7 +116,7 @@ def flat(area: str, what: str, beside: str, spreads: Iterable[Spread], *, at_mos
     """A row about what must not cost more than the same with less behind it, given as (more, less)."""
     ours, baseline = spreads
     ratio = ours.median / baseline.median
-    target, met = (f"<= {at_most:g}x more", ratio <= at_most) if at_most is not None else ("", None)
+    target, met = (f"<= {at_most:g}x more", ratio <= at_most) if at_most is not None else ("more", None)
     return Row(area, what, beside, ratio, target, met, ours, baseline)
 
 
