@@ -314,6 +314,22 @@ def test_a_past_run_is_judged_by_the_command_that_it_ran(tree: Path, tmp_path: P
         assert ringfence("policies", "try", receipts, "--policy", file).returncode == int(denied)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["policies", "try", "/dev/zero", "--policy", "protected"],
+        ["policies", "try", "/dev/null", "--policy", "endless.toml"],
+        ["run", "tree", "--model", "script:script.jsonl", "--task", "@/dev/zero"],
+        ["run", "tree", "--model", "script:/dev/zero", "--task", "Do it."],
+    ],
+)
+def test_a_file_that_does_not_end_is_wrong_usage_and_does_not_take_all_memory(tree: Path, words: list[str]) -> None:
+    (tree.parent / "endless.toml").symlink_to("/dev/zero")
+    limited = ["sh", "-c", 'ulimit -v 4000000; exec "$@"', "sh", sys.executable, "-m", "ringfence_cli", *words]
+    done = subprocess.run(limited, cwd=tree.parent, capture_output=True, text=True)
+    assert (done.returncode, "has more than 268,435,456" in done.stderr) == (2, True)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_what_waits_for_receipts_can_be_interrupted(tmp_path: Path, number: signal.Signals) -> None:
     os.mkfifo(tmp_path / "pipe")

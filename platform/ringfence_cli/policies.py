@@ -16,7 +16,9 @@ import click
 from ringfence import serde
 from ringfence.errors import PromptValidationError
 from ringfence.failures import said_of
+from ringfence.filesystem.host_texts import too_long, whole_text_of
 from ringfence.filesystem.paths import shown, unescaped
+from ringfence.filesystem.protocol import MAX_TEXT_BYTES
 from ringfence.participants import CallInfo, CallLock, Change
 from ringfence.prompt.effects import DeletionLimitPolicy, PathPolicy, ProtectedFilesPolicy, RequireCleanTestsPolicy
 from ringfence.prompt.policy import EffectPolicy, Policy, ToolPolicy
@@ -175,7 +177,7 @@ def _of_file(file: Path, directory: Path | None) -> tuple[Policy, ...]:
             if os.path.commonpath((root, place)) == root:
                 raise _bad(f"{file} is inside of the workspace, where the agent could change it: keep it elsewhere")
     try:
-        table = tomllib.loads(file.read_text(encoding="utf-8"))
+        table = tomllib.loads(whole_text_of(file))
         wanted = serde.parse(PolicyFile, table, extra="forbid", coerce=False)
         paths = wanted.policies.paths or Paths()
         tests = wanted.policies.tests or Tests("")
@@ -245,7 +247,9 @@ class _Past:
 def _committed(receipts: Path) -> Sequence[_Past]:
     found: dict[str, _Past] = {}
     with receipts.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
+        for number, line in enumerate(iter(lambda: lines.readline(MAX_TEXT_BYTES + 1), b""), 1):
+            if len(line) > MAX_TEXT_BYTES:  # such as /dev/zero, which is one line without an end
+                raise _no_receipt(number, too_long("bytes"))
             if not line.strip():
                 continue
             try:

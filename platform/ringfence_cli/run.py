@@ -18,6 +18,7 @@ from ringfence.adapters.loop import MAX_TURNS, LoopAdapter
 from ringfence.adapters.scripted import ScriptedAdapter
 from ringfence.errors import PromptValidationError, SandboxUnavailableError
 from ringfence.failures import said_of
+from ringfence.filesystem.host_texts import whole_text_of
 from ringfence.filesystem.paths import shown
 from ringfence.runtime.limits import utc_now
 from ringfence_cli.disk import DiskWorkspace, on_disk
@@ -360,7 +361,7 @@ def task_of(text: str, signals: Signals) -> str:
     if text.startswith("@"):
         try:
             with signals.let_through():  # it may be a pipe
-                text = Path(text[1:]).read_text(encoding="utf-8")
+                text = whole_text_of(Path(text[1:]))
         except KeyboardInterrupt:
             ErrorStream().say("ringfence: interrupted: nothing was changed")
             raise click.Abort from None

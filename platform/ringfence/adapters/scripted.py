@@ -15,6 +15,7 @@ from ringfence.adapters.core import Message, Request, ToolCall, Turn
 from ringfence.adapters.loop import MAX_TURNS, LoopAdapter
 from ringfence.arguments import checked
 from ringfence.errors import PromptEvaluationError, described
+from ringfence.filesystem.host_texts import whole_text_of
 from ringfence.runtime.limits import TokenUsage
 
 ScriptedTurn = Mapping[str, Any]
@@ -130,9 +131,11 @@ def _mapping(value: object, where: str, keys: frozenset[str]) -> Mapping[str, An
 
 def _lines(path: Path) -> Iterator[tuple[object, str]]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = whole_text_of(path)
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text: {error}") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             try:
