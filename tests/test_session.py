@@ -673,7 +673,8 @@ def test_a_reducer_that_fails_dooms_the_call_that_holds_the_session() -> None:
     thread = threading.Thread(target=session.dispatch, args=(Asked(),))
     thread.start()
     thread.join()
-    assert [str(problem) for problem in holder.problems] == ["the reducer broke"] * 2
+    said = "the reducer failing of Fact failed on a Asked: LookupError: the reducer broke"
+    assert [str(problem) for problem in holder.problems] == [said] * 2
 
 
 def test_a_dispatch_from_outside_does_not_wait_for_the_call_and_rolls_back_with_it() -> None:

@@ -29,9 +29,11 @@ from ringfence.runtime import (
     Heartbeat,
     Receipt,
     RejectedToolParams,
+    Replace,
     Session,
     SlicePolicy,
     ToolInvoked,
+    reducer,
 )
 
 
@@ -348,8 +350,23 @@ def test_a_reducer_that_fails_at_any_time_dooms_the_call() -> None:
         world.session[Note].register(Note, reduce)
         result = world.call()
         assert not result.success
-        assert "no bad notes" in result.message
+        assert result.message.endswith("it cannot be kept: the reducer reduce of Note failed on a Note: no bad notes")
         assert world.left() == UNTOUCHED
+
+
+def test_a_reducer_that_fails_on_the_result_is_named_as_the_method_that_it_is() -> None:
+    @dataclass(frozen=True)
+    class Count:
+        @reducer(on=Note)
+        def count(self, event: Note) -> Replace[Any]:
+            raise KeyError("total")
+
+    def act(params: Params, *, context: ToolContext) -> ToolResult[Note]:
+        return ToolResult.ok(Note("x"))
+
+    with World(act) as world:
+        world.session.install(Count, initial=Count)
+        assert "the reducer Count.count failed on a Note: KeyError: 'total'" in world.call().message
 
 
 def test_an_observer_that_fails_undoes_nothing() -> None:

@@ -555,9 +555,9 @@ def _log(name: str, error: Exception) -> None:
 
 
 def _is_logged(error: Exception, call: Transaction) -> bool:
-    """Whether it is what a reducer has raised, which the session has logged."""
-    cause = error.__cause__ if isinstance(error, TransactionError) else None
-    return any(cause is one for one in call.problems) and not isinstance(cause, RingfenceError)
+    """Whether it is what a reducer has raised, which the session has logged: of the problems only that has a cause."""
+    problem = error.__cause__ if isinstance(error, TransactionError) else None
+    return any(problem is one and one.__cause__ is not None for one in call.problems)
 
 
 def _failed(ending: _Ending, error: BaseException, call: Transaction) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, is_dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Generic, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
 
 from ringfence.arguments import checked
 
@@ -128,6 +128,13 @@ class MethodReducer(Generic[T]):
                 return Extend(())
             current = self.initial()
         return getattr(current, self.method)(event)
+
+
+def name_of(reducer: Reducer[Any, Any], slice_type: type[object]) -> str:
+    """What the author of a reducer of this slice calls it."""
+    if isinstance(reducer, MethodReducer):
+        return f"{slice_type.__name__}.{reducer.method}"
+    return f"{getattr(reducer, '__name__', type(reducer).__name__)} of {slice_type.__name__}"
 
 
 @lru_cache(maxsize=256)

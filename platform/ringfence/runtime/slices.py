@@ -11,11 +11,21 @@ from enum import Enum
 from functools import lru_cache
 from typing import Any, Protocol, TypeVar
 
-from ringfence.errors import CallEndedError, SnapshotRestoreError
+from ringfence.errors import CallEndedError, SnapshotRestoreError, TransactionError
+from ringfence.failures import said_of
 from ringfence.participants import CallInfo, CallLock, Mark, current_call
 from ringfence.runtime.events import HandlerFailure
 from ringfence.runtime.items import EMPTY, Items, applied
-from ringfence.runtime.reducers import Clear, MethodReducer, Reducer, ReducerContext, Replace, SliceOp, marked_methods
+from ringfence.runtime.reducers import (
+    Clear,
+    MethodReducer,
+    Reducer,
+    ReducerContext,
+    Replace,
+    SliceOp,
+    marked_methods,
+    name_of,
+)
 from ringfence.runtime.slice_views import EventT, SliceView, T
 from ringfence.serde.tagged import meet
 from ringfence.values import can_change
@@ -267,7 +277,10 @@ class Slices:
             failures.append(HandlerFailure(reducer, error))
             holder = self._lock.holder
             if holder is not None:
-                holder.problems.append(error)
+                said = f"the reducer {name_of(reducer, target)} failed on a {type(event).__name__}: {said_of(error)}"
+                problem = TransactionError(said)
+                problem.__cause__ = error
+                holder.problems.append(problem)
 
     def mark(self) -> Mark:
         """The STATE slices now, for `roll_back`; in constant time, since it is the dictionary itself."""
