@@ -124,6 +124,14 @@ def test_a_script_that_has_run_out_says_so() -> None:
         ScriptedAdapter([calls("a")]).evaluate(prompt(), session=Session())
 
 
+def test_requests_share_what_they_have_in_common_so_that_a_long_conversation_is_kept_once() -> None:
+    adapter = ScriptedAdapter([*[calls("again")] * 20, {"text": "done"}])
+    adapter.evaluate(prompt(), session=Session())
+    assert [len(request["messages"]) for request in adapter.requests] == list(range(1, 42, 2))
+    for part, distinct in (("messages", 40 + 21), ("tools", 1)):  # instructions are rendered for each request
+        assert len({id(one) for request in adapter.requests for one in request[part]}) == distinct
+
+
 def test_a_model_that_goes_in_circles_is_stopped() -> None:
     adapter = ScriptedAdapter(lambda conversation: calls("again"), max_turns=5)
     with pytest.raises(PromptEvaluationError, match="5 turns") as caught:

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from ringfence import serde
 from ringfence.adapters.core import Message, Request, ToolCall, Turn
@@ -17,6 +17,8 @@ from ringfence.arguments import checked
 from ringfence.errors import PromptEvaluationError, described
 from ringfence.filesystem.host_texts import whole_text_of
 from ringfence.runtime.limits import TokenUsage
+
+T = TypeVar("T")
 
 ScriptedTurn = Mapping[str, Any]
 """``{"text": ..., "tool_calls": [{"name": ..., "arguments": {...} or raw text}], "usage": {...}}``, all optional.
@@ -35,7 +37,7 @@ class ScriptedAdapter(LoopAdapter):
     """Plays turns in the order in which they are asked for, nested evaluations included.
 
     ``requests`` keeps what the model would have been sent, one mapping a request with ``messages``, ``tools`` and,
-    for a structured output, ``response_format``.
+    for a structured output, ``response_format``. They share the messages that they have in common.
     """
 
     provider = "scripted"
@@ -55,6 +57,7 @@ class ScriptedAdapter(LoopAdapter):
         self.requests: list[Mapping[str, Any]] = []
         self.max_turns = max_turns
         self.tool_choice = "auto"
+        self._written: dict[int, tuple[object, Mapping[str, Any]]] = {}
         self._numbers = count(1)
         self._function: Callable[[Conversation], ScriptedTurn] | None = None
         self._turns = deque[Turn]()
@@ -73,8 +76,8 @@ class ScriptedAdapter(LoopAdapter):
         return len(self._turns)
 
     def respond(self, request: Request) -> Turn:
-        messages = [_as_chat(message) for message in request.messages]
-        sent: dict[str, Any] = {"messages": messages, "tools": [_tool(tool) for tool in request.tools]}
+        messages = [self._once(message, _as_chat) for message in request.messages]
+        sent: dict[str, Any] = {"messages": messages, "tools": [self._once(tool, _tool) for tool in request.tools]}
         if request.output_schema is not None:
             sent["response_format"] = {"type": "json_schema", "json_schema": {"schema": request.output_schema}}
         self.requests.append(sent)
@@ -93,6 +96,13 @@ class ScriptedAdapter(LoopAdapter):
                 phase="response",
             )
         return self._turns.popleft()
+
+    def _once(self, part: T, written: Callable[[T], Mapping[str, Any]]) -> Mapping[str, Any]:
+        """What is sent of a message or tool: made once, since a request has again all messages of those before it."""
+        kept = self._written.get(id(part))
+        if kept is None:
+            kept = self._written[id(part)] = (part, written(part))  # with the part, so that its id stays its own
+        return kept[1]
 
     def _turn(self, turn: object, where: str) -> Turn:
         written = _mapping(turn, where, TURN_KEYS)
