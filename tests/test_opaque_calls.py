@@ -25,7 +25,7 @@ from ringfence import Binding, Filesystem, InMemoryFilesystem, Prompt, PromptTem
 from ringfence.adapters import ScriptedAdapter, ToolExecutor
 from ringfence.adapters.tool_executor import Answer
 from ringfence.errors import TransactionError
-from ringfence.participants import CallInfo, CallLock, RollbackReport, Transactional
+from ringfence.participants import CallInfo, CallLock, Change, RollbackReport, Transactional
 from ringfence.prompt import (
     DeletionLimitPolicy,
     MarkdownSection,
@@ -36,7 +36,7 @@ from ringfence.prompt import (
     ToolResult,
     ToolsSection,
 )
-from ringfence.runtime import tool_transaction
+from ringfence.runtime import Receipt, tool_transaction
 from ringfence.testing import held_call
 from ringfence.testing.killing import killed_at
 from ringfence.testing.printed import Printed, printed
@@ -1372,6 +1372,11 @@ class Database(Transactional):
     lock = CallLock("the database")
 
     def begin(self, call: CallInfo) -> None: ...
+
+    def changes(self, mark: object) -> Sequence[Change]:
+        return ()
+
+    def commit(self, mark: object, receipt: Receipt) -> None: ...
 
     def rollback(self, mark: object) -> RollbackReport:
         return RollbackReport()

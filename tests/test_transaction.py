@@ -59,6 +59,13 @@ class Noting(Transactional):
         return CLEAN
 
 
+@pytest.mark.parametrize("method", ["lock", "begin", "changes", "commit", "rollback"])
+def test_a_participant_that_lacks_a_method_cannot_be_made(method: str) -> None:
+    forgetful = type("Forgetful", (Noting,), {method: getattr(Transactional, method)})  # as if Noting had not had it
+    with pytest.raises(TypeError, match=f"Forgetful .*{method}"):
+        forgetful("forgetful", [])
+
+
 @dataclass(frozen=True)
 class Holding:
     participants: tuple[Transactional, ...]

@@ -316,15 +316,19 @@ class Transactional(Protocol):
     durable: bool
     """Whether `commit` writes to what outlives the process. At most one such participant changes in a call."""
     only_undone: bool = False
-    """Whether calls only ever undo it: it has no `changes` to tell of and no `commit` to make; it is asked for none."""
+    """Whether calls only ever undo it: it has no `changes` to tell of and nothing to `commit`; neither is called."""
 
+    # Abstract, since one that is forgotten or misspelled would do nothing, and nobody would notice.
     @property
+    @abstractmethod
     def lock(self) -> CallLock: ...
 
+    @abstractmethod
     def begin(self, call: CallInfo) -> Mark:
         """Remember the state now, in O(1). (Before an opaque call a filesystem on disk looks through all files.)"""
         ...
 
+    @abstractmethod
     def changes(self, mark: Mark, /) -> Sequence[Change]:
         """The paths changed since `mark`, sorted; empty for what holds no files.
 
@@ -332,10 +336,12 @@ class Transactional(Protocol):
         the lock's mutex."""
         ...
 
+    @abstractmethod
     def commit(self, mark: Mark, receipt: Receipt) -> Step | None:
         """Keep everything since `mark`. For a nested call this only ends the savepoint."""
         ...
 
+    @abstractmethod
     def rollback(self, mark: Mark) -> RollbackReport:
         """Bring back the state at `mark`, exactly; may be called again where it raised."""
         ...
