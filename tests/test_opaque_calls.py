@@ -1388,6 +1388,26 @@ def test_what_outlives_the_process_and_has_no_files_does_not_see_what_programs_c
     assert shape(root) == before
 
 
+class Elsewhere(Database):
+    """A filesystem that outlives the process and is not said to see what programs change."""
+
+    only_undone = False
+    read_only = False
+
+
+class Looking(Elsewhere):
+    sees_programs = True
+
+
+def test_a_durable_filesystem_of_one_s_own_is_taken_to_see_what_programs_change_where_it_says_so(root: Path) -> None:
+    before = shape(root)
+    refused = fails_on(root, {Database: Elsewhere()})
+    assert (refused.receipt.outcome, "sees_programs = True" in refused.text) == ("failed", True)
+    assert shape(root) == before
+    assert "sees_programs" not in fails_on(root, {Database: Looking()}).text
+    assert (root / "made").exists()  # which it was to take back
+
+
 def fails_on(root: Path, resources: dict[type[Any], object]) -> Answer:
     prompt = Prompt[None](ns="tests", key="bound", sections=[ToolsSection(title="Tools", tools=[shell(root)])])
     with prompt.bind(resources=resources).resources:

@@ -318,6 +318,12 @@ class Transactional(Protocol):
     only_undone: bool = False
     """Whether calls only ever undo it: it has no `changes` to tell of and nothing to `commit`; neither is called."""
 
+    @property
+    def sees_programs(self) -> bool:
+        """Whether it knows, and can take back, what programs change while an ``opaque`` call runs. Without one that
+        does, no such call runs."""
+        return False
+
     # Abstract, since one that is forgotten or misspelled would do nothing, and nobody would notice.
     @property
     @abstractmethod

@@ -226,6 +226,10 @@ class HostFilesystem(Transactional):
         return self._opened.outputs
 
     @property
+    def sees_programs(self) -> bool:
+        return not self.read_only
+
+    @property
     def read_only(self) -> bool:
         return self._opened.read_only
 

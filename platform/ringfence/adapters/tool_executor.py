@@ -363,7 +363,8 @@ class ToolExecutor:
             if not call.sees_programs():
                 raise TransactionError(
                     f"{ending.name} changes files by itself, as programs do, and no filesystem of this prompt sees "
-                    "that: bind one on disk that is not read-only, such as that of a Workspace"
+                    "that: bind one on disk that is not read-only, such as that of a Workspace (one of your own "
+                    "that does has sees_programs = True)"
                 )
         result = offer.handler(ending.params, context=context)
         context.scope.close()

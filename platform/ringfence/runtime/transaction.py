@@ -177,8 +177,8 @@ class Transaction(CallInfo):
         self._refuse_superseded()
 
     def sees_programs(self) -> bool:
-        """Whether what a program changes is seen, and can be taken back: by a filesystem that outlives the process."""
-        return any(one.durable and not getattr(one, "read_only", True) for one in self._held.values())
+        """Whether what a program changes is seen, and can be taken back."""
+        return any(one.sees_programs for one in self._held.values())
 
     def reads_by_path(self) -> dict[str, str]:
         """The sha256 of what was read; where it was of several filesystems, their names stand before the paths."""
