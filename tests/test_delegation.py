@@ -6,15 +6,15 @@ import contextvars
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import timedelta
-from typing import Any
+from datetime import UTC, datetime, timedelta
+from typing import Any, cast
 
 import pytest
 
-from ringfence.adapters import PromptEvaluationError, Request, ScriptedAdapter, Turn
+from ringfence.adapters import PromptEvaluationError, Request, ScriptedAdapter, ToolExecutor, Turn
 from ringfence.errors import PromptValidationError
 from ringfence.filesystem import InMemoryFilesystem
-from ringfence.prompt import MarkdownSection, Prompt, PromptTemplate, Tool, ToolContext, ToolResult
+from ringfence.prompt import MarkdownSection, Prompt, PromptTemplate, Tool, ToolContext, ToolResult, ToolsSection
 from ringfence.runtime import (
     Budget,
     BudgetTracker,
@@ -206,6 +206,50 @@ def test_the_deadline_of_a_call_holds_for_what_its_handler_evaluates(evaluate: A
     limits: Any = {"budget": Budget(deadline=deadline)} if of_budget else {"deadline": deadline}
     adapter.evaluate(plain_lead(evaluate), session=Session(), **limits)
     assert adapter.deadlines == [deadline] * 3
+
+
+def limits_within(
+    how: Callable[[ToolContext], Any], **limits: Any
+) -> list[tuple[Deadline | None, BudgetTracker | None]]:
+    """Of two calls, the second made by the first one's handler with an executor of its own."""
+    seen: list[tuple[Deadline | None, BudgetTracker | None]] = []
+
+    def again(params: Nothing, *, context: ToolContext) -> ToolResult[Nothing]:
+        seen.append((context.deadline, context.budget_tracker))
+        if len(seen) < 2:
+            how(context).call("again", {})
+        return ToolResult.ok(Nothing())
+
+    tool = Tool[Nothing, Nothing](name="again", description="Again.", handler=again)
+    prompt = Prompt[None](ns="tests", key="again", sections=[ToolsSection(title="Again", tools=[tool])])
+    with prompt.resources:
+        ToolExecutor(prompt=prompt, session=Session(), **limits).call("again", {})
+    return seen
+
+
+def plain_executor(context: ToolContext, **limits: Any) -> ToolExecutor:
+    return ToolExecutor(prompt=cast("Prompt[Any]", context.prompt), session=context.session, **limits)
+
+
+def longer_executor(context: ToolContext) -> ToolExecutor:
+    return plain_executor(context, deadline=Deadline.after(4000))
+
+
+@pytest.mark.parametrize("how", [plain_executor, longer_executor])
+def test_the_limits_of_a_call_hold_for_calls_that_its_handler_makes_with_an_executor_of_its_own(how: Any) -> None:
+    deadline, tracker = Deadline.after(400), BudgetTracker(Budget(max_total_tokens=1))
+    assert limits_within(how, deadline=deadline, budget_tracker=tracker) == [(deadline, tracker)] * 2
+
+
+def test_a_call_whose_deadline_passes_makes_no_more_calls_with_an_executor_of_its_own() -> None:
+    now = [datetime(2026, 1, 1, tzinfo=UTC)]
+
+    def late(context: ToolContext) -> ToolExecutor:
+        now[0] += timedelta(seconds=20)
+        return plain_executor(context)
+
+    with pytest.raises(PromptEvaluationError, match="the deadline had passed before again could run"):
+        limits_within(late, deadline=Deadline.after(10, clock=lambda: now[0]))
 
 
 def with_a_budget_of_its_own(context: ToolContext, child: Prompt[Any]) -> None:

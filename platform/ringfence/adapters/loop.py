@@ -101,12 +101,10 @@ def evaluate_with(
     Raises: what `ProviderAdapter.evaluate` raises.
     """
     check_prompt(prompt)
-    deadlines, trackers = limits_around()
-    deadline = min([*deadlines, *([] if deadline is None else [deadline])], key=Deadline.remaining, default=None)
+    deadline, around = limits_around(deadline)
     if budget_tracker is not None and budget not in (None, budget_tracker.budget):
         raise ValueError("budget and the budget_tracker's own are two budgets: give one of them")
     if budget_tracker is None:
-        around = next(iter(trackers), None)
         budget_tracker = around if budget is None else BudgetTracker(budget, parent=around)
     with prompt.resources:
         evaluation = _Evaluation(

@@ -44,7 +44,7 @@ from ringfence.resources.context import CallResources, ResourceContext
 from ringfence.runtime.events import RejectedToolParams, RunContext, ToolCallBegun, ToolInvoked, make_tool_invoked
 from ringfence.runtime.ids import new_id
 from ringfence.runtime.interrupts import Interrupts
-from ringfence.runtime.limits import BudgetTracker, Cancellation, Deadline, Heartbeat
+from ringfence.runtime.limits import BudgetTracker, Cancellation, Deadline, Heartbeat, limits_around
 from ringfence.runtime.lock_order import Participants, in_order
 from ringfence.runtime.receipts import Outcome, PolicyVerdict, Receipt, make_receipt
 from ringfence.runtime.session import Session
@@ -182,6 +182,8 @@ class ToolExecutor:
             self._tell_begun(ending, arguments)
         call = Transaction(ending.call_id, name, current_call())
         call.deadline, call.budget_tracker = self.deadline, self.budget_tracker
+        if call.parent is not None:
+            self._limit_as_around(call)
         offer = self._resolved(ending)
         if offer is None or not self._parsed(ending, offer, arguments):
             self._record(ending, call)
@@ -221,6 +223,11 @@ class ToolExecutor:
             finally:
                 self._tell(ending)
         return self._answered(ending)
+
+    def _limit_as_around(self, call: Transaction) -> None:
+        """The limits of a call hold for what its handler does, and so for the calls that this makes."""
+        call.deadline, around = limits_around(self.deadline)
+        call.budget_tracker = self.budget_tracker or around
 
     def _tell_begun(self, ending: _Ending, arguments: Mapping[str, object] | str | None) -> None:
         offer = self._offers.get(ending.name)
@@ -274,10 +281,10 @@ class ToolExecutor:
             rendered_prompt=self.rendered_prompt,
             adapter=self.adapter,
             session=self.session,
-            deadline=self.deadline,
+            deadline=call.deadline,
             heartbeat=self.heartbeat,
             run_context=self.run_context,
-            budget=self.budget_tracker,
+            budget=call.budget_tracker,
             cancellation=cancellation,
             call=call,
             scope=CallResources(resources, call),
@@ -298,7 +305,7 @@ class ToolExecutor:
             ending.verdicts.append(verdict)
             if not verdict.allowed:
                 return _denied(ending, verdict)
-        if self.deadline is not None and self.deadline.remaining().total_seconds() <= 0:
+        if call.deadline is not None and call.deadline.expired:
             ending.outcome = "denied"
             raise DeadlineExceededError(f"the deadline had passed before {ending.name} could run")
         if context.cancellation is not None:

@@ -181,16 +181,21 @@ class BudgetTracker:
             self.parent.check()
 
 
-def limits_around() -> tuple[list[Deadline], list[BudgetTracker]]:
-    """Those of the tool call that runs here, and of the calls around it, innermost first."""
-    deadlines, trackers, call = list[Deadline](), list[BudgetTracker](), still_open(current_call())
+def limits_around(deadline: Deadline | None = None) -> tuple[Deadline | None, BudgetTracker | None]:
+    """What holds in the tool call that runs here: the nearest of the deadlines of it, of the calls around it and the
+    one that is given, and the innermost tracker of these calls."""
+    deadlines, trackers, call = (
+        [] if deadline is None else [deadline],
+        list[BudgetTracker](),
+        still_open(current_call()),
+    )
     while call is not None:
         if call.deadline is not None:
             deadlines.append(call.deadline)
         if call.budget_tracker is not None:
             trackers.append(call.budget_tracker)
         call = call.parent
-    return deadlines, trackers
+    return min(deadlines, key=Deadline.remaining, default=None), next(iter(trackers), None)
 
 
 class Cancellation:
