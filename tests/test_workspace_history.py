@@ -132,6 +132,24 @@ def test_a_preview_changes_nothing(workspace: Workspace, root: Path) -> None:
     assert said.outcomes == restored.outcomes == workspace.undo().outcomes
 
 
+@pytest.mark.parametrize("was", ["new", "other"])
+def test_a_preview_knows_which_directories_stay_since_somebody_has_put_into_them_what_no_history_has(
+    workspace: Workspace, root: Path, was: str
+) -> None:
+    call(workspace, lambda fs: fs.write(was, "a file"))
+    call(workspace, lambda fs: (fs.delete(was), fs.write("new/deep/file", "x"), fs.write("other", "a file")))
+    os.mkfifo(root / "new/deep/pipe")
+    previews = [workspace.undo(dry_run=True), workspace.restore(1, dry_run=True)]
+    done = workspace.undo()
+    assert {**done.outcomes, "other": ""} == {
+        "new": "kept",
+        "new/deep": "kept",
+        "new/deep/file": "removed",
+        "other": "",
+    }
+    assert [(said.outcomes, said.reasons) for said in previews] == [(done.outcomes, done.reasons)] * 2
+
+
 def test_a_later_edit_of_another_line_survives(workspace: Workspace, root: Path) -> None:
     call(workspace, lambda fs: fs.write("a.txt", LINES.replace("line 2\n", "line two\n")))
     (root / "a.txt").write_text((root / "a.txt").read_text().replace("line 8\n", "theirs\n"))

@@ -24,7 +24,7 @@ from ringfence_sandbox.host import Durability, HostFilesystem
 from ringfence_sandbox.moved_roots import replaced
 from ringfence_sandbox.scan.scan import DEFAULT_LIMITS, Exclusion, Progress, ScanLimits, ScanResult, told_nothing
 from ringfence_sandbox.steps.aborted_calls import look_at
-from ringfence_sandbox.steps.history_plan import HistoryPlan, Planner
+from ringfence_sandbox.steps.history_plan import HOLDS_MORE, HistoryPlan, Planner
 from ringfence_sandbox.steps.step_history import FOLDER, StepHistory
 from ringfence_sandbox.steps.undo_plan import Outcome
 from ringfence_sandbox.store import history_gc
@@ -413,7 +413,7 @@ class Workspace:
         return Reversal(plan.outcomes, plan.reasons, None if dry_run else self._made(transaction, history), notes)
 
     def _planner(self, history: StepHistory) -> Planner:
-        return Planner(self._store, self._tip(), history.found)
+        return Planner(self._store, self._tip(), history.found, history.names)
 
     def _write(
         self, history: StepHistory, plan: HistoryPlan, before: Sequence[str], *, whole: str | None = None
@@ -421,7 +421,7 @@ class Workspace:
         """What could not be brought back besides, in words."""
         writer = TreeWriter(self.filesystem, self._store.states, self._tip(), plan.contents)
         for path in sorted(writer.write(plan.states, before, whole=whole, moves=plan.moves)):
-            plan.stays(path, "it holds what the history does not have")
+            plan.stays(path, HOLDS_MORE)  # only now, or the plan would say so
         if self.filesystem.has_uncommitted:
             history.rewritten = {*plan.states}
         plan.sort()

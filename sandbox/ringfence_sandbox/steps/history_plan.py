@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ringfence.filesystem.git_names import is_dotgit
@@ -17,6 +17,7 @@ from ringfence_sandbox.store.store import Store
 from ringfence_sandbox.store.unknown import Unknown, moves_back
 
 SOMEBODY_ELSE = "changed since by somebody else"
+HOLDS_MORE = "it holds what the history does not have"
 
 
 @dataclass(slots=True)
@@ -39,18 +40,37 @@ class HistoryPlan:
             del self.states[path]
             self.stays(path, f"its path has more than {MAX_PATH_BYTES} bytes: see to it yourself")
 
+    def keep_what_holds_more(self, names: Callable[[str], Collection[str]]) -> None:
+        """A directory is not removed that holds what the history does not have. ``names`` are those in one now."""
+        away = {old for old, _ in self.moves}
+        for path in sorted(self.states, reverse=True):  # what is in a directory comes before it
+            state = self.states[path]
+            if state is None or state.kind != "directory":
+                inside = {f"{path}/{name}" for name in names(path)} - away
+                if any(one not in self.states or self.states[one] is not None for one in inside):
+                    del self.states[path]
+                    self.stays(path, HOLDS_MORE)
+
     def sort(self) -> None:
         self.outcomes = dict(sorted(self.outcomes.items()))
 
 
 class Planner:
-    """Plans from a store, whose newest commit has the tree as it is. ``look`` tells what is at a path."""
+    """Plans from a store, whose newest commit has the tree as it is. ``look`` tells what is at a path, and ``names``
+    what is in a directory."""
 
-    def __init__(self, store: Store, tip: str, look: Callable[[str], os.stat_result | None]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        tip: str,
+        look: Callable[[str], os.stat_result | None],
+        names: Callable[[str], Collection[str]],
+    ) -> None:
         self._store = store
         self._states = store.states
         self._tip = tip
         self._look = look
+        self._names = names
 
     def undo(self, undone: Sequence[CommitRecord], parents: Sequence[str | None]) -> HistoryPlan:
         """To reverse these steps, newest first; ``parents`` have what was before each."""
@@ -71,6 +91,7 @@ class Planner:
         plan.reasons |= found.reasons
         plan.states, plan.contents = found.states, found.contents
         plan.leave_the_longest()
+        plan.keep_what_holds_more(self._names)
         plan.sort()
         return plan
 
@@ -142,6 +163,7 @@ class Planner:
                 elif path in others:
                     plan.reasons[path] = SOMEBODY_ELSE
         plan.leave_the_longest()
+        plan.keep_what_holds_more(self._names)
         plan.sort()
         return plan
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -209,6 +209,17 @@ class StepHistory(History):
     def found(self, path: str) -> os.stat_result | None:
         """What is at a path now."""
         return self._files.look(path)
+
+    def names(self, path: str) -> Collection[str]:
+        """What is in a directory now; nothing where there is none, or none that can be read."""
+        try:
+            descriptor = self._files.open_directory(path)
+        except OSError:
+            return ()
+        try:
+            return os.listdir(descriptor)
+        finally:
+            os.close(descriptor)
 
     def scan(self, commit: str | None, keep: Callable[[bytes], str] | None = None, *, also: str = "") -> ScanResult:
         """What differs from a commit. ``keep`` takes the bytes of what had to be read, by default the store. ``also``
