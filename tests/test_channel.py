@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from threading import Timer
+from threading import Thread, Timer
 
 import pytest
 from hypothesis import given
@@ -205,6 +206,62 @@ def test_a_listener_can_be_asked_again(tmp_path: Path) -> None:
         executor.sendall(frame(*READY))
         with listener.accept(5):
             assert os.listdir(tmp_path) == []
+
+
+def test_an_executor_that_waits_to_be_heard_ends_with_its_listener_though_a_child_lives(tmp_path: Path) -> None:
+    with Channel.listen(tmp_path) as listener, socket.socket(socket.AF_UNIX) as executor, lives() as fork:
+        executor.connect(f"{listener.directory}/{SOCKET_NAME}")
+        fork()
+        listener.close()
+        executor.settimeout(10)
+        with pytest.raises(ConnectionResetError):
+            executor.recv(1)
+
+
+def test_an_executor_that_greets_ends_with_its_host_though_a_child_lives() -> None:
+    ours, theirs = socket.socketpair()
+    with theirs, lives() as fork:
+
+        def host() -> None:
+            Thread(target=lambda: Channel(ours, pid=None, timeout_seconds=60), daemon=True).start()
+            while ours.getblocking():
+                pass
+            fork()
+
+        in_a_process(theirs, host)
+        ours.close()
+        theirs.settimeout(10)
+        assert theirs.recv(1) == b""
+
+
+def in_a_process(other_end: socket.socket, work: Callable[[], object]) -> None:
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+        return
+    try:
+        other_end.close()
+        work()
+    finally:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@contextmanager
+def lives() -> Iterator[Callable[[], None]]:
+    """What forks children that live until the end of the block."""
+    reading, writing = os.pipe()
+
+    def fork() -> None:
+        if os.fork() == 0:
+            os.close(writing)
+            os.read(reading, 1)
+            os._exit(0)
+
+    try:
+        yield fork
+    finally:
+        os.close(writing)
+        os.close(reading)
 
 
 def test_an_executor_that_does_not_answer_when_its_command_is_killed_is_given_up_before_the_command_s_time() -> None:

@@ -8,12 +8,17 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ringfence.testing import held_call
 from ringfence.testing.printed import lasting, printed
 from ringfence_sandbox import Workspace
+from ringfence_sandbox.calls.half_done import running_in
+from ringfence_sandbox.calls.recovery import waiting
+from ringfence_sandbox.disk.locking import RootLock
+from ringfence_sandbox.disk.places import store_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 
@@ -101,6 +106,40 @@ def test_a_child_of_a_handler_does_not_end_the_call_of_its_parent(
     assert made.paths == ("a.txt", "d", "d/b.txt")
     workspace.undo()
     assert lasting(printed(root)) == before
+
+
+def looked_for_a_killed_call(root: Path) -> None:
+    waiting(str(root), store_of(str(root)))
+
+
+def looked_for_a_running_call(root: Path) -> None:
+    running_in(str(root))
+
+
+def locked(root: Path) -> None:
+    descriptor = os.open(root, os.O_RDONLY)
+    RootLock(descriptor, str(root), store_of(str(root))).close()
+    os.close(descriptor)
+
+
+@pytest.mark.parametrize("use", [locked, looked_for_a_killed_call, looked_for_a_running_call])
+def test_children_that_are_forked_while_another_thread_uses_a_workspace_do_not_keep_it(root: Path, use: Any) -> None:
+    os.makedirs(store_of(str(root)))
+    locked(root)
+    enough, (reading, writing) = threading.Event(), os.pipe()
+    with ThreadPoolExecutor() as threads, open(reading), open(writing, "w"):
+        using = threads.submit(lambda: [use(root) for _ in iter(enough.is_set, True)])
+        children = [os.fork() or lives_until_nobody_writes(reading, writing) for _ in range(30)]
+        enough.set()
+        using.result()
+        locked(root)
+    assert [os.waitpid(child, 0)[1] for child in children] == [0] * 30
+
+
+def lives_until_nobody_writes(reading: int, writing: int) -> int:
+    os.close(writing)
+    os.read(reading, 1)
+    os._exit(0)
 
 
 def test_a_child_lets_go_of_a_workspace_that_another_thread_was_changing(workspace: Workspace) -> None:

@@ -43,6 +43,8 @@ def running_in(path: str) -> str | None:
                 if (call := begun(above, store)) is not None:
                     other = f"the tool call {call[0]} ({call[1]}) of another process"
                     return f"{other} is at work there: the copy has its changes"
+            else:
+                fcntl.flock(holder, fcntl.LOCK_UN)  # a child that was forked meanwhile has it open, too
     return None
 
 

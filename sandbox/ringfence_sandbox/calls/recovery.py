@@ -66,7 +66,10 @@ def waiting(root: str, store: str) -> tuple[str, str] | None:
     there is none, or somebody has the workspace open. Changes nothing."""
     with suppress(OSError, ValueError), open(os.path.join(store, "holder"), "rb") as holder:
         fcntl.flock(holder, fcntl.LOCK_SH | fcntl.LOCK_NB)  # an opener has patience with it
-        return begun(root, store)
+        try:
+            return begun(root, store)
+        finally:
+            fcntl.flock(holder, fcntl.LOCK_UN)  # a child that was forked meanwhile has it open, too
     return None
 
 

@@ -30,6 +30,7 @@ from ringfence.errors import ExecutorLostError
 from ringfence_sandbox.container import executor as protocol
 from ringfence_sandbox.container.frames import FrameStream, run_request
 from ringfence_sandbox.container.pipes import OnOutput, Pipes
+from ringfence_sandbox.disk.forks import FORKS
 
 EXECUTOR: Final = Path(protocol.__file__)
 """The script to mount into a container, and to start as its first process: ``python3 -I -S -B SCRIPT SOCKET``."""
@@ -66,7 +67,9 @@ class Listener:
         """``parent`` is a directory that only its owner can enter; one of the listener's own is made in it."""
         self.directory: Final = tempfile.mkdtemp(prefix="channel-", dir=parent)
         """To be mounted into the container, read-only. The socket in it is called `SOCKET_NAME`."""
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        with FORKS:
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            _sockets.add(self._socket)
         try:
             os.chmod(self.directory, 0o755)  # noqa: S103 - for the container's user; nobody else passes the parent
             self._bind()
@@ -94,17 +97,20 @@ class Listener:
             TimeoutError: nobody connected; it may be called again.
             ExecutorLostError: somebody else connected, or the executor cannot work here; the text says why.
         """
-        self._socket.settimeout(timeout_seconds)
-        try:
+        somebody = select.poll()
+        somebody.register(self._socket, select.POLLIN)
+        if not somebody.poll(_milliseconds(timeout_seconds)):
+            raise TimeoutError(f"no executor connected within {timeout_seconds:g} seconds")
+        with FORKS:
             connection, _ = self._socket.accept()
-        except TimeoutError:
-            raise TimeoutError(f"no executor connected within {timeout_seconds:g} seconds") from None
+            _sockets.add(connection)
         self.close()
         return Channel(connection, pid=pid, timeout_seconds=timeout_seconds)
 
     def close(self) -> None:
         """Also done by `accept`. What a container has mounted stays there, empty."""
-        self._socket.close()
+        with FORKS:
+            self._socket.close()
         with suppress(FileNotFoundError):
             os.unlink(os.path.join(self.directory, SOCKET_NAME))
         with suppress(FileNotFoundError):
@@ -122,7 +128,6 @@ class Channel:
 
     def __init__(self, connection: socket.socket, *, pid: int | None, timeout_seconds: float) -> None:
         """``connection`` is the channel's from now on. Raises ExecutorLostError as `Listener.accept` does."""
-        self._stream = FrameStream(connection)
         self._turn = threading.Lock()
         self._closing = threading.Lock()
         self._number = 0
@@ -131,13 +136,16 @@ class Channel:
         self._closed = False
         self._gone = False
         self._process: int | None = None
+        with FORKS:
+            _sockets.add(connection)
+            self._stream = FrameStream(connection)
+            _open_channels.add(self)
         try:
             self._process = _first_process(connection, pid)
             _greet(self._stream, time.monotonic() + timeout_seconds)
         except BaseException:
             self.close()
             raise
-        _open_channels.add(self)
 
     @staticmethod
     def listen(parent: str | os.PathLike[str]) -> Listener:
@@ -343,19 +351,23 @@ class Channel:
                 self._turn.release()
 
     def _free(self) -> None:
-        _open_channels.discard(self)
-        self._stream.close()
-        if self._process is not None:
-            os.close(self._process)
-            self._process = None
+        with FORKS:
+            _open_channels.discard(self)
+            self._stream.close()
+            if self._process is not None:
+                os.close(self._process)
+                self._process = None
 
 
+_sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()  # where executors wait to be heard, too
 _open_channels: weakref.WeakSet[Channel] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    for channel in list(_open_channels):
-        channel.in_child()
+    for one in [*_open_channels]:
+        one.in_child()
+    for one in [*_sockets]:
+        one.close()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -19,6 +19,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 
 from ringfence.errors import WorkspaceLockedError
+from ringfence_sandbox.disk.forks import FORKS
 
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _BUSY = frozenset({errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES})
@@ -65,6 +66,7 @@ class RootLock:
         """
         self._descriptors: list[int] = []
         self.forked = False
+        _open_locks.add(self)
         try:
             self._take_root(root, path, store)
             self._take_above(path)
@@ -72,28 +74,23 @@ class RootLock:
         except BaseException:
             self.close()
             raise
-        _open_locks.add(self)
 
     def _take_root(self, root: int, path: str, store: str) -> None:
         # A descriptor of its own: locks of one open file are shared by all of its descriptors.
-        own = os.open(".", _OPEN, dir_fd=root)
-        self._descriptors.append(own)
-        self._take(own, fcntl.LOCK_EX, path, store)
+        self._take(self._open(".", _OPEN, at=root), fcntl.LOCK_EX, path, store)
 
     def _take_above(self, path: str) -> None:
         names = path.split("/")[1:-1] if path != "/" else []
         for depth in range(len(names), -1 if path != "/" else 0, -1):
             above = "/" + "/".join(names[:depth])
             try:
-                descriptor = os.open(above, _OPEN)
+                descriptor = self._open(above, _OPEN)
             except OSError:  # what we may not read, we cannot lock
                 continue
-            self._descriptors.append(descriptor)
             self._take(descriptor, fcntl.LOCK_SH, above, None)
 
     def _take_store(self, path: str, store: str) -> None:
-        holder = os.open(os.path.join(store, "holder"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        self._descriptors.append(holder)
+        holder = self._open(os.path.join(store, "holder"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW)
         self._take(holder, fcntl.LOCK_EX, path, store)
         said = {
             "pid": os.getpid(),
@@ -102,6 +99,12 @@ class RootLock:
             "root": path,
         }
         os.ftruncate(holder, os.pwrite(holder, json.dumps(said).encode(), 0))
+
+    def _open(self, path: str, flags: int, *, at: int | None = None) -> int:
+        with FORKS:
+            descriptor = os.open(path, flags, 0o600, dir_fd=at)
+            self._descriptors.append(descriptor)
+        return descriptor
 
     def _take(self, descriptor: int, kind: int, path: str, store: str | None) -> None:
         for patience in (0, 0.002, 0.02):  # an opener that is just giving up may hold it for a moment
@@ -117,9 +120,10 @@ class RootLock:
         raise WorkspaceLockedError(path, _holder_of(descriptor, store))
 
     def close(self) -> None:
-        _open_locks.discard(self)
-        while self._descriptors:
-            os.close(self._descriptors.pop())
+        with FORKS:
+            _open_locks.discard(self)
+            while self._descriptors:
+                os.close(self._descriptors.pop())
 
     def in_child(self) -> None:
         """In a forked child: let go of the copies, so that the lock ends with the parent."""
