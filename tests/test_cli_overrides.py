@@ -80,6 +80,15 @@ def test_what_names_no_prompt_is_wrong_usage(project: Path, spec: str) -> None:
     assert refused.stderr.count("ModuleNotFoundError") < 2
 
 
+@pytest.mark.parametrize("command", ["seed", "check", "diff"])
+@pytest.mark.parametrize("leaving", ["raise SystemExit", "import sys; sys.exit(0)", "raise SystemExit('enough')"])
+def test_a_module_that_ends_the_process_is_named_and_is_no_success(project: Path, command: str, leaving: str) -> None:
+    (project / "leaves.py").write_text(leaving)
+    ended = overrides(project, command, "leaves:PROMPT")
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "'leaves:PROMPT' cannot be had: SystemExit" in ended.stderr
+
+
 def test_a_damaged_file_is_said(project: Path) -> None:
     path = Path(overrides(project, "seed", "prompts:PROMPT").stdout.strip())
     path.write_text("{")

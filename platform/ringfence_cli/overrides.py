@@ -115,7 +115,7 @@ def _prompt(spec: str) -> Prompt[Any]:
         found: Any = importlib.import_module(module)
         for part in name.split("."):
             found = getattr(found, part)
-    except Exception as error:  # a user's module may raise anything
+    except (Exception, SystemExit) as error:  # a user's module may raise anything, and end with 0 what has failed
         raise click.UsageError(f"{spec!r} cannot be had: {said_of(error)}") from None
     kind: type[Any] = found.__class__
     if issubclass(kind, PromptTemplate):
