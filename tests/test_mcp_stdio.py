@@ -48,6 +48,9 @@ def root(tmp_path: Path) -> Path:
     return root
 
 
+DIGITS = b"9" * 5_000
+
+
 class Server:
     """A server that is spoken to line by line."""
 
@@ -162,6 +165,9 @@ async def test_a_file_of_ten_megabytes_is_read_in_bounds(root: Path) -> None:
         (b"7", -32600, None),
         (b'{"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": {"name": "\\ud800"}}', -32700, 7),
         (b'{"jsonrpc": "2.0", "id": "\\ud800", "method": "tools/call", "params": {"name": "x"}}', -32700, None),
+        (b'{"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": {"n": ' + DIGITS + b"}}", -32700, 7),
+        (b'{"jsonrpc": "2.0", "params": {"n": -' + DIGITS + b'}, "id": "x", "method": "ping"}', -32700, "x"),
+        (b'{"jsonrpc": "2.0", "id": ' + DIGITS + b', "method": "ping"}', -32700, None),
         (b'{"jsonrpc": "1.0", "id": 7, "method": "ping"}', -32600, 7),
         (b'{"jsonrpc": "2.0", "id": 7, "method": 5}', -32600, 7),
         (b'{"jsonrpc": "2.0", "id": 7.0, "method": "ping"}', -32600, None),
@@ -172,11 +178,11 @@ async def test_a_file_of_ten_megabytes_is_read_in_bounds(root: Path) -> None:
     ],
 )
 def test_a_malformed_message_is_refused_and_the_next_one_answered(
-    patient: Server, line: bytes, code: int, request_id: int | None
+    patient: Server, line: bytes, code: int, request_id: int | str | None
 ) -> None:
     patient.send(line)
     refused = patient.answer()
-    assert (refused["error"]["code"], refused["id"]) == (code, request_id)
+    assert (refused["error"]["code"], refused["id"]) == (code, request_id), refused
     patient.call("ls", {}, 8)
     assert patient.answer()["result"]["isError"] is False
 

@@ -11,6 +11,7 @@ import os
 import select
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import Any
 
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
@@ -129,17 +130,17 @@ async def _take(line: bytes, incoming: Incoming, refusals: _Refusals) -> None:
     try:
         message = jsonrpc_message_adapter.validate_json(line, by_name=False)
     except ValidationError as error:
-        malformed = error.errors()[0]["type"] == "json_invalid"
-        # Half of a surrogate pair is no JSON, and some clients write it; who asked so waits for an answer by its id.
+        found = error.errors()[0]
+        # Half of a surrogate pair is no JSON, and some clients write it, and a number of thousands of digits is JSON
+        # that nobody reads; who asked so waits for an answer by its id.
         asked = _id(line)
-        if malformed:
-            half = "" if asked is None else ": half of a surrogate pair is no character"
-            await refusals.send(PARSE_ERROR, f"this line is not JSON{half}", asked)
+        if found["type"] == "json_invalid":
+            await refusals.send(PARSE_ERROR, f"this line cannot be read: {found['msg']}", asked)
         else:
             await refusals.send(INVALID_REQUEST, "this line is no JSON-RPC message", asked)
         return
     # What has an id asks for an answer, and would wait for ever if it passed for a notification.
-    if isinstance(message, JSONRPCNotification) and b'"id"' in line and "id" in json.loads(line):
+    if isinstance(message, JSONRPCNotification) and b'"id"' in line and "id" in _loaded(line):
         await refusals.send(INVALID_REQUEST, "the id of a request is a text or a whole number")
         return
     await incoming.send(SessionMessage(message))
@@ -148,13 +149,25 @@ async def _take(line: bytes, incoming: Incoming, refusals: _Refusals) -> None:
 def _id(line: bytes) -> str | int | None:
     """The id of a request that is otherwise not one."""
     try:
-        match json.loads(line):
+        match _loaded(line):
             case {"id": str() | int() as found} if not isinstance(found, bool):
                 str(found).encode()  # half of a surrogate pair could not be sent back
                 return found
             case _:
                 return None
     except (ValueError, RecursionError):
+        return None
+
+
+def _loaded(line: bytes) -> Any:
+    return json.loads(line, parse_int=_whole_number)
+
+
+def _whole_number(digits: str) -> int | None:
+    """None for one of more digits than Python makes a number of."""
+    try:
+        return int(digits)
+    except ValueError:
         return None
 
 
