@@ -159,6 +159,19 @@ def test_a_file_that_is_named_twice_is_not_touched(tree: Path, arguments: list[s
     }
 
 
+@pytest.mark.parametrize("option", ["--patch", "--receipts", "--report"])
+@pytest.mark.parametrize("stream", ["standard output", "standard error"])
+def test_a_file_that_a_stream_goes_into_is_not_written_over(tree: Path, option: str, stream: str) -> None:
+    (tree.parent / "script.jsonl").write_text('{"text": "Done."}')
+    out, model = tree.parent / "out", f"script:{tree.parent / 'script.jsonl'}"
+    command = [sys.executable, "-m", "ringfence_cli", "run", tree, "--task", "x", "--model", model, option, out]
+    with out.open("wb") as file, (tree.parent / "other").open("w+b") as other:
+        streams = (file, other) if stream == "standard output" else (other, file)
+        ended = subprocess.run(command, stdout=streams[0], stderr=streams[1], check=False)
+    said = out.read_text() + (tree.parent / "other").read_text()
+    assert (ended.returncode, f"{option} names the file that {stream} goes into" in said) == (2, True), said
+
+
 ENDLESS = '{"tool_calls": [{"name": "ls", "arguments": {}}], "usage": {"input_tokens": 100, "output_tokens": 50}}\n' * 5
 
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ringfence_tools.planning import Plan
 
 _NOT_ASCII = re.compile("[^\x00-\x7e]")
+_STREAMS = ((1, "standard output"), (2, "standard error"))
 _NEWEST = 100
 """Entries of the log among which the newest step is looked for: the others are what somebody else changed since."""
 
@@ -70,12 +71,15 @@ def refuse_way_out(path: Path, directory: Path) -> None:
 
 
 def refuse_one_file(read: Iterable[tuple[str, Path]], written: Iterable[tuple[str, Path | None]]) -> None:
-    """click.UsageError where an option names a file to write that another one names, to write or to read: asked before
-    any is touched, since what is in it would be gone."""
+    """click.UsageError where an option names a file to write that another one names, to write or to read, or that a
+    standard stream goes into: asked before any is touched, since what is in it would be gone."""
     results = [(option, path) for option, path in written if path is not None]
     for (option, path), (other, also) in chain(product(read, results), combinations(results, 2)):
         if _is_one_file(path, also):
             raise click.UsageError(f"{option} and {other} name the same file")
+    for (option, path), (descriptor, stream) in product(results, _STREAMS):
+        if _goes_into(descriptor, path):
+            raise click.UsageError(f"{option} names the file that {stream} goes into: keep them apart")
 
 
 def _is_one_file(path: Path, other: Path) -> bool:
@@ -83,6 +87,14 @@ def _is_one_file(path: Path, other: Path) -> bool:
         return path.samefile(other) and path.is_file()
     except OSError:
         return os.path.realpath(path) == os.path.realpath(other)
+
+
+def _goes_into(descriptor: int, path: Path) -> bool:
+    try:
+        found = path.stat()
+        return stat.S_ISREG(found.st_mode) and os.path.samestat(found, os.fstat(descriptor))
+    except OSError:
+        return False
 
 
 def clear(directory: Path, patch: Path | None, report: Path | None) -> None:
