@@ -172,6 +172,20 @@ def test_a_file_that_a_stream_goes_into_is_not_written_over(tree: Path, option: 
     assert (ended.returncode, f"{option} names the file that {stream} goes into" in said) == (2, True), said
 
 
+CALLS = """\
+{"tool_calls": [{"name": "write_file", "arguments": {"file_path": "a", "content": "x"}}]}
+{"tool_calls": [{"name": "edit_file", "arguments": {"file_path": "a", "old_string": "y", "new_string": "z"}}]}
+{"text": "Done."}
+"""
+
+
+def test_the_words_count_a_call_under_the_same_outcome_as_the_object(tree: Path) -> None:
+    _, record, said = run(tree, "--task", "x", turns=CALLS)
+    counts = {outcome: count for outcome, count in record["tool_calls"].items() if count}
+    assert counts == {"total": 2, "committed": 1, "failed": 1}
+    assert "2 tool calls (1 committed, 1 failed)" in said
+
+
 ENDLESS = '{"tool_calls": [{"name": "ls", "arguments": {}}], "usage": {"input_tokens": 100, "output_tokens": 50}}\n' * 5
 
 

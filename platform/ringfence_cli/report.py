@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator, Sequence
-from typing import get_args
 
 from ringfence import serde
 from ringfence.filesystem.diffs import moved
 from ringfence.filesystem.paths import shown
 from ringfence.participants import Change
-from ringfence.runtime.receipts import Outcome, change_json
+from ringfence.runtime.receipts import change_json
 from ringfence_cli.beside_patch import beside_patch
 from ringfence_cli.printable import one_line, plural, printable
 from ringfence_cli.task import Ending
-from ringfence_cli.watch import Tally
+from ringfence_cli.watch import OUTCOMES, Tally
 from ringfence_cli.workspace import RunWorkspace, line_counts
 from ringfence_tools.contents import LeftOut
 
 MAX_LISTED = 20
-OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
 
 def summary(ending: Ending, tally: Tally, *, beside: bool = False) -> Iterator[str]:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args
 
 from ringfence import serde
 from ringfence.adapters.core import ModelRetry, ModelText, ModelTurn
@@ -17,6 +17,8 @@ from ringfence.runtime.session import Session
 from ringfence_cli.printable import plural
 from ringfence_cli.signals import Signals
 from ringfence_tools.planning import Plan
+
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
 
 class Watcher(Protocol):
@@ -67,20 +69,10 @@ class Tally:
         return self.outcomes.total()
 
     @property
-    def rolled_back(self) -> int:
-        return self.outcomes["failed"] + self.outcomes["interrupted"] + self.outcomes["rolled_back"]
-
-    @property
     def said(self) -> str:
         """In words, without what there is none of."""
-        counts = (
-            ("committed", self.outcomes["committed"]),
-            ("denied", self.outcomes["denied"]),
-            ("rejected", self.outcomes["rejected"]),
-            ("rolled back", self.rolled_back),
-            ("doubtful", self.outcomes["doubtful"]),
-        )
-        ended = ", ".join(f"{count} {word}" for word, count in counts if count)
+        counts = ((self.outcomes[outcome], outcome.replace("_", " ")) for outcome in OUTCOMES)
+        ended = ", ".join(f"{count} {word}" for count, word in counts if count)
         tokens = self.usage.total_tokens
         return (
             f"{plural(self.turns, 'turn')}, {plural(self.calls, 'tool call')}"
