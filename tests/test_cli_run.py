@@ -357,9 +357,11 @@ def test_a_script_that_is_used_up_is_the_provider_s_failure(tree: Path) -> None:
     assert applied_by_git(tree, ended.stdout) == EDITED
 
 
-def test_a_limit_of_tokens_that_the_model_does_not_count_is_said(tree: Path) -> None:
-    ended = run(tree, "--max-tokens", "10", "--quiet")
+@pytest.mark.parametrize("usage", [{}, {"usage": {"input_tokens": 0, "output_tokens": 0}}])
+def test_a_limit_of_tokens_that_the_model_does_not_count_is_said(tree: Path, usage: Turn) -> None:
+    ended = run(tree, "--max-tokens", "10", "--quiet", "--json", turns=[{**DONE, **usage}])
     assert b"--max-tokens held nothing back" in ended.stderr
+    assert not any(json.loads(ended.stdout)["usage"].values())
     counted = {**DONE, "usage": {"input_tokens": 1, "output_tokens": 1}}
     assert not run(tree, "--max-tokens", "10", "--quiet", turns=[counted]).stderr
 

@@ -233,7 +233,7 @@ def _finish(
         _writing(ending, lambda: answer.put(as_json(ending, tally, workspace)))
     elif ending.outcome != "interrupted":
         _writing(ending, lambda: put_diff(ending.patch))
-    if task.tokens is not None and tally.turns and tally.usage.total_tokens is None:
+    if task.tokens is not None and tally.turns and not tally.usage.total_tokens:  # some servers send zeros
         errors.say("ringfence: the model does not tell how many tokens it uses: --max-tokens held nothing back")
     if not options.quiet:
         if ending.outcome == "done" and isinstance(task.adapter, ScriptedAdapter) and task.adapter.unused:
