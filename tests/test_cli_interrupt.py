@@ -275,9 +275,10 @@ def test_one_that_comes_between_the_task_and_its_application_keeps_it_from_being
     assert os.listdir(directory / "tree") == ["a.txt"]
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize(("calls", "options", "code"), [(100, ["--quiet"], 1), (1000, [], 130)])
-def test_what_nobody_reads_does_not_keep_a_command_that_is_told_to_end(
-    directory: Path, calls: int, options: list[str], code: int
+def test_what_nobody_reads_does_not_keep_a_command_that_is_interrupted(
+    directory: Path, number: signal.Signals, calls: int, options: list[str], code: int
 ) -> None:
     writes = [call("write_file", file_path=f"{n}", content="x\n") for n in range(calls)]
     running = Running(directory, [{"tool_calls": writes}, {"text": "Done."}], *options, pipesize=8192)
@@ -285,7 +286,7 @@ def test_what_nobody_reads_does_not_keep_a_command_that_is_told_to_end(
     made = 0
     while made < (made := len(running.receipt_lines())):  # it does not wait for a reader yet
         time.sleep(1)
-    running.process.send_signal(signal.SIGTERM)
+    running.process.send_signal(number)
     assert running.process.wait() == code
     assert "Traceback" not in running.end()[2]
 

@@ -31,7 +31,7 @@ class Signals:
         self._holding = True
         self._pending = False
         self._hear: Callable[[], object] | None = None
-        self._told_to_end = False
+        self._has_come = False
         self._ignores_interrupts = False
         self._unraisable = sys.unraisablehook
         self._previous: dict[signal.Signals, Callable[[int, FrameType | None], Any] | int | None] = {}
@@ -70,9 +70,9 @@ class Signals:
         return self._pending
 
     @property
-    def told_to_end(self) -> bool:
-        """Whether SIGTERM or SIGHUP has come at any time: whoever sends these waits for the end of the process."""
-        return self._told_to_end
+    def has_come(self) -> bool:
+        """Whether one has come at any time: whoever sends it waits for the end of the process."""
+        return self._has_come
 
     @contextmanager
     def let_through(self) -> Generator[None]:
@@ -125,8 +125,9 @@ class Signals:
         raise KeyboardInterrupt
 
     def _arrived(self, number: int, frame: FrameType | None) -> None:
-        if self._ignores_interrupts and not self._told_to_end:
+        if self._ignores_interrupts and not self._has_come:
             return
+        self._has_come = True
         if self._holding:
             self._pending = True
             if self._hear is not None:
@@ -144,14 +145,14 @@ class Signals:
     def _end(self, number: int, frame: FrameType | None) -> None:
         # By way of SIGINT's handler, since a tool call puts one of its own there, which holds interrupts back over its
         # commit and its rollback.
-        self._told_to_end = True
+        self._has_come = True
         handler = signal.getsignal(signal.SIGINT)
         if callable(handler):
             handler(signal.SIGINT, frame)
 
 
-def told_to_end() -> bool:
-    return any(one.told_to_end for one in _entered)
+def interrupted() -> bool:
+    return any(one.has_come for one in _entered)
 
 
 _entered: list[Signals] = []

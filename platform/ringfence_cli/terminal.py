@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
 from ringfence_cli.printable import printable
-from ringfence_cli.signals import told_to_end
+from ringfence_cli.signals import interrupted
 
 if TYPE_CHECKING:
     import click
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 STANDARD_ERROR = 2
 LOOK_SECONDS = 0.5
 PATIENCE_SECONDS = 3.0
-"""That a process which was told to end waits for somebody to read what it prints."""
+"""That a process which was interrupted waits for somebody to read what it prints."""
 
 
 class ErrorStream(io.TextIOWrapper):
@@ -53,10 +53,10 @@ class _Waiting(io.FileIO):
         return written
 
     def _wait(self) -> None:
-        """InterruptedError: nobody reads, and the process was told to end. What is still printed goes nowhere."""
+        """InterruptedError: nobody reads, and the process was interrupted. What is still printed goes nowhere."""
         patience = PATIENCE_SECONDS
         while not select.select((), (self,), (), LOOK_SECONDS)[1]:
-            patience -= LOOK_SECONDS * told_to_end()
+            patience -= LOOK_SECONDS * interrupted()
             if patience <= 0:
                 _lead_nowhere(self.fileno())
                 raise InterruptedError(errno.EINTR, "interrupted while nobody read what is printed")
@@ -73,7 +73,7 @@ def put(data: bytes) -> None:
     """Write to standard output. A reader who has gone is no error.
 
     Raises:
-        InterruptedError: the process was told to end, and nobody reads.
+        InterruptedError: the process was interrupted, and nobody reads.
         OSError: it could not be written for another reason (no space).
     """
     try:
