@@ -26,7 +26,7 @@ from ringfence_sandbox.container.container import Container, mounted_in, remove_
 from ringfence_sandbox.container.handover import UNKNOWN, Handover
 from ringfence_sandbox.container.images import existing
 from ringfence_sandbox.container.isolation import WORKSPACE, Network, Property, SandboxLimits
-from ringfence_sandbox.container.podman_connection import Connection, connect
+from ringfence_sandbox.container.podman_connection import Connection, connect, reading
 from ringfence_sandbox.container.shell_environment import ShellEnvironment
 from ringfence_sandbox.host import HostFilesystem
 from ringfence_sandbox.workspace import Workspace
@@ -147,10 +147,12 @@ class PodmanSandbox:
                 return container
             self._end_container()
             connection = self._connection()
+            with reading(connection.url, connection.how):
+                image = existing(connection, self._image)
             self._held.container = Container.start(
                 connection,
                 self.filesystem.root,
-                image=existing(connection, self._image),
+                image=image,
                 limits=self.limits,
                 network=self.network,
                 strict=self._strict,

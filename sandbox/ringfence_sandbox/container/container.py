@@ -12,6 +12,7 @@ from typing import Any
 from podman.errors import APIError
 
 from ringfence.errors import ExecutorLostError, SandboxUnavailableError
+from ringfence.failures import said_of
 from ringfence_sandbox.container.channel import EXECUTOR as EXECUTOR_SCRIPT
 from ringfence_sandbox.container.channel import SOCKET_NAME, Channel, Ended
 from ringfence_sandbox.container.interpreter import IN_THE_IMAGE, LENT, NoPythonError, Python, lacks_python, lent_python
@@ -27,7 +28,7 @@ from ringfence_sandbox.container.isolation import (
     options,
     verified,
 )
-from ringfence_sandbox.container.podman_connection import Connection
+from ringfence_sandbox.container.podman_connection import UNREADABLE, Connection
 from ringfence_sandbox.container.users import handed_over
 from ringfence_sandbox.disk.call_process import CallProcess
 from ringfence_sandbox.disk.kernel import mounts_below
@@ -149,7 +150,7 @@ class Container:
                 _remove(connection, container)
                 if isinstance(error, APIError) and python is IN_THE_IMAGE and lacks_python(str(error)):
                     raise NoPythonError(image) from error
-                if isinstance(error, (OSError, ExecutorLostError)):  # podman-py's errors are an OSError too
+                if isinstance(error, (OSError, ExecutorLostError, *UNREADABLE)):  # podman-py's are an OSError too
                     raise SandboxUnavailableError(_not_started(error, why)) from error
                 raise
         return cls(connection, container, channel, process, python, users.way, inner)
@@ -213,7 +214,7 @@ def _shown(root: str, path: str) -> dict[str, Any]:
 def remove_orphans(connection: Connection) -> Sequence[str]:
     """Remove the containers whose owners have died; their names."""
     removed: list[str] = []
-    with suppress(OSError):
+    with suppress(Exception):  # what the service answers may be nonsense, which whoever needs an answer says
         # podman-py wants plain text here; a list matches nothing.
         for container in connection.client.containers.list(all=True, filters={"label": OWNER_LABEL}):
             labels: Mapping[str, str] = container.labels or {}
@@ -257,12 +258,12 @@ def _refuse(properties: Sequence[Property], strict: bool) -> None:
 def _last_words(container: Any) -> str:
     """Why a container that ended did, as far as Podman knows."""
     if container is not None:
-        with suppress(OSError, KeyError, TypeError):
+        with suppress(OSError, *UNREADABLE):
             state = container.inspect()["State"]
             return f"{state.get('Status')}, exit code {state.get('ExitCode')} {state.get('Error') or ''}".strip()
     return ""
 
 
 def _not_started(error: BaseException, why: str) -> str:
-    text = str(error)
+    text = said_of(error) if isinstance(error, UNREADABLE) else str(error)
     return f"the container does not start: {text[-800:]}{f' ({why})' if why else ''}; see `ringfence sandbox doctor`"

@@ -18,7 +18,7 @@ from typing import Literal
 from podman.errors import APIError, BuildError, ImageNotFound
 
 from ringfence.errors import SandboxUnavailableError
-from ringfence_sandbox.container.podman_connection import Connection
+from ringfence_sandbox.container.podman_connection import UNREADABLE, Connection
 from ringfence_sandbox.disk.places import podman_directory
 
 Source = Literal["registry", "debian"]
@@ -118,7 +118,7 @@ def build(connection: Connection, wanted: Recipe, sources: tuple[Source, ...] = 
             try:
                 base = _pulled(connection, wanted) if source == "registry" else _unpacked(connection, wanted)
                 _build(connection, wanted, source, base)
-            except (APIError, BuildError, OSError, subprocess.SubprocessError) as error:
+            except (APIError, BuildError, OSError, subprocess.SubprocessError, *UNREADABLE) as error:
                 failed.append(f"from {source}: {str(error).strip()[-800:]}")
             else:
                 return wanted.tag(source)

@@ -10,8 +10,8 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -19,8 +19,10 @@ from urllib.parse import unquote, urlsplit
 
 from podman import PodmanClient
 from podman.domain.config import PodmanConfig  # pyright: ignore[reportMissingTypeStubs]
+from requests import RequestException
 
 from ringfence.errors import SandboxUnavailableError
+from ringfence.failures import said_of
 from ringfence_sandbox.disk.places import podman_directory, write_once
 
 if TYPE_CHECKING:
@@ -37,6 +39,8 @@ _LONGEST_SOCKET_BYTES = 107
 """Of a socket's path, in Linux; TMPDIR may be longer."""
 _HELPERS = ("/usr/lib/podman", "/usr/libexec/podman", "/usr/local/libexec/podman", "/usr/local/lib/podman")
 
+UNREADABLE = (AttributeError, KeyError, TypeError, ValueError)
+"""What podman-py raises for an answer that has not the form of Podman's."""
 INSTALL = (
     "on Debian or Ubuntu run `sudo apt-get install --no-install-recommends podman runc uidmap`, elsewhere see "
     "https://podman.io/docs/installation; then `ringfence sandbox doctor`"
@@ -61,13 +65,22 @@ class Connection:
     """A service that answers. `close`, or ``with``, ends it where it is one of our own."""
 
     def __init__(self, url: str, how: str, own: OwnService | None = None) -> None:
-        """``how`` says in words where it was found."""
+        """``how`` says in words where it was found.
+
+        Raises:
+            SandboxUnavailableError: what answers is no Podman, or one that does not work.
+        """
         self.url = url
         self.how = how
         self._own = own
         # podman-py is only partly typed.
         self.client: Any = PodmanClient(base_url=url, timeout=_REQUEST_SECONDS)
-        self.host = _host(cast("Mapping[str, Any]", self.client.info()))
+        try:
+            with reading(url, how):
+                self.host = _host(cast("Mapping[str, Any]", self.client.info()))
+        except BaseException:
+            self.client.close()
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -108,12 +121,25 @@ class Connection:
         self.client = PodmanClient(base_url=self.url, timeout=_REQUEST_SECONDS)
 
 
+@contextmanager
+def reading(url: str, how: str) -> Generator[None]:
+    """A block in which answers of the service are read. SandboxUnavailableError: they are none of Podman's."""
+    try:
+        yield
+    except (RequestException, *UNREADABLE) as error:
+        raise SandboxUnavailableError(
+            f"what answers at {url} ({how}) is no Podman, or one that does not work: {said_of(error)[-800:]}. See what "
+            f"`podman --url {url} info` says; start that service anew, or name another one with CONTAINER_HOST"
+        ) from error
+
+
 def connect(url: str | None = None, environment: Mapping[str, str] = os.environ) -> Connection:
     """The first that answers of: ``url``, CONTAINER_HOST, PODMAN_BASE_URL, the default of `podman system connection`,
     the user's own socket, the system's, and a service of our own.
 
     Raises:
-        SandboxUnavailableError: there is no Podman, or what ``url`` or the environment names does not answer.
+        SandboxUnavailableError: there is no Podman, or what ``url`` or the environment names does not answer; or what
+            answers is not Podman.
     """
     for named, source in _named(url, environment):
         _local(named, source)
