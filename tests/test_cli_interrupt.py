@@ -291,6 +291,17 @@ def test_what_nobody_reads_does_not_keep_a_command_that_is_interrupted(
     assert "Traceback" not in running.end()[2]
 
 
+def test_what_is_applied_was_printed_before_so_that_no_kill_loses_it(directory: Path) -> None:
+    before = contents(directory / "tree")
+    write = call("write_file", file_path="big.txt", content="a line\n" * 6_000)
+    running = Running(directory, [{"tool_calls": [write]}, {"text": "Done."}], "--quiet", pipesize=4096)
+    assert running.process.stdout is not None
+    assert running.process.stdout.readline() == b"diff --git a/big.txt b/big.txt\n"
+    assert contents(running.tree) == before
+    assert running.end()[0] == 0
+    assert contents(running.tree).keys() == {*before, "big.txt"}
+
+
 LATE = """
 import os, signal, sys
 class Late:

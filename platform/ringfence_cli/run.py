@@ -210,10 +210,12 @@ def _finish(
     signals: Signals,
     answer: OneObject,
 ) -> None:
-    """The patch is saved first: whatever happens then, it is there."""
+    """The patch is saved and printed first: whatever happens then, it is there."""
     workspace = task.workspace
     if patch is not None:
         _writing(ending, lambda: patch.replace(ending.patch))
+    if not options.as_json and ending.outcome != "interrupted":
+        _writing(ending, lambda: put_diff(ending.patch))
     if isinstance(workspace, DiskWorkspace):
         ending.applied = bool(ending.changes)
     elif options.apply and isinstance(workspace, MemoryWorkspace):
@@ -231,8 +233,6 @@ def _finish(
         _writing(ending, lambda: report.write(page(about, ending, tally, workspace)))
     if options.as_json:
         _writing(ending, lambda: answer.put(as_json(ending, tally, workspace)))
-    elif ending.outcome != "interrupted":
-        _writing(ending, lambda: put_diff(ending.patch))
     if task.tokens is not None and tally.turns and not tally.usage.total_tokens:  # some servers send zeros
         errors.say("ringfence: the model does not tell how many tokens it uses: --max-tokens held nothing back")
     if not options.quiet:
