@@ -19,7 +19,6 @@ from urllib.parse import unquote, urlsplit
 
 from podman import PodmanClient
 from podman.domain.config import PodmanConfig  # pyright: ignore[reportMissingTypeStubs]
-from requests import RequestException
 
 from ringfence.errors import SandboxUnavailableError
 from ringfence.failures import said_of
@@ -126,7 +125,7 @@ def reading(url: str, how: str) -> Generator[None]:
     """A block in which answers of the service are read. SandboxUnavailableError: they are none of Podman's."""
     try:
         yield
-    except (RequestException, *UNREADABLE) as error:
+    except (OSError, *UNREADABLE) as error:
         raise SandboxUnavailableError(
             f"what answers at {url} ({how}) is no Podman, or one that does not work: {said_of(error)[-800:]}. See what "
             f"`podman --url {url} info` says; start that service anew, or name another one with CONTAINER_HOST"
