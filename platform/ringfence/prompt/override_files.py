@@ -178,6 +178,7 @@ class LocalPromptOverridesStore:
         except OSError as error:
             raise PromptOverridesError(f"overrides could not be kept in {self.root}: {error}") from error
         finally:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child that was forked meanwhile has it open, too
             os.close(descriptor)
 
 

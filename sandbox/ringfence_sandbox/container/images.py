@@ -139,6 +139,7 @@ def _alone() -> Generator[None]:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child that was forked meanwhile has it open, too
         os.close(descriptor)
 
 
