@@ -6,6 +6,7 @@ import html
 import json
 import os
 import re
+import select
 import shutil
 import signal
 import subprocess
@@ -350,6 +351,20 @@ def test_an_export_into_a_pipe_that_nobody_reads_can_be_interrupted(tree: Path, 
             time.sleep(0.01)
         process.terminate()
         assert (process.communicate()[1], process.returncode) == (b"ringfence: interrupted: nothing was written\n", 130)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_export_into_a_full_pipe_can_be_interrupted(tree: Path, tmp_path: Path, number: signal.Signals) -> None:
+    long = [call("write_file", file_path=name, content="a line\n" * 6_000) for name in ("x", "y")]
+    made = run_command(tree, turns=({"tool_calls": long}, {"text": "Done."}))
+    subprocess.run(made, capture_output=True, check=True, timeout=60)
+    os.mkfifo(tmp_path / "pipe")
+    with open(os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK), "rb", 0) as pipe:
+        process = subprocess.Popen(command("export", tree, "--output", tmp_path / "pipe"), stderr=subprocess.PIPE)
+        select.select([pipe], [], [])
+        process.send_signal(number)
+        said = process.communicate()[1]
+    assert (process.returncode, said) == (130, b"ringfence: interrupted: not all of it was written\n")
 
 
 @pytest.mark.skipif(shutil.which("prlimit") is None, reason="prlimit is not installed")

@@ -181,6 +181,9 @@ def export(
         except KeyboardInterrupt:
             ErrorStream().say("ringfence: interrupted: nothing was written")
             raise click.Abort from None
+        except InterruptedError:
+            ErrorStream().say("ringfence: interrupted: not all of it was written")
+            raise click.Abort from None
         except OSError as error:
             raise click.UsageError(f"{str(output)!r} cannot be written: {why(error)}") from None
     if as_json:

@@ -20,7 +20,7 @@ import click
 
 from ringfence.runtime.receipts import Receipt
 from ringfence_cli.printable import why
-from ringfence_cli.terminal import put
+from ringfence_cli.terminal import WaitingStream, put
 from ringfence_sandbox.calls.killed_calls import KilledCall, forget_killed, killed_calls
 from ringfence_sandbox.disk.places import store_of
 
@@ -123,6 +123,9 @@ class OutputFile:
         self.path = path
         flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_APPEND if append else 0)
         self._descriptor = os.open(path, flags, 0o666)
+        regular = stat.S_ISREG(os.fstat(self._descriptor).st_mode)
+        # Where somebody may have to read before there is room, an interrupt ends the waiting.
+        self._pipe = None if regular else WaitingStream(self._descriptor, "wb", closefd=False)
 
     def write(self, data: bytes) -> None:
         """Write to the end, at once: no buffer, so what is written is whole when the next instruction runs.
@@ -132,7 +135,7 @@ class OutputFile:
         rest = memoryview(data)
         try:
             while rest:
-                rest = rest[os.write(self._descriptor, rest) :]
+                rest = rest[os.write(self._descriptor, rest) if self._pipe is None else self._pipe.write(rest) :]
         except OSError as error:
             self._cut_off(len(data) - len(rest))
             raise OSError(error.errno, error.strerror, str(self.path)) from error

@@ -41,7 +41,7 @@ class ErrorStream(io.TextIOWrapper):
         self.write(printable(said.getvalue()))
 
 
-class _Waiting(io.FileIO):
+class WaitingStream(io.FileIO):
     """A stream that may be one that does not wait: whoever has the other end, or gave it to us, can have made it so.
     Waiting in ours is better anyway: it ends when the process has to."""
 
@@ -62,7 +62,7 @@ class _Waiting(io.FileIO):
                 raise InterruptedError(errno.EINTR, "interrupted while nobody read what is printed")
 
 
-class _Forgiving(_Waiting):
+class _Forgiving(WaitingStream):
     def write(self, data: ReadableBuffer, /) -> int:
         with suppress(OSError):
             return super().write(data)
@@ -79,7 +79,7 @@ def put(data: bytes) -> None:
     try:
         sys.stdout.flush()
         # Not by way of its buffer: with PYTHONUNBUFFERED it has none, and may take only a part without a word.
-        stream, rest = _Waiting(sys.stdout.fileno(), "wb", closefd=False), memoryview(data)
+        stream, rest = WaitingStream(sys.stdout.fileno(), "wb", closefd=False), memoryview(data)
         while rest:
             rest = rest[stream.write(rest) :]
     except BrokenPipeError:

@@ -22,7 +22,7 @@ from podman.domain.config import PodmanConfig  # pyright: ignore[reportMissingTy
 
 from ringfence.errors import SandboxUnavailableError
 from ringfence.failures import said_of
-from ringfence_sandbox.disk.places import podman_directory, write_once
+from ringfence_sandbox.disk.places import StateDirectoryError, podman_directory, write_once
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -125,7 +125,9 @@ def reading(url: str, how: str) -> Generator[None]:
     """A block in which answers of the service are read. SandboxUnavailableError: they are none of Podman's."""
     try:
         yield
-    except (OSError, *UNREADABLE) as error:
+    except StateDirectoryError:
+        raise
+    except (OSError, *UNREADABLE) as error:  # podman-py's own are an OSError too
         raise SandboxUnavailableError(
             f"what answers at {url} ({how}) is no Podman, or one that does not work: {said_of(error)[-800:]}. See what "
             f"`podman --url {url} info` says; start that service anew, or name another one with CONTAINER_HOST"
