@@ -542,6 +542,15 @@ def test_path_hashes_are_a_set_of_pairs() -> None:
     assert hash(hashes) == hash(PathHashes([("b", "2"), ("a", "3")]))
 
 
+def test_path_hashes_know_what_makes_them_of_an_earlier_version() -> None:
+    first = PathHashes([("a", "1"), ("b", "2")])
+    second = first.updated({"c": "3"})
+    third = second.updated({"a": None, "b": "4"})
+    assert (second.since(first), third.since(second)) == ({"c": "3"}, {"a": None, "b": "4"})
+    assert third.since(first) == {"a": None, "b": "4", "c": "3"}
+    assert first.since(third) == {"a": "1", "b": "2", "c": None}
+
+
 def done(params: None, *, context: ToolContext) -> ToolResult[None]:
     return ToolResult("done")
 

@@ -14,11 +14,10 @@ from ringfence import serde
 from ringfence.adapters.core import Conversation, Message, Said
 from ringfence.filesystem.paths import place_shown
 from ringfence.participants import Step
-from ringfence.prompt.policy import PolicyState
 from ringfence.runtime.session import Session
-from ringfence.runtime.visibility import VisibilityOverrides
 from ringfence.serde.tagged import decode, encode, types_within
 from ringfence_cli.disk import DiskWorkspace
+from ringfence_cli.kept_state import KEPT, StateReader, StateWriter
 from ringfence_cli.noted_tasks import note_task
 from ringfence_cli.outputs import OutputFile
 from ringfence_cli.printable import one_line
@@ -26,9 +25,7 @@ from ringfence_cli.signals import Signals
 from ringfence_cli.terms import Terms
 from ringfence_cli.watch import Tally
 from ringfence_sandbox.calls.recovery import Recovered
-from ringfence_sandbox.container.shell_environment import ShellEnvironment
 from ringfence_sandbox.disk.places import store_of
-from ringfence_tools.planning import Plan
 
 FILE_NAME = "run.jsonl"
 KEPT_NAME = "run-before.jsonl"
@@ -36,8 +33,6 @@ KEPT_NAME = "run-before.jsonl"
 PROMPT_NAME = "ringfence:run"
 MAX_PATHS = 20
 """That a model is told of in one sentence."""
-KEPT: Sequence[type[Any]] = (Plan, PolicyState, ShellEnvironment, VisibilityOverrides)
-"""What of a session a run goes on with. What tools answered is in the conversation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +77,6 @@ class RunRecord:
         self._spent_before = self.tally.to_json()
         self._before = before
         self._file: OutputFile | None = None
-        self._written: list[tuple[Any, ...]] = []
         self._unwritten = b""
         """Lines that there was no space for: the next one is only written after them."""
 
@@ -118,11 +112,11 @@ class RunRecord:
         self._file = OutputFile(self.path, append=True)
         self._file.write(_line(record))
         note_task(workspace.directory, str(session.session_id), self.task)
-        self._written = [session[kind].all() for kind in KEPT]
+        state = StateWriter(session)
 
         def said(event: Said) -> None:
             with signals.held():
-                self._add(event.message, session)
+                self._write({"messages": [_encoded(event.message)], "spent": self.tally.to_json(), **state.news()})
 
         session.dispatcher.subscribe(Said, said)
 
@@ -134,14 +128,6 @@ class RunRecord:
         if recovered is not None and recovered.outcome == "rolled back" and recovered.call_id in pending:
             self.tally.outcomes["rolled_back"] += 1
         self._spent_before["outcomes"] = dict(self.tally.outcomes)
-
-    def _add(self, message: Message, session: Session) -> None:
-        record: dict[str, object] = {"messages": [_encoded(message)], "spent": self.tally.to_json()}
-        held = [session[kind].all() for kind in KEPT]
-        if not _same(held, self._written):
-            record["state"] = [encode(item) for items in held for item in items]
-            self._written = held
-        self._write(record)
 
     def _write(self, record: dict[str, object]) -> None:
         assert self._file is not None
@@ -223,7 +209,7 @@ def interrupted_run(record_file: Path) -> Interrupted | None:
     """
     types = types_within((Message, *KEPT))
     task, start, sessions = "", "", list[str]()
-    messages, state, refused = list[Message](), tuple[object, ...](), dict[str, str]()
+    messages, state, refused = list[Message](), StateReader(types), dict[str, str]()
     terms, began, spent = Terms(), Tally(), Tally()
     try:
         *lines, _torn = record_file.read_bytes().split(b"\n")
@@ -239,15 +225,14 @@ def interrupted_run(record_file: Path) -> Interrupted | None:
                 terms, began = Terms.of_record(record["terms"]), spent
                 refused = dict(record["refused"])
             messages += [decode(message, types) for message in record.get("messages", ())]
-            if "state" in record:
-                state = tuple(decode(item, types) for item in record["state"])
+            state.take(record)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"the record of the interrupted run cannot be read: {error}") from error
     if not lines:
         return None
     session_id = sessions[-1] if sessions else ""
     left = _left(terms, began, spent)
-    return Interrupted(task, session_id, tuple(sessions), start, refused, tuple(messages), state, left, spent)
+    return Interrupted(task, session_id, tuple(sessions), start, refused, tuple(messages), state.items(), left, spent)
 
 
 def _task_of(record_file: Path) -> str:
@@ -302,13 +287,6 @@ def _encoded(message: Message) -> object:
     except (TypeError, ValueError):  # what a provider wants to see again may be an object of its own
         assert message.turn is not None
         return encode(replace(message, turn=replace(message.turn, raw=None, parsed=None)))
-
-
-def _same(held: list[tuple[Any, ...]], written: list[tuple[Any, ...]]) -> bool:
-    return all(
-        len(one) == len(other) and all(map(lambda a, b: a is b, one, other))
-        for one, other in zip(held, written, strict=True)
-    )
 
 
 def _line(record: dict[str, object]) -> bytes:

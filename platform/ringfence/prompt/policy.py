@@ -128,13 +128,15 @@ class PathHashes(Set[tuple[str, str]]):
     """(path, sha256) pairs, one a path. Immutable, and the next version shares all but a few nodes with this one, so
     that the ten-thousandth file that an agent reads costs what the tenth did."""
 
-    __slots__ = ("_map",)
+    __slots__ = ("_made_of", "_map")
 
     def __init__(self, pairs: HashTrieMap[str, str] | Iterable[tuple[str, str]] = ()) -> None:
         from rpds import HashTrieMap
 
         given = isinstance(pairs, HashTrieMap)
         self._map: HashTrieMap[str, str] = cast("HashTrieMap[str, str]", pairs) if given else HashTrieMap(dict(pairs))
+        self._made_of: tuple[PathHashes, Mapping[str, str | None]] | None = None
+        """The version before, and what `updated` was given; of the newest alone, or all would be kept alive."""
 
     def of(self, path: str) -> str | None:
         return self._map.get(path)
@@ -146,7 +148,17 @@ class PathHashes(Set[tuple[str, str]]):
             result = result.discard(path) if content_hash is None else result.insert(path, content_hash)
         hashes = object.__new__(PathHashes)
         hashes._map = result
+        self._made_of, hashes._made_of = None, (self, known)
         return hashes
+
+    def since(self, earlier: PathHashes) -> Mapping[str, str | None]:
+        """What `updated` makes these of an earlier version with; of the one just before it is known without a look at
+        the rest."""
+        made_of = self._made_of
+        if made_of is not None and made_of[0] is earlier:
+            return made_of[1]
+        before, now = dict(earlier), dict(self)
+        return {**dict.fromkeys(before.keys() - now.keys()), **dict(now.items() - before.items())}
 
     def __contains__(self, pair: object) -> bool:
         match pair:
