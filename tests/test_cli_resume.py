@@ -25,12 +25,14 @@ from ringfence import Session, serde
 from ringfence.adapters import ScriptedAdapter
 from ringfence.adapters.core import Message, Said
 from ringfence.errors import PromptEvaluationError
+from ringfence.testing import held_call
 from ringfence_cli.disk import DiskWorkspace
 from ringfence_cli.outputs import OutputFile
 from ringfence_cli.resuming import RunRecord, interrupted_run, record_of
 from ringfence_cli.signals import Signals
 from ringfence_cli.task import Ending, Task, perform
 from ringfence_cli.terms import Place, Terms, joined
+from ringfence_sandbox import Workspace
 
 DONE: Mapping[str, Any] = {"text": "Done."}
 
@@ -436,11 +438,31 @@ def test_the_files_of_a_run_are_not_the_agent_s_to_change_when_it_is_resumed_wit
     assert (record["tool_calls"]["denied"], record["changes"], record["is_part"]) == (1, [], False)
 
 
-def test_where_others_changed_files_a_resumed_run_tells_of_its_part_and_says_so(tree: Path) -> None:
+def test_where_others_changed_files_a_resumed_run_tells_of_all_of_its_own(tree: Path) -> None:
     record, patch, said = resumed_in_parts(tree, meanwhile="mine.txt")
-    assert [change["path"] for change in record["changes"]] == ["d.txt"]
-    assert (record["steps"], "mine.txt" in patch, record["is_part"]) == (1, False, True)
-    assert "told from where it was resumed" in said
+    assert [change["path"] for change in record["changes"]] == ["b.txt", "c.txt", "d.txt"]
+    assert (record["steps"], "mine.txt" in patch, record["is_part"]) == (3, False, False)
+    assert f"`ringfence undo {tree} 3` takes them back" in said
+
+
+def test_what_somebody_changes_in_a_file_of_the_run_meanwhile_is_not_told_as_the_run_s(tree: Path) -> None:
+    (tree / "a.txt").write_text("one\n2\n3\n4\n")
+    read, edit = call("read_file", file_path="a.txt"), {"old_string": "one", "new_string": "1"}
+    performed(tree, [calls(read, call("edit_file", file_path="a.txt", **edit))])
+    (tree / "a.txt").write_text("1\n2\n3\nby hand\n")
+    again = calls(read, call("edit_file", file_path="a.txt", old_string="1\n", new_string="two\n"))
+    ending, _ = performed(tree, [again, DONE], resume=True)
+    assert (tree / "a.txt").read_text() == "two\n2\n3\nby hand\n"
+    assert (b"+two\n" in ending.patch, b"by hand" in ending.patch, ending.mixed) == (True, False, [])
+
+
+def test_where_others_made_steps_since_a_resumed_run_names_its_own(tree: Path) -> None:
+    performed(tree, [READ, calls(EDIT)])
+    with Workspace.open(tree) as workspace, held_call(workspace.filesystem) as other:
+        workspace.filesystem.for_call(other).write("mine.txt", "x\n")
+        other.commit()
+    said = resumed(tree, turns=[DONE]).stderr
+    assert f"1 step in {tree}: `ringfence undo {tree} --step 1` takes it back" in said
 
 
 @pytest.mark.parametrize("collected", [False, True])

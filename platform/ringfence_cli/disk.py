@@ -3,13 +3,14 @@ over them, where one is started, commands run, too."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringfence.errors import RestoreFailedError, WorkspaceLockedError
 from ringfence.failures import said_of
-from ringfence.participants import Change
+from ringfence.participants import Change, Step
 from ringfence.prompt.section import Section
 from ringfence.runtime.session import Session
 from ringfence_cli.not_started import BusyError, NotStartedError
@@ -17,6 +18,7 @@ from ringfence_cli.recording import Recording
 from ringfence_cli.workspace import is_git_data
 from ringfence_sandbox import HostFilesystem, Workspace
 from ringfence_sandbox.scan.scan import Progress, told_nothing
+from ringfence_sandbox.steps.own_changes import OwnChanges
 from ringfence_tools.contents import LeftOut
 from ringfence_tools.files import VfsToolsSection
 
@@ -43,7 +45,8 @@ class DiskWorkspace:
         """The commit that what was changed is told from."""
         self.is_part = ""
         """Why that is not where the run began, but where it was resumed; empty if it is where it began."""
-        self._steps_before = len(self.opened.steps())
+        self._sessions: Collection[str] = ()
+        """Of all parts of the run: their steps are its own."""
         self.sandbox: PodmanSandbox | None = None
         """Where commands run, if they do."""
         self._keep_environment = False
@@ -68,11 +71,17 @@ class DiskWorkspace:
         return self.opened.filesystem
 
     def changes(self) -> Sequence[Change]:
-        found = self.opened.changes_since(self.start, without=self.refused)
-        return [change for change in found if not is_git_data(change.path)]
+        return [change for change in self._own().changes if not is_git_data(change.path)]
 
     def patch(self, changes: Sequence[Change]) -> bytes:
-        return self.opened.patch_since(self.start, without=self.refused)
+        return self._own().patch
+
+    def mixed(self) -> Sequence[str]:
+        """The paths of which others have changed the same lines: what is told of them has those, too."""
+        return self._own().mixed
+
+    def _own(self) -> OwnChanges:
+        return self.opened.own_since(self.start, self._sessions, without=self.refused)
 
     def left_out_since(self) -> Sequence[LeftOut]:
         unclear = self.opened.unclear_since(self.start)
@@ -82,23 +91,27 @@ class DiskWorkspace:
         return [LeftOut(path, reason) for path, reason in sorted(beside.items()) if path not in self.refused]
 
     def steps(self) -> int:
-        return len(self.opened.steps()) - self._steps_before
+        return len(self.own_steps())
+
+    def own_steps(self) -> Sequence[Step]:
+        """The steps of the run, oldest first."""
+        return [step for step in self.opened.steps() if step.session_id in self._sessions]
+
+    def undone_by(self) -> str:
+        """The arguments with which `ringfence undo` takes the steps of the run back, one where others have made some
+        in between; empty where there are none."""
+        own = self.own_steps()
+        if not own or own == self.opened.steps()[-len(own) :]:
+            return f"{len(own)}" if own else ""
+        return f"--step {own[-1].number}"
 
     def go_on_from(self, start: str, sessions: Collection[str]) -> None:
-        """Tell what was changed from the commit where a run began, if its sessions alone have changed files since."""
-        steps = 0
-        for entry in self.opened.log():
-            if entry.apart:
-                break
-            if entry.commit == start:
-                self.start = start
-                self._steps_before -= steps
-                return
-            steps += entry.number is not None
-            if entry.session_id not in sessions and any(map(self._counts, entry.paths)):
-                self.is_part = "files were changed by others since the run began"
-                return
-        self.is_part = "`gc` has dropped steps of this run"
+        """Tell what these sessions have changed, too, from the commit where they began, if the history goes so far."""
+        known = itertools.takewhile(lambda entry: not entry.apart, self.opened.log())
+        if any(entry.commit == start for entry in known):
+            self.start, self._sessions = start, (*sessions, *self._sessions)
+        else:
+            self.is_part = "`gc` has dropped steps of this run"
 
     def changed_by_others(self, start: str, sessions: Collection[str]) -> Sequence[str]:
         """The paths that others have changed since the last step of a run's sessions, or the commit where it began."""
@@ -115,6 +128,7 @@ class DiskWorkspace:
         return path not in self.refused and not is_git_data(path)
 
     def section(self, session: Session) -> Section[Any]:
+        self._sessions = (*self._sessions, str(session.session_id))
         if self.sandbox is None:
             return VfsToolsSection(session=session, filesystem=self.filesystem, mount_point=self.mount_point)
         from ringfence_tools.shell import PodmanSandboxSection

@@ -56,6 +56,7 @@ def as_json(ending: Ending, tally: Tally, workspace: RunWorkspace | None) -> dic
         "parts": tally.parts,
         "session_ids": list(ending.session_ids),
         "is_part": ending.is_part,
+        "mixed": [shown(path) for path in ending.mixed],
         "turns": tally.turns,
         "tool_calls": {"total": tally.calls, **{outcome: tally.outcomes[outcome] for outcome in OUTCOMES}},
         "plan": serde.dump(ending.plan) if ending.plan is not None else None,

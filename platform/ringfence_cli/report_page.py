@@ -81,8 +81,8 @@ def _body(about: About, ending: Ending, tally: Tally, workspace: RunWorkspace) -
     beside = workspace.left_out_since()
     nothing = "Nothing but what is named last was changed." if beside else "Nothing was changed."
     yield "".join(f"<p>{h.text(said)}</p>" for said in about.next_steps) or f"<p>{nothing}</p>"
-    if isinstance(workspace, DiskWorkspace) and workspace.steps():
-        yield _steps(workspace.opened.steps()[-workspace.steps() :], workspace.directory)
+    if isinstance(workspace, DiskWorkspace) and (steps := workspace.own_steps()):
+        yield _steps(steps, workspace.directory)
     if ending.changes:
         added, removed = line_counts(ending.patch)
         yield f"<h2>Changes: {plural(len(ending.changes), 'path')}, +{added:,} -{removed:,} lines</h2>"

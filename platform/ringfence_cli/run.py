@@ -257,10 +257,14 @@ def _what_next(options: Options, ending: Ending, workspace: RunWorkspace) -> Ite
     quoted = shlex.quote(str(options.directory))
     if isinstance(workspace, DiskWorkspace) and workspace.is_part:
         yield f"{workspace.is_part}: what it changed is told from where it was resumed"
-    if steps := workspace.steps():
-        undo = f"`ringfence undo {quoted} {steps}` takes {'it' if steps == 1 else 'them'} back"
-        yield f"{plural(steps, 'step')} in {options.directory}: {undo}"
     if isinstance(workspace, DiskWorkspace):
+        for path in ending.mixed:
+            yield f"others have changed the same lines of {shown(path)} meanwhile: what is told of it has theirs, too"
+        if steps := workspace.own_steps():
+            undone_by = workspace.undone_by()
+            which = "it" if len(steps) == 1 else "them" if "--step" not in undone_by else "the last one"
+            undo = f"`ringfence undo {quoted} {undone_by}` takes {which} back"
+            yield f"{plural(len(steps), 'step')} in {options.directory}: {undo}"
         # A script that fails is wrong itself: what it says is the error.
         if ending.outcome != "done" and not (
             ending.outcome == "provider_failed" and options.model.startswith("script:")

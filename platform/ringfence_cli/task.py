@@ -91,6 +91,8 @@ class Ending:
     """Paths that kept the changes from being applied."""
     is_part: bool = False
     """Whether changes and patch are those of the last part alone, of a run that was resumed."""
+    mixed: Sequence[str] = ()
+    """Paths of which others have changed the same lines meanwhile: changes and patch have theirs, too."""
     session_ids: Sequence[str] = ()
     """Of all parts of the run, the last one's at the end: its steps in the history bear them."""
     used_up: Sequence[str] = ()
@@ -151,6 +153,7 @@ def perform(task: Task, signals: Signals, tally: Tally, watchers: Sequence[Watch
         ending.used_up = task.record.left().used_up()
     ending.plan = session[Plan].latest()
     ending.is_part = isinstance(task.workspace, DiskWorkspace) and bool(task.workspace.is_part)
+    ending.mixed = task.workspace.mixed() if isinstance(task.workspace, DiskWorkspace) else ()
     ending.changes = task.workspace.changes()
     ending.patch = task.workspace.patch(ending.changes)
     return ending

@@ -25,9 +25,11 @@ from ringfence_sandbox.moved_roots import replaced
 from ringfence_sandbox.scan.scan import DEFAULT_LIMITS, Exclusion, Progress, ScanLimits, ScanResult, told_nothing
 from ringfence_sandbox.steps.aborted_calls import look_at
 from ringfence_sandbox.steps.history_plan import HOLDS_MORE, HistoryPlan, Planner
+from ringfence_sandbox.steps.own_changes import OwnChanges, own_changes
 from ringfence_sandbox.steps.step_history import FOLDER, StepHistory
 from ringfence_sandbox.steps.undo_plan import Outcome
 from ringfence_sandbox.store import history_gc
+from ringfence_sandbox.store.commit_records import CommitRecord
 from ringfence_sandbox.store.exports import Export, mailbox, moved_between, unclear_between, unified
 from ringfence_sandbox.store.finding_steps import StepFinder, StepName, parent_of
 from ringfence_sandbox.store.named_steps import NamedStep, NamedSteps
@@ -368,6 +370,26 @@ class Workspace:
         """The patch for it, for `git apply`."""
         with self._looking_alone():
             return unified(self._store, commit, self._tip(), without=without).text
+
+    def own_since(self, commit: str, sessions: Collection[str], *, without: Collection[str] = ()) -> OwnChanges:
+        """The same two of the steps of some sessions alone: what others have changed meanwhile, in the same files too,
+        is not among it.
+
+        Raises:
+            LookupError: the history does not go back to that commit.
+        """
+        with self._looking_alone():
+            records: list[CommitRecord] = []
+            for record in self._store.commits():
+                records.append(record)
+                if record.commit == commit:
+                    break
+            else:
+                raise LookupError(f"the history does not go back to {commit}")
+            own = own_changes(self._store, records[::-1], sessions, without=without)
+        if own is not None:
+            return own
+        return OwnChanges(self.changes_since(commit, without=without), self.patch_since(commit, without=without))
 
     def unclear_since(self, commit: str) -> Mapping[str, str]:
         """The paths of which that patch cannot say what became of them, with the reasons."""

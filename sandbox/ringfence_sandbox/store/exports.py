@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC
 from email.utils import format_datetime
@@ -39,6 +39,13 @@ def unified(store: Store, one: str | None, other: str, *, without: Collection[st
     moves = moved_between(store, one, other)
     text = _patch(store, one, other, changes) + b"".join(_renames(moves))
     return Export(text, left_out, unclear_between(store, one, other, moves), changes)
+
+
+def patch_text(
+    changes: Iterable[Change], moves: Iterable[Move], before: Callable[[str], bytes], after: Callable[[str], bytes]
+) -> bytes:
+    """A patch for changes of which the files' bytes are given, and for moves of what the history does not have."""
+    return patch_of(_applicable(changes)[0], before, after) + b"".join(_renames(moves))
 
 
 def unclear_between(store: Store, one: str | None, other: str, moves: Iterable[Move]) -> dict[str, str]:

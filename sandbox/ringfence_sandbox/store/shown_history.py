@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -12,6 +12,7 @@ from ringfence_sandbox.store.commit_records import CommitRecord
 from ringfence_sandbox.store.exports import moved_between, unified
 from ringfence_sandbox.store.finding_steps import parent_of
 from ringfence_sandbox.store.store import Store
+from ringfence_sandbox.store.unknown import Move
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +73,13 @@ def shown_step(store: Store, record: CommitRecord) -> ShownStep:
 
 def changes_between(store: Store, one: str | None, other: str) -> list[Change]:
     """What one commit has otherwise than another, with the moves of files that the history does not have."""
-    found = {change.path: change for change in store.states.changes(one, other)}
-    for move in moved_between(store, one, other):
+    return with_moves(store.states.changes(one, other), moved_between(store, one, other))
+
+
+def with_moves(changes: Iterable[Change], moves: Iterable[Move]) -> list[Change]:
+    """The changes, and such moves."""
+    found = {change.path: change for change in changes}
+    for move in moves:
         version = FileVersion("file", move.mode, move.size)
         was = found[move.new].before if move.new in found else None
         found |= {move.old: Change(move.old, version, None), move.new: Change(move.new, was, version)}

@@ -1,0 +1,135 @@
+"""What some commits of a history have changed, without what others have changed in between.
+
+The commits are made again, one after the other, on a sketch of the tree as it was before the first of them: where
+others have changed the same file, what the commit changed is merged into it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ringfence.participants import Change, FileVersion
+from ringfence_sandbox.steps.text_merge import merged
+from ringfence_sandbox.store.commit_records import CommitRecord
+from ringfence_sandbox.store.entries import Entry
+from ringfence_sandbox.store.exports import moved_between, patch_text
+from ringfence_sandbox.store.history_objects import blob_id
+from ringfence_sandbox.store.history_states import States
+from ringfence_sandbox.store.shown_history import with_moves
+from ringfence_sandbox.store.store import Store
+
+_BY_PEOPLE = frozenset({"undo", "restore"})
+
+
+@dataclass(frozen=True, slots=True)
+class OwnChanges:
+    """``changes`` since a commit, with the ``patch`` for them. ``mixed`` are paths of which others have changed the
+    same lines, or something that cannot be merged: what is told of them has that, too."""
+
+    changes: Sequence[Change]
+    patch: bytes
+    mixed: Sequence[str] = ()
+
+
+def own_changes(
+    store: Store, records: Sequence[CommitRecord], sessions: Collection[str], *, without: Collection[str] = ()
+) -> OwnChanges | None:
+    """What the steps of these sessions among ``records`` (oldest first, the first of them where it begins) have
+    changed, ``without`` these paths. Who takes steps back by `undo` or `restore` does it for them. None where nobody
+    else has changed anything, so that the first commit and the last one tell all."""
+    start, *later = records
+    if all(_is_own(record, sessions) or record.message.paths == () for record in later):
+        return None
+    sketch = _Sketch(store.states, start.commit)
+    for record in later:
+        if _is_own(record, sessions):
+            sketch.make_again(record)
+    tip = later[-1].commit
+    changes = [change for change in sketch.changes(tip) if change.path not in without]
+    moves = moved_between(store, start.commit, tip)
+    patch = patch_text(changes, moves, lambda path: store.states.read(start.commit, path), sketch.content)
+    mixed = sorted(sketch.mixed & {change.path for change in changes})
+    return OwnChanges(with_moves(changes, moves), patch, mixed)
+
+
+def _is_own(record: CommitRecord, sessions: Collection[str]) -> bool:
+    info = record.message.info
+    return info.kind == "step" and (info.session_id in sessions or info.tool in _BY_PEOPLE)
+
+
+class _Sketch:
+    def __init__(self, states: States, start: str) -> None:
+        self._states = states
+        self._start = start
+        self._made: dict[str, Entry | None] = {}
+        self._contents: dict[str, bytes] = {}
+        """What came of merging, by object id."""
+        self.mixed: set[str] = set()
+
+    def make_again(self, step: CommitRecord) -> None:
+        unclear = self._states.unclear(step.parent, step.commit)
+        found = [
+            (path, old, new)
+            for path, old, new in self._states.differences(step.parent, step.commit)
+            if path not in unclear and (old is None or not old.same_content(new))
+        ]
+        gone = {old.oid: self._at(path) for path, old, new in found if old is not None and old.oid and new is None}
+        self._made |= {path: self._after(path, old, new, gone) for path, old, new in found}
+
+    def _after(self, path: str, old: Entry | None, new: Entry | None, gone: Mapping[str, Entry | None]) -> Entry | None:
+        here = self._at(path)
+        if new is None or new.kind == "directory":
+            return new
+        if old is None and here is None:  # what was moved here is what it was on the sketch
+            moved = gone.get(new.oid or "")
+            return new if moved is None or moved.kind != new.kind else replace(moved, meta=new.meta)
+        if old is not None and here is not None and old.same_content(here):
+            return new
+        both = self._merged(old, here, new)
+        if both is None:
+            self.mixed.add(path)
+        return both or new
+
+    def _merged(self, old: Entry | None, here: Entry | None, new: Entry) -> Entry | None:
+        if old is None or here is None or {old.kind, here.kind, new.kind} != {"file"}:
+            return None
+        text = merged(*(self._bytes(one) for one in (old, here, new)))
+        if text is None:
+            return None
+        oid = blob_id(text)
+        self._contents[oid] = text
+        mode = here.meta.mode if old.meta.mode == new.meta.mode else new.meta.mode
+        return replace(new, oid=oid, meta=replace(new.meta, mode=mode))
+
+    def changes(self, tip: str) -> Iterator[Change]:
+        """What is otherwise than where it began. (What is as it was then has been taken back.)"""
+        for path, after in sorted(self._made.items()):
+            before, now = self._states.entry(self._start, path), self._states.entry(tip, path)
+            if _same(before, after) or _same(before, now):
+                continue
+            yield Change(path, self._states.version(before), self._version(after))
+
+    def content(self, path: str) -> bytes:
+        entry = self._made[path]
+        assert entry is not None, "it is in a change that leaves something there"
+        return self._bytes(entry)
+
+    def _at(self, path: str) -> Entry | None:
+        return self._made[path] if path in self._made else self._states.entry(self._start, path)
+
+    def _bytes(self, entry: Entry) -> bytes:
+        assert entry.oid is not None, "it is no directory"
+        found = self._contents.get(entry.oid)
+        return self._states.content(entry.oid) if found is None else found
+
+    def _version(self, entry: Entry | None) -> FileVersion | None:
+        if entry is None or entry.oid not in self._contents:
+            return self._states.version(entry)
+        content = self._bytes(entry)
+        return FileVersion("file", entry.meta.mode, len(content), hashlib.sha256(content).hexdigest())
+
+
+def _same(one: Entry | None, other: Entry | None) -> bool:
+    return one is None if other is None else other.same_content(one)
