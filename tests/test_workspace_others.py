@@ -7,6 +7,7 @@ import itertools
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -436,4 +437,42 @@ def test_what_a_person_saves_during_an_undo_or_a_restore_is_not_written_over(
             if left[0] > 0:
                 break
             assert made or (root / "a.txt").read_text() == "theirs\n"
+    assert at > 3
+
+
+def saved_in(new: Path) -> Path:
+    (new / "theirs").write_text("theirs\n")
+    return new / "theirs"
+
+
+def made_a_file(new: Path) -> Path:
+    new.rename(new.with_name("moved"))
+    new.write_text("theirs\n")
+    return new
+
+
+@pytest.mark.parametrize("save", [saved_in, made_a_file])
+@pytest.mark.parametrize("way", ["undo", "restore"])
+def test_what_a_person_makes_of_a_directory_as_an_undo_or_a_restore_removes_it_stays(
+    tmp_path: Path, save: Callable[[Path], Path], way: str
+) -> None:
+    for at in itertools.count(1):
+        new, saved, left = tmp_path / str(at) / "root/new", list[Path](), [10_000]
+        new.parent.mkdir(parents=True)
+
+        def person(_: str, new: Path = new, saved: list[Path] = saved, left: list[int] = left) -> None:
+            left[0] -= 1
+            if left[0] == 0 and new.exists():
+                saved.append(save(new))
+
+        with Workspace.open(new.parent, store=tmp_path / str(at) / "store", before=person) as workspace:
+            with held_call(workspace.filesystem) as held:
+                workspace.filesystem.for_call(held).mkdir("new")
+                held.commit()
+            left[0] = at
+            with suppress(OSError):
+                workspace.undo() if way == "undo" else workspace.restore(0)
+        if not saved:  # it was gone by then
+            break
+        assert saved[0].read_text() == "theirs\n"
     assert at > 3

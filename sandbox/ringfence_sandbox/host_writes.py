@@ -97,7 +97,10 @@ class HostWrites:
         if found.is_directory and not recursive and self._has_names(found.place):
             raise IsADirectoryError(errno.ENOTEMPTY, "the directory is not empty, it takes recursive=True", normal)
         with self._core.operation():
-            self._take(found)
+            slot = self._take(found)
+            taken = f"{self._core.holding.name}/{slot}"
+            if found.is_directory and not recursive and not self._core.runner.is_empty(taken):
+                raise stale(found.place)  # somebody has come between
 
     def mkdir(self, normal: str, parents: bool, exist_ok: bool) -> None:
         if self._files.find(normal, follow=False).stat is not None:

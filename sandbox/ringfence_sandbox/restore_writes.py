@@ -39,6 +39,7 @@ class RestoreWrites:
         if stat.S_IFMT(found.st_mode) != _KINDS[entry.kind]:
             raise stale(place)
         if entry.kind == "directory":
+            self._core.seen.expect(place, found)
             return
         with self._core.files.parent(place) as (at, name):
             try:
