@@ -282,6 +282,15 @@ def test_a_call_that_was_committed_but_not_answered_is_told_so_and_not_run_again
     assert not (tree / "new.txt").exists()
 
 
+def test_a_call_of_a_script_that_is_played_again_is_not_taken_for_one_that_was_committed(tree: Path) -> None:
+    create = [calls(call("write_file", file_path=f"{n}.txt", content="new\n")) for n in (1, 2)]
+    performed(tree, [create[0]])
+    performed(tree, [create[1]], resume=True)
+    _, last = performed(tree, [calls(call("ls")), DONE], resume=True)
+    asked = [one["id"] for message in last.requests[-1]["messages"] for one in message.get("tool_calls", ())]
+    assert len(asked) == len({*asked}) == 3
+
+
 def test_a_run_whose_record_was_torn_can_be_interrupted_and_resumed_again(tree: Path) -> None:
     performed(tree, [READ])
     cut(tree, 0, b'{"messages": [{"$ty')

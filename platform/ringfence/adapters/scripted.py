@@ -6,6 +6,7 @@ import json
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -83,7 +84,7 @@ class ScriptedAdapter(LoopAdapter):
         self.requests.append(sent)
         if self._function is not None:
             try:
-                return self._turn(self._function(messages), f"turn {len(self.requests)}")
+                return self._numbered(self._turn(self._function(messages), f"turn {len(self.requests)}"), request)
             except Exception as error:
                 said = str(error) if isinstance(error, ValueError) else described(error)
                 raise PromptEvaluationError(said, prompt_name=request.prompt_name, phase="response") from error
@@ -95,7 +96,20 @@ class ScriptedAdapter(LoopAdapter):
                 prompt_name=request.prompt_name,
                 phase="response",
             )
-        return self._turns.popleft()
+        return self._numbered(self._turns.popleft(), request)
+
+    def _numbered(self, turn: Turn, request: Request) -> Turn:
+        """A turn whose calls have ids of their own in this conversation: one that is resumed has calls of a script that
+        began with the same number."""
+        taken = {call.call_id for message in request.messages if message.turn for call in message.turn.tool_calls}
+        calls: list[ToolCall] = []
+        for call in turn.tool_calls:
+            call_id = call.call_id
+            while not call_id or call_id in taken:
+                call_id = f"call_{next(self._numbers)}"
+            taken.add(call_id)
+            calls.append(replace(call, call_id=call_id))
+        return replace(turn, tool_calls=tuple(calls))
 
     def _once(self, part: T, written: Callable[[T], Mapping[str, Any]]) -> Mapping[str, Any]:
         """What is sent of a message or tool: made once, since a request has again all messages of those before it."""
@@ -126,8 +140,11 @@ class ScriptedAdapter(LoopAdapter):
             raise ValueError(f'{where}: a tool call needs a "name"')
         if arguments is not None and not isinstance(arguments, (str, dict)):
             raise ValueError(f'{where}: "arguments" of {name} is an object, or raw text')
-        call_id = str(written.get("id") or f"call_{next(self._numbers)}")
-        return ToolCall(call_id, name, cast("str | Mapping[str, object]", {} if arguments is None else arguments))
+        return ToolCall(
+            str(written.get("id") or ""),
+            name,
+            cast("str | Mapping[str, object]", {} if arguments is None else arguments),
+        )
 
 
 def _mapping(value: object, where: str, keys: frozenset[str]) -> Mapping[str, Any]:
