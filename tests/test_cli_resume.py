@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -52,12 +52,14 @@ def calls(*tool_calls: Mapping[str, object]) -> dict[str, Any]:
     return {"tool_calls": list(tool_calls)}
 
 
-def performed(tree: Path, turns: Any, *, resume: bool = False) -> tuple[Ending, ScriptedAdapter]:
+def performed(
+    tree: Path, turns: Any, *, resume: bool = False, watchers: Sequence[Any] = ()
+) -> tuple[Ending, ScriptedAdapter]:
     """A run in this process, so that a test can see what the model was sent."""
     before = interrupted_run(record_of(tree)) if resume else None
     workspace, adapter = DiskWorkspace(tree), ScriptedAdapter(turns)
     with closing(workspace), closing(RunRecord(tree, "Do it.", before)) as record, Signals() as signals:
-        ending = perform(Task("Do it.", workspace, adapter, record=record), signals, record.tally, [])
+        ending = perform(Task("Do it.", workspace, adapter, record=record), signals, record.tally, watchers)
         if ending.outcome == "done":
             record.finish()
         return ending, adapter
@@ -289,6 +291,27 @@ def test_a_call_of_a_script_that_is_played_again_is_not_taken_for_one_that_was_c
     _, last = performed(tree, [calls(call("ls")), DONE], resume=True)
     asked = [one["id"] for message in last.requests[-1]["messages"] for one in message.get("tool_calls", ())]
     assert len(asked) == len({*asked}) == 3
+
+
+class Interrupting:
+    """A watcher at whom Ctrl-C is pressed, when a call has ended and the model has not been told of it."""
+
+    def text(self, event: object) -> None: ...
+
+    retry = turn = text
+
+    def call(self, *_: object) -> None:
+        raise KeyboardInterrupt
+
+
+def test_a_call_that_was_counted_before_an_interrupt_is_not_counted_again(tree: Path) -> None:
+    create = calls(call("write_file", file_path="new.txt", content="new\n"))
+    assert performed(tree, [create], watchers=[Interrupting()])[0].outcome == "interrupted"
+    _, second = performed(tree, [calls(call("ls"))], resume=True)
+    assert "This call was committed as step 1" in second.requests[0]["messages"][-1]["content"]
+    run = interrupted_run(record_of(tree))
+    assert run is not None
+    assert run.spent.outcomes == {"committed": 2}
 
 
 def test_a_run_whose_record_was_torn_can_be_interrupted_and_resumed_again(tree: Path) -> None:

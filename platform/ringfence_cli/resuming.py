@@ -55,6 +55,8 @@ class Interrupted:
     """What the next part may use, if it is not given limits of its own, and the policies that hold for it."""
     spent: Tally
     """What all parts came to, as far as was written down."""
+    killed: bool
+    """Whether the last part could not write down what it came to at its end."""
 
 
 class RunRecord:
@@ -123,6 +125,8 @@ class RunRecord:
     def _count_killed(self, committed: int, recovered: Recovered | None) -> None:
         """The calls of which the process was killed before it could count them."""
         assert self._before is not None
+        if not self._before.killed:
+            return
         self.tally.outcomes["committed"] += committed
         pending = [call.call_id for call in Conversation("", self._before.messages).unanswered()]
         if recovered is not None and recovered.outcome == "rolled back" and recovered.call_id in pending:
@@ -210,7 +214,7 @@ def interrupted_run(record_file: Path) -> Interrupted | None:
     types = types_within((Message, *KEPT))
     task, start, sessions = "", "", list[str]()
     messages, state, refused = list[Message](), StateReader(types), dict[str, str]()
-    terms, began, spent = Terms(), Tally(), Tally()
+    terms, began, spent, killed = Terms(), Tally(), Tally(), True
     try:
         *lines, _torn = record_file.read_bytes().split(b"\n")
     except FileNotFoundError:
@@ -219,7 +223,7 @@ def interrupted_run(record_file: Path) -> Interrupted | None:
         for line in lines:
             record: dict[str, Any] = json.loads(line)
             task, start = record.get("task", task), record.get("start", start)
-            spent = Tally.of_json(record["spent"])
+            spent, killed = Tally.of_json(record["spent"]), "messages" in record or "session" in record
             if "session" in record:
                 sessions.append(record["session"])
                 terms, began = Terms.of_record(record["terms"]), spent
@@ -232,7 +236,8 @@ def interrupted_run(record_file: Path) -> Interrupted | None:
         return None
     session_id = sessions[-1] if sessions else ""
     left = _left(terms, began, spent)
-    return Interrupted(task, session_id, tuple(sessions), start, refused, tuple(messages), state.items(), left, spent)
+    told, kept = tuple(messages), state.items()
+    return Interrupted(task, session_id, tuple(sessions), start, refused, told, kept, left, spent, killed)
 
 
 def _task_of(record_file: Path) -> str:
