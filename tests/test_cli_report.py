@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -369,6 +370,19 @@ def test_a_page_that_cannot_be_put_in_its_place_leaves_nothing(tmp_path: Path) -
         file.write(b"page")
     file.close()
     assert os.listdir(tmp_path) == ["r.html"]
+
+
+def test_a_page_that_there_is_no_room_for_is_told_by_its_own_name_and_leaves_nothing(tmp_path: Path) -> None:
+    file = ReportFile(tmp_path / "r.html", tmp_path)
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2, most))
+    try:
+        with pytest.raises(OSError, match=f"'{tmp_path}/r.html'"):
+            file.write(b"page")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+        file.close()
+    assert os.listdir(tmp_path) == []
 
 
 def test_a_long_value_is_cut_and_says_so() -> None:

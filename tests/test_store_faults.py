@@ -523,6 +523,16 @@ def test_a_full_store_cannot_be_opened_and_is_as_it_was_afterwards(root: Path, t
             assert [entry.kind for entry in workspace.log()] == ["external", "step", "baseline"]
 
 
+def test_a_store_cannot_be_begun_on_a_disk_without_a_byte_of_space_and_it_is_said_where(
+    root: Path, tmp_path: Path
+) -> None:
+    with small(tmp_path / "disk", "1m") as disk:
+        fill(disk)
+        with pytest.raises(OSError, match="No space left on device: here the history is kept; make room") as caught:
+            Workspace.open(root, store=disk / "store")
+        assert caught.value.filename == str(disk / "store/holder")
+
+
 def test_an_opaque_call_that_finds_the_store_full_says_so(root: Path, tmp_path: Path) -> None:
     with small(tmp_path / "disk", "2m") as disk, Workspace.open(root, store=disk / "store") as workspace:
         fill(disk)

@@ -101,6 +101,12 @@ class ReportFile:
 
     def write(self, page: bytes) -> None:
         """Raises OSError, and leaves what was there before as it was."""
+        try:
+            self._put(page)
+        except OSError as error:  # of a name that nobody has given, or of none
+            raise OSError(error.errno, error.strerror, str(self.path)) from error
+
+    def _put(self, page: bytes) -> None:
         name = f".{self.path.name[:100]}.{secrets.token_hex(8)}.part"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(name, flags, 0o666, dir_fd=self._directory)

@@ -20,6 +20,7 @@ from datetime import UTC, datetime
 
 from ringfence.errors import WorkspaceLockedError
 from ringfence_sandbox.disk.forks import FORKS
+from ringfence_sandbox.disk.places import not_written
 
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _BUSY = frozenset({errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES})
@@ -90,7 +91,8 @@ class RootLock:
             self._take(descriptor, fcntl.LOCK_SH, above, None)
 
     def _take_store(self, path: str, store: str) -> None:
-        holder = self._open(os.path.join(store, "holder"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW)
+        place = os.path.join(store, "holder")
+        holder = self._open(place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW)
         self._take(holder, fcntl.LOCK_EX, path, store)
         said = {
             "pid": os.getpid(),
@@ -98,7 +100,10 @@ class RootLock:
             "since": datetime.now(UTC).isoformat(timespec="seconds"),
             "root": path,
         }
-        os.ftruncate(holder, os.pwrite(holder, json.dumps(said).encode(), 0))
+        try:
+            os.ftruncate(holder, os.pwrite(holder, json.dumps(said).encode(), 0))
+        except OSError as error:
+            raise not_written(error, place) from error
 
     def _open(self, path: str, flags: int, *, at: int | None = None) -> int:
         with FORKS:
