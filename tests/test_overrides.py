@@ -41,7 +41,7 @@ from ringfence.prompt import (
     ToolOverride,
     ToolsSection,
 )
-from ringfence.prompt.overrides import descriptor_of
+from ringfence.prompt.overrides import descriptor_of, problems
 from ringfence.runtime import PromptRendered, Session
 from ringfence.runtime.visibility import SetVisibilityOverride
 from ringfence.testing.printed import printed
@@ -336,6 +336,21 @@ def test_overrides_of_another_prompt_are_refused(store: LocalPromptOverridesStor
 
 
 # The files
+
+
+@dataclass(frozen=True)
+class Wordy:
+    what: str = field(metadata={"description": "x" * 201})
+    where: str = field(metadata={"description": "In which caf\u00e9."})
+    deep: bool = field(default=False, metadata={"description": "How deep."})
+
+
+def test_all_that_is_seeded_fits(store: LocalPromptOverridesStore) -> None:
+    tool = Tool[Wordy, None](name="find", description="Find things.", handler=None)
+    prompt = Prompt(PromptTemplate(ns="a", key="b", sections=[ToolsSection(title="Tools", tools=[tool])]))
+    seeded = store.seed(prompt)
+    assert problems(prompt.descriptor, seeded) == {}
+    assert seeded.tools[0].param_descriptions == {"deep": "How deep."}
 
 
 def test_seeding_writes_the_prompt_s_own_texts_once(store: LocalPromptOverridesStore) -> None:

@@ -226,7 +226,7 @@ def descriptor_of(template: PromptTemplate[Any]) -> PromptDescriptor:
 
 
 def own_texts(template: PromptTemplate[Any], tag: str = LATEST) -> PromptOverride:
-    """The prompt's texts as they are, as overrides."""
+    """The prompt's texts as they are, as overrides; without those that no override may have (`problems`)."""
     found = template.descriptor
     known = {node.path: node.section for node in template.walk()}
     tools = {tool.name: tool for node in template.walk() for tool in node.tools}
@@ -236,7 +236,7 @@ def own_texts(template: PromptTemplate[Any], tag: str = LATEST) -> PromptOverrid
         tag,
         tuple(_own_text(known[one.path], one) for one in found.sections),
         tuple(
-            ToolOverride(one.name, one.contract_hash, tools[one.name].description, tools[one.name].described)
+            ToolOverride(one.name, one.contract_hash, tools[one.name].description, _own_descriptions(tools[one.name]))
             for one in found.tools
         ),
     )
@@ -246,6 +246,19 @@ def _own_text(section: Section[Any], one: SectionDescriptor) -> SectionOverride:
     return SectionOverride(
         one.path, one.content_hash, section.original_body_template(), section.original_summary_template()
     )
+
+
+def _own_descriptions(tool: Tool[Any, Any]) -> dict[str, str]:
+    """Of its params, which in code may have longer ones than an override."""
+    return {param: text for param, text in tool.described.items() if _is_description(text)}
+
+
+def _is_description(text: str) -> bool:
+    try:
+        checked_description(text, "")
+    except PromptValidationError:
+        return False
+    return True
 
 
 # What fits
