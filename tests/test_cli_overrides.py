@@ -89,6 +89,16 @@ def test_a_module_that_ends_the_process_is_named_and_is_no_success(project: Path
     assert "'leaves:PROMPT' cannot be had: SystemExit" in ended.stderr
 
 
+@pytest.mark.parametrize("command", ["check", "diff"])
+def test_a_file_that_is_a_link_to_itself_is_said(project: Path, command: str) -> None:
+    path = project / ".ringfence/prompts/overrides/app/main/latest.json"
+    path.parent.mkdir(parents=True)
+    path.symlink_to(path.name)
+    ended = overrides(project, command, "prompts:PROMPT")
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert f"Error: the overrides in {path} cannot be read: " in ended.stderr
+
+
 def test_a_damaged_file_is_said(project: Path) -> None:
     path = Path(overrides(project, "seed", "prompts:PROMPT").stdout.strip())
     path.write_text("{")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from ringfence.adapters.loop import tool_schema
 from ringfence.errors import PromptError, PromptOverridesError
 from ringfence.failures import said_of
 from ringfence.prompt.override_files import LocalPromptOverridesStore
-from ringfence.prompt.overrides import problems
+from ringfence.prompt.overrides import PromptOverride, problems
 from ringfence.prompt.prompt import Prompt, PromptTemplate
 from ringfence_cli.printable import one_line, plural
 from ringfence_cli.terminal import put_diff
@@ -25,7 +26,7 @@ def seed(spec: str, root: Path | None, tag: str) -> int:
     prompt, store = _prompt(spec), _store(root)
     try:
         path = store.path(prompt.ns, prompt.key, tag)
-        there = path.exists()
+        there = os.path.exists(path)
         store.seed(prompt, tag)
     except PromptOverridesError as error:
         raise click.ClickException(str(error)) from None
@@ -57,13 +58,24 @@ def check(spec: str, root: Path | None, tag: str) -> int:
     prompt, store = _prompt(spec), _store(root, there=True)
     try:
         path = store.path(prompt.ns, prompt.key, tag)
-        wrong = problems(prompt.descriptor, store.read(path)) if path.exists() else {}
+        said = _read(store, path)
+        wrong = problems(prompt.descriptor, said) if said is not None else {}
     except PromptOverridesError as error:
         raise click.ClickException(str(error)) from None
-    for said in wrong.values():
-        click.echo(one_line(said, 500))
+    for problem in wrong.values():
+        click.echo(one_line(problem, 500))
     click.echo(f"{plural(len(wrong), 'override')} of {path} would be left out" if wrong else "all fit", err=True)
     return 1 if wrong else 0
+
+
+def _read(store: LocalPromptOverridesStore, path: Path) -> PromptOverride | None:
+    """None where there is no file. Raises PromptOverridesError, also where that cannot be told."""
+    try:
+        return store.read(path)
+    except PromptOverridesError as error:
+        if isinstance(error.__cause__, (FileNotFoundError, NotADirectoryError)):
+            return None
+        raise
 
 
 def diff(spec: str, root: Path | None, tag: str) -> int:
