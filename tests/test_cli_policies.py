@@ -148,6 +148,15 @@ def test_a_file_that_is_not_there_is_named_once(tree: Path, tmp_path: Path) -> N
     assert (code, errors.count("own.toml")) == (2, 1)
 
 
+@pytest.mark.parametrize(
+    "says", ["", "[policies]\n", "# [policies]\n# protected = true\n", "[policies]\nprotected = false\n"]
+)
+def test_a_file_that_is_named_and_has_no_policy_stops_the_run(tree: Path, tmp_path: Path, says: str) -> None:
+    (tmp_path / "own.toml").write_text(says)
+    code, _, errors = run(tree, "--policy", str(tmp_path / "own.toml"))
+    assert (code, "own.toml: it has no policy" in errors) == (2, True)
+
+
 def test_an_owner_s_file_that_is_not_understood_is_not_said_to_be_an_option(tree: Path) -> None:
     place = Path(ringfence("policies", "file", tree).stdout.strip())
     place.parent.mkdir(parents=True, exist_ok=True)

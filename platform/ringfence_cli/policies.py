@@ -126,7 +126,10 @@ def policies_said(specs: Sequence[str], directory: Path | None = None) -> tuple[
             elif kind in lists:
                 raise _bad(f"{spec!r}: {kind}:GLOB takes a pattern, such as {kind}:/src/**")
             elif spec.endswith(".toml"):
-                found.extend(_of_file(Path(spec), directory))
+                said = _of_file(Path(spec), directory)
+                if not said:  # whoever names a file does not want all to be allowed
+                    raise _bad(f"{spec}: it has no policy: a table [policies] has protected, deletions, paths or tests")
+                found.extend(said)
             else:
                 raise _bad(f"there is no policy {spec!r}; there are {KINDS}")
         except (PromptValidationError, ValueError) as error:
