@@ -107,3 +107,12 @@ def test_a_damaged_file_is_said(project: Path) -> None:
         assert done.returncode == 1
         assert "cannot be read" in done.stderr
     assert "cannot be read" in overrides(project, "list").stderr
+
+
+def test_nothing_in_a_file_with_overrides_or_in_its_name_acts_on_the_terminal(project: Path) -> None:
+    path = Path(overrides(project, "seed", "prompts:PROMPT").stdout.strip())
+    hostile = path.with_name("\x1b]0;x\x07.json")
+    hostile.write_text(path.read_text().replace('"app"', '"\\u001b]0;x\\u0007"'))
+    listed = overrides(project, "list").stdout
+    assert listed.count("\\x1b]0;x\\x07") == 2
+    assert "\x1b" not in listed

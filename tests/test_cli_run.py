@@ -552,6 +552,13 @@ def test_nothing_in_the_words_of_the_command_line_acts_on_the_terminal(tree: Pat
         assert (said.returncode, b"Error: " in said.stderr, b"\x1b" in said.stderr) == (2, True, False)
 
 
+@pytest.mark.parametrize("command", ["doctor", "build"])
+def test_nothing_that_is_said_of_podman_acts_on_the_terminal(command: str) -> None:
+    said = ringfence("sandbox", command, env={**os.environ, "CONTAINER_HOST": "unix:///nowhere/\x1b]0;x"})
+    told = said.stdout + said.stderr
+    assert (said.returncode, b"\\x1b]0;x" in told, b"\x1b" in told) == (4, True, False)
+
+
 def at_a_terminal(command: Sequence[str]) -> bytes:
     """What a command writes to a terminal that is all three of its streams."""
     ours, theirs = pty.openpty()

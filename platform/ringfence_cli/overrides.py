@@ -18,7 +18,7 @@ from ringfence.failures import said_of
 from ringfence.prompt.override_files import LocalPromptOverridesStore
 from ringfence.prompt.overrides import PromptOverride, problems
 from ringfence.prompt.prompt import Prompt, PromptTemplate
-from ringfence_cli.printable import one_line, plural
+from ringfence_cli.printable import one_line, plural, printable
 from ringfence_cli.terminal import put_diff
 
 
@@ -41,7 +41,7 @@ def list_files(root: Path | None) -> int:
     store = _store(root, there=True)
     files = list(store.files())
     if not files:
-        click.echo(f"there are no overrides in {store.root}", err=True)
+        click.echo(printable(f"there are no overrides in {store.root}"), err=True)
     for path in files:
         try:
             one = store.read(path)
@@ -50,7 +50,7 @@ def list_files(root: Path | None) -> int:
             continue
         counts = (plural(len(one.sections), "section"), plural(len(one.tools), "tool"))
         tasks = plural(len(one.task_examples), "task example")
-        click.echo(f"{one.ns}:{one.prompt_key} {one.tag}  {', '.join((*counts, tasks))}  {path}")
+        click.echo(printable(f"{one.ns}:{one.prompt_key} {one.tag}  {', '.join((*counts, tasks))}  {path}"))
     return 0
 
 

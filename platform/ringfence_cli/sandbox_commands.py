@@ -26,15 +26,16 @@ def doctor(image: str | None, as_json: bool) -> int:
     Exit codes: 0 everything works, 4 something does not.
     """
     from ringfence_cli.outputs import json_line
+    from ringfence_cli.printable import printable
     from ringfence_sandbox.doctor import Finding, examine
 
     findings: list[Finding] = []
     for finding in examine(image):
         findings.append(finding)
         if not as_json:
-            click.echo(f"{'works' if finding.works else 'FAILS':6} {finding.name}: {finding.found}")
+            click.echo(printable(f"{'works' if finding.works else 'FAILS':6} {finding.name}: {finding.found}"))
             if not finding.works and finding.advice:
-                click.echo(f"       -> {finding.advice}")
+                click.echo(printable(f"       -> {finding.advice}"))
     everything = all(finding.works for finding in findings)
     if as_json:
         found = {"works": everything, "findings": [asdict(finding) for finding in findings]}
@@ -56,6 +57,7 @@ def build(names: tuple[str, ...], source: Literal["registry", "debian"] | None) 
     NAME is python (the default image) or base (a shell, no Python). Built ones are left as they are.
     """
     from ringfence.errors import SandboxUnavailableError
+    from ringfence_cli.printable import printable
     from ringfence_sandbox.container.images import DEFAULT_RECIPE, SOURCES, build, recipe
     from ringfence_sandbox.container.podman_connection import connect
 
@@ -68,6 +70,6 @@ def build(names: tuple[str, ...], source: Literal["registry", "debian"] | None) 
             for wanted in recipes:
                 click.echo(build(connection, wanted, SOURCES if source is None else (source,)))
     except SandboxUnavailableError as error:
-        click.echo(f"ringfence: {error}", err=True)
+        click.echo(printable(f"ringfence: {error}"), err=True)
         return UNAVAILABLE
     return 0
