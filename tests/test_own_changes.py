@@ -109,6 +109,12 @@ def test_a_file_of_somebody_else_s_that_is_moved_has_theirs(root: Path, agent: A
     assert agent.told() == ({"moved.txt": "created", "own.txt": "created"}, [])
 
 
+def test_a_file_that_somebody_puts_into_a_directory_that_is_moved_is_theirs(root: Path, agent: Agent) -> None:
+    (root / "d/mine.txt").write_text("by hand\n")
+    agent.step(lambda files: files.move("d", "e"))
+    assert agent.told() == ({"d": "deleted", "d/b.txt": "deleted", "e": "created", "e/b.txt": "created"}, [])
+
+
 def test_permission_bits_are_whose_change_they_are(root: Path, agent: Agent) -> None:
     agent.line("a.txt", 5, "five\n")
     (root / "a.txt").chmod(0o755)

@@ -75,16 +75,21 @@ class _Sketch:
             for path, old, new in self._states.differences(step.parent, step.commit)
             if path not in unclear and (old is None or not old.same_content(new))
         ]
-        gone = {old.oid: self._at(path) for path, old, new in found if old is not None and old.oid and new is None}
+        gone: dict[str, Entry | None] = {}
+        for path, old, new in found:
+            if old is not None and old.oid is not None and new is None:
+                gone[old.oid] = gone[_moved(old.oid, path)] = self._at(path)
         self._made |= {path: self._after(path, old, new, gone) for path, old, new in found}
 
     def _after(self, path: str, old: Entry | None, new: Entry | None, gone: Mapping[str, Entry | None]) -> Entry | None:
         here = self._at(path)
         if new is None or new.kind == "directory":
             return new
-        if old is None and here is None:  # what was moved here is what it was on the sketch
-            moved = gone.get(new.oid or "")
-            return new if moved is None or moved.kind != new.kind else replace(moved, meta=new.meta)
+        if old is None and here is None and new.oid is not None:  # what was moved here is what it was on the sketch
+            moved = gone.get(new.oid)
+            if moved is not None and moved.kind == new.kind:
+                return replace(moved, meta=new.meta)
+            return None if _moved(new.oid, path) in gone else new  # with its directory, a file of somebody else's
         if old is not None and here is not None and old.same_content(here):
             return new
         both = self._merged(old, here, new)
@@ -129,6 +134,11 @@ class _Sketch:
             return self._states.version(entry)
         content = self._bytes(entry)
         return FileVersion("file", entry.meta.mode, len(content), hashlib.sha256(content).hexdigest())
+
+
+def _moved(oid: str, path: str) -> str:
+    """What is the same before and after a directory was moved."""
+    return f"{oid} {path.rpartition('/')[2]}"
 
 
 def _same(one: Entry | None, other: Entry | None) -> bool:
