@@ -383,6 +383,25 @@ def test_what_somebody_changed_meanwhile_has_to_be_read_again(tree: Path) -> Non
     assert (tree / "a.txt").read_text() == "one, by hand\n"
 
 
+FULL = """
+import resource
+from ringfence import MarkdownSection
+
+def full(session):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+    return MarkdownSection(title="Full", template="As on a full disk.")
+"""
+
+
+def test_where_there_was_no_space_for_its_record_nobody_is_told_to_go_on_with_a_run(tree: Path) -> None:
+    (tree.parent / "full.py").write_text(FULL)
+    words = ["--task", "Do it.", "--model", script(tree, "1.jsonl", DONE), "--section", f"{tree.parent}/full.py:full"]
+    command = [sys.executable, "-m", "ringfence_cli", "run", tree, *words]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (ended.returncode, "run.jsonl: File too large" in ended.stderr) == (1, True)
+    assert "--resume" not in ended.stderr
+
+
 def test_a_damaged_record_is_said(tree: Path) -> None:
     performed(tree, [READ])
     cut(tree, 0, b'{"messages": [{"$type": "os:system", "fields": {}}]}\n')

@@ -266,9 +266,8 @@ def _what_next(options: Options, ending: Ending, workspace: RunWorkspace) -> Ite
             undo = f"`ringfence undo {quoted} {undone_by}` takes {which} back"
             yield f"{plural(len(steps), 'step')} in {options.directory}: {undo}"
         # A script that fails is wrong itself: what it says is the error.
-        if ending.outcome != "done" and not (
-            ending.outcome == "provider_failed" and options.model.startswith("script:")
-        ):
+        of_script = ending.outcome == "provider_failed" and options.model.startswith("script:")
+        if ending.outcome != "done" and not of_script and is_interrupted(options.directory):
             anew = "".join(f" {option}" for option in ending.used_up)
             yield f"`ringfence run {quoted} --resume{anew} --model ...` goes on from there"
         return
