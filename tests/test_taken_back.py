@@ -187,7 +187,7 @@ def test_a_receipts_file_has_a_further_line_and_what_reads_it_joins_them(tmp_pat
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line["outcome"] for line in lines] == ["committed", "failed", "rolled_back", "committed"]
     assert lines[2]["receipt_id"] == lines[0]["receipt_id"]
-    assert (tally.calls, tally.rolled_back, tally.outcomes["committed"]) == (3, 2, 1)
+    assert tally.outcomes == {"committed": 1, "failed": 1, "rolled_back": 1}
     assert replayed(path, policies_said(["deny:a"])) == (1, [])
 
 

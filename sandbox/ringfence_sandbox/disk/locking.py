@@ -66,6 +66,7 @@ class RootLock:
             WorkspaceLockedError: another opener has it, or a directory above or below; it is named.
         """
         self._descriptors: list[int] = []
+        self._owner = os.getpid()
         self.forked = False
         _open_locks.add(self)
         try:
@@ -128,7 +129,10 @@ class RootLock:
         with FORKS:
             _open_locks.discard(self)
             while self._descriptors:
-                os.close(self._descriptors.pop())
+                descriptor = self._descriptors.pop()
+                if os.getpid() == self._owner:  # a child of this moment may not have come to close its copy
+                    fcntl.flock(descriptor, fcntl.LOCK_UN)
+                os.close(descriptor)
 
     def in_child(self) -> None:
         """In a forked child: let go of the copies, so that the lock ends with the parent."""
