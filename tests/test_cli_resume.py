@@ -655,7 +655,7 @@ def test_what_a_run_has_used_of_its_limits_is_used_for_its_resume_too(tree: Path
     assert (last.returncode, (tree / "a.txt").read_text()) == (0, "two\n")
 
 
-CONTAINER = Place("podman", "python:3", "bridge", keep_environment=True)
+CONTAINER = Place("podman", "python:3", "bridge", True, memory_bytes=1 << 28, cpus=0.5, command_seconds=90)
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,8 @@ class Agent:
         return ToolResult("done")
 
     def _test(self, params: None, *, context: ToolContext) -> ToolResult[Ran]:
+        assert context.filesystem is not None
+        self.do(context.filesystem, context)
         return ToolResult.ok(Ran(self.exit_code))
 
     def __call__(self, do: Do | Callable[[Filesystem], object], tool: str = "act") -> ToolResult[Any]:
@@ -160,6 +162,16 @@ def test_nothing_outside_of_what_is_allowed_changes_in_whatever_way(
     assert agent.receipt().outcome == "denied"
     assert agent.receipt().changes, "the receipt says what the call had changed"
     assert agent(lambda files: files.write("src/deep/er/c.py", "c")).success
+
+
+def test_what_a_command_found_out_is_told_though_its_changes_are_denied(files: Filesystem) -> None:
+    agent, before = Agent(files, [PathPolicy(allow=["/src/**"])]), contents(files)
+    agent.exit_code = 3
+    result = agent(lambda files: files.write("docs/cache", "x"), "tests")
+    assert (result.success, result.value, agent.receipt().exit_code) == (False, Ran(3), 3)
+    assert "docs/cache is not among what may be changed; it had ended with exit code 3" in result.message
+    assert agent.session[Ran].all() == ()
+    assert contents(files) == before
 
 
 @pytest.mark.parametrize("do", WAYS_OUT_OF_SRC[:10])

@@ -16,7 +16,7 @@ from ringfence.errors import PromptValidationError, ToolValidationError
 from ringfence.participants import Change, FileVersion
 from ringfence.prompt import Prompt, PromptTemplate, ReadBeforeWritePolicy
 from ringfence.runtime import Session
-from ringfence_cli.main import NETWORKS
+from ringfence_cli.container_options import NETWORKS
 from ringfence_sandbox import PodmanSandbox, SandboxLimits
 from ringfence_sandbox.container.isolation import Network
 from ringfence_tools import PodmanSandboxSection
@@ -105,6 +105,7 @@ def test_a_section_is_rendered_and_its_files_are_worked_on_without_podman(sandbo
         text = prompt.render(session=session).text
         assert "at /workspace" in text
         assert "no network" in text
+        assert "may take 120 seconds" in text
         executor = ToolExecutor(prompt=prompt, session=session)
         assert executor.call("read_file", {"file_path": "/workspace/a.txt"}).success
         assert executor.call("write_file", {"file_path": "a.txt", "content": "two\n"}).success
@@ -123,6 +124,8 @@ def test_a_section_takes_a_directory_or_a_sandbox(sandbox: PodmanSandbox, tmp_pa
         PodmanSandboxSection(session=session, root=tmp_path, sandbox=sandbox)
     with pytest.raises(PromptValidationError, match="leave them"):
         PodmanSandboxSection(session=session, sandbox=sandbox, limits=SandboxLimits())
+    with pytest.raises(PromptValidationError, match="longest_seconds is at least 1, not 0"):
+        PodmanSandboxSection(session=session, sandbox=sandbox, longest_seconds=0)
     with pytest.raises(ValueError, match="network"):
         PodmanSandboxSection(session=session, root=tmp_path / "tree", network="host")  # pyright: ignore[reportArgumentType]
 

@@ -87,6 +87,7 @@ class PodmanSandboxSection(Section[None]):
         sandbox: PodmanSandbox | None = None,
         policies: Sequence[ToolPolicy] | None = None,
         keep_environment: bool = False,
+        longest_seconds: float = LONGEST_SECONDS,
         accepts_overrides: bool = False,
     ) -> None:
         """``root``, ``image``, ``limits`` and ``network`` are as in `PodmanSandbox`.
@@ -96,10 +97,12 @@ class PodmanSandboxSection(Section[None]):
             policies: what governs the tools; left out, `ReadBeforeWritePolicy`.
             keep_environment: whether commands begin in the directory where the last one ended and with the variables
                 that it exported, as in one shell: ``session[ShellEnvironment]``, which rolls back with a failed call.
+            longest_seconds: the most that a command may take, whatever the model asks for.
             accepts_overrides: whether the texts of the section and its tools may be replaced from outside.
 
         Raises:
-            PromptValidationError: a sandbox, and what another one is made with; or neither.
+            PromptValidationError: a sandbox, and what another one is made with; or neither; or commands with less time
+                than a second.
             WorkspaceLockedError, FileNotFoundError: the root cannot be opened.
         """
         if (sandbox is None) == (root is None):
@@ -111,14 +114,22 @@ class PodmanSandboxSection(Section[None]):
             sandbox = self._own = PodmanSandbox(root, image=image, limits=limits, network=network, session=session)
         elif image is not None or limits is not None or network != "none":
             raise PromptValidationError("image, limits and network are those of the sandbox that was given: leave them")
+        if not longest_seconds >= SHORTEST_SECONDS:
+            raise PromptValidationError(f"longest_seconds is at least {SHORTEST_SECONDS:g}, not {longest_seconds:g}")
         self.sandbox = sandbox
         self.keep_environment = keep_environment
+        self.longest_seconds = longest_seconds
         super().__init__(
             title="Workspace and shell",
             key="podman.shell",
             tools=(
                 *file_tools(mount_point=WORKSPACE, accepts_overrides=accepts_overrides),
-                *command_tools(sandbox, keep_environment=keep_environment, accepts_overrides=accepts_overrides),
+                *command_tools(
+                    sandbox,
+                    keep_environment=keep_environment,
+                    longest_seconds=longest_seconds,
+                    accepts_overrides=accepts_overrides,
+                ),
             ),
             policies=(ReadBeforeWritePolicy(mount_point=WORKSPACE),) if policies is None else policies,
             accepts_overrides=accepts_overrides,
@@ -148,7 +159,8 @@ class PodmanSandboxSection(Section[None]):
         self, params: None, *, visibility: SectionVisibility, path: SectionPath, session: Session | None
     ) -> str:
         governed = any(isinstance(policy, ReadBeforeWritePolicy) for policy in self.policies())
-        confined = CONFINED if self.sandbox.network != "none" else f"{CONFINED} {NO_NETWORK}"
+        longest = f"A command may take {self.longest_seconds:g} seconds, if its timeout_seconds says so."
+        confined = f"{CONFINED} {longest}" + ("" if self.sandbox.network != "none" else f" {NO_NETWORK}")
         rules = (
             *(FINDING, *([READING_FIRST, READING_AGAIN] if governed else []), CHANGING),
             *(
@@ -171,10 +183,14 @@ class PodmanSandboxSection(Section[None]):
 
 
 def command_tools(
-    sandbox: PodmanSandbox, *, keep_environment: bool = False, accepts_overrides: bool = False
+    sandbox: PodmanSandbox,
+    *,
+    keep_environment: bool = False,
+    longest_seconds: float = LONGEST_SECONDS,
+    accepts_overrides: bool = False,
 ) -> tuple[Tool[Any, Any], ...]:
     """`shell_execute` and `evaluate_python` in that sandbox."""
-    tools = _CommandTools(sandbox, keep_environment=keep_environment)
+    tools = _CommandTools(sandbox, keep_environment=keep_environment, longest_seconds=longest_seconds)
     return (
         Tool[ShellExecute, CommandOutcome](
             name="shell_execute",
@@ -196,9 +212,10 @@ def command_tools(
 class _CommandTools:
     """The handlers."""
 
-    def __init__(self, sandbox: PodmanSandbox, *, keep_environment: bool) -> None:
+    def __init__(self, sandbox: PodmanSandbox, *, keep_environment: bool, longest_seconds: float) -> None:
         self._sandbox = sandbox
         self._keeps = keep_environment
+        self._longest = longest_seconds
 
     def shell_execute(self, params: ShellExecute, *, context: ToolContext) -> ToolResult[CommandOutcome]:
         # "." and other spellings of the root: the root itself, wherever the last command ended.
@@ -244,7 +261,7 @@ class _CommandTools:
                 cwd=cwd,
                 env={**usual, **(env or {})},
                 stdin=stdin,
-                timeout_seconds=_allowed_seconds(timeout_seconds, context),
+                timeout_seconds=self._allowed_seconds(timeout_seconds, context),
                 on_output=lambda stream, data: context.beat(),
                 environment=environment,
                 cancellation=context.cancellation,
@@ -265,17 +282,16 @@ class _CommandTools:
             return ToolResult.ok(outcome, outcome.summary())
         return ToolResult.ok(outcome, f"{outcome.summary()}; the next begins in {_mounted(ended.environment.cwd)}")
 
+    def _allowed_seconds(self, asked: float, context: ToolContext) -> float:
+        seconds = min(max(asked, SHORTEST_SECONDS), self._longest)
+        if context.deadline is None:
+            return seconds
+        # What goes on past the deadline is in vain.
+        return max(SHORTEST_SECONDS, min(seconds, context.deadline.remaining().total_seconds()))
+
 
 def _mounted(cwd: str) -> str:
     return f"{WORKSPACE}/{shown(cwd)}" if cwd else WORKSPACE
-
-
-def _allowed_seconds(asked: float, context: ToolContext) -> float:
-    seconds = min(max(asked, SHORTEST_SECONDS), LONGEST_SECONDS)
-    if context.deadline is None:
-        return seconds
-    # What goes on past the deadline is in vain.
-    return max(SHORTEST_SECONDS, min(seconds, context.deadline.remaining().total_seconds()))
 
 
 def _outcome(ended: CommandResult, began_in: str) -> CommandOutcome:

@@ -13,7 +13,7 @@ from ringfence.filesystem.protocol import MAX_WRITE_LENGTH
 from ringfence.participants import Change
 
 SHORTEST_SECONDS, LONGEST_SECONDS = 1.0, 120.0
-"""Between them every time limit is put."""
+"""Between them every time limit is put, where a section has no other one for the longest."""
 COMMAND_SECONDS = 30.0
 PYTHON_SECONDS = 5.0
 MAX_VARIABLES, MAX_NAME_CHARACTERS, MAX_VALUE_CHARACTERS = 64, 80, 512
@@ -21,8 +21,8 @@ MAX_CHANGES = 100
 """Changed paths in one answer; of the rest there is the number."""
 
 _SECONDS = (
-    f"How long it may take, {SHORTEST_SECONDS:g} to {LONGEST_SECONDS:g}; a value outside that range is set to the "
-    "nearest limit."
+    f"How long it may take, from {SHORTEST_SECONDS:g} to what commands may take here; a value outside that range is "
+    "set to the nearest limit."
 )
 
 

@@ -32,6 +32,7 @@ from ringfence_cli.sandbox_commands import UNAVAILABLE
 from ringfence_cli.signals import Signals
 from ringfence_cli.task import EXIT_CODES, Task, apply
 from ringfence_cli.terminal import ErrorStream, put_diff
+from ringfence_cli.terms import Place
 from ringfence_cli.watch import Tally
 from ringfence_cli.workspace import MemoryWorkspace
 from ringfence_tools.planning import Plan
@@ -123,7 +124,7 @@ def _container(directory: Path, image: str | None, kept: bool, stack: ExitStack)
     store = None if kept else Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ringfence-demo-"))) / "store"
     workspace = DiskWorkspace(directory, store=store)
     stack.callback(workspace.close)
-    workspace.start_container(image=image)
+    workspace.start_container(Place("podman", image))
     return workspace
 
 

@@ -15,6 +15,7 @@ from ringfence.prompt.section import Section
 from ringfence.runtime.session import Session
 from ringfence_cli.not_started import BusyError, NotStartedError
 from ringfence_cli.recording import Recording
+from ringfence_cli.terms import Place
 from ringfence_cli.workspace import is_git_data
 from ringfence_sandbox import HostFilesystem, Workspace
 from ringfence_sandbox.scan.scan import Progress, told_nothing
@@ -23,7 +24,6 @@ from ringfence_tools.contents import LeftOut
 from ringfence_tools.files import VfsToolsSection
 
 if TYPE_CHECKING:
-    from ringfence_sandbox.container.isolation import Network
     from ringfence_sandbox.podman import PodmanSandbox
 
 
@@ -49,22 +49,26 @@ class DiskWorkspace:
         """Of all parts of the run: their steps are its own."""
         self.sandbox: PodmanSandbox | None = None
         """Where commands run, if they do."""
-        self._keep_environment = False
+        self._place = Place()
 
-    def start_container(
-        self, *, image: str | None = None, network: Network = "none", keep_environment: bool = False
-    ) -> None:
+    def start_container(self, place: Place) -> None:
         """Have commands run as well, in a container over the files. SandboxUnavailableError: they cannot."""
         from ringfence_sandbox.container.isolation import WORKSPACE
         from ringfence_sandbox.podman import PodmanSandbox
 
-        sandbox = PodmanSandbox(self.directory, filesystem=self.filesystem, image=image, network=network)
+        sandbox = PodmanSandbox(
+            self.directory,
+            filesystem=self.filesystem,
+            image=place.image,
+            limits=place.limits(),
+            network=place.network or "none",
+        )
         try:
             sandbox.start()
         except BaseException:
             sandbox.close()
             raise
-        self.sandbox, self.mount_point, self._keep_environment = sandbox, WORKSPACE, keep_environment
+        self.sandbox, self.mount_point, self._place = sandbox, WORKSPACE, place
 
     @property
     def filesystem(self) -> HostFilesystem:
@@ -132,8 +136,14 @@ class DiskWorkspace:
         if self.sandbox is None:
             return VfsToolsSection(session=session, filesystem=self.filesystem, mount_point=self.mount_point)
         from ringfence_tools.shell import PodmanSandboxSection
+        from ringfence_tools.shell_params import LONGEST_SECONDS
 
-        return PodmanSandboxSection(session=session, sandbox=self.sandbox, keep_environment=self._keep_environment)
+        return PodmanSandboxSection(
+            session=session,
+            sandbox=self.sandbox,
+            keep_environment=self._place.keep_environment,
+            longest_seconds=self._place.command_seconds or LONGEST_SECONDS,
+        )
 
     def close(self) -> None:
         try:

@@ -7,16 +7,16 @@ import gc
 import io
 import logging
 import os
-import re
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ringfence_cli.commands import Commands
+from ringfence_cli.container_options import IMAGE, container, place_of, seconds
 from ringfence_cli.history_commands import COMMANDS
 from ringfence_cli.not_started import NotStartedError, is_nowhere
 from ringfence_cli.override_commands import overrides
@@ -28,15 +28,9 @@ if TYPE_CHECKING:
     from typing import Literal
 
     from ringfence_cli.workspace import WorkspaceKind
-    from ringfence_sandbox.container.isolation import Network
 
 INTERRUPTED = 130
 STANDARD_ERROR = 2
-NETWORKS = ("none", "bridge", "slirp4netns", "pasta")
-IMAGE = click.option("--image", metavar="NAME", help="With podman: the container's image.  [default: ringfence's own]")
-NETWORK = click.option(
-    "--network", type=click.Choice(NETWORKS), help="With podman: what network commands have.  [default: none]"
-)
 SECTION = click.option(
     "--section",
     "sections",
@@ -45,33 +39,6 @@ SECTION = click.option(
     help="Tools of your own: FILE.py:NAME or MODULE:NAME, of a section or a function from a session to one. They run "
     "in this process, outside of any container; may be given several times.",
 )
-KEEP_ENVIRONMENT = click.option(
-    "--keep-environment",
-    is_flag=True,
-    help="With podman: a command begins in the directory where the last one ended, with the variables it exported.",
-)
-SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
-LONGEST_SECONDS = 365 * 24 * 3600.0
-
-
-def _seconds(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
-    """A duration such as ``90s``, ``10m`` or ``1h30m``."""
-    if value is None:
-        return None
-    parts = re.findall(r"(\d{1,9}(?:\.\d{1,9})?)([smh])", value)
-    if not parts or "".join(number + unit for number, unit in parts) != value:
-        raise click.BadParameter(f"{value!r} is not a duration: write 90s, 10m or 1h30m", ctx, param)
-    seconds = sum(float(number) * SECONDS[unit] for number, unit in parts)
-    if not 1 <= seconds <= LONGEST_SECONDS:
-        raise click.BadParameter(f"{value!r} is not between 1s and a year", ctx, param)
-    return seconds
-
-
-def _refuse_without_container(workspace: str, image: str | None, network: str | None, keep: bool) -> None:
-    if workspace != "podman" and (image is not None or network is not None or keep):
-        raise click.UsageError(
-            "--image, --network and --keep-environment are for --workspace podman, where commands run"
-        )
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -102,9 +69,7 @@ def ringfence() -> None:
     help="Where the agent works: on the files of DIR as they are, every step undoable; so, and with commands in a "
     "Podman container; or on a copy in memory.  [default: disk, or with --resume where the run was]",
 )
-@IMAGE
-@NETWORK
-@KEEP_ENVIRONMENT
+@container
 @click.option(
     "--apply/--no-apply",
     default=None,
@@ -120,7 +85,7 @@ def ringfence() -> None:
     metavar="FILE",
     help="Write a page of HTML that tells of the run, however it ends.",
 )
-@click.option("--deadline", callback=_seconds, metavar="TIME", help="Stop after this time: 90s, 10m, 2h.")
+@click.option("--deadline", callback=seconds, metavar="TIME", help="Stop after this time: 90s, 10m, 2h.")
 @click.option("--max-tokens", type=click.IntRange(min=1), metavar="N", help="Stop when the model has used more.")
 @click.option("--max-turns", type=click.IntRange(min=1), metavar="N", help="Stop after N turns.  [default: 200]")
 @SECTION
@@ -135,9 +100,6 @@ def run(
     resume: bool,
     model: str,
     workspace: WorkspaceKind | None,
-    image: str | None,
-    network: Network | None,
-    keep_environment: bool,
     apply: bool | None,
     patch: Path | None,
     receipts: Path | None,
@@ -149,6 +111,7 @@ def run(
     policies: tuple[str, ...],
     quiet: bool,
     as_json: bool,
+    **given: Any,
 ) -> int:
     """Run an agent's task on the files of DIR; print what it changed.
 
@@ -161,7 +124,6 @@ def run(
     from ringfence_cli.outputs import clear, refuse_one_file
     from ringfence_cli.resuming import is_interrupted
     from ringfence_cli.run import Options, files_read, run_task, task_of
-    from ringfence_cli.terms import Place
 
     written = (("--patch", patch), ("--receipts", receipts), ("--report", report))
     refuse_one_file(files_read(model, task, policies, sections), written)
@@ -185,8 +147,6 @@ def run(
             "--apply and --no-apply are for --workspace memory: on disk the files change as the agent works, and "
             "`ringfence undo` takes that back"
         )
-    if workspace is not None:
-        _refuse_without_container(workspace, image, network, keep_environment)
     options = Options(
         directory,
         task,
@@ -200,7 +160,7 @@ def run(
         max_turns=max_turns,
         quiet=quiet,
         as_json=as_json,
-        place=Place(workspace, image, network, keep_environment),
+        place=place_of(workspace, given),
         policies=policies,
         sections=sections,
         either=either,
@@ -218,9 +178,7 @@ def run(
     help="Serve the files of DIR as they are, every step undoable; so, and with commands in a Podman container; or a "
     "copy in memory that ends with the server.",
 )
-@IMAGE
-@NETWORK
-@KEEP_ENVIRONMENT
+@container
 @click.option("--http", metavar="HOST:PORT", help="Serve streamable HTTP there, with a token, instead of stdio.")
 @click.option(
     "--allow-host",
@@ -239,15 +197,13 @@ def serve(
     signals: Signals,
     directory: Path,
     workspace: WorkspaceKind,
-    image: str | None,
-    network: Network | None,
-    keep_environment: bool,
     http: str | None,
     allow_host: tuple[str, ...],
     receipts: Path | None,
     sections: tuple[str, ...],
     policies: tuple[str, ...],
     read_only: bool,
+    **given: Any,
 ) -> int:
     """Serve the files of DIR to agents over the Model Context Protocol; every tool call is a transaction.
 
@@ -257,11 +213,10 @@ def serve(
     gc.disable()  # until the server runs: what is loaded stays, and looking for garbage in it takes a tenth of the time
     try:
         from ringfence_cli.serve.command import ServeOptions, serve
-        from ringfence_cli.terms import Place
 
-        _refuse_without_container(workspace, image, network, keep_environment)
-        place = Place(workspace, image, network, keep_environment)
-        options = ServeOptions(directory, place, http, allow_host, receipts, read_only, policies, sections)
+        options = ServeOptions(
+            directory, place_of(workspace, given), http, allow_host, receipts, read_only, policies, sections
+        )
         return serve(options, signals)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("ringfence"):

@@ -396,9 +396,7 @@ def recovered_before_copy(directory: Path, *, quiet: bool = False) -> Iterator[s
 def start_container(workspace: DiskWorkspace, place: Place) -> None:
     """SandboxUnavailableError: commands cannot be run."""
     try:
-        workspace.start_container(
-            image=place.image, network=place.network or "none", keep_environment=place.keep_environment
-        )
+        workspace.start_container(place)
     except (OSError, ValueError) as error:
         raise NotStartedError(f"the container cannot be started: {said_of(error)}") from None
 

@@ -12,7 +12,7 @@ import click
 
 from ringfence import serde
 from ringfence_cli.workspace import WorkspaceKind
-from ringfence_sandbox.container.isolation import Network
+from ringfence_sandbox.container.isolation import Network, SandboxLimits
 
 LEAST = 1
 """Of every limit: a second, a token, a turn."""
@@ -26,15 +26,37 @@ class Place:
     image: str | None = None
     network: Network | None = None
     keep_environment: bool = False
+    memory_bytes: int | None = None
+    cpus: float | None = None
+    command_seconds: float | None = None
+    """The most that a command may take."""
+
+    @property
+    def options(self) -> dict[str, str]:
+        """What was said of the container, by option."""
+        given = {
+            "--image": None if self.image is None else shlex.quote(self.image),
+            "--network": self.network,
+            "--keep-environment": "" if self.keep_environment else None,
+            "--memory": None if self.memory_bytes is None else f"{self.memory_bytes}",
+            "--cpus": None if self.cpus is None else f"{self.cpus:g}",
+            "--command-timeout": None if self.command_seconds is None else f"{self.command_seconds:g}s",
+        }
+        return {option: value for option, value in given.items() if value is not None}
 
     @property
     def said(self) -> str:
         """As options of the command line, if commands run."""
         if self.workspace != "podman":
             return ""
-        image = f" --image {shlex.quote(self.image)}" if self.image is not None else ""
-        network = f" --network {self.network}" if self.network is not None else ""
-        return f"--workspace podman{image}{network}{' --keep-environment' if self.keep_environment else ''}"
+        return " ".join(["--workspace podman", *(f"{one} {value}".strip() for one, value in self.options.items())])
+
+    def limits(self) -> SandboxLimits:
+        """Those of the container."""
+        usual = SandboxLimits()
+        memory = self.memory_bytes or usual.memory_bytes
+        tmp = min(usual.tmp_bytes, memory // 2)
+        return SandboxLimits(memory_bytes=memory, tmp_bytes=tmp, cpus=self.cpus or usual.cpus)
 
     def resumed(self, given: Place) -> Place:
         """That of a run when it is resumed: what is not given is as it was. click.UsageError for a container's option
@@ -46,10 +68,13 @@ class Place:
                 given.image or self.image,
                 given.network or self.network,
                 given.keep_environment or self.keep_environment,
+                given.memory_bytes or self.memory_bytes,
+                given.cpus or self.cpus,
+                given.command_seconds or self.command_seconds,
             )
-        if given != Place(given.workspace):
+        if given.options:
             raise click.UsageError(
-                "--image, --network and --keep-environment are for commands, and the run that is resumed has none: "
+                f"{' and '.join(given.options)} is for commands, and the run that is resumed has none: "
                 "--workspace podman gives it some"
             )
         return Place(workspace)

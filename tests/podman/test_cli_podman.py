@@ -76,6 +76,28 @@ def test_a_run_ends_with_a_diff_of_what_files_and_commands_became_and_can_be_und
     assert {path.name: path.read_text() for path in tree.iterdir()} == {"a.txt": "one\n"}
 
 
+def test_commands_have_the_limits_that_the_command_line_names(tree: Path) -> None:
+    places = "memory/memory.limit_in_bytes memory.max cpu/cpu.cfs_quota_us cpu.max"
+    look = f"cd /sys/fs/cgroup; cat {places} 2>/dev/null > /workspace/limits; true"
+    late = call("shell_execute", command="sleep 60", timeout_seconds=999)
+    limits = "--memory", "96m", "--cpus", "0.5", "--command-timeout", "2s"
+    ended = ringfence(*command_of(tree, call("shell_execute", command=look), late, DONE), *limits)
+    assert ended.returncode == 0, ended.stderr
+    assert (tree / "limits").read_text().split()[:2] == [f"{96 << 20}", "50000"]
+    assert "exit code 124" in ended.stderr
+
+
+def test_a_command_whose_changes_are_denied_is_told_all_the_same(tree: Path) -> None:
+    receipts = tree.parent / "receipts.jsonl"
+    failing = call("shell_execute", command="echo cache > b.txt; echo 3 failed; exit 1")
+    options = "--policy", "allow:/src/**", "--receipts", receipts, "--report", tree.parent / "run.html"
+    ended = ringfence(*command_of(tree, failing, DONE), *options)
+    receipt = json.loads(receipts.read_text())
+    assert (receipt["outcome"], receipt["exit_code"], (tree / "b.txt").exists()) == ("denied", 1, False)
+    assert "b.txt is not among what may be changed; it had ended with exit code 1" in receipt["message"]
+    assert ended.returncode == 0, ended.stderr
+
+
 def test_what_a_run_writes_for_its_user_into_the_directory_is_in_neither_its_changes_nor_its_patch(tree: Path) -> None:
     commands = call("shell_execute", command="echo two > a.txt"), call("shell_execute", command="true")
     files = "--receipts", tree / "run.jsonl", "--patch", tree / "run.patch"
