@@ -86,6 +86,18 @@ def test_gc_keeps_a_named_step_and_what_was_before_it_is_dropped(workspace: Work
     assert workspace.gc(0) > 0
 
 
+def test_of_what_gc_has_dropped_a_restore_does_not_say_that_it_was_somebody_else_s(
+    workspace: Workspace, root: Path
+) -> None:
+    workspace.checkpoint("first")
+    for path in ("x", "y", "z"):
+        write(workspace, "1\n", path)
+    workspace.gc(0)
+    done = workspace.restore("first", dry_run=True)
+    dropped = "changed since, by a step that `gc` has dropped or by somebody else"
+    assert (done.reasons, done.outcomes["z"]) == ({"x": dropped, "y": dropped}, "removed")
+
+
 def test_what_gc_leaves_for_its_name_alone_is_in_the_log_and_known_by_its_number(
     workspace: Workspace, root: Path
 ) -> None:

@@ -31,6 +31,7 @@ from ringfence_cli.signals import Signals
 from ringfence_cli.terminal import ErrorStream, put, put_diff
 from ringfence_sandbox import Workspace
 from ringfence_sandbox.moved_roots import moved_from
+from ringfence_sandbox.steps.history_plan import DROPPED
 from ringfence_sandbox.store.commit_messages import REPLACED
 
 if TYPE_CHECKING:
@@ -225,7 +226,9 @@ def restore(directory: Path, signals: Signals, as_json: bool, step: StepName, dr
             note = "since then another directory came in the place of the one before, with all that is somebody else's"
             done = replace(done, notes=(*done.notes, note))
     code = _reversed(done, directory, as_json, dry_run)
-    others = sum(done.outcomes[path] in ("restored", "removed") for path in done.reasons)
+    # Of what `gc` has dropped nobody knows whose it was.
+    known = (path for path, reason in done.reasons.items() if reason != DROPPED)
+    others = sum(done.outcomes[path] in ("restored", "removed") for path in known)
     if others and done.step is not None and not as_json:
         count = plural(others, "change")
         ErrorStream().say(f"it took away {count} of somebody else's, which --dry-run would have shown before")

@@ -17,6 +17,7 @@ from ringfence_sandbox.store.store import Store
 from ringfence_sandbox.store.unknown import Unknown, moves_back
 
 SOMEBODY_ELSE = "changed since by somebody else"
+DROPPED = "changed since, by a step that `gc` has dropped or by somebody else"
 HOLDS_MORE = "it holds what the history does not have"
 
 
@@ -120,6 +121,7 @@ class Planner:
         """To be as after a step. What that did not know becomes what it was when it was next known, if ever."""
         plan = HistoryPlan()
         later = self._later_than(record.commit)
+        reached = not later or later[-1].parent == record.commit
         self._take_moves_back(plan, later)
         moved = {path for move in plan.moves for path in move}
         changed_by = self._changed_by([record])
@@ -158,7 +160,11 @@ class Planner:
                 plan.outcomes[path] = "restored" if state is not None else "removed"
                 if path not in changed_by:
                     plan.reasons[path] = (
-                        SOMEBODY_ELSE if now is not None and state is not None else _THEIRS[now is None]
+                        DROPPED
+                        if not reached
+                        else SOMEBODY_ELSE
+                        if now is not None and state is not None
+                        else _THEIRS[now is None]
                     )
                 elif path in others:
                     plan.reasons[path] = SOMEBODY_ELSE
