@@ -214,15 +214,19 @@ def _empty(top: int, before: Before) -> list[str]:
             waiting.pop()
             if waiting:
                 name = above.pop()
-                _try(lambda at=waiting[-1][0], name=name: os.rmdir(name, dir_fd=at), name, left, before, "rmdir")
+                before("rmdir")
+                try:
+                    os.rmdir(name, dir_fd=waiting[-1][0])
+                except FileNotFoundError:
+                    pass
+                except OSError:
+                    left.append(name)
             os.close(descriptor)
             continue
         name = names.pop()
         before("unlink")
         try:
             os.unlink(name, dir_fd=descriptor)
-        except FileNotFoundError:
-            continue
         except OSError as error:
             found = lstat(descriptor, name)
             if found is None:
@@ -230,12 +234,10 @@ def _empty(top: int, before: Before) -> list[str]:
             if error.errno not in (errno.EISDIR, errno.EPERM) or not stat.S_ISDIR(found.st_mode):
                 left.append(name)
                 continue
-        else:
-            continue
-        below = _into(descriptor, name, found.st_mode, left)
-        if below is not None:
-            waiting.append((below, os.listdir(below)))
-            above.append(name)
+            below = _into(descriptor, name, found.st_mode, left)
+            if below is not None:
+                waiting.append((below, os.listdir(below)))
+                above.append(name)
     return left
 
 
@@ -258,14 +260,3 @@ def _open_here(descriptor: int, name: str) -> int:
         os.close(opened)
         raise os_error(errno.EXDEV, name)
     return opened
-
-
-def _try(remove: object, name: str, left: list[str], before: Before, what: str) -> None:
-    before(what)
-    try:
-        assert callable(remove)
-        remove()
-    except FileNotFoundError:
-        pass
-    except OSError:
-        left.append(name)
