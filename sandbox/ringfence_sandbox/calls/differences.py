@@ -209,9 +209,9 @@ class Differences:
         return FileVersion(version.kind, node.mode, version.size, version.content_hash, version.target)
 
     def _names(self, where: Where, said: str) -> set[str]:
-        files, path = self._files_of(where)
+        place = self._place(where)
         try:
-            descriptor = files.open_directory(path)
+            descriptor = self._files.open_directory(place)
         except PermissionError:
             # What is in it would go, or move, and nobody could say what it was.
             words = "is a directory that cannot be read, so it stays where and as it is: change its permissions first"
@@ -219,22 +219,22 @@ class Differences:
         except OSError:
             return set()
         try:
-            return {name for name in os.listdir(descriptor) if path or not is_reserved(name)}
+            return {name for name in os.listdir(descriptor) if place or not is_reserved(name)}
         finally:
             os.close(descriptor)
 
-    def _files_of(self, where: Where) -> tuple[Confined, str]:
+    def _place(self, where: Where) -> str:
+        """Below the root, in which the holding directory is, too."""
         slot, path = where
         if slot == IN_TREE:
-            return self._files, path
+            return path
         assert self._holding is not None, "what is held has a holding directory"
-        return self._files, "/".join(filter(None, (self._holding.name, str(slot), path)))
+        return "/".join(filter(None, (self._holding.name, str(slot), path)))
 
     def read(self, where: Where) -> bytes:
         content = self._contents.get(where)
         if content is None:
-            files, path = self._files_of(where)
-            content, _ = files.read_file(path)
+            content, _ = self._files.read_file(self._place(where))
         return content
 
     def known_content(self, path: str) -> bytes | None:
@@ -254,8 +254,7 @@ class Differences:
         if stat.S_ISDIR(found.st_mode):
             return FileVersion("directory", mode, 0)
         if stat.S_ISLNK(found.st_mode):
-            files, path = self._files_of(where)
-            target = files.read_link(path)
+            target = self._files.read_link(self._place(where))
             return FileVersion("symlink", 0o777, len(os.fsencode(target)), None, target)
         return FileVersion("file", mode, 0)
 
@@ -268,8 +267,7 @@ class Differences:
             return found
         if not path and self._holding is not None:
             return self._holding.look(slot)
-        files, path = self._files_of(where)
-        return files.look(path)
+        return self._files.look(self._place(where))
 
     def _hash(self, where: Where, found: os.stat_result) -> str | None:
         if found.st_size > HASHED_BYTES:
@@ -279,9 +277,9 @@ class Differences:
             if slot != IN_TREE and not path and self._holding is not None:
                 descriptor, found = open_file(self._holding.descriptor, str(slot), path, found)
             else:
-                files, path = self._files_of(where)
-                with files.parent(path) as (at, name):
-                    descriptor, found = open_file(at, name, path)
+                place = self._place(where)
+                with self._files.parent(place) as (at, name):
+                    descriptor, found = open_file(at, name, place)
         except OSError:
             return None
         try:
