@@ -60,6 +60,17 @@ class Mark:
     opaque: bool
 
 
+@quickly_made
+@dataclass(frozen=True, slots=True, eq=False)
+class _Comparison:
+    """What the deeds since a mark have changed. It holds until another deed comes after the last of them."""
+
+    mark: Mark
+    last_seq: int
+    differences: Differences
+    changes: list[Change]
+
+
 class Core:
     """One opened workspace. Its callers hold the filesystem's lock."""
 
@@ -106,7 +117,7 @@ class Core:
         self._bytes: dict[str, bytes] = {}
         """What the call wrote, by its sha256."""
         self._bytes_size = 0
-        self._compared: tuple[Mark, int, Differences, list[Change]] | None = None
+        self._compared: _Comparison | None = None
 
     # -- deeds
 
@@ -205,16 +216,7 @@ class Core:
         """Keep what was done since then, or take it back. OSError: it could not be kept, and is taken back."""
         if not isinstance(began, Mark):
             if failed:
-                deeds = self._deeds[began[0] :]
-                undone = self._undo(began[0])
-                if self.runner.holding is not None and not (undone.conflicts or undone.errors):
-                    self.runner.holding.discard(began[2])
-                if undone.conflicts:
-                    self._meet(undone.conflicts)
-                    for note in self._keep(undone, deeds):
-                        logger.warning("a change failed half way, and %s", note)
-                del self._tip.deeds[began[1] :]
-                self.seen.forget_vacated()
+                self._take_back_operation(*began)
             return
         if failed:
             self.rollback(began)
@@ -228,6 +230,18 @@ class Core:
             raise
         self._leave(began)
         self._close_call(committed=True)
+
+    def _take_back_operation(self, deeds_before: int, tip_before: int, slots_before: int) -> None:
+        deeds = self._deeds[deeds_before:]
+        undone = self._undo(deeds_before)
+        if self.runner.holding is not None and not (undone.conflicts or undone.errors):
+            self.runner.holding.discard(slots_before)
+        if undone.conflicts:
+            self._meet(undone.conflicts)
+            for note in self._keep(undone, deeds):
+                logger.warning("a change failed half way, and %s", note)
+        del self._tip.deeds[tip_before:]
+        self.seen.forget_vacated()
 
     def begin(self, call_id: str, tool: str, *, opaque: bool = False) -> Mark:
         """Remember the state now. OSError: it cannot be stored, as it has to be before an ``opaque`` call."""
@@ -259,9 +273,10 @@ class Core:
         for mark in self._marks[:-1]:
             if self._opaque_since(mark) is None:
                 # Also where there are none: another opaque call may have begun here that was taken back with others.
-                changes = self._early[mark] = self.changes_since_mark(mark)
-                if changes and mark.outermost and self._compared is not None:
-                    early = DeedsChanges(changes, self._compared[2], self._bytes)
+                compared = self._compare(mark)
+                self._early[mark] = compared.changes if compared is not None else ()
+                if compared is not None and compared.changes and mark.outermost:
+                    early = DeedsChanges(compared.changes, compared.differences, self._bytes)
         before = self._opaque.begin(early, self._deeds, self.runner.holding)
         deed = Deed("opaque", "", seq=self.deed_log.next_seq(), commit=before.commit)
         self._journal.write(deed.to_json(), blob=before.more())
@@ -311,7 +326,7 @@ class Core:
             self._sync_directories()
             if self.power and self._opaque_since(mark) is not None:
                 sync_filesystem(self.files.root)
-            self._check_displaced()
+            self._check_displaced(mark)
             self._journal.commit(recorded)
         self._note_opaque(mark)
         self._leave(mark)  # the commit point is behind us: from here on nothing fails
@@ -329,20 +344,20 @@ class Core:
             self._tip.opaque = True
             self._tip = State(self._tip)
 
-    def _check_displaced(self) -> None:
+    def _check_displaced(self, mark: Mark) -> None:
         """Raises OSError (ESTALE) where the call has displaced what somebody saved during it, which would be lost and
         comes back to its place with the rollback, or where somebody has saved over what the call left."""
         deeds = self._deeds[self._until_opaque :]
         if not deeds or self._marks[-1].opaque:  # what a program saves during its call is the call's
             return
-        known = self._compared  # for the history, the same has been gone back over
-        if known is not None and (known[1] != deeds[-1].seq or not known[0].outermost or len(deeds) < len(self._deeds)):
-            known = None
-        path = saved_after(deeds, known[2]) if known is not None else None
+        # For the history, the same has been gone back over, if that is all of them.
+        compared = self._known_comparison(mark) if len(deeds) == len(self._deeds) else None
+        path = saved_after(deeds, compared.differences) if compared is not None else None
         if self.runner.holding is not None and path is None:
             for path in written_into(self.runner.holding, deeds).values():
                 raise written_meanwhile(path)
-            path = saved_between(deeds, known[2] if known is not None else self._differences(reversed(deeds)))
+            differences = self._differences(reversed(deeds)) if compared is None else compared.differences
+            path = saved_between(deeds, differences)
         if path is not None:
             raise stale(path)
 
@@ -352,10 +367,10 @@ class Core:
         if first is not None and self._opaque is not None:
             scanned = self._opaque.scanned(self._deeds[first:], self._early.get(mark, ()))
             return self._history.record(scanned, receipt) if scanned.changes else None
-        changes = self.changes_since_mark(mark)
-        if not changes or self._compared is None:
+        compared = self._compare(mark)
+        if compared is None or not compared.changes:
             return None
-        return self._history.record(DeedsChanges(changes, self._compared[2], self._bytes), receipt)
+        return self._history.record(DeedsChanges(compared.changes, compared.differences, self._bytes), receipt)
 
     def _sync_directories(self) -> None:
         """Have the names that deeds gave and took survive a loss of power, if the commit record is to survive it."""
@@ -429,9 +444,9 @@ class Core:
         if self._history is None or self._journal.file is None or not mark.call_id or len(self._deeds) == mark.deeds:
             return ()
         try:
-            compared = self._compared
-            if compared is not None and compared[0] is mark and compared[1] == self._deeds[-1].seq:
-                differences, changes = compared[2:]
+            compared = self._known_comparison(mark)
+            if compared is not None:
+                differences, changes = compared.differences, compared.changes
             else:  # nobody has asked: then nothing is read to be hashed
                 differences = self._differences(reversed(self._deeds[mark.deeds :]), self.written.hash_or_stamp)
                 changes = differences.changes()
@@ -525,16 +540,25 @@ class Core:
         first = self._opaque_since(mark)
         if first is not None and self._opaque is not None:
             return self._opaque.changes(self._deeds[first:], self._early.get(mark, ()))
+        compared = self._compare(mark)
+        return compared.changes if compared is not None else []
+
+    def _compare(self, mark: Mark) -> _Comparison | None:
+        """What the deeds since a mark have changed; None where there are none. It is looked at once."""
         deeds = self._deeds[mark.deeds :]
         if not deeds:
-            return []
-        known = self._compared
-        if known is not None and known[0] is mark and known[1] == deeds[-1].seq:
-            return known[3]
+            return None
+        known = self._known_comparison(mark)
+        if known is not None:
+            return known
         differences = self._differences(reversed(deeds))
-        changes = differences.changes()
-        self._compared = (mark, deeds[-1].seq, differences, changes)
-        return changes
+        compared = self._compared = _Comparison(mark, deeds[-1].seq, differences, differences.changes())
+        return compared
+
+    def _known_comparison(self, mark: Mark) -> _Comparison | None:
+        """The one since a mark, if it was made and still holds."""
+        known = self._compared
+        return known if known is not None and known.mark is mark and known.last_seq == self._deeds[-1].seq else None
 
     def _differences(
         self, deeds: Iterator[Deed], known: Callable[[os.stat_result], str | None] | None = None
