@@ -36,7 +36,7 @@ MAIN = b"refs/heads/main"
 _KEPT = b"refs/ringfence/"
 ABORTED = "aborted/"
 """Of names of kept commits: what rollbacks took away, by number."""
-IDENTITY = "ringfence <ringfence@localhost>"
+_AUTHOR = b"ringfence <ringfence@localhost>"
 SEAL_BYTES = 32 << 20
 """A log of this size becomes a pack."""
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_-]|\.(?!\.|lock(?:/|$)|$)|/(?=[A-Za-z0-9]))*")
@@ -61,15 +61,12 @@ class Store:
     """The history at a folder. ``damaged_bytes`` were cut off the end of its log when it was opened; ``damage`` says so
     where they were more than a crash leaves."""
 
-    def __init__(
-        self, folder: Path, refs: dict[bytes, str], objects: HistoryObjects, *, writable: bool, identity: str
-    ) -> None:
+    def __init__(self, folder: Path, refs: dict[bytes, str], objects: HistoryObjects, *, writable: bool) -> None:
         self.folder = folder
         self.objects = objects
         self.damaged_bytes = objects.log.damaged_bytes
         self.damage: Final = objects.log.damage
         self._writable = writable
-        self._identity = re.sub(r"[\x00-\x1f]", "", identity).encode()
         self._refs = refs
         for name, oid in objects.log.refs.items():
             self._set_ref(name, oid)
@@ -80,9 +77,7 @@ class Store:
         self._seal_at = SEAL_BYTES
 
     @classmethod
-    def open(
-        cls, folder: str | os.PathLike[str], *, writable: bool = True, tip: str | None = None, identity: str = IDENTITY
-    ) -> Store:
+    def open(cls, folder: str | os.PathLike[str], *, writable: bool = True, tip: str | None = None) -> Store:
         """Open the store at `folder`; a writable one is created if it is not there.
 
         ``tip`` is the commit that the caller knows as the newest, if that may not have been published before a crash.
@@ -98,7 +93,7 @@ class Store:
         if writable and not ((path / "HEAD").exists() and (path / "objects/pack").is_dir()):
             create_repository(path)
         with telling_of_damage(path):
-            store = cls._opened(path, writable, identity)
+            store = cls._opened(path, writable)
         try:
             if tip is not None and tip != store.tip:
                 store._name_tip(tip)
@@ -108,14 +103,14 @@ class Store:
         return store
 
     @classmethod
-    def _opened(cls, path: Path, writable: bool, identity: str) -> Store:
+    def _opened(cls, path: Path, writable: bool) -> Store:
         # The refs first: a reader without the lock must not know of commits newer than the objects that it opens.
         # Nor of one that was dropped in between, so the refs have to be the same afterwards.
         refs, objects = read_refs(path), HistoryObjects(path, writable=writable)
         while not writable and refs != (now := read_refs(path)):
             objects.close()
             refs, objects = now, HistoryObjects(path, writable=False)
-        store = cls(path, refs, objects, writable=writable, identity=identity)
+        store = cls(path, refs, objects, writable=writable)
         try:
             if store.tip is not None:
                 store.commit(store.tip)
@@ -247,7 +242,7 @@ class Store:
         raw = b"tree %b\n%bauthor %b\ncommitter %b\n\n%b" % (
             self.objects.add(TREE, tree).hex().encode(),
             b"parent %b\n" % parent.encode() if parent is not None else b"",
-            *[b"%b %d +0000" % (self._identity, max(0, int(info.created_at.timestamp())))] * 2,
+            *[b"%b %d +0000" % (_AUTHOR, max(0, int(info.created_at.timestamp())))] * 2,
             format_message(info, number, changed),
         )
         return self.objects.add(COMMIT, raw).hex()
