@@ -88,9 +88,8 @@ class PodmanSandbox:
     ) -> None:
         """``filesystem`` is one that is open over ``root`` already; without it the root is opened as a `Workspace`,
         until `close`. So it is with ``connection``; ``url`` is where to connect otherwise. ``image`` is never fetched;
-        without it, the one that comes with ringfence is built when it is first needed. ``session`` is told in
-        receipts. ``strict=False`` also takes a machine where memory and processor time
-        cannot be limited, or users not be mapped.
+        without it, the one that comes with ringfence is built when it is first needed. ``session`` is told in receipts.
+        ``strict=False`` also takes a machine where memory and processor time cannot be limited, or users not be mapped.
 
         Raises:
             WorkspaceLockedError, FileNotFoundError: the root cannot be opened.

@@ -11,8 +11,8 @@ def gc(store: Store, keep_steps: int, *, protect: Iterable[str] = ()) -> int:
     """Drop what neither the newest `keep_steps` steps nor the kept commits need; the bytes that this gave back.
 
     The newest step stays even of none, since the numbers go on from it. The state before the oldest of these steps
-    stays, so that it can be undone, and so do the commits in ``protect``:
-    whatever a restore is about to go back to, or was interrupted in.
+    stays, so that it can be undone, and so do the commits in ``protect``: whatever a restore is about to go back to, or
+    was interrupted in.
 
     Raises:
         ValueError: `keep_steps` is negative.

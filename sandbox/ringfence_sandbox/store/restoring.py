@@ -13,10 +13,9 @@ class RestorePlan:
     """To be done in the order of the fields.
 
     ``removals``: paths to remove, what is in a directory before it, so that each directory is empty by then.
-    ``directories``: to make, or to make writable for the moment, from the top. ``files``: with their bytes by
-    object id, modes, owners and times. ``links``: the groups of paths that are one file,
-    with those that are there already. ``finish``: the
-    modes, owners and times of all directories touched, from the bottom.
+    ``directories``: to make, or to make writable for the moment, from the top. ``files``: with their bytes by object
+    id, modes, owners and times. ``links``: the groups of paths that are one file, with those that are there already.
+    ``finish``: the modes, owners and times of all directories touched, from the bottom.
     """
 
     removals: tuple[str, ...]
@@ -39,7 +38,7 @@ def plan_restore(
     found = sorted(differences)
     removals = [path for path, now, wanted in found if now is not None and (wanted is None or now.kind != wanted.kind)]
     wanted = [(path, entry) for path, _, entry in found if entry is not None]
-    made = [path for path, now, entry in found if entry is not None and entry.kind == "directory" and _not_one(now)]
+    made = [path for path, now, entry in found if _is_directory(entry) and not _is_directory(now)]
     numbers = {entry.meta.link for _, entry in wanted if entry.kind != "directory"}
     groups = (tuple(paths) for number, paths in linked.items() if number in numbers and len(paths) > 1)
     finish = dict(directories) | {path: entry for path, entry in wanted if entry.kind == "directory"}
@@ -52,5 +51,5 @@ def plan_restore(
     )
 
 
-def _not_one(entry: Entry | None) -> bool:
-    return entry is None or entry.kind != "directory"
+def _is_directory(entry: Entry | None) -> bool:
+    return entry is not None and entry.kind == "directory"
