@@ -29,7 +29,7 @@ from ringfence_sandbox.steps.step_history import StepHistory
 from ringfence_sandbox.steps.step_states import Differing, all_above
 from ringfence_sandbox.store.commit_messages import CommitInfo
 from ringfence_sandbox.store.commit_records import PreparedStep
-from ringfence_sandbox.store.entries import Entry, Pending
+from ringfence_sandbox.store.entries import Entry, Pending, is_directory
 from ringfence_sandbox.store.folders import walk
 from ringfence_sandbox.store.history_objects import blob_id
 from ringfence_sandbox.store.store import ABORTED, Store
@@ -139,7 +139,7 @@ class Brackets:
         was: dict[str, Entry | Pending | None] = {}
         for path in theirs:
             above = [states[one] for one in all_above([path]) if one in states]
-            if all(one is not None and one.kind == "directory" for one in above):  # else it went with that
+            if all(map(is_directory, above)):  # else it went with that
                 was[path] = store.states.entry(tip, path) if tip is not None else None
         return {**was, **states}
 
@@ -212,7 +212,7 @@ class Brackets:
             old = states.entry(commit, path)
             if not before.displaced.hides(path):
                 yield path, now, old
-            if old is not None and old.kind == "directory" and (now is None or now.kind != "directory"):
+            if is_directory(old) and not is_directory(now):
                 folder = states.folder(commit, path)
                 for below, entry in walk(folder, states.objects, os.fsencode(path)) if folder is not None else ():
                     name = os.fsdecode(below)

@@ -10,6 +10,7 @@ from ringfence.filesystem.paths import directories_above
 from ringfence_sandbox.disk.confined import Confined
 from ringfence_sandbox.opaque.before_after import After, Before, Differs
 from ringfence_sandbox.scan.stat_cache import Stamp, stamp_of
+from ringfence_sandbox.store.entries import Entry, is_directory
 
 Judge = Callable[[Differs, os.stat_result | None], bool]
 """Whether a path that differs was changed by the call; what is there now is given too."""
@@ -38,14 +39,7 @@ class Chosen:
             here = self._files.look(path)
             if self._was_left_out(path, here):
                 continue
-            mine = self._judge(item, here)
-            if mine and now is None and path not in self._after.found.excluded:
-                mine = here is None
-            elif mine and here is not None and not (now is not None and now.kind == "directory"):
-                mine = stamp_of(here) == self._after.stamps.get(path)
-            elif mine and now is not None and now.kind == "directory" and here is not None:
-                mine = stat.S_ISDIR(here.st_mode)
-            if mine:
+            if self._judge(item, here) and self._is_as_seen(path, now, here):
                 self.items[path] = item
             elif here is not None or wanted is not None:
                 self.conflicts.add(path)
@@ -56,6 +50,16 @@ class Chosen:
                     self.modes.add(path)
                 else:
                     self.conflicts.add(path)
+
+    def _is_as_seen(self, path: str, now: Entry | None, here: os.stat_result | None) -> bool:
+        """Whether what is at a path is still what the scan saw there, or has gone since."""
+        if now is None and path not in self._after.found.excluded:
+            return here is None
+        if here is None:
+            return True
+        if is_directory(now):
+            return stat.S_ISDIR(here.st_mode)
+        return stamp_of(here) == self._after.stamps.get(path)
 
     def _let_stay(self) -> None:
         moved = {

@@ -18,7 +18,7 @@ from ringfence_sandbox.disk.new_files import write_all
 from ringfence_sandbox.opaque.before_after import Before, Differs
 from ringfence_sandbox.scan.stat_cache import attributes_of
 from ringfence_sandbox.steps.metadata import apply_metadata
-from ringfence_sandbox.store.entries import Entry
+from ringfence_sandbox.store.entries import Entry, is_directory
 from ringfence_sandbox.store.history_objects import blob_id
 from ringfence_sandbox.store.history_states import States
 
@@ -173,7 +173,3 @@ class FileRollback:
                 if error.errno not in IN_THE_WAY:
                     raise
                 self._done.conflicts.add(path)
-
-
-def is_directory(entry: Entry | None) -> bool:
-    return entry is not None and entry.kind == "directory"

@@ -19,12 +19,11 @@ from ringfence_sandbox.opaque.before_after import Aborted, After, Before, Differ
 from ringfence_sandbox.opaque.brackets import Brackets
 from ringfence_sandbox.opaque.choosing import Chosen, Judge
 from ringfence_sandbox.opaque.displaced import Displaced
-from ringfence_sandbox.opaque.file_rollback import is_directory
 from ringfence_sandbox.opaque.kept_open import KeptOpen
 from ringfence_sandbox.opaque.owner_stamp import GRACE_NS, OwnerStamp
 from ringfence_sandbox.opaque.scanned_files import ScannedFiles
 from ringfence_sandbox.opaque.tree_rollback import TreeRollback
-from ringfence_sandbox.store.entries import Entry
+from ringfence_sandbox.store.entries import Entry, is_directory
 
 MOST_LISTED = 20
 """Paths in a note; the rest is counted."""

@@ -20,10 +20,10 @@ from ringfence_sandbox.disk.kernel import Before as Announce
 from ringfence_sandbox.disk.kernel import Renames, lstat, set_mode
 from ringfence_sandbox.opaque.before_after import After, Before, Left
 from ringfence_sandbox.opaque.choosing import Chosen
-from ringfence_sandbox.opaque.file_rollback import IN_THE_WAY, FileRollback, is_directory
+from ringfence_sandbox.opaque.file_rollback import IN_THE_WAY, FileRollback
 from ringfence_sandbox.opaque.kept_open import KeptOpen
 from ringfence_sandbox.scan.stat_cache import stamp_of
-from ringfence_sandbox.store.entries import Entry
+from ringfence_sandbox.store.entries import Entry, is_directory
 from ringfence_sandbox.store.history_states import States
 
 
@@ -82,7 +82,7 @@ class TreeRollback:
         for path in away:
             self._remove(path)
         for path, (_, _, wanted) in sorted(self._items.items()):
-            if wanted is not None and wanted.kind == "directory":
+            if is_directory(wanted):
                 self._with_room(lambda path=path: self._make_directory(path), gathered)
         self._put_files()
         self._put_left_out()
@@ -113,12 +113,12 @@ class TreeRollback:
         at: dict[int, list[str]] = {}
         for path, (_, now, _) in self._items.items():
             stamp = self._after.stamps.get(path)
-            if stamp is not None and (now is None or now.kind != "directory"):
+            if stamp is not None and not is_directory(now):
                 at.setdefault(stamp[0], []).append(path)
         found: dict[int, list[str]] = {}
         for path, (_, _, wanted) in self._items.items():
             inode = self.before.inode(path)
-            if wanted is None or wanted.kind == "directory" or inode not in at or path in at[inode]:
+            if wanted is None or is_directory(wanted) or inode not in at or path in at[inode]:
                 continue
             for place in at[inode]:
                 now = self._items[place][1]
@@ -198,7 +198,7 @@ class TreeRollback:
         files = {
             path: wanted
             for path, (_, _, wanted) in self._items.items()
-            if wanted is not None and wanted.kind != "directory" and path not in self._done.conflicts
+            if wanted is not None and not is_directory(wanted) and path not in self._done.conflicts
         }
         numbers = {wanted.meta.link for wanted in files.values() if wanted.meta.link}
         groups = self._states.linked(self.before.commit, numbers)
@@ -230,9 +230,9 @@ class TreeRollback:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             for path, (_, now, wanted) in [*self._items.items()]:
-                if wanted is None or wanted.kind == "directory" or path in but or path in self._done.conflicts:
+                if wanted is None or is_directory(wanted) or path in but or path in self._done.conflicts:
                     continue
-                if now is not None and now.kind != "directory" and not self._stands(path, wanted, alone=False):
+                if now is not None and not is_directory(now) and not self._stands(path, wanted, alone=False):
                     self._remove(path)
             work()
 
@@ -391,7 +391,7 @@ class TreeRollback:
             here, wanted = self._look(path), self._states.entry(self.before.commit, path)
             if here is None or wanted is None or path in self._done.conflicts:
                 continue
-            if here.st_ino != old and stat.S_ISDIR(here.st_mode) == (wanted.kind == "directory"):
+            if here.st_ino != old and stat.S_ISDIR(here.st_mode) == is_directory(wanted):
                 self._done.became[old] = here.st_ino
 
     # -- shared

@@ -22,7 +22,7 @@ from ringfence_sandbox.disk.confined import Confined
 from ringfence_sandbox.disk.records import Json
 from ringfence_sandbox.store.commit_messages import CommitInfo
 from ringfence_sandbox.store.commit_records import PreparedStep
-from ringfence_sandbox.store.entries import Entry, Meta, Pending
+from ringfence_sandbox.store.entries import Entry, Meta, Pending, is_directory
 from ringfence_sandbox.store.spool import Spool, Spooled, spooled
 from ringfence_sandbox.store.store import ABORTED, Store
 
@@ -185,6 +185,5 @@ def _complete(store: Store, parent: str, states: dict[str, Entry | Pending | Non
         for above in directories_above(path):
             if above in states:
                 continue
-            known = store.states.entry(parent, above)
-            if known is None or known.kind != "directory":
+            if not is_directory(store.states.entry(parent, above)):
                 states[above] = Pending("directory", meta)

@@ -12,7 +12,7 @@ from ringfence.filesystem.paths import MAX_PATH_BYTES, directories_above
 from ringfence_sandbox.steps.undo_plan import Difference, Outcome, plan_undo
 from ringfence_sandbox.steps.undo_plan import Workspace as TreeNow
 from ringfence_sandbox.store.commit_records import CommitRecord
-from ringfence_sandbox.store.entries import Entry
+from ringfence_sandbox.store.entries import Entry, is_directory
 from ringfence_sandbox.store.store import Store
 from ringfence_sandbox.store.unknown import Unknown, moves_back
 
@@ -45,8 +45,7 @@ class HistoryPlan:
         """A directory is not removed that holds what the history does not have. ``names`` are those in one now."""
         away = {old for old, _ in self.moves}
         for path in sorted(self.states, reverse=True):  # what is in a directory comes before it
-            state = self.states[path]
-            if state is None or state.kind != "directory":
+            if not is_directory(self.states[path]):
                 inside = {f"{path}/{name}" for name in names(path)} - away
                 if any(one not in self.states or self.states[one] is not None for one in inside):
                     del self.states[path]

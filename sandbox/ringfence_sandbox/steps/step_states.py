@@ -16,7 +16,7 @@ from ringfence.participants import Change, FileVersion
 from ringfence_sandbox.calls.history import ChangedFiles
 from ringfence_sandbox.disk.confined import Confined, Looks
 from ringfence_sandbox.scan.scan import ScanLimits
-from ringfence_sandbox.store.entries import Entry, Meta, Pending, link_number, make_entry, make_meta
+from ringfence_sandbox.store.entries import Entry, Meta, Pending, is_directory, link_number, make_entry, make_meta
 from ringfence_sandbox.store.history_objects import blob_id
 from ringfence_sandbox.store.store import Store
 from ringfence_sandbox.store.unknown import NOTHING, Move, Unknown
@@ -100,12 +100,11 @@ class Differing:
         # Somebody may have put a file into a directory that the call had made.
         holding = set(all_above([path for path, state in found.items() if state is not None]))
         for path in self._directories:
-            known, given = self._known(path), found.get(path)
-            if (known is not None and known.kind == "directory") or (given is not None and given.kind == "directory"):
+            if is_directory(self._known(path)) or is_directory(found.get(path)):
                 continue
             if path not in self._paths or path in holding:
                 state = self._now(path)
-                if path in holding and (state is None or state.kind != "directory"):  # the call has removed it again
+                if path in holding and not is_directory(state):  # the call has removed it again
                     state = Pending("directory", Meta(0o755, os.geteuid(), os.getegid(), self._at_ns))
                 if state is not None:
                     found[path] = state

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias, TypeVar
 
 from ringfence_sandbox.steps.text_merge import merged
-from ringfence_sandbox.store.entries import Entry
+from ringfence_sandbox.store.entries import Entry, is_directory
 from ringfence_sandbox.store.history_objects import blob_id
 
 Outcome: TypeAlias = Literal["restored", "removed", "kept", "conflict"]
@@ -133,7 +133,7 @@ class _Undo:
         """A directory with something in it that stays is not deleted, nor made a file."""
         for path in sorted(self.plan.states, reverse=True):
             state, now = self.plan.states[path], self._now.entry(path)
-            if now is None or now.kind != "directory" or (state is not None and state.kind == "directory"):
+            if not is_directory(now) or is_directory(state):
                 continue
             if any(self.state(f"{path}/{name}") is not None for name in self._now.names(path)):
                 self._refuse(path, "something in it stays", outcome="kept" if state is None else "conflict")
@@ -142,8 +142,7 @@ class _Undo:
         """Nothing is written where somebody else removed the directory, or put a file in its place."""
         for path in sorted(self.plan.states):
             parent = path.rpartition("/")[0]
-            above = self.state(parent) if parent else None
-            if self.plan.states[path] is not None and parent and (above is None or above.kind != "directory"):
+            if self.plan.states[path] is not None and parent and not is_directory(self.state(parent)):
                 self._refuse(path, "the directory that it was in is gone")
 
 

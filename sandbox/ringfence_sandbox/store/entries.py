@@ -65,6 +65,10 @@ class Pending:
     content: bytes | Callable[[], bytes] = b""
 
 
+def is_directory(state: Entry | Pending | None) -> bool:
+    return state is not None and state.kind == "directory"
+
+
 def link_number(found: os.stat_result, device: int) -> int:
     """What the names of one file have in common, in a tree whose root is on a device; 0 for what has one name. In a
     subvolume inodes are numbered anew."""

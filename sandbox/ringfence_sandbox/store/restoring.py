@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ringfence_sandbox.store.entries import Entry
+from ringfence_sandbox.store.entries import Entry, is_directory
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +38,14 @@ def plan_restore(
     found = sorted(differences)
     removals = [path for path, now, wanted in found if now is not None and (wanted is None or now.kind != wanted.kind)]
     wanted = [(path, entry) for path, _, entry in found if entry is not None]
-    made = [path for path, now, entry in found if _is_directory(entry) and not _is_directory(now)]
-    numbers = {entry.meta.link for _, entry in wanted if entry.kind != "directory"}
+    made = [path for path, now, entry in found if is_directory(entry) and not is_directory(now)]
+    numbers = {entry.meta.link for _, entry in wanted if not is_directory(entry)}
     groups = (tuple(paths) for number, paths in linked.items() if number in numbers and len(paths) > 1)
-    finish = dict(directories) | {path: entry for path, entry in wanted if entry.kind == "directory"}
+    finish = dict(directories) | {path: entry for path, entry in wanted if is_directory(entry)}
     return RestorePlan(
         tuple(reversed(removals)),
         tuple(made),
-        tuple((path, entry) for path, entry in wanted if entry.kind != "directory"),
+        tuple((path, entry) for path, entry in wanted if not is_directory(entry)),
         tuple(groups),
         tuple(sorted(finish.items(), reverse=True)),
     )
-
-
-def _is_directory(entry: Entry | None) -> bool:
-    return entry is not None and entry.kind == "directory"
