@@ -125,7 +125,7 @@ class HostFilesystem(Transactional):
             OSError (ENOLCK): locks do not hold here, and ``only_this_host`` was not said.
             RestoreFailedError: what a killed call left cannot be undone now.
         """
-        self._opened = Opened(
+        opened = Opened(
             os.fspath(root),
             None if store is None else os.fspath(store),
             power=durability == "power",
@@ -137,11 +137,7 @@ class HostFilesystem(Transactional):
             only_this_host=only_this_host or said_only_this_host(),
             patience_seconds=patience_seconds,
         )
-        self.limits = limits
-        self._lock = self._opened.lock
-        self._call: CallInfo | None = None
-        self._share = Share(self._opened)
-        self._work_on(self._opened)
+        self._work_on(opened, Share(opened), limits, None)
 
     @classmethod
     @checked
@@ -168,15 +164,16 @@ class HostFilesystem(Transactional):
             if opened is None:
                 return cls(root, store=place, limits=limits, durability=durability, only_this_host=only_this_host)
             other = object.__new__(cls)
-            other.limits = limits
-            other._opened = opened
-            other._lock = opened.lock
-            other._call = None
-            other._share = Share(opened)
-            other._work_on(opened)
+            other._work_on(opened, Share(opened), limits, None)
             return other
 
-    def _work_on(self, opened: Opened) -> None:
+    def _work_on(self, opened: Opened, share: Share, limits: ScanLimits | None, call: CallInfo | None) -> None:
+        """Be a handle of an opened workspace, the one for a call if that is given."""
+        self.limits = limits
+        self._opened = opened
+        self._share = share
+        self._call = call
+        self._lock = opened.lock
         self._files: Confined = opened.files
         self._core = opened.core
         self._changes = HostWrites(opened.core, opened.can)
@@ -245,12 +242,7 @@ class HostFilesystem(Transactional):
 
     def for_call(self, call: CallInfo) -> Self:
         other = object.__new__(type(self))
-        other._opened = self._opened
-        other.limits = self.limits
-        other._lock = self._lock
-        other._call = call
-        other._share = self._share
-        other._work_on(self._opened)
+        other._work_on(self._opened, self._share, self.limits, call)
         return other
 
     # -- looking
