@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 from collections.abc import Callable, Sequence
@@ -13,7 +12,8 @@ from ringfence.filesystem.paths import check_names_are_utf8
 from ringfence.filesystem.protocol import Filesystem
 from ringfence.participants import Change
 from ringfence.runtime.interrupts import Interrupts
-from ringfence_tools.host_tree import CHUNK_BYTES, DIRECTORY, READ, directory, split, target_within
+from ringfence_sandbox.disk.confined import sha256_of
+from ringfence_tools.host_tree import DIRECTORY, READ, directory, split, target_within
 from ringfence_tools.write_out import GONE, RWX, Plan, WriteOut, above, changes_mode
 
 
@@ -159,11 +159,8 @@ class _Look:
 
 
 def _hash(at: int, name: str) -> str:
-    digest = hashlib.sha256()
     descriptor = os.open(name, READ, dir_fd=at)
     try:
-        while chunk := os.read(descriptor, CHUNK_BYTES):
-            digest.update(chunk)
+        return sha256_of(descriptor)
     finally:
         os.close(descriptor)
-    return digest.hexdigest()

@@ -56,7 +56,7 @@ from ringfence_sandbox.calls.recovery import Recovered
 from ringfence_sandbox.calls.seen import relinked
 from ringfence_sandbox.calls.states import State, Token
 from ringfence_sandbox.disk.call_process import CallProcess
-from ringfence_sandbox.disk.confined import CHUNK_BYTES, Confined, Found, is_reserved, open_file
+from ringfence_sandbox.disk.confined import Confined, Found, is_reserved, open_file, sha256_of
 from ringfence_sandbox.disk.kernel import Abilities, Before, birth_ns, nothing_before
 from ringfence_sandbox.disk.listing import Listing, read_text
 from ringfence_sandbox.disk.outputs import KeptOutputs, is_output
@@ -253,21 +253,19 @@ class HostFilesystem(Transactional):
     def content_hash(self, path: str) -> str:
         normal = normalise(path)
         place = self._file(normal).place
-        digest = hashlib.sha256()
         with self._files.parent(place) as (directory, name):
             try:
                 descriptor, found = open_file(directory, name, normal)
             except OSError as error:
                 raise relinked(normal, error) from None
         try:
-            while content := os.read(descriptor, CHUNK_BYTES):
-                digest.update(content)
+            sha256 = sha256_of(descriptor)
         finally:
             os.close(descriptor)
         call = self._current_call()
         if call is not None and not call.ended:  # a policy asks before the handler runs
-            self._core.seen.note(call, place, found, digest.hexdigest())
-        return digest.hexdigest()
+            self._core.seen.note(call, place, found, sha256)
+        return sha256
 
     def read(self, path: str, *, offset: int = 0, limit: int | None = None, encoding: str = "utf-8") -> ReadResult:
         normal = normalise(path)

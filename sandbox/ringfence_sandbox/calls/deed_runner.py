@@ -141,13 +141,9 @@ class DeedRunner:
     def is_empty(self, path: str) -> bool:
         """Whether a directory is there, with nothing in it."""
         try:
-            descriptor = self.files.open_directory(path)
+            return not self.files.names(path)
         except OSError:
             return False
-        try:
-            return not os.listdir(descriptor)
-        finally:
-            os.close(descriptor)
 
     def is_held(self, slot: int) -> bool:
         """Whether there is something in a slot."""

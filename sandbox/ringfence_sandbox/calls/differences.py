@@ -211,17 +211,14 @@ class Differences:
     def _names(self, where: Where, said: str) -> set[str]:
         place = self._place(where)
         try:
-            descriptor = self._files.open_directory(place)
+            names = self._files.names(place)
         except PermissionError:
             # What is in it would go, or move, and nobody could say what it was.
             words = "is a directory that cannot be read, so it stays where and as it is: change its permissions first"
             raise PermissionError(errno.EACCES, words, said) from None
         except OSError:
             return set()
-        try:
-            return {name for name in os.listdir(descriptor) if place or not is_reserved(name)}
-        finally:
-            os.close(descriptor)
+        return {name for name in names if place or not is_reserved(name)}
 
     def _place(self, where: Where) -> str:
         """Below the root, in which the holding directory is, too."""

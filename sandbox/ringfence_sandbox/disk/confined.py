@@ -7,6 +7,7 @@ where a link is in the way, the links are followed here, one by one, and each st
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import re
 import stat
@@ -164,6 +165,14 @@ class Confined:
                 return None
             raise
 
+    def names(self, place: str) -> list[str]:
+        """What is in the directory at a resolved path. OSError where there is none, or none that can be read."""
+        descriptor = self.open_directory(place)
+        try:
+            return os.listdir(descriptor)
+        finally:
+            os.close(descriptor)
+
     def read_link(self, place: str) -> str:
         with self.parent(place) as (directory, name):
             return os.readlink(name, dir_fd=directory)
@@ -253,6 +262,14 @@ def read_file(
         return b"".join(chunks), found
     finally:
         os.close(descriptor)
+
+
+def sha256_of(descriptor: int) -> str:
+    """Of the bytes from a descriptor's place on; not all of them are in memory at once."""
+    digest = hashlib.sha256()
+    while content := os.read(descriptor, CHUNK_BYTES):
+        digest.update(content)
+    return digest.hexdigest()
 
 
 def _no_file(found: os.stat_result, place: str) -> OSError:

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ from typing import TypeGuard
 
 from ringfence.participants import Change, FileVersion
 from ringfence_sandbox.calls.history import ChangedFiles, ScannedStates
-from ringfence_sandbox.disk.confined import CHUNK_BYTES, Confined, is_reserved, open_file
+from ringfence_sandbox.disk.confined import Confined, is_reserved, open_file, sha256_of
 from ringfence_sandbox.disk.kernel import set_mode, sync_filesystem
 from ringfence_sandbox.opaque.before_after import Aborted, After, Before, Differs, Left, is_only_time
 from ringfence_sandbox.opaque.displaced import Displaced
@@ -361,10 +360,7 @@ class Brackets:
         try:
             if found.st_size > _HASHED_BYTES:
                 return f"{found.st_size} bytes"
-            digest = hashlib.sha256()
-            while content := os.read(descriptor, CHUNK_BYTES):
-                digest.update(content)
-            return f"{found.st_size} bytes, sha256 {digest.hexdigest()}"
+            return f"{found.st_size} bytes, sha256 {sha256_of(descriptor)}"
         finally:
             os.close(descriptor)
 

@@ -213,13 +213,9 @@ class StepHistory(History):
     def names(self, path: str) -> Collection[str]:
         """What is in a directory now; nothing where there is none, or none that can be read."""
         try:
-            descriptor = self._files.open_directory(path)
+            return self._files.names(path)
         except OSError:
             return ()
-        try:
-            return os.listdir(descriptor)
-        finally:
-            os.close(descriptor)
 
     def scan(self, commit: str | None, keep: Callable[[bytes], str] | None = None, *, also: str = "") -> ScanResult:
         """What differs from a commit. ``keep`` takes the bytes of what had to be read, by default the store. ``also``
