@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ringfence_cli.outputs import OutputFile
 from ringfence_sandbox.disk.places import store_of
-from ringfence_sandbox.store.packs import replacing
+from ringfence_sandbox.disk.state_files import replacing
 
 _NAME = "tasks.jsonl"
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ringfence_sandbox.disk.kernel import birth_ns
 from ringfence_sandbox.disk.places import state_directory, store_of
-from ringfence_sandbox.store.packs import replacing
+from ringfence_sandbox.disk.state_files import replacing
 
 _NAME = "root"
 _MOST_LOOKED_AT = 10_000

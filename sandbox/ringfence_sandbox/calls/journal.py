@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from ringfence_sandbox.disk.kernel import Before, nothing_before
-from ringfence_sandbox.disk.places import kept_damaged, not_written
 from ringfence_sandbox.disk.records import Json
+from ringfence_sandbox.disk.state_files import kept_damaged, not_written, sync_directory
 
 _MAGIC = b"ringfence journal 1\n"
 _HEAD = struct.Struct("<4sIII")
@@ -73,7 +73,7 @@ class Journal:
             self.keeps_steps = any(record.payload is not None for record in self.records)
             """Whether it has steps that a history may not have seen; an opener without one leaves them to the next."""
             if new and sync:
-                _sync_directory(os.path.dirname(path))
+                sync_directory(os.path.dirname(path))
         except BaseException:
             os.close(self._file)
             raise
@@ -238,11 +238,3 @@ class Journal:
             length = max(needed, self._end + _ROOM_BYTES)
             os.posix_fallocate(self._file, 0, length)
             self._room = length
-
-
-def _sync_directory(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

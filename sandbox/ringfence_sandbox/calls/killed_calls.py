@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ringfence_sandbox.store.packs import replacing
+from ringfence_sandbox.disk.state_files import replacing
 
 _NAME = "killed"
 _MOST = 50

@@ -33,7 +33,8 @@ from ringfence_sandbox.container.users import handed_over
 from ringfence_sandbox.disk.call_process import CallProcess
 from ringfence_sandbox.disk.kernel import mounts_below
 from ringfence_sandbox.disk.owners import OWNER_LABEL, is_orphan, own_label
-from ringfence_sandbox.disk.places import podman_directory, write_once
+from ringfence_sandbox.disk.places import podman_directory
+from ringfence_sandbox.disk.state_files import write_once
 
 WORKSPACE_LABEL = "io.ringfence.workspace"
 _CONNECT_SECONDS = 20.0

@@ -22,7 +22,8 @@ from podman.domain.config import PodmanConfig  # pyright: ignore[reportMissingTy
 
 from ringfence.errors import SandboxUnavailableError
 from ringfence.failures import said_of
-from ringfence_sandbox.disk.places import StateDirectoryError, podman_directory, write_once
+from ringfence_sandbox.disk.places import StateDirectoryError, podman_directory
+from ringfence_sandbox.disk.state_files import write_once
 
 if TYPE_CHECKING:
     from types import TracebackType

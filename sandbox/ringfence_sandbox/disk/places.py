@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import itertools
 import os
-import tempfile
-from pathlib import Path
 
 from ringfence_sandbox.disk.kernel import birth_ns, boot_id
 from ringfence_sandbox.disk.records import Json
 
 _ANOTHER = "name another place for it in the environment variable RINGFENCE_STATE_DIR"
-_ELSEWHERE = f"{_ANOTHER}, or a program with store="
+ELSEWHERE = f"{_ANOTHER}, or a program with store="
+"""What to do about a store that cannot be where it is, in words."""
 _RELATIVE = (
     "the state of workspaces cannot be kept below a relative path, since it would not be found from another directory: "
     "give an absolute one in the environment variable RINGFENCE_STATE_DIR"
@@ -70,8 +68,7 @@ def made_outside(root: str, store: str) -> str:
     real = os.path.realpath(store)
     if real == root or real.startswith(root.rstrip("/") + "/"):
         raise ValueError(
-            f"the store {store} is inside of the workspace {root}: what it keeps would be part of the tree; "
-            f"{_ELSEWHERE}"
+            f"the store {store} is inside of the workspace {root}: what it keeps would be part of the tree; {ELSEWHERE}"
         )
     try:
         os.makedirs(real, mode=0o700, exist_ok=True)
@@ -84,44 +81,8 @@ def made_outside(root: str, store: str) -> str:
 
 def unusable(store: str, error: OSError) -> OSError:
     """The error of a store that cannot be where it is to be, with what to do."""
-    words = f"the store cannot be there ({error.strerror}): see to that, or {_ELSEWHERE}"
+    words = f"the store cannot be there ({error.strerror}): see to that, or {ELSEWHERE}"
     return OSError(error.errno, words, store)
-
-
-def not_written(error: OSError, path: str) -> OSError:
-    """The error of a file of a store, with the file's name and what to do, where the system's says neither."""
-    if error.errno is None or error.strerror != os.strerror(error.errno):
-        return error
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    words = f"{os.strerror(error.errno)}: here the history is kept; {'make room, or ' if full else ''}{_ELSEWHERE}"
-    return OSError(error.errno, words, error.filename or path)
-
-
-def kept_damaged(path: str, content: bytes) -> str:
-    """The path of a copy of what a file of a store was before a part of it is cut off; an earlier one that is the same,
-    if there is one. OSError: it could not be written."""
-    copies = (f"{path}.damaged-{n}" for n in itertools.count(1))
-    copy = next(copy for copy in copies if not os.path.exists(copy) or Path(copy).read_bytes() == content)
-    try:
-        with open(copy, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise not_written(error, copy) from error
-    return copy
-
-
-def write_once(path: str, content: str) -> str:
-    """The path of a file with this content, whose name has the content's hash in it: written if it is not there."""
-    if not os.path.exists(path):
-        directory = os.path.dirname(path)
-        os.makedirs(directory, mode=0o700, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=directory, delete=False) as file:
-            file.write(content)
-            os.fchmod(file.fileno(), 0o644)  # also for who is not us in a container that has it mounted
-        os.replace(file.name, path)
-    return path
 
 
 def root_record(root: int) -> dict[str, Json]:

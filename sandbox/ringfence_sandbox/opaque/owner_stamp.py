@@ -13,7 +13,7 @@ import time
 from contextlib import suppress
 
 from ringfence_sandbox.calls.recovery import RUNS
-from ringfence_sandbox.disk.places import not_written
+from ringfence_sandbox.disk.state_files import not_written
 
 SECONDS_BETWEEN = 1.0
 GRACE_NS = 3_000_000_000

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TypeAlias, cast
 
 from ringfence_sandbox.disk.records import Json
+from ringfence_sandbox.disk.state_files import replacing
 from ringfence_sandbox.store.entries import Entry
-from ringfence_sandbox.store.packs import replacing
 
 MAGIC = b"ringfence stat cache 2\n"
 FINE_TICK_NS = 20_000_000

@@ -16,8 +16,9 @@ from dulwich.objects import ObjectID, RawObjectID, ShaFile, hex_to_sha, sha_to_h
 from dulwich.pack import Pack
 
 from ringfence.errors import described
+from ringfence_sandbox.disk.state_files import sync_directory
 from ringfence_sandbox.store.deltas import Before, applied, delta
-from ringfence_sandbox.store.object_log import MAGIC, ObjectLog, pack_entry, read_pack_entry, sync_directory
+from ringfence_sandbox.store.object_log import MAGIC, ObjectLog, pack_entry, read_pack_entry
 from ringfence_sandbox.store.packs import copied_entry, open_packs, remove_half_packs, remove_packs, write_pack
 
 COMMIT, TREE, BLOB = 1, 2, 3

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
 
-from ringfence_sandbox.disk.places import kept_damaged, not_written
+from ringfence_sandbox.disk.state_files import kept_damaged, not_written, sync_directory
 from ringfence_sandbox.store.compression import deflated
 
 MAGIC = b"ringfence object log 1\n"
@@ -65,15 +65,6 @@ def read_pack_entry(entry: bytes) -> tuple[int, bytes | None, bytes]:
     if type_number == REF_DELTA:
         return type_number, entry[at : at + _ID_BYTES], zlib.decompress(entry[at + _ID_BYTES :])
     return type_number, None, zlib.decompress(entry[at:])
-
-
-def sync_directory(path: Path) -> None:
-    """Have the names in a directory survive a loss of power."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _is_torn(data: bytes, at: int) -> bool:

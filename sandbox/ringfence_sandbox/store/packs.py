@@ -8,8 +8,8 @@ import mmap
 import os
 import struct
 import zlib
-from collections.abc import Callable, Generator, Iterable
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -17,8 +17,8 @@ from dulwich.object_format import SHA1
 from dulwich.objects import ObjectID, RawObjectID, hex_to_sha
 from dulwich.pack import OFS_DELTA, REF_DELTA, Pack, PackFileDisappeared, write_pack_index_v2
 
-from ringfence_sandbox.disk.places import not_written
-from ringfence_sandbox.store.object_log import entry_header, pack_entry, sync_directory
+from ringfence_sandbox.disk.state_files import not_written, sync_directory
+from ringfence_sandbox.store.object_log import entry_header, pack_entry
 
 _HEADER_BYTES = 12
 _INDEX_2 = b"\xfftOc\0\0\0\2"
@@ -64,28 +64,6 @@ class SearchedPack(Pack):
         except BufferError:  # an interrupt of a read is on its way, and holds a part of the mapping, which goes with it
             super().close()
         self._ids.close()
-
-
-@contextmanager
-def replacing(path: Path, *, sync: bool = True) -> Generator[BinaryIO, None, None]:
-    """A new file for `path`, which stands there, synced, when the block has ended without an error.
-
-    The directory is the caller's to sync. Without ``sync`` a loss of power may leave something else there.
-    """
-    beside = path.with_name(f"tmp_{path.name}")
-    try:
-        with open(beside, "wb") as file:
-            yield file
-            file.flush()
-            if sync:
-                os.fsync(file.fileno())
-        os.replace(beside, path)
-    except OSError as error:
-        beside.unlink(missing_ok=True)
-        raise not_written(error, str(path)) from error
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
 
 
 def write_pack(folder: Path, count: int, entries: Callable[[Callable[[bytes, bytes], None]], None]) -> Path:

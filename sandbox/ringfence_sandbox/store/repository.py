@@ -9,8 +9,7 @@ from pathlib import Path
 from dulwich.objects import ObjectID
 from dulwich.refs import Ref, read_packed_refs, write_packed_refs
 
-from ringfence_sandbox.store.object_log import sync_directory
-from ringfence_sandbox.store.packs import replacing
+from ringfence_sandbox.disk.state_files import replacing, sync_directory
 
 # What a workspace's own files of these names may be and contain is no fault of the store. (Only what git 2.39 knows:
 # git ends at a name that it does not know.)

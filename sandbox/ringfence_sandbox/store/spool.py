@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ringfence_sandbox.disk.records import Json
-from ringfence_sandbox.store.object_log import sync_directory
+from ringfence_sandbox.disk.state_files import sync_directory
 
 MOST_CALLS = 50
 MOST_BYTES = 32 << 20

@@ -6,8 +6,7 @@ import os
 from pathlib import Path
 
 from ringfence_sandbox.disk.places import unusable
-from ringfence_sandbox.store.object_log import sync_directory
-from ringfence_sandbox.store.packs import replacing
+from ringfence_sandbox.disk.state_files import replacing, sync_directory
 
 FORMAT = 1
 """Stores without a number are of this form too: it came before the number."""
