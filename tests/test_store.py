@@ -25,7 +25,7 @@ from ringfence_sandbox.store.deltas import Before, applied, delta
 from ringfence_sandbox.store.entries import Entry, Meta, Pending, decode_lines, encode_line
 from ringfence_sandbox.store.git_names import escaped, unescaped
 from ringfence_sandbox.store.history_gc import gc
-from ringfence_sandbox.store.history_objects import BLOB, object_id
+from ringfence_sandbox.store.object_ids import BLOB, object_id
 from ringfence_sandbox.store.object_log import pack_entry
 from ringfence_sandbox.store.packs import open_packs, write_pack
 from ringfence_sandbox.store.rows import Rows

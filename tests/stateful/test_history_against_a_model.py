@@ -28,7 +28,7 @@ from ringfence import Filesystem, MarkdownSection, Prompt, Receipt, Session, Too
 from ringfence.adapters import ToolExecutor
 from ringfence.testing.printed import Printed, printed
 from ringfence_sandbox import Workspace
-from ringfence_sandbox.store.history_objects import blob_id
+from ringfence_sandbox.store.object_ids import blob_id
 from ringfence_sandbox.workspace import Reversal
 
 Seen = tuple[str, int, str]

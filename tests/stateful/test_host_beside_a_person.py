@@ -25,7 +25,7 @@ from ringfence.testing import held_call
 from ringfence.testing.killing import killed_at
 from ringfence.testing.printed import Printed, printed
 from ringfence_sandbox import HostFilesystem, Workspace
-from ringfence_sandbox.store.history_objects import blob_id
+from ringfence_sandbox.store.object_ids import blob_id
 
 CASES = 5000 if os.environ.get("RINGFENCE_PROVE") == "1" else 150
 PATHS = ("a", "b", "d/a", "d/b", "d/e/a", "n/a", "n/o/b", "d", "d/e", "n")

@@ -30,7 +30,7 @@ from ringfence_sandbox.store.commit_messages import CommitInfo
 from ringfence_sandbox.store.commit_records import PreparedStep
 from ringfence_sandbox.store.entries import Entry, Pending, is_directory
 from ringfence_sandbox.store.folders import walk
-from ringfence_sandbox.store.history_objects import blob_id
+from ringfence_sandbox.store.object_ids import blob_id
 from ringfence_sandbox.store.store import ABORTED, Store
 from ringfence_sandbox.store.unknown import Unknown
 

@@ -17,7 +17,7 @@ from ringfence_sandbox.calls.history import ChangedFiles
 from ringfence_sandbox.disk.confined import Confined, Looks
 from ringfence_sandbox.scan.scan import ScanLimits
 from ringfence_sandbox.store.entries import Entry, Meta, Pending, is_directory, link_number, make_entry, make_meta
-from ringfence_sandbox.store.history_objects import blob_id
+from ringfence_sandbox.store.object_ids import blob_id
 from ringfence_sandbox.store.store import Store
 from ringfence_sandbox.store.unknown import NOTHING, Move, Unknown
 

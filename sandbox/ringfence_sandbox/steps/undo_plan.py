@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias, TypeVar
 
 from ringfence_sandbox.steps.text_merge import merged
 from ringfence_sandbox.store.entries import Entry, is_directory
-from ringfence_sandbox.store.history_objects import blob_id
+from ringfence_sandbox.store.object_ids import blob_id
 
 Outcome: TypeAlias = Literal["restored", "removed", "kept", "conflict"]
 _ValueT = TypeVar("_ValueT")

@@ -18,7 +18,7 @@ from ringfence_sandbox.store.folders import (
     shown_path,
 )
 from ringfence_sandbox.store.git_names import escaped
-from ringfence_sandbox.store.history_objects import BLOB, TREE
+from ringfence_sandbox.store.object_ids import BLOB, TREE
 
 _MODES = {"file": b"100644 ", "symlink": b"120000 "}
 _EXECUTABLE = b"100755 "

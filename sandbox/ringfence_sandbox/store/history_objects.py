@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import struct
 import zlib
@@ -18,16 +17,13 @@ from dulwich.pack import Pack
 from ringfence.errors import described
 from ringfence_sandbox.disk.state_files import sync_directory
 from ringfence_sandbox.store.deltas import Before, applied, delta
+from ringfence_sandbox.store.object_ids import object_id
 from ringfence_sandbox.store.object_log import MAGIC, ObjectLog, pack_entry, read_pack_entry
 from ringfence_sandbox.store.packs import copied_entry, open_packs, remove_half_packs, remove_packs, write_pack
 
-COMMIT, TREE, BLOB = 1, 2, 3
-_KINDS = {COMMIT: b"commit", TREE: b"tree", BLOB: b"blob"}
 _DEEPEST_DELTA = 30
 _SMALLEST_DELTA_BYTES = 200
 _FLUSH_BYTES = 4 << 20
-_JOINED_BYTES = 1 << 14
-"""What is longer is not copied to stand behind its header."""
 MOST_PACKS = 12
 """More are made into one: every lookup asks every pack."""
 UNREADABLE = (
@@ -37,25 +33,10 @@ UNREADABLE = (
 """What comes of packs that are not what they were."""
 
 
-def object_id(type_number: int, raw: bytes) -> bytes:
-    """Git's name for an object."""
-    header = b"%b %d\0" % (_KINDS[type_number], len(raw))
-    if len(raw) <= _JOINED_BYTES:
-        return hashlib.sha1(header + raw, usedforsecurity=False).digest()
-    digest = hashlib.sha1(header, usedforsecurity=False)
-    digest.update(raw)
-    return digest.digest()
-
-
 def _missing(oid: bytes, why: str = "") -> KeyError:
     """``why`` is what came of reading it, in words: such an error holds a part of its pack, which could not be closed
     while it is handled."""
     return KeyError(f"the store has no object {oid.hex()}" + (f" that can be read ({why})" if why else ""))
-
-
-def blob_id(content: bytes) -> str:
-    """The same of a file's bytes, in hex."""
-    return object_id(BLOB, content).hex()
 
 
 class HistoryObjects(BaseObjectStore):

@@ -11,7 +11,8 @@ from dulwich.objects import Commit
 from ringfence.participants import Change, FileVersion
 from ringfence_sandbox.store.entries import Entry
 from ringfence_sandbox.store.folders import Folder, differences, load, walk
-from ringfence_sandbox.store.history_objects import COMMIT, HistoryObjects
+from ringfence_sandbox.store.history_objects import HistoryObjects
+from ringfence_sandbox.store.object_ids import COMMIT
 from ringfence_sandbox.store.rows import OID_BYTES, tree_rows
 from ringfence_sandbox.store.unknown import NOTHING, Unknown
 

@@ -27,8 +27,9 @@ from ringfence_sandbox.store.commit_records import CommitRecord, PreparedStep
 from ringfence_sandbox.store.entries import Entry, Pending
 from ringfence_sandbox.store.folder_builder import Builder, edits_of
 from ringfence_sandbox.store.folders import Folder, differences, in_order, reachable
-from ringfence_sandbox.store.history_objects import BLOB, COMMIT, TREE, UNREADABLE, HistoryObjects
+from ringfence_sandbox.store.history_objects import UNREADABLE, HistoryObjects
 from ringfence_sandbox.store.history_states import UNKNOWN, States, read_commit
+from ringfence_sandbox.store.object_ids import BLOB, COMMIT, TREE
 from ringfence_sandbox.store.repository import create_repository, read_refs, read_shallow, write_refs, write_shallow
 from ringfence_sandbox.store.unknown import Unknown
 
