@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 
 from ringfence.errors import WorkspaceLockedError
 from ringfence_sandbox.disk.forks import FORKS
-from ringfence_sandbox.disk.places import not_written
+from ringfence_sandbox.disk.state_files import not_written
 
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _BUSY = frozenset({errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES})

@@ -15,8 +15,8 @@ from ringfence_sandbox.steps.text_merge import merged
 from ringfence_sandbox.store.commit_records import CommitRecord
 from ringfence_sandbox.store.entries import Entry
 from ringfence_sandbox.store.exports import moved_between, patch_text
-from ringfence_sandbox.store.history_objects import blob_id
 from ringfence_sandbox.store.history_states import States
+from ringfence_sandbox.store.object_ids import blob_id
 from ringfence_sandbox.store.shown_history import with_moves
 from ringfence_sandbox.store.store import Store
 
