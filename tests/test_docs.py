@@ -16,6 +16,9 @@ import pytest
 
 from ringfence.filesystem.protocol import MAX_WRITE_LENGTH
 from ringfence.runtime import Session
+from ringfence_cli.report import as_json
+from ringfence_cli.task import Ending
+from ringfence_cli.watch import OUTCOMES, Tally
 from ringfence_sandbox import Workspace
 from ringfence_tools import (
     HistoryToolsSection,
@@ -114,7 +117,7 @@ def test_pages_fit_on_a_few_screens() -> None:
 
 
 def test_the_tools_that_the_pages_name_are_those_that_there_are_with_their_arguments(tmp_path: Path) -> None:
-    tables = text("running") + text("mcp") + text(IN_A_CONTAINER)
+    tables = text("running").replace(json_keys(), "") + text("mcp") + text(IN_A_CONTAINER)
     rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| (.*) \|$", tables, re.MULTILINE)
     said = {name: set(re.findall(r"`(\w+)`", what)) for names, what in rows for name in re.findall(r"`(\w+)`", names)}
     session = Session()
@@ -153,3 +156,15 @@ def test_the_configuration_of_clients_can_be_read_and_starts_the_server() -> Non
     for server in servers:
         if "url" not in server:
             assert (server["command"], server["args"][0], len(server["args"])) == ("ringfence", "serve", 2)
+
+
+def json_keys() -> str:
+    """The table of the page on running."""
+    return text("running").partition("### JSON output")[2].partition("### Exit codes")[0]
+
+
+def test_the_page_on_running_has_all_keys_of_the_json_object() -> None:
+    first_cells = [line.split("|")[1] for line in json_keys().splitlines() if line.startswith("| `")]
+    told = as_json(Ending(), Tally(), None)
+    assert sorted([*re.findall(r"`(\w+)`", " ".join(first_cells)), "parts"]) == sorted(told)
+    assert all(f"`{outcome}`" in json_keys() for outcome in OUTCOMES)
