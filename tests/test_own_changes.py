@@ -132,6 +132,15 @@ def test_what_was_taken_back_is_not_told(root: Path, agent: Agent) -> None:
     assert agent.told() == ({"own.txt": "created"}, [])
 
 
+def test_what_others_did_to_the_agent_s_own_files_is_theirs(root: Path, agent: Agent) -> None:
+    agent.step(lambda files: files.move("a.txt", "c.txt"), lambda files: files.write("own.txt", "x\n"))
+    (root / "c.txt").rename(root / "theirs.txt")
+    (root / "own.txt").unlink()
+    agent.step(lambda files: files.write("c.txt", "new\n"), lambda files: files.write("own.txt", "y\n"))
+    kinds, mixed = agent.told()
+    assert (kinds, mixed) == ({"a.txt": "deleted", "c.txt": "created", "own.txt": "created"}, [])
+
+
 def test_steps_of_another_session_are_others(agent: Agent) -> None:
     agent.line("a.txt", 5, "five\n")
     other = Agent(agent.workspace)

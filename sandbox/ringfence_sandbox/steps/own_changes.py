@@ -46,9 +46,8 @@ def own_changes(
     for record in later:
         if _is_own(record, sessions):
             sketch.make_again(record)
-    tip = later[-1].commit
-    changes = [change for change in sketch.changes(tip) if change.path not in without]
-    moves = moved_between(store, start.commit, tip)
+    changes = [change for change in sketch.changes() if change.path not in without]
+    moves = moved_between(store, start.commit, later[-1].commit)
     patch = patch_text(changes, moves, lambda path: store.states.read(start.commit, path), sketch.content)
     mixed = sorted(sketch.mixed & {change.path for change in changes})
     return OwnChanges(with_moves(changes, moves), patch, mixed)
@@ -90,15 +89,15 @@ class _Sketch:
             if moved is not None and moved.kind == new.kind:
                 return replace(moved, meta=new.meta)
             return None if _moved(new.oid, path) in gone else new  # with its directory, a file of somebody else's
-        if old is not None and here is not None and old.same_content(here):
+        if old is None or old.same_content(here):  # where others had removed it, all of it is the step's
             return new
         both = self._merged(old, here, new)
         if both is None:
             self.mixed.add(path)
         return both or new
 
-    def _merged(self, old: Entry | None, here: Entry | None, new: Entry) -> Entry | None:
-        if old is None or here is None or {old.kind, here.kind, new.kind} != {"file"}:
+    def _merged(self, old: Entry, here: Entry | None, new: Entry) -> Entry | None:
+        if here is None or {old.kind, here.kind, new.kind} != {"file"}:
             return None
         text = merged(*(self._bytes(one) for one in (old, here, new)))
         if text is None:
@@ -108,13 +107,12 @@ class _Sketch:
         mode = here.meta.mode if old.meta.mode == new.meta.mode else new.meta.mode
         return replace(new, oid=oid, meta=replace(new.meta, mode=mode))
 
-    def changes(self, tip: str) -> Iterator[Change]:
-        """What is otherwise than where it began. (What is as it was then has been taken back.)"""
+    def changes(self) -> Iterator[Change]:
+        """What is otherwise than where it began."""
         for path, after in sorted(self._made.items()):
-            before, now = self._states.entry(self._start, path), self._states.entry(tip, path)
-            if _same(before, after) or _same(before, now):
-                continue
-            yield Change(path, self._states.version(before), self._version(after))
+            before = self._states.entry(self._start, path)
+            if before is not None if after is None else not after.same_content(before):
+                yield Change(path, self._states.version(before), self._version(after))
 
     def content(self, path: str) -> bytes:
         entry = self._made[path]
@@ -139,7 +137,3 @@ class _Sketch:
 def _moved(oid: str, path: str) -> str:
     """What is the same before and after a directory was moved."""
     return f"{oid} {path.rpartition('/')[2]}"
-
-
-def _same(one: Entry | None, other: Entry | None) -> bool:
-    return one is None if other is None else other.same_content(one)
