@@ -198,7 +198,7 @@ class OpaqueCalls:
         paths = sorted(chosen.items)
         way = self._way(before, after, chosen, hold)
         if kept is None:  # an earlier try has given directories new times itself
-            way.spare_times(limit_ns)
+            way.spare_times(limit_ns, opened)
         if kept is None:
             aborted = self._brackets.keep(before, after, paths, tool=tool, call_id=call_id)
         else:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Final
 
@@ -62,10 +62,15 @@ class TreeRollback:
         self.copied: Callable[[int, int], None] = lambda old, new: None
         """Is told of a file that no scan took in, and that has another inode now, before it gets its name."""
 
-    def spare_times(self, limit_ns: int) -> None:
-        """Have directories that were changed after a moment keep the time of that: somebody else did."""
+    def spare_times(self, limit_ns: int, ctimes_ns: Mapping[str, int]) -> None:
+        """Have directories that were changed after a moment keep the time of that: somebody else did. ``ctimes_ns`` are
+        those of what was changed only now, to be looked at."""
         for path, now, _ in self._after.differing:
-            if now is not None and is_directory(now) and now.meta.mtime_ns > limit_ns:
+            here = self._look(path)
+            if now is None or here is None or not is_directory(now):
+                continue
+            # By both its times: a program may give a directory any time of its last change.
+            if min(now.meta.mtime_ns, ctimes_ns.get(path, here.st_ctime_ns)) > limit_ns:
                 self._file_rollback.times_ns[path] = now.meta.mtime_ns
 
     def run(self) -> RolledBack:
