@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import pytest
 
 from ringfence.errors import WorkspaceLockedError
 from ringfence.runtime import Session
+from ringfence_sandbox.calls.recovery import waiting
 from ringfence_sandbox.disk.places import store_of
 from ringfence_sandbox.host import HostFilesystem
 from ringfence_tools import HostMount, VfsToolsSection
@@ -111,6 +114,21 @@ def test_a_read_only_one_needs_no_lock(root: Path, fs: HostFilesystem) -> None:
     with HostFilesystem(root, read_only=True) as reader:
         fs.write("a.txt", "x")
         assert reader.read("a.txt").content == "x"
+
+
+def test_whoever_only_reads_does_not_keep_an_opener_out_while_it_looks_for_a_killed_call(tmp_path: Path) -> None:
+    holder = os.open(tmp_path / "holder", os.O_CREAT)
+    os.mkfifo(tmp_path / "journal")
+    reader = threading.Thread(target=waiting, args=(str(tmp_path), str(tmp_path)))
+    reader.start()
+    try:
+        reader.join(0.3)  # it waits for what the journal says
+        assert reader.is_alive()
+        fcntl.flock(holder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.close(os.open(tmp_path / "journal", os.O_WRONLY))
+        os.close(holder)
+        reader.join()
 
 
 @pytest.mark.parametrize("store", ["root", "root/d", "root/new/store", "link/store"])

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import IO, TYPE_CHECKING, Literal
 
 from ringfence.errors import RestoreFailedError
 from ringfence_sandbox.calls.deed_rollback import Hold, RolledBack, undo_deeds
@@ -65,12 +65,17 @@ def waiting(root: str, store: str) -> tuple[str, str] | None:
     """The call, by its id and tool, that a killed process left half done, for the next opening to take back. None where
     there is none, or somebody has the workspace open. Changes nothing."""
     with suppress(OSError, ValueError), open(os.path.join(store, "holder"), "rb") as holder:
-        fcntl.flock(holder, fcntl.LOCK_SH | fcntl.LOCK_NB)  # an opener has patience with it
-        try:
-            return begun(root, store)
-        finally:
-            fcntl.flock(holder, fcntl.LOCK_UN)  # a child that was forked meanwhile has it open, too
+        _check_free(holder)
+        found = begun(root, store)
+        _check_free(holder)  # nobody has come meanwhile
+        return found
     return None
+
+
+def _check_free(holder: IO[bytes]) -> None:
+    """BlockingIOError where an opener has the lock. It is tried for no longer than an opener has patience with."""
+    fcntl.flock(holder, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    fcntl.flock(holder, fcntl.LOCK_UN)
 
 
 def begun(root: str, store: str) -> tuple[str, str] | None:
