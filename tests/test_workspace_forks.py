@@ -16,8 +16,7 @@ from ringfence.prompt import LocalPromptOverridesStore
 from ringfence.testing import held_call
 from ringfence.testing.printed import lasting, printed
 from ringfence_sandbox import Workspace
-from ringfence_sandbox.calls.half_done import running_in
-from ringfence_sandbox.calls.recovery import waiting
+from ringfence_sandbox.calls.half_done import running_in, waiting
 from ringfence_sandbox.disk.locking import RootLock
 from ringfence_sandbox.disk.places import store_of
 

@@ -13,7 +13,7 @@ from ringfence.participants import CallLock
 from ringfence_sandbox.calls.core import Core
 from ringfence_sandbox.calls.history import History
 from ringfence_sandbox.calls.journal import Journal
-from ringfence_sandbox.calls.recovery import STAMP, Recovered, recover
+from ringfence_sandbox.calls.recovery import STAMP, Recovered, Recovery
 from ringfence_sandbox.disk.confined import Confined
 from ringfence_sandbox.disk.kernel import OVERLAY, Abilities, Before, Renames, abilities
 from ringfence_sandbox.disk.locking import RootLock, check_locks
@@ -97,7 +97,7 @@ class Opened:
         note_format(store)
         note_root(self.root, store, opened=True)
         self._journal = Journal(os.path.join(store, "journal"), sync=self._power, before=self._before)
-        self.recovered, self._journal = recover(
+        recovery = Recovery(
             self.files,
             self.can,
             self._journal,
@@ -106,6 +106,7 @@ class Opened:
             history=self._history,
             opaque=self._opaque_calls,
         )
+        self.recovered, self._journal = recovery.run()
         return kept
 
     def _copy_up_root(self) -> None:

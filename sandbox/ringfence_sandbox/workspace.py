@@ -16,7 +16,7 @@ from ringfence.errors import TransactionError
 from ringfence.participants import Change, Step, Transactional
 from ringfence.runtime.session import Session
 from ringfence.runtime.transaction import Transaction, tool_transaction
-from ringfence_sandbox.calls.recovery import waiting
+from ringfence_sandbox.calls.half_done import waiting
 from ringfence_sandbox.disk.confined import Confined
 from ringfence_sandbox.disk.kernel import Before, abilities, nothing_before
 from ringfence_sandbox.disk.places import made_outside, store_of

@@ -1,4 +1,4 @@
-"""What a tool call has half done in a directory, for who copies it and does not open it as a workspace."""
+"""What a tool call has half done in a directory, for who only looks there. Nothing is changed."""
 
 from __future__ import annotations
 
@@ -6,19 +6,49 @@ import fcntl
 import os
 import shlex
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
+from typing import IO
 
 from ringfence_sandbox.disk.places import StateDirectoryError, state_directory, store_of
 
 
 def killed_call(root: str) -> tuple[str, str] | None:
     """The call, by its id and tool, that was killed in a workspace with this real path, and left it half done."""
-    store = store_of(root)
-    if not os.path.exists(os.path.join(store, "journal")):
-        return None  # without a look at what reads journals: most directories are no workspaces
-    from ringfence_sandbox.calls.recovery import waiting
+    return waiting(root, store_of(root))
 
-    return waiting(root, store)
+
+def waiting(root: str, store: str) -> tuple[str, str] | None:
+    """The call, by its id and tool, that a killed process left half done, for the next opening to take back. None where
+    there is none, or somebody has the workspace open."""
+    with suppress(OSError, ValueError), open(os.path.join(store, "holder"), "rb") as holder:
+        _check_free(holder)
+        found = _begun(root, store)
+        _check_free(holder)  # nobody has come meanwhile
+        return found
+    return None
+
+
+def _check_free(holder: IO[bytes]) -> None:
+    """BlockingIOError where an opener has the lock. It is tried for no longer than an opener has patience with, and let
+    go of by name: a child that was forked meanwhile has it open, too."""
+    fcntl.flock(holder, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    fcntl.flock(holder, fcntl.LOCK_UN)
+
+
+def _begun(root: str, store: str) -> tuple[str, str] | None:
+    """The call, by its id and tool, that has begun to change the tree, and is not committed."""
+    # Imported here: most directories that somebody asks about are no workspaces.
+    from ringfence_sandbox.calls.journal import Journal
+    from ringfence_sandbox.calls.journal_replay import Replay
+
+    with suppress(OSError, ValueError), closing(Journal(os.path.join(store, "journal"), only_read=True)) as journal:
+        replay = Replay.of(journal.records)
+        descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            return replay.call if replay.is_of(descriptor) and not replay.committed else None
+        finally:
+            os.close(descriptor)
+    return None
 
 
 def killed_in(path: str) -> str | None:
@@ -36,15 +66,11 @@ def running_in(path: str) -> str | None:
         store = store_of(above)
         with suppress(OSError), open(os.path.join(store, "holder"), "rb") as holder:
             try:
-                fcntl.flock(holder, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                _check_free(holder)
             except BlockingIOError:
-                from ringfence_sandbox.calls.recovery import begun
-
-                if (call := begun(above, store)) is not None:
+                if (call := _begun(above, store)) is not None:
                     other = f"the tool call {call[0]} ({call[1]}) of another process"
                     return f"{other} is at work there: the copy has its changes"
-            else:
-                fcntl.flock(holder, fcntl.LOCK_UN)  # a child that was forked meanwhile has it open, too
     return None
 
 

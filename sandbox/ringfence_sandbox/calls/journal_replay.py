@@ -12,6 +12,7 @@ from ringfence_sandbox.calls.journal import Record
 from ringfence_sandbox.calls.power_loss import CommittedCall
 from ringfence_sandbox.disk.call_process import CallProcess
 from ringfence_sandbox.disk.kernel import boot_id
+from ringfence_sandbox.disk.places import root_record
 from ringfence_sandbox.disk.records import Deed
 
 
@@ -51,6 +52,15 @@ class Replay:
     def lost_power(self) -> bool:
         """Whether the machine was started anew since: then what was not waited for may not be on the disk."""
         return self.root is not None and self.root[3] != boot_id()
+
+    def is_of(self, root: int) -> bool:
+        """Whether the journal is about an opened root, as far as it says."""
+        if self.root is None:
+            return True
+        inode, born, device, boot = self.root
+        now = root_record(root)["root"]
+        assert isinstance(now, list)
+        return now[:2] == [inode, born] and (now[2] == device or boot != boot_id())
 
     @classmethod
     def of(cls, records: Sequence[Record]) -> Replay:
