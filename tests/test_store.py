@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from ringfence.filesystem.git_names import is_dotgit
 from ringfence_sandbox.steps.text_merge import merged
-from ringfence_sandbox.steps.undo_plan import Workspace, plan_undo
+from ringfence_sandbox.steps.undo_plan import TreeNow as Workspace
+from ringfence_sandbox.steps.undo_plan import plan_undo
 from ringfence_sandbox.store.commit_messages import CommitInfo, format_message, parse_message
 from ringfence_sandbox.store.commit_records import PreparedStep
 from ringfence_sandbox.store.compression import LEVEL, by_zlib, deflated

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 
 from ringfence.filesystem.git_names import is_dotgit
 from ringfence.filesystem.paths import MAX_PATH_BYTES, directories_above
-from ringfence_sandbox.steps.undo_plan import Difference, Outcome, plan_undo
-from ringfence_sandbox.steps.undo_plan import Workspace as TreeNow
+from ringfence_sandbox.steps.undo_plan import Difference, Outcome, TreeNow, plan_undo
 from ringfence_sandbox.store.commit_records import CommitRecord
 from ringfence_sandbox.store.entries import Entry, is_directory
 from ringfence_sandbox.store.store import Store

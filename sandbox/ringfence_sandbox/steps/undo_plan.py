@@ -33,7 +33,7 @@ class UndoPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Workspace:
+class TreeNow:
     """The files as they are now: one path's state, the names in a directory, and the bytes of an object id."""
 
     entry: Callable[[str], Entry | None]
@@ -43,7 +43,7 @@ class Workspace:
 
 def plan_undo(
     steps: Sequence[Sequence[Difference]],
-    now: Workspace,
+    now: TreeNow,
     changed_later: Callable[[str], str | None] = lambda path: None,
 ) -> UndoPlan:
     """How to reverse `steps`, newest first, each given as the paths that it changed with the states before and after.
@@ -67,7 +67,7 @@ def plan_undo(
 
 
 class _Undo:
-    def __init__(self, now: Workspace, changed_later: Callable[[str], str | None]) -> None:
+    def __init__(self, now: TreeNow, changed_later: Callable[[str], str | None]) -> None:
         self.plan = UndoPlan()
         self._now = now
         self._later = changed_later
