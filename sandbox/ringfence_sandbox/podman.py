@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ringfence.arguments import checked
 from ringfence.errors import ExecutorLostError, TransactionError
 from ringfence.filesystem.paths import normalise, os_error, shown
-from ringfence.participants import CURRENT_CALL, CallInfo, Transactional
+from ringfence.participants import CURRENT_CALL, CallInfo
 from ringfence.runtime.limits import Cancellation
 from ringfence.runtime.session import Session
 from ringfence.runtime.transaction import tool_transaction
@@ -29,7 +29,7 @@ from ringfence_sandbox.container.isolation import WORKSPACE, Network, Property, 
 from ringfence_sandbox.container.podman_connection import Connection, connect, reading
 from ringfence_sandbox.container.shell_environment import ShellEnvironment
 from ringfence_sandbox.host import HostFilesystem
-from ringfence_sandbox.workspace import Workspace
+from ringfence_sandbox.workspace import Participants, Workspace
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -228,7 +228,7 @@ class PodmanSandbox:
         if self._held.container is None:
             self.start()  # before files are looked at, which is in vain without it
         try:
-            with tool_transaction(self._session, _Participants((self.filesystem,)), tag=_TAG, opaque=True) as own:
+            with tool_transaction(self._session, Participants((self.filesystem,)), tag=_TAG, opaque=True) as own:
                 result = self._run(request, on_output, cancellation)
                 if result.failure:
                     raise _NotKept(result)
@@ -350,11 +350,6 @@ class _NotKept(Exception):
     def __init__(self, result: CommandResult) -> None:
         super().__init__(result.failure)
         self.result = result
-
-
-@dataclass(frozen=True, slots=True)
-class _Participants:
-    participants: tuple[Transactional, ...]
 
 
 @dataclass(slots=True)

@@ -68,7 +68,9 @@ class Reversal:
 
 
 @dataclass(frozen=True, slots=True)
-class _Participants:
+class Participants:
+    """Who takes part in a transaction of one's own."""
+
     participants: tuple[Transactional, ...]
 
 
@@ -483,7 +485,7 @@ class Workspace:
         that, which then makes the step."""
         if self._history is None:
             raise PermissionError(f"{tool} changes the workspace, and this one was opened read-only")
-        participants = _Participants((self.filesystem,))
+        participants = Participants((self.filesystem,))
         with (
             telling_of_damage(self._store.folder, (KeyError,)),
             tool_transaction(Session(), participants, tag=tool) as transaction,
