@@ -30,7 +30,7 @@ class CallProcess:
     @classmethod
     def running(cls, pid: int, name: str) -> CallProcess:
         """The process that has a pid now. ProcessLookupError where there is none."""
-        ticks = _start_ticks(pid)
+        ticks = start_ticks(pid)
         if ticks is None:
             raise ProcessLookupError(f"there is no process {pid}")
         return cls(name, pid, ticks, boot_id())
@@ -38,7 +38,7 @@ class CallProcess:
     @property
     def lives(self) -> bool:
         """Whether it still runs. After another start of the machine it does not, whatever has its pid."""
-        return self.boot_id == boot_id() and _start_ticks(self.pid) == self.start_ticks
+        return self.boot_id == boot_id() and start_ticks(self.pid) == self.start_ticks
 
     def end(self) -> None:
         """Kill it if it lives, and wait for its end.
@@ -81,8 +81,9 @@ class CallProcess:
         return [self.name, self.pid, self.start_ticks, self.boot_id]
 
 
-def _start_ticks(pid: int) -> int | None:
-    """None where there is no such process, or only what is left of an ended one."""
+def start_ticks(pid: int) -> int | None:
+    """When a process started, in clock ticks since the start of the machine. None where there is no such process, or
+    only what is left of an ended one."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             words = file.read().rpartition(")")[2].split()

@@ -19,6 +19,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 
 from ringfence.errors import WorkspaceLockedError
+from ringfence_sandbox.disk.call_process import start_ticks
 from ringfence_sandbox.disk.forks import FORKS
 from ringfence_sandbox.disk.state_files import not_written
 
@@ -177,9 +178,10 @@ def _pid_in_kernel(descriptor: int) -> int | None:
 
 def _since(pid: int) -> str:
     """When a process started, from the kernel's own books."""
+    ticks = start_ticks(pid)
+    if ticks is None:
+        return ""
     with suppress(OSError, ValueError, IndexError):
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            ticks = int(file.read().rpartition(")")[2].split()[19])
         with open("/proc/uptime", encoding="ascii") as file:
             up = float(file.read().split()[0])
         started = time.time() - up + ticks / os.sysconf("SC_CLK_TCK")
