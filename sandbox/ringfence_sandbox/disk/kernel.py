@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any, Final
 
 _OPENAT2 = 437  # the same on every architecture
@@ -58,6 +59,12 @@ def filesystem_type(descriptor: int) -> int:
     if libc().fstatfs(descriptor, buffer) != 0:
         return 0
     return ctypes.c_ulong.from_buffer(buffer).value & 0xFFFFFFFF
+
+
+def free_bytes(directory: str | Path) -> int:
+    """What an ordinary user may still write on the disk that a directory is on."""
+    found = os.statvfs(directory)
+    return found.f_bavail * found.f_frsize
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from ringfence_sandbox.disk.kernel import free_bytes
+
 SHOWN_BYTES = 32 * 1024
 _HEAD_BYTES = SHOWN_BYTES // 2
 _KEPT_FILES = 100
@@ -31,7 +33,7 @@ class KeptOutputs:
         """For a stream of a command, of which ``command`` is 16 hexadecimal digits."""
         name = f"{command}.{stream}"
         # The workspace may be on the same disk, and a rollback needs what is left there before the command.
-        keep_bytes = min(keep_bytes, _left(self.directory.parent) // 4)
+        keep_bytes = min(keep_bytes, free_bytes(self.directory.parent) // 4)
         return Stream(self.directory / name, f"{_FOLDER}/{name}", keep_bytes)
 
     def read(self, normal: str) -> tuple[bytes, os.stat_result] | None:
@@ -50,7 +52,7 @@ class KeptOutputs:
             return
         with os.scandir(self.directory) as entries:
             found = sorted(((entry.stat(), entry.path) for entry in entries), key=lambda item: -item[0].st_mtime_ns)
-        most = min(_KEPT_BYTES, (sum(known.st_size for known, _ in found) + _left(self.directory)) // 2)
+        most = min(_KEPT_BYTES, (sum(known.st_size for known, _ in found) + free_bytes(self.directory)) // 2)
         size = 0
         for number, (known, path) in enumerate(found):
             size += known.st_size
@@ -122,8 +124,3 @@ class Stream:
         where = f"read {self._name} for all of it{kept}" if self._written else f"it was not kept: {self._problem}"
         start, end = self._start[:_HEAD_BYTES].decode("utf-8", "replace"), self._end.decode("utf-8", "replace")
         return f"{start}\n[... {left_out} bytes left out; {where} ...]\n{end}"
-
-
-def _left(directory: Path) -> int:
-    found = os.statvfs(directory)
-    return found.f_bavail * found.f_frsize

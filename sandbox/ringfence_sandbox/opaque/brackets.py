@@ -17,7 +17,7 @@ from typing import TypeGuard
 from ringfence.participants import Change, FileVersion
 from ringfence_sandbox.calls.history import ChangedFiles, ScannedStates
 from ringfence_sandbox.disk.confined import Confined, is_reserved, open_file, sha256_of
-from ringfence_sandbox.disk.kernel import set_mode, sync_filesystem
+from ringfence_sandbox.disk.kernel import free_bytes, set_mode, sync_filesystem
 from ringfence_sandbox.opaque.before_after import Aborted, After, Before, Differs, Left, is_only_time
 from ringfence_sandbox.opaque.displaced import Displaced
 from ringfence_sandbox.opaque.scanned_files import ScannedFiles
@@ -93,7 +93,7 @@ class Brackets:
             inodes,
             displaced,
             attributes,
-            room=self._left_on_disk() // 4,
+            room=self._room_now(),
         )
 
     def _scan(self, commit: str | None, displaced: Displaced, keep: Callable[[bytes], str] | None = None) -> ScanResult:
@@ -105,11 +105,10 @@ class Brackets:
         return found
 
     def _room(self, before: Before) -> int:
-        return self._left_on_disk() // 4 if before.room is None else before.room
+        return self._room_now() if before.room is None else before.room
 
-    def _left_on_disk(self) -> int:
-        found = os.statvfs(self.store.objects.log.path.parent)
-        return found.f_bavail * found.f_frsize
+    def _room_now(self) -> int:
+        return free_bytes(self.store.folder) // 4
 
     def _left(self, path: str, reason: Exclusion, stamp: Stamp | None) -> Left:
         here = self._look(path)
