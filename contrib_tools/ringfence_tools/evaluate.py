@@ -11,7 +11,7 @@ import threading
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from keyword import iskeyword
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -164,16 +164,13 @@ def evaluate_python(params: EvalParams, *, context: ToolContext) -> ToolResult[E
         },
         files,
     )
-    failed = outcome.get("failed")
     result = EvalResult(
         outcome["value_repr"], outcome["stdout"], outcome["stderr"], outcome["globals"], tuple(files.read)
     )
-    if failed is not None:
+    if (failed := outcome.get("failed")) is not None:
         return ToolResult(f"the code failed, and nothing was written: {failed}", result, success=False)
     written = files.write({path: (content, mode) for path, content, mode in outcome["writes"]})
-    return ToolResult.ok(
-        EvalResult(result.value_repr, result.stdout, result.stderr, result.globals, result.reads, written), "Evaluated."
-    )
+    return ToolResult.ok(replace(result, writes=written), "Evaluated.")
 
 
 class _Files:
@@ -273,11 +270,9 @@ def _run(request: dict[str, Any], files: _Files) -> dict[str, Any]:
             process.stdin.close()
     if outcome is not None:
         return outcome
-    failed = (
-        f"it did not end within {WALL_SECONDS:g} seconds"
-        if late.is_set()
-        else (f"it ended without an answer, perhaps for want of more than {MEMORY_BYTES >> 20} MiB of memory")
-    )
+    failed = f"it ended without an answer, perhaps for want of more than {MEMORY_BYTES >> 20} MiB of memory"
+    if late.is_set():
+        failed = f"it did not end within {WALL_SECONDS:g} seconds"
     return {"failed": failed, "value_repr": None, "stdout": "", "stderr": "", "globals": {}}
 
 
