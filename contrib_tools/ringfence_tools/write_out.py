@@ -14,6 +14,8 @@ from contextlib import contextmanager, suppress
 from ringfence.errors import RestoreFailedError, WorkspaceConflictError
 from ringfence.filesystem.protocol import Filesystem
 from ringfence.participants import Change, FileVersion
+from ringfence_sandbox.disk.kernel import exists
+from ringfence_sandbox.disk.new_files import write_all
 from ringfence_tools.host_tree import READ, directory, split
 
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -245,7 +247,7 @@ class WriteOut:
             except OSError as error:
                 if error.errno not in NO_HARD_LINKS:
                     raise
-                if _exists(at, name):
+                if exists(at, name):
                     raise WorkspaceConflictError([path]) from None
                 os.rename(hidden, name, src_dir_fd=at, dst_dir_fd=at)
             else:
@@ -285,9 +287,9 @@ class WriteOut:
 
     def _put_back(self, path: str, aside: str, ours: Identity | None) -> None:
         with self._at(path) as (at, name):
-            if not _exists(at, aside):
+            if not exists(at, aside):
                 return
-            if not _exists(at, name) or _identity(at, name) == ours:
+            if not exists(at, name) or _identity(at, name) == ours:
                 os.rename(aside, name, src_dir_fd=at, dst_dir_fd=at)
             elif os.path.samestat(os.lstat(name, dir_fd=at), os.lstat(aside, dir_fd=at)):
                 os.unlink(aside, dir_fd=at)  # a rename between two names of one file does nothing
@@ -336,14 +338,6 @@ class WriteOut:
                 os.close(descriptor)
 
 
-def _exists(at: int, name: str) -> bool:
-    try:
-        os.lstat(name, dir_fd=at)
-    except FileNotFoundError:
-        return False
-    return True
-
-
 def _identity(at: int, name: str) -> Identity:
     found = os.lstat(name, dir_fd=at)
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
@@ -352,9 +346,7 @@ def _identity(at: int, name: str) -> Identity:
 def _write_file(at: int, name: str, content: bytes, mode: int, finish: Callable[[int], None] | None) -> None:
     descriptor = os.open(name, NEW, mode, dir_fd=at)
     try:
-        rest = memoryview(content)
-        while rest:
-            rest = rest[os.write(descriptor, rest) :]
+        write_all(descriptor, content)
         if finish is not None:
             finish(descriptor)
     finally:
