@@ -38,7 +38,7 @@ class WriteFile:
 
     def __post_init__(self) -> None:
         _below_the_root("file_path", self.file_path)
-        _bounded("content", self.content, "write the first part, then add the rest with edit_file")
+        check_length("content", len(self.content), "write the first part, then add the rest with edit_file")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class EditFile:
     def __post_init__(self) -> None:
         _below_the_root("file_path", self.file_path)
         for name, text in (("old_string", self.old_string), ("new_string", self.new_string)):
-            _bounded(name, text, "make several smaller edits")
+            check_length(name, len(text), "make several smaller edits")
         if not self.old_string:
             raise ToolValidationError("old_string is empty: quote the text to replace (write_file makes a new file)")
         if self.old_string == self.new_string:
@@ -72,7 +72,7 @@ class ApplyPatch:
     )
 
     def __post_init__(self) -> None:
-        _bounded("patch", self.patch, "apply it in several patches")
+        check_length("patch", len(self.patch), "apply it in several patches")
         try:
             parse_patch(self.patch)
         except ValueError as error:
@@ -139,7 +139,7 @@ def _below_the_root(name: str, path: str) -> None:
         raise ToolValidationError(f"{name} is the root of the workspace, which stays: name what is in it")
 
 
-def _bounded(name: str, text: str, what_to_do: str) -> None:
-    if len(text) > MAX_WRITE_LENGTH:
+def check_length(name: str, characters: int, what_to_do: str) -> None:
+    if characters > MAX_WRITE_LENGTH:
         most = f"{MAX_WRITE_LENGTH:,}"
-        raise ToolValidationError(f"{name} has {len(text):,} characters, one call takes {most}: {what_to_do}")
+        raise ToolValidationError(f"{name} has {characters:,} characters, one call takes {most}: {what_to_do}")

@@ -9,8 +9,8 @@ from typing import Literal, Self
 
 from ringfence.errors import ToolValidationError
 from ringfence.filesystem.paths import shown
-from ringfence.filesystem.protocol import MAX_WRITE_LENGTH
 from ringfence.participants import Change
+from ringfence_tools.file_params import check_length
 
 SHORTEST_SECONDS, LONGEST_SECONDS = 1.0, 120.0
 """Between them every time limit is put, where a section has no other one for the longest."""
@@ -48,8 +48,8 @@ class ShellExecute:
         words = self.argv if self.command is None else (self.command,)
         if not words[0].strip():
             raise ToolValidationError("the command is empty")
-        _bounded("the command", sum(map(len, words)), "write a script with write_file and run that")
-        _bounded("stdin", len(self.stdin or ""), "write a file and redirect it")
+        check_length("the command", sum(map(len, words)), "write a script with write_file and run that")
+        check_length("stdin", len(self.stdin or ""), "write a file and redirect it")
         if any("\0" in word for word in (*words, *self.env, *self.env.values())):
             raise ToolValidationError("a command and its environment have no zero characters")
         _check_variables(self.env)
@@ -64,16 +64,10 @@ class EvaluatePython:
     def __post_init__(self) -> None:
         if not self.code.strip():
             raise ToolValidationError("code is empty")
-        _bounded("code", len(self.code), "write it with write_file and run that with shell_execute")
+        check_length("code", len(self.code), "write it with write_file and run that with shell_execute")
         if any(character < " " and character not in "\n\t" for character in self.code):
             raise ToolValidationError("code has control characters other than newlines and tabs")
         _check_number(self.timeout_seconds)
-
-
-def _bounded(name: str, characters: int, what_to_do: str) -> None:
-    if characters > MAX_WRITE_LENGTH:
-        most = f"{MAX_WRITE_LENGTH:,}"
-        raise ToolValidationError(f"{name} has {characters:,} characters, one call takes {most}: {what_to_do}")
 
 
 def _check_variables(env: Mapping[str, str]) -> None:
