@@ -15,7 +15,7 @@ import pytest
 
 from ringfence.errors import WorkspaceLockedError
 from ringfence.runtime import Session
-from ringfence_sandbox.calls.recovery import waiting
+from ringfence_sandbox.calls.half_done import waiting
 from ringfence_sandbox.disk.places import store_of
 from ringfence_sandbox.host import HostFilesystem
 from ringfence_tools import HostMount, VfsToolsSection
