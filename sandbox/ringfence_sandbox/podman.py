@@ -20,12 +20,13 @@ from ringfence.runtime.limits import Cancellation
 from ringfence.runtime.session import Session
 from ringfence.runtime.transaction import tool_transaction
 from ringfence_sandbox.container.channel import Ended
-from ringfence_sandbox.container.command_request import CommandRequest, explained, no_directory
+from ringfence_sandbox.container.command_request import CommandRequest, explained, no_directory, timed_out
 from ringfence_sandbox.container.command_watch import CommandWatch
 from ringfence_sandbox.container.container import Container, mounted_in, remove_orphans
 from ringfence_sandbox.container.handover import UNKNOWN, Handover
 from ringfence_sandbox.container.images import existing
 from ringfence_sandbox.container.isolation import WORKSPACE, Network, Property, SandboxLimits
+from ringfence_sandbox.container.pipes import Stream
 from ringfence_sandbox.container.podman_connection import Connection, connect, reading
 from ringfence_sandbox.container.shell_environment import ShellEnvironment
 from ringfence_sandbox.host import HostFilesystem
@@ -265,15 +266,13 @@ class PodmanSandbox:
         # Whoever recovers the workspace after us ends the container before anything is taken back.
         stamp = self.filesystem.note_process(container.process)
         handover = Handover(request, directory, container.environment)
-        command = os.urandom(8).hex()
-        outputs, most = self.filesystem.outputs, self.limits.output_bytes
-        streams = {name: outputs.stream(command, name, most) for name in ("stdout", "stderr")}
+        output = self.filesystem.outputs.of_command(os.urandom(8).hex(), self.limits.output_bytes)
 
-        def take(stream: str, data: bytes) -> None:
+        def take(stream: Stream, data: bytes) -> None:
             if stream == "report":
                 handover.take(data)
                 return
-            streams[stream].take(data)
+            output.take(stream, data)
             if on_output is not None:
                 on_output(stream, data)
 
@@ -292,18 +291,14 @@ class PodmanSandbox:
                 report=handover.reports,
                 stamp=stamp,
             )
-            after = f"{request.timeout_seconds:g} second{'' if request.timeout_seconds == 1 else 's'}"
-            failure = f"timed out after {after}" if ended.timed_out else ""
+            failure = timed_out(request) if ended.timed_out else ""
         except ExecutorLostError as lost:
             self._end_container()
             ended = Ended(KILLED, duration_seconds=time.monotonic() - begun)
             failure = f"the container was lost ({lost}); the next command gets a new one"
         finally:
             watch.stop()
-            for stream in streams.values():
-                stream.close()
-            if any(stream.is_kept for stream in streams.values()):
-                outputs.prune()
+            output.close()
         if watch.reason:
             failure = watch.reason
         left = request.environment if failure else handover.left()
@@ -312,8 +307,8 @@ class PodmanSandbox:
         said += [UNKNOWN] * (request.environment is not None and left is None)
         return CommandResult(
             ended.exit_code,
-            streams["stdout"].text(),
-            "\n".join([streams["stderr"].text(), *(f"[{words}]" for words in said if words)]).lstrip("\n"),
+            output.stdout.text(),
+            "\n".join([output.stderr.text(), *(f"[{words}]" for words in said if words)]).lstrip("\n"),
             ended.timed_out,
             ended.duration_seconds,
             failure=failure,

@@ -122,6 +122,11 @@ def explained(request: CommandRequest, ended: Ended) -> str:
     return f"{ended.problem}; the container's PATH has no such program: take an image that has it, or give its path"
 
 
+def timed_out(request: CommandRequest) -> str:
+    seconds = request.timeout_seconds
+    return f"timed out after {seconds:g} second{'' if seconds == 1 else 's'}"
+
+
 def no_directory(cwd: str, error: OSError | ValueError) -> OSError | ValueError:
     """The same kind of error, with what a cwd may be. What says nothing about the path stays as it is."""
     why = str(error)

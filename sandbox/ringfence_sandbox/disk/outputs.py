@@ -6,7 +6,7 @@ import os
 import re
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 from ringfence_sandbox.disk.kernel import free_bytes
 
@@ -29,12 +29,13 @@ class KeptOutputs:
     def __init__(self, directory: str) -> None:
         self.directory = Path(directory)
 
-    def stream(self, command: str, stream: str, keep_bytes: int) -> Stream:
-        """For a stream of a command, of which ``command`` is 16 hexadecimal digits."""
-        name = f"{command}.{stream}"
+    def of_command(self, command: str, keep_bytes: int) -> CommandOutput:
+        """For one command, of which ``command`` is 16 hexadecimal digits. ``keep_bytes`` is the most of each stream."""
         # The workspace may be on the same disk, and a rollback needs what is left there before the command.
         keep_bytes = min(keep_bytes, free_bytes(self.directory.parent) // 4)
-        return Stream(self.directory / name, f"{_FOLDER}/{name}", keep_bytes)
+        names = (f"{command}.stdout", f"{command}.stderr")
+        streams = (Stream(self.directory / name, f"{_FOLDER}/{name}", keep_bytes) for name in names)
+        return CommandOutput(self, *streams)
 
     def read(self, normal: str) -> tuple[bytes, os.stat_result] | None:
         """What is kept under a path, and its file's status; None where it names nothing that is."""
@@ -59,6 +60,24 @@ class KeptOutputs:
             if number >= _KEPT_FILES or size > most:
                 with suppress(FileNotFoundError):
                     os.unlink(path)
+
+
+class CommandOutput:
+    """What one command prints, on two streams."""
+
+    def __init__(self, kept: KeptOutputs, stdout: Stream, stderr: Stream) -> None:
+        self._kept = kept
+        self.stdout = stdout
+        self.stderr = stderr
+
+    def take(self, stream: Literal["stdout", "stderr"], data: bytes) -> None:
+        (self.stdout if stream == "stdout" else self.stderr).take(data)
+
+    def close(self) -> None:
+        self.stdout.close()
+        self.stderr.close()
+        if self.stdout.is_kept or self.stderr.is_kept:
+            self._kept.prune()
 
 
 class Stream:
