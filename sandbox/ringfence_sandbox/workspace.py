@@ -6,7 +6,7 @@ import itertools
 import os
 import sys
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -67,6 +67,13 @@ class Reversal:
         return not {"restored", "removed"}.isdisjoint(self.outcomes.values())
 
 
+def _check_directory(path: str) -> None:
+    if not os.path.lexists(path):
+        raise FileNotFoundError(f"there is no directory {path}: make it first")
+    if not os.path.isdir(path):
+        raise NotADirectoryError(f"{path} is no directory: a workspace is opened at one, name that of the file")
+
+
 @dataclass(frozen=True, slots=True)
 class Participants:
     """Who takes part in a transaction of one's own."""
@@ -124,10 +131,7 @@ class Workspace:
         """
         real = os.path.realpath(root)
         place = os.fspath(store) if store is not None else store_of(real)
-        if not os.path.isdir(real):
-            if os.path.lexists(real):
-                raise NotADirectoryError(f"{real} is no directory: a workspace is opened at one, name that of the file")
-            raise FileNotFoundError(f"there is no directory {real}: make it first")
+        _check_directory(real)
         if read_only:
             return cls._looking(real, place)
         place = made_outside(real, place)
@@ -137,7 +141,8 @@ class Workspace:
         )
         history.progress = progress
         history.replaced = replaced(real, place)  # before it is noted that this one is there now
-        try:
+        with ExitStack() as opened:
+            opened.callback(history.close)
             filesystem = HostFilesystem(
                 real,
                 store=place,
@@ -148,19 +153,18 @@ class Workspace:
                 before=before,
             )
             filesystem.when_closed(history.close)
-            try:
-                workspace = cls(filesystem, history.store, history)
-                with telling_of_damage(history.store.folder):
-                    workspace._look()
-                history.progress = told_nothing
-                workspace._left_out_first, workspace._tip_first = history.left_out, history.store.tip
-            except BaseException:
-                filesystem.close()
-                raise
-        except BaseException:
-            history.close()
-            raise
+            opened.callback(filesystem.close)
+            workspace = cls(filesystem, history.store, history)
+            workspace._look_first()
+            history.progress = told_nothing
+            opened.pop_all()  # it is open, and stays so
         return workspace
+
+    def _look_first(self) -> None:
+        """Take in the tree as it is. `left_out_since` compares with what is left out now."""
+        with telling_of_damage(self._store.folder):
+            self._look()
+        self._left_out_first, self._tip_first = self._left_out(), self._store.tip
 
     @classmethod
     def _looking(cls, root: str, place: str) -> Workspace:
