@@ -49,12 +49,11 @@ from ringfence.participants import (
     Step,
     Transactional,
 )
-from ringfence_sandbox.calls.core import Mark
 from ringfence_sandbox.calls.history import History
 from ringfence_sandbox.calls.operation import NOT_ROLLED_BACK, is_full
 from ringfence_sandbox.calls.recovery import Recovered
 from ringfence_sandbox.calls.seen import relinked
-from ringfence_sandbox.calls.states import State, Token
+from ringfence_sandbox.calls.states import Mark, State, Token
 from ringfence_sandbox.disk.call_process import CallProcess
 from ringfence_sandbox.disk.confined import Confined, Found, is_reserved, open_file, sha256_of
 from ringfence_sandbox.disk.kernel import Abilities, Before, birth_ns, nothing_before

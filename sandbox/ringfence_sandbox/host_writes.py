@@ -267,7 +267,7 @@ class HostWrites:
             announced = self._put(place, content, place.rpartition("/")[0])
         self._core.perform(announced)
         self._core.note_own(place, announced)
-        self._core.keep_bytes(announced, content)
+        self._core.changed.keep_bytes(announced, content)
 
     def _put(self, place: str, content: bytes, like_in: str) -> Deed:
         """A new file, held until the deed is done, as if it were made in the directory ``like_in``."""
@@ -328,7 +328,7 @@ class HostWrites:
         self._perform(swap, (at, name))
         seen.check_displaced(place, expected, swap.old)
         if not append:
-            self._core.keep_bytes(swap, content)
+            self._core.changed.keep_bytes(swap, content)
         self._core.note_own(place, swap)
 
     def _swap(
@@ -364,7 +364,7 @@ class HostWrites:
             self._core.before("fsync file")
             os.fsync(descriptor)
         identity = Identity.of(made if made is not None else os.fstat(descriptor), digest)
-        self._core.written.note(identity)
+        self._core.changed.written.note(identity)
         return identity
 
 

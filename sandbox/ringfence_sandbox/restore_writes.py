@@ -70,7 +70,7 @@ class RestoreWrites:
                 identity = self._writes.finish(descriptor, digest)
             finally:
                 os.close(descriptor)
-            self._core.keep_bytes(self._place(place, slot, found, identity), content)
+            self._core.changed.keep_bytes(self._place(place, slot, found, identity), content)
 
     def link(self, place: str, other: str) -> None:
         """Make the path another name of the file at ``other``."""

@@ -6,20 +6,18 @@ import itertools
 import logging
 import os
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ringfence.errors import SnapshotRestoreError, TransactionError
 from ringfence.participants import CLEAN, Change, RollbackReport, Step
-from ringfence.values import quickly_made
+from ringfence_sandbox.calls.call_changes import CallChanges
 from ringfence_sandbox.calls.call_journal import CallJournal
 from ringfence_sandbox.calls.deed_log import DeedLog
 from ringfence_sandbox.calls.deed_rollback import Hold, RolledBack, Undone, undo_deeds
 from ringfence_sandbox.calls.deed_runner import DeedRunner
-from ringfence_sandbox.calls.differences import Differences, Written
-from ringfence_sandbox.calls.history import DeedsChanges, History, Recorded, RolledBackCall
+from ringfence_sandbox.calls.history import History, Recorded, RolledBackCall
 from ringfence_sandbox.calls.holding import Holding
 from ringfence_sandbox.calls.holding_cleanup import (
     drop_holding,
@@ -33,7 +31,7 @@ from ringfence_sandbox.calls.journal import Journal
 from ringfence_sandbox.calls.operation import Operation
 from ringfence_sandbox.calls.seen import Seen, stale, written_meanwhile
 from ringfence_sandbox.calls.snapshot_restore import SnapshotRestore
-from ringfence_sandbox.calls.states import State, Token, line, since_opaque, way
+from ringfence_sandbox.calls.states import Mark, State, Token, line, since_opaque, way
 from ringfence_sandbox.disk.confined import Confined
 from ringfence_sandbox.disk.kernel import Abilities, Before, sync_filesystem
 from ringfence_sandbox.disk.records import Deed, Identity
@@ -44,31 +42,6 @@ if TYPE_CHECKING:
     from ringfence_sandbox.opaque.opaque_calls import OpaqueCalls
 
 logger = logging.getLogger(__name__)
-_KEPT_WRITTEN_BYTES = 1 << 26
-
-
-@quickly_made
-@dataclass(frozen=True, slots=True, eq=False)
-class Mark:
-    """Where a call began: a number of deeds, and the state at that time."""
-
-    deeds: int
-    state: State
-    outermost: bool
-    call_id: str
-    tool: str
-    opaque: bool
-
-
-@quickly_made
-@dataclass(frozen=True, slots=True, eq=False)
-class _Comparison:
-    """What the deeds since a mark have changed. It holds until another deed comes after the last of them."""
-
-    mark: Mark
-    last_seq: int
-    differences: Differences
-    changes: list[Change]
 
 
 class Core:
@@ -92,7 +65,6 @@ class Core:
         self.power = power
         self.runner = DeedRunner(files, can, before)
         self.runner.times.changed = self._keep_times
-        self.written = Written()
         self.seen = Seen(files)
         self._journal = CallJournal(files, journal, power=power)
         self.deed_log = DeedLog(files, self._journal, self.runner.times)
@@ -103,6 +75,7 @@ class Core:
         self._early: dict[Mark, Sequence[Change]] = {}
         """Of marks that an opaque call came after, what had changed until then."""
         self._deeds: list[Deed] = []
+        self.changed = CallChanges(files, self.runner, self._deeds)
         self._until_opaque = 0
         """How many there were when the last opaque call ended."""
         self._met: dict[Mark, set[str]] = {}
@@ -114,10 +87,6 @@ class Core:
         self._live: weakref.WeakSet[Token] = weakref.WeakSet()
         self._after_opaque: list[tuple[int, State]] = []
         """What snapshots have taken after an opaque call within the one that is open, and how many deeds there were."""
-        self._bytes: dict[str, bytes] = {}
-        """What the call wrote, by its sha256."""
-        self._bytes_size = 0
-        self._compared: _Comparison | None = None
 
     # -- deeds
 
@@ -185,16 +154,6 @@ class Core:
                 deed.atime_ns, deed.mtime_ns = found.st_atime_ns, found.st_mtime_ns
                 if self._journal.file is not None:
                     self._journal.file.note(deed.to_json())
-
-    def keep_bytes(self, deed: Deed, content: bytes) -> None:
-        """Remember what a deed wrote, for the history, as long as it is not too much: by its hash, since its path may
-        have come to have something else when the call ends."""
-        sha256 = None if deed.new is None else deed.new.sha256
-        if sha256 is None or sha256 in self._bytes:
-            return
-        if self._bytes_size + len(content) <= _KEPT_WRITTEN_BYTES:
-            self._bytes[sha256] = content
-            self._bytes_size += len(content)
 
     # -- transactions
 
@@ -273,10 +232,10 @@ class Core:
         for mark in self._marks[:-1]:
             if self._opaque_since(mark) is None:
                 # Also where there are none: another opaque call may have begun here that was taken back with others.
-                compared = self._compare(mark)
+                compared = self.changed.since(mark)
                 self._early[mark] = compared.changes if compared is not None else ()
                 if compared is not None and compared.changes and mark.outermost:
-                    early = DeedsChanges(compared.changes, compared.differences, self._bytes)
+                    early = self.changed.for_history(compared)
         before = self._opaque.begin(early, self._deeds, self.runner.holding)
         deed = Deed("opaque", "", seq=self.deed_log.next_seq(), commit=before.commit)
         self._journal.write(deed.to_json(), blob=before.more())
@@ -284,7 +243,7 @@ class Core:
         self._opaque.begun(deed, before)
         self.runner.times.forget()
         self.seen.unsure = True
-        self.written = Written()  # a file may come to have the stamp that another one had
+        self.changed.written.forget()  # a file may come to have the stamp that another one had
 
     def _opaque_since(self, mark: Mark) -> int | None:
         """The number of the first opaque deed since a mark."""
@@ -351,12 +310,12 @@ class Core:
         if not deeds or self._marks[-1].opaque:  # what a program saves during its call is the call's
             return
         # For the history, the same has been gone back over, if that is all of them.
-        compared = self._known_comparison(mark) if len(deeds) == len(self._deeds) else None
+        compared = self.changed.known_since(mark) if len(deeds) == len(self._deeds) else None
         path = saved_after(deeds, compared.differences) if compared is not None else None
         if self.runner.holding is not None and path is None:
             for path in written_into(self.runner.holding, deeds).values():
                 raise written_meanwhile(path)
-            differences = self._differences(reversed(deeds)) if compared is None else compared.differences
+            differences = self.changed.over(reversed(deeds)) if compared is None else compared.differences
             path = saved_between(deeds, differences)
         if path is not None:
             raise stale(path)
@@ -367,10 +326,10 @@ class Core:
         if first is not None and self._opaque is not None:
             scanned = self._opaque.scanned(self._deeds[first:], self._early.get(mark, ()))
             return self._history.record(scanned, receipt) if scanned.changes else None
-        compared = self._compare(mark)
+        compared = self.changed.since(mark)
         if compared is None or not compared.changes:
             return None
-        return self._history.record(DeedsChanges(compared.changes, compared.differences, self._bytes), receipt)
+        return self._history.record(self.changed.for_history(compared), receipt)
 
     def _sync_directories(self) -> None:
         """Have the names that deeds gave and took survive a loss of power, if the commit record is to survive it."""
@@ -444,24 +403,18 @@ class Core:
         if self._history is None or self._journal.file is None or not mark.call_id or len(self._deeds) == mark.deeds:
             return ()
         try:
-            compared = self._known_comparison(mark)
-            if compared is not None:
-                differences, changes = compared.differences, compared.changes
-            else:  # nobody has asked: then nothing is read to be hashed
-                differences = self._differences(reversed(self._deeds[mark.deeds :]), self.written.hash_or_stamp)
-                changes = differences.changes()
-            if not changes:
+            compared = self.changed.known_since(mark) or self.changed.unread_since(mark)
+            if not compared.changes:
                 return ()
-            changed = DeedsChanges(changes, differences, self._bytes)
             call = RolledBackCall(mark.call_id, mark.tool, self._journal.file.named(self._deeds[mark.deeds].seq))
-            return self._history.rolling_back(changed, call)
+            return self._history.rolling_back(self.changed.for_history(compared), call)
         except Exception as error:  # whatever it is (no memory, no space), the rollback must go on
             return [f"what was taken back could not be kept: {error}"]
 
     def _undo(self, down_to: int) -> Undone:
         self.deed_log.give_up_announced()
         self.deed_log.touched.clear()
-        self._compared = None
+        self.changed.look_again()
         if self._opaque is not None and len(self._deeds) > down_to:
             self._opaque.look_again()
         return undo_deeds(self.runner, self._deeds, down_to, self._journal.note_undone)
@@ -492,11 +445,7 @@ class Core:
                 with suppress(OSError):
                     self._find_holding()  # what a program moved from there into the tree is the tree's
             self._opaque.end()
-        self._bytes.clear()
-        self._bytes_size = 0
-        # Between two calls somebody may write other bytes, of the same number, and put the time back.
-        self.written.forget()
-        self._compared = None
+        self.changed.forget()
         self.deed_log.touched.clear()
         self.runner.times.forget()
         self.seen.clear()
@@ -540,32 +489,8 @@ class Core:
         first = self._opaque_since(mark)
         if first is not None and self._opaque is not None:
             return self._opaque.changes(self._deeds[first:], self._early.get(mark, ()))
-        compared = self._compare(mark)
+        compared = self.changed.since(mark)
         return compared.changes if compared is not None else []
-
-    def _compare(self, mark: Mark) -> _Comparison | None:
-        """What the deeds since a mark have changed; None where there are none. It is looked at once."""
-        deeds = self._deeds[mark.deeds :]
-        if not deeds:
-            return None
-        known = self._known_comparison(mark)
-        if known is not None:
-            return known
-        differences = self._differences(reversed(deeds))
-        compared = self._compared = _Comparison(mark, deeds[-1].seq, differences, differences.changes())
-        return compared
-
-    def _known_comparison(self, mark: Mark) -> _Comparison | None:
-        """The one since a mark, if it was made and still holds."""
-        known = self._compared
-        return known if known is not None and known.mark is mark and known.last_seq == self._deeds[-1].seq else None
-
-    def _differences(
-        self, deeds: Iterator[Deed], known: Callable[[os.stat_result], str | None] | None = None
-    ) -> Differences:
-        differences = Differences(self.files, self.runner.holding, known or self.written.hash_of)
-        differences.undo(deeds)
-        return differences
 
     # -- snapshots
 
@@ -598,7 +523,7 @@ class Core:
             (deed for left in up for deed in reversed(left.deeds)),
             (deed.inverse() for entered in down for deed in entered.deeds),
         )
-        return self._differences(back).changes()
+        return self.changed.over(back).changes()
 
     def restore(self, state: State) -> None:
         """Go to a state, wherever it is; what others changed is left alone."""

@@ -10,7 +10,6 @@ import errno
 import hashlib
 import os
 import stat
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from typing import TypeAlias
 from ringfence.participants import Change, FileVersion, make_change, make_file_version
 from ringfence_sandbox.calls.holding import Holding
 from ringfence_sandbox.disk.confined import CHUNK_BYTES, Confined, Looks, is_reserved, open_file
-from ringfence_sandbox.disk.records import Deed, Identity
+from ringfence_sandbox.disk.records import Deed
 
 Where: TypeAlias = tuple[int, str]
 """A slot and a path in it; slot -1 is the workspace itself."""
@@ -312,27 +311,3 @@ def _touch(new: _Node, old: _Node) -> None:
     """What deeds did below the path of `old` is to be compared there also when `new` has taken its place."""
     for name, child in old.below.items():
         _touch(_child(new, name), child)
-
-
-class Written:
-    """The hashes of files that a call has written, found again as long as nothing about the file changes."""
-
-    def __init__(self, most: int = 4096) -> None:
-        self._most = most
-        self._hashes: OrderedDict[tuple[int, int, int], str] = OrderedDict()
-
-    def note(self, identity: Identity) -> None:
-        if identity.sha256 is not None:
-            if len(self._hashes) >= self._most:
-                self._hashes.popitem(last=False)
-            self._hashes[identity.inode, identity.size, identity.mtime_ns] = identity.sha256
-
-    def forget(self) -> None:
-        self._hashes.clear()
-
-    def hash_of(self, found: os.stat_result) -> str | None:
-        return self._hashes.get((found.st_ino, found.st_size, found.st_mtime_ns))
-
-    def hash_or_stamp(self, found: os.stat_result) -> str:
-        """The hash, or instead of it what no other file has: it is the same as long as the file only moves."""
-        return self.hash_of(found) or f"{STAMP}{found.st_ino} {found.st_size} {found.st_mtime_ns}"

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from ringfence.values import quickly_made
 from ringfence_sandbox.disk.records import Deed
 
 
@@ -30,6 +31,19 @@ class State:
     """By the number of the deed that had taken it, what was in a directory when it came back."""
     opaque: bool = False
     """Whether an opaque call has ended here that changed something: that is not among the deeds."""
+
+
+@quickly_made
+@dataclass(frozen=True, slots=True, eq=False)
+class Mark:
+    """Where a call began: a number of deeds, and the state at that time."""
+
+    deeds: int
+    state: State
+    outermost: bool
+    call_id: str
+    tool: str
+    opaque: bool
 
 
 def way(tip: State, to: State) -> tuple[list[State], list[State]]:
