@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
 from ringfence_sandbox.disk.state_files import replacing
@@ -35,20 +35,9 @@ class KilledCall:
         return datetime.fromisoformat(self.at)
 
 
-def note_killed(
-    store: Path,
-    begun: str,
-    call: tuple[str, str],
-    *,
-    committed: bool,
-    commit: str | None,
-    at: datetime | None,
-    conflicts: Sequence[str],
-    notes: Sequence[str],
-) -> None:
+def note_killed(store: Path, noted: KilledCall) -> None:
     """For who has the store's lock; the same call may be noted again. OSError."""
-    noted = KilledCall(begun, *call, committed, commit, conflicts, notes, (at or datetime.now(UTC)).isoformat())
-    others = [one for one in killed_calls(store) if (one.begun, one.call_id) != (begun, call[0])]
+    others = [one for one in killed_calls(store) if (one.begun, one.call_id) != (noted.begun, noted.call_id)]
     _write(store, [*others, noted][-_MOST:])
 
 

@@ -11,6 +11,7 @@ import stat
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -23,7 +24,7 @@ from ringfence_sandbox.calls.holding import Holding
 from ringfence_sandbox.calls.holding_cleanup import drop_holding, keep_displaced
 from ringfence_sandbox.calls.journal import Journal
 from ringfence_sandbox.calls.journal_replay import Replay
-from ringfence_sandbox.calls.killed_calls import note_killed
+from ringfence_sandbox.calls.killed_calls import KilledCall, note_killed
 from ringfence_sandbox.calls.operation import NOT_ROLLED_BACK, is_full
 from ringfence_sandbox.calls.power_loss import repair_torn
 from ringfence_sandbox.calls.states import led_to
@@ -151,17 +152,17 @@ class Recovery:
         replay = self._replay
         payload = replay.done[-1].payload if replay.committed else None
         commit = None if payload is None else payload.get("history")
+        killed = KilledCall(
+            self._journal.named(replay.noted[0].seq if replay.noted else -1),
+            *call,
+            committed=replay.committed,
+            commit=commit if isinstance(commit, str) else None,
+            conflicts=recovered.conflicts,
+            notes=recovered.notes,
+            at=(replay.at or datetime.now(UTC)).isoformat(),
+        )
         with suppress(OSError):  # for want of space, say: the recovery must go on
-            note_killed(
-                Path(os.path.dirname(self._journal.path)),
-                self._journal.named(replay.noted[0].seq if replay.noted else -1),
-                call,
-                committed=replay.committed,
-                commit=commit if isinstance(commit, str) else None,
-                at=replay.at,
-                conflicts=recovered.conflicts,
-                notes=recovered.notes,
-            )
+            note_killed(Path(os.path.dirname(self._journal.path)), killed)
 
     def _note_damage(self) -> None:
         self._notes += self._history.damage() if self._history is not None else ()
