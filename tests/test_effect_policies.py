@@ -29,7 +29,7 @@ from ringfence.prompt import (
     ToolContext,
     ToolResult,
 )
-from ringfence.runtime import Receipt, Session
+from ringfence.runtime import Receipt, Session, ToolInvoked
 from ringfence_sandbox import HostFilesystem
 
 Do = Callable[[Filesystem, ToolContext], object]
@@ -48,6 +48,7 @@ class Agent:
         self.session = Session()
         self.do: Do = lambda files, context: None
         self.exit_code = 0
+        self.hidden = False
         tools: list[Tool[Any, Any]] = [
             Tool[None, None](name="act", description="Act.", handler=self._act),
             Tool[None, None](name="publish", description="Publish.", handler=self._act),
@@ -65,7 +66,7 @@ class Agent:
     def _test(self, params: None, *, context: ToolContext) -> ToolResult[Ran]:
         assert context.filesystem is not None
         self.do(context.filesystem, context)
-        return ToolResult.ok(Ran(self.exit_code))
+        return ToolResult("OK", Ran(self.exit_code), exclude_value_from_context=self.hidden)
 
     def __call__(self, do: Do | Callable[[Filesystem], object], tool: str = "act") -> ToolResult[Any]:
         takes_context = do.__code__.co_argcount == 2  # type: ignore[union-attr]
@@ -171,6 +172,9 @@ def test_what_a_command_found_out_is_told_though_its_changes_are_denied(files: F
     assert (result.success, result.value, agent.receipt().exit_code) == (False, Ran(3), 3)
     assert "docs/cache is not among what may be changed; it had ended with exit code 3" in result.message
     assert agent.session[Ran].all() == ()
+    agent.hidden = True
+    hidden = agent(lambda files: files.write("docs/cache", "x"), "tests")
+    assert (hidden.exclude_value_from_context, agent.session[ToolInvoked].all()[-1].rendered_output) == (True, "")
     assert contents(files) == before
 
 

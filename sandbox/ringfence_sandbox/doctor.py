@@ -22,6 +22,8 @@ from ringfence_sandbox.podman import PodmanSandbox
 
 _TRIES = 20
 _MIB = 1 << 20
+_LIMITS = ("/tmp of ", "max ", "limit of ")  # noqa: S108
+"""How the names of limits begin. Those of the trial would be taken for the usual ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +115,11 @@ def _in_a_container(connection: Connection, image: str | None, place: Path) -> I
         except SandboxUnavailableError as error:
             yield Finding("a container starts", False, str(error), "see above")
             return
-        yield Finding("a container starts", True, f"in {time.perf_counter() - begun:.2f} s")
+        took = time.perf_counter() - begun
+        yield Finding("a container starts", True, f"in {took:.2f} s; for this trial with lower limits than usual")
         for found in container.properties:
-            yield Finding(found.name, found.holds, found.found[:60], _ADVICE if not found.essential else _REPORT)
+            name = f"{found.name}, in this trial" if found.name.startswith(_LIMITS) else found.name
+            yield Finding(name, found.holds, found.found[:60], _ADVICE if not found.essential else _REPORT)
         attacked = sandbox.run([*container.python.argv, "-c", ATTACKS])
         if attacked.exit_code == 0:
             for name, (held, said) in json.loads(attacked.stdout).items():

@@ -84,6 +84,9 @@ def test_the_doctor_is_a_command(podman: Connection) -> None:
     assert (done.returncode, done.stderr) == (0, ""), done
     assert "works  refused: a user namespace" in done.stdout
     assert "FAILS" not in done.stdout
+    assert "works  limit of memory, in this trial: 268435456" in done.stdout
+    assert "works  /tmp of 32 MiB, in this trial: " in done.stdout
+    assert "for this trial with lower limits than usual" in done.stdout
 
 
 def test_without_podman_commands_end_with_exit_code_4(tmp_path: Path) -> None:

@@ -399,8 +399,8 @@ class ToolExecutor:
         if looked_at and not self._effects_permitted(ending, offer, context, call):
             if (code := exit_code_of(result.value)) is not None:  # what a command found out was paid for
                 said = f"{ending.result.message}; it had ended with exit code {code}, and what it did is taken back"
-                ending.result = replace(ending.result, message=said, value=result.value)
-                ending.rendered = ending.result.render()
+                ending.result = replace(result, message=said, success=False)
+                ending.rendered = "" if result.exclude_value_from_context else result.render()
             return
         if result.value is not None and not result.exclude_value_from_context:
             ending.rendered = result.render()
