@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
@@ -14,7 +14,19 @@ import pytest
 from ringfence.adapters import PromptEvaluationError, Request, ScriptedAdapter, ToolExecutor, Turn
 from ringfence.errors import PromptValidationError
 from ringfence.filesystem import InMemoryFilesystem
-from ringfence.prompt import MarkdownSection, Prompt, PromptTemplate, Tool, ToolContext, ToolResult, ToolsSection
+from ringfence.participants import Change
+from ringfence.prompt import (
+    MarkdownSection,
+    PathPolicy,
+    PolicyDecision,
+    Prompt,
+    PromptTemplate,
+    Tool,
+    ToolContext,
+    ToolResult,
+    ToolsSection,
+)
+from ringfence.prompt.policy import Policy
 from ringfence.runtime import (
     Budget,
     BudgetTracker,
@@ -37,19 +49,20 @@ class Verdict:
 class World:
     """An outer prompt with two children, all of them on the same files."""
 
-    def __init__(self, share: float = 0.5) -> None:
+    def __init__(self, share: float = 0.5, lead: Sequence[Policy] = (), child: Sequence[Policy] = ()) -> None:
         self.session = Session()
         self.files = InMemoryFilesystem()
         task = MarkdownSection[DelegatedTask](title="Your task", key="task", template="Do this: $task")
         workspace = VfsToolsSection(session=self.session, filesystem=self.files)
-        writer = PromptTemplate(ns="tests", key="writer", sections=[task, workspace])
+        writer = PromptTemplate(ns="tests", key="writer", sections=[task, workspace], policies=child)
         judge = PromptTemplate[Verdict](ns="tests", key="judge", sections=[task])
         section = DelegationSection(
             [Delegate("writer", "Writes files.", writer), Delegate("judge", "Judges.", judge)], share=share
         )
-        lead = MarkdownSection(title="Lead", key="lead", template="Lead.")
+        own_task = MarkdownSection(title="Lead", key="lead", template="Lead.")
         own = VfsToolsSection(session=self.session, filesystem=self.files)
-        self.prompt = Prompt(PromptTemplate(ns="tests", key="lead", sections=[lead, section, own]))
+        sections = [own_task, section, own]
+        self.prompt = Prompt(PromptTemplate(ns="tests", key="lead", sections=sections, policies=lead))
 
     def run(self, *turns: dict[str, Any], **options: Any) -> tuple[str | None, ScriptedAdapter]:
         adapter = ScriptedAdapter(turns)
@@ -100,6 +113,46 @@ def test_a_child_that_fails_takes_back_its_own_work_only(ends: list[dict[str, An
     assert (text, world.written) == ("Done.", {"mine.txt": "x"})
     assert "what it did is undone" in adapter.requests[-1]["messages"][-1]["content"]
     assert [invoked.result.success for invoked in world.session[ToolInvoked].all()][-1] is False
+
+
+class Asked:
+    """A policy of both kinds that notes what it is asked, and allows it."""
+
+    name = "asked"
+
+    def __init__(self) -> None:
+        self.notes: list[tuple[str, ...]] = []
+
+    def check(self, tool: Tool[Any, Any], params: Any, *, context: ToolContext) -> PolicyDecision:
+        self.notes.append(("before", tool.name))
+        return PolicyDecision.allow()
+
+    def check_effects(
+        self, tool: Tool[Any, Any], params: Any, changes: Sequence[Change], *, context: ToolContext
+    ) -> PolicyDecision:
+        self.notes.append(("effects", tool.name, *(change.path for change in changes)))
+        return PolicyDecision.allow()
+
+    def on_result(self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext) -> None:
+        self.notes.append(("result", tool.name))
+
+
+def test_the_policies_of_the_lead_look_at_the_delegating_call_and_at_the_sum_of_what_calls_within_it_changed() -> None:
+    asked = Asked()
+    remove = {"tool_calls": [{"name": "rm", "arguments": {"path": "a.txt"}}]}
+    World(lead=[asked]).run(delegate(), write("a.txt"), write("b.txt"), remove, DONE, DONE)
+    assert asked.notes == [("before", "delegate"), ("effects", "delegate", "b.txt"), ("result", "delegate")]
+
+
+DENIED = PathPolicy(deny=["a.txt"])
+
+
+@pytest.mark.parametrize(("world", "stays"), [(World(lead=[DENIED]), {}), (World(child=[DENIED]), {"b.txt": "x"})])
+def test_a_denial_takes_back_all_of_a_child_s_work_where_the_lead_has_the_policy_and_one_call_where_the_child_has_it(
+    world: World, stays: dict[str, str]
+) -> None:
+    world.run(delegate(), write("a.txt"), write("b.txt"), DONE, DONE)
+    assert world.written == stays
 
 
 @pytest.mark.parametrize(
