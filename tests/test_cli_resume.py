@@ -687,6 +687,15 @@ def test_turns_that_are_used_up_are_given_anew(tree: Path) -> None:
     assert resumed(tree, "--max-turns", "2").returncode == 0
 
 
+def test_a_limit_that_is_used_up_is_said_to_be_of_the_part_where_the_counts_are_of_all_parts(tree: Path) -> None:
+    assert ": 1 turn without a final answer\n" in begun(tree, "--max-turns", "1")
+    again = resumed(tree, "--max-turns", "1", turns=[READ, DONE])
+    assert (again.returncode, ": 2 turns, " in again.stderr, " in 2 parts\n" in again.stderr) == (5, True, True)
+    assert ": 1 turn without a final answer, in this part of the run\n" in again.stderr
+    tokens = resumed(tree, "--max-tokens", "7", "--max-turns", "3", turns=[{**READ, "usage": {"input_tokens": 9}}])
+    assert "7 that it allows, in this part of the run\n" in tokens.stderr
+
+
 def test_the_time_that_a_run_has_taken_is_gone_for_its_resume(tree: Path) -> None:
     begun(tree, "--deadline", "1h")
     record = record_of(tree)

@@ -138,7 +138,9 @@ def perform(task: Task, signals: Signals, tally: Tally, watchers: Sequence[Watch
     except KeyboardInterrupt:
         _interrupted(ending, task.workspace.steps())
     except PromptEvaluationError as error:
-        ending.fail(str(error), _outcome_of(error, deadline))
+        # A limit is that of a part, while the counts beside it are those of all parts.
+        of_part = ", in this part of the run" if tally.parts > 1 and error.phase == "budget" else ""
+        ending.fail(f"{error}{of_part}", _outcome_of(error, deadline))
     except Exception as error:
         ending.fail(said_of(error))
     except BaseException as error:  # sys.exit in a tool of the user's own: its exit code would say what is not so
