@@ -46,7 +46,8 @@ class CommandResult:
 
     ``exit_code`` is 124 after a timeout and 128 + N where signal N ended the command. ``stdout`` and ``stderr`` are
     text of up to 32 KiB, bytes that are not UTF-8 replaced; of more, both ends are shown, and between them where the
-    rest is. ``changed_paths`` is known when the transaction has ended: empty in the middle of a tool call.
+    rest is. ``changed_paths`` is known when the transaction has ended: empty in the middle of a tool call. They
+    are relative to the root, which is "" itself.
     """
 
     exit_code: int
