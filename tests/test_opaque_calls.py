@@ -115,6 +115,8 @@ SCRIPTS: dict[str, tuple[str, set[str]]] = {
     "a hard link cut": ("cp one c; mv c one", set()),
     "a hard link changed": ("echo more >> one", {"one", "d/two"}),
     "a hard link more": ("ln a.txt again; ln -f d/b.txt d/e/c.txt", {"again", "d/e/c.txt"}),
+    "a hard link more, and its time": ("ln -f a.txt d/b.txt; touch a.txt", {"d/b.txt"}),
+    "a hard link more, and its bits": ("ln -f a.txt d/b.txt; chmod 600 a.txt", {"a.txt", "d/b.txt"}),
     "a symlink": ("ln -sfn nowhere d/link; ln -s /etc out", {"d/link", "out"}),
     "a repository": ("cd nested; echo x > f; git add f; git config user.name x; rm .git/description", set()),
     "odd names": ('for f in caf*; do mv "$f" "$f.moved"; echo x > "$f"; done', set()),

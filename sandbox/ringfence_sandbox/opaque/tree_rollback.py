@@ -56,6 +56,8 @@ class TreeRollback:
         self._items = chosen.items
         self._modes = chosen.modes
         self._stays = chosen.stays
+        self._times_ns: dict[int, int] = {}
+        """By their inodes, the times that files of before have got back."""
         self._held: dict[int, str] = {}
         """Places of inodes of before the call, by number: in slots, or below them."""
         self._file_rollback = FileRollback(files, states, before, self._items, hold.make, self._done, announce)
@@ -178,9 +180,12 @@ class TreeRollback:
             self._items.pop(path, None)
 
     def _as_left(self, path: str, here: os.stat_result) -> bool:
-        """Whether a file is as the scan saw it. (Taking another of its names away changes its ctime.)"""
-        stamp = self._after.stamps.get(path)
-        return stamp is not None and stamp[:3] == stamp_of(here)[:3]
+        """Whether a file is as the scan saw it, or has got its time of before meanwhile, by another of its names.
+        (Taking another of its names away changes its ctime.)"""
+        stamp, now = self._after.stamps.get(path), stamp_of(here)
+        if stamp is None or stamp[:2] != now[:2]:
+            return False
+        return stamp[2] == now[2] or self._times_ns.get(here.st_ino) == here.st_mtime_ns
 
     # -- bringing back
 
@@ -246,7 +251,7 @@ class TreeRollback:
         standing = next((path for path in group if self._stands(path, wanted, alone=len(group) == 1)), None)
         if standing is not None:
             with self._files.parent(standing) as (at, name):
-                self._file_rollback.make_alike(at, name, wanted, standing)
+                self._make_alike(at, name, wanted, standing)
             first = standing
         else:
             slot = self._held_slot(group, wanted)
@@ -268,6 +273,11 @@ class TreeRollback:
                     self._announce("link")
                     os.link(name, str(slot), src_dir_fd=at, dst_dir_fd=holding.descriptor, follow_symlinks=False)
                 self._puts(path, slot)
+
+    def _make_alike(self, at: int, name: str, wanted: Entry, path: str) -> None:
+        self._file_rollback.make_alike(at, name, wanted, path)
+        here = os.lstat(name, dir_fd=at)
+        self._times_ns[here.st_ino] = here.st_mtime_ns
 
     def _stands(self, path: str, wanted: Entry, *, alone: bool) -> bool:
         here = self._look(path)
@@ -291,7 +301,7 @@ class TreeRollback:
             slot = holding.new_slot()
             with self._files.parent(place) as (at, name):
                 self._renames.rename(at, name, holding.descriptor, str(slot))
-            self._file_rollback.make_alike(holding.descriptor, str(slot), wanted, path)
+            self._make_alike(holding.descriptor, str(slot), wanted, path)
             return slot
         return None
 
