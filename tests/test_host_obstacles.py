@@ -65,6 +65,21 @@ def test_a_call_in_a_directory_that_was_removed_fails_and_says_so(root: Path) ->
             call(workspace.filesystem, lambda fs: fs.write("n", ""), "commit")
 
 
+@pytest.mark.parametrize("opaque", [False, True])
+def test_a_call_in_a_directory_that_another_one_is_in_the_place_of_fails_and_says_so(root: Path, opaque: bool) -> None:
+    with Workspace.open(root) as workspace:
+        root.rename(root.with_name("moved"))
+        with held_call(workspace.filesystem) as held:  # nobody works in another one yet
+            workspace.filesystem.for_call(held).write("n", "")
+            held.commit()
+        root.mkdir()
+        with (
+            pytest.raises(FileNotFoundError, match="was moved away while it was open"),
+            held_call(workspace.filesystem, opaque=opaque),
+        ):
+            pytest.fail("it has begun")
+
+
 def call(fs: HostFilesystem, change: Change, end: str) -> None:
     with held_call(fs) as held:
         try:

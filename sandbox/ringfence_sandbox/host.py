@@ -467,10 +467,7 @@ class HostFilesystem(Transactional):
 
     def begin(self, call: CallInfo) -> Mark:
         self._opened.check_open()
-        if os.fstat(self._files.root).st_nlink == 0:  # else it is an empty tree, in which nothing can be made
-            raise FileNotFoundError(
-                errno.ENOENT, f"{self.root} was removed while it was open: close it, and open what is there now"
-            )
+        self._opened.check_there()
         with self._lock.mutex:
             return self._core.begin(call.call_id, call.tool, opaque=call.opaque and not self.read_only)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from contextlib import suppress
@@ -158,6 +159,22 @@ class Opened:
             raise ValueError(f"the workspace {self.root} is closed")
         if self.is_forked:
             raise ValueError(f"the workspace {self.root} belongs to the process that this one was forked from")
+
+    def check_there(self) -> None:
+        """Raises FileNotFoundError where the directory was removed, which leaves an empty one that nothing can be made
+        in, or where programs and people would work in another one that has come in its place."""
+        root = os.fstat(self.files.root)
+        if root.st_nlink == 0:
+            said = f"{self.root} was removed while it was open"
+        else:
+            try:
+                there = os.stat(self.root)
+            except OSError:  # it was moved away, and nobody works in another one yet
+                return
+            if os.path.samestat(root, there):
+                return
+            said = f"{self.root} was moved away while it was open, and something else is in its place"
+        raise FileNotFoundError(errno.ENOENT, f"{said}: close it, and open what is there now")
 
     def close(self) -> None:
         if self._closed:
