@@ -141,6 +141,21 @@ def test_what_others_did_to_the_agent_s_own_files_is_theirs(root: Path, agent: A
     assert (kinds, mixed) == ({"a.txt": "deleted", "c.txt": "created", "own.txt": "created"}, [])
 
 
+def test_a_file_where_others_have_removed_a_directory_takes_what_was_in_it_along(root: Path, agent: Agent) -> None:
+    shutil.rmtree(root / "d")
+    agent.step(lambda files: files.write("d", "x\n"))
+    assert agent.told() == ({"d": "modified", "d/b.txt": "deleted"}, ["d/b.txt"])
+    assert b"deleted file" in agent.patch()
+
+
+def test_a_file_in_a_directory_where_others_have_removed_a_file_takes_that_along(root: Path, agent: Agent) -> None:
+    (root / "a.txt").unlink()
+    (root / "a.txt").mkdir()
+    agent.step(lambda files: files.write("a.txt/in", "x\n"))
+    assert agent.told() == ({"a.txt": "deleted", "a.txt/in": "created"}, ["a.txt"])
+    assert b"deleted file" in agent.patch()
+
+
 def test_steps_of_another_session_are_others(agent: Agent) -> None:
     agent.line("a.txt", 5, "five\n")
     other = Agent(agent.workspace)

@@ -7,6 +7,7 @@ others have changed the same file, what the commit changed is merged into it.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -15,6 +16,7 @@ from ringfence_sandbox.steps.text_merge import merged
 from ringfence_sandbox.store.commit_records import CommitRecord
 from ringfence_sandbox.store.entries import Entry
 from ringfence_sandbox.store.exports import moved_between, patch_text
+from ringfence_sandbox.store.folders import walk
 from ringfence_sandbox.store.history_states import States
 from ringfence_sandbox.store.object_ids import blob_id
 from ringfence_sandbox.store.shown_history import with_moves
@@ -46,6 +48,7 @@ def own_changes(
     for record in later:
         if _is_own(record, sessions):
             sketch.make_again(record)
+    sketch.make_room()
     changes = [change for change in sketch.changes() if change.path not in without]
     moves = moved_between(store, start.commit, later[-1].commit)
     patch = patch_text(changes, moves, lambda path: store.states.read(start.commit, path), sketch.content)
@@ -63,6 +66,7 @@ class _Sketch:
         self._states = states
         self._start = start
         self._made: dict[str, Entry | None] = {}
+        """By path, what was made last at the end."""
         self._contents: dict[str, bytes] = {}
         """What came of merging, by object id."""
         self.mixed: set[str] = set()
@@ -78,7 +82,10 @@ class _Sketch:
         for path, old, new in found:
             if old is not None and old.oid is not None and new is None:
                 gone[old.oid] = gone[_moved(old.oid, path)] = self._at(path)
-        self._made |= {path: self._after(path, old, new, gone) for path, old, new in found}
+        made = {path: self._after(path, old, new, gone) for path, old, new in found}
+        for path, entry in made.items():
+            self._made.pop(path, None)
+            self._made[path] = entry
 
     def _after(self, path: str, old: Entry | None, new: Entry | None, gone: Mapping[str, Entry | None]) -> Entry | None:
         here = self._at(path)
@@ -107,6 +114,30 @@ class _Sketch:
         mode = here.meta.mode if old.meta.mode == new.meta.mode else new.meta.mode
         return replace(new, oid=oid, meta=replace(new.meta, mode=mode))
 
+    def make_room(self) -> None:
+        """Take away what is in the way of something that was made later: others had removed it by then."""
+        stays: set[str] = set()
+        for path in [*reversed(self._made)]:
+            entry = self._made[path]
+            files = [one for one in _above(path) if (at := self._at(one)) is not None and at.kind != "directory"]
+            if entry is None or not stays.isdisjoint(files):
+                self._take_away(path)
+                continue
+            stays.add(path)
+            in_the_way = files if entry.kind == "directory" else [*files, *self._below(path)]
+            for one in in_the_way:
+                self._take_away(one)
+
+    def _below(self, path: str) -> list[str]:
+        folder = self._states.folder(self._start, path)
+        found = walk(folder, self._states.objects) if folder is not None else ()
+        return [f"{path}/{os.fsdecode(name)}" for name, _ in found if name]
+
+    def _take_away(self, path: str) -> None:
+        if self._at(path) is not None:
+            self._made[path] = None
+            self.mixed.add(path)
+
     def changes(self) -> Iterator[Change]:
         """What is otherwise than where it began."""
         for path, after in sorted(self._made.items()):
@@ -132,6 +163,10 @@ class _Sketch:
             return self._states.version(entry)
         content = self._bytes(entry)
         return FileVersion("file", entry.meta.mode, len(content), hashlib.sha256(content).hexdigest())
+
+
+def _above(path: str) -> list[str]:
+    return [path[:at] for at, letter in enumerate(path) if letter == "/"]
 
 
 def _moved(oid: str, path: str) -> str:
