@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shlex
 import signal
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from ringfence.adapters import ScriptedAdapter
 from ringfence.adapters.core import Message, Said
 from ringfence.errors import PromptEvaluationError
 from ringfence.testing import held_call
+from ringfence_cli.container_options import container, place_of
 from ringfence_cli.disk import DiskWorkspace
 from ringfence_cli.outputs import OutputFile
 from ringfence_cli.resuming import RunRecord, interrupted_run, record_of
@@ -33,6 +35,7 @@ from ringfence_cli.signals import Signals
 from ringfence_cli.task import Ending, Task, perform
 from ringfence_cli.terms import Place, Terms, joined
 from ringfence_sandbox import Workspace
+from ringfence_sandbox.container.isolation import SandboxLimits
 
 DONE: Mapping[str, Any] = {"text": "Done."}
 
@@ -671,6 +674,20 @@ CONTAINER = Place("podman", "python:3", "bridge", True, memory_bytes=1 << 28, cp
 def test_a_run_goes_on_where_it_worked_unless_it_is_told_otherwise(was: Place, given: Place, then: Place) -> None:
     assert Terms(place=was).resumed(Terms(place=given)).place == then
     assert Terms.of_record(json.loads(json.dumps(serde.dump(Terms(place=was))))).place == was
+
+
+@pytest.mark.parametrize("place", [CONTAINER, Place("podman", memory_bytes=3 << 30, command_seconds=1_234_567.0)])
+def test_what_a_container_was_given_is_said_as_it_can_be_typed(place: Place) -> None:
+    command = click.Command("run", params=[])
+    typed = container(command).make_context("run", shlex.split(place.said.removeprefix("--workspace podman")))
+    assert place_of("podman", typed.params) == place
+
+
+def test_no_number_is_no_number_of_processors() -> None:
+    with pytest.raises(click.BadParameter, match="nan"):
+        container(click.Command("run", params=[])).make_context("run", ["--cpus", "nan"])
+    with pytest.raises(ValueError, match="cpus"):
+        SandboxLimits(cpus=float("nan"))
 
 
 def test_an_option_for_commands_is_refused_for_a_run_that_has_none(tree: Path) -> None:

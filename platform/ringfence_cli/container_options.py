@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -47,6 +48,13 @@ def _bytes(ctx: click.Context, param: click.Parameter, value: str | None) -> int
     return size
 
 
+def _number(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
+    """One that is in its range: ``nan`` is in every one for `click`."""
+    if value is not None and math.isnan(value):
+        raise click.BadParameter(f"{value} is not a number", ctx, param)
+    return value
+
+
 IMAGE = click.option("--image", metavar="NAME", help="With podman: the container's image.  [default: ringfence's own]")
 _OPTIONS = (
     IMAGE,
@@ -68,6 +76,7 @@ _OPTIONS = (
     click.option(
         "--cpus",
         type=click.FloatRange(min=0.1, max=1024),
+        callback=_number,
         metavar="N",
         help="With podman: how many processors' time commands get.  [default: 1]",
     ),

@@ -38,9 +38,9 @@ class Place:
             "--image": None if self.image is None else shlex.quote(self.image),
             "--network": self.network,
             "--keep-environment": "" if self.keep_environment else None,
-            "--memory": None if self.memory_bytes is None else f"{self.memory_bytes}",
+            "--memory": None if self.memory_bytes is None else f"{self.memory_bytes >> 20}m",
             "--cpus": None if self.cpus is None else f"{self.cpus:g}",
-            "--command-timeout": None if self.command_seconds is None else f"{self.command_seconds:g}s",
+            "--command-timeout": None if self.command_seconds is None else f"{self.command_seconds:.9g}s",
         }
         return {option: value for option, value in given.items() if value is not None}
 

@@ -50,7 +50,7 @@ class SandboxLimits:
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:
             value = getattr(self, name)
-            if value <= 0:
+            if not value > 0:  # `nan` is neither above nor below
                 raise ValueError(f"the limit {name} is a number above 0, not {value!r}")
         if self.tmp_bytes > self.memory_bytes // 2:
             raise ValueError(
