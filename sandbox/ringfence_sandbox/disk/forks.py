@@ -19,5 +19,12 @@ def _let_go() -> None:
         FORKS.release()
 
 
+def _let_go_in_child() -> None:
+    try:
+        FORKS.release()
+    except RuntimeError:  # likewise: a thread has it that there is not in the child
+        FORKS._at_fork_reinit()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+
+
 # Before those of who notes things, which go on with it in the child.
-os.register_at_fork(before=FORKS.acquire, after_in_parent=_let_go, after_in_child=_let_go)
+os.register_at_fork(before=FORKS.acquire, after_in_parent=_let_go, after_in_child=_let_go_in_child)
