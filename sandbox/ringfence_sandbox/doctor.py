@@ -22,8 +22,6 @@ from ringfence_sandbox.podman import PodmanSandbox
 
 _TRIES = 20
 _MIB = 1 << 20
-_LIMITS = ("/tmp of ", "max ", "limit of ")  # noqa: S108
-"""How the names of limits begin. Those of the trial would be taken for the usual ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +116,7 @@ def _in_a_container(connection: Connection, image: str | None, place: Path) -> I
         took = time.perf_counter() - begun
         yield Finding("a container starts", True, f"in {took:.2f} s; for this trial with lower limits than usual")
         for found in container.properties:
-            name = f"{found.name}, in this trial" if found.name.startswith(_LIMITS) else found.name
+            name = f"{found.name}, in this trial" if found.is_limit else found.name  # not the usual one
             yield Finding(name, found.holds, found.found[:60], _ADVICE if not found.essential else _REPORT)
         attacked = sandbox.run([*container.python.argv, "-c", ATTACKS])
         if attacked.exit_code == 0:

@@ -180,6 +180,8 @@ class Property:
     found: str
     essential: bool = True
     """Whether a sandbox without it is refused; else it is only reported."""
+    is_limit: bool = False
+    """Whether it follows from the `SandboxLimits` of the container."""
 
 
 def verified(printed: str, limits: SandboxLimits, network: Network, *, rootless: bool) -> Sequence[Property]:
@@ -207,7 +209,7 @@ def _judged(found: dict[str, Any], limits: SandboxLimits, network: Network, root
     yield _mounted("read-only root", mounts, "/", "ro")
     yield _mounted("read-only control directory", mounts, CONTROL, "ro")
     size = f"size={limits.tmp_bytes // 1024}k"
-    yield _mounted(f"/tmp of {limits.tmp_bytes >> 20} MiB", mounts, "/tmp", size)  # noqa: S108
+    yield _mounted(f"/tmp of {limits.tmp_bytes >> 20} MiB", mounts, "/tmp", size, is_limit=True)  # noqa: S108
     if network == "none":
         others = sorted(set(found["net"]) - {"lo"})
         yield Property("no network", not others, ", ".join(others) or "only lo")
@@ -219,7 +221,7 @@ def _judged(found: dict[str, Any], limits: SandboxLimits, network: Network, root
         ("Max processes", 2 * (limits.processes + 8)),
     ):
         value = hard.get(name, ["unknown", "unknown"])[1]
-        yield Property(name.lower(), value.isdecimal() and int(value) <= most, value)
+        yield Property(name.lower(), value.isdecimal() and int(value) <= most, value, is_limit=True)
     for name, key, most in (
         ("limit of processes", "pids", limits.processes + 8),
         ("limit of memory", "memory", limits.memory_bytes),
@@ -229,7 +231,7 @@ def _judged(found: dict[str, Any], limits: SandboxLimits, network: Network, root
         words = str(found[key]).split()
         holds = bool(words) and words[0].isdecimal() and int(words[0]) <= most
         # Without the swap controller a kernel has no number for it: it is then the machine's own swap.
-        yield Property(name, holds, " ".join(words) or "none", essential=False)
+        yield Property(name, holds, " ".join(words) or "none", essential=False, is_limit=True)
 
 
 def _mapped(text: str, user: Sequence[str], rootless: bool) -> tuple[bool, str]:
@@ -242,6 +244,9 @@ def _mapped(text: str, user: Sequence[str], rootless: bool) -> tuple[bool, str]:
     return mapped, f"{inside} is {outside[0] if outside else 'nobody'}"
 
 
-def _mounted(name: str, mounts: Mapping[str, Sequence[str]], place: str, option: str) -> Property:
+def _mounted(
+    name: str, mounts: Mapping[str, Sequence[str]], place: str, option: str, *, is_limit: bool = False
+) -> Property:
     found = mounts.get(place)
-    return Property(name, found is not None and option in found[3].split(","), found[3] if found else "not mounted")
+    holds = found is not None and option in found[3].split(",")
+    return Property(name, holds, found[3] if found else "not mounted", is_limit=is_limit)
