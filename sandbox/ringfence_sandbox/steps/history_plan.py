@@ -157,13 +157,8 @@ class Planner:
             elif content_differs:
                 plan.outcomes[path] = "restored" if state is not None else "removed"
                 if path not in changed_by:
-                    plan.reasons[path] = (
-                        DROPPED
-                        if not reached
-                        else SOMEBODY_ELSE
-                        if now is not None and state is not None
-                        else _THEIRS[now is None]
-                    )
+                    theirs = SOMEBODY_ELSE if now is not None and state is not None else _THEIRS[now is None]
+                    plan.reasons[path] = theirs if reached else DROPPED
                 elif path in others:
                     plan.reasons[path] = SOMEBODY_ELSE
         plan.leave_the_longest()
