@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+from ringfence_cli.typed_values import number, seconds, size
 
 if TYPE_CHECKING:
     from ringfence_cli.terms import Place
@@ -16,45 +16,6 @@ if TYPE_CHECKING:
 CommandT = TypeVar("CommandT", bound=Callable[..., object])
 
 NETWORKS = ("none", "bridge", "slirp4netns", "pasta")
-SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
-LONGEST_SECONDS = 365 * 24 * 3600.0
-BYTES = {"m": 1 << 20, "g": 1 << 30}
-LEAST_BYTES = 64 << 20
-
-
-def seconds(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
-    """A duration such as ``90s``, ``10m`` or ``1h30m``."""
-    if value is None:
-        return None
-    parts = re.findall(r"(\d{1,9}(?:\.\d{1,9})?)([smh])", value)
-    if not parts or "".join(number + unit for number, unit in parts) != value:
-        raise click.BadParameter(f"{value!r} is not a duration: write 90s, 10m or 1h30m", ctx, param)
-    found = sum(float(number) * SECONDS[unit] for number, unit in parts)
-    if not 1 <= found <= LONGEST_SECONDS:
-        raise click.BadParameter(f"{value!r} is not between 1s and a year", ctx, param)
-    return found
-
-
-def _bytes(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
-    """A size such as ``512m`` or ``4g``."""
-    if value is None:
-        return None
-    found = re.fullmatch(r"(\d{1,6})([mg])", value)
-    if found is None:
-        raise click.BadParameter(f"{value!r} is not a size: write 512m or 4g", ctx, param)
-    size = int(found[1]) * BYTES[found[2]]
-    if size < LEAST_BYTES:
-        raise click.BadParameter(f"{value!r} is too little: a command needs {LEAST_BYTES >> 20}m", ctx, param)
-    return size
-
-
-def _number(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
-    """One that is in its range: ``nan`` is in every one for `click`."""
-    if value is not None and math.isnan(value):
-        raise click.BadParameter(f"{value} is not a number", ctx, param)
-    return value
-
-
 IMAGE = click.option("--image", metavar="NAME", help="With podman: the container's image.  [default: ringfence's own]")
 _OPTIONS = (
     IMAGE,
@@ -69,14 +30,14 @@ _OPTIONS = (
     click.option(
         "--memory",
         "memory_bytes",
-        callback=_bytes,
+        callback=size,
         metavar="SIZE",
         help="With podman: the memory of all commands together, such as 4g.  [default: 1g]",
     ),
     click.option(
         "--cpus",
         type=click.FloatRange(min=0.1, max=1024),
-        callback=_number,
+        callback=number,
         metavar="N",
         help="With podman: how many processors' time commands get.  [default: 1]",
     ),
