@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringfence.errors import RestoreFailedError, WorkspaceLockedError
 from ringfence.failures import said_of
-from ringfence.participants import Change, Step
+from ringfence.participants import Step
 from ringfence.prompt.section import Section
 from ringfence.runtime.session import Session
 from ringfence_cli.not_started import BusyError, NotStartedError
@@ -74,18 +75,9 @@ class DiskWorkspace:
     def filesystem(self) -> HostFilesystem:
         return self.opened.filesystem
 
-    def changes(self) -> Sequence[Change]:
-        return [change for change in self._own().changes if not is_git_data(change.path)]
-
-    def patch(self, changes: Sequence[Change]) -> bytes:
-        return self._own().patch
-
-    def mixed(self) -> Sequence[str]:
-        """The paths of which others have changed the same lines: what is told of them has those, too."""
-        return self._own().mixed
-
-    def _own(self) -> OwnChanges:
-        return self.opened.own_since(self.start, self._sessions, without=self.refused)
+    def own_changes(self) -> OwnChanges:
+        own = self.opened.own_since(self.start, self._sessions, without=self.refused)
+        return replace(own, changes=[change for change in own.changes if not is_git_data(change.path)])
 
     def left_out_since(self) -> Sequence[LeftOut]:
         unclear = self.opened.unclear_since(self.start)
@@ -100,14 +92,6 @@ class DiskWorkspace:
     def own_steps(self) -> Sequence[Step]:
         """The steps of the run, oldest first."""
         return [step for step in self.opened.steps() if step.session_id in self._sessions]
-
-    def undone_by(self) -> str:
-        """The arguments with which `ringfence undo` takes the steps of the run back, one where others have made some
-        in between; empty where there are none."""
-        own = self.own_steps()
-        if not own or own == self.opened.steps()[-len(own) :]:
-            return f"{len(own)}" if own else ""
-        return f"--step {own[-1].number}"
 
     def go_on_from(self, start: str, sessions: Collection[str]) -> None:
         """Tell what these sessions have changed, too, from the commit where they began, if the history goes so far."""

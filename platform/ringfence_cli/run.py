@@ -261,9 +261,10 @@ def _what_next(options: Options, ending: Ending, workspace: RunWorkspace) -> Ite
         for path in ending.mixed:
             yield f"others have changed the same lines of {shown(path)} meanwhile: what is told of it has theirs, too"
         if steps := workspace.own_steps():
-            undone_by = workspace.undone_by()
-            which = "it" if len(steps) == 1 else "them" if "--step" not in undone_by else "the last one"
-            undo = f"`ringfence undo {quoted} {undone_by}` takes {which} back"
+            are_newest = steps == workspace.opened.steps()[-len(steps) :]  # else others have made some in between
+            undone = f"{len(steps)}" if are_newest else f"--step {steps[-1].number}"
+            which = "it" if len(steps) == 1 else "them" if are_newest else "the last one"
+            undo = f"`ringfence undo {quoted} {undone}` takes {which} back"
             yield f"{plural(len(steps), 'step')} in {options.directory}: {undo}"
         # A script that fails is wrong itself: what it says is the error.
         of_script = ending.outcome == "provider_failed" and options.model.startswith("script:")

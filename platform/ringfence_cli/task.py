@@ -155,9 +155,8 @@ def perform(task: Task, signals: Signals, tally: Tally, watchers: Sequence[Watch
         ending.used_up = task.record.left().used_up()
     ending.plan = session[Plan].latest()
     ending.is_part = isinstance(task.workspace, DiskWorkspace) and bool(task.workspace.is_part)
-    ending.mixed = task.workspace.mixed() if isinstance(task.workspace, DiskWorkspace) else ()
-    ending.changes = task.workspace.changes()
-    ending.patch = task.workspace.patch(ending.changes)
+    own = task.workspace.own_changes()
+    ending.changes, ending.patch, ending.mixed = own.changes, own.patch, own.mixed
     return ending
 
 

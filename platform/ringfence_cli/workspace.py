@@ -22,6 +22,7 @@ from ringfence.prompt.tool import Tool, ToolContext
 from ringfence.prompt.tool_result import ToolResult
 from ringfence.prompt.tool_types import Itself
 from ringfence.runtime.session import Session
+from ringfence_sandbox.steps.own_changes import OwnChanges
 from ringfence_tools.contents import LeftOut
 from ringfence_tools.files import VfsToolsSection
 from ringfence_tools.mounts import HostMount, mount_all
@@ -49,12 +50,8 @@ class RunWorkspace(Protocol):
         """What the task has made that is in neither the changes nor the patch, and why."""
         ...
 
-    def changes(self) -> Sequence[Change]:
-        """What differs from the files as they were at the start."""
-        ...
-
-    def patch(self, changes: Sequence[Change]) -> bytes:
-        """The patch for `changes`, such as ``git apply`` takes it."""
+    def own_changes(self) -> OwnChanges:
+        """What the task has changed since the start, with the patch for it, such as ``git apply`` takes it."""
         ...
 
     def steps(self) -> int:
@@ -113,12 +110,8 @@ class MemoryWorkspace:
         except OSError:
             return False
 
-    def changes(self) -> Sequence[Change]:
-        """What differs from the files as they were loaded."""
-        return self.filesystem.changes(self._loaded)
-
-    def patch(self, changes: Sequence[Change]) -> bytes:
-        """The patch for `changes`, such as ``git apply`` takes it."""
+    def own_changes(self) -> OwnChanges:
+        changes = self.filesystem.changes(self._loaded)
         now = self.filesystem.snapshot()
         self.filesystem.restore(self._loaded)
         try:
@@ -129,7 +122,8 @@ class MemoryWorkspace:
             }
         finally:
             self.filesystem.restore(now)
-        return patch_of(changes, before.__getitem__, lambda path: self.filesystem.read_bytes(path).content)
+        patch = patch_of(changes, before.__getitem__, lambda path: self.filesystem.read_bytes(path).content)
+        return OwnChanges(changes, patch)
 
     def left_out_since(self) -> Sequence[LeftOut]:
         return ()
