@@ -17,7 +17,7 @@ from trees import loaded, sample
 from ringfence.filesystem import InMemoryFilesystem
 from ringfence.participants import CallInfo, Transactional
 from ringfence.runtime import Session, tool_transaction
-from ringfence.runtime.lock_order import in_order
+from ringfence.runtime.lock_order import sort_locks
 from ringfence.runtime.receipts import Receipt
 from ringfence.runtime.transaction import Transaction
 
@@ -50,7 +50,7 @@ class Ours:
         self.filesystem: InMemoryFilesystem = loaded(files)
         self.session = Session()
         self.holding = Holding((self.filesystem,))
-        self.locks = in_order((self.filesystem,))
+        self.locks = sort_locks((self.filesystem,))
 
     def mark(self) -> None:
         self.filesystem.commit(self.filesystem.begin(CALL), RECEIPT)

@@ -12,7 +12,7 @@ import pytest
 
 from ringfence.testing import held_call
 from ringfence.testing.killing import killed_at
-from ringfence.testing.printed import printed
+from ringfence.testing.printed import capture_tree
 from ringfence_sandbox import HostFilesystem, Workspace
 from ringfence_sandbox.steps.aborted_calls import KEPT_BYTES
 from ringfence_sandbox.store.spool import MOST_CALLS
@@ -78,9 +78,9 @@ def kept(root: Path, number: int, path: str) -> bytes:
 
 @pytest.mark.parametrize("asked", [True, False])
 def test_all_that_a_call_had_changed_is_kept(root: Path, workspace: Workspace, asked: bool) -> None:
-    before = printed(root)
+    before = capture_tree(root)
     assert failed(workspace, everything, asked=asked) == []
-    assert printed(root) == before
+    assert capture_tree(root) == before
     [entry] = workspace.aborted()
     assert (entry.number, entry.kind, entry.tool, entry.call_id) == (1, "aborted", "a test", "call-1")
     assert entry.paths == CHANGED
@@ -112,9 +112,9 @@ def test_kinds_names_and_bits_of_all_sorts_are_kept(root: Path, asked: bool) -> 
     os.link(root / "script", root / "hard")
     os.symlink("a.txt", root / "link")
     with opened(root) as workspace:
-        before = printed(root)
+        before = capture_tree(root)
         assert failed(workspace, odd, asked=asked) == []
-        assert printed(root) == before
+        assert capture_tree(root) == before
         [entry] = workspace.aborted()
         paths = "a.txt caf\udce9\n d/b.txt d/link gone gone/below hard link old script tree tree/x"
         assert entry.paths == tuple(paths.split(" "))
@@ -132,12 +132,12 @@ def test_kinds_names_and_bits_of_all_sorts_are_kept(root: Path, asked: bool) -> 
 def test_who_only_looks_sees_it_at_once_and_writes_nothing(root: Path, workspace: Workspace) -> None:
     failed(workspace, everything)
     failed(workspace, lambda fs: fs.write("a.txt", "again"), "call-2")
-    before = printed(root.parent / "store")
+    before = capture_tree(root.parent / "store")
     with opened(root, read_only=True) as looking:
         seen = looking.aborted()
         shown = looking.aborted_step(1)
         assert looking.aborted() == seen
-    assert printed(root.parent / "store") == before
+    assert capture_tree(root.parent / "store") == before
     assert [(entry.number, entry.call_id) for entry in seen] == [(2, "call-2"), (1, "call-1")]
     assert workspace.aborted() == seen
     assert workspace.aborted_step(1) == shown
@@ -236,11 +236,11 @@ def test_of_what_is_too_much_a_hash_is_told(workspace: Workspace) -> None:
 
 
 def test_where_it_cannot_be_kept_the_rollback_goes_on_and_says_so(root: Path, workspace: Workspace) -> None:
-    before = printed(root)
+    before = capture_tree(root)
     (root.parent / "store/aborted").mkdir()
     [note] = failed(workspace, everything)
     assert "could not be kept" in note
-    assert printed(root) == before
+    assert capture_tree(root) == before
     (root.parent / "store/aborted").rmdir()
     assert failed(workspace, everything, "call-2") == []
     assert [entry.call_id for entry in workspace.aborted()] == ["call-2"]
@@ -258,12 +258,12 @@ def test_what_a_crash_cut_off_is_not_read(root: Path, workspace: Workspace) -> N
 
 
 def test_a_call_that_is_killed_anywhere_is_kept_once(tmp_path: Path) -> None:
-    point, kept_of = 0, list[int]()
+    point, locks_to_keep = 0, list[int]()
     while True:
         root = tmp_path / str(point) / "root"
         build(root)
         opened(root).close()
-        before = printed(root)
+        before = capture_tree(root)
 
         def work(announce: Callable[[str], None], root: Path = root) -> None:
             with Workspace.open(root, store=root.parent / "store", before=announce) as workspace:
@@ -271,10 +271,10 @@ def test_a_call_that_is_killed_anywhere_is_kept_once(tmp_path: Path) -> None:
 
         killed = killed_at(point, work)
         with opened(root) as workspace:
-            assert printed(root) == before
+            assert capture_tree(root) == before
             found = workspace.aborted()
             assert [entry.call_id for entry in found] in ([], ["killed"])
-            kept_of.append(len(found[0].paths) if found else 0)
+            locks_to_keep.append(len(found[0].paths) if found else 0)
             if found:
                 assert set(found[0].paths) <= {*CHANGED, "never"}
                 assert b"+an hour of work\n" in workspace.aborted_step(1).patch
@@ -283,7 +283,7 @@ def test_a_call_that_is_killed_anywhere_is_kept_once(tmp_path: Path) -> None:
         if not killed:
             break
         point += 1 if EVERY else 3
-    full = kept_of.index(len(CHANGED))
-    assert set(kept_of[full:]) <= {len(CHANGED), len(CHANGED) + 1}
-    assert kept_of[-1] == len(CHANGED)
-    assert any(0 < number < len(CHANGED) for number in kept_of)
+    full = locks_to_keep.index(len(CHANGED))
+    assert set(locks_to_keep[full:]) <= {len(CHANGED), len(CHANGED) + 1}
+    assert locks_to_keep[-1] == len(CHANGED)
+    assert any(0 < number < len(CHANGED) for number in locks_to_keep)

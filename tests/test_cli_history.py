@@ -24,7 +24,7 @@ from ringfence.errors import ToolValidationError
 from ringfence.filesystem import InMemoryFilesystem
 from ringfence.runtime.receipts import Receipt
 from ringfence.testing import held_call
-from ringfence.testing.printed import lasting, printed
+from ringfence.testing.printed import capture_tree, lasting
 from ringfence_cli import report_html
 from ringfence_cli.history import recovery
 from ringfence_cli.live import call_text
@@ -79,14 +79,14 @@ def as_json(*arguments: str | Path) -> dict[str, Any]:
 
 
 def test_a_run_changes_the_files_and_says_how_to_take_it_back(tree: Path) -> None:
-    before = lasting(printed(tree))
+    before = lasting(capture_tree(tree))
     ended = run(tree)
     assert ended.returncode == 0
     assert (tree / "a.txt").read_bytes() == b"one\r\n2\r\nthree"
     assert b"-two\r\n+2\r\n" in ended.stdout
     assert f"2 steps in {tree}: `ringfence undo {tree} 2` takes them back" in ended.stderr.decode()
     assert ringfence("undo", tree, "2").returncode == 0
-    assert lasting(printed(tree)) == before
+    assert lasting(capture_tree(tree)) == before
 
 
 def test_the_patch_of_a_run_is_against_its_own_start(tree: Path, tmp_path: Path) -> None:
@@ -156,10 +156,10 @@ def test_a_step_is_known_by_the_task_of_its_run_as_long_as_it_is_in_the_history(
 
 def test_undo_previews_reverses_and_is_reversed(tree: Path) -> None:
     run(tree)
-    after = lasting(printed(tree))
+    after = lasting(capture_tree(tree))
     said = as_json("undo", tree, "2", "--dry-run")
     assert said["step"] is None
-    assert lasting(printed(tree)) == after
+    assert lasting(capture_tree(tree)) == after
     done = as_json("undo", tree, "2")
     assert done["paths"] == said["paths"]
     assert [(path["outcome"], path["path"]) for path in done["paths"]] == [
@@ -169,7 +169,7 @@ def test_undo_previews_reverses_and_is_reversed(tree: Path) -> None:
     ]
     assert (done["step"]["number"], done["step"]["tool"]) == (3, "undo")
     assert ringfence("undo", tree).stdout.decode().splitlines()[0] == "restored  a.txt"
-    assert lasting(printed(tree)) == after
+    assert lasting(capture_tree(tree)) == after
     assert ringfence("restore", tree, "0").returncode == 0
     assert not (tree / "new").exists()
 
@@ -312,8 +312,8 @@ def test_git_takes_what_is_exported(tree: Path, tmp_path: Path) -> None:
     assert ringfence("export", tree, "--format", "mbox", "--output", tmp_path / "mbox").stdout == b""
     subprocess.run([*git, "am", "--quiet", "--keep-cr", str(tmp_path / "mbox")], check=True)
     shutil.rmtree(tmp_path / "copy/.git")
-    assert {path: one[3] for path, one in lasting(printed(tmp_path / "copy")).items()} == {
-        path: one[3] for path, one in lasting(printed(tree)).items()
+    assert {path: one[3] for path, one in lasting(capture_tree(tmp_path / "copy")).items()} == {
+        path: one[3] for path, one in lasting(capture_tree(tree)).items()
     }
 
 
@@ -473,15 +473,15 @@ def killed(tree: Path) -> None:
 
 def test_a_killed_run_is_recovered(tree: Path) -> None:
     run(tree)
-    before = printed(tree)
+    before = capture_tree(tree)
     killed(tree)
-    left, waits = printed(tree), b"the tool call c9 (a test) was killed, and what it had done is still there"
+    left, waits = capture_tree(tree), b"the tool call c9 (a test) was killed, and what it had done is still there"
     assert waits in ringfence("log", tree).stderr
     preview = ringfence("undo", tree, "--dry-run")
-    assert (preview.returncode, waits in preview.stderr, printed(tree) == left) == (1, True, True)
+    assert (preview.returncode, waits in preview.stderr, capture_tree(tree) == left) == (1, True, True)
     recovered = as_json("recover", tree)["recovered"]
     assert (recovered["outcome"], recovered["call_id"]) == ("rolled back", "c9")
-    assert printed(tree) == before
+    assert capture_tree(tree) == before
     assert ringfence("recover", tree).stderr == b"there was nothing to recover\n"
 
 
@@ -493,11 +493,11 @@ def copying(verb: str, tree: Path) -> subprocess.CompletedProcess[bytes]:
 
 @pytest.mark.parametrize("verb", ["run", "serve"])
 def test_what_a_killed_call_left_is_taken_back_before_it_is_copied(tree: Path, verb: str) -> None:
-    before = printed(tree)
+    before = capture_tree(tree)
     killed(tree)
     ended = copying(verb, tree)
     assert (ended.returncode, b"recovered: the tool call c9 (a test) was interrupted" in ended.stderr) == (0, True)
-    assert printed(tree) == before
+    assert capture_tree(tree) == before
     assert b"recovered" not in copying(verb, tree).stderr
 
 
@@ -541,9 +541,9 @@ def test_what_a_call_has_half_done_in_another_directory_that_was_here_before_is_
 
 def test_a_server_that_only_looks_says_what_a_killed_call_has_left(tree: Path) -> None:
     killed(tree)
-    left, waits = printed(tree), b"the tool call c9 (a test) was killed, and what it had done is still there"
+    left, waits = capture_tree(tree), b"the tool call c9 (a test) was killed, and what it had done is still there"
     assert waits in ringfence("serve", tree, "--read-only").stderr
-    assert printed(tree) == left
+    assert capture_tree(tree) == left
 
 
 def test_a_server_that_only_looks_says_that_it_runs_no_commands(tree: Path) -> None:
@@ -616,7 +616,7 @@ def test_an_interrupted_run_keeps_its_steps_and_says_how_to_undo_them(tree: Path
         {"tool_calls": [call("write_file", file_path=f"{turn}-{n}.txt", content="x\n") for n in range(50)]}
         for turn in range(200)
     )
-    before = lasting(printed(tree))
+    before = lasting(capture_tree(tree))
     receipts = tmp_path / "receipts"
     arguments = run_command(tree, "--receipts", receipts, turns=turns)
     process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -630,7 +630,7 @@ def test_an_interrupted_run_keeps_its_steps_and_says_how_to_undo_them(tree: Path
     assert f"{steps} step" in errors.decode()
     assert f"`ringfence undo {tree} {steps}` takes " in errors.decode()
     assert ringfence("undo", tree, str(steps)).returncode == 0
-    assert lasting(printed(tree)) == before
+    assert lasting(capture_tree(tree)) == before
 
 
 INTERRUPTED_AT_ITS_END = """
@@ -675,10 +675,10 @@ def test_a_filesystem_on_its_own_leaves_the_history_alone(tree: Path) -> None:
 
 def test_a_number_of_steps_and_one_step_cannot_both_be_undone(tree: Path) -> None:
     run(tree)
-    before = printed(tree)
+    before = capture_tree(tree)
     ended = ringfence("undo", tree, "2", "--step", "1")
     assert (ended.returncode, b"either N" in ended.stderr) == (2, True)
-    assert printed(tree) == before
+    assert capture_tree(tree) == before
     assert ringfence("undo", tree, "--step", "1").returncode == 0
 
 

@@ -23,7 +23,7 @@ from ringfence.adapters import ScriptedAdapter
 from ringfence_cli.run import Options, run_task
 from ringfence_cli.signals import Signals
 from ringfence_cli.task import Task, apply, perform
-from ringfence_cli.watch import Tally
+from ringfence_cli.watch import RunStats
 from ringfence_cli.workspace import MemoryWorkspace
 
 STARTED = 30.0
@@ -267,7 +267,7 @@ def test_one_that_comes_between_the_task_and_its_application_keeps_it_from_being
     turns = [{"tool_calls": [call("write_file", file_path="new.txt", content="new\n")]}, {"text": "Done."}]
     with Signals() as signals:
         workspace = MemoryWorkspace(directory / "tree")
-        ending = perform(Task("x", workspace, ScriptedAdapter(turns)), signals, Tally(), [])
+        ending = perform(Task("x", workspace, ScriptedAdapter(turns)), signals, RunStats(), [])
         assert ending.outcome == "done"
         signal.raise_signal(signal.SIGINT)
         apply(ending, workspace, signals)

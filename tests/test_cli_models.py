@@ -17,7 +17,7 @@ from rich.console import Console
 from ringfence.adapters import ModelText, ModelTurn, Turn
 from ringfence.testing.provider_server import Failure, ProviderServer, Reply, Slow
 from ringfence_cli.live import View
-from ringfence_cli.watch import Tally
+from ringfence_cli.watch import RunStats
 
 EDIT = {
     "text": "I read it, then I change it.",
@@ -167,7 +167,7 @@ class Terminal(io.StringIO):
 
 
 def test_what_a_model_still_writes_is_in_the_live_view() -> None:
-    view = View(Terminal(), Tally(), Path())  # type: ignore[arg-type]
+    view = View(Terminal(), RunStats(), Path())  # type: ignore[arg-type]
     for text in ("Let me ", "look\x1b[2J at", " it"):
         view.text(ModelText("p", 1, text))
     assert "Let me look" in shown(view)

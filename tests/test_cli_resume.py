@@ -24,7 +24,7 @@ from command_line import ringfence_text as ringfence
 
 from ringfence import Session, serde
 from ringfence.adapters import ScriptedAdapter
-from ringfence.adapters.core import Message, Said
+from ringfence.adapters.core import Message, MessageAdded
 from ringfence.errors import PromptEvaluationError
 from ringfence.testing import held_call
 from ringfence_cli.container_options import container, place_of
@@ -32,8 +32,8 @@ from ringfence_cli.disk import DiskWorkspace
 from ringfence_cli.outputs import OutputFile
 from ringfence_cli.resuming import RunRecord, interrupted_run, record_of
 from ringfence_cli.signals import Signals
-from ringfence_cli.task import Ending, Task, perform
-from ringfence_cli.terms import Place, Terms, joined
+from ringfence_cli.task import RunOutcome, Task, perform
+from ringfence_cli.terms import Place, RunLimits, joined
 from ringfence_sandbox import Workspace
 from ringfence_sandbox.container.isolation import SandboxLimits
 
@@ -57,7 +57,7 @@ def calls(*tool_calls: Mapping[str, object]) -> dict[str, Any]:
 
 def performed(
     tree: Path, turns: Any, *, resume: bool = False, watchers: Sequence[Any] = ()
-) -> tuple[Ending, ScriptedAdapter]:
+) -> tuple[RunOutcome, ScriptedAdapter]:
     """A run in this process, so that a test can see what the model was sent."""
     before = interrupted_run(record_of(tree)) if resume else None
     workspace, adapter = DiskWorkspace(tree), ScriptedAdapter(turns)
@@ -346,8 +346,8 @@ def test_what_there_was_no_space_for_is_in_the_record_when_there_is(tree: Path) 
         record.attend(session, signals, workspace)
         with room_for(record_of(tree), 3000):
             for message in said[:2]:
-                session.dispatcher.dispatch(Said("run", message))
-        session.dispatcher.dispatch(Said("run", said[2]))
+                session.dispatcher.dispatch(MessageAdded("run", message))
+        session.dispatcher.dispatch(MessageAdded("run", said[2]))
     before = interrupted_run(record_of(tree))
     assert before is not None
     assert [*before.messages] == said
@@ -672,8 +672,8 @@ CONTAINER = Place("podman", "python:3", "bridge", True, memory_bytes=1 << 28, cp
     ],
 )
 def test_a_run_goes_on_where_it_worked_unless_it_is_told_otherwise(was: Place, given: Place, then: Place) -> None:
-    assert Terms(place=was).resumed(Terms(place=given)).place == then
-    assert Terms.of_record(json.loads(json.dumps(serde.dump(Terms(place=was))))).place == was
+    assert RunLimits(place=was).resumed(RunLimits(place=given)).place == then
+    assert RunLimits.of_record(json.loads(json.dumps(serde.dump(RunLimits(place=was))))).place == was
 
 
 @pytest.mark.parametrize("place", [CONTAINER, Place("podman", memory_bytes=3 << 30, command_seconds=1_234_567.0)])
@@ -724,7 +724,7 @@ def test_the_time_that_a_run_has_taken_is_gone_for_its_resume(tree: Path) -> Non
     assert before is not None
     assert before.left.seconds is not None
     assert 500 < before.left.seconds < 600
-    assert before.left.resumed(Terms(seconds=5.0)).seconds == 5
+    assert before.left.resumed(RunLimits(seconds=5.0)).seconds == 5
     spent["spent"]["seconds"] += 600
     record.write_text("".join(f"{line}\n" for line in (*lines, json.dumps(spent))))
     refused = resumed(tree)

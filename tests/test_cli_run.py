@@ -24,7 +24,7 @@ from ringfence_cli import main
 from ringfence_cli.run import task_of
 from ringfence_cli.signals import Signals
 from ringfence_cli.task import Task, apply, perform
-from ringfence_cli.watch import Tally
+from ringfence_cli.watch import RunStats
 from ringfence_cli.workspace import MemoryWorkspace
 
 Turn = Mapping[str, Any]
@@ -386,7 +386,7 @@ def perform_with(
 ) -> tuple[int, str | None]:
     with Signals() as signals:
         workspace = MemoryWorkspace(tree)
-        ending = perform(Task(text, workspace, ScriptedAdapter(model), seconds=seconds), signals, Tally(), [])
+        ending = perform(Task(text, workspace, ScriptedAdapter(model), seconds=seconds), signals, RunStats(), [])
         apply(ending, workspace, signals)
     return ending.exit_code, ending.error
 
@@ -513,7 +513,7 @@ def caused(error: Exception, cause: Exception) -> Exception:
 )
 def test_what_ends_an_evaluation_has_its_exit_code(tree: Path, error: Exception, code: int) -> None:
     with Signals() as signals:
-        ending = perform(Task("x", MemoryWorkspace(tree), Failing(error)), signals, Tally(), [])
+        ending = perform(Task("x", MemoryWorkspace(tree), Failing(error)), signals, RunStats(), [])
     assert ending.exit_code == code
     assert ending.error
 

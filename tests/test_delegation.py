@@ -222,14 +222,14 @@ class Nothing:
 
 
 def plain_lead(evaluate: Callable[[ToolContext, Prompt[Any]], object]) -> Prompt[Any]:
-    """A prompt whose tool `hand_on` evaluates a child, and names no limits."""
+    """A prompt whose tool `merge_into_parent` evaluates a child, and names no limits."""
 
-    def hand_on(params: Nothing, *, context: ToolContext) -> ToolResult[Nothing]:
+    def merge_into_parent(params: Nothing, *, context: ToolContext) -> ToolResult[Nothing]:
         child = MarkdownSection(title="Child", key="child", template="Child.")
         evaluate(context, Prompt(PromptTemplate(ns="tests", key="child", sections=[child])))
         return ToolResult.ok(Nothing())
 
-    tool = Tool[Nothing, Nothing](name="hand_on", description="Hands on.", handler=hand_on)
+    tool = Tool[Nothing, Nothing](name="hand_on", description="Hands on.", handler=merge_into_parent)
     lead = MarkdownSection(title="Lead", key="lead", template="Lead.", tools=[tool])
     return Prompt(PromptTemplate(ns="tests", key="lead", sections=[lead]))
 

@@ -17,8 +17,8 @@ import pytest
 from ringfence.filesystem.protocol import MAX_WRITE_LENGTH
 from ringfence.runtime import Session
 from ringfence_cli.report import as_json
-from ringfence_cli.task import Ending
-from ringfence_cli.watch import OUTCOMES, Tally
+from ringfence_cli.task import RunOutcome
+from ringfence_cli.watch import OUTCOMES, RunStats
 from ringfence_sandbox import Workspace
 from ringfence_tools import (
     HistoryToolsSection,
@@ -165,6 +165,6 @@ def json_keys() -> str:
 
 def test_the_page_on_running_has_all_keys_of_the_json_object() -> None:
     first_cells = [line.split("|")[1] for line in json_keys().splitlines() if line.startswith("| `")]
-    told = as_json(Ending(), Tally(), None)
+    told = as_json(RunOutcome(), RunStats(), None)
     assert sorted(re.findall(r"`(\w+)`", " ".join(first_cells))) == sorted(told)
     assert all(f"`{outcome}`" in json_keys() for outcome in OUTCOMES)

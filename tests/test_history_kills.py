@@ -12,7 +12,7 @@ import pytest
 
 from ringfence.testing import held_call
 from ringfence.testing.killing import killed_at, killed_at_call
-from ringfence.testing.printed import lasting, printed
+from ringfence.testing.printed import capture_tree, lasting
 from ringfence_sandbox import Workspace
 
 EVERY = os.environ.get("RINGFENCE_PROVE") == "1"
@@ -71,7 +71,7 @@ def test_killed_anywhere_in_the_store_the_step_is_whole_or_not_there(tmp_path: P
         # The very tree, since a journal knows it by its inode; only the store is put back.
         root, store = start / "root", tmp_path / f"store-{number}"
         shutil.copytree(start / "store", store, symlinks=True)
-        before = lasting(printed(root))
+        before = lasting(capture_tree(root))
         killed = killed_at_call(number, CALLS, lambda root=root, store=store: work(root, store))
         with Workspace.open(root, store=store) as again:
             steps = [step for step in again.steps() if step.call_id == "killed"]
@@ -83,7 +83,7 @@ def test_killed_anywhere_in_the_store_the_step_is_whole_or_not_there(tmp_path: P
                 again.undo(len(steps))
             else:
                 ends.add("before")
-            assert lasting(printed(root)) == before, number
+            assert lasting(capture_tree(root)) == before, number
             assert len([step for step in again.steps() if step.call_id.startswith("before")]) >= 1
         found = subprocess.run(
             ["git", "-C", str(store / "history"), "fsck", "--full", "--strict", "--no-dangling"],

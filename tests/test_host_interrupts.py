@@ -15,7 +15,7 @@ from ringfence.adapters import ToolExecutor
 from ringfence.filesystem import Filesystem
 from ringfence.prompt import MarkdownSection, Prompt, Tool, ToolContext, ToolResult
 from ringfence.runtime import Session
-from ringfence.testing.printed import printed
+from ringfence.testing.printed import capture_tree
 from ringfence_sandbox import HostFilesystem
 
 ROUNDS = 20_000 if os.environ.get("RINGFENCE_PROVE") == "1" else 600
@@ -45,7 +45,7 @@ def test_an_interrupted_call_leaves_nothing_behind(tmp_path: Path) -> None:
     root, store = tmp_path / "root", tmp_path / "store"
     root.mkdir()
     (root / "kept.txt").write_text("before")
-    before, main, interrupted = printed(root), threading.get_ident(), 0
+    before, main, interrupted = capture_tree(root), threading.get_ident(), 0
     for number in range(ROUNDS):
         with HostFilesystem(root, store=store) as files:
             tool = Tool[None, None](name="act", description="Act.", handler=act)
@@ -61,5 +61,5 @@ def test_an_interrupted_call_leaves_nothing_behind(tmp_path: Path) -> None:
                 except KeyboardInterrupt:
                     interrupted += 1
                     timer.join()
-        assert printed(root) == before
+        assert capture_tree(root) == before
     assert interrupted

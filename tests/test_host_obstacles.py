@@ -16,7 +16,7 @@ import pytest
 
 from ringfence.testing import held_call
 from ringfence.testing.killing import as_nobody, killed_at
-from ringfence.testing.printed import printed
+from ringfence.testing.printed import capture_tree
 from ringfence_sandbox import HostFilesystem, Workspace
 
 Change = Callable[[HostFilesystem], object]
@@ -108,14 +108,14 @@ ACROSS: dict[str, tuple[int, Change]] = {
 @pytest.mark.parametrize("name", ACROSS)
 def test_what_crosses_a_mount_point_fails_and_rolls_back_exactly(root: Path, mount: Path, name: str) -> None:
     code, change = ACROSS[name]
-    before = printed(root)
+    before = capture_tree(root)
     with HostFilesystem(root, store=root.parent / "store") as fs:
         with pytest.raises(OSError, match="mounted") as caught:
             call(fs, lambda fs: (fs.write("a.txt", "changed"), fs.write("d/new", "x"), change(fs)), "commit")
         assert caught.value.errno == code
-        assert printed(root) == before
+        assert capture_tree(root) == before
         call(fs, lambda fs: (fs.mkdir("d/mnt/made"), fs.chmod("d/mnt/in/x", 0o600), fs.delete("d/b.txt")), "rollback")
-    assert printed(root) == before
+    assert capture_tree(root) == before
 
 
 def test_what_is_mounted_is_never_removed_with_what_is_held(root: Path, mount: Path) -> None:
@@ -157,7 +157,7 @@ def test_what_is_held_goes_also_where_an_open_directory_does_not_list_what_came_
 
 def test_a_holding_directory_that_cannot_be_opened_leaves_no_trace(root: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    before = printed(root)
+    before = capture_tree(root)
 
     def use_up(name: str) -> None:
         if name == "mkdir":
@@ -170,7 +170,7 @@ def test_a_holding_directory_that_cannot_be_opened_leaves_no_trace(root: Path) -
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         held.rollback()
-        assert printed(root) == before
+        assert capture_tree(root) == before
 
 
 @pytest.fixture
@@ -193,13 +193,13 @@ def subvolumes(root: Path) -> Iterator[Path]:
 
 
 def test_files_of_subvolumes_are_not_one_file_because_their_inodes_have_one_number(subvolumes: Path) -> None:
-    before = printed(subvolumes)
+    before = capture_tree(subvolumes)
     assert before["one/f"].inode == before["two/f"].inode
     with Workspace.open(subvolumes, store=subvolumes.parents[1] / "store") as workspace:
         with held_call(workspace.filesystem, opaque=True) as held:
             subprocess.run(["sh", "-ec", "echo more >> one/f; mv one ONE"], cwd=subvolumes, check=True)
             held.rollback()
-        assert printed(subvolumes)["two/f"].mtime_ns == before["two/f"].mtime_ns
+        assert capture_tree(subvolumes)["two/f"].mtime_ns == before["two/f"].mtime_ns
         assert "two" not in {path.read_text() for path in subvolumes.glob("[oO]*/?")}
 
 
@@ -221,7 +221,7 @@ def layered(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pa
 
 def without_twins(root: Path) -> dict[str, object]:
     """An overlay parts the names of one file with its first change."""
-    return {path: (one.lasting, one.mtime_ns) for path, one in printed(root).items()}
+    return {path: (one.lasting, one.mtime_ns) for path, one in capture_tree(root).items()}
 
 
 OF_LAYERS: dict[str, Change] = {
@@ -280,7 +280,7 @@ UNREADABLE: dict[str, Change] = {
 
 @pytest.mark.parametrize("name", UNREADABLE)
 def test_what_cannot_be_read_cannot_be_lost(shut: Path, name: str) -> None:
-    before = printed(shut)
+    before = capture_tree(shut)
 
     def work() -> None:
         with Workspace.open(shut, store=shut.parent / "store") as workspace:
@@ -290,7 +290,7 @@ def test_what_cannot_be_read_cannot_be_lost(shut: Path, name: str) -> None:
             assert workspace.steps() == []
 
     as_nobody(work, shut.parent, foreign={"foreign"})
-    now = printed(shut)
+    now = capture_tree(shut)
     assert {path: (one.inode, one.content, one.mode, one.mtime_ns) for path, one in now.items()} == {
         path: (one.inode, one.content, one.mode, one.mtime_ns) for path, one in before.items()
     }
@@ -328,7 +328,7 @@ def test_what_cannot_be_read_breaks_no_listing_and_stays_beside_changes(shut: Pa
 @pytest.mark.parametrize("mode", [0o000, 0o200, 0o100, 0o400, 0o500])
 @pytest.mark.parametrize("end", ["commit", "rollback"])
 def test_a_program_cannot_shut_the_root_against_its_owner(root: Path, mode: int, end: str) -> None:
-    before = {path: (one.content, one.mode, one.mtime_ns) for path, one in printed(root).items()}
+    before = {path: (one.content, one.mode, one.mtime_ns) for path, one in capture_tree(root).items()}
 
     def work() -> None:
         with HostFilesystem(root, store=root.parent / "store") as files:
@@ -345,7 +345,7 @@ def test_a_program_cannot_shut_the_root_against_its_owner(root: Path, mode: int,
     if end == "commit":
         assert stat.S_IMODE(root.stat().st_mode) == mode | 0o500
     else:
-        assert {path: (one.content, one.mode, one.mtime_ns) for path, one in printed(root).items()} == before
+        assert {path: (one.content, one.mode, one.mtime_ns) for path, one in capture_tree(root).items()} == before
 
 
 @pytest.mark.parametrize("opaque", [False, True])
@@ -360,16 +360,16 @@ def test_what_a_call_has_written_and_may_not_read_is_taken_back(root: Path, end:
             if end == "rollback":
                 assert held.rollback().conflicts == ()
 
-    before = printed(root)
+    before = capture_tree(root)
     as_nobody(work, root.parent, foreign={"foreign"})
-    now, was = printed(root)["a.txt"], before["a.txt"]
+    now, was = capture_tree(root)["a.txt"], before["a.txt"]
     assert (now.content, now.mode, now.mtime_ns) == (was.content, was.mode, was.mtime_ns)
 
 
 @pytest.mark.parametrize("mode", [0o000, 0o200, 0o100, 0o400, 0o500, 0o600])
 @pytest.mark.parametrize("end", ["commit", "rollback"])
 def test_a_program_that_shuts_a_directory_is_taken_back(root: Path, mode: int, end: str) -> None:
-    before = {path: (one.content, one.mode, one.mtime_ns) for path, one in printed(root).items()}
+    before = {path: (one.content, one.mode, one.mtime_ns) for path, one in capture_tree(root).items()}
 
     def work() -> None:
         with Workspace.open(root, store=root.parent / "store") as workspace:
@@ -384,7 +384,7 @@ def test_a_program_that_shuts_a_directory_is_taken_back(root: Path, mode: int, e
     if end == "commit":
         assert stat.S_IMODE((root / "d").stat().st_mode) == mode
     else:
-        assert {path: (one.content, one.mode, one.mtime_ns) for path, one in printed(root).items()} == before
+        assert {path: (one.content, one.mode, one.mtime_ns) for path, one in capture_tree(root).items()} == before
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from ringfence import Prompt, PromptTemplate, Session
 from ringfence.adapters import ToolExecutor
 from ringfence.testing import held_call
 from ringfence.testing.killing import killed_at
-from ringfence.testing.printed import lasting, printed
+from ringfence.testing.printed import capture_tree, lasting
 from ringfence_sandbox import HostFilesystem, Workspace
 from ringfence_sandbox.calls.journal import Journal
 from ringfence_tools import VfsToolsSection
@@ -125,7 +125,7 @@ def test_what_was_announced_and_comes_otherwise_is_done_as_ever(root: Path, name
         handle.announce({"f0": b"ours", "d/new/x": b"new", "f1/below": b"", "f2": b"two"})
         assert held.changed() == []
         UNANNOUNCED[name](handle, root)
-        before = printed(root)["f1"]
+        before = capture_tree(root)["f1"]
         handle.write("f0", "ours")
         if name != "a directory in the way":
             handle.write("d/new/x", "new")
@@ -134,7 +134,7 @@ def test_what_was_announced_and_comes_otherwise_is_done_as_ever(root: Path, name
         assert {"f0", "f2"} <= set(changed)
         assert (root / "f0").read_text() == "ours"
         getattr(held, end)()
-    assert printed(root)["f1"] == before
+    assert capture_tree(root)["f1"] == before
     assert [path for path in os.listdir(root) if path.startswith(".ringfence")] == []
     if end == "rollback":
         assert sorted(os.listdir(root)) == ["d", *(f"f{n}" for n in range(10))]
@@ -148,7 +148,7 @@ def test_a_patch_killed_anywhere_is_undone_or_done(tmp_path: Path) -> None:
         root.mkdir(parents=True)
         for n in range(10):
             (root / f"f{n}").write_text(f"{n}\n")
-        before = printed(root)
+        before = capture_tree(root)
 
         def work(announce: Callable[[str], None], root: Path = root, store: Path = store) -> None:
             with HostFilesystem(root, store=store, durability="power", before=announce) as fs:
@@ -162,7 +162,7 @@ def test_a_patch_killed_anywhere_is_undone_or_done(tmp_path: Path) -> None:
             assert [(root / f"f{n}").read_text() for n in range(3)] == ["ours\n"] * 3
             assert (root / "n/o/p").read_text() == "new\n"
         else:
-            assert printed(root) == before
+            assert capture_tree(root) == before
         assert not [name for name in os.listdir(root) if name.startswith(".ringfence")]
         if not killed:
             break
@@ -223,14 +223,14 @@ def write_one(fs: HostFilesystem) -> None:
 @pytest.mark.parametrize("lost", LOST)
 def test_a_committed_file_that_lost_its_bytes_is_healed(root: Path, lost: str) -> None:
     store = unplugged(root, write_one)
-    before = lasting(printed(root)), printed(root)["d/new"].mtime_ns
+    before = lasting(capture_tree(root)), capture_tree(root)["d/new"].mtime_ns
     losing(root / "d/new", LOST[lost])
     with Workspace.open(root, store=store) as workspace:
         assert workspace.recovered is not None
         assert workspace.recovered.conflicts == ()
         assert "d/new" in workspace.recovered.notes[-1]
         assert [entry.kind for entry in workspace.log()] == ["step", "baseline"]
-    assert (lasting(printed(root)), printed(root)["d/new"].mtime_ns) == before
+    assert (lasting(capture_tree(root)), capture_tree(root)["d/new"].mtime_ns) == before
     with Workspace.open(root, store=store) as workspace:
         assert workspace.recovered is None
 
@@ -279,14 +279,14 @@ def test_in_the_same_boot_nothing_is_healed(root: Path) -> None:
 
 
 def test_a_call_that_was_not_committed_is_undone_though_its_files_lost_their_bytes(root: Path) -> None:
-    before = printed(root)
+    before = capture_tree(root)
     store = unplugged(root, lambda fs: (write_one(fs), fs.write("f0", "ours " * 500)), commit=False)
     losing(root / "d/new", b"")
     losing(root / "f0", bytes(2500))
     with Workspace.open(root, store=store) as workspace:
         assert workspace.recovered is not None
         assert (workspace.recovered.outcome, workspace.recovered.conflicts) == ("rolled back", ())
-    assert printed(root) == before
+    assert capture_tree(root) == before
 
 
 def test_what_no_history_has_is_reported(root: Path) -> None:
@@ -313,7 +313,7 @@ def test_healing_killed_anywhere_is_done_again(tmp_path: Path) -> None:
         (root / "d").mkdir(parents=True)
         store = unplugged(root, write_one)
         losing(root / "d/new", CONTENT[:512])
-        time = printed(root)[""].mtime_ns
+        time = capture_tree(root)[""].mtime_ns
 
         def work(announce: Callable[[str], None], root: Path = root, store: Path = store) -> None:
             Workspace.open(root, store=store, before=announce).close()
@@ -322,7 +322,7 @@ def test_healing_killed_anywhere_is_done_again(tmp_path: Path) -> None:
         Workspace.open(root, store=store).close()
         assert (root / "d/new").read_bytes() == CONTENT, point
         assert sorted(os.listdir(root)) == ["d"], point
-        assert printed(root)[""].mtime_ns == time, point
+        assert capture_tree(root)[""].mtime_ns == time, point
         if not killed:
             assert point > 5
             break

@@ -14,7 +14,7 @@ import pytest
 from ringfence.runtime import Receipt
 from ringfence.testing import held_call
 from ringfence.testing.killing import killed_at
-from ringfence.testing.printed import lasting, printed
+from ringfence.testing.printed import capture_tree, lasting
 from ringfence_sandbox.calls.history import ChangedFiles, Recorded, RolledBackCall
 from ringfence_sandbox.disk.kernel import Abilities
 from ringfence_sandbox.host import HostFilesystem
@@ -111,7 +111,7 @@ class Case:
         self.root.mkdir(parents=True)
         self.store = self.root.parent / "store"
         build(self.root)
-        self.before = printed(self.root)
+        self.before = capture_tree(self.root)
 
     def open(self, before: Callable[[str], None] = lambda name: None) -> HostFilesystem:
         return HostFilesystem(self.root, store=self.store, before=before, can=self.can)
@@ -135,7 +135,7 @@ class Case:
     def after(self, change: Callable[[HostFilesystem], None]) -> dict[str, tuple[object, ...]]:
         self.fresh()
         assert not killed_at(-1, self.committed(change))
-        return lasting(printed(self.root))
+        return lasting(capture_tree(self.root))
 
 
 @pytest.fixture(params=[None, OLD_KERNEL], ids=["this kernel", "an old kernel"])
@@ -173,7 +173,7 @@ def test_a_call_killed_anywhere_is_undone_or_done(case: Case, name: str) -> None
             break
         with case.open() as fs:
             recovered = fs.recovered
-        now = printed(case.root)
+        now = capture_tree(case.root)
         if now == case.before:
             outcomes.add("before")
             assert recovered is None or recovered.outcome == "rolled back", point
@@ -194,7 +194,7 @@ def test_a_rollback_killed_anywhere_is_completed(case: Case, name: str) -> None:
         killed = killed_at(point, case.rolled_back(CALLS[name]))
         with case.open() as fs:
             recovered = fs.recovered
-        assert printed(case.root) == case.before, (point, recovered)
+        assert capture_tree(case.root) == case.before, (point, recovered)
         if not killed:
             break
         assert (
@@ -213,7 +213,7 @@ def test_a_call_killed_anywhere_where_there_are_neither_exchanges_nor_hard_links
         killed = killed_at(point, getattr(case, end)(everything))
         with case.open() as fs:
             assert fs.recovered is None or fs.recovered.conflicts == (), point
-        now = printed(case.root)
+        now = capture_tree(case.root)
         assert now == case.before or (end == "committed" and lasting(now) == after), point
         if not killed:
             return
@@ -257,7 +257,7 @@ def test_a_recovery_killed_anywhere_is_done_again(case: Case, end: str) -> None:
                 break
             killed_at(again // 2, reopened(case))
             case.open().close()
-            now = printed(case.root)
+            now = capture_tree(case.root)
             assert now == case.before or (end == "committed" and lasting(now) == after), (point, again)
             again += 1 if EVERY else 13
 
@@ -275,7 +275,7 @@ def killed_before_the_end(case: Case, change: Callable[[HostFilesystem], None]) 
             before("the end")
 
     assert killed_at(0, work)
-    assert printed(case.root) != case.before
+    assert capture_tree(case.root) != case.before
 
 
 def test_an_edit_between_the_crash_and_the_recovery_stays(case: Case) -> None:
@@ -339,7 +339,7 @@ def test_an_edit_after_a_rollback_that_was_killed_anywhere_stays(
         save(place)
         case.open().close()
         assert place.read_text() == "person", point
-        now = printed(case.root)
+        now = capture_tree(case.root)
         assert now.keys() == case.before.keys() | {path}, point
         for other in case.before.keys() - {path, "d/hard"}:
             assert now[other].lasting == case.before[other].lasting, (point, other)
@@ -387,10 +387,10 @@ def test_a_directory_changed_after_a_rollback_was_killed_keeps_its_time(case: Ca
         if not killed_at(point, case.rolled_back(everything)):
             break
         known = {place: one.inode for place, one in case.before.items() if one.kind == oct(stat.S_IFDIR)}
-        [place] = [where for where, one in printed(case.root).items() if one.inode == known[path]]
+        [place] = [where for where, one in capture_tree(case.root).items() if one.inode == known[path]]
         os.utime(case.root / place, ns=(later, later))
         case.open().close()
-        now = printed(case.root)
+        now = capture_tree(case.root)
         assert now[path].mtime_ns == later, point
         for other in known.keys() - {path}:
             assert now[other] == case.before[other], (point, other)
@@ -406,7 +406,7 @@ def test_a_directory_changed_during_a_call_that_is_killed_keeps_its_time(case: C
     killed_before_the_end(case, change)
     case.open().close()
     assert (case.root / "d").stat().st_mtime_ns == case.number
-    assert printed(case.root) == case.before | {"d": printed(case.root)["d"]}
+    assert capture_tree(case.root) == case.before | {"d": capture_tree(case.root)["d"]}
 
 
 def test_a_tree_that_was_cloned_anew_is_left_alone(case: Case) -> None:
@@ -414,7 +414,7 @@ def test_a_tree_that_was_cloned_anew_is_left_alone(case: Case) -> None:
     case.root.rename(case.root.with_name("old"))
     case.root.mkdir()
     build(case.root)
-    anew = printed(case.root)
+    anew = capture_tree(case.root)
     with case.open() as fs:
         recovered = fs.recovered
         assert recovered is not None
@@ -422,7 +422,7 @@ def test_a_tree_that_was_cloned_anew_is_left_alone(case: Case) -> None:
         assert "journal.aside-1" in recovered.notes[-1]
         fs.write("a.txt", "x")
         fs.write("a.txt", "one\r\ntwo")
-    assert lasting(printed(case.root)) == lasting(anew)
+    assert lasting(capture_tree(case.root)) == lasting(anew)
     with case.open() as fs:
         assert fs.recovered is None
 
@@ -471,7 +471,7 @@ def test_a_torn_journal_is_cut_and_the_call_undone(case: Case) -> None:
     assert recovered is not None
     assert recovered.outcome == "rolled back"
     assert "cut" in recovered.notes[0]
-    assert printed(case.root) == case.before
+    assert capture_tree(case.root) == case.before
 
 
 def test_power_durability_recovers_as_well(case: Case) -> None:
@@ -489,7 +489,7 @@ def test_power_durability_recovers_as_well(case: Case) -> None:
         killed = killed_at(point, work)
         case.open().close()
         content = (case.root / "a.txt").read_text()
-        assert printed(case.root) == case.before or content == "three"
+        assert capture_tree(case.root) == case.before or content == "three"
         if not killed:
             assert content == "three"
             return
@@ -564,7 +564,7 @@ def test_a_history_that_fails_rolls_the_call_back(case: Case) -> None:
             with pytest.raises(OSError, match="no room"):
                 call.commit()
             assert call.rollback().notes == ("a test had made it three",)
-        assert printed(case.root) == case.before
+        assert capture_tree(case.root) == case.before
 
 
 # A damaged journal
@@ -614,4 +614,4 @@ def test_a_damaged_record_of_an_earlier_call_keeps_nothing_from_being_taken_back
     with case.open() as fs:
         assert fs.recovered is not None
         assert (fs.recovered.outcome, fs.recovered.call_id, fs.recovered.conflicts) == ("rolled back", "later", ())
-    assert lasting(printed(case.root)) == after
+    assert lasting(capture_tree(case.root)) == after

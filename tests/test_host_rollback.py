@@ -17,7 +17,7 @@ import pytest
 
 from ringfence.errors import CallEndedError, SnapshotRestoreError
 from ringfence.testing import HeldCall, held_call
-from ringfence.testing.printed import Printed, printed
+from ringfence.testing.printed import Printed, capture_tree
 from ringfence_sandbox.disk.kernel import Abilities
 from ringfence_sandbox.host import HostFilesystem
 
@@ -47,7 +47,7 @@ def call(fs: HostFilesystem) -> Iterator[HeldCall]:
 
 
 def without_held(root: Path) -> dict[str, Printed]:
-    return {path: one for path, one in printed(root).items() if not path.startswith(".ringfence-hold")}
+    return {path: one for path, one in capture_tree(root).items() if not path.startswith(".ringfence-hold")}
 
 
 # Exactly
@@ -69,11 +69,11 @@ def change_a_lot(fs: HostFilesystem) -> None:
 
 
 def test_everything_is_back_down_to_inodes_and_times(root: Path, fs: HostFilesystem, call: HeldCall) -> None:
-    before = printed(root)
+    before = capture_tree(root)
     change_a_lot(fs.for_call(call))
-    assert printed(root).keys() != before.keys()
+    assert capture_tree(root).keys() != before.keys()
     assert call.rollback().conflicts == ()
-    assert printed(root) == before
+    assert capture_tree(root) == before
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_everything_is_back_down_to_inodes_and_times(root: Path, fs: HostFilesys
 def test_undoing_one_change_of_a_directory_is_nobody_s_to_the_next(
     root: Path, change: Callable[[HostFilesystem], object]
 ) -> None:
-    before, slow = printed(root), lambda name: time.sleep(0.01)  # so that each has a time of its own
+    before, slow = capture_tree(root), lambda name: time.sleep(0.01)  # so that each has a time of its own
     with HostFilesystem(root, store=root.parent / "store", before=slow) as fs, held_call(fs) as call:
         change(fs.for_call(call))
         fs.for_call(call).write("d/b.txt", "changed")
@@ -97,7 +97,7 @@ def test_undoing_one_change_of_a_directory_is_nobody_s_to_the_next(
 
 
 def test_calls_that_fail_one_after_the_other_know_nothing_of_each_other(root: Path, fs: HostFilesystem) -> None:
-    before = printed(root)
+    before = capture_tree(root)
     changes: list[Callable[[HostFilesystem], object]] = [
         lambda fs: fs.write("a.txt", "x"),
         lambda fs: fs.delete("a.txt"),
@@ -108,13 +108,13 @@ def test_calls_that_fail_one_after_the_other_know_nothing_of_each_other(root: Pa
         with held_call(fs) as call:
             change(fs.for_call(call))
             assert call.rollback().conflicts == ()
-        assert printed(root) == before
+        assert capture_tree(root) == before
 
 
 def test_an_inner_call_goes_back_to_its_own_beginning_and_an_outer_one_takes_it_along(
     root: Path, fs: HostFilesystem, call: HeldCall
 ) -> None:
-    before = printed(root)
+    before = capture_tree(root)
     fs.for_call(call).write("a.txt", "outer")
     for number in range(3):
         middle = without_held(root)
@@ -127,28 +127,28 @@ def test_an_inner_call_goes_back_to_its_own_beginning_and_an_outer_one_takes_it_
         inner.commit()
     fs.for_call(call).delete("n", recursive=True)
     call.rollback()
-    assert printed(root) == before
+    assert capture_tree(root) == before
 
 
 def test_hard_links_stay_together(root: Path, fs: HostFilesystem, call: HeldCall) -> None:
     os.link(root / "a.txt", root / "d/same")
-    before = printed(root)
+    before = capture_tree(root)
     handle = fs.for_call(call)
     handle.write("a.txt", "changed")
     assert (root / "d/same").read_text() == "a\n"
     handle.delete("d/same")
     call.rollback()
-    assert printed(root) == before
+    assert capture_tree(root) == before
     assert before["a.txt"].links == ("a.txt", "d/same")
 
 
 def test_a_name_that_moved_over_another_of_its_file_is_back(root: Path, fs: HostFilesystem, call: HeldCall) -> None:
     os.link(root / "a.txt", root / "d/hard")
-    before = printed(root)
+    before = capture_tree(root)
     fs.for_call(call).move("a.txt", "d/hard", overwrite=True)
     fs.for_call(call).write("d/hard", "changed")
     assert call.rollback().conflicts == ()
-    assert printed(root) == before
+    assert capture_tree(root) == before
 
 
 @pytest.mark.parametrize(
@@ -429,7 +429,7 @@ def test_a_snapshot_keeps_the_displaced_files_until_nobody_has_it(root: Path, fs
 def test_a_snapshot_brings_back_what_went_through_the_filesystem_and_leaves_the_rest(
     root: Path, fs: HostFilesystem
 ) -> None:
-    before = printed(root)
+    before = capture_tree(root)
     snapshot = fs.snapshot()
     change_a_lot(fs)
     (root / "theirs.txt").write_text("person")
@@ -439,7 +439,7 @@ def test_a_snapshot_brings_back_what_went_through_the_filesystem_and_leaves_the_
     del snapshot
     fs.snapshot()
     os.utime(root, ns=(10**18, 10**18))
-    assert printed(root) == before
+    assert capture_tree(root) == before
 
 
 def test_a_directory_of_a_call_that_was_rolled_back_comes_back_with_its_snapshot(
@@ -542,7 +542,7 @@ def test_a_call_that_meets_an_error_anywhere_is_rolled_back(root: Path, committi
             if calls == point + 1 and name != "utime":
                 raise OSError(errno.ENOSPC, "no space", name)
 
-        tree = printed(root)
+        tree = capture_tree(root)
         store = root.parent / f"store-{point}"
         try:
             fs = HostFilesystem(root, store=store, before=before)
@@ -564,7 +564,7 @@ def test_a_call_that_meets_an_error_anywhere_is_rolled_back(root: Path, committi
             except OSError:
                 call.rollback()
         HostFilesystem(root, store=store).close()  # which drops what could not be dropped then
-        assert printed(root) == tree, point
+        assert capture_tree(root) == tree, point
         if calls < point:
             break
     else:
@@ -579,7 +579,7 @@ def test_an_operation_that_fails_half_way_is_undone_at_once(root: Path, tmp_path
             wanted.clear()
             raise OSError(errno.ENOSPC, "no space", name)
 
-    tree = printed(root)
+    tree = capture_tree(root)
     with HostFilesystem(root, store=tmp_path / "s", before=before) as fs, held_call(fs) as call:
         for name in ("rename", "create"):
             wanted.append(name)
@@ -588,7 +588,7 @@ def test_an_operation_that_fails_half_way_is_undone_at_once(root: Path, tmp_path
             assert not (root / "n").exists()
             assert call.changed() == []
         call.commit()
-    assert printed(root) == tree
+    assert capture_tree(root) == tree
 
 
 @pytest.mark.parametrize("committing", [False, True])

@@ -23,7 +23,7 @@ import pytest
 
 from ringfence import Binding, Filesystem, InMemoryFilesystem, Prompt, PromptTemplate, Session
 from ringfence.adapters import ScriptedAdapter, ToolExecutor
-from ringfence.adapters.tool_executor import Answer
+from ringfence.adapters.tool_executor import ToolCallResult
 from ringfence.errors import TransactionError
 from ringfence.participants import CallInfo, CallLock, Change, RollbackReport, Transactional
 from ringfence.prompt import (
@@ -39,7 +39,7 @@ from ringfence.prompt import (
 from ringfence.runtime import Receipt, tool_transaction
 from ringfence.testing import held_call
 from ringfence.testing.killing import killed_at
-from ringfence.testing.printed import Printed, printed
+from ringfence.testing.printed import Printed, capture_tree
 from ringfence_sandbox import CallProcess, HostFilesystem, Workspace
 from ringfence_sandbox.opaque.owner_stamp import OwnerStamp
 from ringfence_sandbox.scan.scan import ScanLimits
@@ -91,7 +91,7 @@ def sh(root: Path, script: str) -> None:
 
 def shape(root: Path) -> dict[str, Printed]:
     """All that a rollback brings back; which inode it is, is no part of that."""
-    return {path: replace(one, inode=0) for path, one in printed(root).items()}
+    return {path: replace(one, inode=0) for path, one in capture_tree(root).items()}
 
 
 SCRIPTS: dict[str, tuple[str, set[str]]] = {
@@ -222,11 +222,11 @@ def test_a_directory_too_deep_to_be_taken_in_goes_where_a_file_was(root: Path, f
 
 
 def test_an_inode_that_only_moved_is_moved_back(root: Path, files: HostFilesystem) -> None:
-    before = printed(root)
+    before = capture_tree(root)
     with held_call(files, opaque=True) as call:
         sh(root, "mv d/big moved; mv d/e e; mv a.txt t; mv one a.txt; mv t one; chmod 600 d/b.txt")
         call.rollback()
-    now = printed(root)
+    now = capture_tree(root)
     assert {path for path in before if now[path].inode != before[path].inode} <= {"d/e"}
 
 
@@ -388,7 +388,7 @@ def test_a_file_comes_back_though_somebody_elses_is_in_the_place_of_another_name
 
 def test_paths_that_did_not_change_are_not_touched(root: Path, files: HostFilesystem) -> None:
     def stamps() -> dict[str, int]:
-        return {path: os.lstat(root / path).st_ctime_ns for path in printed(root) if path}
+        return {path: os.lstat(root / path).st_ctime_ns for path in capture_tree(root) if path}
 
     before = stamps()
     with held_call(files, opaque=True) as call:
@@ -721,12 +721,12 @@ def test_a_socket_that_was_there_stays(root: Path, files: HostFilesystem) -> Non
 def test_nothing_is_written_through_a_link_that_a_call_made(root: Path, files: HostFilesystem, tmp_path: Path) -> None:
     shutil.copytree(root / "d", tmp_path / "outside", symlinks=True)
     (tmp_path / "outside/b.txt").write_text("outside")
-    outside, before = printed(tmp_path / "outside"), shape(root)
+    outside, before = capture_tree(tmp_path / "outside"), shape(root)
     with held_call(files, opaque=True) as call:
         sh(root, f"rm -r d; ln -s {tmp_path}/outside d; rm a.txt; ln -s {tmp_path}/outside/b.txt a.txt")
         call.rollback()
     assert shape(root) == before
-    assert printed(tmp_path / "outside") == outside
+    assert capture_tree(tmp_path / "outside") == outside
 
 
 def test_a_name_outside_is_not_written_through(root: Path, files: HostFilesystem, tmp_path: Path) -> None:
@@ -762,7 +762,7 @@ def test_what_a_program_saves_between_two_typed_changes_is_the_calls(
 
 
 def test_typed_changes_within_an_opaque_call_go_back_with_it(root: Path, files: HostFilesystem) -> None:
-    before = printed(root)
+    before = capture_tree(root)
     with held_call(files, opaque=True) as call:
         handle = files.for_call(call)
         handle.write("a.txt", "typed")
@@ -773,7 +773,7 @@ def test_typed_changes_within_an_opaque_call_go_back_with_it(root: Path, files: 
         sh(root, "echo more >> copy; rm -rf nested")
         assert {"a.txt", "copy", "d/b.txt"} <= {change.path for change in call.changed()}
         assert call.rollback().conflicts == ()
-    now = printed(root)
+    now = capture_tree(root)
     assert {path: replace(one, inode=0) for path, one in now.items()} == {
         path: replace(one, inode=0) for path, one in before.items()
     }
@@ -1062,14 +1062,14 @@ def test_what_is_too_large_to_be_taken_in_and_was_displaced_is_said_if_a_program
 def test_what_is_too_large_to_be_taken_in_and_was_displaced_comes_back_if_a_program_removes_it(root: Path) -> None:
     (root / "large").write_bytes(b"l" * 5000)
     os.link(root / "large", root / "other")
-    before = printed(root)
+    before = capture_tree(root)
     with limited(root, 4500) as workspace, held_call(workspace.filesystem, call_id="outer") as outer:
         workspace.filesystem.for_call(outer).delete("large")
         with held_call(workspace.filesystem, call_id="inner", parent=outer, opaque=True) as inner:
             sh(root, "rm .ringfence-hold-*/0")
             inner.commit()
         assert outer.rollback().conflicts == ()
-    assert printed(root) == before
+    assert capture_tree(root) == before
 
 
 # Through tools
@@ -1108,7 +1108,7 @@ def executor(
         yield ToolExecutor(prompt=prompt, session=session, adapter=adapter)
 
 
-def execute(run: ToolExecutor, script: str) -> Answer:
+def execute(run: ToolExecutor, script: str) -> ToolCallResult:
     return run.execute("shell", {"text": script})
 
 
@@ -1355,7 +1355,7 @@ def test_what_is_mounted_in_a_workspace_is_left_alone(root: Path, tmp_path: Path
 
 
 def test_no_program_runs_where_nothing_could_take_back_what_it_changes(root: Path) -> None:
-    def runs_on(files: Filesystem) -> Answer:
+    def runs_on(files: Filesystem) -> ToolCallResult:
         with executor(files, shell(root)) as run:
             return execute(run, "echo x > made")
 
@@ -1370,7 +1370,7 @@ class Database(Transactional):
     """A participant that outlives the process and has no files."""
 
     durable = True
-    only_undone = True
+    rollback_only = True
     lock = CallLock("the database")
 
     def begin(self, call: CallInfo) -> None: ...
@@ -1393,12 +1393,12 @@ def test_what_outlives_the_process_and_has_no_files_does_not_see_what_programs_c
 class Elsewhere(Database):
     """A filesystem that outlives the process and is not said to see what programs change."""
 
-    only_undone = False
+    rollback_only = False
     read_only = False
 
 
 class Looking(Elsewhere):
-    sees_programs = True
+    tracks_external_writes = True
 
 
 def test_a_durable_filesystem_of_one_s_own_is_taken_to_see_what_programs_change_where_it_says_so(root: Path) -> None:
@@ -1410,7 +1410,7 @@ def test_a_durable_filesystem_of_one_s_own_is_taken_to_see_what_programs_change_
     assert (root / "made").exists()  # which it was to take back
 
 
-def fails_on(root: Path, resources: dict[type[Any], object]) -> Answer:
+def fails_on(root: Path, resources: dict[type[Any], object]) -> ToolCallResult:
     prompt = Prompt[None](ns="tests", key="bound", sections=[ToolsSection(title="Tools", tools=[shell(root)])])
     with prompt.bind(resources=resources).resources:
         return execute(ToolExecutor(prompt=prompt, session=Session()), "echo x > made; exit 1")

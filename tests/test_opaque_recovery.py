@@ -19,7 +19,7 @@ import pytest
 from ringfence.errors import RestoreFailedError
 from ringfence.testing import held_call
 from ringfence.testing.killing import killed_at
-from ringfence.testing.printed import Printed, lasting, printed
+from ringfence.testing.printed import Printed, capture_tree, lasting
 from ringfence_sandbox import CallProcess, HostFilesystem, Workspace
 from ringfence_sandbox.disk.kernel import boot_id
 from ringfence_sandbox.opaque.owner_stamp import GRACE_NS
@@ -58,7 +58,7 @@ def build(root: Path) -> None:
 
 
 def shape(root: Path) -> dict[str, Printed]:
-    return {path: replace(one, inode=0) for path, one in printed(root).items()}
+    return {path: replace(one, inode=0) for path, one in capture_tree(root).items()}
 
 
 class Case:
@@ -114,7 +114,7 @@ def case(tmp_path: Path, request: pytest.FixtureRequest) -> Case:
 def test_an_opaque_call_killed_anywhere_is_undone_or_done(case: Case, end: str, typed: bool) -> None:
     case.fresh()
     case.run(lambda name: None, end, typed=typed)
-    after = lasting(printed(case.root))
+    after = lasting(capture_tree(case.root))
     assert (shape(case.root) == case.before) == (end == "rollback")
     outcomes: set[str] = set()
     for point in range(0, 10_000, 1 if EVERY else 7):
@@ -129,7 +129,7 @@ def test_an_opaque_call_killed_anywhere_is_undone_or_done(case: Case, end: str, 
         else:
             outcomes.add("after")
             assert end == "commit", (point, recovered, _differing(now, case.before))
-            assert lasting(printed(case.root)) == after, point
+            assert lasting(capture_tree(case.root)) == after, point
             assert recovered is None or recovered.outcome == "finished", point
         assert recovered is None or recovered.conflicts == (), (point, recovered)
         with case.reopened() as fs:

@@ -44,7 +44,7 @@ from ringfence.prompt import (
 from ringfence.prompt.overrides import descriptor_of, problems
 from ringfence.runtime import PromptRendered, Session
 from ringfence.runtime.visibility import SetVisibilityOverride
-from ringfence.testing.printed import printed
+from ringfence.testing.printed import capture_tree
 
 
 @dataclass(frozen=True)
@@ -472,7 +472,7 @@ def test_nothing_is_read_written_or_deleted_where_a_link_leads_out(
 ) -> None:
     elsewhere = LocalPromptOverridesStore(tmp_path / "elsewhere")
     elsewhere.store(ONE.descriptor, section_of(ONE, body="Theirs."))
-    before = printed(elsewhere.root)
+    before = capture_tree(elsewhere.root)
     (store.root / link).parent.mkdir(parents=True)
     (store.root / link).symlink_to(elsewhere.root / link)
     for work in (
@@ -484,7 +484,7 @@ def test_nothing_is_read_written_or_deleted_where_a_link_leads_out(
             work()
     with suppress(PromptOverridesError):  # the link itself is in the root
         store.delete(ns="team/app", prompt_key="main")
-    assert printed(elsewhere.root) == before
+    assert capture_tree(elsewhere.root) == before
 
 
 def test_the_root_in_a_repository_is_not_led_out_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfence.filesystem import InMemoryFilesystem
-from ringfence.filesystem.paths import from_model, normalise, shown, unescaped
+from ringfence.filesystem.paths import escape_path, normalise, resolve_model_path, unescaped
 
 # Whatever bytes a directory may hold, as Python spells them.
 names = st.binary(min_size=1, max_size=20).map(
@@ -78,12 +78,12 @@ def test_the_limits_themselves_are_allowed() -> None:
 
 @given(paths)
 def test_what_is_shown_can_be_read_back(path: str) -> None:
-    assert unescaped(shown(path)) == path.encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape")
+    assert unescaped(escape_path(path)) == path.encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape")
 
 
 @given(paths)
 def test_what_is_shown_is_plain_text(path: str) -> None:
-    text = shown(path)
+    text = escape_path(path)
     assert text.encode("utf-8").decode("utf-8") == text
     assert not any(ord(character) < 32 or 127 <= ord(character) < 160 for character in text)
     assert json.loads(json.dumps(text, ensure_ascii=False)) == text
@@ -102,7 +102,7 @@ def test_what_is_shown_is_plain_text(path: str) -> None:
     ],
 )
 def test_only_what_cannot_be_shown_is_escaped(path: str, text: str) -> None:
-    assert shown(path) == text
+    assert escape_path(path) == text
     assert unescaped(text) == path
 
 
@@ -138,7 +138,7 @@ def test_an_escape_for_what_no_name_can_have_stays_text() -> None:
     ],
 )
 def test_a_model_means_the_first_reading_that_exists(files: list[str], text: str, meant: str) -> None:
-    assert from_model(filesystem_with(*files), text) == meant
+    assert resolve_model_path(filesystem_with(*files), text) == meant
 
 
 @pytest.mark.parametrize(
@@ -158,25 +158,25 @@ def test_a_model_means_the_first_reading_that_exists(files: list[str], text: str
 )
 def test_an_absolute_path_below_the_mount_point_loses_it(text: str, meant: str) -> None:
     filesystem = filesystem_with("a.txt")
-    assert from_model(filesystem, text, mount_point="/workspace") == meant
-    assert from_model(filesystem, text, mount_point="/workspace/") == meant
+    assert resolve_model_path(filesystem, text, mount_point="/workspace") == meant
+    assert resolve_model_path(filesystem, text, mount_point="/workspace/") == meant
 
 
 def test_without_a_mount_point_a_leading_slash_is_the_root() -> None:
-    assert from_model(filesystem_with("a.txt"), "/workspace/a.txt") == "workspace/a.txt"
-    assert from_model(filesystem_with("a.txt"), "/a.txt", mount_point="/") == "a.txt"
+    assert resolve_model_path(filesystem_with("a.txt"), "/workspace/a.txt") == "workspace/a.txt"
+    assert resolve_model_path(filesystem_with("a.txt"), "/a.txt", mount_point="/") == "a.txt"
 
 
 def test_a_dangling_link_is_something_that_exists() -> None:
     filesystem = InMemoryFilesystem()
     filesystem.symlink("link ", "nowhere")
-    assert from_model(filesystem, "link ") == "link "
+    assert resolve_model_path(filesystem, "link ") == "link "
 
 
 @pytest.mark.parametrize("text", ["../a.txt", "/../a.txt", "d/../../a.txt", "/workspace/../../etc/passwd"])
 def test_what_a_model_writes_cannot_leave_the_root(text: str) -> None:
     with pytest.raises(PermissionError):
-        from_model(filesystem_with("a.txt"), text, mount_point="/workspace")
+        resolve_model_path(filesystem_with("a.txt"), text, mount_point="/workspace")
 
 
 @given(st.lists(paths, max_size=5), paths)
@@ -188,7 +188,7 @@ def test_what_is_shown_to_a_model_leads_back_to_the_file(files: list[str], path:
         except (OSError, ValueError):
             continue
     for match in filesystem.glob("**"):
-        if filesystem.exists(normalise(shown(match.path))) and shown(match.path) != match.path:
+        if filesystem.exists(normalise(escape_path(match.path))) and escape_path(match.path) != match.path:
             continue  # another file has that very name, and the exact name wins
-        meant = from_model(filesystem, shown(match.path))
+        meant = resolve_model_path(filesystem, escape_path(match.path))
         assert filesystem.resolve(meant) == match.path

@@ -276,7 +276,7 @@ def test_a_tool_that_does_not_declare_what_it_writes_is_denied_what_it_has_done(
         if (name, target) == ("remove", "link"):
             assert call(name, target).success  # the link itself, in which nothing can be read
             return
-        assert "a.txt, of which the content had not been read" in call(name, target, "blind").message
+        assert "a.txt without having read it" in call(name, target, "blind").message
         assert files.read("a.txt").content == "one\n"
         call("read_file", "a.txt")
         assert call(name, target, "seen").success
@@ -295,7 +295,7 @@ def test_a_file_that_is_too_large_to_be_hashed_is_not_changed_unread(tmp_path: P
     (tmp_path / "large").touch()
     os.truncate(tmp_path / "large", HASHED_BYTES + 1)
     with HostFilesystem(tmp_path) as files, agent(*UNDECLARED, files=files) as call:
-        assert "large, of which the content had not been read" in call(name, "large", "blind").message
+        assert "large without having read it" in call(name, "large", "blind").message
         assert files.stat("large").size_bytes == HASHED_BYTES + 1
 
 
@@ -416,7 +416,7 @@ def test_a_call_that_changes_permissions_does_not_answer_for_the_content(files: 
     handlers = {"chmod": chmod, "own": after_a_chmod_by_a_call}
     tools = [Tool[At, Said](name=name, description="A tool.", handler=made) for name, made in handlers.items()]
     with agent(*tools, files=files) as call:
-        assert "a.txt, of which the content had not been read" in call("own", "a.txt", "blind").message
+        assert "a.txt without having read it" in call("own", "a.txt", "blind").message
         assert files.read("a.txt").content == "one\n"
 
 
@@ -435,7 +435,7 @@ def test_what_a_handler_does_beside_its_calls_or_in_a_part_of_itself_is_governed
     tools = [Tool[At, Said](name=name, description="A tool.", handler=made) for name, made in handlers.items()]
     with agent(*tools, files=files) as call:
         for name in ("beside", "part"):
-            assert "a.txt, of which the content had not been read" in call(name, "a.txt", "blind").message
+            assert "a.txt without having read it" in call(name, "a.txt", "blind").message
         assert files.read("a.txt").content == "one\n"
         assert call("reads", "a.txt", "two\n").success
         call("read_file", "a.txt")

@@ -150,7 +150,7 @@ def test_a_policy_of_a_section_may_depend_on_another_sections_tools() -> None:
     both = text("A", tools=[tool("deploy")], policies=[policy]), text("B", tools=[tool("test")])
     assert prompt(*both).policies_for_tool("deploy") == (policy,)
     assert prompt(*both).policies_for_tool("test") == ()
-    assert prompt(*both).policies_told_of("test") == (policy,)
+    assert prompt(*both).result_policies("test") == (policy,)
 
 
 def test_a_template_knows_its_placeholders_and_params() -> None:

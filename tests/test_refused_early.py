@@ -23,7 +23,7 @@ from ringfence import (
     ToolResult,
 )
 from ringfence.errors import PromptValidationError
-from ringfence.failures import said_of
+from ringfence.failures import describe_error
 from ringfence.prompt import PathPolicy, PolicyDecision, ProtectedFilesPolicy, ReadBeforeWritePolicy
 from ringfence.resources import Binding
 from ringfence.runtime import Budget, BudgetTracker, Replace, append_all, reducer
@@ -297,24 +297,24 @@ def test_half_a_surrogate_pair_is_told_without_a_way_that_a_model_has_not() -> N
 
 
 def test_an_error_that_says_its_kind_says_it_once() -> None:
-    assert said_of(AttributeError("AttributeError: no such thing")) == "AttributeError: no such thing"
+    assert describe_error(AttributeError("AttributeError: no such thing")) == "AttributeError: no such thing"
 
 
 def test_a_path_that_an_error_quotes_is_escaped_once() -> None:
     assert (
-        said_of(ValueError("a path cannot have a NUL: " + repr("a\0b") + "\n"))
+        describe_error(ValueError("a path cannot have a NUL: " + repr("a\0b") + "\n"))
         == r"a path cannot have a NUL: 'a\x00b'\x0a"
     )
-    assert said_of(OSError(1, "no\tway", r"a\x0ab")) == r"a\x5cx0ab: no\x09way"
+    assert describe_error(OSError(1, "no\tway", r"a\x0ab")) == r"a\x5cx0ab: no\x09way"
 
 
 @pytest.mark.parametrize(
     "words", ["is outside of the workspace root", "was changed", "has no parent", "cannot be read"]
 )
 def test_words_that_go_on_a_sentence_about_a_path_follow_it_at_once(words: str) -> None:
-    assert said_of(PermissionError(13, words, "a.txt")) == f"a.txt {words}"
-    assert said_of(PermissionError(13, "Is a directory", "a.txt")) == "a.txt: Is a directory"
-    assert said_of(PermissionError(13, "the root cannot be moved", "")) == "the root cannot be moved"
+    assert describe_error(PermissionError(13, words, "a.txt")) == f"a.txt {words}"
+    assert describe_error(PermissionError(13, "Is a directory", "a.txt")) == "a.txt: Is a directory"
+    assert describe_error(PermissionError(13, "the root cannot be moved", "")) == "the root cannot be moved"
 
 
 @pytest.mark.parametrize(
@@ -327,6 +327,6 @@ def test_words_that_go_on_a_sentence_about_a_path_follow_it_at_once(words: str) 
     ],
 )
 def test_a_limit_of_the_system_is_named_with_what_raises_it(error: Exception, said: str, limit: str) -> None:
-    assert said_of(error).startswith(said)
-    assert (f"`{limit}`" in said_of(error), f"`{limit}`" in why(error)) == (True, True)
-    assert said_of(ExceptionGroup("unhandled errors in a TaskGroup", [error])) == said_of(error)
+    assert describe_error(error).startswith(said)
+    assert (f"`{limit}`" in describe_error(error), f"`{limit}`" in why(error)) == (True, True)
+    assert describe_error(ExceptionGroup("unhandled errors in a TaskGroup", [error])) == describe_error(error)

@@ -112,8 +112,6 @@ def test_a_title_that_makes_no_key_asks_for_one() -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        {"children": ["text"]},
-        {"tools": [find]},
         {"policies": ["read first"]},
         {"default_params": "text"},
         {"default_params": Task},

@@ -20,7 +20,7 @@ from ringfence.adapters import ToolExecutor
 from ringfence.filesystem.protocol import WriteMode
 from ringfence.testing import held_call
 from ringfence.testing.killing import as_nobody, killed_at
-from ringfence.testing.printed import lasting, printed
+from ringfence.testing.printed import capture_tree, lasting
 from ringfence_sandbox import HostFilesystem, Workspace
 from ringfence_sandbox.store.history_objects import MOST_PACKS
 from ringfence_sandbox.store.store import Store
@@ -87,13 +87,13 @@ GONE = [removed, moved, another_in_its_place, history_removed]
 def test_the_next_call_fails_rolls_back_and_says_what_to_do(
     workspace: Workspace, root: Path, store: Path, away: Callable[[Path], None]
 ) -> None:
-    before = printed(root)
+    before = capture_tree(root)
     away(store)
     for _ in range(2):
         with pytest.raises(OSError, match="open it again") as caught:
             call(workspace, change)
         assert caught.value.errno == errno.ESTALE
-        assert printed(root) == before
+        assert capture_tree(root) == before
     workspace.close()
     with Workspace.open(root, store=store) as again:
         call(again, change)
@@ -104,10 +104,10 @@ def test_the_next_call_fails_rolls_back_and_says_what_to_do(
 def test_a_store_that_goes_during_a_call_rolls_it_back(
     workspace: Workspace, root: Path, store: Path, away: Callable[[Path], None]
 ) -> None:
-    before = printed(root)
+    before = capture_tree(root)
     with pytest.raises(OSError, match="open it again"):
         call(workspace, lambda fs: (change(fs), away(store)))
-    assert printed(root) == before
+    assert capture_tree(root) == before
 
 
 def test_a_model_is_told_and_the_loop_goes_on(workspace: Workspace, root: Path, store: Path) -> None:
@@ -162,11 +162,11 @@ def test_a_damaged_history_is_said_and_nothing_changes(root: Path, store: Path, 
     with Workspace.open(root, store=store) as workspace:
         call(workspace, change)
     damage(store)
-    before = printed(root)
+    before = capture_tree(root)
     for read_only in (False, True):
         with pytest.raises(ValueError, match="history is damaged .* or move it away to begin a new one"):
             Workspace.open(root, store=store, read_only=read_only)
-    assert printed(root) == before
+    assert capture_tree(root) == before
     (store / "history").rename(store / "aside")
     with Workspace.open(root, store=store) as workspace:
         assert [entry.kind for entry in workspace.log()] == ["baseline"]
@@ -197,11 +197,11 @@ def with_a_flipped_bit(root: Path, store: Path) -> None:
 @pytest.mark.parametrize("name", LOOKS)
 def test_a_part_of_the_history_that_cannot_be_read_is_said_when_it_is_met(root: Path, store: Path, name: str) -> None:
     with_a_flipped_bit(root, store)
-    before = printed(root)
+    before = capture_tree(root)
     with Workspace.open(root, store=store) as workspace:
         with pytest.raises(ValueError, match="history is damaged .* or move it away to begin a new one"):
             LOOKS[name](workspace)
-        assert printed(root) == before
+        assert capture_tree(root) == before
 
 
 def test_a_part_of_the_history_that_cannot_be_read_keeps_no_workspace_from_being_opened_and_closed(
@@ -430,9 +430,9 @@ def test_a_store_that_becomes_unwritable_keeps_its_steps(root: Path, store: Path
             assert [entry.kind for entry in again.log()] == ["step", "baseline"]
             again.undo()
 
-    before = {path: one[:1] + one[4:] for path, one in lasting(printed(root)).items()}
+    before = {path: one[:1] + one[4:] for path, one in lasting(capture_tree(root)).items()}
     as_nobody(work, root, store)
-    assert {path: one[:1] + one[4:] for path, one in lasting(printed(root)).items()} == before
+    assert {path: one[:1] + one[4:] for path, one in lasting(capture_tree(root)).items()} == before
 
 
 # Full
@@ -472,7 +472,7 @@ def much(fs: HostFilesystem) -> None:
 
 
 def test_a_full_store_rolls_the_call_back_and_the_next_one_goes_through(root: Path, tmp_path: Path) -> None:
-    before = printed(root)
+    before = capture_tree(root)
     with small(tmp_path / "disk", "2m") as disk, Workspace.open(root, store=disk / "store") as workspace:
         fill(disk)
         with pytest.raises(OSError, match="No space left") as caught:
@@ -482,12 +482,12 @@ def test_a_full_store_rolls_the_call_back_and_the_next_one_goes_through(root: Pa
         assert "make room, or name another place for it in the environment variable RINGFENCE_STATE_DIR" in str(
             caught.value
         )
-        assert printed(root) == before
+        assert capture_tree(root) == before
         (disk / "filler").unlink()
         call(workspace, much)
         assert [step.number for step in workspace.steps()] == [1]
         workspace.undo()
-    assert lasting(printed(root)) == lasting(before)
+    assert lasting(capture_tree(root)) == lasting(before)
 
 
 def test_a_store_that_fills_up_step_by_step_keeps_what_it_has(root: Path, tmp_path: Path) -> None:
@@ -496,11 +496,11 @@ def test_a_store_that_fills_up_step_by_step_keeps_what_it_has(root: Path, tmp_pa
         with Workspace.open(root, store=disk / "store") as workspace:
             with pytest.raises(OSError, match="No space left"):
                 while made < 100:
-                    tree = printed(root)
+                    tree = capture_tree(root)
                     call(workspace, lambda fs: fs.write_bytes("random", os.urandom(100_000)))
                     made += 1
             assert made > 5
-            assert printed(root) == tree
+            assert capture_tree(root) == tree
             assert [step.number for step in workspace.steps()] == list(range(1, made + 1))
         with Store.open(disk / "store/history", writable=False) as looking:
             assert [step.number for step in looking.steps()] == list(range(1, made + 1))
@@ -513,11 +513,11 @@ def test_a_full_store_cannot_be_opened_and_is_as_it_was_afterwards(root: Path, t
             call(workspace, change)
         fill(disk)
         (root / "theirs").write_bytes(os.urandom(100_000))
-        before = printed(root)
+        before = capture_tree(root)
         with pytest.raises(OSError, match="No space left on device: here the history is kept; make room") as caught:
             Workspace.open(root, store=disk / "store")
         assert str(caught.value.filename).startswith(str(disk / "store"))
-        assert printed(root) == before
+        assert capture_tree(root) == before
         (disk / "filler").unlink()
         with Workspace.open(root, store=disk / "store") as workspace:
             assert [entry.kind for entry in workspace.log()] == ["external", "step", "baseline"]
@@ -574,11 +574,11 @@ def test_a_full_workspace_rolls_back_exactly(
         (root / "old").write_bytes(os.urandom(300_000))
         with Workspace.open(root, store=store) as workspace:
             fill(disk)
-            before = printed(root)
+            before = capture_tree(root)
             with pytest.raises(OSError, match="No space left on device: the workspace's filesystem is full.*make room"):
                 call(workspace, work)
-            assert printed(root) == before
-        assert printed(root) == before
+            assert capture_tree(root) == before
+        assert capture_tree(root) == before
 
 
 def test_what_is_kept_leaves_its_rollback_room_also_where_the_process_was_killed(tmp_path: Path) -> None:
@@ -596,11 +596,11 @@ def test_what_is_kept_leaves_its_rollback_room_also_where_the_process_was_killed
                         (disk / f"root/{number}").write_bytes(os.urandom(1_000_000))
                     os._exit(0)
 
-        before = printed(disk / "root")
+        before = capture_tree(disk / "root")
         killed_at(-1, work)
         assert not (disk / "root/old").exists()
         Workspace.open(disk / "root", store=disk / "store").close()
-        assert lasting(printed(disk / "root")) == lasting(before)
+        assert lasting(capture_tree(disk / "root")) == lasting(before)
 
 
 @pytest.mark.parametrize("path", ["old", "new"])
@@ -627,7 +627,7 @@ def test_a_file_that_takes_two_tries_to_come_back_to_a_full_disk_comes_back(tmp_
         (disk / "root").mkdir()
         (disk / "root/old").write_bytes(os.urandom(500_000))
         with Workspace.open(disk / "root", store=disk / "store") as workspace:
-            before = printed(disk / "root")
+            before = capture_tree(disk / "root")
             with held_call(workspace.filesystem, opaque=True) as held:
                 held.commit()
             fill(disk)
@@ -635,7 +635,7 @@ def test_a_file_that_takes_two_tries_to_come_back_to_a_full_disk_comes_back(tmp_
             with held_call(workspace.filesystem, opaque=True) as held:
                 (disk / "root/old").write_bytes(os.urandom(200_000))
                 held.rollback()
-            assert lasting(printed(disk / "root")) == lasting(before)
+            assert lasting(capture_tree(disk / "root")) == lasting(before)
 
 
 def test_what_is_kept_of_an_opaque_call_leaves_its_rollback_room_where_the_store_is_on_the_same_disk(
@@ -645,7 +645,7 @@ def test_what_is_kept_of_an_opaque_call_leaves_its_rollback_room_where_the_store
         (disk / "root").mkdir()
         (disk / "root/old").write_bytes(os.urandom(16_000_000))
         with Workspace.open(disk / "root", store=disk / "store") as workspace:
-            before = printed(disk / "root")
+            before = capture_tree(disk / "root")
             left = os.statvfs(disk)
             (disk / "filler").write_bytes(bytes(left.f_bavail * left.f_frsize - 500_000))
             with held_call(workspace.filesystem, opaque=True) as held:
@@ -653,7 +653,7 @@ def test_what_is_kept_of_an_opaque_call_leaves_its_rollback_room_where_the_store
                 for number in range(11):
                     (disk / f"root/{number}").write_bytes(os.urandom(1_000_000))
                 held.rollback()
-            assert lasting(printed(disk / "root")) == lasting(before)
+            assert lasting(capture_tree(disk / "root")) == lasting(before)
 
 
 @contextmanager
@@ -683,7 +683,7 @@ def test_what_a_program_moved_away_and_removed_comes_back_where_a_file_that_it_w
         for name in ("a", "b", "d/e/c"):
             (root / name).write_bytes(os.urandom(50_000))
         with Workspace.open(root, store=disk / "store") as workspace:
-            before = printed(root)
+            before = capture_tree(root)
             with held_call(workspace.filesystem, opaque=True) as held:
                 (root / "b").rename(root / "moved")
                 shutil.rmtree(root / "d")
@@ -692,7 +692,7 @@ def test_what_a_program_moved_away_and_removed_comes_back_where_a_file_that_it_w
                 (root / "filler").rename(root / "a")
                 assert os.statvfs(disk).f_bavail == 0
                 held.rollback()
-            assert lasting(printed(root)) == lasting(before)
+            assert lasting(capture_tree(root)) == lasting(before)
 
 
 def test_a_disk_with_no_inode_left_is_said(store: Path, tmp_path: Path) -> None:
@@ -700,10 +700,10 @@ def test_a_disk_with_no_inode_left_is_said(store: Path, tmp_path: Path) -> None:
         (disk / "root").mkdir()
         (disk / "root/a").touch()
         with Workspace.open(disk / "root", store=store) as workspace:
-            before = printed(disk / "root")
+            before = capture_tree(disk / "root")
             with pytest.raises(OSError, match="make room"):
                 call(workspace, lambda fs: [fs.write(f"{number}/x", "") for number in range(8)])
-            assert printed(disk / "root") == before
+            assert capture_tree(disk / "root") == before
 
 
 # Of another version
@@ -725,19 +725,19 @@ def test_a_store_of_a_form_that_is_not_known_is_left_alone(root: Path, store: Pa
     with Workspace.open(root, store=store) as workspace:
         call(workspace, change)
     (store / "format").write_text(said)
-    before = lasting(printed(store))
+    before = lasting(capture_tree(store))
     for read_only in (False, True):
         with pytest.raises(ValueError, match=words):
             Workspace.open(root, store=store, read_only=read_only)
     with pytest.raises(ValueError, match=words):
         HostFilesystem(root, store=store)
-    assert lasting(printed(store)) == before
+    assert lasting(capture_tree(store)) == before
 
 
 def test_a_store_from_before_there_was_a_number_still_opens(root: Path, store: Path) -> None:
     with tarfile.open(OLD) as archive:
         archive.extractall(store.parent, filter="data")
-    before = lasting(printed(root))
+    before = lasting(capture_tree(root))
     (root / "a.txt").write_text("three\n")
     (root / "n").mkdir()
     (root / "n/o").write_text("new\n")
@@ -747,5 +747,5 @@ def test_a_store_from_before_there_was_a_number_still_opens(root: Path, store: P
         assert [(entry.kind, entry.number) for entry in workspace.log()] == [("step", 2), ("step", 1), ("baseline", 0)]
         assert b"+three" in workspace.show(1).patch
         assert set(workspace.undo(2).outcomes.values()) == {"restored", "removed"}
-    assert lasting(printed(root)) == before
+    assert lasting(capture_tree(root)) == before
     assert (store / "format").exists()

@@ -13,11 +13,11 @@ from ringfence import InMemoryFilesystem, MarkdownSection, Prompt, Session, Tool
 from ringfence.errors import PromptEvaluationError, RestoreFailedError
 from ringfence.filesystem import Filesystem
 from ringfence.runtime import Receipt, SliceConfig, ToolInvoked, Transaction, read_log, settled, tool_transaction
-from ringfence.runtime.lock_order import in_order
+from ringfence.runtime.lock_order import sort_locks
 from ringfence_cli.outputs import ReceiptsFile
 from ringfence_cli.policies import policies_said, replayed
 from ringfence_cli.signals import Signals
-from ringfence_cli.watch import Tally, Telling
+from ringfence_cli.watch import RunObserver, RunStats
 from ringfence_tools import VfsToolsSection
 from ringfence_tools.file_params import WriteFile
 
@@ -176,10 +176,10 @@ def test_files_of_logs_have_it_too(tmp_path: Path) -> None:
 
 
 def test_a_receipts_file_has_a_further_line_and_what_reads_it_joins_them(tmp_path: Path) -> None:
-    world, tally, path = World(outer=write("a", NO)), Tally(), tmp_path / "receipts.jsonl"
+    world, tally, path = World(outer=write("a", NO)), RunStats(), tmp_path / "receipts.jsonl"
     file = ReceiptsFile(path)
     with Signals() as signals:
-        telling = Telling(world.session, signals, tally, [file])
+        telling = RunObserver(world.session, signals, tally, [file])
         world.executor.call("outer", {})
         write("b")(world.executor)
         telling.catch_up()
@@ -194,10 +194,10 @@ def test_a_receipts_file_has_a_further_line_and_what_reads_it_joins_them(tmp_pat
 def test_a_call_that_commits_while_the_one_around_it_ends_says_it_itself() -> None:
     session = Session()
     outer = Transaction("1", "outer", None)
-    outer.lock(in_order((session,)))
+    outer.lock(sort_locks((session,)))
     outer.begin()
     inner = Transaction("2", "inner", outer)
-    inner.lock(in_order(()))
+    inner.lock(sort_locks(()))
     inner.begin()
     world = World()
     receipt = world.executor.execute("ls", {}).receipt
@@ -205,7 +205,7 @@ def test_a_call_that_commits_while_the_one_around_it_ends_says_it_itself() -> No
     outer.seal()
     outer.rollback()
     assert outer.taken_back() == []
-    [(_, again)] = inner.hand_on((session, receipt))
+    [(_, again)] = inner.merge_into_parent((session, receipt))
     assert (again.outcome, again.rolled_back_by) == ("rolled_back", "1")
     inner.release()
     outer.release()

@@ -25,7 +25,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from ringfence.adapters import PromptEvaluationError, ScriptedAdapter, ToolExecutor
 from ringfence.filesystem import InMemoryFilesystem
 from ringfence.prompt import MarkdownSection, PathPolicy, Prompt, PromptTemplate, Tool, ToolContext, ToolResult
-from ringfence.runtime import Receipt, Session, ToolCallBegun
+from ringfence.runtime import Receipt, Session, ToolCallStarted
 from ringfence.telemetry import Telemetry
 from ringfence_sandbox import Workspace
 from ringfence_tools import VfsToolsSection
@@ -351,12 +351,12 @@ def test_an_interrupt_ends_all_spans_and_leaves_no_context_behind(collected: Col
 
 
 def test_what_an_interrupt_kept_from_being_told_ends_with_what_is_around_it(collected: Collected) -> None:
-    def lost(event: ToolCallBegun) -> None:
+    def lost(event: ToolCallStarted) -> None:
         raise KeyboardInterrupt
 
     session = Session()
     collected.telemetry().observe(session)
-    session.dispatcher.subscribe(ToolCallBegun, lost)  # after the span has begun, before the call can end
+    session.dispatcher.subscribe(ToolCallStarted, lost)  # after the span has begun, before the call can end
     with pytest.raises(KeyboardInterrupt):
         ScriptedAdapter([calls(READ)]).evaluate(files_prompt(session), session=session)
     assert [span.name for span in collected.spans] == ["invoke_agent coder", "chat", "execute_tool read_file"]

@@ -35,8 +35,8 @@ from ringfence.runtime.receipts import Receipt
 class Noting(Transactional):
     """Holds nothing and notes what it is asked for."""
 
-    def __init__(self, name: str, said: list[str], *, durable: bool = False, only_undone: bool = False) -> None:
-        self.name, self.said, self.durable, self.only_undone = name, said, durable, only_undone
+    def __init__(self, name: str, said: list[str], *, durable: bool = False, rollback_only: bool = False) -> None:
+        self.name, self.said, self.durable, self.rollback_only = name, said, durable, rollback_only
         self._lock = CallLock(name)
 
     @property
@@ -73,7 +73,7 @@ class Holding:
 
 def test_what_outlives_the_process_commits_first_and_what_is_only_undone_is_not_asked() -> None:
     said: list[str] = []
-    memory, counter = Noting("memory", said), Noting("counter", said, only_undone=True)
+    memory, counter = Noting("memory", said), Noting("counter", said, rollback_only=True)
     disk = Noting("disk", said, durable=True)
     with tool_transaction(Session(), Holding((memory, counter, disk))):
         assert said == ["memory begins", "counter begins", "disk begins"]
@@ -87,7 +87,7 @@ def test_what_joins_a_call_later_is_asked_as_if_it_had_been_there_from_the_begin
     with tool_transaction(Session(), Holding((Noting("memory", said),))):
         call = current_call()
         assert call is not None
-        call.join(Noting("counter", said, only_undone=True))
+        call.join(Noting("counter", said, rollback_only=True))
         call.join(Noting("disk", said, durable=True))
         said.clear()
     assert said == ["disk tells", "memory tells", "disk commits", "memory commits"]
@@ -95,7 +95,7 @@ def test_what_joins_a_call_later_is_asked_as_if_it_had_been_there_from_the_begin
 
 def test_all_go_back_the_last_taken_first() -> None:
     said: list[str] = []
-    ours = (Noting("memory", said), Noting("counter", said, only_undone=True), Noting("disk", said, durable=True))
+    ours = (Noting("memory", said), Noting("counter", said, rollback_only=True), Noting("disk", said, durable=True))
     with pytest.raises(ZeroDivisionError), tool_transaction(Session(), Holding(ours)):
         said.clear()
         raise ZeroDivisionError

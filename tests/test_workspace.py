@@ -16,7 +16,7 @@ from ringfence.participants import Step
 from ringfence.runtime import Receipt
 from ringfence.testing import held_call
 from ringfence.testing.killing import killed_at
-from ringfence.testing.printed import lasting, printed
+from ringfence.testing.printed import capture_tree, lasting
 from ringfence_sandbox import HostFilesystem, Workspace
 from ringfence_sandbox.calls.history import ChangedFiles, Recorded
 from ringfence_sandbox.disk.confined import Confined
@@ -82,12 +82,12 @@ def test_a_call_that_changed_nothing_is_none(workspace: Workspace) -> None:
 
 
 def test_a_call_that_was_rolled_back_is_none(workspace: Workspace, root: Path) -> None:
-    before = printed(root)
+    before = capture_tree(root)
     with held_call(workspace.filesystem) as held:
         workspace.filesystem.for_call(held).write("a.txt", "gone soon")
         held.rollback()
     assert workspace.steps() == []
-    assert printed(root) == before
+    assert capture_tree(root) == before
 
 
 def test_steps_are_there_at_the_next_opening_and_nothing_is_taken_for_somebody_else_s(root: Path) -> None:
@@ -145,12 +145,12 @@ def test_odd_things_are_in_the_history_as_they_are(root: Path) -> None:
         call(workspace, lambda fs: (fs.write("hard", "apart"), fs.chmod("d/e", 0o500)))
         assert workspace.steps()[0].paths == (".git/config", odd, "d/" + odd, "out")
         assert workspace.steps()[1].paths == ("d/e", "hard")
-        before = lasting(printed(root))
+        before = lasting(capture_tree(root))
         workspace.restore(0)
         assert (root / odd).read_bytes() == b"\0\r\n"
         assert os.readlink(root / "out") == "/etc/passwd"
         workspace.undo()
-        assert lasting(printed(root)) == before
+        assert lasting(capture_tree(root)) == before
 
 
 def test_what_a_command_made_too_large_is_said(root: Path) -> None:
@@ -251,7 +251,7 @@ def test_where_closing_cannot_roll_back_it_says_so_and_can_be_repeated(root: Pat
         if full:
             raise OSError(28, "No space left on device")
 
-    tree = printed(root)
+    tree = capture_tree(root)
     workspace = Workspace.open(root, store=root.parent / "store", before=before)
     with held_call(workspace.filesystem) as held:
         workspace.filesystem.for_call(held).write("a.txt", "x")
@@ -261,7 +261,7 @@ def test_where_closing_cannot_roll_back_it_says_so_and_can_be_repeated(root: Pat
         assert "close it again" in caught.value.__notes__[0]
         full = False
         workspace.close()
-    assert printed(root) == tree
+    assert capture_tree(root) == tree
     opened(root).close()
 
 
@@ -270,7 +270,7 @@ def test_a_full_store_rolls_the_call_back(root: Path, tmp_path: Path) -> None:
         def record(self, changed: ChangedFiles, receipt: Receipt) -> Recorded:
             raise OSError(28, "No space left on device")
 
-    before = printed(root)
+    before = capture_tree(root)
     history = history_of(Full, root, tmp_path / "s")
     with HostFilesystem(root, store=tmp_path / "s", history=history) as fs, held_call(fs) as held:
         fs.for_call(held).write("a.txt", "x")
@@ -278,7 +278,7 @@ def test_a_full_store_rolls_the_call_back(root: Path, tmp_path: Path) -> None:
             held.commit()
         held.rollback()
     history.close()
-    assert printed(root) == before
+    assert capture_tree(root) == before
 
 
 # A crash in the middle of a step.
@@ -329,7 +329,7 @@ def test_a_call_killed_anywhere_is_a_step_or_is_not(tmp_path: Path, opened_betwe
         build(root)
         Workspace.open(root, store=store).close()
         (root / "d/b.txt").write_text("theirs")
-        before = printed(root)
+        before = capture_tree(root)
         killed = killed_at(point, work_announced(root, store))
         with HostFilesystem(root, store=store) if opened_between else nullcontext() as fs:
             found = fs.recovered if fs is not None else None
@@ -342,9 +342,9 @@ def test_a_call_killed_anywhere_is_a_step_or_is_not(tmp_path: Path, opened_betwe
                 assert others(workspace) == [("d/b.txt",)]
                 ends.add("after")
                 workspace.undo()
-                assert lasting(printed(root)) == lasting(before)
+                assert lasting(capture_tree(root)) == lasting(before)
             else:
-                assert printed(root) == before
+                assert capture_tree(root) == before
                 assert workspace.steps() == []
                 assert said is None or said.outcome == "rolled back"
                 ends.add("before")

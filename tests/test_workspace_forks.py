@@ -14,7 +14,7 @@ import pytest
 
 from ringfence.prompt import LocalPromptOverridesStore
 from ringfence.testing import held_call
-from ringfence.testing.printed import lasting, printed
+from ringfence.testing.printed import capture_tree, lasting
 from ringfence_sandbox import Workspace
 from ringfence_sandbox.calls.half_done import running_in, waiting
 from ringfence_sandbox.disk.locking import RootLock
@@ -80,9 +80,9 @@ def test_a_child_cannot_use_its_parent_s_workspace(workspace: Workspace, root: P
     workspace.checkpoint("named")
     aborted(workspace)
     (root / "mine.txt").write_text("by hand\n")
-    before = lasting(printed(root)), lasting(printed(root.parent / "store"))
+    before = lasting(capture_tree(root)), lasting(capture_tree(root.parent / "store"))
     assert "was forked from" in in_child(lambda: USES[use](workspace))
-    assert (lasting(printed(root)), lasting(printed(root.parent / "store"))) == before
+    assert (lasting(capture_tree(root)), lasting(capture_tree(root.parent / "store"))) == before
     step(workspace, "second\n")
     assert [(entry.number, entry.paths) for entry in workspace.log(2)] == [(2, ("a.txt",)), (1, ("a.txt",))]
     assert len(workspace.aborted()) == 1
@@ -93,19 +93,19 @@ def test_a_child_cannot_use_its_parent_s_workspace(workspace: Workspace, root: P
 def test_a_child_of_a_handler_does_not_end_the_call_of_its_parent(
     workspace: Workspace, root: Path, end: str, opaque: bool
 ) -> None:
-    before = lasting(printed(root))
+    before = lasting(capture_tree(root))
     with held_call(workspace.filesystem, opaque=opaque) as held:
         files = workspace.filesystem.for_call(held)
         files.write("a.txt", "changed\n")
         files.delete("d", recursive=True)
-        during = printed(root)
+        during = capture_tree(root)
         in_child(getattr(held, end))
-        assert printed(root) == during
+        assert capture_tree(root) == during
         made = held.commit()
     assert made is not None
     assert made.paths == ("a.txt", "d", "d/b.txt")
     workspace.undo()
-    assert lasting(printed(root)) == before
+    assert lasting(capture_tree(root)) == before
 
 
 def looked_for_a_killed_call(root: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from ringfence.errors import TransactionError
 from ringfence.participants import CURRENT_CALL, CallInfo
 from ringfence.testing import held_call
-from ringfence.testing.printed import lasting, printed
+from ringfence.testing.printed import capture_tree, lasting
 from ringfence_sandbox import HostFilesystem, Workspace
 
 LINES = "".join(f"line {n}\n" for n in range(1, 10))
@@ -84,10 +84,10 @@ def test_a_step_has_what_the_call_left_whatever_it_wrote_there_before(
     workspace: Workspace, root: Path, name: str
 ) -> None:
     call(workspace, REWRITES[name])
-    left = lasting(printed(root))
+    left = lasting(capture_tree(root))
     call(workspace, lambda fs: [fs.delete(path) for path in ("a", "d/a") if fs.exists(path)])
     workspace.undo()
-    assert lasting(printed(root)) == left
+    assert lasting(capture_tree(root)) == left
 
 
 def everything(fs: HostFilesystem) -> None:
@@ -104,29 +104,29 @@ def everything(fs: HostFilesystem) -> None:
 
 
 def test_undo_brings_everything_back_and_can_be_undone(workspace: Workspace, root: Path) -> None:
-    before = lasting(printed(root))
+    before = lasting(capture_tree(root))
     call(workspace, everything)
-    after = lasting(printed(root))
+    after = lasting(capture_tree(root))
     done = workspace.undo()
     gone = {path for path, outcome in done.outcomes.items() if outcome == "removed"}
     assert gone == done.outcomes.keys() & after.keys() - before.keys()
     assert set(done.outcomes.values()) == {"restored", "removed"}
     assert done.step is not None
     assert (done.step.number, done.step.tool) == (2, "undo")
-    assert lasting(printed(root)) == before
+    assert lasting(capture_tree(root)) == before
     workspace.undo()
-    assert lasting(printed(root)) == after
+    assert lasting(capture_tree(root)) == after
     workspace.undo(3)
-    assert lasting(printed(root)) == before
+    assert lasting(capture_tree(root)) == before
     assert [step.tool for step in workspace.steps()] == ["a test", "undo", "undo", "undo"]
 
 
 def test_a_preview_changes_nothing(workspace: Workspace, root: Path) -> None:
     call(workspace, everything)
-    before = printed(root)
+    before = capture_tree(root)
     said = workspace.undo(dry_run=True)
     restored = workspace.restore(0, dry_run=True)
-    assert printed(root) == before
+    assert capture_tree(root) == before
     assert said.step is None
     assert len(workspace.steps()) == 1
     assert said.outcomes == restored.outcomes == workspace.undo().outcomes
@@ -244,15 +244,15 @@ def test_what_somebody_writes_after_a_restore_that_made_no_step_is_theirs(
 
 def test_a_restore_goes_back_to_any_step_and_loses_nothing(workspace: Workspace, root: Path) -> None:
     call(workspace, lambda fs: fs.write("x", "1"))
-    first = lasting(printed(root))
+    first = lasting(capture_tree(root))
     call(workspace, everything)
     (root / "their").write_text("theirs")
-    latest = lasting(printed(root))
+    latest = lasting(capture_tree(root))
     done = workspace.restore(1)
     assert done.step is not None
-    assert lasting(printed(root)) == first
+    assert lasting(capture_tree(root)) == first
     workspace.undo()
-    assert lasting(printed(root)) == latest
+    assert lasting(capture_tree(root)) == latest
 
 
 def test_a_restore_says_where_somebody_had_changed_what_a_step_had(workspace: Workspace, root: Path) -> None:
@@ -310,14 +310,14 @@ def test_directories_that_cannot_be_written_are_opened_for_the_moment(workspace:
     (root / "d").chmod(0o500)
     assert workspace.undo().outcomes == {"d": "restored", "d/b.sh": "restored"}
     workspace.undo()
-    assert printed(root)["d"].mode == 0o500
+    assert capture_tree(root)["d"].mode == 0o500
 
 
 def test_a_directory_that_cannot_be_written_becomes_the_file_that_it_was(workspace: Workspace, root: Path) -> None:
     (root / "a.txt").chmod(0o644)
     call(workspace, lambda fs: (fs.delete("a.txt"), fs.write("a.txt/x", "x"), fs.chmod("a.txt", 0o500)))
     workspace.restore(0)
-    assert printed(root)["a.txt"].mode == 0o644
+    assert capture_tree(root)["a.txt"].mode == 0o644
 
 
 def test_a_step_is_shown_with_its_patch_and_states_are_compared(workspace: Workspace) -> None:
@@ -432,11 +432,11 @@ def test_a_store_that_was_deleted_starts_anew(root: Path) -> None:
 @pytest.mark.parametrize("opaque", [False, True])
 def test_permission_bits_of_the_root_are_a_step_and_undone(workspace: Workspace, root: Path, opaque: bool) -> None:
     root.chmod(0o755)
-    before = printed(root)
+    before = capture_tree(root)
     with held_call(workspace.filesystem, opaque=opaque) as held:
         root.chmod(0o700) if opaque else workspace.filesystem.for_call(held).chmod("", 0o700)
         held.commit()
     assert workspace.steps()[-1].paths == ("",)
     assert workspace.undo().outcomes == {"": "restored"}
-    assert printed(root) == before
+    assert capture_tree(root) == before
     assert [entry.paths for entry in workspace.log(2)] == [("",), ("",)]

@@ -14,7 +14,7 @@ import pytest
 
 from ringfence.testing import held_call
 from ringfence.testing.killing import killed_at
-from ringfence.testing.printed import Printed, printed
+from ringfence.testing.printed import Printed, capture_tree
 from ringfence_sandbox import HostFilesystem, Workspace
 from ringfence_sandbox.store.entries import Meta
 
@@ -44,7 +44,7 @@ def workspace(root: Path) -> Iterator[Workspace]:
 
 
 def all_but_inodes(root: Path) -> dict[str, Printed]:
-    return {path: replace(one, inode=0) for path, one in printed(root).items()}
+    return {path: replace(one, inode=0) for path, one in capture_tree(root).items()}
 
 
 def call(workspace: Workspace, change: Callable[[HostFilesystem], object]) -> None:
@@ -140,7 +140,7 @@ def test_what_a_restore_changed_of_times_and_names_alone_comes_back_with_its_und
 
 def test_an_undo_that_is_rolled_back_leaves_every_time_as_it_was(workspace: Workspace, root: Path) -> None:
     call(workspace, CHANGES["a directory deleted"])
-    before = printed(root)
+    before = capture_tree(root)
     [step] = workspace.steps()
     with held_call(workspace.filesystem, call_id="held") as held:
         fs = workspace.filesystem.for_call(held)
@@ -149,7 +149,7 @@ def test_an_undo_that_is_rolled_back_leaves_every_time_as_it_was(workspace: Work
             back.file("d/x", b"x", replace_meta(0o600, 10**18))
             back.directory("", replace_meta(0o755, 10**17), made=False)
         held.rollback()
-    assert printed(root) == before
+    assert capture_tree(root) == before
     assert workspace.steps() == [step]
 
 
@@ -176,7 +176,7 @@ def test_a_name_that_somebody_wrote_to_since_is_not_tied_to_it_again(workspace: 
     workspace.undo()
     assert (root / "a.txt").read_text() == "a\n"
     assert (root / "d/same").read_text() == (root / "d/e/too").read_text() == "theirs\n"
-    assert printed(root)["a.txt"].links == ("a.txt",)
+    assert capture_tree(root)["a.txt"].links == ("a.txt",)
 
 
 def test_what_a_merge_made_is_as_new_as_it_is(workspace: Workspace, root: Path) -> None:
@@ -231,7 +231,7 @@ def test_what_may_not_be_given_to_another_user_is_said(root: Path) -> None:
             assert done.notes == ("d/b.sh is not given back to user 1234 and group 65534",)
 
     assert not killed_at(-1, work)
-    found = printed(root)["d/b.sh"]
+    found = capture_tree(root)["d/b.sh"]
     assert (found.owner, found.mode) == ((65534, 65534), 0o755)
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from ringfence.arguments import checked
 from ringfence.errors import (
     DeadlineExceededError,
     PromptEvaluationError,
@@ -17,7 +16,7 @@ from ringfence.errors import (
     ToolValidationError,
     VisibilityExpansionRequired,
 )
-from ringfence.failures import said_of
+from ringfence.failures import describe_error
 from ringfence.prompt.prompt import Prompt, PromptTemplate
 from ringfence.prompt.section import Section
 from ringfence.prompt.tool import Tool, ToolContext
@@ -38,7 +37,6 @@ class DelegatedTask:
     task: str
 
 
-@checked
 @dataclass(frozen=True, slots=True)
 class Delegate:
     """A child that work can be handed to. ``name`` and ``description`` are for the model that hands it over."""
@@ -66,7 +64,6 @@ class Delegated:
         return self.text if self.text is not None else render_value(self.output)
 
 
-@checked
 class DelegationSection(Section[None]):
     """The tool ``delegate`` over child prompts.
 
@@ -171,4 +168,4 @@ def _failed(delegate: Delegate, error: PromptEvaluationError, context: ToolConte
         raise error
     if context.deadline is not None and context.deadline.expired:
         raise DeadlineExceededError(str(error)) from error
-    return ToolResult.error(f"{delegate.name} failed, and what it did is undone: {said_of(error)}")
+    return ToolResult.error(f"{delegate.name} failed, and what it did is undone: {describe_error(error)}")

@@ -6,7 +6,6 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-from ringfence.arguments import checked
 from ringfence.errors import SectionPath
 from ringfence.prompt.section import Section, normalized_key
 from ringfence.runtime.session import Session
@@ -30,7 +29,6 @@ class WorkspaceDigest:
     body: str
 
 
-@checked
 def set_workspace_digest(
     session: Session, section_key: str, body: str, *, summary: str | None = None
 ) -> WorkspaceDigest:
@@ -56,7 +54,6 @@ def latest_workspace_digest(session: Session, section_key: str) -> WorkspaceDige
     return next((one for one in session[WorkspaceDigest].all() if one.section_key == key), None)
 
 
-@checked
 class WorkspaceDigestSection(Section[None]):
     """Shows the digest of its own session: in short, with the whole to be read; a placeholder while there is none.
 

@@ -16,9 +16,8 @@ from keyword import iskeyword
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from ringfence.arguments import checked
 from ringfence.errors import SectionPath, ToolValidationError
-from ringfence.filesystem.paths import from_model, shown
+from ringfence.filesystem.paths import escape_path, resolve_model_path
 from ringfence.filesystem.protocol import MAX_WRITE_LENGTH, READ_ENTIRE_FILE, Filesystem, WriteMode
 from ringfence.prompt.read_before_write import ReadBeforeWritePolicy
 from ringfence.prompt.section import Section
@@ -109,7 +108,6 @@ class EvalResult:
         return "\n".join(parts) or "nothing was printed, and the last statement has no value"
 
 
-@checked
 class AstevalSection(Section[None]):
     """`evaluate_python` without a container: in a process of its own, killed at its time limit, that has the files of
     the workspace and nothing else of this machine.
@@ -183,11 +181,11 @@ class _Files:
         if len(self._writes) < len(params.writes):
             raise ToolValidationError("writes has one file twice: put its contents together")
         if both := self._writes.keys() & {self._place(path) for path in self._named}:
-            raise ToolValidationError(f"{shown(min(both))} is to be read and written: use two calls")
+            raise ToolValidationError(f"{escape_path(min(both))} is to be read and written: use two calls")
         self.read: list[str] = []
 
     def _place(self, path: str) -> str:
-        return path if self._filesystem is None else from_model(self._filesystem, path)
+        return path if self._filesystem is None else resolve_model_path(self._filesystem, path)
 
     def _given(self) -> Filesystem:
         if self._filesystem is None:
@@ -204,7 +202,7 @@ class _Files:
         place = self._place(path)
         size = self._given().stat(place).size_bytes
         if size > MAX_READ_CHARACTERS:
-            raise ValueError(f"{shown(place)} has {size:,} bytes, too many to evaluate with")
+            raise ValueError(f"{escape_path(place)} has {size:,} bytes, too many to evaluate with")
         content = self._given().read(place, limit=READ_ENTIRE_FILE).content
         self.read.append(place)
         return content
@@ -216,23 +214,23 @@ class _Files:
         }
         places = {path: self._place(path) for path in computed}
         if twice := [place for place, times in Counter(places.values()).items() if times > 1]:
-            raise ToolValidationError(f"{shown(twice[0])} is written twice: put its contents together")
+            raise ToolValidationError(f"{escape_path(twice[0])} is written twice: put its contents together")
         for path, (content, mode) in computed.items():
             place = places[path]
             if place in self.read:
-                raise ToolValidationError(f"{shown(place)} was read in this call: write it in another one")
+                raise ToolValidationError(f"{escape_path(place)} was read in this call: write it in another one")
             declared = self._writes.get(place)
             if declared is None and mode != "create":
-                raise ToolValidationError(f"{shown(place)}: to {mode} a file, name it in writes with that mode")
+                raise ToolValidationError(f"{escape_path(place)}: to {mode} a file, name it in writes with that mode")
             text = content if declared is None else content + declared.content
             if len(text) > MAX_WRITE_LENGTH:
-                raise ToolValidationError(f"{shown(place)}: at most {MAX_WRITE_LENGTH:,} characters at once")
+                raise ToolValidationError(f"{escape_path(place)}: at most {MAX_WRITE_LENGTH:,} characters at once")
             wanted[place] = (text, mode if declared is None else declared.mode)
         if len(wanted) > MAX_WRITES:
             raise ToolValidationError(f"{len(wanted):,} files are to be written, at most {MAX_WRITES} in a call")
         for place, (content, mode) in wanted.items():
             if mode != "create" and not self._given().exists(place):
-                raise FileNotFoundError(f"{shown(place)} is not there: create it")
+                raise FileNotFoundError(f"{escape_path(place)} is not there: create it")
             self._given().write(place, content, mode=mode)
         return tuple(wanted)
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from ringfence.filesystem.patches import split_lines
-from ringfence.filesystem.paths import shown
+from ringfence.filesystem.paths import escape_path
 from ringfence.filesystem.protocol import DEFAULT_READ_LIMIT, MAX_TEXT_BYTES, Filesystem
 from ringfence.prompt.tool_result import ToolResult
 from ringfence_sandbox.disk.outputs import is_output
@@ -50,13 +50,13 @@ def numbered(path: str, text: str, offset: int, total: int, notes: Iterable[str]
     last = offset + kept
     if not kept:
         where = "it is empty" if total == 0 else f"no lines from offset {offset}: it has {count(total, 'line')}"
-        return ToolResult.ok(FileText(shown(path), "", offset, 0, total), f"{shown(path)}: {where}")
+        return ToolResult.ok(FileText(escape_path(path), "", offset, 0, total), f"{escape_path(path)}: {where}")
     if last < total:
         said.append(f"{count(total - last, 'line')} left: read on with offset={last}")
     elif not ended:
         said.append("no newline at the end of the file")
-    value = FileText(shown(path), "\n".join(lines[:kept]), offset, kept, total, tuple(said))
-    return ToolResult.ok(value, f"{shown(path)}: lines {offset + 1} to {last} of {total:,}")
+    value = FileText(escape_path(path), "\n".join(lines[:kept]), offset, kept, total, tuple(said))
+    return ToolResult.ok(value, f"{escape_path(path)}: lines {offset + 1} to {last} of {total:,}")
 
 
 def kept_lines(path: str, text: str, params: ReadFile, what: str = "a call answered") -> ToolResult[FileText]:
@@ -99,5 +99,5 @@ def unusual_file(filesystem: Filesystem, path: str, params: ReadFile) -> ToolRes
         note = "the file is not UTF-8: other bytes are shown as \\xNN, and stay as they are when other text is edited"
         return numbered(path, window.decode(errors="backslashreplace"), params.offset, len(lines), [note])
     kind = mimetypes.guess_type(path)[0] or "binary"
-    value = FileText(shown(path), "", 0, 0, 0, kind=kind, size_bytes=len(content), sha256=digest)
-    return ToolResult.ok(value, f"{shown(path)} is not text")
+    value = FileText(escape_path(path), "", 0, 0, 0, kind=kind, size_bytes=len(content), sha256=digest)
+    return ToolResult.ok(value, f"{escape_path(path)} is not text")

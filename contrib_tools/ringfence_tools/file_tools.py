@@ -11,7 +11,7 @@ from typing import Any
 from ringfence.errors import ToolValidationError
 from ringfence.filesystem.edits import replace_exact
 from ringfence.filesystem.patch_format import parse_patch
-from ringfence.filesystem.paths import from_model, shown, words_shown
+from ringfence.filesystem.paths import escape_path, escape_text, resolve_model_path
 from ringfence.filesystem.protocol import DEFAULT_READ_LIMIT, MAX_GREP_MATCHES, FileEntry, Filesystem, GrepMatch
 from ringfence.filesystem.search import ALTERNATIVES, LITERALLY, path_filter
 from ringfence.prompt.long_results import kept_result
@@ -136,7 +136,7 @@ class _FileTools:
         filesystem = context.filesystem
         if filesystem is None:
             raise ToolValidationError("no filesystem is bound to this prompt, so there are no files to work on")
-        return filesystem, from_model(filesystem, text or "", mount_point=self._mount_point)
+        return filesystem, resolve_model_path(filesystem, text or "", mount_point=self._mount_point)
 
     def _below(self, filesystem: Filesystem, path: str, pattern: str) -> str:
         """A pattern as it is below a directory, where it begins with that directory's own path as a model sees it.
@@ -269,14 +269,14 @@ class _FileTools:
         skip = len(path) + 1 if path else 0
         ignored = Ignored(filesystem, path, pattern)
         paths = [
-            shown(match.path) + ("" if match.is_file or not _is_directory(filesystem, match.path) else "/")
+            escape_path(match.path) + ("" if match.is_file or not _is_directory(filesystem, match.path) else "/")
             for match in found
             if (wanted is None or wanted(match.path[skip:]))
             and not ignored.has(match.path, is_directory=not match.is_file)
         ]
         kept = fitting(paths[:MAX_LISTED])
         value = FoundPaths(_name(path), params.pattern, tuple(paths[:kept]), left_out=len(paths) - kept)
-        said = f"{count(len(paths), 'path')} below {_name(path)} for {words_shown(params.pattern)}"
+        said = f"{count(len(paths), 'path')} below {_name(path)} for {escape_text(params.pattern)}"
         said += "" if paths else _braces(params.pattern, params.glob)
         return ToolResult.ok(value, said + ignored.said())
 
@@ -294,7 +294,9 @@ class _FileTools:
             # What a program would say by an argument, a model says in the pattern.
             said = str(error).replace(LITERALLY, r"what stands between \Q and \E is taken as it is")
             raise ToolValidationError(f"the search cannot be made: {said}") from None
-        lines = [FoundLine(shown(match.path), match.line_number, _around(match)) for match in found[:MAX_GREP_MATCHES]]
+        lines = [
+            FoundLine(escape_path(match.path), match.line_number, _around(match)) for match in found[:MAX_GREP_MATCHES]
+        ]
         kept = fitting(line.render() for line in lines)
         cut = kept < len(found) or not all_found
         value = FoundLines(_name(path), params.pattern, tuple(lines[:kept]), cut)
@@ -302,7 +304,7 @@ class _FileTools:
         first = "the first " if cut else ""
         none = f"no line but in ignored files, of which there are more than {MAX_SEARCHED:,}," if cut else "no line"
         said = f"{first}{count(kept, 'line')} in {count(files, 'file')}" if kept else f"{none} in {_name(path)}"
-        said += f" for {words_shown(params.pattern)}{'' if kept else _braces(params.glob)}"
+        said += f" for {escape_text(params.pattern)}{'' if kept else _braces(params.glob)}"
         return ToolResult.ok(value, said + ignored.said())
 
     def rm(self, params: Remove, *, context: ToolContext) -> ToolResult[RemovedFiles]:
@@ -354,7 +356,7 @@ def _check_size(filesystem: Filesystem, path: str) -> None:
 
 
 def _name(path: str) -> str:
-    return shown(path) or "/"
+    return escape_path(path) or "/"
 
 
 def missing(filesystem: Filesystem, path: str) -> str:
@@ -401,9 +403,11 @@ def _is_directory(filesystem: Filesystem, path: str) -> bool:
 def _info(filesystem: Filesystem, entry: FileEntry) -> FileInfo:
     if entry.is_symlink:
         with suppress(OSError, ValueError):  # it is gone, or no link any more
-            return FileInfo(shown(entry.path), "symlink", entry.size_bytes, shown(filesystem.readlink(entry.path)))
-        return FileInfo(shown(entry.path), "symlink", entry.size_bytes)
-    return FileInfo(shown(entry.path), "directory" if entry.is_directory else "file", entry.size_bytes)
+            return FileInfo(
+                escape_path(entry.path), "symlink", entry.size_bytes, escape_path(filesystem.readlink(entry.path))
+            )
+        return FileInfo(escape_path(entry.path), "symlink", entry.size_bytes)
+    return FileInfo(escape_path(entry.path), "directory" if entry.is_directory else "file", entry.size_bytes)
 
 
 def _around(match: GrepMatch) -> str:

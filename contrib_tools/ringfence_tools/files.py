@@ -6,10 +6,9 @@ from collections.abc import Iterable, Sequence
 from os import PathLike
 from typing import Any, Self
 
-from ringfence.arguments import checked
 from ringfence.errors import PromptValidationError, SectionPath
 from ringfence.filesystem.memory import InMemoryFilesystem
-from ringfence.filesystem.paths import shown
+from ringfence.filesystem.paths import escape_path
 from ringfence.filesystem.protocol import Filesystem
 from ringfence.prompt.policy import Policy
 from ringfence.prompt.read_before_write import ReadBeforeWritePolicy
@@ -38,7 +37,6 @@ CHANGING = (
 FAILING = "A call that fails has changed nothing: what it says is how to get it right."
 
 
-@checked
 class VfsToolsSection(Section[None]):
     """Tools to list, read, search, write, edit, patch, move and remove files.
 
@@ -113,10 +111,10 @@ class VfsToolsSection(Section[None]):
 
 
 def _mounted(mount: HostMountPreview) -> str:
-    place = f"/{shown(mount.mount_path)}"
+    place = f"/{escape_path(mount.mount_path)}"
     if not mount.is_directory:
         return f"- `{place}`, a file"
-    names = [f"`{shown(name)}`" for name in mount.entries[:MAX_SHOWN_ENTRIES]]
+    names = [f"`{escape_path(name)}`" for name in mount.entries[:MAX_SHOWN_ENTRIES]]
     if len(mount.entries) > MAX_SHOWN_ENTRIES:
         names.append(f"and {len(mount.entries) - MAX_SHOWN_ENTRIES:,} more")
     return f"- `{place}`, {count(mount.files, 'file')} in all: {', '.join(names) or 'nothing'}"

@@ -18,14 +18,12 @@ from fsspec.callbacks import DEFAULT_CALLBACK
 from fsspec.spec import AbstractBufferedFile
 from fsspec.utils import stringify_path, tokenize
 
-from ringfence.arguments import checked
 from ringfence.filesystem.protocol import FileEntry, Filesystem, WriteMode
 
 WRITE_MODES: Mapping[str, WriteMode] = {"wb": "overwrite", "ab": "append", "xb": "create"}
 Info = dict[str, object]
 
 
-@checked
 class WorkspaceFileSystem(AbstractFileSystem):
     """``fsspec.filesystem("ringfence", filesystem=...)``, and paths such as ``ringfence://data/a.csv`` with
     ``storage_options={"filesystem": ...}``.

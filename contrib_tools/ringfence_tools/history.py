@@ -8,9 +8,8 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from ringfence.arguments import checked
 from ringfence.errors import SectionPath, ToolValidationError
-from ringfence.filesystem.paths import place_shown
+from ringfence.filesystem.paths import display_path
 from ringfence.prompt.section import Section
 from ringfence.prompt.tool import Tool, ToolContext
 from ringfence.prompt.tool_result import ToolResult
@@ -143,7 +142,6 @@ class Named:
         return ""
 
 
-@checked
 class HistoryToolsSection(Section[None]):
     """Tools to look at the steps of a disk workspace, name them, take them back and go back to them."""
 
@@ -264,13 +262,13 @@ def _step(given: int | str | None) -> int | str | None:
 def _entry(entry: LogEntry) -> HistoryEntry:
     who = {"baseline": "as it was found", "external": entry.tool or "somebody else"}.get(entry.kind, entry.tool)
     told = () if entry.kind == "baseline" else entry.paths[:MAX_PATHS]
-    paths = tuple(place_shown(path) for path in told)
+    paths = tuple(display_path(path) for path in told)
     at = entry.created_at.isoformat(timespec="seconds")
     return HistoryEntry(entry.number, who, at, paths, len(entry.paths) - len(paths), entry.names)
 
 
 def _left(done: Reversal) -> str:
-    reasons = [f"{place_shown(path)} ({reason})" for path, reason in done.reasons.items()]
+    reasons = [f"{display_path(path)} ({reason})" for path, reason in done.reasons.items()]
     more = f", and {len(reasons) - MAX_PATHS:,} more" if len(reasons) > MAX_PATHS else ""
     edit = "; read what is there now, and edit what is to go" if "conflict" in done.outcomes.values() else ""
     return f"{', '.join(reasons[:MAX_PATHS])}{more}{edit}"
@@ -278,7 +276,7 @@ def _left(done: Reversal) -> str:
 
 def _reversal(done: Reversal, dry_run: bool) -> ToolResult[Reversed]:
     outcomes = [
-        PathOutcome(place_shown(path), outcome, done.reasons.get(path)) for path, outcome in done.outcomes.items()
+        PathOutcome(display_path(path), outcome, done.reasons.get(path)) for path, outcome in done.outcomes.items()
     ]
     kept = outcomes[:MAX_LISTED]
     of = Counter(outcome.outcome for outcome in outcomes)

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ringfence.filesystem.paths import shown
+from ringfence.filesystem.paths import escape_path
 from ringfence.filesystem.protocol import Filesystem
 from ringfence.filesystem.search import compiled_glob
 
@@ -74,7 +74,7 @@ class Ignored:
         """What to tell the model of what was left out; empty where that was nothing but git's own data."""
         if not self._left_out:
             return ""
-        names = ", ".join(shown(path) for path in list(self._left_out)[:MAX_NAMED])
+        names = ", ".join(escape_path(path) for path in list(self._left_out)[:MAX_NAMED])
         more = len(self._left_out) - MAX_NAMED
         more_said = f" and {more:,} more" if more > 0 else ""
         return f"; left out, as git ignores them: {names}{more_said} (name one in path to look there)"

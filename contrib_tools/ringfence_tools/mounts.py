@@ -8,10 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from operator import attrgetter
 
-from ringfence.arguments import checked
 from ringfence.errors import ToolValidationError
 from ringfence.filesystem.memory import InMemoryFilesystem
-from ringfence.filesystem.paths import normalise, shown
+from ringfence.filesystem.paths import escape_path, normalise
 from ringfence_sandbox.calls.half_done import killed_in
 from ringfence_tools.contents import (
     Contents,
@@ -32,7 +31,6 @@ ARCHIVES = frozenset({"zip", "tar", "libarchive"})
 """Kinds of storage inside one file of another storage that do no more than read that file."""
 
 
-@checked
 @dataclass(frozen=True, slots=True)
 class HostMount:
     """What to copy into a workspace, and where to.
@@ -167,7 +165,7 @@ def _collect(mount: HostMount, roots: _Roots | None) -> _Collected:
         else:
             resolved, is_directory = _collect_host(LOCAL_URL.sub("", host_path), mount, roots, contents)
     except (ValueError, PermissionError) as error:
-        raise ToolValidationError(f"{shown(host_path)!r} cannot be mounted: {error}") from error
+        raise ToolValidationError(f"{escape_path(host_path)!r} cannot be mounted: {error}") from error
     below = target
     if is_directory:
         contents.take_directories()
@@ -267,7 +265,8 @@ class _Layout:
     @staticmethod
     def _collision(path: str, one: str, other: str) -> ToolValidationError:
         return ToolValidationError(
-            f"{shown(path)!r} would come from both {shown(one)} and {shown(other)}: give one of them another mount_path"
+            f"{escape_path(path)!r} would come from both {escape_path(one)} and {escape_path(other)}: "
+            "give one of them another mount_path"
         )
 
     def load(self) -> None:

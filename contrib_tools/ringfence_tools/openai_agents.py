@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING, Any
 from ringfence.adapters.loop import tool_schema
 from ringfence.adapters.provider import package
 from ringfence.adapters.tool_executor import ToolExecutor
-from ringfence.arguments import checked
 from ringfence_tools.calls_in_order import CallsInOrder
 
 if TYPE_CHECKING:
     from agents import FunctionTool
 
 
-@checked
 def agents_tools(executor: ToolExecutor) -> list[FunctionTool]:
     """What an ``Agent(tools=...)`` takes, one for every tool that the executor's prompt offers.
 

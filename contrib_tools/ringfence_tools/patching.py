@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ringfence.errors import ToolValidationError
 from ringfence.filesystem.patch_format import SYMLINK, FilePatch
 from ringfence.filesystem.patches import apply_patch
-from ringfence.filesystem.paths import directories_above, is_link, os_error, said_about, shown
+from ringfence.filesystem.paths import directories_above, escape_path, is_link, os_error, path_message
 from ringfence.filesystem.protocol import AnnouncedWrites, Filesystem
 from ringfence.prompt.tool_types import ContentOf, Itself, Written
 from ringfence_tools.file_reading import too_large
@@ -80,10 +80,10 @@ class _Plan:
             source, target = (self._path(name, patch) for name in (patch.source, patch.target))
             self._add(patch, source, target)
         except IsADirectoryError as error:
-            self.problems.append(f"{shown(error.filename) or '/'} is a directory: only files can be patched")
+            self.problems.append(f"{escape_path(error.filename) or '/'} is a directory: only files can be patched")
         except (OSError, ValueError) as error:
             words = getattr(error, "strerror", None) or str(error)
-            self.problems.append(said_about(shown(patch.paths[0]), words))
+            self.problems.append(path_message(escape_path(patch.paths[0]), words))
 
     def _add(self, patch: FilePatch, source: str | None, target: str | None) -> None:
         path = source if source is not None else target
@@ -97,13 +97,13 @@ class _Plan:
         problems = list(patched.problems)
         renamed = source is not None and target is not None and source != target
         if renamed and target is not None and self._node(target) is not None:
-            problems.append(f"it cannot become {shown(target)}, which exists already")
+            problems.append(f"it cannot become {escape_path(target)}, which exists already")
         if target is not None and self._node(target) is None and (above := self._file_above(target)) is not None:
-            problems.append(f"{shown(above)} is a file, where it would need a directory")
+            problems.append(f"{escape_path(above)} is a file, where it would need a directory")
         if before is not None and before.is_link != (patch.old_mode == SYMLINK):
             problems.append("it is not a symlink")
         if problems:
-            self.problems += [f"{shown(path)}: {problem}" for problem in problems]
+            self.problems += [f"{escape_path(path)}: {problem}" for problem in problems]
             return
         changes = len(self.changes)
         if target is None:
@@ -118,10 +118,10 @@ class _Plan:
                     self.writes.setdefault(target, after.content)
                 self._do(target, after, lambda: self._put(target, present, after))
         if len(self.changes) > changes:
-            origin = shown(path) if renamed else None
+            origin = escape_path(path) if renamed else None
             self.files.append(
                 PatchedFile(
-                    path=shown(target if target is not None else path),
+                    path=escape_path(target if target is not None else path),
                     action=_action(patch, before, target, renamed),
                     added=patch.count("+"),
                     removed=patch.count("-"),
@@ -144,7 +144,9 @@ class _Plan:
             node = self._known.get(above)
             if node is not None and node.is_link:
                 # Where it leads is known only when the link is there, and then nobody has looked at what is behind it.
-                raise ValueError(f"it is below {shown(above)}, a symlink that the same patch makes: use two patches")
+                raise ValueError(
+                    f"it is below {escape_path(above)}, a symlink that the same patch makes: use two patches"
+                )
         if path in self._known or SYMLINK in (patch.old_mode, patch.new_mode) or not self._filesystem.exists(path):
             return path
         if patch.source != patch.target and is_link(self._filesystem, path):

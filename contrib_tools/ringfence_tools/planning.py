@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Literal, Self, get_args
 
-from ringfence.arguments import checked
 from ringfence.errors import SectionPath, ToolValidationError
 from ringfence.prompt.section import Section
 from ringfence.prompt.tool import Tool, ToolContext, ToolExample
@@ -192,7 +191,6 @@ parts together, and hold the whole against the goal.""",
 }
 
 
-@checked
 class PlanningToolsSection(Section[None]):
     """Tools to keep a plan in `session`, where ``session[Plan].latest()`` is the plan or None."""
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from ringfence.adapters.loop import tool_schema
 from ringfence.adapters.provider import package
 from ringfence.adapters.tool_executor import ToolExecutor
-from ringfence.arguments import checked
 from ringfence_tools.calls_in_order import CallsInOrder
 
 if TYPE_CHECKING:
@@ -18,7 +17,6 @@ REPEATS = 20
 """How often in a row a model may write arguments that are no JSON before pydantic-ai gives up on it."""
 
 
-@checked
 def pydantic_toolset(executor: ToolExecutor, *, toolset_id: str | None = None) -> AbstractToolset[Any]:
     """What an ``Agent(toolsets=...)`` takes, with every tool that the executor's prompt offers.
 

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Self
 
-from ringfence.arguments import checked
 from ringfence.errors import PromptValidationError, SandboxUnavailableError, SectionPath, ToolValidationError
-from ringfence.filesystem.paths import from_model, shown
+from ringfence.filesystem.paths import escape_path, resolve_model_path
 from ringfence.filesystem.protocol import Filesystem
 from ringfence.prompt.policy import ToolPolicy
 from ringfence.prompt.read_before_write import ReadBeforeWritePolicy
@@ -67,7 +66,6 @@ CONFINED = f"Commands can write in {WORKSPACE} and /tmp alone, and have limits o
 NO_NETWORK = "They have no network: nothing can be downloaded."
 
 
-@checked
 class PodmanSandboxSection(Section[None]):
     """The file tools over a directory as it is on disk, and commands in one container over the same files.
 
@@ -219,7 +217,7 @@ class _CommandTools:
 
     def shell_execute(self, params: ShellExecute, *, context: ToolContext) -> ToolResult[CommandOutcome]:
         # "." and other spellings of the root: the root itself, wherever the last command ended.
-        cwd = params.cwd and (from_model(self._sandbox.filesystem, params.cwd, mount_point=WORKSPACE) or ".")
+        cwd = params.cwd and (resolve_model_path(self._sandbox.filesystem, params.cwd, mount_point=WORKSPACE) or ".")
         kept = (context.session[ShellEnvironment].latest() or ShellEnvironment()) if self._keeps else None
         return self._run(
             params.command if params.command is not None else params.argv,
@@ -291,7 +289,7 @@ class _CommandTools:
 
 
 def _mounted(cwd: str) -> str:
-    return f"{WORKSPACE}/{shown(cwd)}" if cwd else WORKSPACE
+    return f"{WORKSPACE}/{escape_path(cwd)}" if cwd else WORKSPACE
 
 
 def _outcome(ended: CommandResult, began_in: str) -> CommandOutcome:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, Self
 
 from ringfence.errors import ToolValidationError
-from ringfence.filesystem.paths import shown
+from ringfence.filesystem.paths import escape_path
 from ringfence.participants import Change
 from ringfence_tools.file_params import check_length
 
@@ -93,7 +93,7 @@ def _check_number(seconds: float) -> None:
 @dataclass(frozen=True, slots=True)
 class ChangedPath:
     path: str
-    """As `ringfence.filesystem.paths.shown` has it; empty for the root."""
+    """As `ringfence.filesystem.paths.escape_path` has it; empty for the root."""
     kind: Literal["created", "modified", "deleted"]
 
 
@@ -122,7 +122,7 @@ class CommandOutcome:
         return tuple(change.path for change in self.changed)
 
     def with_changes(self, changes: Sequence[Change]) -> Self:
-        listed = tuple(ChangedPath(shown(change.path), change.kind) for change in changes[:MAX_CHANGES])
+        listed = tuple(ChangedPath(escape_path(change.path), change.kind) for change in changes[:MAX_CHANGES])
         return replace(self, changed=listed, changes_left_out=len(changes) - len(listed))
 
     def render(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from typing import cast
 
-from ringfence.filesystem.paths import said_about, shown, words_shown
+from ringfence.filesystem.paths import escape_path, escape_text, path_message
 
 SAID: tuple[tuple[type[BaseException], str], ...] = (
     (FileNotFoundError, "there is no such file or directory"),
@@ -29,7 +29,7 @@ LIMITS = {
 """For errors that say that a limit of the system was reached, what to do."""
 
 
-def said_of(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """What went wrong, for somebody who cannot see the code: never empty, never a bare path."""
     error = innermost(error)
     return with_limit(_said_of(error), error)
@@ -65,8 +65,8 @@ def _said_of(error: BaseException) -> str:
 def _text(error: BaseException) -> str:
     try:
         if isinstance(error, OSError) and error.strerror is not None:
-            words = words_shown(str(error.strerror))
-            return words if error.filename in (None, "") else said_about(shown(str(error.filename)), words)
-        return words_shown(str(error))
+            words = escape_text(str(error.strerror))
+            return words if error.filename in (None, "") else path_message(escape_path(str(error.filename)), words)
+        return escape_text(str(error))
     except Exception:  # a class of somebody's own may do anything there
         return ""

@@ -20,7 +20,6 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias, TypeGuard, TypeVar
 
 from ringfence.errors import CallEndedError, ParticipantBusyError
-from ringfence.values import quick_maker, quickly_made
 
 if TYPE_CHECKING:
     from ringfence.runtime.limits import BudgetTracker, Deadline
@@ -33,7 +32,6 @@ LOCK_PATIENCE_SECONDS = 60.0
 """How long anything waits for a participant that another tool call holds, unless told otherwise."""
 
 
-@quickly_made
 @dataclass(frozen=True, slots=True)
 class FileVersion:
     """One path at one moment. ``content_hash`` is the sha256 of a file's bytes in hex; a symlink has a target."""
@@ -47,10 +45,6 @@ class FileVersion:
     target: str | None = None
 
 
-make_file_version = quick_maker(FileVersion)
-
-
-@quickly_made
 @dataclass(frozen=True, slots=True)
 class Change:
     """What became of one path; ``before`` is None for a new path and ``after`` for one that is gone."""
@@ -64,9 +58,6 @@ class Change:
         if self.before is None:
             return "created"
         return "modified" if self.after is not None else "deleted"
-
-
-make_change = quick_maker(Change)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +174,7 @@ class CallInfo:
         raise CallEndedError(f"{self!r} has no transaction that {participant!r} could take part in")
 
 
-def still_open(call: CallInfo | None) -> CallInfo | None:
+def nearest_active(call: CallInfo | None) -> CallInfo | None:
     """The call, or the innermost one around it that has not ended.
 
     (A function of its own: from Python 3.12 on, an interrupt at the jump back of a ``while`` loop in a ``with`` or
@@ -315,11 +306,11 @@ class Transactional(Protocol):
 
     durable: bool
     """Whether `commit` writes to what outlives the process. At most one such participant changes in a call."""
-    only_undone: bool = False
+    rollback_only: bool = False
     """Whether calls only ever undo it: it has no `changes` to tell of and nothing to `commit`; neither is called."""
 
     @property
-    def sees_programs(self) -> bool:
+    def tracks_external_writes(self) -> bool:
         """Whether it knows, and can take back, what programs change while an ``opaque`` call runs. Without one that
         does, no such call runs."""
         return False
@@ -375,7 +366,7 @@ class SnapshotParticipant(Transactional):
     """A user's `Snapshotable` as a participant."""
 
     durable = False
-    only_undone = True
+    rollback_only = True
 
     def __init__(self, resource: Snapshotable[Any]) -> None:
         self._resource = resource

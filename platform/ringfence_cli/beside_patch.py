@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ringfence.filesystem.paths import directories_above, place_shown
+from ringfence.filesystem.paths import directories_above, display_path
 from ringfence.participants import Change, FileVersion
 
 MAX_LINES = 20
@@ -30,11 +30,11 @@ def beside_patch(changes: Sequence[Change]) -> Iterator[str]:
 def _lines(change: Change, made: set[str], gone: set[str]) -> Iterator[str]:
     path, before, after = change.path, change.before, change.after
     if path in made:
-        yield f"{place_shown(path)} (directory made)"
+        yield f"{display_path(path)} (directory made)"
     elif path in gone and gone.isdisjoint(directories_above(path)):
-        yield f"{place_shown(path)} (directory removed)"
+        yield f"{display_path(path)} (directory removed)"
     elif before is not None and after is not None and _has_other_bits(before, after):
-        yield f"{place_shown(path)} (permissions {before.mode:o} -> {after.mode:o})"
+        yield f"{display_path(path)} (permissions {before.mode:o} -> {after.mode:o})"
 
 
 def _has_other_bits(before: FileVersion, after: FileVersion) -> bool:

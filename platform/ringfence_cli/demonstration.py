@@ -33,7 +33,7 @@ from ringfence_cli.signals import Signals
 from ringfence_cli.task import EXIT_CODES, Task, apply
 from ringfence_cli.terminal import ErrorStream, put_diff
 from ringfence_cli.terms import Place
-from ringfence_cli.watch import Tally
+from ringfence_cli.watch import RunStats
 from ringfence_cli.workspace import MemoryWorkspace
 from ringfence_tools.planning import Plan
 
@@ -46,7 +46,7 @@ TESTS_SECONDS = 60.0
 
 
 @dataclass(slots=True)
-class Story:
+class DemoNarrator:
     """A watcher that remembers where a call was denied, where one was rolled back, and how commands ended."""
 
     pause: Callable[[], None]
@@ -151,8 +151,8 @@ def _shown(
         before = tests()
     errors.say(f"  {before.said}\n\nThe task: {task}\n")
 
-    tally = Tally()
-    story = Story(_pause if errors.isatty() else _no_pause, directory)
+    tally = RunStats()
+    story = DemoNarrator(_pause if errors.isatty() else _no_pause, directory)
     workspace = MemoryWorkspace(directory) if container is None else container
     turns = turns_for("memory" if container is None else "podman", data)
     ending = watched(Task(task, workspace, ScriptedAdapter(turns)), signals, tally, [story], errors)
@@ -183,7 +183,7 @@ def _shown(
     ]
 
 
-def _ran_the_tests(story: Story) -> tuple[str, bool]:
+def _ran_the_tests(story: DemoNarrator) -> tuple[str, bool]:
     ended = [words.split(" after ")[0] for words in story.commands]
     return f"the agent ran the tests itself: {', '.join(ended)}", ended == ["exit code 1", "exit code 0"]
 

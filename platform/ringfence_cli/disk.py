@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringfence.errors import RestoreFailedError, WorkspaceLockedError
-from ringfence.failures import said_of
+from ringfence.failures import describe_error
 from ringfence.participants import Step
 from ringfence.prompt.section import Section
 from ringfence.runtime.session import Session
@@ -147,4 +147,4 @@ def on_disk(directory: Path, *, quiet: bool = False) -> DiskWorkspace:
     except RestoreFailedError as error:
         raise NotStartedError(str(error)) from None
     except (OSError, ValueError) as error:
-        raise NotStartedError(f"the workspace cannot be opened: {said_of(error)}") from None
+        raise NotStartedError(f"the workspace cannot be opened: {describe_error(error)}") from None

@@ -17,9 +17,9 @@ import click
 
 from ringfence import serde
 from ringfence.errors import RingfenceError, WorkspaceLockedError
-from ringfence.failures import said_of
+from ringfence.failures import describe_error
 from ringfence.filesystem.git_names import is_dotgit
-from ringfence.filesystem.paths import place_shown, shown
+from ringfence.filesystem.paths import display_path, escape_path
 from ringfence.runtime.receipts import change_json
 from ringfence_cli.beside_patch import beside_patch
 from ringfence_cli.not_started import BusyError, NotStartedError
@@ -86,13 +86,13 @@ def opened(directory: Path, signals: Signals, *, changes: bool, dry_run: bool = 
         ErrorStream().say(f"ringfence: {printable(said)}")
         raise click.Abort(said) from None
     except LookupError as error:
-        raise NotStartedError(str(error.args[0]) if error.args else said_of(error)) from None
+        raise NotStartedError(str(error.args[0]) if error.args else describe_error(error)) from None
     except ValueError as error:
         raise NotStartedError(str(error)) from None
     except WorkspaceLockedError as error:
         raise BusyError(str(error)) from None
     except (RingfenceError, OSError) as error:
-        raise click.ClickException(said_of(error)) from None
+        raise click.ClickException(describe_error(error)) from None
 
 
 def _interrupted(directory: Path, before: str | None) -> str:
@@ -116,7 +116,7 @@ def recovery(recovered: Recovered, directory: Path) -> str:
         "set aside": f"{call} of another directory that was here before is set aside",
     }[recovered.outcome]
     more = [
-        f"{place_shown(path)} was changed meanwhile, not by the call, and stays as it is"
+        f"{display_path(path)} was changed meanwhile, not by the call, and stays as it is"
         for path in recovered.conflicts
     ]
     return how_to_look("\n  ".join([said, *more, *recovered.notes]), directory)
@@ -148,7 +148,7 @@ def show(directory: Path, signals: Signals, as_json: bool, step: StepName, abort
             title = title.replace("step", "taken back", 1)
         run = f"run: {one_line(task, 200)}\n" if task is not None else ""
         left_out = "".join(
-            f"not in the history: {printable(one_line(f'{shown(path)} ({reason})', 200))}\n"
+            f"not in the history: {printable(one_line(f'{escape_path(path)} ({reason})', 200))}\n"
             for path, reason in found.left_out.items()
         )
         beside = "".join(f"not in the patch: {printable(line)}\n" for line in beside_patch(found.changes))
@@ -198,14 +198,16 @@ def export(
         count = plural(len(exported.left_out), "path")
         ErrorStream().say(f"left out: {count} of {GITS_OWN}")
     for path, reason in list(exported.unknown.items())[:MAX_PATHS]:
-        ErrorStream().say(printable(f"left out: {shown(path)}, which the history does not know on one side ({reason})"))
+        ErrorStream().say(
+            printable(f"left out: {escape_path(path)}, which the history does not know on one side ({reason})")
+        )
     if len(exported.unknown) > MAX_PATHS:
         ErrorStream().say(f"left out: {len(exported.unknown) - MAX_PATHS} more of these; --json lists all")
     return 0
 
 
 def _left_out(reasons: Mapping[str, str]) -> list[dict[str, str]]:
-    return [{"path": shown(path), "reason": reason} for path, reason in reasons.items()]
+    return [{"path": escape_path(path), "reason": reason} for path, reason in reasons.items()]
 
 
 def undo(directory: Path, signals: Signals, as_json: bool, n: int | None, step: StepName | None, dry_run: bool) -> int:
@@ -238,12 +240,14 @@ def restore(directory: Path, signals: Signals, as_json: bool, step: StepName, dr
 def _reversed(done: Reversal, directory: Path, as_json: bool, dry_run: bool) -> int:
     if as_json:
         paths = [
-            {"path": shown(path), "outcome": outcome, "reason": done.reasons.get(path)}
+            {"path": escape_path(path), "outcome": outcome, "reason": done.reasons.get(path)}
             for path, outcome in done.outcomes.items()
         ]
         step = _step(done.step) if done.step is not None else None
         put(
-            json_line({"dry_run": dry_run, "paths": paths, "step": step, "notes": [shown(note) for note in done.notes]})
+            json_line(
+                {"dry_run": dry_run, "paths": paths, "step": step, "notes": [escape_path(note) for note in done.notes]}
+            )
         )
     else:
         put("".join(_outcomes(done)).encode())
@@ -252,7 +256,7 @@ def _reversed(done: Reversal, directory: Path, as_json: bool, dry_run: bool) -> 
         said = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
         errors.say((f"nothing was changed; it would be {said}" if dry_run else said) if said else "nothing differs")
         for note in done.notes:
-            errors.say(printable(shown(note)))
+            errors.say(printable(escape_path(note)))
         if done.step is not None:
             errors.say(f"step {done.step.number}: `ringfence undo {_quoted(directory)}` takes it back")
     return 1 if "conflict" in done.outcomes.values() else 0
@@ -265,8 +269,8 @@ def _outcomes(done: Reversal) -> Iterator[str]:
         alike.setdefault((_git_place(path) or path, outcome, done.reasons.get(path, "")), []).append(path)
     for (place, outcome, reason), paths in alike.items():
         count = plural(len(paths), "path") if len(paths) > 1 else ""
-        said = printable(shown(": ".join(part for part in (count, reason) if part)))
-        yield f"{outcome:9} {printable(place_shown(place if count else paths[0]))}{said and f'  ({said})'}\n"
+        said = printable(escape_path(": ".join(part for part in (count, reason) if part)))
+        yield f"{outcome:9} {printable(display_path(place if count else paths[0]))}{said and f'  ({said})'}\n"
 
 
 def _git_place(path: str) -> str | None:
@@ -340,9 +344,9 @@ def _paths(paths: tuple[str, ...]) -> str:
     """Some of them, those of git's own data counted."""
     places = Counter(place for path in paths if (place := _git_place(path)) is not None)
     folded = [place for place, count in places.items() if count > 1]
-    named = [one_line(place_shown(path), 120) for path in paths if _git_place(path) not in folded]
+    named = [one_line(display_path(path), 120) for path in paths if _git_place(path) not in folded]
     more = f" and {len(named) - MAX_PATHS} more" if len(named) > MAX_PATHS else ""
-    git = [f"{places[place]} paths in {one_line(shown(place), 120)}" for place in folded[:MAX_PATHS]]
+    git = [f"{places[place]} paths in {one_line(escape_path(place), 120)}" for place in folded[:MAX_PATHS]]
     git += [f"{len(folded) - MAX_PATHS} more of git's own data"] if len(folded) > MAX_PATHS else []
     return ", ".join([part for part in (", ".join(named[:MAX_PATHS]) + more, *git) if part])
 
@@ -362,4 +366,4 @@ def _entry(entry: LogEntry, tasks: Mapping[str, str]) -> Mapping[str, object]:
 
 
 def _shown(paths: Iterable[str]) -> list[str]:
-    return [shown(path) for path in paths]
+    return [escape_path(path) for path in paths]

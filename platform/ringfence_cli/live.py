@@ -13,7 +13,7 @@ from ringfence.adapters.core import ModelRetry, ModelText, ModelTurn
 from ringfence.runtime.receipts import Outcome, Receipt
 from ringfence_cli.printable import MAX_REASON_CHARACTERS, one_line, outcome_words, params_summary, printable
 from ringfence_cli.terminal import ErrorStream
-from ringfence_cli.watch import Tally
+from ringfence_cli.watch import RunStats
 from ringfence_tools.planning import Plan, PlanStep
 
 MAX_LINES, MAX_CHARACTERS = 20, 2_000
@@ -41,7 +41,7 @@ class View:
     """A watcher that shows what happens on standard error: on a terminal with a live plan below the lines, elsewhere
     as plain lines. A context manager around the run."""
 
-    def __init__(self, stream: ErrorStream, tally: Tally, directory: Path) -> None:
+    def __init__(self, stream: ErrorStream, tally: RunStats, directory: Path) -> None:
         """``directory`` is where the run works."""
         self._tally = tally
         self._directory = directory

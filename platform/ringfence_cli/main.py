@@ -349,11 +349,11 @@ def _told(error: str, exit_code: int) -> int:
         record: Mapping[str, object] = {"error": error, "exit_code": exit_code}
         if command is run:
             from ringfence_cli.report import as_json
-            from ringfence_cli.task import EXIT_CODES, Ending, Outcome
-            from ringfence_cli.watch import Tally
+            from ringfence_cli.task import EXIT_CODES, Outcome, RunOutcome
+            from ringfence_cli.watch import RunStats
 
             outcome: Outcome = next(outcome for outcome, code in EXIT_CODES.items() if code == exit_code)
-            record = as_json(Ending(outcome, error), Tally(), None)
+            record = as_json(RunOutcome(outcome, error), RunStats(), None)
         with suppress(OSError):
             put(json_line(record))
     return exit_code

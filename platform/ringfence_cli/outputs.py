@@ -48,7 +48,7 @@ def _escaped(match: re.Match[str]) -> str:
     return json.dumps(match[0])[1:-1]
 
 
-class OneObject:
+class JsonOutput:
     """What a program that asked for JSON gets on standard output: one object, the first that there is to say."""
 
     def __init__(self, *, wanted: bool) -> None:

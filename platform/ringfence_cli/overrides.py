@@ -14,7 +14,7 @@ import click
 
 from ringfence.adapters.loop import tool_schema
 from ringfence.errors import PromptError, PromptOverridesError
-from ringfence.failures import said_of
+from ringfence.failures import describe_error
 from ringfence.prompt.override_files import LocalPromptOverridesStore
 from ringfence.prompt.overrides import PromptOverride, problems
 from ringfence.prompt.prompt import Prompt, PromptTemplate
@@ -128,7 +128,7 @@ def _prompt(spec: str) -> Prompt[Any]:
         for part in name.split("."):
             found = getattr(found, part)
     except (Exception, SystemExit) as error:  # a user's module may raise anything, and end with 0 what has failed
-        raise click.UsageError(f"{spec!r} cannot be had: {said_of(error)}") from None
+        raise click.UsageError(f"{spec!r} cannot be had: {describe_error(error)}") from None
     kind: type[Any] = found.__class__
     if issubclass(kind, PromptTemplate):
         return Prompt[Any](found)

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias, cast
 
 import click
 
-from ringfence.failures import said_of
+from ringfence.failures import describe_error
 from ringfence.prompt.section import Section
 from ringfence.runtime.session import Session
 from ringfence_cli.printable import why
@@ -152,9 +152,9 @@ def _refuse_in(directory: Path, *places: str) -> None:
 
 def _told(error: BaseException) -> str:
     if isinstance(error, SyntaxError):  # which says where
-        return said_of(error)
+        return describe_error(error)
     *_, last = traceback.extract_tb(error.__traceback__)
-    return f"{said_of(error)} ({last.filename}, line {last.lineno})"
+    return f"{describe_error(error)} ({last.filename}, line {last.lineno})"
 
 
 def _bad(message: str) -> click.BadParameter:

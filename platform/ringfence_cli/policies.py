@@ -15,9 +15,9 @@ import click
 
 from ringfence import serde
 from ringfence.errors import PromptValidationError
-from ringfence.failures import said_of
-from ringfence.filesystem.host_texts import too_long, whole_text_of
-from ringfence.filesystem.paths import shown, unescaped
+from ringfence.failures import describe_error
+from ringfence.filesystem.host_texts import read_host_text, too_long
+from ringfence.filesystem.paths import escape_path, unescaped
 from ringfence.filesystem.protocol import MAX_TEXT_BYTES
 from ringfence.participants import CallInfo, CallLock, Change
 from ringfence.prompt.effects import DeletionLimitPolicy, PathPolicy, ProtectedFilesPolicy, RequireCleanTestsPolicy
@@ -149,7 +149,7 @@ def unfit(error: PromptValidationError, directory: Path, workspace: str | None) 
         said += f". {error.placeholder} is there with --workspace podman"
     file = owner_file(directory)
     if os.path.lexists(file):
-        said += f". What the owner of the directory says is in {shown(str(file))}"
+        said += f". What the owner of the directory says is in {escape_path(str(file))}"
     return click.UsageError(said)
 
 
@@ -180,7 +180,7 @@ def _of_file(file: Path, directory: Path | None) -> tuple[Policy, ...]:
             if os.path.commonpath((root, place)) == root:
                 raise _bad(f"{file} is inside of the workspace, where the agent could change it: keep it elsewhere")
     try:
-        table = tomllib.loads(whole_text_of(file))
+        table = tomllib.loads(read_host_text(file))
         wanted = serde.parse(PolicyFile, table, extra="forbid", coerce=False)
         paths = wanted.policies.paths or Paths()
         tests = wanted.policies.tests or Tests("")
@@ -268,7 +268,7 @@ def _committed(receipts: Path) -> Sequence[_Past]:
             except KeyError as error:
                 raise _no_receipt(number, f"it has no {error}") from None
             except (ValueError, TypeError, PromptValidationError) as error:
-                raise _no_receipt(number, said_of(error)) from None
+                raise _no_receipt(number, describe_error(error)) from None
             answer = ToolResult("done", SimpleNamespace(exit_code=receipt.get("exit_code") or 0))
             found[receipt_id] = _Past(call_id, tool, receipt.get("params"), changes, answer)
     return list(found.values())

@@ -7,7 +7,7 @@ import re
 import shlex
 from pathlib import Path
 
-from ringfence.failures import said_of, with_limit
+from ringfence.failures import describe_error, with_limit
 from ringfence.runtime.events import RejectedToolParams
 from ringfence.runtime.receipts import Receipt
 
@@ -40,7 +40,7 @@ def one_line(text: str, limit: int) -> str:
 
 def why(error: Exception) -> str:
     """What went wrong with a file that the message names already."""
-    return with_limit(error.strerror, error) if isinstance(error, OSError) and error.strerror else said_of(error)
+    return with_limit(error.strerror, error) if isinstance(error, OSError) and error.strerror else describe_error(error)
 
 
 def how_to_look(said: str, directory: Path) -> str:

@@ -7,20 +7,20 @@ from collections.abc import Iterator, Sequence
 
 from ringfence import serde
 from ringfence.filesystem.diffs import moved
-from ringfence.filesystem.paths import shown
+from ringfence.filesystem.paths import escape_path
 from ringfence.participants import Change
 from ringfence.runtime.receipts import change_json
 from ringfence_cli.beside_patch import beside_patch
 from ringfence_cli.printable import one_line, plural, printable
-from ringfence_cli.task import Ending
-from ringfence_cli.watch import OUTCOMES, Tally
+from ringfence_cli.task import RunOutcome
+from ringfence_cli.watch import OUTCOMES, RunStats
 from ringfence_cli.workspace import RunWorkspace, line_counts
 from ringfence_tools.contents import LeftOut
 
 MAX_LISTED = 20
 
 
-def summary(ending: Ending, tally: Tally, *, beside: bool = False) -> Iterator[str]:
+def summary(ending: RunOutcome, tally: RunStats, *, beside: bool = False) -> Iterator[str]:
     """Lines for a person, after the diff; ``beside`` says that the task changed what is not in the history."""
     yield f"{ending.outcome.replace('_', ' ')} after {tally.seconds:.1f} s: {tally.said}"
     if (plan := ending.plan) is not None:
@@ -40,12 +40,12 @@ def summary(ending: Ending, tally: Tally, *, beside: bool = False) -> Iterator[s
 def left_out(paths: Sequence[LeftOut]) -> Iterator[str]:
     """Lines that say what of the directory the agent does not see, or the history does not have."""
     for one in paths[:MAX_LISTED]:
-        yield f"left out: {shown(one.path)} ({one_line(one.reason, 200)})"
+        yield f"left out: {escape_path(one.path)} ({one_line(one.reason, 200)})"
     if len(paths) > MAX_LISTED:
         yield f"left out: {len(paths) - MAX_LISTED} more; --json lists all"
 
 
-def as_json(ending: Ending, tally: Tally, workspace: RunWorkspace | None) -> dict[str, object]:
+def as_json(ending: RunOutcome, tally: RunStats, workspace: RunWorkspace | None) -> dict[str, object]:
     """The whole record; the shapes of ``changes`` are those of a receipt. Without a workspace nothing was begun."""
     left = (*workspace.left_out, *workspace.left_out_since()) if workspace is not None else ()
     return {
@@ -56,7 +56,7 @@ def as_json(ending: Ending, tally: Tally, workspace: RunWorkspace | None) -> dic
         "parts": tally.parts,
         "session_ids": list(ending.session_ids),
         "is_part": ending.is_part,
-        "mixed": [shown(path) for path in ending.mixed],
+        "mixed": [escape_path(path) for path in ending.mixed],
         "turns": tally.turns,
         "tool_calls": {"total": tally.calls, **{outcome: tally.outcomes[outcome] for outcome in OUTCOMES}},
         "plan": serde.dump(ending.plan) if ending.plan is not None else None,
@@ -64,9 +64,9 @@ def as_json(ending: Ending, tally: Tally, workspace: RunWorkspace | None) -> dic
         **_patch(ending.patch),
         "applied": ending.applied,
         "steps": workspace.steps() if workspace is not None else 0,
-        "conflicts": [shown(path) for path in ending.conflicts],
+        "conflicts": [escape_path(path) for path in ending.conflicts],
         "left_out": [
-            {"path": shown(one.path), "reason": one.reason} for one in {one.path: one for one in left}.values()
+            {"path": escape_path(one.path), "reason": one.reason} for one in {one.path: one for one in left}.values()
         ],
         "usage": serde.dump(tally.usage),
         "duration_seconds": round(tally.seconds, 3),

@@ -15,7 +15,7 @@ from ringfence.runtime.receipts import Receipt
 from ringfence_cli import report_html
 from ringfence_cli.outputs import OutputFile
 from ringfence_cli.printable import plural
-from ringfence_cli.watch import Tally
+from ringfence_cli.watch import RunStats
 from ringfence_tools.planning import Plan
 
 MAX_RECORD_CHARACTERS = 5_000_000
@@ -81,7 +81,7 @@ class ReportFile:
             self._record.append(piece)
         return self._room >= 0
 
-    def record_of(self, tally: Tally) -> str:
+    def record_of(self, tally: RunStats) -> str:
         """Everything that was kept of a run, and what was not, in words."""
         turns, calls = tally.turns - self._turns, tally.calls - self._calls
         if tally.parts > 1:

@@ -12,7 +12,7 @@ from typing import TypeVar, cast
 
 from ringfence import serde
 from ringfence.adapters.core import ModelTurn
-from ringfence.filesystem.paths import shown
+from ringfence.filesystem.paths import escape_path
 from ringfence.participants import Change, FileVersion
 from ringfence.runtime.events import RejectedToolParams
 from ringfence.runtime.receipts import PolicyVerdict, Receipt
@@ -49,7 +49,7 @@ def line(value: str, limit: int = 300) -> str:
 
 
 def path(value: str) -> str:
-    return f"<code>{line(shown(value))}</code>"
+    return f"<code>{line(escape_path(value))}</code>"
 
 
 def badge(kind: str) -> str:
@@ -150,7 +150,7 @@ def _sizes(change: Change) -> str:
 
 def _version(version: FileVersion) -> str:
     if version.kind == "symlink":
-        return f"a link to {one_line(shown(version.target or ''), 200)}"
+        return f"a link to {one_line(escape_path(version.target or ''), 200)}"
     return "a directory" if version.kind == "directory" else f"{plural(version.size, 'byte')}, mode {version.mode:o}"
 
 

@@ -14,14 +14,14 @@ from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 
-from ringfence.filesystem.paths import place_shown
+from ringfence.filesystem.paths import display_path
 from ringfence.participants import Step
 from ringfence_cli import report_html as h
 from ringfence_cli.disk import DiskWorkspace
 from ringfence_cli.printable import plural
 from ringfence_cli.report_diff import diff
-from ringfence_cli.task import Ending
-from ringfence_cli.watch import Tally
+from ringfence_cli.task import RunOutcome
+from ringfence_cli.watch import RunStats
 from ringfence_cli.workspace import RunWorkspace, line_counts
 from ringfence_tools.planning import Plan
 
@@ -49,7 +49,7 @@ class About:
     record: str
 
 
-def page(about: About, ending: Ending, tally: Tally, workspace: RunWorkspace) -> bytes:
+def page(about: About, ending: RunOutcome, tally: RunStats, workspace: RunWorkspace) -> bytes:
     """The whole page, in UTF-8."""
     style = (files("ringfence_cli") / "report.css").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
@@ -64,7 +64,7 @@ def page(about: About, ending: Ending, tally: Tally, workspace: RunWorkspace) ->
     return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head><body>{body}</body></html>\n'.encode()
 
 
-def _body(about: About, ending: Ending, tally: Tally, workspace: RunWorkspace) -> Iterator[str]:
+def _body(about: About, ending: RunOutcome, tally: RunStats, workspace: RunWorkspace) -> Iterator[str]:
     yield f"<h1>{h.badge(ending.outcome)} {HEADINGS[ending.outcome]}</h1>"
     if ending.error is not None:
         yield f"<p>{h.text(ending.error)}</p>"
@@ -97,7 +97,7 @@ def _body(about: About, ending: Ending, tally: Tally, workspace: RunWorkspace) -
     yield f'<p class="dim">ringfence {version("ringfence")}</p>'
 
 
-def _facts(about: About, ending: Ending, tally: Tally, workspace: RunWorkspace) -> Iterator[tuple[str, str]]:
+def _facts(about: About, ending: RunOutcome, tally: RunStats, workspace: RunWorkspace) -> Iterator[tuple[str, str]]:
     yield "Directory", h.path(os.path.abspath(workspace.directory))
     yield "Exit code", str(ending.exit_code)
     yield "Model", h.line(about.model)
@@ -123,7 +123,7 @@ def _steps(steps: Sequence[Step], directory: Path) -> str:
 
     def row(step: Step) -> Iterable[str]:
         undo = f"ringfence undo {h.text(where)} --step {step.number}"
-        paths = h.line(", ".join(map(place_shown, step.paths)), 200)
+        paths = h.line(", ".join(map(display_path, step.paths)), 200)
         tool, commit = h.line(step.tool, 64), h.line(step.commit[:12])
         return str(step.number), f"<code>{tool}</code>", paths, f"<code>{commit}</code>", f"<code>{undo}</code>"
 

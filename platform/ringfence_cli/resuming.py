@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ringfence import serde
-from ringfence.adapters.core import Conversation, Message, Said
-from ringfence.filesystem.paths import place_shown
+from ringfence.adapters.core import Conversation, Message, MessageAdded
+from ringfence.filesystem.paths import display_path
 from ringfence.participants import Step
 from ringfence.runtime.session import Session
 from ringfence.serde.tagged import decode, encode, types_within
@@ -22,8 +22,8 @@ from ringfence_cli.noted_tasks import note_task
 from ringfence_cli.outputs import OutputFile
 from ringfence_cli.printable import one_line
 from ringfence_cli.signals import Signals
-from ringfence_cli.terms import Terms
-from ringfence_cli.watch import Tally
+from ringfence_cli.terms import RunLimits
+from ringfence_cli.watch import RunStats
 from ringfence_sandbox.calls.recovery import Recovered
 from ringfence_sandbox.disk.places import store_of
 
@@ -51,9 +51,9 @@ class Interrupted:
     messages: tuple[Message, ...]
     state: tuple[object, ...]
     """The items of the slices that are kept."""
-    left: Terms
+    left: RunLimits
     """What the next part may use, if it is not given limits of its own, and the policies that hold for it."""
-    spent: Tally
+    spent: RunStats
     """What all parts came to, as far as was written down."""
     killed: bool
     """Whether the last part could not write down what it came to at its end."""
@@ -66,14 +66,14 @@ class RunRecord:
     """
 
     def __init__(
-        self, directory: Path, task: str, before: Interrupted | None = None, terms: Terms | None = None
+        self, directory: Path, task: str, before: Interrupted | None = None, terms: RunLimits | None = None
     ) -> None:
         """``before`` is the run to go on with. The workspace has to be open: its lock guards the record too."""
         self.path = record_of(directory)
         self.kept = self.path.with_name(KEPT_NAME)
         self.task = task
-        self.terms = terms or Terms()
-        self.tally = before.spent if before is not None else Tally()
+        self.terms = terms or RunLimits()
+        self.tally = before.spent if before is not None else RunStats()
         """What the run comes to; it counts on from the parts before."""
         self.tally.parts += before is not None
         self._spent_before = self.tally.to_json()
@@ -116,11 +116,11 @@ class RunRecord:
         note_task(workspace.directory, str(session.session_id), self.task)
         state = StateWriter(session)
 
-        def said(event: Said) -> None:
+        def said(event: MessageAdded) -> None:
             with signals.held():
                 self._write({"messages": [_encoded(event.message)], "spent": self.tally.to_json(), **state.news()})
 
-        session.dispatcher.subscribe(Said, said)
+        session.dispatcher.subscribe(MessageAdded, said)
 
     def _count_killed(self, committed: int, recovered: Recovered | None) -> None:
         """The calls of which the process was killed before it could count them."""
@@ -152,9 +152,9 @@ class RunRecord:
         before = f"; the one that was interrupted before that{_task_of(self.kept)} is forgotten"
         return said + before if newer and older else said
 
-    def left(self) -> Terms:
+    def left(self) -> RunLimits:
         """Of what this part may use."""
-        return _left(self.terms, Tally.of_json(self._spent_before), self.tally)
+        return _left(self.terms, RunStats.of_json(self._spent_before), self.tally)
 
     def leave(self) -> None:
         """The run has come to an end that it can go on from."""
@@ -214,7 +214,7 @@ def interrupted_run(record_file: Path) -> Interrupted | None:
     types = types_within((Message, *KEPT))
     task, start, sessions = "", "", list[str]()
     messages, state, refused = list[Message](), StateReader(types), dict[str, str]()
-    terms, began, spent, killed = Terms(), Tally(), Tally(), True
+    terms, began, spent, killed = RunLimits(), RunStats(), RunStats(), True
     try:
         *lines, _torn = record_file.read_bytes().split(b"\n")
     except FileNotFoundError:
@@ -223,10 +223,10 @@ def interrupted_run(record_file: Path) -> Interrupted | None:
         for line in lines:
             record: dict[str, Any] = json.loads(line)
             task, start = record.get("task", task), record.get("start", start)
-            spent, killed = Tally.of_json(record["spent"]), "messages" in record or "session" in record
+            spent, killed = RunStats.of_json(record["spent"]), "messages" in record or "session" in record
             if "session" in record:
                 sessions.append(record["session"])
-                terms, began = Terms.of_record(record["terms"]), spent
+                terms, began = RunLimits.of_record(record["terms"]), spent
                 refused = dict(record["refused"])
             messages += [decode(message, types) for message in record.get("messages", ())]
             state.take(record)
@@ -248,7 +248,7 @@ def _task_of(record_file: Path) -> str:
     return ""
 
 
-def _left(terms: Terms, began: Tally, now: Tally) -> Terms:
+def _left(terms: RunLimits, began: RunStats, now: RunStats) -> RunLimits:
     tokens = (now.usage.total_tokens or 0) - (began.usage.total_tokens or 0)
     return terms.less(now.seconds - began.seconds, tokens, now.turns - began.turns)
 
@@ -283,7 +283,7 @@ def _news(changed: Sequence[str]) -> str:
 
 def _some(paths: Sequence[str]) -> str:
     more = f" and {len(paths) - MAX_PATHS:,} more" if len(paths) > MAX_PATHS else ""
-    return ", ".join(place_shown(path) for path in paths[:MAX_PATHS]) + more
+    return ", ".join(display_path(path) for path in paths[:MAX_PATHS]) + more
 
 
 def _encoded(message: Message) -> object:

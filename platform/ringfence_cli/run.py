@@ -17,14 +17,14 @@ import click
 from ringfence.adapters.loop import MAX_TURNS, LoopAdapter
 from ringfence.adapters.scripted import ScriptedAdapter
 from ringfence.errors import PromptValidationError, SandboxUnavailableError
-from ringfence.failures import said_of
-from ringfence.filesystem.host_texts import whole_text_of
-from ringfence.filesystem.paths import shown
+from ringfence.failures import describe_error
+from ringfence.filesystem.host_texts import read_host_text
+from ringfence.filesystem.paths import escape_path
 from ringfence.runtime.limits import utc_now
 from ringfence_cli.disk import DiskWorkspace, on_disk
 from ringfence_cli.history import recovery
 from ringfence_cli.not_started import BusyError, NotStartedError, is_nowhere
-from ringfence_cli.outputs import OneObject, OutputFile, ReceiptsFile, refuse_way_out
+from ringfence_cli.outputs import JsonOutput, OutputFile, ReceiptsFile, refuse_way_out
 from ringfence_cli.own_sections import results_alone, sections_of
 from ringfence_cli.own_sections import spelled as section_spelled
 from ringfence_cli.policies import policies_of, unfit
@@ -34,12 +34,12 @@ from ringfence_cli.report_file import ReportFile
 from ringfence_cli.resuming import RunRecord, is_interrupted, run_to_resume
 from ringfence_cli.sandbox_commands import UNAVAILABLE
 from ringfence_cli.signals import Signals
-from ringfence_cli.task import EXIT_CODES, Ending, Outcome, Task, apply, check, perform
+from ringfence_cli.task import EXIT_CODES, Outcome, RunOutcome, Task, apply, check, perform
 from ringfence_cli.telemetry import telemetry_of
 from ringfence_cli.terminal import ErrorStream, put_diff
-from ringfence_cli.terms import Place, Terms, spelled
-from ringfence_cli.watch import Tally, Watcher
-from ringfence_cli.workspace import MemoryWorkspace, RunWorkspace, keep_out
+from ringfence_cli.terms import Place, RunLimits, spelled
+from ringfence_cli.watch import RunStats, Watcher
+from ringfence_cli.workspace import MemoryWorkspace, RunWorkspace, protect_path
 from ringfence_sandbox.calls.half_done import killed_call, killed_in, running_in
 from ringfence_sandbox.disk.places import StateDirectoryError
 from ringfence_sandbox.moved_roots import moved_from
@@ -80,11 +80,11 @@ class Options:
 def run_task(options: Options, signals: Signals) -> int:
     """The exit code. Raises click.ClickException where nothing was begun; with ``as_json`` that is said here, and one
     object is on standard output, whatever happened."""
-    answer = OneObject(wanted=options.as_json)
+    answer = JsonOutput(wanted=options.as_json)
 
     def said(outcome: Outcome, error: str) -> None:
         with suppress(OSError):  # what ended the run is said on standard error as well
-            answer.put(as_json(Ending(outcome, error), Tally(), None))
+            answer.put(as_json(RunOutcome(outcome, error), RunStats(), None))
 
     try:
         return _run(options, signals, answer, said)
@@ -98,12 +98,12 @@ def run_task(options: Options, signals: Signals) -> int:
     except Exception as error:
         if not options.as_json or (isinstance(error, FileNotFoundError) and is_nowhere()):  # which is said outside
             raise
-        said("failed", said_of(error))
-        ErrorStream().say(f"ringfence: {said_of(error)}")
+        said("failed", describe_error(error))
+        ErrorStream().say(f"ringfence: {describe_error(error)}")
         return EXIT_CODES["failed"]
 
 
-def _run(options: Options, signals: Signals, answer: OneObject, said: Callable[[Outcome, str], None]) -> int:
+def _run(options: Options, signals: Signals, answer: JsonOutput, said: Callable[[Outcome, str], None]) -> int:
     errors = ErrorStream()
     with ExitStack() as files:
         telemetry = telemetry_of(errors, files)
@@ -155,7 +155,7 @@ def _run(options: Options, signals: Signals, answer: OneObject, said: Callable[[
         if not options.quiet:
             for line in left_out(workspace.left_out):
                 errors.say(line)
-        tally = record.tally if record is not None else Tally()
+        tally = record.tally if record is not None else RunStats()
         words = text if record is None else record.task
         task = Task(words, workspace, adapter, terms.seconds, terms.tokens, policies, sections, record, telemetry)
         try:
@@ -184,12 +184,12 @@ def _keep_out_results(
     others = [(patch, "patch"), (receipts, "list of receipts")] if isinstance(workspace, DiskWorkspace) else []
     for file, what in [(report, "report"), *others]:
         if file is not None:
-            keep_out(workspace, file.path, f"the {what} of this run comes there")
+            protect_path(workspace, file.path, f"the {what} of this run comes there")
 
 
 def watched(
-    task: Task, signals: Signals, tally: Tally, watchers: Sequence[Watcher], errors: ErrorStream | None
-) -> Ending:
+    task: Task, signals: Signals, tally: RunStats, watchers: Sequence[Watcher], errors: ErrorStream | None
+) -> RunOutcome:
     """Perform a task, shown live on `errors` where that is given."""
     if errors is None:
         return perform(task, signals, tally, watchers)
@@ -202,13 +202,13 @@ def watched(
 def _finish(
     options: Options,
     task: Task,
-    ending: Ending,
-    tally: Tally,
+    ending: RunOutcome,
+    tally: RunStats,
     patch: OutputFile | None,
     report: ReportFile | None,
     errors: ErrorStream,
     signals: Signals,
-    answer: OneObject,
+    answer: JsonOutput,
 ) -> None:
     """The patch is saved and printed first: whatever happens then, it is there."""
     workspace = task.workspace
@@ -250,16 +250,16 @@ def _finish(
     if ending.error is not None:
         errors.say(f"ringfence: {ending.error}")
         for path in ending.conflicts:
-            errors.say(f"  {shown(path)}")
+            errors.say(f"  {escape_path(path)}")
 
 
-def _what_next(options: Options, ending: Ending, workspace: RunWorkspace) -> Iterator[str]:
+def _what_next(options: Options, ending: RunOutcome, workspace: RunWorkspace) -> Iterator[str]:
     quoted = shlex.quote(str(options.directory))
     if isinstance(workspace, DiskWorkspace) and workspace.is_part:
         yield f"{workspace.is_part}: what it changed is told from where it was resumed"
     if isinstance(workspace, DiskWorkspace):
         for path in ending.mixed:
-            yield f"others have changed the same lines of {shown(path)} meanwhile: what is told of it has theirs, too"
+            yield f"others changed the same lines of {escape_path(path)} meanwhile: its diff has their changes, too"
         if steps := workspace.own_steps():
             are_newest = steps == workspace.opened.steps()[-len(steps) :]  # else others have made some in between
             undone = f"{len(steps)}" if are_newest else f"--step {steps[-1].number}"
@@ -294,11 +294,11 @@ def _refuse_one_file(patch: OutputFile | None, receipts: OutputFile | None, repo
             raise click.UsageError(f"{option} and --report name the same file")
 
 
-def _writing(ending: Ending, write: Callable[[], None]) -> None:
+def _writing(ending: RunOutcome, write: Callable[[], None]) -> None:
     try:
         write()
     except OSError as error:
-        ending.fail(f"not everything could be written: {said_of(error)}")
+        ending.fail(f"not everything could be written: {describe_error(error)}")
 
 
 def files_read(
@@ -365,7 +365,7 @@ def task_of(text: str, signals: Signals) -> str:
     if text.startswith("@"):
         try:
             with signals.let_through():  # it may be a pipe
-                text = whole_text_of(Path(text[1:]))
+                text = read_host_text(Path(text[1:]))
         except KeyboardInterrupt:
             ErrorStream().say("ringfence: interrupted: nothing was changed")
             raise click.Abort from None
@@ -399,15 +399,15 @@ def start_container(workspace: DiskWorkspace, place: Place) -> None:
     try:
         workspace.start_container(place)
     except (OSError, ValueError) as error:
-        raise NotStartedError(f"the container cannot be started: {said_of(error)}") from None
+        raise NotStartedError(f"the container cannot be started: {describe_error(error)}") from None
 
 
-def _terms(options: Options) -> Terms:
+def _terms(options: Options) -> RunLimits:
     """What the command line says. For a resume a limit that it does not name is the run's."""
     turns = options.max_turns if options.max_turns is not None or options.task is None else MAX_TURNS
     policies = tuple(map(spelled, options.policies))
     sections = tuple(map(section_spelled, options.sections))
-    return Terms(policies, options.deadline, options.max_tokens, turns, options.place, sections)
+    return RunLimits(policies, options.deadline, options.max_tokens, turns, options.place, sections)
 
 
 def _refuse_overtaken(options: Options) -> None:
@@ -418,7 +418,7 @@ def _refuse_overtaken(options: Options) -> None:
         )
 
 
-def _record(directory: Path, task: str, terms: Terms, files: ExitStack) -> RunRecord:
+def _record(directory: Path, task: str, terms: RunLimits, files: ExitStack) -> RunRecord:
     """Where a run is written down, so that it can go on when it was interrupted; without a task, the one that was, on
     what is left of its terms."""
     try:
@@ -429,7 +429,7 @@ def _record(directory: Path, task: str, terms: Terms, files: ExitStack) -> RunRe
             task, terms = before.task, before.left.resumed(terms)
         return files.enter_context(closing(RunRecord(directory, task, before, terms)))
     except (OSError, ValueError) as error:
-        raise click.UsageError(said_of(error)) from None
+        raise click.UsageError(describe_error(error)) from None
 
 
 def _opened(kind: Callable[[Path], OutputT], path: Path | None, options: Options, files: ExitStack) -> OutputT | None:

@@ -13,8 +13,8 @@ from ringfence.errors import (
     RestoreFailedError,
     WorkspaceConflictError,
 )
-from ringfence.failures import said_of
-from ringfence.filesystem.paths import shown
+from ringfence.failures import describe_error
+from ringfence.filesystem.paths import escape_path
 from ringfence.participants import Change
 from ringfence.prompt.markdown import MarkdownSection
 from ringfence.prompt.policy import Policy
@@ -26,7 +26,7 @@ from ringfence_cli.own_sections import MakeSection
 from ringfence_cli.printable import one_line, plural
 from ringfence_cli.resuming import PROMPT_NAME, RunRecord
 from ringfence_cli.signals import Signals
-from ringfence_cli.watch import Tally, Telling, Watcher
+from ringfence_cli.watch import RunObserver, RunStats, Watcher
 from ringfence_cli.workspace import LeftOutPolicy, MemoryWorkspace, RunWorkspace
 from ringfence_tools.planning import Plan, PlanningStrategy, PlanningToolsSection
 from ringfence_tools.write_back import write_back
@@ -76,7 +76,7 @@ class TaskParams:
 
 
 @dataclass(slots=True)
-class Ending:
+class RunOutcome:
     """How a task ended. ``text`` is the model's final answer; ``changes`` and ``patch`` are what its committed calls
     came to, and are there however it ended."""
 
@@ -111,7 +111,7 @@ def check(task: Task) -> None:
     _prompt(task, Session())
 
 
-def perform(task: Task, signals: Signals, tally: Tally, watchers: Sequence[Watcher]) -> Ending:
+def perform(task: Task, signals: Signals, tally: RunStats, watchers: Sequence[Watcher]) -> RunOutcome:
     """Let the model work until it is done, or cannot go on, or is interrupted. It is not applied here.
 
     Raises what `check` does, before anything is begun.
@@ -119,10 +119,10 @@ def perform(task: Task, signals: Signals, tally: Tally, watchers: Sequence[Watch
     session = Session()
     if task.telemetry is not None:
         task.telemetry.observe(session)
-    telling = Telling(session, signals, tally, watchers)
+    telling = RunObserver(session, signals, tally, watchers)
     deadline = Deadline.after(task.seconds) if task.seconds is not None else None
     earlier = task.record.earlier_sessions if task.record is not None else ()
-    ending = Ending(session_ids=(*earlier, str(session.session_id)))
+    ending = RunOutcome(session_ids=(*earlier, str(session.session_id)))
     prompt = _prompt(task, session)
     try:
         if task.record is not None and isinstance(task.workspace, DiskWorkspace):
@@ -142,14 +142,14 @@ def perform(task: Task, signals: Signals, tally: Tally, watchers: Sequence[Watch
         of_part = ", in this part of the run" if tally.parts > 1 and error.phase == "budget" else ""
         ending.fail(f"{error}{of_part}", _outcome_of(error, deadline))
     except Exception as error:
-        ending.fail(said_of(error))
+        ending.fail(describe_error(error))
     except BaseException as error:  # sys.exit in a tool of the user's own: its exit code would say what is not so
-        ending.fail(f"a tool has ended the run: {said_of(error)}")
+        ending.fail(f"a tool has ended the run: {describe_error(error)}")
     telling.catch_up()
     if tally.outcomes["doubtful"] and ending.outcome == "interrupted":
         ending.fail("interrupted, and a rollback could not be completed: the files in the workspace are doubtful")
     if telling.problems and ending.outcome == "done":
-        ending.fail(f"not everything could be written down: {one_line(said_of(telling.problems[0]), 300)}")
+        ending.fail(f"not everything could be written down: {one_line(describe_error(telling.problems[0]), 300)}")
     if task.record is not None and ending.outcome != "done":
         task.record.leave()
         ending.used_up = task.record.left().used_up()
@@ -185,12 +185,12 @@ def _outcome_of(error: PromptEvaluationError, deadline: Deadline | None) -> Outc
     return "failed" if error.phase == "tool" else "provider_failed"
 
 
-def _interrupted(ending: Ending, steps: int) -> None:
+def _interrupted(ending: RunOutcome, steps: int) -> None:
     stays = f"{plural(steps, 'step')} committed before stay" if steps else "nothing on disk was changed"
     ending.fail(f"interrupted: the running call was rolled back, and {stays}", "interrupted")
 
 
-def apply(ending: Ending, workspace: MemoryWorkspace, signals: Signals) -> None:
+def apply(ending: RunOutcome, workspace: MemoryWorkspace, signals: Signals) -> None:
     """Write what was changed back to disk, if the task was done: all of it, or nothing. Cannot be interrupted."""
     if ending.outcome != "done" or not ending.changes:
         return
@@ -198,7 +198,7 @@ def apply(ending: Ending, workspace: MemoryWorkspace, signals: Signals) -> None:
         _interrupted(ending, 0)
         return
     if not workspace.is_there():
-        where = shown(str(workspace.directory))
+        where = escape_path(str(workspace.directory))
         ending.fail(f"not applied: {where} is not the directory any more that was copied")
         return
     try:
@@ -210,10 +210,10 @@ def apply(ending: Ending, workspace: MemoryWorkspace, signals: Signals) -> None:
         ending.conflicts = error.paths
         ending.fail("not applied, since files were changed on disk meanwhile")
     except (OSError, ValueError) as error:
-        ending.fail(f"not applied: {said_of(error)}")
+        ending.fail(f"not applied: {describe_error(error)}")
     except RestoreFailedError as error:
         ending.fail(f"applying failed, and not everything could be put back: {error}")
 
 
 def _listed(paths: Sequence[str]) -> str:
-    return ", ".join(shown(path) for path in paths)
+    return ", ".join(escape_path(path) for path in paths)

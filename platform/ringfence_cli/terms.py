@@ -81,7 +81,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class RunLimits:
     """``policies`` and ``sections`` are SPECs. A limit that there is not is None; of one that is used up, less than 1
     is left."""
 
@@ -102,7 +102,7 @@ class Terms:
         turns = f"--max-turns {self.turns}" if self.turns is not None else ""
         return " ".join(option for option in (self.place.said, sections, policies, seconds, tokens, turns) if option)
 
-    def less(self, seconds: float, tokens: int, turns: int) -> Terms:
+    def less(self, seconds: float, tokens: int, turns: int) -> RunLimits:
         """What is left when so much of it has been used."""
         return replace(
             self,
@@ -116,7 +116,7 @@ class Terms:
         limits = (("--deadline TIME", self.seconds), ("--max-tokens N", self.tokens), ("--max-turns N", self.turns))
         return [option for option, left in limits if left is not None and left < LEAST]
 
-    def resumed(self, given: Terms) -> Terms:
+    def resumed(self, given: RunLimits) -> RunLimits:
         """What a resume works on when this is left of the run's: its policies and sections, with those that are given,
         its limits where none is given anew, and where it worked unless that is given.
 
@@ -124,7 +124,7 @@ class Terms:
             click.UsageError: a policy that would loosen one of the run's, a limit that is used up, or an option for a
                 container that there is not.
         """
-        terms = Terms(
+        terms = RunLimits(
             joined(self.policies, given.policies),
             self.seconds if given.seconds is None else given.seconds,
             self.tokens if given.tokens is None else given.tokens,
@@ -139,9 +139,9 @@ class Terms:
         return terms
 
     @staticmethod
-    def of_record(record: Mapping[str, Any]) -> Terms:
+    def of_record(record: Mapping[str, Any]) -> RunLimits:
         """ValueError for what is none."""
-        return serde.parse(Terms, record)
+        return serde.parse(RunLimits, record)
 
 
 def spelled(spec: str) -> str:

@@ -37,7 +37,7 @@ class Watcher(Protocol):
 
 
 @dataclass(slots=True)
-class Tally:
+class RunStats:
     """What a run has come to so far."""
 
     started: float = field(default_factory=monotonic)
@@ -54,11 +54,11 @@ class Tally:
         return {"parts": self.parts, "seconds": self.seconds, "turns": self.turns, "outcomes": outcomes, "usage": usage}
 
     @staticmethod
-    def of_json(record: Mapping[str, Any]) -> Tally:
+    def of_json(record: Mapping[str, Any]) -> RunStats:
         """Raises KeyError, TypeError and ValueError for what is none."""
         usage = serde.parse(TokenUsage, record["usage"])
         started = monotonic() - float(record["seconds"])
-        return Tally(started, int(record["turns"]), Counter(record["outcomes"]), usage, int(record["parts"]))
+        return RunStats(started, int(record["turns"]), Counter(record["outcomes"]), usage, int(record["parts"]))
 
     @property
     def seconds(self) -> float:
@@ -82,10 +82,10 @@ class Tally:
         )
 
 
-class Telling:
+class RunObserver:
     """Tells watchers of the events of a session, each once; nothing interrupts them."""
 
-    def __init__(self, session: Session, signals: Signals, tally: Tally, watchers: Sequence[Watcher]) -> None:
+    def __init__(self, session: Session, signals: Signals, tally: RunStats, watchers: Sequence[Watcher]) -> None:
         self.problems: list[Exception] = []
         """What kept watchers from writing down what they heard."""
         self._session = session

@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 from ringfence.errors import ToolValidationError
 from ringfence.filesystem.diffs import patch_of
 from ringfence.filesystem.memory import InMemoryFilesystem
-from ringfence.filesystem.paths import check_names_are_utf8, from_model, place_itself, shown
+from ringfence.filesystem.paths import check_names_are_utf8, escape_path, resolve_model_path, resolve_nofollow
 from ringfence.filesystem.protocol import Filesystem
 from ringfence.participants import Change
 from ringfence.prompt.policy import PolicyDecision
@@ -63,7 +63,7 @@ class RunWorkspace(Protocol):
         ...
 
 
-def keep_out(workspace: RunWorkspace, file: Path, reason: str) -> None:
+def protect_path(workspace: RunWorkspace, file: Path, reason: str) -> None:
     """Refuse what an agent writes to a file of the run's own, wherever that lies."""
     root, real = (Path(os.path.realpath(path)) for path in (workspace.directory, file))
     if real.is_relative_to(root):
@@ -80,13 +80,13 @@ class MemoryWorkspace:
         try:  # held, so that no other directory can come to have its number
             self._copied = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
-            raise ValueError(f"{shown(str(directory))} cannot be read: {error.strerror}") from None
+            raise ValueError(f"{escape_path(str(directory))} cannot be read: {error.strerror}") from None
         weakref.finalize(self, os.close, self._copied)
         self.filesystem = InMemoryFilesystem()
         # Looked at first, before gigabytes are read that there is no room for.
         if _size(directory) > MAX_BYTES:
             raise ValueError(
-                f"{shown(str(directory))} holds more than the {MAX_BYTES >> 30} GiB that a workspace in memory takes: "
+                f"{escape_path(str(directory))} holds more than the {MAX_BYTES >> 30} GiB of a workspace in memory: "
                 "name a smaller directory in it"
             )
         # A path, so that no name can be taken for a URL.
@@ -150,25 +150,24 @@ class LeftOutPolicy:
         for written in tool.writes(params) or ():
             named = written if isinstance(written, str) else written.path
             try:
-                path = from_model(filesystem, named, mount_point=mount_point)
+                path = resolve_model_path(filesystem, named, mount_point=mount_point)
             except (PermissionError, ValueError):
                 continue  # the tool says so itself
             with suppress(OSError):  # a link that leads out, or in a circle: the tool says so itself
                 itself = isinstance(written, Itself)
-                place = place_itself(filesystem, path) if itself else filesystem.resolve(path)
+                place = resolve_nofollow(filesystem, path) if itself else filesystem.resolve(path)
                 if reason := self._refusal(path) or self._refusal(place):
                     return PolicyDecision.deny(reason)
         return PolicyDecision.allow()
 
     def _refusal(self, path: str) -> str | None:
         if is_git_data(path):
-            return f"{shown(path)} is git's own data, which only people change"
+            return f"{escape_path(path)} is git's own data, which only people change"
         names = path.split("/")
         for above in ("/".join(names[: depth + 1]) for depth in range(len(names))):
             if above in self._workspace.refused:
-                return (
-                    f"{shown(above)} is not part of the workspace ({self._workspace.refused[above]}): write elsewhere"
-                )
+                reason = self._workspace.refused[above]
+                return f"{escape_path(above)} is not part of the workspace ({reason}): write elsewhere"
         return None
 
     def on_result(self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext) -> None:
@@ -191,7 +190,7 @@ class LeftOutPolicy:
         if within is None:
             return None
         reason = self._workspace.refused[within]
-        return f"{shown(within)} is not part of the workspace ({reason}), so {shown(change.path)} stays where it is"
+        return f"{escape_path(within)} is not part of the workspace ({reason}): {escape_path(change.path)} cannot move"
 
 
 def is_git_data(path: str) -> bool:

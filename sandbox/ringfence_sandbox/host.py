@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal
 
-from ringfence.arguments import checked
 from ringfence.errors import SnapshotRestoreError
 from ringfence.filesystem.lines import line_window, no_content
 from ringfence.filesystem.memory import moment
@@ -82,7 +81,6 @@ class HostSnapshot(FilesystemSnapshot):
     token: Token = field(repr=False, compare=False)
 
 
-@checked
 class HostFilesystem(Transactional):
     """A workspace on disk. Nothing outside of the root can be reached through it, and every call can be undone.
 
@@ -139,7 +137,6 @@ class HostFilesystem(Transactional):
         self._work_on(opened, Share(opened), limits, None)
 
     @classmethod
-    @checked
     def shared(
         cls,
         root: str | os.PathLike[str],
@@ -222,7 +219,7 @@ class HostFilesystem(Transactional):
         return self._opened.outputs
 
     @property
-    def sees_programs(self) -> bool:
+    def tracks_external_writes(self) -> bool:
         return not self.read_only
 
     @property

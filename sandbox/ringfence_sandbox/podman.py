@@ -12,9 +12,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from ringfence.arguments import checked
 from ringfence.errors import ExecutorLostError, TransactionError
-from ringfence.filesystem.paths import normalise, os_error, shown
+from ringfence.filesystem.paths import escape_path, normalise, os_error
 from ringfence.participants import CURRENT_CALL, CallInfo
 from ringfence.runtime.limits import Cancellation
 from ringfence.runtime.session import Session
@@ -67,7 +66,6 @@ class CommandResult:
     """What the next command begins with, where this one was given an environment to begin with."""
 
 
-@checked
 class PodmanSandbox:
     """A container over the tree at ``root``, started by the first command and used by all of them.
 
@@ -325,7 +323,7 @@ class PodmanSandbox:
         try:
             return self._directory(request.environment.cwd), ""
         except (OSError, ValueError):
-            gone = shown(request.environment.cwd)
+            gone = escape_path(request.environment.cwd)
             return WORKSPACE, f"{gone} is no longer a directory of the workspace: this command began in the root"
 
     def _directory(self, cwd: str) -> str:

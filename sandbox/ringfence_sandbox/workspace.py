@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from ringfence.arguments import checked
 from ringfence.errors import TransactionError
 from ringfence.participants import Change, Step, Transactional
 from ringfence.runtime.session import Session
@@ -98,7 +97,6 @@ class Workspace:
         """Of one opened read-only: the id and tool of a call that was killed, and is still to be taken back."""
 
     @classmethod
-    @checked
     def open(
         cls,
         root: str | os.PathLike[str],
@@ -262,7 +260,6 @@ class Workspace:
         with self._looking_alone():
             return self._store.steps()
 
-    @checked
     def log(self, limit: int | None = None) -> Sequence[LogEntry]:
         """The history, newest first: steps, what somebody else changed in between, and the baseline; after them what
         `gc` has left for its name alone. All of it, or the newest ``limit`` entries."""
@@ -297,7 +294,6 @@ class Workspace:
             found = [(number, self._store.commit(commit)) for number, commit in self._store.aborted().items()]
             return [replace(log_entry(self._store, record, ()), number=number) for number, record in reversed(found)]
 
-    @checked
     def aborted_step(self, number: int) -> ShownStep:
         """What a call had changed before it was taken back. LookupError where none of that number is kept."""
         with self._looking_alone():
@@ -328,20 +324,17 @@ class Workspace:
         with self._looking_alone():
             return self._store.step_of(self._find.record(number))
 
-    @checked
     def show(self, step: StepName) -> ShownStep:
         """What a step changed; a name stands for its step. LookupError where there is none, or where what was before
         it was dropped."""
         with self._looking_alone():
             return shown_step(self._store, self._find.step(step))
 
-    @checked
     def diff(self, a: StepName | None = None, b: StepName | None = None) -> bytes:
         """The patch from the state after step `a` (by default the oldest that is known) to that after `b` (by
         default the newest, with what others changed and the history has seen). A name stands for its step."""
         return self.export(a=a, b=b).text
 
-    @checked
     def export(
         self, fmt: Literal["diff", "mbox"] = "diff", *, a: StepName | None = None, b: StepName | None = None
     ) -> Export:
@@ -405,7 +398,6 @@ class Workspace:
 
     # Changing.
 
-    @checked
     def undo(self, n: int | None = None, *, step: StepName | None = None, dry_run: bool = False) -> Reversal:
         """Reverse the newest `n` steps (by default 1), or ``step`` (a number or a name), with regard for later changes.
 
@@ -423,7 +415,6 @@ class Workspace:
             notes = () if dry_run else self._write(history, plan, parents)
         return Reversal(plan.outcomes, plan.reasons, None if dry_run else self._made(transaction, history), notes)
 
-    @checked
     def restore(self, step: StepName, *, dry_run: bool = False) -> Reversal:
         """Bring the files back to what they were after a step; 0 is the baseline, and a name stands for its step.
 
@@ -455,7 +446,6 @@ class Workspace:
         plan.sort()
         return writer.notes
 
-    @checked
     def checkpoint(self, name: str) -> NamedStep:
         """Give the newest step, with what others have changed since, a name: a point that `restore` and `diff` take
         and `gc` keeps, until `drop_checkpoint`. A tool call that gives one and then fails does not take it back.
@@ -466,13 +456,11 @@ class Workspace:
         with self._alone("checkpoint"):
             return self._names.give(name, self._tip())
 
-    @checked
     def drop_checkpoint(self, name: str) -> None:
         """Take a name away. The step stays, as long as `gc` keeps it. LookupError where there is no such name."""
         with self._alone("checkpoint"):
             self._names.drop(name)
 
-    @checked
     def gc(self, keep: int) -> int:
         """Drop what the newest `keep` steps and the named ones do not need; the bytes that this gave back."""
         with self._alone("gc"):

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from ringfence.testing.printed import Printed, printed
+from ringfence.testing.printed import Printed, capture_tree
 from ringfence_sandbox import Workspace
 from ringfence_sandbox.container.podman_connection import Connection
 
@@ -38,7 +38,7 @@ def tree(tmp_path: Path) -> Path:
 
 def shape(root: Path) -> dict[str, Printed]:
     """All that a rollback brings back; which inode it is, is no part of that."""
-    return {path: replace(one, inode=0) for path, one in printed(root).items()}
+    return {path: replace(one, inode=0) for path, one in capture_tree(root).items()}
 
 
 def ringfence(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:

@@ -27,7 +27,7 @@ from ringfence.prompt import (
     ToolResult,
 )
 from ringfence.runtime import Session
-from ringfence.testing.printed import Printed, printed
+from ringfence.testing.printed import Printed, capture_tree
 from ringfence_sandbox import PodmanSandbox
 from ringfence_tools import PodmanSandboxSection
 from ringfence_tools.shell_params import MAX_CHANGES, CommandOutcome, EvaluatePython
@@ -85,7 +85,7 @@ def tools(make_tools: Callable[..., Tools]) -> Tools:
 
 def shape(root: Path) -> dict[str, Printed]:
     """All that a rollback brings back; which inode it is, is no part of that."""
-    return {path: replace(one, inode=0) for path, one in printed(root).items()}
+    return {path: replace(one, inode=0) for path, one in capture_tree(root).items()}
 
 
 WRECK = "rm -rf sub; echo two > a.txt; chmod 600 a.txt; mkdir -p new/deep; echo x > new/deep/x; ln -s a.txt link"

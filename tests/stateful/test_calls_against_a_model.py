@@ -40,7 +40,7 @@ from ringfence.prompt import PolicyDecision, PromptTemplate
 from ringfence.resources import Binding
 from ringfence.runtime import Append, SlicePolicy, append_all, settled, tool_transaction
 from ringfence.testing.looking import tree_of
-from ringfence.testing.printed import Printed, lasting, printed
+from ringfence.testing.printed import Printed, capture_tree, lasting
 from ringfence_sandbox import Workspace
 
 
@@ -375,7 +375,7 @@ def on_disk() -> Generator[tuple[Workspace, Callable[[], dict[str, Printed]]]]:
         (root / "d").mkdir(parents=True)
         (root / "d/a").write_text("one")
         with Workspace.open(root, store=Path(place, "store")) as workspace:
-            yield workspace, lambda: printed(root)
+            yield workspace, lambda: capture_tree(root)
 
 
 def without_what_waits(tree: dict[str, Printed]) -> dict[str, object]:

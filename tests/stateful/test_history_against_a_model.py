@@ -26,7 +26,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from ringfence import Filesystem, MarkdownSection, Prompt, Receipt, Session, Tool, ToolContext, ToolResult
 from ringfence.adapters import ToolExecutor
-from ringfence.testing.printed import Printed, printed
+from ringfence.testing.printed import Printed, capture_tree
 from ringfence_sandbox import Workspace
 from ringfence_sandbox.store.object_ids import blob_id
 from ringfence_sandbox.workspace import Reversal
@@ -115,7 +115,7 @@ def do(root: Path, deed: Deed) -> None:
 
 def shape(root: Path) -> dict[str, Printed]:
     """All that an undo or a restore brings back."""
-    return {path: replace(one, inode=0) for path, one in printed(root).items()}
+    return {path: replace(one, inode=0) for path, one in capture_tree(root).items()}
 
 
 def seen(tree: Mapping[str, Printed]) -> Tree:
@@ -259,9 +259,9 @@ class HistoryIsTrees(RuleBasedStateMachine):
 
     @rule(what=deeds(CALLED, 5), fails=st.sampled_from([False, False, False, True]))
     def work(self, what: list[Deed], fails: bool) -> None:
-        before, exact = self.look(), printed(self.root)
+        before, exact = self.look(), capture_tree(self.root)
         self.call("call", lambda context: [call(files_of(context), deed) for deed in what], fails=fails)
-        assert not fails or printed(self.root) == exact
+        assert not fails or capture_tree(self.root) == exact
         self.settled(before, looked=False)
 
     @rule(what=deeds(DONE, 5), fails=st.sampled_from([False, False, False, True]))
@@ -326,15 +326,15 @@ class HistoryIsTrees(RuleBasedStateMachine):
         self.settled(before, looked=not fails)
 
     def _dry(self, say: Callable[[], Reversal]) -> Reversal:
-        before = printed(self.root)
+        before = capture_tree(self.root)
         said = say()
-        assert printed(self.root) == before
+        assert capture_tree(self.root) == before
         assert said.step is None
         self.settled(self.look(), looked=True)
         return said
 
     def _run(self, change: Callable[[], Reversal], fails: bool | None) -> None:
-        before = printed(self.root)
+        before = capture_tree(self.root)
 
         def handler(context: ToolContext) -> None:
             self.done = change()
@@ -344,7 +344,7 @@ class HistoryIsTrees(RuleBasedStateMachine):
             assert (self.done.step is not None) == self.done.has_changed
         else:
             self.call("call", handler, fails=fails)
-        assert not fails or printed(self.root) == before
+        assert not fails or capture_tree(self.root) == before
         assert not self.done.notes
 
     def _compare_undone(self, made: list[Made], before: dict[str, Printed], after: dict[str, Printed]) -> None:
@@ -406,9 +406,9 @@ class HistoryIsTrees(RuleBasedStateMachine):
 
     @rule(keep=st.integers(0, 6))
     def gc(self, keep: int) -> None:
-        before = printed(self.root)
+        before = capture_tree(self.root)
         self.workspace.gc(keep)
-        assert printed(self.root) == before
+        assert capture_tree(self.root) == before
         self.kept = {*sorted(self.kept)[-keep:]} if keep else set()
         assert self.kept <= {*self.numbers()}
         self.settled(self.look(), looked=True)
@@ -420,21 +420,21 @@ class HistoryIsTrees(RuleBasedStateMachine):
         self._read_by_git({one.number: one.commit for one in log if one.number is not None})
         for deed in edits or ():
             do(self.root, deed)
-        before = printed(self.root)
+        before = capture_tree(self.root)
         self._open()
-        assert printed(self.root) == before
+        assert capture_tree(self.root) == before
         assert self.workspace.log()[-len(log) :] == log
         self.settled(self.look(), looked=True)
 
     @rule()
     def look_beside(self) -> None:
-        before = printed(self.root)
+        before = capture_tree(self.root)
         with Workspace.open(self.root, store=self.top / "store", read_only=True) as beside:
             assert beside.log() == self.workspace.log()
             assert beside.diff() == self.workspace.diff()
             with pytest.raises(PermissionError, match="read-only"):
                 beside.undo()
-        assert printed(self.root) == before
+        assert capture_tree(self.root) == before
 
     # What git makes of it.
 
@@ -454,7 +454,7 @@ class HistoryIsTrees(RuleBasedStateMachine):
                 (copy / path).chmod(mode)
         if patch := self.workspace.diff(a, b):
             git(copy, "apply", "--whitespace=nowarn", "-", given=patch)
-        assert for_git(seen(printed(copy))) == for_git(self.made[b].after)
+        assert for_git(seen(capture_tree(copy))) == for_git(self.made[b].after)
         shutil.rmtree(copy)
 
     def teardown(self) -> None:

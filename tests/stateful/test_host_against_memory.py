@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from ringfence.filesystem import Filesystem, FilesystemSnapshot, InMemoryFilesystem
 from ringfence.filesystem.protocol import WriteMode
 from ringfence.testing import HeldCall
-from ringfence.testing.printed import Printed, printed
+from ringfence.testing.printed import Printed, capture_tree
 from ringfence_sandbox.host import HostFilesystem
 
 names = st.sampled_from(["a", "b", "c", "é", "\udcff"])
@@ -46,7 +46,7 @@ def tree_of(filesystem: Filesystem) -> Tree:
 
 
 def on_disk(root: Path) -> dict[str, Printed]:
-    return {path: one for path, one in printed(root).items() if not path.startswith(".ringfence-hold-")}
+    return {path: one for path, one in capture_tree(root).items() if not path.startswith(".ringfence-hold-")}
 
 
 class HostAgainstMemory(RuleBasedStateMachine):

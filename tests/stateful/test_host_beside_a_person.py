@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from ringfence.testing import held_call
 from ringfence.testing.killing import killed_at
-from ringfence.testing.printed import Printed, printed
+from ringfence.testing.printed import Printed, capture_tree
 from ringfence_sandbox import HostFilesystem, Workspace
 from ringfence_sandbox.store.object_ids import blob_id
 
@@ -375,7 +375,7 @@ def test_what_a_person_saved_stays_byte_for_byte(case: Case) -> None:
     with place() as top:
         root, person = top / "root", Person(top / "root", top / "diary")
         Workspace.open(root, store=top / "store").close()
-        before = printed(root)
+        before = capture_tree(root)
         killed = killed_at(case.killed, the_call(top, case, person))
         for edit in case.later[:1]:
             person.save(edit)
@@ -392,7 +392,7 @@ def test_what_a_person_saved_stays_byte_for_byte(case: Case) -> None:
         killed_at(case.again, recovery)
         with Workspace.open(root, store=top / "store") as workspace:
             done = any(step.call_id == "call-1" for step in workspace.steps())
-            now = printed(root)
+            now = capture_tree(root)
             there = {path.read_bytes() for path in root.rglob("*") if path.is_file() and not path.is_symlink()}
             saved = person.saved()
             if len(case.edits) + len(case.later) > 1:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from ringfence.testing import HeldCall
-from ringfence.testing.printed import Printed, printed
+from ringfence.testing.printed import Printed, capture_tree
 from ringfence_sandbox.disk.confined import HOLDING_PREFIX, Confined
 from ringfence_sandbox.disk.kernel import Abilities, abilities
 from ringfence_sandbox.host import HostFilesystem
@@ -39,7 +39,7 @@ def shape(root: Path) -> dict[str, Printed]:
     """All that a rollback brings back; which inode it is, is no part of that, nor is what calls hold."""
     return {
         path: replace(one, inode=0, links=tuple(link for link in one.links if not link.startswith(HOLDING_PREFIX)))
-        for path, one in printed(root).items()
+        for path, one in capture_tree(root).items()
         if not path.startswith(HOLDING_PREFIX)
     }
 
@@ -47,7 +47,7 @@ def shape(root: Path) -> dict[str, Printed]:
 def told(root: Path) -> dict[str, tuple[Printed, bool]]:
     """What is said when it is brought back: the time of a directory is not, which any file made in it changes; whether
     a file has one name or more is, also where the other one is held."""
-    links = {path: one.links for path, one in printed(root).items()}
+    links = {path: one.links for path, one in capture_tree(root).items()}
     return {
         path: (replace(one, mtime_ns=0) if one.kind == oct(stat.S_IFDIR) else one, len(links[path]) > 1)
         for path, one in shape(root).items()
@@ -57,8 +57,8 @@ def told(root: Path) -> dict[str, tuple[Printed, bool]]:
 def damage(root: Path, what: tuple[str, int, int, str, bytes], *, held: bool = False) -> None:
     """Something that a command may do to a tree, or to what is ``held``. What cannot be done is not done."""
     kind, one, other, name, content = what
-    there = sorted(path for path in printed(root) if path and path.startswith(HOLDING_PREFIX) == held)
-    if held and (not there or _special({path: one for path, one in printed(root).items() if path in there})):
+    there = sorted(path for path in capture_tree(root) if path and path.startswith(HOLDING_PREFIX) == held)
+    if held and (not there or _special({path: one for path, one in capture_tree(root).items() if path in there})):
         return  # a pipe that is gone does not come back, which is reported
     path = root / (there[one % len(there)] if there else name)
     second = root / (there[other % len(there)] if there else name)

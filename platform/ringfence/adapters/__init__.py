@@ -5,19 +5,19 @@ from typing import TYPE_CHECKING
 
 from ringfence.adapters.core import (
     Conversation,
-    EvaluationBegun,
     EvaluationEnded,
+    EvaluationStarted,
     Message,
+    MessageAdded,
     Model,
     ModelAnswered,
-    ModelAsked,
+    ModelRequested,
     ModelRetry,
     ModelText,
     ModelTurn,
     PromptResponse,
     ProviderAdapter,
     Request,
-    Said,
     ToolCall,
     ToolChoice,
     Turn,
@@ -25,7 +25,7 @@ from ringfence.adapters.core import (
 from ringfence.adapters.loop import LoopAdapter, evaluate_with, tool_schema
 from ringfence.adapters.scripted import ScriptedAdapter
 from ringfence.adapters.throttling import ThrottleDetails, ThrottlePolicy
-from ringfence.adapters.tool_executor import Answer, ToolExecutor
+from ringfence.adapters.tool_executor import ToolCallResult, ToolExecutor
 from ringfence.errors import ContextWindowExceededError, PromptEvaluationError, ThrottleError
 
 if TYPE_CHECKING:
@@ -34,18 +34,18 @@ if TYPE_CHECKING:
     from ringfence.adapters.openai import OpenAIAdapter
 
 __all__ = [
-    "Answer",
     "AnthropicAdapter",
     "ContextWindowExceededError",
     "Conversation",
-    "EvaluationBegun",
     "EvaluationEnded",
+    "EvaluationStarted",
     "LoopAdapter",
     "Message",
+    "MessageAdded",
     "Model",
     "ModelAnswered",
-    "ModelAsked",
     "ModelParams",
+    "ModelRequested",
     "ModelRetry",
     "ModelText",
     "ModelTurn",
@@ -54,12 +54,12 @@ __all__ = [
     "PromptResponse",
     "ProviderAdapter",
     "Request",
-    "Said",
     "ScriptedAdapter",
     "ThrottleDetails",
     "ThrottleError",
     "ThrottlePolicy",
     "ToolCall",
+    "ToolCallResult",
     "ToolChoice",
     "ToolExecutor",
     "Turn",

@@ -11,8 +11,8 @@ from ringfence.adapters.model_params import ModelParams
 from ringfence.adapters.provider import (
     OPENING,
     CutOffError,
+    ProviderApi,
     ReportedError,
-    Wire,
     arguments_to_send,
     ask,
     check_client,
@@ -24,7 +24,6 @@ from ringfence.adapters.provider import (
 )
 from ringfence.adapters.strict_schema import strict_schema
 from ringfence.adapters.throttling import ThrottlePolicy
-from ringfence.arguments import checked
 from ringfence.runtime.events import ToolSchema
 from ringfence.runtime.limits import TokenUsage
 
@@ -36,7 +35,6 @@ MAX_TOKENS = 16_384
 CUT = frozenset({"max_tokens", "model_context_window_exceeded"})
 
 
-@checked
 class AnthropicAdapter(LoopAdapter):
     """Evaluates prompts with Anthropic's SDK. It owns the client that it makes: `close` it, or use it by ``with``."""
 
@@ -93,7 +91,7 @@ class AnthropicAdapter(LoopAdapter):
         options = (params or ModelParams()).of_messages(MAX_TOKENS)
         if cache:
             options["cache_control"] = {"type": "ephemeral"}
-        self._wire: Wire = MessagesWire(
+        self._wire: ProviderApi = MessagesWire(
             client.with_options(max_retries=0),
             model,
             options,
@@ -117,7 +115,7 @@ class AnthropicAdapter(LoopAdapter):
 
 
 class MessagesWire:
-    """A `Wire`."""
+    """A `ProviderApi`."""
 
     def __init__(
         self,

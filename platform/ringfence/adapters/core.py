@@ -123,7 +123,7 @@ class ModelTurn:
 
 
 @dataclass(frozen=True, slots=True)
-class EvaluationBegun:
+class EvaluationStarted:
     """An event for observers: an evaluation begins. `EvaluationEnded` follows on the same thread, however it ends."""
 
     evaluation_id: UUID
@@ -147,7 +147,7 @@ class EvaluationEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelAsked:
+class ModelRequested:
     """An event for observers: a request goes to the model, for its turn ``number``. `ModelAnswered` follows."""
 
     evaluation_id: UUID
@@ -171,7 +171,7 @@ class ModelAnswered:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class MessageAdded:
     """An event for observers: a message has joined the conversation of an evaluation. Instructions are not told."""
 
     prompt_name: str

@@ -11,26 +11,25 @@ from uuid import uuid4
 from ringfence import serde
 from ringfence.adapters.core import (
     Conversation,
-    EvaluationBegun,
     EvaluationEnded,
+    EvaluationStarted,
     Message,
+    MessageAdded,
     Model,
     ModelAnswered,
-    ModelAsked,
+    ModelRequested,
     ModelRetry,
     ModelText,
     ModelTurn,
     PromptResponse,
     ProviderAdapter,
     Request,
-    Said,
     ToolCall,
     ToolChoice,
     Turn,
 )
 from ringfence.adapters.shortening import shortened
 from ringfence.adapters.tool_executor import ToolExecutor, check_prompt
-from ringfence.arguments import checked
 from ringfence.errors import (
     BudgetExceededError,
     ContextWindowExceededError,
@@ -47,7 +46,7 @@ from ringfence.prompt.feedback import FeedbackContext, Feedbacks
 from ringfence.prompt.structured_output import parse_output
 from ringfence.prompt.tool import Tool
 from ringfence.runtime.events import PromptExecuted, PromptRendered, RenderedTools, RunContext, ToolSchema
-from ringfence.runtime.limits import Budget, BudgetTracker, Deadline, Heartbeat, TokenUsage, limits_around
+from ringfence.runtime.limits import Budget, BudgetTracker, Deadline, Heartbeat, TokenUsage, inherited_limits
 from ringfence.runtime.session import Session
 from ringfence.runtime.visibility import SetVisibilityOverride, VisibilityOverrides
 
@@ -77,7 +76,6 @@ def tool_schema(tool: Tool[Any, Any], rendered: RenderedPrompt[Any]) -> ToolSche
     return ToolSchema(tool.name, tool.description, parameters, examples)
 
 
-@checked
 def evaluate_with(
     model: Model,
     adapter: ProviderAdapter,
@@ -101,7 +99,7 @@ def evaluate_with(
     Raises: what `ProviderAdapter.evaluate` raises.
     """
     check_prompt(prompt)
-    deadline, around = limits_around(deadline)
+    deadline, around = inherited_limits(deadline)
     if budget_tracker is not None and budget not in (None, budget_tracker.budget):
         raise ValueError("budget and the budget_tracker's own are two budgets: give one of them")
     if budget_tracker is None:
@@ -119,7 +117,6 @@ class LoopAdapter(Model, Protocol):
     max_turns: int = MAX_TURNS
     tool_choice: ToolChoice = "auto"
 
-    @checked
     def evaluate(
         self,
         prompt: Prompt[OutputT],
@@ -192,7 +189,9 @@ class _Evaluation(Generic[OutputT]):
     def run(self) -> PromptResponse[OutputT]:
         session_id = self.session.session_id
         self.session.notify(
-            EvaluationBegun(self.evaluation_id, self.name, self.provider, self.model_name, session_id, self.run_context)
+            EvaluationStarted(
+                self.evaluation_id, self.name, self.provider, self.model_name, session_id, self.run_context
+            )
         )
         try:
             response = self._evaluated()
@@ -337,7 +336,9 @@ class _Evaluation(Generic[OutputT]):
 
     def _respond(self, number: int, request: Request) -> Turn:
         session_id = self.session.session_id
-        self.session.notify(ModelAsked(self.evaluation_id, number, request, self.provider, self.model_name, session_id))
+        self.session.notify(
+            ModelRequested(self.evaluation_id, number, request, self.provider, self.model_name, session_id)
+        )
         try:
             turn = self.model.respond(request)
         except BaseException as error:
@@ -352,7 +353,7 @@ class _Evaluation(Generic[OutputT]):
         self.session.notify(event)
 
     def _said(self, message: Message) -> Message:
-        self.session.notify(Said(self.name, message))
+        self.session.notify(MessageAdded(self.name, message))
         return message
 
     def _response(self, turn: Turn) -> PromptResponse[OutputT] | _NoAnswer:

@@ -6,10 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ringfence.arguments import checked
 
-
-@checked
 @dataclass(frozen=True, slots=True)
 class ModelParams:
     """What is None is the provider's default. ``extra`` goes into the request's body as it is."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class BoundTool:
     """A tool, and what a call needs of it. (Each tool is of a class of its own, so that to ask it takes longer.)"""
 
     tool: Tool[Any, Any]
@@ -31,11 +31,11 @@ class Offer:
     effect_policies: Sequence[tuple[EffectPolicy, PolicyVerdict]]
 
 
-def offer_of(tool: Tool[Any, Any], prompt: Prompt[Any]) -> Offer:
+def bind_tool(tool: Tool[Any, Any], prompt: Prompt[Any]) -> BoundTool:
     policies = prompt.policies_for_tool(tool.name)
     around = [policy for policy in policies if isinstance(policy, ToolPolicy)]
-    told = prompt.policies_told_of(tool.name)
-    return Offer(
+    told = prompt.result_policies(tool.name)
+    return BoundTool(
         tool,
         tool.handler,
         tool.decode,

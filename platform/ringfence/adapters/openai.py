@@ -9,15 +9,13 @@ from ringfence.adapters.loop import MAX_TURNS, LoopAdapter
 from ringfence.adapters.model_params import ModelParams
 from ringfence.adapters.openai_chat import ChatWire
 from ringfence.adapters.openai_responses import ResponsesWire
-from ringfence.adapters.provider import Wire, ask, check_client, package
+from ringfence.adapters.provider import ProviderApi, ask, check_client, package
 from ringfence.adapters.throttling import ThrottlePolicy
-from ringfence.arguments import checked
 
 if TYPE_CHECKING:
     import openai
 
 
-@checked
 class OpenAIAdapter(LoopAdapter):
     """Evaluates prompts with OpenAI's SDK. It owns the client that it makes: `close` it, or use it by ``with``."""
 
@@ -73,7 +71,7 @@ class OpenAIAdapter(LoopAdapter):
         self._sdk = sdk
         self._stream = stream
         self._throttle = throttle or ThrottlePolicy()
-        self._wire: Wire = wires[api](
+        self._wire: ProviderApi = wires[api](
             client.with_options(max_retries=0),
             model,
             params or ModelParams(),

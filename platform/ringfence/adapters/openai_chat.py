@@ -37,7 +37,7 @@ class _Call:
 
 
 class ChatWire:
-    """A `Wire`."""
+    """A `ProviderApi`."""
 
     def __init__(
         self, client: openai.OpenAI, model: str, params: ModelParams, *, strict_tools: bool, native_output: bool

@@ -30,7 +30,7 @@ ENDS = frozenset({"response.completed", "response.incomplete", "response.failed"
 
 
 class ResponsesWire:
-    """A `Wire`."""
+    """A `ProviderApi`."""
 
     def __init__(
         self, client: openai.OpenAI, model: str, params: ModelParams, *, strict_tools: bool, native_output: bool

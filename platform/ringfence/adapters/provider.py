@@ -56,7 +56,7 @@ class Sdk(Protocol):
     def APITimeoutError(self) -> type[Exception]: ...
 
 
-class Wire(Protocol):
+class ProviderApi(Protocol):
     """One protocol of one provider. What reading an answer raises means that it was not in its shape."""
 
     def arguments(self, request: Request) -> dict[str, Any]:
@@ -90,7 +90,7 @@ class ReportedError(Exception):
         self.body = {"code": code, "message": message}
 
 
-def ask(wire: Wire, request: Request, *, sdk: Sdk, policy: ThrottlePolicy, stream: bool) -> Turn:
+def ask(wire: ProviderApi, request: Request, *, sdk: Sdk, policy: ThrottlePolicy, stream: bool) -> Turn:
     """One turn of the model, with as many requests as it takes.
 
     Raises:

@@ -14,9 +14,8 @@ from typing import Any, TypeVar, cast
 from ringfence import serde
 from ringfence.adapters.core import Message, Request, ToolCall, Turn
 from ringfence.adapters.loop import MAX_TURNS, LoopAdapter
-from ringfence.arguments import checked
 from ringfence.errors import PromptEvaluationError, described
-from ringfence.filesystem.host_texts import whole_text_of
+from ringfence.filesystem.host_texts import read_host_text
 from ringfence.runtime.limits import TokenUsage
 
 T = TypeVar("T")
@@ -33,7 +32,6 @@ ENDINGS = ("whole", "cut", "refused")
 CALL_KEYS = frozenset({"name", "arguments", "id"})
 
 
-@checked
 class ScriptedAdapter(LoopAdapter):
     """Plays turns in the order in which they are asked for, nested evaluations included.
 
@@ -158,7 +156,7 @@ def _mapping(value: object, where: str, keys: frozenset[str]) -> Mapping[str, An
 
 def _lines(path: Path) -> Iterator[tuple[object, str]]:
     try:
-        text = whole_text_of(path)
+        text = read_host_text(path)
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text: {error}") from None
     except ValueError as error:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Literal, TypeVar
 
-from ringfence.arguments import checked
 from ringfence.errors import (
     ContextWindowExceededError,
     DeadlineExceededError,
@@ -37,7 +36,6 @@ class ThrottleDetails:
     provider_payload: Mapping[str, object] | None = None
 
 
-@checked
 @dataclass(frozen=True, slots=True)
 class ThrottlePolicy:
     """How often a request is repeated, and how many seconds are between.

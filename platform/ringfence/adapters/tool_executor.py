@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ringfence import serde
 from ringfence.adapters.core import ProviderAdapter
-from ringfence.adapters.offers import Offer, offer_of
-from ringfence.arguments import checked
+from ringfence.adapters.offers import BoundTool, bind_tool
 from ringfence.errors import (
     CallCancelledError,
     CallEndedError,
@@ -27,29 +26,28 @@ from ringfence.errors import (
     TransactionError,
     VisibilityExpansionRequired,
 )
-from ringfence.failures import said_of
+from ringfence.failures import describe_error
 from ringfence.participants import Mark, Transactional, current_call, set_current_call
-from ringfence.prompt.long_results import READER, kept_at
+from ringfence.prompt.long_results import READER, full_result_path
 from ringfence.prompt.policy import ALLOW, Policy, PolicyDecision
-from ringfence.prompt.tool import ToolContext, make_tool_context
+from ringfence.prompt.tool import ToolContext
 from ringfence.prompt.tool_result import (
     MAX_RESULT_CHARACTERS,
-    KnowsChanges,
+    AcceptsChanges,
     ToolResult,
     bounded,
     exit_code_of,
     whole_text,
 )
 from ringfence.resources.context import CallResources, ResourceContext
-from ringfence.runtime.events import RejectedToolParams, RunContext, ToolCallBegun, ToolInvoked, make_tool_invoked
+from ringfence.runtime.events import RejectedToolParams, RunContext, ToolCallStarted, ToolInvoked
 from ringfence.runtime.ids import new_id
 from ringfence.runtime.interrupts import Interrupts
-from ringfence.runtime.limits import BudgetTracker, Cancellation, Deadline, Heartbeat, limits_around
-from ringfence.runtime.lock_order import Participants, in_order
-from ringfence.runtime.receipts import Outcome, PolicyVerdict, Receipt, make_receipt
+from ringfence.runtime.limits import BudgetTracker, Cancellation, Deadline, Heartbeat, inherited_limits
+from ringfence.runtime.lock_order import Participants, sort_locks
+from ringfence.runtime.receipts import Outcome, PolicyVerdict, Receipt
 from ringfence.runtime.session import Session
-from ringfence.runtime.transaction import Told, Transaction, leave
-from ringfence.values import quick_maker, quickly_made
+from ringfence.runtime.transaction import ReceiptUpdates, Transaction, leave
 
 if TYPE_CHECKING:
     from ringfence.prompt.prompt import Prompt
@@ -69,17 +67,14 @@ def check_prompt(prompt: object) -> None:
         raise TypeError(f"the prompt is a {type(prompt).__name__}, not a Prompt{hint}")
 
 
-@quickly_made
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ToolCallResult:
     """How a tool call ended: the result, what the model reads, and the receipt."""
 
     result: ToolResult[Any]
     text: str
     receipt: Receipt
 
-
-make_answer = quick_maker(Answer)
 
 UNFINISHED = ToolResult.error("the call did not come to an end")
 
@@ -111,11 +106,10 @@ class _Ending:
     receipt: Receipt | None = None
     conflicts: Sequence[str] = ()
     """What the rollback left alone."""
-    taken_back: Told = ()
+    taken_back: ReceiptUpdates = ()
     """What to tell of calls within this one that it took back."""
 
 
-@checked
 class ToolExecutor:
     """Runs tool calls of one prompt and session, each a transaction.
 
@@ -154,8 +148,8 @@ class ToolExecutor:
         self.prompt_name = prompt.name or f"{prompt.ns}:{prompt.key}"
         self._session_id = str(session.session_id)
         self._adapter_name = type(adapter).__name__ if adapter is not None else ""
-        self._offers = {tool.name: offer_of(tool, prompt) for tool in self.rendered_prompt.tools}
-        self._locks = _Locks((), in_order((session,)))
+        self._offers = {tool.name: bind_tool(tool, prompt) for tool in self.rendered_prompt.tools}
+        self._locks = _Locks((), sort_locks((session,)))
 
     def call(
         self, name: str, arguments: Mapping[str, object] | str | None, *, call_id: str | None = None
@@ -170,7 +164,7 @@ class ToolExecutor:
         *,
         call_id: str | None = None,
         cancellation: Cancellation | None = None,
-    ) -> Answer:
+    ) -> ToolCallResult:
         """`call`, with the text for the model and the receipt.
 
         A call that is cancelled before its commit point is rolled back, and its outcome is "interrupted".
@@ -178,7 +172,7 @@ class ToolExecutor:
         if self.heartbeat is not None:
             self.heartbeat.beat()
         ending = _Ending(name, call_id or new_id(), arguments, arguments, now(UTC), perf_counter(), [])
-        if self.session.heard(ToolCallBegun):
+        if self.session.heard(ToolCallStarted):
             self._tell_begun(ending, arguments)
         call = Transaction(ending.call_id, name, current_call())
         call.deadline, call.budget_tracker = self.deadline, self.budget_tracker
@@ -226,13 +220,13 @@ class ToolExecutor:
 
     def _limit_as_around(self, call: Transaction) -> None:
         """The limits of a call hold for what its handler does, and so for the calls that this makes."""
-        call.deadline, around = limits_around(self.deadline)
+        call.deadline, around = inherited_limits(self.deadline)
         call.budget_tracker = self.budget_tracker or around
 
     def _tell_begun(self, ending: _Ending, arguments: Mapping[str, object] | str | None) -> None:
         offer = self._offers.get(ending.name)
         self.session.notify(
-            ToolCallBegun(
+            ToolCallStarted(
                 call_id=ending.call_id,
                 name=ending.name,
                 description=offer.tool.description if offer is not None else None,
@@ -243,7 +237,7 @@ class ToolExecutor:
             )
         )
 
-    def _resolved(self, ending: _Ending) -> Offer | None:
+    def _resolved(self, ending: _Ending) -> BoundTool | None:
         offer = self._offers.get(ending.name)
         if offer is None or offer.handler is None:
             ending.outcome = "rejected"
@@ -256,13 +250,13 @@ class ToolExecutor:
             return None
         return offer
 
-    def _parsed(self, ending: _Ending, offer: Offer, arguments: Mapping[str, object] | str | None) -> bool:
+    def _parsed(self, ending: _Ending, offer: BoundTool, arguments: Mapping[str, object] | str | None) -> bool:
         try:
             ending.params = offer.decode({} if arguments is None or arguments == "" else arguments)
         except Exception as error:  # what a params class raises by itself, too
             ending.outcome = "rejected"
             ending.params = RejectedToolParams(raw_arguments=arguments, error=str(error))
-            ending.result = ToolResult.error(f"the arguments of {ending.name} do not fit: {said_of(error)}")
+            ending.result = ToolResult.error(f"the arguments of {ending.name} do not fit: {describe_error(error)}")
             ending.recorded = ending.params
             return False
         ending.recorded = _copied(ending.params) if offer.tool.params_can_change else ending.params
@@ -272,11 +266,11 @@ class ToolExecutor:
         """What a call takes; the same again for as long as the resources are."""
         known = self._locks
         if known.resources is not resources:
-            known = self._locks = _Locks(resources, in_order((self.session, *resources)))
+            known = self._locks = _Locks(resources, sort_locks((self.session, *resources)))
         return known.taken
 
     def _context(self, call: Transaction, resources: ResourceContext, cancellation: Cancellation | None) -> ToolContext:
-        return make_tool_context(
+        return ToolContext(
             prompt=self.prompt,
             rendered_prompt=self.rendered_prompt,
             adapter=self.adapter,
@@ -290,7 +284,7 @@ class ToolExecutor:
             scope=CallResources(resources, call),
         )
 
-    def _permitted(self, ending: _Ending, offer: Offer, context: ToolContext, call: Transaction) -> bool:
+    def _permitted(self, ending: _Ending, offer: BoundTool, context: ToolContext, call: Transaction) -> bool:
         """Policies, of the section and then of the prompt, until one denies; then the deadline and cancellation."""
         session, tool, params = self.session, offer.tool, ending.params
         before = session.begin(call)
@@ -312,7 +306,7 @@ class ToolExecutor:
             context.cancellation.check()
         return True
 
-    def _effects_permitted(self, ending: _Ending, offer: Offer, context: ToolContext, call: Transaction) -> bool:
+    def _effects_permitted(self, ending: _Ending, offer: BoundTool, context: ToolContext, call: Transaction) -> bool:
         """Effect policies, until one denies what the call has changed; what they read does not count as read by it."""
         before, read = self.session.begin(call), {lock: dict(reads) for lock, reads in call.reads.items()}
         changes = [change for changes in call.changes.values() for change in changes]
@@ -349,7 +343,7 @@ class ToolExecutor:
         if not isinstance(error, Exception):
             raise error
         logger.warning("the policy %s could not decide on %s", policy.name, tool, exc_info=error)
-        return PolicyVerdict(policy.name, False, f"the policy could not decide: {said_of(error)}")
+        return PolicyVerdict(policy.name, False, f"the policy could not decide: {describe_error(error)}")
 
     def _took_back(self, before: Mark, call: Transaction) -> bool:
         """Whether a policy had changed the session; it is as it was before then."""
@@ -361,13 +355,13 @@ class ToolExecutor:
             self.session.rollback(before)
             return True
 
-    def _run(self, ending: _Ending, offer: Offer, context: ToolContext, call: Transaction) -> None:
+    def _run(self, ending: _Ending, offer: BoundTool, context: ToolContext, call: Transaction) -> None:
         """The handler, in its resource scope; from its end on, nothing changes through this call."""
         assert offer.handler is not None
         assert context.scope is not None
         if offer.opaque:
             _ = context.filesystem  # one that is made when it is asked for joins the call with that
-            if not call.sees_programs():
+            if not call.tracks_external_writes():
                 raise TransactionError(
                     f"{ending.name} changes files by itself, as programs do, and no filesystem of this prompt sees "
                     "that: bind one on disk that is not read-only, such as that of a Workspace (one of your own "
@@ -389,10 +383,10 @@ class ToolExecutor:
             )
         ending.result = result
         call.seal()
-        if offer.opaque and result.success and isinstance(result.value, KnowsChanges):
+        if offer.opaque and result.success and isinstance(result.value, AcceptsChanges):
             ending.result = replace(result, value=result.value.with_changes(call.all_changes()))
 
-    def _settle(self, ending: _Ending, offer: Offer, context: ToolContext, call: Transaction) -> None:
+    def _settle(self, ending: _Ending, offer: BoundTool, context: ToolContext, call: Transaction) -> None:
         """Everything that may still turn a successful call into a failed one."""
         result = ending.result
         looked_at = result.success and offer.effect_policies and call.changes
@@ -416,7 +410,9 @@ class ToolExecutor:
             except (RingfenceError, OSError):  # in words for the model
                 raise
             except Exception as error:
-                raise TransactionError(f"the policy {policy.name} failed on the result: {said_of(error)}") from error
+                raise TransactionError(
+                    f"the policy {policy.name} failed on the result: {describe_error(error)}"
+                ) from error
         ending.invoked = self._event(ending)
         if call.parent is None:  # so nothing can end it but itself
             self.session.apply(ending.invoked, to="state")
@@ -426,7 +422,7 @@ class ToolExecutor:
                     raise CallEndedError(f"the call that made {call!r} has ended, and took it back")
                 self.session.apply(ending.invoked, to="state")
         if call.problems:
-            raise TransactionError(f"it cannot be kept: {said_of(call.problems[0])}") from call.problems[0]
+            raise TransactionError(f"it cannot be kept: {describe_error(call.problems[0])}") from call.problems[0]
         if context.cancellation is not None:
             context.cancellation.check()
         ending.outcome = "committed"
@@ -487,7 +483,7 @@ class ToolExecutor:
         if ending.outcome != "committed":
             ending.taken_back = call.taken_back(doubtful=ending.outcome == "doubtful")
         elif call.parent is not None:
-            ending.taken_back = call.hand_on((self.session, ending.receipt))
+            ending.taken_back = call.merge_into_parent((self.session, ending.receipt))
 
     def _tell(self, ending: _Ending) -> None:
         """Observers hear of the call. What they do about it cannot undo it."""
@@ -497,7 +493,7 @@ class ToolExecutor:
         for session, receipt in ending.taken_back:
             session.notify(receipt)
 
-    def _answered(self, ending: _Ending) -> Answer:
+    def _answered(self, ending: _Ending) -> ToolCallResult:
         if self.heartbeat is not None:
             self.heartbeat.beat()
         if ending.raises is not None:
@@ -505,11 +501,11 @@ class ToolExecutor:
         assert ending.receipt is not None
         text = whole_text(ending.result, ending.rendered)
         if len(text) > MAX_RESULT_CHARACTERS:
-            text = bounded(text, whole_at=kept_at(ending.call_id) if READER in self._offers else None)
-        return make_answer(ending.result, text, ending.receipt)
+            text = bounded(text, whole_at=full_result_path(ending.call_id) if READER in self._offers else None)
+        return ToolCallResult(ending.result, text, ending.receipt)
 
     def _event(self, ending: _Ending) -> ToolInvoked:
-        return make_tool_invoked(
+        return ToolInvoked(
             prompt_name=self.prompt_name,
             adapter=self._adapter_name,
             name=ending.name,
@@ -524,7 +520,7 @@ class ToolExecutor:
 
     def _receipt(self, ending: _Ending, call: Transaction) -> Receipt:
         # The first ten by place: of more than fifteen names the interpreter makes a dictionary.
-        return make_receipt(
+        return Receipt(
             new_id(),
             ending.call_id,
             ending.name,
@@ -592,7 +588,7 @@ def _failed(ending: _Ending, error: BaseException, call: Transaction) -> None:
     elif isinstance(error, Exception):
         if not _is_logged(error, call):
             _log(ending.name, error)
-        said = f"{ending.name} failed: {said_of(error)}"
+        said = f"{ending.name} failed: {describe_error(error)}"
     else:
         ending.outcome = "interrupted"
         ending.raises = error

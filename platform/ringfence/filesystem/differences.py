@@ -7,7 +7,7 @@ from operator import attrgetter
 
 from ringfence.filesystem.nodes import Directory, File, Link, Node
 from ringfence.filesystem.tree import Tree, TreeMark
-from ringfence.participants import Change, make_change
+from ringfence.participants import Change
 
 _NOTHING = Directory(0, 0, 0, 0)
 
@@ -26,7 +26,7 @@ def changes_since(tree: Tree, mark: TreeMark) -> Sequence[Change]:
     for path in sorted(first):
         was, now = first[path], tree.find(path, follow=False)[1]
         if not _alike(was, now):
-            changes.append(make_change(path, was and was.file_version, now and now.file_version))
+            changes.append(Change(path, was and was.file_version, now and now.file_version))
     return changes
 
 

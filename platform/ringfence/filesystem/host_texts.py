@@ -7,7 +7,7 @@ from pathlib import Path
 from ringfence.filesystem.protocol import MAX_TEXT_BYTES
 
 
-def whole_text_of(path: Path) -> str:
+def read_host_text(path: Path) -> str:
     """The UTF-8 text of a file. A device or a pipe may have no end, and would take all of the machine's memory.
 
     Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from ringfence.filesystem.paths import shown
+from ringfence.filesystem.paths import escape_path
 from ringfence.filesystem.protocol import DEFAULT_READ_LIMIT, READ_ENTIRE_FILE
 
 # Skipping in blocks of lines keeps the work in C; a match always exists, since the lines were counted before.
@@ -76,7 +76,7 @@ def _decoded(content: bytes, encoding: str, path: str) -> str:
     except UnicodeDecodeError as error:
         bad = content[error.start]
         raise ValueError(
-            f"{shown(path)} is not {encoding} text (byte 0x{bad:02x}): read_bytes reads it as it is"
+            f"{escape_path(path)} is not {encoding} text (byte 0x{bad:02x}): read_bytes reads it as it is"
         ) from error
 
 

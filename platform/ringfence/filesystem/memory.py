@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from ringfence.arguments import checked
 from ringfence.errors import SnapshotRestoreError
 from ringfence.filesystem.differences import changes_since, differences
 from ringfence.filesystem.lines import line_window, no_content
@@ -27,7 +26,6 @@ from ringfence.filesystem.protocol import (
     ReadResult,
     WriteMode,
     WriteResult,
-    make_write_result,
 )
 from ringfence.filesystem.refusals import (
     below_root,
@@ -65,7 +63,6 @@ class MemorySnapshot(FilesystemSnapshot):
     state: Directory = field(repr=False, compare=False)
 
 
-@checked
 class InMemoryFilesystem(Transactional):
     """A workspace in memory: nothing outlives the process, and every state can be kept for the price of a pointer.
 
@@ -175,7 +172,7 @@ class InMemoryFilesystem(Transactional):
             self._admit()
             if mode != "overwrite" or not self._tree.overwrite(normal, content):
                 self._write(normal, content, mode, create_parents)
-        return make_write_result(normal, len(content), mode)
+        return WriteResult(normal, len(content), mode)
 
     def _write(self, normal: str, content: bytes, mode: WriteMode, create_parents: bool) -> None:
         place, node = self._place(normal, follow=mode != "create", parents=create_parents)

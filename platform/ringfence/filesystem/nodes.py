@@ -8,7 +8,7 @@ from typing import Final, TypeAlias, final
 
 from ringfence.filesystem.protocol import FileEntry, ReadBytesResult, ReadResult
 from ringfence.filesystem.search import Child
-from ringfence.participants import FileVersion, make_file_version
+from ringfence.participants import FileVersion
 
 
 @final
@@ -35,7 +35,7 @@ class File:
     @property
     def file_version(self) -> FileVersion:
         if self._file_version is None:
-            self._file_version = make_file_version("file", self.mode, len(self.content), self.sha256)
+            self._file_version = FileVersion("file", self.mode, len(self.content), self.sha256)
         return self._file_version
 
 

@@ -122,7 +122,7 @@ def directories_above(path: str) -> Iterator[str]:
         yield path
 
 
-def shown(path: str) -> str:
+def escape_path(path: str) -> str:
     r"""`path` for a model, a terminal or JSON: bytes that are not UTF-8, and control characters, become ``\xNN``.
 
     A backslash that could be taken for such an escape becomes ``\x5c``, so no two paths are shown alike.
@@ -130,20 +130,20 @@ def shown(path: str) -> str:
     return _UNSHOWABLE.sub(_escaped, path)
 
 
-def place_shown(path: str) -> str:
-    """`shown`, of the root too, whose permission bits may change."""
-    return shown(path) or "/"
+def display_path(path: str) -> str:
+    """`escape_path`, of the root too, whose permission bits may change."""
+    return escape_path(path) or "/"
 
 
-def words_shown(text: str) -> str:
-    """Words with what `shown` escapes of a path, but for backslashes: a path that they quote has its own."""
+def escape_text(text: str) -> str:
+    """Words with what `escape_path` escapes of a path, but for backslashes: a path that they quote has its own."""
     return _CONTROL.sub(_escaped, text)
 
 
 _VERBS = ("is ", "was ", "has ", "cannot ")
 
 
-def said_about(path: str, words: str, joint: str = ": ") -> str:
+def path_message(path: str, words: str, joint: str = ": ") -> str:
     """Words about a path that is shown: some go on a sentence ("is outside of the workspace root"), others, such as the
     system's ("Is a directory"), are one."""
     return f"{path} {words}" if words.startswith(_VERBS) else f"{path}{joint}{words}"
@@ -154,7 +154,7 @@ def _escaped(match: re.Match[str]) -> str:
 
 
 def unescaped(text: str) -> str:
-    r"""The path that `shown` shows as `text`. An escaped "/" or NUL, which no name can have, stays as it is."""
+    r"""The path that `escape_path` shows as `text`. An escaped "/" or NUL, which no name can have, stays as it is."""
     if "\\x" not in text:
         return text
     return _ESCAPE.sub(_byte, text.encode("utf-8", "surrogateescape")).decode("utf-8", "surrogateescape")
@@ -165,7 +165,7 @@ def _byte(match: re.Match[bytes]) -> bytes:
     return match[0] if byte in b"\0/" else byte
 
 
-def from_model(filesystem: Filesystem, text: str, *, mount_point: str | None = None) -> str:
+def resolve_model_path(filesystem: Filesystem, text: str, *, mount_point: str | None = None) -> str:
     r"""The normal path that a model means by `text`; tools and policies both ask here, so that they agree.
 
     ``mount_point`` (such as "/workspace") is where the model sees the root: an absolute path below it loses it. None
@@ -206,7 +206,7 @@ def is_link(filesystem: Filesystem, path: str) -> bool:
     return True
 
 
-def place_itself(filesystem: Filesystem, path: str) -> str:
+def resolve_nofollow(filesystem: Filesystem, path: str) -> str:
     """Where what is at a normal path is: links above it are followed, and not it. Raises as `Filesystem.resolve`."""
     above, slash, name = path.rpartition("/")
     return f"{filesystem.resolve(above)}/{name}".lstrip("/") if slash else path

@@ -13,8 +13,6 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 from weakref import WeakValueDictionary
 
-from ringfence.values import quick_maker, quickly_made
-
 if TYPE_CHECKING:
     from typing import Self
 
@@ -34,7 +32,6 @@ MAX_TEXT_BYTES = 256 << 20
 itself reads any length."""
 
 
-@quickly_made
 @dataclass(frozen=True, slots=True)
 class FileStat:
     """``size_bytes`` is 0 for a directory; ``mode`` has the permission bits. A symlink answers for its target."""
@@ -50,7 +47,6 @@ class FileStat:
     """True where the path itself is a symlink; the rest then describes what it leads to."""
 
 
-@quickly_made
 @dataclass(frozen=True, slots=True)
 class FileEntry:
     """One name of a directory. A link that leads nowhere, or out of the root, is neither file nor directory."""
@@ -63,7 +59,6 @@ class FileEntry:
     is_symlink: bool = False
 
 
-@quickly_made
 @dataclass(frozen=True, slots=True)
 class GlobMatch:
     """A path that a pattern fits."""
@@ -72,7 +67,6 @@ class GlobMatch:
     is_file: bool
 
 
-@quickly_made
 @dataclass(frozen=True, slots=True)
 class GrepMatch:
     """The first match of a line. ``match_start`` and ``match_end`` count characters of ``line_content``."""
@@ -85,7 +79,6 @@ class GrepMatch:
     match_end: int
 
 
-@quickly_made
 @dataclass(frozen=True, slots=True)
 class ReadResult:
     """Lines of a text file, as they are."""
@@ -101,7 +94,6 @@ class ReadResult:
     """Whether lines follow."""
 
 
-@quickly_made
 @dataclass(frozen=True, slots=True)
 class ReadBytesResult:
     """Bytes of a file."""
@@ -116,7 +108,6 @@ class ReadBytesResult:
     truncated: bool
 
 
-@quickly_made
 @dataclass(frozen=True, slots=True)
 class WriteResult:
     """What a write has written."""
@@ -124,9 +115,6 @@ class WriteResult:
     path: str
     bytes_written: int
     mode: WriteMode
-
-
-make_write_result = quick_maker(WriteResult)
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)

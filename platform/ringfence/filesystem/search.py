@@ -10,7 +10,7 @@ from operator import attrgetter, methodcaller
 from time import perf_counter
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
-from ringfence.filesystem.paths import one_encoding, shown
+from ringfence.filesystem.paths import escape_path, one_encoding
 from ringfence.filesystem.protocol import MAX_GREP_MATCHES, GlobMatch, GrepMatch
 
 DirectoryT = TypeVar("DirectoryT")
@@ -269,7 +269,7 @@ def grep_files(
         try:
             _grep_text(path, _as_text(content), find, found, max_matches)
         except TimeoutError as error:
-            raise TimeoutError(f"{error} (in {shown(path)}): {NARROWER}") from None
+            raise TimeoutError(f"{error} (in {escape_path(path)}): {NARROWER}") from None
         if len(found) == max_matches:
             break
     return found

@@ -24,13 +24,13 @@ from ringfence.filesystem.paths import os_error
 from ringfence.filesystem.protocol import FileEntry, GlobMatch
 from ringfence.filesystem.search import Child
 
-Was: TypeAlias = tuple[str, Node | None, str, Directory, int]
+UndoEntry: TypeAlias = tuple[str, Node | None, str, Directory, int]
 """What was at a path; its name in the directory above it, that directory, while it is not frozen, and its time."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class DirectoryWas:
+class DirectoryUndo:
     """A directory's own bits and time."""
 
     path: str
@@ -57,7 +57,7 @@ class RootWas:
     root: Directory
 
 
-Log: TypeAlias = list[Was | DirectoryWas | DirectoryMoved | RootWas]
+Log: TypeAlias = list[UndoEntry | DirectoryUndo | DirectoryMoved | RootWas]
 """What takes back the changes since a mark, oldest first. It is noted before the change itself, so that an interrupt in
 between does no harm."""
 TreeMark: TypeAlias = tuple[Log, int, bool]
@@ -126,7 +126,7 @@ class Tree:
             before._undo(entry)
         return before.freeze()
 
-    def _undo(self, entry: Was | DirectoryWas | DirectoryMoved | RootWas) -> None:
+    def _undo(self, entry: UndoEntry | DirectoryUndo | DirectoryMoved | RootWas) -> None:
         if isinstance(entry, tuple):
             path, node, name, directory, mtime_ns = entry
             if directory.generation != self._generation:
@@ -136,7 +136,7 @@ class Tree:
             else:
                 directory.put(name, node)
             directory.mtime_ns = mtime_ns
-        elif isinstance(entry, DirectoryWas):
+        elif isinstance(entry, DirectoryUndo):
             directory = self.changeable(entry.path)
             directory.mode, directory.mtime_ns = entry.mode, entry.mtime_ns
         elif isinstance(entry, RootWas):
@@ -212,7 +212,7 @@ class Tree:
         """Give the directory at a resolved path these bits, and this time; it is made if it is missing."""
         directory = self.changeable(path)
         if self._log is not None:
-            self._log.append(DirectoryWas(path, directory.mode, directory.mtime_ns))
+            self._log.append(DirectoryUndo(path, directory.mode, directory.mtime_ns))
         directory.mode = mode
         if mtime_ns is not None:
             directory.mtime_ns = mtime_ns

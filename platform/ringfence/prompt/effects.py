@@ -7,10 +7,9 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ringfence.arguments import checked
 from ringfence.errors import PromptValidationError
 from ringfence.filesystem.git_names import is_dotgit
-from ringfence.filesystem.paths import directories_above, shown
+from ringfence.filesystem.paths import directories_above, escape_path
 from ringfence.filesystem.search import ALTERNATIVES, compiled_glob, path_filter
 from ringfence.participants import Change, FileVersion
 from ringfence.prompt.commands import runs
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 Matches = Callable[[str], bool]
 
 
-@checked
 class PathPolicy:
     """Calls change nothing that ``deny`` names, and nothing but what ``allow`` names.
 
@@ -61,7 +59,9 @@ class PathPolicy:
                 return PolicyDecision.deny(f"{_named(change)} must not be {change.kind}")
             is_link = change.after is not None and change.after.kind == "symlink"
             if is_link and _folded(change.path) in self._above_denied:
-                return PolicyDecision.deny(f"{shown(change.path)} must not become a link: what is below is denied")
+                return PolicyDecision.deny(
+                    f"{escape_path(change.path)} must not become a link: what is below is denied"
+                )
         if self.allow is None:
             return ALLOW
         outside = [change for change in changes if not self._allowed(change.path)]
@@ -101,13 +101,12 @@ class ProtectedFilesPolicy:
     ) -> PolicyDecision:
         for change in changes:
             if any(is_dotgit(os.fsencode(name)) for name in change.path.split("/")):
-                return PolicyDecision.deny(f"{shown(change.path)} is git's own data")
+                return PolicyDecision.deny(f"{escape_path(change.path)} is git's own data")
             if self._secret(_folded(change.path)):
-                return PolicyDecision.deny(f"{shown(change.path)} is where secrets are kept")
+                return PolicyDecision.deny(f"{escape_path(change.path)} is where secrets are kept")
         return self._workflows.check_effects(tool, params, changes, context=context)
 
 
-@checked
 class DeletionLimitPolicy:
     """A session removes at most so many files of those that it did not make itself.
 
@@ -151,7 +150,7 @@ class DeletionLimitPolicy:
     def _is_who_counts(self, tool: Tool[Any, Any], context: ToolContext) -> bool:
         """Of several of a name the first: counted again, a file of one's own that is gone would be somebody else's."""
         try:
-            told = context.prompt.policies_told_of(tool.name)
+            told = context.prompt.result_policies(tool.name)
         except KeyError:  # a call of a past run, whose tools this prompt does not have
             return True
         counting = (one for one in told if isinstance(one, DeletionLimitPolicy) and one.name == self.name)
@@ -202,7 +201,6 @@ class DeletionLimitPolicy:
         return f"{context.prompt.scope}#{which}"
 
 
-@checked
 class RequireCleanTestsPolicy:
     """Certain tools run, and certain files change, only when the tests have passed since the last change of a file.
 
@@ -213,7 +211,7 @@ class RequireCleanTestsPolicy:
     """
 
     name = "require_clean_tests"
-    hears_all = True
+    observes_all_tools = True
 
     def __init__(
         self,
@@ -254,7 +252,7 @@ class RequireCleanTestsPolicy:
     ) -> PolicyDecision:
         for change in changes:
             if self._waiting(change.path):
-                return self._decision(shown(change.path), context)
+                return self._decision(escape_path(change.path), context)
         return ALLOW
 
     def on_result(self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext) -> None:
@@ -351,7 +349,7 @@ def _fixed_above(pattern: str) -> list[str]:
 
 
 def _named(change: Change) -> str:
-    return shown(change.path) or "the root"
+    return escape_path(change.path) or "the root"
 
 
 def _is_directory(version: FileVersion | None) -> bool:
@@ -394,5 +392,5 @@ def _has_file(version: FileVersion | None) -> bool:
 
 
 def _listed(paths: Iterable[str]) -> str:
-    names = sorted(shown(path) for path in paths)
+    names = sorted(escape_path(path) for path in paths)
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

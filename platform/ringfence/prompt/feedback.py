@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from ringfence.arguments import checked
 from ringfence.errors import PromptValidationError
 from ringfence.runtime.limits import Deadline, utc_now
 
@@ -45,7 +44,6 @@ class FeedbackProvider(Protocol):
         ...
 
 
-@checked
 @dataclass(frozen=True, slots=True)
 class FeedbackTrigger:
     """When a provider is due: so many calls, or so many seconds, after it last spoke. With both, either will do."""
@@ -59,7 +57,6 @@ class FeedbackTrigger:
             raise PromptValidationError("a trigger needs every_n_calls or every_n_seconds, more than 0")
 
 
-@checked
 @dataclass(frozen=True, slots=True)
 class FeedbackProviderConfig:
     """A provider of feedback, and when it is asked."""

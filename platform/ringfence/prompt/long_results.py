@@ -22,7 +22,7 @@ READER = "read_file"
 _NAME = re.compile(r"(?!\.{1,2}\Z)[a-zA-Z0-9_.:+=-]{1,200}")
 
 
-def kept_at(call_id: str) -> str:
+def full_result_path(call_id: str) -> str:
     """An id that is no name, such as one with a "/" from another framework's loop, has its hash there."""
     if _NAME.fullmatch(call_id) is None:
         call_id = hashlib.sha256(call_id.encode("utf-8", "surrogatepass")).hexdigest()
@@ -34,6 +34,6 @@ def kept_result(session: Session, path: str) -> str | None:
     if not path.startswith(KEPT_RESULTS):
         return None
     for invoked in reversed(session[ToolInvoked].all()):
-        if invoked.call_id is not None and kept_at(invoked.call_id) == path:
+        if invoked.call_id is not None and full_result_path(invoked.call_id) == path:
             return whole_text(invoked.result, invoked.rendered_output)
     return None

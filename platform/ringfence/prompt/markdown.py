@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ringfence.arguments import checked
 from ringfence.errors import SectionPath
 from ringfence.prompt.section import Section
 from ringfence.prompt.section_functions import ParamsT, Predicate, Selector
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     from ringfence.runtime.session import Session
 
 
-@checked
 class MarkdownSection(Section[ParamsT]):
     """A section whose body is a `string.Template` over the fields of its params."""
 

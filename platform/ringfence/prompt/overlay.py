@@ -16,7 +16,7 @@ from ringfence.prompt.overrides import (
     ToolExampleOverride,
     ToolOverride,
 )
-from ringfence.prompt.rendering import Replaced, SectionNode
+from ringfence.prompt.rendering import SectionNode, SectionReplacement
 from ringfence.prompt.task_examples import TaskExample
 from ringfence.prompt.text import placeholders
 from ringfence.prompt.tool import Tool, ToolExample
@@ -25,7 +25,7 @@ from ringfence.runtime.visibility import SectionVisibility
 logger = logging.getLogger(__name__)
 
 
-def overlaid(nodes: Iterable[SectionNode], override: PromptOverride) -> tuple[SectionNode, ...]:
+def apply_overrides(nodes: Iterable[SectionNode], override: PromptOverride) -> tuple[SectionNode, ...]:
     """The same tree with what fits of an override; what turns out not to is left out and logged."""
     sections = {one.path: one for one in override.sections}
     tools = {one.name: one for one in override.tools}
@@ -46,13 +46,13 @@ def _overlaid(
             if task.remove:
                 continue
             text = child.section.text(task.objective, task.outcome)
-            child = replace(child, replaced=Replaced(body=text, literal=True))
+            child = replace(child, replaced=SectionReplacement(body=text, literal=True))
         children.append(_overlaid(child, sections, tools, tasks))
     replaced, section = node.replaced, sections.get(node.path)
     if section is not None:
         replaced = _replaced(node, section)
     if replaced is None and any(tool.name in tools for tool in node.tools):
-        replaced = Replaced()
+        replaced = SectionReplacement()
     return replace(
         node,
         children=tuple(children),
@@ -64,7 +64,7 @@ def _overlaid(
     )
 
 
-def _replaced(node: SectionNode, one: SectionOverride) -> Replaced | None:
+def _replaced(node: SectionNode, one: SectionOverride) -> SectionReplacement | None:
     kind: type[Any] | None = node.section.params_type
     known = {field.name for field in fields(kind)} if kind is not None else set[str]()
     unknown = (placeholders(one.body or "") | placeholders(one.summary or "")) - known
@@ -74,7 +74,7 @@ def _replaced(node: SectionNode, one: SectionOverride) -> Replaced | None:
     if one.visibility is SectionVisibility.SUMMARY and one.summary is None and node.section.summary is None:
         _left_out(f"section {'.'.join(one.path)}", "it is to be summarised, but there is no summary")
         return None
-    return Replaced(one.body, one.summary, one.visibility)
+    return SectionReplacement(one.body, one.summary, one.visibility)
 
 
 def _tool(tool: Tool[Any, Any], one: ToolOverride) -> Tool[Any, Any]:

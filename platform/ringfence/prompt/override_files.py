@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringfence import serde
-from ringfence.arguments import checked
 from ringfence.errors import PromptOverridesError
 from ringfence.prompt.overrides import (
     LATEST,
@@ -49,7 +48,6 @@ class _Seen:
     fits: PromptOverride
 
 
-@checked
 class LocalPromptOverridesStore:
     """``<root>/<ns>/<key>/<tag>.json``; a ``/`` in the ns makes directories.
 

@@ -7,9 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
 
-from ringfence.arguments import checked
 from ringfence.errors import PromptValidationError
-from ringfence.values import quickly_made
 
 if TYPE_CHECKING:
     from rpds import HashTrieMap
@@ -39,7 +37,6 @@ def is_for(tool: Tool[Any, Any], method: Callable[..., object]) -> bool:
     return concerned is None or concerned(getattr(method, "__self__", None), tool)
 
 
-@checked
 @dataclass(frozen=True, slots=True)
 class PolicyDecision:
     """Whether a call may run; ``reason`` is what the model is told where it may not."""
@@ -67,7 +64,7 @@ class ToolPolicy(Protocol):
 
     It keeps what it knows in the session only, since it is not told of rollbacks. A policy may also have
     ``validate(tool_names: frozenset[str])``, called when a prompt is put together, that raises PromptValidationError;
-    and a true ``hears_all``: in a section, which governs its own tools, it is told of the successes of all others, too.
+    and a true ``observes_all_tools``: a policy of a section is then called after the successes of all other tools, too.
     """
 
     @property
@@ -109,7 +106,6 @@ Policy: TypeAlias = ToolPolicy | EffectPolicy
 """What stands among the ``policies`` of a section or a prompt."""
 
 
-@quickly_made
 @dataclass(frozen=True, slots=True)
 class PolicyState:
     """What one policy knows in one scope (a prompt, and where it matters a filesystem); a STATE slice has one of each.
@@ -202,13 +198,19 @@ def refuse_unknown(policy: str, unknown: Set[str], tool_names: Set[str]) -> None
         )
 
 
-@checked
+def tool_names(names: Iterable[str]) -> frozenset[str]:
+    """The names as a set. Raises TypeError for a single string, which would be read as a list of letters."""
+    if isinstance(names, str):
+        raise TypeError(f"{names!r} is one name where a list of tool names is expected: put it in brackets")
+    return frozenset(names)
+
+
 class SequentialDependencyPolicy:
     """A tool runs only after every tool that it depends on has succeeded in this session and prompt, in whatever
     section that is."""
 
     name = "sequential_dependency"
-    hears_all = True
+    observes_all_tools = True
 
     def __init__(self, dependencies: Mapping[str, Iterable[str]]) -> None:
         """``dependencies`` maps a tool's name to the names of the tools it directly depends on.
@@ -217,7 +219,7 @@ class SequentialDependencyPolicy:
             PromptValidationError: tools that wait for each other.
             TypeError: a text in the place of a list.
         """
-        self.dependencies = {tool: frozenset(needed) for tool, needed in dependencies.items()}
+        self.dependencies = {tool: tool_names(needed) for tool, needed in dependencies.items()}
         self._awaited = frozenset[str]().union(*self.dependencies.values())
         self._refuse_cycles()
 

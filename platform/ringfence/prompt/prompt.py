@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any, Generic, Self, overload
 
 from typing_extensions import TypeVar
 
-from ringfence.arguments import checked
 from ringfence.errors import PromptRenderError, PromptValidationError, SectionPath
 from ringfence.filesystem.protocol import Filesystem
 from ringfence.prompt.disclosure import RESERVED_TOOL_NAMES, Place, places
 from ringfence.prompt.feedback import FeedbackProviderConfig
-from ringfence.prompt.overlay import overlaid
+from ringfence.prompt.overlay import apply_overrides
 from ringfence.prompt.overrides import LATEST, PromptDescriptor, PromptOverride, PromptOverridesStore, descriptor_of
 from ringfence.prompt.prompt_resources import PromptResources
 from ringfence.prompt.rendering import (
@@ -45,7 +44,6 @@ OutputT = TypeVar("OutputT", default=None)
 SectionT = TypeVar("SectionT", bound=Section[Any])
 
 
-@checked
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PromptTemplate(TypeArgument, Generic[OutputT]):
     """A tree of sections, their tools, policies and resources, and the type of the final answer.
@@ -147,7 +145,6 @@ class PromptTemplate(TypeArgument, Generic[OutputT]):
                 validate(names)
 
 
-@checked
 class Prompt(TypeArgument, Generic[OutputT]):
     """A template with params and resources bound to it: what an adapter evaluates.
 
@@ -219,7 +216,7 @@ class Prompt(TypeArgument, Generic[OutputT]):
             for tool in node.tools:
                 self._policies[tool.name] = (*node.policies, *template.policies)
         of_sections = {id(policy): policy for node in template.walk() for policy in node.policies}
-        self._hearing = tuple(policy for policy in of_sections.values() if getattr(policy, "hears_all", False))
+        self._hearing = tuple(policy for policy in of_sections.values() if getattr(policy, "observes_all_tools", False))
 
     @property
     def ns(self) -> str:
@@ -314,7 +311,7 @@ class Prompt(TypeArgument, Generic[OutputT]):
         above that one do not. Raises KeyError for a tool that no section has."""
         return tuple(self.template.policies) if name in RESERVED_TOOL_NAMES else self._policies[name]
 
-    def policies_told_of(self, name: str) -> tuple[Policy, ...]:
+    def result_policies(self, name: str) -> tuple[Policy, ...]:
         """Those that hear of a tool's successes: what governs it, and of other sections' policies those that hear of
         all (`ToolPolicy`). Raises KeyError for a tool that no section has."""
         governing = self.policies_for_tool(name)
@@ -332,7 +329,7 @@ class Prompt(TypeArgument, Generic[OutputT]):
         if override is None:
             return self.template.nodes
         if self._overlaid is None or self._overlaid[0] is not override:
-            self._overlaid = override, overlaid(self.template.nodes, override)
+            self._overlaid = override, apply_overrides(self.template.nodes, override)
         return self._overlaid[1]
 
     def _params(self) -> SectionParams:

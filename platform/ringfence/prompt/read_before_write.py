@@ -6,10 +6,9 @@ import errno
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ringfence.arguments import checked
-from ringfence.filesystem.paths import from_model, is_link, place_itself, said_about, shown
+from ringfence.filesystem.paths import escape_path, is_link, path_message, resolve_model_path, resolve_nofollow
 from ringfence.filesystem.protocol import Filesystem
-from ringfence.prompt.policy import ALLOW, PathHashes, PolicyDecision, PolicyState, only_for, policy_state
+from ringfence.prompt.policy import ALLOW, PathHashes, PolicyDecision, PolicyState, only_for, policy_state, tool_names
 from ringfence.prompt.tool_types import ContentOf, Itself, Written
 
 if TYPE_CHECKING:
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     from ringfence.prompt.tool_result import ToolResult
 
 
-@checked
 class ReadBeforeWritePolicy:
     """An existing file is written, moved or removed only with the content that the model has read, or written itself.
 
@@ -44,8 +42,8 @@ class ReadBeforeWritePolicy:
 
         Raises TypeError for a text in the place of a list.
         """
-        self.read_tools = frozenset(read_tools)
-        self.write_tools = frozenset(write_tools)
+        self.read_tools = tool_names(read_tools)
+        self.write_tools = tool_names(write_tools)
         self.mount_point = mount_point
 
     @only_for(lambda policy, tool: policy._governs(tool))
@@ -64,9 +62,9 @@ class ReadBeforeWritePolicy:
         for written in targets:
             target = written if isinstance(written, str) else written.path
             try:
-                meant = from_model(filesystem, target, mount_point=self.mount_point)
+                meant = resolve_model_path(filesystem, target, mount_point=self.mount_point)
             except PermissionError as error:
-                return PolicyDecision.deny(f"{shown(target)} {error.strerror}")
+                return PolicyDecision.deny(f"{escape_path(target)} {error.strerror}")
             except ValueError as error:
                 return PolicyDecision.deny(str(error))
             try:
@@ -76,7 +74,7 @@ class ReadBeforeWritePolicy:
                 if not isinstance(error, PermissionError) and error.errno != errno.ESTALE:
                     raise
                 return PolicyDecision.deny(
-                    said_about(shown(str(error.filename or meant)), error.strerror or "no access")
+                    path_message(escape_path(str(error.filename or meant)), error.strerror or "no access")
                 )
         return ALLOW
 
@@ -85,10 +83,10 @@ class ReadBeforeWritePolicy:
             read = known.of(file)
             if read is not None and read == content_hash:
                 continue
-            below = f"{shown(meant)} is a directory, and " if file.startswith(f"{meant}/") else ""
+            below = f"{escape_path(meant)} is a directory, and " if file.startswith(f"{meant}/") else ""
             if read is None:
-                return f"{below}{shown(file)} exists and has not been read: read it first"
-            return f"{below}{shown(file)} has changed since it was read: read it again"
+                return f"{below}{escape_path(file)} exists and has not been read: read it first"
+            return f"{below}{escape_path(file)} has changed since it was read: read it again"
         return None
 
     def concerns(self, tool: Tool[Any, Any]) -> bool:
@@ -118,7 +116,7 @@ class ReadBeforeWritePolicy:
                 if (change.path, before) in earlier or (change.path, before) in answered_for:
                     continue
                 return PolicyDecision.deny(
-                    f"{tool.name} changed {shown(change.path)}, of which the content had not been read: read it first"
+                    f"{tool.name} changed {escape_path(change.path)} without having read it: read it first"
                 )
         return ALLOW
 
@@ -227,7 +225,7 @@ def _files_at(
     the filesystem sees to that; one in a circle, or with a name that is too long for any file, leads to nothing."""
     try:
         if isinstance(written, Itself):
-            path = place_itself(filesystem, path)
+            path = resolve_nofollow(filesystem, path)
             if is_link(filesystem, path):
                 return ()
         else:

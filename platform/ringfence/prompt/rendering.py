@@ -70,7 +70,7 @@ class RenderedPrompt(Generic[OutputT]):
 
 
 @dataclass(frozen=True, slots=True)
-class Replaced:
+class SectionReplacement:
     """What overrides say in the place of a section's own words, or of its tools'; None leaves those. A literal body is
     no template."""
 
@@ -93,7 +93,7 @@ class SectionNode:
     tools: tuple[Tool[Any, Any], ...]
     policies: tuple[Policy, ...]
     children: tuple[SectionNode, ...]
-    replaced: Replaced | None = None
+    replaced: SectionReplacement | None = None
     param_descriptions: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
     """By tool, what overrides say that the fields of its params are for."""
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self
 
 from typing_extensions import TypeVar
 
-from ringfence.arguments import checked
 from ringfence.errors import PromptRenderError, PromptValidationError, SectionPath
 from ringfence.prompt.section_functions import ParamsT, Predicate, SectionFunction, Selector
 from ringfence.prompt.text import examples_of, expand, placeholders
@@ -60,7 +59,6 @@ def _specialised(cls: type, argument: Any) -> type:
     return type(name, (cls,), {"type_argument": argument, "__module__": cls.__module__, "__doc__": cls.__doc__})
 
 
-@checked
 class Section(TypeArgument, ABC, Generic[ParamsT]):
     """A node of a prompt: a heading, a body made from its params, tools, and children below it.
 
@@ -260,7 +258,6 @@ class Section(TypeArgument, ABC, Generic[ParamsT]):
         return twin
 
 
-@checked
 class ToolsSection(Section[ParamsT]):
     """Tools under a heading, with a few words about them where needed. It does not list them: a model gets that with
     the tools themselves."""

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ringfence import serde
-from ringfence.arguments import checked
 from ringfence.errors import PromptValidationError, SectionPath
 from ringfence.prompt.section import Section
 from ringfence.prompt.text import fenced
@@ -24,7 +23,6 @@ MAX_OBJECTIVE_CHARACTERS = 500
 MAX_TITLE_CHARACTERS = 60
 
 
-@checked
 @dataclass(frozen=True, slots=True)
 class TaskStep:
     """One call of a task: the tool, and the call as an example of it."""
@@ -33,7 +31,6 @@ class TaskStep:
     example: ToolExample[Any, Any]
 
 
-@checked
 class TaskExample(Section[None]):
     """A task worth imitating; its tools have to be the prompt's, and its outcome of the prompt's output type."""
 
@@ -102,7 +99,6 @@ class TaskExample(Section[None]):
         )
 
 
-@checked
 class TaskExamplesSection(Section[None]):
     """Holds task examples, each a section below it."""
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, get_origin
 
 from ringfence import serde
-from ringfence.arguments import checked
 from ringfence.filesystem.protocol import Filesystem
 from ringfence.prompt.tool_result import ToolResult
 from ringfence.prompt.tool_types import (
@@ -29,7 +28,7 @@ from ringfence.prompt.tool_types import (
 )
 from ringfence.runtime.limits import BudgetTracker
 from ringfence.serde.defaults import check_defaults, is_plain
-from ringfence.values import can_change, quick_maker, quickly_made
+from ringfence.values import can_change
 
 if TYPE_CHECKING:
     from ringfence.adapters.core import ProviderAdapter
@@ -52,7 +51,6 @@ TOOL_NAME = re.compile(r"[a-z0-9_-]{1,64}")
 MAX_DESCRIPTION_CHARACTERS = 200
 
 
-@quickly_made
 @dataclass(frozen=True, slots=True)
 class ToolContext:
     """What surrounds one tool call. Made for the call, and of no use after it.
@@ -114,16 +112,12 @@ class ToolContext:
             self.heartbeat.beat()
 
 
-make_tool_context = quick_maker(ToolContext)
-
-
 class ToolHandler(Protocol[ContraParamsT, CoResultT]):
     """What runs when a tool is called. Synchronous; everything that has effects belongs here."""
 
     def __call__(self, params: ContraParamsT, /, *, context: ToolContext) -> ToolResult[CoResultT]: ...
 
 
-@checked
 @dataclass(frozen=True)
 class ToolExample(Generic[ParamsT, ResultT]):
     """A call worth imitating: instances of the params and of the result."""
@@ -133,7 +127,6 @@ class ToolExample(Generic[ParamsT, ResultT]):
     output: ResultT
 
 
-@checked
 @dataclass(frozen=True)
 class Tool(Generic[ParamsT, ResultT]):
     """A callable affordance, checked when it is constructed.

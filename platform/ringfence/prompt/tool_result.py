@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Never, Protocol, Self, TypeVar, cast, runtime_checkable
 
 from ringfence import serde
-from ringfence.values import quickly_made
 
 if TYPE_CHECKING:
     from ringfence.participants import Change
@@ -32,14 +31,13 @@ class ToolRenderableResult(Protocol):
 
 
 @runtime_checkable
-class KnowsChanges(Protocol):
+class AcceptsChanges(Protocol):
     """A result value of an opaque tool that is told what its call changed, which the handler cannot know."""
 
     def with_changes(self, changes: Sequence[Change]) -> Self: ...
 
 
-@quickly_made
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ToolResult(Generic[ValueT]):
     """A message, a typed value, and whether the call is to be committed (``success``) or rolled back.
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar, runtime_checkable
 
-from ringfence.arguments import checked
 from ringfence.serde.tagged import meet
 
 ResourceT = TypeVar("ResourceT")
@@ -64,7 +63,6 @@ class Given:
         return self.value
 
 
-@checked
 @dataclass(frozen=True)
 class Binding(Generic[ResourceT]):
     """What a protocol (or any other class) resolves to.

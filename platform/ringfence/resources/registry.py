@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
-from ringfence.arguments import checked
 from ringfence.errors import DuplicateBindingError
 from ringfence.resources.binding import Binding
 from ringfence.resources.context import ResourceContext
@@ -15,7 +14,6 @@ from ringfence.resources.context import ResourceContext
 ResourceT = TypeVar("ResourceT")
 
 
-@checked
 @dataclass(frozen=True, slots=True)
 class ResourceRegistry:
     """An immutable set of bindings, one per protocol; iterating gives the protocols."""
@@ -26,7 +24,6 @@ class ResourceRegistry:
         object.__setattr__(self, "bindings", MappingProxyType(dict(self.bindings)))
 
     @staticmethod
-    @checked
     def of(*bindings: Binding[Any]) -> ResourceRegistry:
         """The registry of these bindings. Raises DuplicateBindingError where two are for one protocol."""
         found: dict[type[Any], Binding[Any]] = {}
@@ -37,7 +34,6 @@ class ResourceRegistry:
         return ResourceRegistry(found)
 
     @staticmethod
-    @checked
     def build(resources: Mapping[type[Any], object]) -> ResourceRegistry:
         """The registry of instances and bindings by protocol; entries that are None are left out.
 

@@ -19,7 +19,7 @@ from ringfence.runtime.events import (
     RejectedToolParams,
     RenderedTools,
     RunContext,
-    ToolCallBegun,
+    ToolCallStarted,
     ToolInvoked,
     ToolSchema,
 )
@@ -93,7 +93,7 @@ __all__ = [
     "SnapshotRestoreError",
     "SnapshotSerializationError",
     "TokenUsage",
-    "ToolCallBegun",
+    "ToolCallStarted",
     "ToolInvoked",
     "ToolSchema",
     "Transaction",

@@ -9,7 +9,6 @@ from datetime import datetime
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 from uuid import UUID, uuid4
 
-from ringfence.arguments import checked
 from ringfence.errors import SnapshotRestoreError, SnapshotSerializationError
 from ringfence.filesystem.protocol import FilesystemSnapshot
 from ringfence.participants import Snapshotable, Transactional, current_call
@@ -18,7 +17,7 @@ from ringfence.runtime.limits import require_aware, utc_now
 from ringfence.runtime.session import Session
 from ringfence.runtime.snapshots import Snapshot
 from ringfence.runtime.transaction import tool_transaction
-from ringfence.serde.tagged import decode, encode, meet, type_id, types_met, types_within
+from ringfence.serde.tagged import decode, encode, meet, registered_types, type_id, types_within
 
 ResourceT = TypeVar("ResourceT")
 
@@ -38,7 +37,6 @@ class LiveResources(Protocol):
     def get_optional(self, protocol: ResourceType[ResourceT]) -> ResourceT | None: ...
 
 
-@checked
 @dataclass(frozen=True, slots=True)
 class SnapshotMetadata:
     """Why a snapshot was taken, and in which tool call, if it was in one."""
@@ -50,7 +48,6 @@ class SnapshotMetadata:
     """For hooks around tools of somebody else's, before the tool or after it."""
 
 
-@checked
 @dataclass(frozen=True, slots=True)
 class CompositeSnapshot:
     """What a session and its resources held at one moment; `restore_snapshot` goes back to it."""
@@ -101,7 +98,7 @@ class CompositeSnapshot:
             SnapshotRestoreError: it is of another version or form, or has a type that is not among these.
         """
         types = types if types is None else tuple(types)
-        met = types_met()
+        met = registered_types()
         known = types_within((FilesystemSnapshot, *(met.values() if types is None else types)))
         try:
             data: dict[str, Any] = json.loads(text)
@@ -121,7 +118,6 @@ class CompositeSnapshot:
             raise SnapshotRestoreError(f"this is no snapshot that can be restored here: {reason}") from error
 
 
-@checked
 def create_snapshot(
     session: Session, resources: LiveResources | None = None, *, tag: str | None = None, phase: Phase = "manual"
 ) -> CompositeSnapshot:
@@ -144,7 +140,6 @@ def create_snapshot(
     return CompositeSnapshot(uuid4(), utc_now(), of_session, snapshots, SnapshotMetadata(tag, *ids, phase))
 
 
-@checked
 def restore_snapshot(session: Session, resources: LiveResources | None, snapshot: CompositeSnapshot) -> None:
     """Go back to a snapshot with all of it, or with nothing. It is a transaction: a workspace on disk has it in its
     history, and in a handler it is part of the call and is taken back with it. Logs stay, and so does what somebody

@@ -12,9 +12,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 from uuid import UUID, SafeUUID, uuid4
 
-from ringfence.arguments import checked
 from ringfence.runtime.limits import TokenUsage, utc_now
-from ringfence.values import quick_maker, quickly_made
 
 if TYPE_CHECKING:
     from ringfence.adapters.core import PromptResponse
@@ -51,7 +49,6 @@ def new_event_id() -> UUID:
     return made
 
 
-@checked
 @dataclass(frozen=True, slots=True)
 class RunContext:
     """Where an evaluation belongs in the caller's world; handed through to events and logs as it is."""
@@ -75,7 +72,7 @@ class RejectedToolParams:
 
 
 @dataclass(frozen=True, slots=True)
-class ToolCallBegun:
+class ToolCallStarted:
     """A tool call begins, on the thread and in the context that its handler will run in. Its `Receipt` tells the end.
 
     Made only where somebody listens to it.
@@ -92,7 +89,6 @@ class ToolCallBegun:
     started_at: datetime
 
 
-@quickly_made
 @dataclass(frozen=True, slots=True)
 class ToolInvoked:
     """A tool call has ended, in whatever way.
@@ -117,9 +113,6 @@ class ToolInvoked:
     call_id: str | None = None
     run_context: RunContext | None = None
     event_id: UUID = field(default_factory=new_event_id)
-
-
-make_tool_invoked = quick_maker(ToolInvoked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +191,6 @@ class HandlerFailure:
     error: Exception
 
 
-@quickly_made
 @dataclass(frozen=True, slots=True)
 class DispatchResult:
     """Who was told of an event, in order, and which of them failed."""
@@ -222,9 +214,6 @@ class DispatchResult:
                 f"{len(self.errors)} handlers of {type(self.event).__name__} failed",
                 [failure.error for failure in self.errors],
             )
-
-
-make_dispatch_result = quick_maker(DispatchResult)
 
 
 @runtime_checkable
@@ -252,7 +241,6 @@ class InProcessDispatcher:
         self._handlers: dict[type[Any], tuple[Callable[[Any], object], ...]] = {}
         self._lock = threading.Lock()
 
-    @checked
     def subscribe(self, event_type: type[EventT], handler: Callable[[EventT], object]) -> None:
         with self._lock:
             self._handlers[event_type] = (*self._handlers.get(event_type, ()), handler)
@@ -273,7 +261,7 @@ class InProcessDispatcher:
     def dispatch(self, event: object) -> DispatchResult:
         handlers = self._handlers.get(type(event))
         if not handlers:
-            return make_dispatch_result(event)
+            return DispatchResult(event)
         failures: tuple[HandlerFailure, ...] = ()
         for handler in handlers:
             try:
@@ -281,4 +269,4 @@ class InProcessDispatcher:
             except Exception as error:
                 logger.exception("a handler of %s failed: %r", type(event).__name__, handler)
                 failures = (*failures, HandlerFailure(handler, error))
-        return make_dispatch_result(event, handlers, failures)
+        return DispatchResult(event, handlers, failures)

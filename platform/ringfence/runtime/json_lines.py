@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 from uuid import UUID
 
-from ringfence.arguments import checked
 from ringfence.runtime.items import Items
 from ringfence.serde.tagged import decode, encode, type_id, types_within
 
@@ -21,7 +20,6 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-@checked
 @dataclass(frozen=True, slots=True)
 class SliceConfig:
     """How a session keeps its slices: all in memory, and LOG slices below the directory ``logs`` as well."""

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Literal
 
-from ringfence.arguments import checked
 from ringfence.errors import BudgetExceededError, CallCancelledError
-from ringfence.participants import current_call, still_open
+from ringfence.participants import current_call, nearest_active
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +32,6 @@ def require_aware(name: str, moment: datetime) -> datetime:
     return moment.astimezone(UTC)
 
 
-@checked
 @dataclass(frozen=True, slots=True, init=False)
 class Deadline:
     """When an evaluation has to have ended."""
@@ -63,7 +61,6 @@ class Deadline:
         object.__setattr__(self, "clock", clock)
 
     @staticmethod
-    @checked
     def after(seconds: float, *, clock: Callable[[], datetime] = utc_now) -> Deadline:
         """The deadline `seconds` from now. Raises ValueError for fewer than one, and for more than a calendar has."""
         now = clock()
@@ -113,7 +110,6 @@ def _sum(one: int | None, other: int | None) -> int | None:
     return one + other
 
 
-@checked
 @dataclass(frozen=True, slots=True)
 class Budget:
     """What an evaluation may use. A limit that is reached exactly is kept."""
@@ -138,7 +134,6 @@ class Budget:
                 raise ValueError(f"{name} has to be positive; got {limit}")
 
 
-@checked
 class BudgetTracker:
     """Adds up what evaluations use of one budget; any thread may use it."""
 
@@ -181,13 +176,13 @@ class BudgetTracker:
             self.parent.check()
 
 
-def limits_around(deadline: Deadline | None = None) -> tuple[Deadline | None, BudgetTracker | None]:
+def inherited_limits(deadline: Deadline | None = None) -> tuple[Deadline | None, BudgetTracker | None]:
     """What holds in the tool call that runs here: the nearest of the deadlines of it, of the calls around it and the
     one that is given, and the innermost tracker of these calls."""
     deadlines, trackers, call = (
         [] if deadline is None else [deadline],
         list[BudgetTracker](),
-        still_open(current_call()),
+        nearest_active(current_call()),
     )
     while call is not None:
         if call.deadline is not None:
@@ -225,7 +220,6 @@ class Cancellation:
             raise CallCancelledError("the call was cancelled, so nothing of it is kept")
 
 
-@checked
 class Heartbeat:
     """A sign of life of a running evaluation; any thread may beat, and any may watch.
 

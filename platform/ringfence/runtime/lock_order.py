@@ -20,13 +20,13 @@ class Participants:
     """Of those that are not only undone. The durable come first: what they write can fail, and then all goes back."""
 
 
-def in_order(participants: Iterable[Transactional]) -> Participants:
+def sort_locks(participants: Iterable[Transactional]) -> Participants:
     found = {participant.lock: participant for participant in participants}
     by_lock = {lock: found[lock] for lock in sorted(found, key=_serial)}
-    return Participants(by_lock, kept_of(by_lock))
+    return Participants(by_lock, locks_to_keep(by_lock))
 
 
-def kept_of(held: Mapping[CallLock, Transactional]) -> tuple[CallLock, ...]:
+def locks_to_keep(held: Mapping[CallLock, Transactional]) -> tuple[CallLock, ...]:
     """Of those that are held, what is not only undone, the durable first."""
-    kept = [lock for lock, participant in held.items() if not participant.only_undone]
+    kept = [lock for lock, participant in held.items() if not participant.rollback_only]
     return (*(lock for lock in kept if held[lock].durable), *(lock for lock in kept if not held[lock].durable))

@@ -7,7 +7,6 @@ from contextlib import ExitStack
 from contextvars import Context, copy_context
 from dataclasses import dataclass
 
-from ringfence.arguments import checked
 from ringfence.runtime.session import Session
 from ringfence.runtime.transaction import HasParticipants, tool_transaction
 
@@ -24,7 +23,6 @@ class _Pending:
     """In which the block was entered, since hooks come on any thread."""
 
 
-@checked
 class PendingToolTracker:
     """A transaction from the hook before a tool call to the one after it, by the id of the call.
 

@@ -8,9 +8,8 @@ from datetime import datetime
 from typing import Literal
 
 from ringfence import serde
-from ringfence.filesystem.paths import shown
+from ringfence.filesystem.paths import escape_path
 from ringfence.participants import Change, FileVersion
-from ringfence.values import quick_maker, quickly_made
 
 Outcome = Literal["committed", "failed", "denied", "rejected", "interrupted", "doubtful", "rolled_back"]
 """How a call ended: its transaction committed; its handler or its commit failed, and all was rolled back; a policy or
@@ -19,7 +18,6 @@ fit; it was cancelled, or an interrupt or another `BaseException` ended it, and 
 not be completed; it had committed within another call, which took it back."""
 
 
-@quickly_made
 @dataclass(frozen=True, slots=True)
 class PolicyVerdict:
     """One policy's decision about one call."""
@@ -29,7 +27,6 @@ class PolicyVerdict:
     reason: str | None = None
 
 
-@quickly_made
 @dataclass(frozen=True, slots=True)
 class Receipt:
     """What is known of one tool call when it has ended.
@@ -82,8 +79,8 @@ class Receipt:
         """
         record = {field.name: getattr(self, field.name) for field in fields(self)}
         record["changes"] = [change_json(change) for change in self.changes]
-        record["read"] = None if self.read is None else {shown(path): known for path, known in self.read.items()}
-        record["conflicts"] = [shown(path) for path in self.conflicts]
+        record["read"] = None if self.read is None else {escape_path(path): known for path, known in self.read.items()}
+        record["conflicts"] = [escape_path(path) for path in self.conflicts]
         record["diff_bytes"] = self.diff_bytes
         return {name: serde.dump_any(value) for name, value in record.items()}
 
@@ -96,13 +93,10 @@ def settled(receipts: Iterable[Receipt]) -> tuple[Receipt, ...]:
 def change_json(change: Change) -> dict[str, object]:
     """A change as one JSON object, its path and the target of a link spelled so that no two are spelled alike."""
     versions = {"before": _version_json(change.before), "after": _version_json(change.after)}
-    return {"kind": change.kind, "path": shown(change.path), **versions}
+    return {"kind": change.kind, "path": escape_path(change.path), **versions}
 
 
 def _version_json(version: FileVersion | None) -> dict[str, object] | None:
     if version is None:
         return None
-    return serde.dump(version if version.target is None else replace(version, target=shown(version.target)))
-
-
-make_receipt = quick_maker(Receipt)
+    return serde.dump(version if version.target is None else replace(version, target=escape_path(version.target)))

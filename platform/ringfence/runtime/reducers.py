@@ -7,8 +7,6 @@ from dataclasses import dataclass, is_dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
 
-from ringfence.arguments import checked
-
 if TYPE_CHECKING:
     from ringfence.runtime.session import SessionView
     from ringfence.runtime.slice_views import SliceView
@@ -100,7 +98,6 @@ REDUCES = "__ringfence_reduces__"
 """The attribute of a function that `reducer` has marked: the event type."""
 
 
-@checked
 def reducer(on: type[EventT]) -> Callable[[Callable[[SliceT, EventT], OpT]], Callable[[SliceT, EventT], OpT]]:
     """Mark a method `(self, event) -> SliceOp` of a frozen dataclass as what an event does to it.
 

@@ -11,7 +11,6 @@ from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 from uuid import UUID, uuid4
 
-from ringfence.arguments import checked
 from ringfence.participants import CLEAN, CallInfo, CallLock, Change, Mark, RollbackReport, Step, Transactional
 from ringfence.runtime.events import (
     Dispatcher,
@@ -22,7 +21,6 @@ from ringfence.runtime.events import (
     PromptRendered,
     RenderedTools,
     ToolInvoked,
-    make_dispatch_result,
 )
 from ringfence.runtime.json_lines import JsonLines, SliceConfig
 from ringfence.runtime.limits import require_aware, utc_now
@@ -76,7 +74,6 @@ class OwnSubscription:
             session.hear(event)
 
 
-@checked
 class Session(Transactional):
     """Typed state. ``session[Plan].latest()`` reads, ``session.dispatch(AddStep(...))`` changes it through reducers.
 
@@ -85,7 +82,7 @@ class Session(Transactional):
     """
 
     durable = False
-    only_undone = True
+    rollback_only = True
 
     def __init__(
         self,
@@ -193,7 +190,7 @@ class Session(Transactional):
         kind = type(event)
         events = (event,)
         if kind is ToolInvoked or kind is PromptExecuted:
-            events = carried_by(event) + events
+            events = event_payloads(event) + events
         return self._slices.apply(events, state=to != "log", logs=to != "state", context=self._context)
 
     def log(self, invoked: ToolInvoked, receipt: Receipt) -> None:
@@ -204,7 +201,7 @@ class Session(Transactional):
         """The rest of it: that value, whose own code (and that of its reducers) may do anything."""
         value = invoked.result.value
         if value is not None and self._slices.may_log(type(value)):  # as a list may, for what is in it
-            for one in carried_by(invoked):
+            for one in event_payloads(invoked):
                 if self._slices.may_log(type(one)):
                     self._slices.apply((one,), state=False, logs=True, context=self._context)
 
@@ -220,7 +217,7 @@ class Session(Transactional):
                 self._files.flush(event.receipt_id)
         dispatcher = self.dispatcher
         if type(dispatcher) is InProcessDispatcher and not dispatcher.hears(type(event)):
-            return make_dispatch_result(event)
+            return DispatchResult(event)
         key = (get_ident(), id(event))
         if key in self._publishing:
             return dispatcher.dispatch(event)
@@ -258,7 +255,6 @@ class Session(Transactional):
             tag=tag,
         )
 
-    @checked
     def restore(self, snapshot: Snapshot, *, preserve_logs: bool = True) -> None:
         """Go back to a snapshot, of this session or of one that knows the same slices: what the snapshot does not have
         is emptied. Slices of a policy that it does not cover stay, and so do logs unless ``preserve_logs`` is false.
@@ -332,7 +328,7 @@ class Session(Transactional):
         return CLEAN
 
 
-def carried_by(event: object) -> tuple[object, ...]:
+def event_payloads(event: object) -> tuple[object, ...]:
     """The dataclass values that an event brings along for the slices of their own types."""
     value: object = None
     if type(event) is ToolInvoked:

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any, Protocol, TypeVar
 
 from ringfence.errors import CallEndedError, SnapshotRestoreError, TransactionError
-from ringfence.failures import said_of
+from ringfence.failures import describe_error
 from ringfence.participants import CallInfo, CallLock, Mark, current_call
 from ringfence.runtime.events import HandlerFailure
 from ringfence.runtime.items import EMPTY, Items, applied
@@ -277,7 +277,8 @@ class Slices:
             failures.append(HandlerFailure(reducer, error))
             holder = self._lock.holder
             if holder is not None:
-                said = f"the reducer {name_of(reducer, target)} failed on a {type(event).__name__}: {said_of(error)}"
+                name = name_of(reducer, target)
+                said = f"the reducer {name} failed on a {type(event).__name__}: {describe_error(error)}"
                 problem = TransactionError(said)
                 problem.__cause__ = error
                 holder.problems.append(problem)

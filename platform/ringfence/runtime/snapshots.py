@@ -14,7 +14,7 @@ from ringfence.runtime.items import EMPTY, Items
 from ringfence.runtime.limits import require_aware
 from ringfence.runtime.slice_views import is_slice_value
 from ringfence.runtime.slices import SlicePolicy
-from ringfence.serde.tagged import decode, encode, type_id, types_met, types_within
+from ringfence.serde.tagged import decode, encode, registered_types, type_id, types_within
 
 T = TypeVar("T")
 
@@ -118,7 +118,7 @@ class Snapshot:
         Raises:
             SnapshotRestoreError: it is of another version or form, or has a type that is not among these.
         """
-        known = types_within(types_met().values() if types is None else types)
+        known = types_within(registered_types().values() if types is None else types)
         try:
             data: dict[str, Any] = json.loads(text)
             if data["version"] != VERSION:

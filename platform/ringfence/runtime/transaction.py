@@ -26,7 +26,7 @@ from ringfence.participants import (
 )
 from ringfence.runtime.ids import new_id
 from ringfence.runtime.interrupts import Interrupts
-from ringfence.runtime.lock_order import Participants, in_order, kept_of
+from ringfence.runtime.lock_order import Participants, locks_to_keep, sort_locks
 from ringfence.runtime.receipts import Outcome, Receipt
 from ringfence.runtime.session import Session
 
@@ -78,7 +78,7 @@ class Transaction(CallInfo):
         """
         parent = self.parent if isinstance(self.parent, Transaction) else None
         if parent is not None:
-            participants = in_order((*participants.by_lock.values(), *parent._adopt(self)))
+            participants = sort_locks((*participants.by_lock.values(), *parent._adopt(self)))
             for participant in participants.by_lock.values():
                 parent.join(participant)
         self._kept = participants.kept
@@ -143,7 +143,7 @@ class Transaction(CallInfo):
                     self._held[lock] = participant
                     if self._begun:
                         self._marks[lock] = mark
-                    self._kept = kept_of(self._held)
+                    self._kept = locks_to_keep(self._held)
             except BaseException:
                 if mark is not None:
                     participant.rollback(mark)
@@ -176,9 +176,9 @@ class Transaction(CallInfo):
                 self.changes[lock] = changes
         self._refuse_superseded()
 
-    def sees_programs(self) -> bool:
+    def tracks_external_writes(self) -> bool:
         """Whether what a program changes is seen, and can be taken back."""
-        return any(one.sees_programs for one in self._held.values())
+        return any(one.tracks_external_writes for one in self._held.values())
 
     def reads_by_path(self) -> dict[str, str]:
         """The sha256 of what was read; where it was of several filesystems, their names stand before the paths."""
@@ -272,7 +272,7 @@ class Transaction(CallInfo):
             around = around.parent
         raise failed
 
-    def hand_on(self, *own: tuple[Session, Receipt]) -> Told:
+    def merge_into_parent(self, *own: tuple[Session, Receipt]) -> ReceiptUpdates:
         """This call has committed. One around it gets the receipts, its ``own`` too, to say so when it takes the call
         back; where it has done that already, the answer is as of `taken_back`."""
         around = self.parent
@@ -307,7 +307,7 @@ class Transaction(CallInfo):
             for lock, files in known.items():
                 around.answered_for.setdefault(lock, set()).update(files)
 
-    def taken_back(self, *, doubtful: bool = False) -> Told:
+    def taken_back(self, *, doubtful: bool = False) -> ReceiptUpdates:
         """This call has not committed: the receipts that say so of the calls within it. They are in their sessions'
         logs, and nobody has been notified. ``doubtful`` where the rollback could not be completed."""
         with _guard:
@@ -328,11 +328,11 @@ class Transaction(CallInfo):
                 self.parent.inner.append(self.call_id)
 
 
-Told: TypeAlias = Sequence[tuple[Session, Receipt]]
+ReceiptUpdates: TypeAlias = Sequence[tuple[Session, Receipt]]
 """Receipts, and the sessions whose observers are to be notified of them."""
 
 
-def _said_again(receipts: Told, outcome: Outcome, by: str) -> Told:
+def _said_again(receipts: ReceiptUpdates, outcome: Outcome, by: str) -> ReceiptUpdates:
     again = [(session, replace(receipt, outcome=outcome, rolled_back_by=by)) for session, receipt in receipts]
     for session, receipt in again:
         session.apply(receipt, to="log")
@@ -361,7 +361,7 @@ def _again(participant: Transactional, mark: Mark) -> Callable[[], None]:
 
 def _around(call: Transaction) -> CallInfo | None:
     """The call that is current again when this one ends. One around it that has ended elsewhere is: this is a thread of
-    its handler then, whose calls are to be refused. (A function of its own for the reason that `still_open` has.)"""
+    its handler then, whose calls are to be refused. (A function of its own, as `nearest_active` is.)"""
     around = call.parent
     while isinstance(around, Transaction) and around.left:
         around = around.parent
@@ -417,11 +417,11 @@ def tool_transaction(
     # Not over the block: who knows which loop runs it, or when. What slips through between two lines here meets the
     # outer clause.
     held: list[Interrupts] = []
-    told: Told = ()
+    told: ReceiptUpdates = ()
     try:
         try:
             set_current_call(transaction)
-            transaction.lock(in_order((session, *participants)))
+            transaction.lock(sort_locks((session, *participants)))
             held.append(Interrupts())
             transaction.begin()
             held.pop().remove()
@@ -431,7 +431,7 @@ def tool_transaction(
             if transaction.problems:
                 raise TransactionError(f"it cannot be kept: {transaction.problems[0]}") from transaction.problems[0]
             transaction.commit(_receipt(transaction, session, started, perf_counter() - clock))
-            told = transaction.hand_on()
+            told = transaction.merge_into_parent()
         except BaseException as error:
             held.append(Interrupts())
             for words in transaction.rollback().said():

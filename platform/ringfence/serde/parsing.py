@@ -12,7 +12,7 @@ from typing import Any, TypeVar, get_origin
 from ringfence.serde.adapters import AliasGenerator, Extra, name_of
 from ringfence.serde.problems import Layout, shown_value
 from ringfence.serde.rules import core_schema
-from ringfence.serde.strictness import tightened
+from ringfence.serde.strictness import strict_schema
 
 T = TypeVar("T")
 Decoder = Callable[[Mapping[str, object] | str | bytes], T]
@@ -91,7 +91,7 @@ def _decoder(cls: type[Any], extra: Extra, coerce: bool, alias_generator: AliasG
     origin = get_origin(cls) or cls
     if not (isinstance(origin, type) and is_dataclass(origin)):
         raise TypeError(f"expected a dataclass, got {name_of(cls)}")
-    core = tightened(core_schema(cls, alias_generator), coerce)
+    core = strict_schema(core_schema(cls, alias_generator), coerce)
     validate = SchemaValidator(core).validate_python
     layout = Layout(core, {node["ref"]: node for node in core.get("definitions", ())})
 

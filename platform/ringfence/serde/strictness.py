@@ -14,9 +14,9 @@ from ringfence.serde.nodes import Node, called, members, rebuilt
 # fits as it is from one that has to be converted.
 
 
-def tightened(node: Node, coerce: bool) -> Any:
+def strict_schema(node: Node, coerce: bool) -> Any:
     # JSON has only text for the keys of an object, so those are always coerced.
-    out = rebuilt(node, lambda key, each: tightened(each, coerce or key == "keys_schema"))
+    out = rebuilt(node, lambda key, each: strict_schema(each, coerce or key == "keys_schema"))
     kind = out["type"]
     if kind == "float":
         out.setdefault("allow_inf_nan", False)

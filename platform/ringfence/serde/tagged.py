@@ -108,12 +108,12 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def meet(kind: type[Any]) -> None:
-    """This program uses the type; who reads what names it without naming types gets it (`types_met`)."""
+    """This program uses the type; who reads what names it without naming types gets it (`registered_types`)."""
     with _met_lock:
         _met[type_id(kind)] = kind  # of two by one name, the one that was met last
 
 
-def types_met() -> dict[str, type[Any]]:
+def registered_types() -> dict[str, type[Any]]:
     """By `type_id`. Nothing is imported for it: what this program has not met is not there."""
     with _met_lock:
         return dict(_met)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from ringfence import serde
 from ringfence.adapters.core import Turn
 from ringfence.prompt.tool_result import sendable
-from ringfence.runtime.events import RejectedToolParams, ToolCallBegun, ToolInvoked
+from ringfence.runtime.events import RejectedToolParams, ToolCallStarted, ToolInvoked
 from ringfence.runtime.limits import TokenUsage
 from ringfence.runtime.receipts import Receipt
 from ringfence.telemetry import names
@@ -101,7 +101,7 @@ def finish_reason(turn: Turn) -> str:
     return "tool_call" if turn.tool_calls else "stop"
 
 
-def arguments_of(call: ToolCallBegun) -> str:
+def arguments_of(call: ToolCallStarted) -> str:
     if isinstance(call.arguments, str):
         return bounded(call.arguments)
     return as_json(call.arguments or {})

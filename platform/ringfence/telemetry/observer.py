@@ -15,9 +15,8 @@ from opentelemetry.context import Context, attach, detach
 from opentelemetry.metrics import MeterProvider
 from opentelemetry.trace import Span, SpanKind, StatusCode, TracerProvider
 
-from ringfence.adapters.core import EvaluationBegun, EvaluationEnded, ModelAnswered, ModelAsked
-from ringfence.arguments import checked
-from ringfence.runtime.events import ToolCallBegun, ToolInvoked
+from ringfence.adapters.core import EvaluationEnded, EvaluationStarted, ModelAnswered, ModelRequested
+from ringfence.runtime.events import ToolCallStarted, ToolInvoked
 from ringfence.runtime.limits import TokenUsage
 from ringfence.runtime.receipts import Receipt
 from ringfence.runtime.session import Session
@@ -46,7 +45,6 @@ class _Open:
 _innermost: ContextVar[_Open | None] = ContextVar("ringfence_open_span", default=None)
 
 
-@checked
 class Telemetry:
     """Makes spans of what happens in the sessions that it observes: ``invoke_agent``, ``chat`` and ``execute_tool``,
     nested as the evaluations, the model's answers and the tool calls are, with those of other libraries in between.
@@ -94,11 +92,11 @@ class Telemetry:
     def observe(self, session: Session) -> None:
         """Hear of everything that goes through the session's dispatcher from now on; a second time does nothing."""
         handlers: dict[type[Any], Callable[[Any], None]] = {
-            EvaluationBegun: self._evaluation_begun,
+            EvaluationStarted: self._evaluation_begun,
             EvaluationEnded: self._evaluation_ended,
-            ModelAsked: self._model_asked,
+            ModelRequested: self._model_asked,
             ModelAnswered: self._model_answered,
-            ToolCallBegun: self._call_begun,
+            ToolCallStarted: self._call_begun,
             Receipt: self._call_ended,
         }
         if self._captures:
@@ -108,7 +106,7 @@ class Telemetry:
                 pass
             session.dispatcher.subscribe(event_type, handler)
 
-    def _evaluation_begun(self, event: EvaluationBegun) -> None:
+    def _evaluation_begun(self, event: EvaluationStarted) -> None:
         about = _about("invoke_agent", event.provider, event.model)
         said: Attributes = {names.AGENT_NAME: event.prompt_name, names.CONVERSATION_ID: str(event.session_id)}
         if event.run_context is not None:
@@ -120,7 +118,7 @@ class Telemetry:
         found = attributes.of_usage(event.usage)
         self._end(event.evaluation_id, found, _error_of(event.error), event.created_at)
 
-    def _model_asked(self, event: ModelAsked) -> None:
+    def _model_asked(self, event: ModelRequested) -> None:
         about = _about("chat", event.provider, event.model)
         name = f"chat {event.model}" if event.model else "chat"
         key = (event.evaluation_id, event.number)
@@ -142,7 +140,7 @@ class Telemetry:
             if tokens is not None:
                 self._tokens.record(tokens, ended.labels | {names.TOKEN_TYPE: kind})
 
-    def _call_begun(self, event: ToolCallBegun) -> None:
+    def _call_begun(self, event: ToolCallStarted) -> None:
         about = attributes.of_call(event.name, event.call_id, event.prompt_name, str(event.session_id))
         # A name that a model has made up would make as many kinds of spans as there are such names.
         name = "execute_tool" if event.description is None else f"execute_tool {event.name}"

@@ -29,7 +29,7 @@ class Printed:
         return self.kind, self.mode, self.size, self.owner, self.content
 
 
-def printed(root: Path) -> dict[str, Printed]:
+def capture_tree(root: Path) -> dict[str, Printed]:
     """Every path below `root`, and the root itself as ""; names that are not UTF-8 have surrogate escapes."""
     top = os.fsencode(root)
     found: dict[bytes, os.stat_result] = {b"": os.lstat(top)}

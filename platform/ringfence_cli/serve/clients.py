@@ -12,7 +12,7 @@ from mcp_types import CallToolResult
 
 from ringfence.adapters.tool_executor import ToolExecutor
 from ringfence.errors import PromptEvaluationError
-from ringfence.failures import said_of
+from ringfence.failures import describe_error
 from ringfence.prompt.prompt import Prompt, PromptTemplate
 from ringfence.runtime.events import ToolInvoked
 from ringfence.runtime.limits import Cancellation
@@ -69,7 +69,7 @@ class Client:
         except PromptEvaluationError as error:
             return failed(str(error))
         except SystemExit as error:  # of a tool of the user's own: the server goes on for all others
-            return failed(f"{name} has ended itself, and was rolled back: {said_of(error)}")
+            return failed(f"{name} has ended itself, and was rolled back: {describe_error(error)}")
         finally:
             self._forget()
 

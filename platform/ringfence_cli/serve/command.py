@@ -17,7 +17,7 @@ import anyio
 import click
 
 from ringfence.errors import PromptValidationError, SandboxUnavailableError
-from ringfence.failures import said_of
+from ringfence.failures import describe_error
 from ringfence.runtime.receipts import Receipt
 from ringfence_cli.not_started import NotStartedError
 from ringfence_cli.outputs import ReceiptsFile, refuse_way_out
@@ -29,13 +29,13 @@ from ringfence_cli.sandbox_commands import UNAVAILABLE
 from ringfence_cli.serve import stdio
 from ringfence_cli.serve.clients import Client
 from ringfence_cli.serve.server import WorkspaceServer
-from ringfence_cli.serve.workspaces import DiskServed, ServedWorkspace, open_workspace
+from ringfence_cli.serve.workspaces import ServedWorkspace, WritableWorkspace, open_workspace
 from ringfence_cli.signals import Signals
 from ringfence_cli.task import EXIT_CODES
 from ringfence_cli.telemetry import telemetry_of
 from ringfence_cli.terminal import ErrorStream
 from ringfence_cli.terms import Place
-from ringfence_cli.workspace import keep_out
+from ringfence_cli.workspace import protect_path
 from ringfence_sandbox.disk.places import StateDirectoryError
 from ringfence_sandbox.moved_roots import moved_from
 
@@ -87,8 +87,8 @@ def _serve(options: ServeOptions, signals: Signals) -> int:
                 )
                 stack.callback(workspace.close)
                 receipts = _receipts(options, stack)
-                if receipts is not None and isinstance(workspace, DiskServed):
-                    keep_out(workspace.workspace, receipts.path, "the receipts of this server come there")
+                if receipts is not None and isinstance(workspace, WritableWorkspace):
+                    protect_path(workspace.workspace, receipts.path, "the receipts of this server come there")
                     receipts.complete(workspace.workspace.opened)
                 with results_alone(added):
                     _begin_once(workspace, added)
@@ -120,7 +120,7 @@ def _begin_once(workspace: ServedWorkspace, added: Sequence[MakeSection]) -> Non
     except Exception as error:
         if not added:
             raise
-        raise NotStartedError(f"--section: no client could begin with it: {said_of(error)}") from error
+        raise NotStartedError(f"--section: no client could begin with it: {describe_error(error)}") from error
 
 
 def _refuse(said: str, options: ServeOptions, signals: Signals) -> None:
@@ -178,7 +178,9 @@ def _transport(options: ServeOptions, stack: ExitStack) -> tuple[Transport, Sequ
     try:
         listening = stack.enter_context(listen(address))
     except OSError as error:
-        raise click.BadParameter(f"{options.http} cannot be used: {said_of(error)}", param_hint="'--http'") from None
+        raise click.BadParameter(
+            f"{options.http} cannot be used: {describe_error(error)}", param_hint="'--http'"
+        ) from None
     shown = Address(address.host, listening.getsockname()[1])
     hints = (
         f"serving {options.directory} at http://{shown.written_host}:{shown.port}{PATH}",
@@ -225,7 +227,7 @@ def _write(receipts: ReceiptsFile, errors: ErrorStream, receipt: Receipt) -> Non
     try:
         receipts.call(receipt, None, "")
     except OSError as error:
-        errors.say(f"ringfence: the receipt of {receipt.tool} could not be written: {said_of(error)}")
+        errors.say(f"ringfence: the receipt of {receipt.tool} could not be written: {describe_error(error)}")
 
 
 def _nothing(receipt: Receipt) -> None:

@@ -19,7 +19,7 @@ from mcp_types import (
     TextResourceContents,
 )
 
-from ringfence.filesystem.paths import said_about, shown
+from ringfence.filesystem.paths import escape_path, path_message
 from ringfence.filesystem.protocol import FileEntry, Filesystem
 from ringfence_cli.workspace import is_git_data
 
@@ -40,7 +40,9 @@ def listed(filesystem: Filesystem, cursor: str | None) -> ListResourcesResult:
     page = found[:PAGE]
     return ListResourcesResult(
         resources=[
-            Resource(uri=address(file.path), name=shown(file.path), size=file.size_bytes, mime_type=_kind(file.path))
+            Resource(
+                uri=address(file.path), name=escape_path(file.path), size=file.size_bytes, mime_type=_kind(file.path)
+            )
             for file in page
         ],
         next_cursor=address(page[-1].path) if len(found) > PAGE else None,
@@ -58,7 +60,7 @@ def read(filesystem: Filesystem, uri: str) -> ReadResourceResult:
         content = filesystem.read_bytes(path, limit=MAX_BYTES).content
     except (OSError, ValueError) as error:
         said = getattr(error, "strerror", None) or str(error)
-        raise MCPError(code=INVALID_PARAMS, message=said_about(_named(path), said, " cannot be read: ")) from None
+        raise MCPError(code=INVALID_PARAMS, message=path_message(_named(path), said, " cannot be read: ")) from None
     try:
         text = content.decode()
     except UnicodeDecodeError:
@@ -113,7 +115,7 @@ def _entries(filesystem: Filesystem, path: str, after: list[str]) -> Iterator[tu
 
 def _named(path: str) -> str:
     """As much of it as tells people which one."""
-    name = shown(path) or "the root of the workspace"
+    name = escape_path(path) or "the root of the workspace"
     return name if len(name) <= 300 else f"{name[:300]}..."
 
 

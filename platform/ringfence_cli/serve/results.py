@@ -9,7 +9,7 @@ from mcp_types import CallToolResult, TextContent, ToolAnnotations
 from mcp_types import Tool as ToolDescription
 
 from ringfence import serde
-from ringfence.adapters.tool_executor import Answer
+from ringfence.adapters.tool_executor import ToolCallResult
 from ringfence.prompt.tool import Tool
 from ringfence.prompt.tool_result import bounded
 
@@ -61,7 +61,7 @@ def _output_schema(tool: Tool[Any, Any]) -> dict[str, object] | None:
     return schema
 
 
-def called(answer: Answer, tool: Tool[Any, Any] | None) -> CallToolResult:
+def called(answer: ToolCallResult, tool: Tool[Any, Any] | None) -> CallToolResult:
     """How a call ended, for the client: what the model reads, and the value where there is one."""
     receipt = answer.receipt
     about = {"ringfence/outcome": receipt.outcome, "ringfence/receipt": receipt.receipt_id}

@@ -29,7 +29,7 @@ from mcp_types import (
 )
 from mcp_types import Tool as ToolDescription
 
-from ringfence.filesystem.paths import shown
+from ringfence.filesystem.paths import escape_path
 from ringfence.runtime.limits import Cancellation
 from ringfence.runtime.receipts import Receipt
 from ringfence_cli.own_sections import MakeSection
@@ -81,7 +81,7 @@ class WorkspaceServer:
         return Server(
             "ringfence",
             version=version("ringfence"),
-            instructions=INSTRUCTIONS.format(directory=shown(os.path.realpath(self._workspace.directory))),
+            instructions=INSTRUCTIONS.format(directory=escape_path(os.path.realpath(self._workspace.directory))),
             lifespan=self._clients,
             get_tool_input_schema=self._schema,
             on_list_tools=self._list_tools,

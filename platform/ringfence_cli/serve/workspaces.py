@@ -63,7 +63,7 @@ def open_workspace(
     if place.workspace == "memory":
         return MemoryServed(loaded(directory), policies, read_only=read_only)
     if read_only:
-        return LookedAt(directory, without_commands=place.workspace == "podman")
+        return ReadOnlyWorkspace(directory, without_commands=place.workspace == "podman")
     workspace = on_disk(directory)
     if place.workspace == "podman":
         try:
@@ -71,7 +71,7 @@ def open_workspace(
         except BaseException:
             workspace.close()
             raise
-    return DiskServed(workspace, policies)
+    return WritableWorkspace(workspace, policies)
 
 
 class ReadOnlyPolicy:
@@ -113,7 +113,7 @@ class MemoryServed:
         """What is in memory goes by itself."""
 
 
-class DiskServed:
+class WritableWorkspace:
     """The files as they are, and with a container over them commands. Every call that changes any file is a step, and
     can be undone."""
 
@@ -141,7 +141,7 @@ class DiskServed:
         self.workspace.close()
 
 
-class LookedAt:
+class ReadOnlyWorkspace:
     """The files as they are, to look at: not locked, so that an agent may work there meanwhile."""
 
     def __init__(self, directory: Path, *, without_commands: bool = False) -> None:

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ringfence.participants import Change
-from ringfence.values import quickly_made
 from ringfence_sandbox.calls.deed_runner import DeedRunner
 from ringfence_sandbox.calls.differences import STAMP, Differences
 from ringfence_sandbox.calls.history import DeedsChanges
@@ -19,7 +18,6 @@ from ringfence_sandbox.disk.records import Deed, Identity
 _KEPT_WRITTEN_BYTES = 1 << 26
 
 
-@quickly_made
 @dataclass(frozen=True, slots=True, eq=False)
 class Comparison:
     """What the deeds since a mark have changed. It holds until another deed comes after the last of them."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TypeAlias
 
-from ringfence.participants import Change, FileVersion, make_change, make_file_version
+from ringfence.participants import Change, FileVersion
 from ringfence_sandbox.calls.holding import Holding
 from ringfence_sandbox.disk.confined import CHUNK_BYTES, Confined, Looks, is_reserved, open_file
 from ringfence_sandbox.disk.records import Deed
@@ -195,7 +195,7 @@ class Differences:
     def _note(self, path: str, before: FileVersion | None, after: FileVersion | None, node: _Node) -> None:
         unhashed = before is not None and before.kind == "file" and before.content_hash is None
         if before != after or (unhashed and node.where != (IN_TREE, path)):
-            self._found.append(make_change(path, before, after))
+            self._found.append(Change(path, before, after))
         elif before is not None and before.kind != "directory":
             self.made_again.append(path)
 
@@ -246,7 +246,7 @@ class Differences:
         mode = stat.S_IMODE(found.st_mode)
         if stat.S_ISREG(found.st_mode):
             known = self._known(found)
-            return make_file_version("file", mode, found.st_size, known or self._hash(where, found))
+            return FileVersion("file", mode, found.st_size, known or self._hash(where, found))
         if stat.S_ISDIR(found.st_mode):
             return FileVersion("directory", mode, 0)
         if stat.S_ISLNK(found.st_mode):

@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ringfence.values import quickly_made
 from ringfence_sandbox.disk.records import Deed
 
 
@@ -33,7 +32,6 @@ class State:
     """Whether an opaque call has ended here that changed something: that is not among the deeds."""
 
 
-@quickly_made
 @dataclass(frozen=True, slots=True, eq=False)
 class Mark:
     """Where a call began: a number of deeds, and the state at that time."""

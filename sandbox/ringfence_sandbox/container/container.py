@@ -12,7 +12,7 @@ from typing import Any
 from podman.errors import APIError
 
 from ringfence.errors import ExecutorLostError, SandboxUnavailableError
-from ringfence.failures import said_of
+from ringfence.failures import describe_error
 from ringfence_sandbox.container.channel import EXECUTOR as EXECUTOR_SCRIPT
 from ringfence_sandbox.container.channel import SOCKET_NAME, Channel, Ended
 from ringfence_sandbox.container.interpreter import IN_THE_IMAGE, LENT, NoPythonError, Python, lacks_python, lent_python
@@ -266,5 +266,5 @@ def _last_words(container: Any) -> str:
 
 
 def _not_started(error: BaseException, why: str) -> str:
-    text = said_of(error) if isinstance(error, UNREADABLE) else str(error)
+    text = describe_error(error) if isinstance(error, UNREADABLE) else str(error)
     return f"the container does not start: {text[-800:]}{f' ({why})' if why else ''}; see `ringfence sandbox doctor`"

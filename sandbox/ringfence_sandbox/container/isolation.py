@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ringfence.arguments import checked
 from ringfence_sandbox.container.seccomp import profile_path
 
 Network = Literal["none", "bridge", "slirp4netns", "pasta"]
@@ -28,7 +27,6 @@ _MIB = 1 << 20
 _CPU_PERIOD_MICROSECONDS = 100_000
 
 
-@checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxLimits:
     """What one container may take. What is in ``/tmp`` and ``/dev/shm`` counts as memory, and so does what commands

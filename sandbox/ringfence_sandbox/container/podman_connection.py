@@ -21,7 +21,7 @@ from podman import PodmanClient
 from podman.domain.config import PodmanConfig  # pyright: ignore[reportMissingTypeStubs]
 
 from ringfence.errors import SandboxUnavailableError
-from ringfence.failures import said_of
+from ringfence.failures import describe_error
 from ringfence_sandbox.disk.places import StateDirectoryError, podman_directory
 from ringfence_sandbox.disk.state_files import write_once
 
@@ -130,7 +130,7 @@ def reading(url: str, how: str) -> Generator[None]:
         raise
     except (OSError, *UNREADABLE) as error:  # podman-py's own are an OSError too
         raise SandboxUnavailableError(
-            f"what answers at {url} ({how}) is no Podman, or one that does not work: {said_of(error)[-800:]}. See what "
+            f"what answers at {url} ({how}) is not a working Podman: {describe_error(error)[-800:]}. See what "
             f"`podman --url {url} info` says; start that service anew, or name another one with CONTAINER_HOST"
         ) from error
 

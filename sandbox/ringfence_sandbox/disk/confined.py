@@ -14,7 +14,6 @@ import stat
 from dataclasses import dataclass
 
 from ringfence.filesystem.paths import os_error, outside
-from ringfence.values import quickly_made
 from ringfence_sandbox.disk.kernel import Abilities, lstat, open_within
 
 MAX_LINK_HOPS = 40
@@ -38,7 +37,6 @@ def is_reserved(path: str) -> bool:
     return path.startswith(HOLDING_PREFIX) and _HOLDING.match(path.partition("/")[0]) is not None
 
 
-@quickly_made
 @dataclass(frozen=True, slots=True)
 class Found:
     """A resolved path, what is there, and why nothing can be made there: a file in the way, or a dangling link."""

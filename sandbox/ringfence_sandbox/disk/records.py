@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from json.encoder import encode_basestring_ascii
 from typing import Literal, TypeAlias
 
-from ringfence.values import quick_maker, quickly_made
-
 Json: TypeAlias = str | int | float | bool | list["Json"] | dict[str, "Json"] | None
 
 _REGULAR = oct(stat.S_IFREG)
@@ -21,7 +19,6 @@ before the first change in it; nothing is done but at the undoing. opaque: from 
 ``commit`` has it as it was."""
 
 
-@quickly_made
 @dataclass(frozen=True, slots=True)
 class Identity:
     """Enough of a file, link or directory to know it again: a directory by its inode, a file by its content too."""
@@ -38,7 +35,7 @@ class Identity:
     def of(cls, found: os.stat_result, sha256: str | None = None) -> Identity:
         mode = found.st_mode
         if stat.S_ISREG(mode):
-            return make_identity(_REGULAR, found.st_ino, found.st_size, found.st_mtime_ns, sha256)
+            return Identity(_REGULAR, found.st_ino, found.st_size, found.st_mtime_ns, sha256)
         kind = oct(stat.S_IFMT(mode))
         if stat.S_ISDIR(mode):
             return cls(kind, found.st_ino)
@@ -68,9 +65,6 @@ class Identity:
                 return cls(kind, inode, size, mtime_ns, sha256)
             case _:
                 return None
-
-
-make_identity = quick_maker(Identity)
 
 
 @dataclass(slots=True)

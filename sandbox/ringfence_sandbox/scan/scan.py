@@ -25,7 +25,7 @@ from ringfence_sandbox.scan.stat_cache import (
     stamp_of,
 )
 from ringfence_sandbox.scan.steady_reading import hole_bytes, open_at, read_at_once, read_steadily
-from ringfence_sandbox.store.entries import Entry, Meta, link_number, make_entry, make_meta
+from ringfence_sandbox.store.entries import Entry, Meta, link_number
 from ringfence_sandbox.store.folders import Folder
 from ringfence_sandbox.store.history_states import States
 
@@ -368,7 +368,7 @@ class Scanner:
                 self._take(
                     path,
                     old,
-                    make_entry(kind, _meta(status, link=link_number(status, self._device)), self._keep(content)),
+                    Entry(kind, _meta(status, link=link_number(status, self._device)), self._keep(content)),
                 )
                 if not steady:
                     self._found.unsettled.append(path)
@@ -442,7 +442,7 @@ def _listed(descriptor: int) -> tuple[Sequence[str], Sequence[str]]:
 
 
 def _meta(status: os.stat_result, *, link: int) -> Meta:
-    return make_meta(stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid, status.st_mtime_ns, link)
+    return Meta(stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid, status.st_mtime_ns, link)
 
 
 def _stamp_at(parent: int, name: str) -> Stamp | None:

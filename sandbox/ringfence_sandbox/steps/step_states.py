@@ -16,7 +16,7 @@ from ringfence.participants import Change, FileVersion
 from ringfence_sandbox.calls.history import ChangedFiles
 from ringfence_sandbox.disk.confined import Confined, Looks
 from ringfence_sandbox.scan.scan import ScanLimits
-from ringfence_sandbox.store.entries import Entry, Meta, Pending, is_directory, link_number, make_entry, make_meta
+from ringfence_sandbox.store.entries import Entry, Meta, Pending, is_directory, link_number
 from ringfence_sandbox.store.object_ids import blob_id
 from ringfence_sandbox.store.store import Store
 from ringfence_sandbox.store.unknown import NOTHING, Move, Unknown
@@ -197,7 +197,7 @@ class Differing:
             return None
         mode = found.st_mode
         link = link_number(found, self._device)
-        meta = make_meta(stat.S_IMODE(mode), found.st_uid, found.st_gid, found.st_mtime_ns, link)
+        meta = Meta(stat.S_IMODE(mode), found.st_uid, found.st_gid, found.st_mtime_ns, link)
         if stat.S_ISREG(mode):
             return self._stored(path, meta, sha256)
         if stat.S_ISDIR(mode):
@@ -213,7 +213,7 @@ class Differing:
             if len(self._hashes) >= _MOST_HASHES:
                 self._hashes.popitem(last=False)
             self._hashes[oid] = sha256 or hashlib.sha256(content).hexdigest()
-        return make_entry("file", meta, oid)
+        return Entry("file", meta, oid)
 
 
 def all_above(paths: Iterable[str]) -> list[str]:

@@ -6,8 +6,6 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ringfence.values import quickly_made
-
 _INSERT_MOST = 127
 _LENGTHS = [bytes([length]) for length in range(_INSERT_MOST + 1)]
 _COPY_MOST = 0xFFFF
@@ -17,7 +15,6 @@ _NEAR, _FAR = 0xB3, 0xBF
 """A copy with two bytes of its offset, or all four, and both bytes of its size."""
 
 
-@quickly_made
 @dataclass(frozen=True, slots=True)
 class Before:
     """What an object came from: the id of that one and its length, and the pieces of it that others took the place of,

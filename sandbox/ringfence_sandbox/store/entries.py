@@ -8,14 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from ringfence.values import quick_maker, quickly_made
-
 Kind: TypeAlias = Literal["file", "directory", "symlink"]
 _BACKSLASH, _NEWLINE = b"\\\n"
 """As numbers: to ask whether bytes are in bytes takes ten times as long."""
 
 
-@quickly_made
 @dataclass(frozen=True, slots=True)
 class Meta:
     """What git does not keep of a path.
@@ -31,10 +28,6 @@ class Meta:
     link: int = 0
 
 
-make_meta = quick_maker(Meta)
-
-
-@quickly_made
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One path of a step; ``oid`` is the git object id of a file's bytes, or of a symlink's target, in hex."""
@@ -52,10 +45,6 @@ class Entry:
         )
 
 
-make_entry = quick_maker(Entry)
-
-
-@quickly_made
 @dataclass(frozen=True, slots=True)
 class Pending:
     """A new state of a path whose bytes the store may not have yet: a file's, or a symlink's target."""
@@ -99,4 +88,4 @@ def decode_line(line: bytes) -> tuple[bytes, Meta]:
     if _BACKSLASH in name:
         parts = name.split(b"\\\\")
         name = b"\\".join(part.replace(b"\\n", b"\n") for part in parts)
-    return name, make_meta(int(mode, 8), int(uid), int(gid), int(mtime), int(link))
+    return name, Meta(int(mode, 8), int(uid), int(gid), int(mtime), int(link))

@@ -13,7 +13,7 @@ from operator import itemgetter
 from typing import Protocol, TypeAlias
 
 from ringfence_sandbox.store.deltas import Before
-from ringfence_sandbox.store.entries import Entry, Meta, decode_line, make_entry
+from ringfence_sandbox.store.entries import Entry, Meta, decode_line
 from ringfence_sandbox.store.git_names import escaped, unescaped
 from ringfence_sandbox.store.rows import EMPTY_ROWS, OID_BYTES, Rows, tree_rows
 
@@ -97,7 +97,7 @@ class Folder:
 
 
 def _entry(item: bytes, meta: Meta) -> Entry:
-    return make_entry("symlink" if item.startswith(b"120000") else "file", meta, item[-OID_BYTES:].hex())
+    return Entry("symlink" if item.startswith(b"120000") else "file", meta, item[-OID_BYTES:].hex())
 
 
 def load(objects: Objects, meta_oid: bytes, files_oid: bytes | None) -> Folder:
