@@ -317,7 +317,7 @@ def test_the_files_of_another_resource_are_not_changed_unread(files: InMemoryFil
     with prompt.bind(resources={Filesystem: files, Notes: notes}).resources:
         call = ToolExecutor(prompt=prompt, session=Session()).call
         call("read_file", {"file_path": "a.txt"})  # the same path and bytes, of other files
-        assert "a.txt, of which" in call("note", {"file_path": "a.txt", "content": "x"}).message
+        assert "a.txt without" in call("note", {"file_path": "a.txt", "content": "x"}).message
         assert notes.read("a.txt").content == "one\n"
         assert call("note", {"file_path": "new", "content": "x"}).success
         assert call("note", {"file_path": "new", "content": "its own write is known"}).success
