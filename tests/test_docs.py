@@ -49,7 +49,8 @@ EXAMPLES = [
 
 def module_of(path: Path) -> ModuleType:
     spec = spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
