@@ -28,6 +28,7 @@ from datetime import date, time, timedelta
 from decimal import Decimal
 from difflib import get_close_matches
 from enum import Enum
+from functools import cache
 from operator import attrgetter
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, get_args, get_origin, overload
@@ -37,6 +38,7 @@ from weakref import WeakKeyDictionary
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
     from pydantic import TypeAdapter
+    from pydantic.json_schema import GenerateJsonSchema
 
 __all__ = ["STRICT_JSON", "decoder", "dump", "dump_any", "parse", "read_json", "schema"]
 
@@ -98,7 +100,33 @@ def schema(cls: type[object], *, extra: Extra = "ignore") -> dict[str, object]:
     ``extra="forbid"`` puts ``additionalProperties: false`` into every object. Types inside of ``cls`` are in ``$defs``.
     Raises TypeError for a type that has no schema.
     """
+    _check_extra(extra)
+    kept = _kept_with(cls)
+    if f"schema {extra}" not in kept:
+        kept[f"schema {extra}"] = json.dumps(_trim(_schema(cls), extra == "forbid"))
+    return json.loads(kept[f"schema {extra}"])
+
+
+def _schema(cls: type[object]) -> dict[str, Any]:
     from pydantic import PydanticUserError
+
+    try:
+        found: dict[str, Any] = _adapter(cls).json_schema(schema_generator=_schema_generator())
+    except PydanticUserError as error:
+        raise TypeError(f"{name_of(cls)} has no JSON Schema: {error.message.splitlines()[0]}") from None
+    if _is_dataclass_type(cls):  # `_adapter` made it optional
+        found |= found.pop("anyOf")[0]
+    if "$ref" in found:  # providers want an object at the root
+        name = found.pop("$ref").removeprefix("#/$defs/")
+        root = found["$defs"][name]
+        if f'"#/$defs/{name}"' not in json.dumps(found):
+            del found["$defs"][name]
+        found = {**root, **{key: value for key, value in found.items() if value}}
+    return found
+
+
+@cache
+def _schema_generator() -> type[GenerateJsonSchema]:
     from pydantic.json_schema import GenerateJsonSchema
 
     class Generator(GenerateJsonSchema):
@@ -107,21 +135,7 @@ def schema(cls: type[object], *, extra: Extra = "ignore") -> dict[str, object]:
         def field_is_present(self, field: Any) -> bool:
             return field.get("init", True) and super().field_is_present(field)
 
-    _check_extra(extra)
-    try:
-        found: dict[str, Any] = _adapter(cls).json_schema(schema_generator=Generator)
-    except PydanticUserError as error:
-        raise TypeError(f"{name_of(cls)} has no JSON Schema: {error.message.splitlines()[0]}") from None
-    if _is_dataclass_type(cls):  # `_adapter` made it optional
-        found |= found.pop("anyOf")[0]
-    if "$ref" in found:  # providers want an object at the root
-        name = found.pop("$ref").removeprefix("#/$defs/")
-        definitions = found["$defs"]
-        root = definitions[name]
-        if json.dumps(definitions).count(f'"#/$defs/{name}"') == 0:
-            del definitions[name]
-        found = {**root, **({"$defs": definitions} if definitions else {})}
-    return _trim(found, extra == "forbid")
+    return Generator
 
 
 def read_json(text: str | bytes) -> dict[str, object]:
@@ -170,15 +184,14 @@ _scan_once: Callable[[str, int], tuple[object, int]] = _scanner.scan_once
 # The adapter of a class
 
 
-def _adapter(cls: Any) -> TypeAdapter[Any]:
-    """pydantic's adapter, kept on the class itself: a cache elsewhere would keep the class alive."""
+def _adapter(cls: type[Any]) -> TypeAdapter[Any]:
     from pydantic import ConfigDict, PydanticUndefinedAnnotation, PydanticUserError, TypeAdapter
 
-    kept = vars(cls).get("__ringfence_adapter__") if isinstance(cls, type) and is_dataclass(cls) else None
-    if kept is not None:
-        return kept
+    kept = _kept_with(cls)
+    if "adapter" in kept:
+        return kept["adapter"]
     # pydantic takes a configuration for the type around a dataclass, which then holds inside.
-    kind: Any = cls | None if _is_dataclass_type(cls) else cls
+    kind = cast("type[Any]", cls | None if _is_dataclass_type(cls) else cls)
     config = ConfigDict(val_json_bytes="base64", ser_json_bytes="base64", allow_inf_nan=False)
     try:
         adapter: TypeAdapter[Any] = TypeAdapter(kind, config=config)
@@ -191,9 +204,18 @@ def _adapter(cls: Any) -> TypeAdapter[Any]:
         raise TypeError(f"{name_of(cls)} cannot be parsed: {error.message.splitlines()[0]}") from None
     except Exception as error:  # pydantic-core's SchemaError, such as for a pattern that is no regular expression
         raise TypeError(f"{name_of(cls)} cannot be parsed: {' '.join(str(error).split())}") from None
-    if isinstance(cls, type) and is_dataclass(cls):
-        cls.__ringfence_adapter__ = adapter  # pyright: ignore[reportAttributeAccessIssue]
+    kept["adapter"] = adapter
     return adapter
+
+
+def _kept_with(cls: type[Any]) -> dict[str, Any]:
+    """What was compiled for a dataclass: kept on the class itself, since a cache elsewhere would keep the class alive.
+    Nothing is kept for other types."""
+    if not isinstance(cls, type) or not is_dataclass(cls):  # pyright: ignore[reportUnnecessaryIsInstance]  # Box[int]
+        return {}
+    if "__ringfence_serde__" not in vars(cls):
+        type.__setattr__(cls, "__ringfence_serde__", {})
+    return vars(cls)["__ringfence_serde__"]
 
 
 def _enclosing_locals(cls: type[Any]) -> dict[str, Any]:
@@ -350,7 +372,8 @@ def _unknown_key(key: str, known: Sequence[str]) -> str:
 def _data_path(value: Any, problem: Any) -> list[str | int]:
     """The place of a problem in the data. Its location has pydantic's labels of union members and keys, too."""
     path: list[str | int] = []
-    *around, last = problem["loc"] or (None,)
+    location: tuple[Any, ...] = problem["loc"] or (None,)
+    *around, last = location
     for part in around:
         if (isinstance(value, dict) and part in value) or (isinstance(value, list) and isinstance(part, int)):
             value = cast("Any", value)[part]
@@ -382,8 +405,8 @@ def _options(schema: Mapping[str, Any], node: Mapping[str, Any]) -> Iterable[Map
 def _inside(node: Mapping[str, Any], part: str | int) -> Any:
     if isinstance(part, int):
         return node.get("items")
-    found = node.get("properties", {}).get(part, node.get("additionalProperties"))
-    return found if isinstance(found, dict) else None
+    found: Any = node.get("properties", {}).get(part, node.get("additionalProperties"))
+    return cast("Any", found) if isinstance(found, dict) else None
 
 
 def show_value(value: object) -> str:
