@@ -58,6 +58,7 @@ def module_of(path: Path) -> ModuleType:
 
 @pytest.mark.parametrize(("where", "example"), EXAMPLES)
 def test_each_example_runs_by_itself(where: Page, example: Block, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert re.match(r"(# \S+\.py\n)?(from|import) ", example.text), "an example begins with all its imports"
     # The entry point of an installed package, where the tests run without one.
     fsspec.register_implementation("ringfence", WorkspaceFileSystem, clobber=True)
     module = ModuleType("example")  # a real one: dataclasses look their module up
