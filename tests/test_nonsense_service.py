@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from command_line import ringfence_process
+from command_line import ringfence_text
 
 INFO = {
     "host": {"security": {"rootless": False}, "cgroupVersion": "v2", "ociRuntime": {"name": "crun"}},
@@ -86,6 +86,6 @@ def test_a_service_that_answers_nonsense_is_no_sandbox(tmp_path: Path, answer: A
     options = ("--task", "x", "--model", f"script:{tmp_path}/script.jsonl", "--image", "x", "--json")
     with answering(answer) as url:
         environment = {**os.environ, "CONTAINER_HOST": url}
-        done = ringfence_process("run", tmp_path / "tree", "--workspace", "podman", *options, env=environment)
+        done = ringfence_text("run", tmp_path / "tree", "--workspace", "podman", *options, env=environment)
     record = json.loads(done.stdout)
     assert (done.returncode, record["outcome"], words in record["error"]) == (4, "no_sandbox", True), done
