@@ -40,10 +40,10 @@ from ringfence.prompt.tool_result import (
     whole_text,
 )
 from ringfence.resources.context import CallResources, ResourceContext
-from ringfence.runtime.events import RejectedToolParams, RunContext, ToolCallStarted, ToolInvoked
+from ringfence.runtime.events import RejectedToolParams, ToolCallStarted, ToolInvoked
 from ringfence.runtime.ids import new_id
 from ringfence.runtime.interrupts import Interrupts
-from ringfence.runtime.limits import BudgetTracker, Cancellation, Deadline, Heartbeat, inherited_limits
+from ringfence.runtime.limits import BudgetTracker, Cancellation, Deadline, Heartbeat, RunContext, RunOptions
 from ringfence.runtime.lock_order import Participants, sort_locks
 from ringfence.runtime.receipts import Outcome, PolicyVerdict, Receipt
 from ringfence.runtime.session import Session
@@ -58,13 +58,15 @@ logger = logging.getLogger(__name__)
 now = datetime.now
 
 
-def check_prompt(prompt: object) -> None:
-    """Raises TypeError for what is no prompt, such as a template."""
+def check_arguments(prompt: object, session: object) -> None:
+    """Raises TypeError for what is no prompt, such as a template, and for what is no session."""
     from ringfence.prompt.prompt import Prompt
 
     if not isinstance(prompt, Prompt):
         hint = ": write Prompt(template)" if hasattr(prompt, "sections") else ""
         raise TypeError(f"the prompt is a {type(prompt).__name__}, not a Prompt{hint}")
+    if not isinstance(session, Session):
+        raise TypeError(f"the session is a {type(session).__name__}, not a Session")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +136,8 @@ class ToolExecutor:
 
         Raises TypeError for what is no prompt, no session and no limit, and what `Prompt.render` raises.
         """
-        check_prompt(prompt)
+        check_arguments(prompt, session)
+        RunOptions(deadline, budget_tracker, heartbeat, run_context)  # refuses limits of another type
         self.prompt = prompt
         self.session = session
         self.adapter = adapter
@@ -220,8 +223,8 @@ class ToolExecutor:
 
     def _limit_as_around(self, call: Transaction) -> None:
         """The limits of a call hold for what its handler does, and so for the calls that this makes."""
-        call.deadline, around = inherited_limits(self.deadline)
-        call.budget_tracker = self.budget_tracker or around
+        limits = RunOptions(self.deadline, self.budget_tracker).inherit()
+        call.deadline, call.budget_tracker = limits.deadline, limits.budget_tracker
 
     def _tell_begun(self, ending: _Ending, arguments: Mapping[str, object] | str | None) -> None:
         offer = self._offers.get(ending.name)
