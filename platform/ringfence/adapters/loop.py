@@ -31,7 +31,6 @@ from ringfence.adapters.core import (
 from ringfence.adapters.shortening import shortened
 from ringfence.adapters.tool_executor import ToolExecutor, check_arguments
 from ringfence.errors import (
-    BudgetExceededError,
     ContextWindowExceededError,
     DeadlineExceededError,
     EvaluationPhase,
@@ -46,9 +45,18 @@ from ringfence.prompt.feedback import FeedbackContext, Feedbacks
 from ringfence.prompt.structured_output import parse_output
 from ringfence.prompt.tool import Tool
 from ringfence.runtime.events import PromptExecuted, PromptRendered, RenderedTools, ToolSchema
-from ringfence.runtime.limits import Budget, BudgetTracker, Deadline, Heartbeat, RunContext, RunOptions, TokenUsage
+from ringfence.runtime.limits import (
+    Budget,
+    BudgetExceededError,
+    BudgetTracker,
+    Deadline,
+    Heartbeat,
+    RunContext,
+    RunOptions,
+    TokenUsage,
+)
+from ringfence.runtime.reducers import SetVisibilityOverride, VisibilityOverrides
 from ringfence.runtime.session import Session
-from ringfence.runtime.visibility import SetVisibilityOverride, VisibilityOverrides
 
 if TYPE_CHECKING:
     from ringfence.prompt.prompt import Prompt
