@@ -15,7 +15,6 @@ from ringfence.adapters.core import (
     ModelRetry,
     ModelText,
     ModelTurn,
-    PromptResponse,
     ProviderAdapter,
     Request,
     ToolCall,
@@ -27,6 +26,7 @@ from ringfence.adapters.scripted import ScriptedAdapter
 from ringfence.adapters.throttling import ThrottleDetails, ThrottlePolicy
 from ringfence.adapters.tool_executor import ToolCallResult, ToolExecutor
 from ringfence.errors import ContextWindowExceededError, PromptEvaluationError, ThrottleError
+from ringfence.runtime.events import PromptResponse
 
 if TYPE_CHECKING:
     from ringfence.adapters.anthropic import AnthropicAdapter
