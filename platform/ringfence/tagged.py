@@ -148,7 +148,7 @@ def types_of(values: Iterable[object]) -> set[type[Any]]:
         if id(value) in seen:
             continue
         seen[id(value)] = value
-        kind: type[Any] = type(value)
+        kind: type[Any] = value.__class__
         if issubclass(kind, Enum):
             found.add(kind)
         elif is_dataclass(kind):
