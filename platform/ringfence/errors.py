@@ -40,7 +40,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from ringfence.adapters.throttling import ThrottleDetails, ThrottleKind
+    from ringfence.adapters.retry import ThrottleDetails, ThrottleKind
     from ringfence.runtime.limits import Budget, TokenUsage
     from ringfence.runtime.visibility import SectionVisibility
 
