@@ -28,7 +28,7 @@ from ringfence.adapters.model import (
     ToolChoice,
     Turn,
 )
-from ringfence.adapters.tool_executor import ToolExecutor, check_prompt
+from ringfence.adapters.tool_executor import ToolExecutor, check_arguments
 from ringfence.errors import (
     BudgetExceededError,
     ContextWindowExceededError,
@@ -93,7 +93,7 @@ class LoopAdapter(Model, Protocol):
         run_context: RunContext | None = None,
     ) -> PromptResponse[OutputT]:
         """As `ProviderAdapter.evaluate`."""
-        check_prompt(prompt)
+        check_arguments(prompt, session)
         options = RunOptions.of_evaluation(
             deadline=deadline,
             budget=budget,

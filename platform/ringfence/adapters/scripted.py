@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from ringfence import serde
-from ringfence.adapters.model import Message, Request, ToolCall, Turn
 from ringfence.adapters.loop import MAX_TURNS, LoopAdapter
+from ringfence.adapters.model import Message, Request, ToolCall, Turn
 from ringfence.errors import PromptEvaluationError, described
 from ringfence.filesystem.host_texts import read_host_text
 from ringfence.runtime.limits import TokenUsage
