@@ -15,7 +15,6 @@ from ringfence.filesystem import Filesystem
 from ringfence.runtime import Receipt, SliceConfig, ToolInvoked, Transaction, read_log, settled, tool_transaction
 from ringfence.runtime.lock_order import sort_locks
 from ringfence_cli.outputs import ReceiptsFile
-from ringfence_cli.policies import policies_said, replayed
 from ringfence_cli.signals import Signals
 from ringfence_cli.watch import RunObserver, RunStats
 from ringfence_tools import VfsToolsSection
@@ -188,7 +187,6 @@ def test_a_receipts_file_has_a_further_line_and_what_reads_it_joins_them(tmp_pat
     assert [line["outcome"] for line in lines] == ["committed", "failed", "rolled_back", "committed"]
     assert lines[2]["receipt_id"] == lines[0]["receipt_id"]
     assert tally.outcomes == {"committed": 1, "failed": 1, "rolled_back": 1}
-    assert replayed(path, policies_said(["deny:a"])) == (1, [])
 
 
 def test_a_call_that_commits_while_the_one_around_it_ends_says_it_itself() -> None:

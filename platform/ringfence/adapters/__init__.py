@@ -23,10 +23,10 @@ from ringfence.adapters.model import (
     ToolChoice,
     Turn,
 )
-from ringfence.adapters.retry import ThrottleDetails, ThrottlePolicy
+from ringfence.adapters.retry import ThrottlePolicy
 from ringfence.adapters.scripted import ScriptedAdapter
 from ringfence.adapters.tool_executor import ToolCallResult, ToolExecutor
-from ringfence.errors import ContextWindowExceededError, PromptEvaluationError, ThrottleError
+from ringfence.errors import ContextWindowExceededError, PromptEvaluationError, ThrottleDetails, ThrottleError
 
 if TYPE_CHECKING:
     from ringfence.adapters.anthropic import AnthropicAdapter

@@ -30,7 +30,6 @@ from ringfence.adapters.model import (
 )
 from ringfence.adapters.tool_executor import ToolExecutor, check_arguments
 from ringfence.errors import (
-    BudgetExceededError,
     ContextWindowExceededError,
     DeadlineExceededError,
     EvaluationPhase,
@@ -45,9 +44,18 @@ from ringfence.prompt.feedback import FeedbackContext, Feedbacks
 from ringfence.prompt.structured_output import parse_output
 from ringfence.prompt.tool import Tool
 from ringfence.runtime.events import PromptExecuted, PromptRendered, RenderedTools, ToolSchema
-from ringfence.runtime.limits import Budget, BudgetTracker, Deadline, Heartbeat, RunContext, RunOptions, TokenUsage
+from ringfence.runtime.limits import (
+    Budget,
+    BudgetExceededError,
+    BudgetTracker,
+    Deadline,
+    Heartbeat,
+    RunContext,
+    RunOptions,
+    TokenUsage,
+)
+from ringfence.runtime.reducers import SetVisibilityOverride, VisibilityOverrides
 from ringfence.runtime.session import Session
-from ringfence.runtime.visibility import SetVisibilityOverride, VisibilityOverrides
 
 if TYPE_CHECKING:
     from ringfence.prompt.prompt import Prompt

@@ -13,34 +13,20 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from email.utils import parsedate_to_datetime
-from typing import Literal, Protocol, TypeVar, cast
+from typing import Protocol, TypeVar, cast
 
 from ringfence.errors import (
     ContextWindowExceededError,
     DeadlineExceededError,
     EvaluationPhase,
     PromptEvaluationError,
+    ThrottleDetails,
     ThrottleError,
+    ThrottleKind,
 )
 from ringfence.runtime.limits import Deadline, utc_now
 
 AnswerT = TypeVar("AnswerT")
-
-ThrottleKind = Literal["rate_limit", "quota_exhausted", "timeout", "overloaded", "connection"]
-"""Why a request was not served. "connection" is also an answer that broke off."""
-
-
-@dataclass(frozen=True, slots=True)
-class ThrottleDetails:
-    """Why a provider did not answer, and how often it was asked."""
-
-    kind: ThrottleKind
-    retry_after: float | None = None
-    """Seconds that the provider asked to wait."""
-    attempts: int = 1
-    retry_safe: bool = True
-    """Whether asking once more at once makes sense; False when that has been tried, or cannot help."""
-    provider_payload: Mapping[str, object] | None = None
 
 
 @dataclass(frozen=True, slots=True)

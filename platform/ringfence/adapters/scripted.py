@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 from ringfence import serde
 from ringfence.adapters.loop import MAX_TURNS, LoopAdapter
 from ringfence.adapters.model import Message, Request, ToolCall, Turn
-from ringfence.errors import PromptEvaluationError, described
+from ringfence.errors import PromptEvaluationError, format_error
 from ringfence.filesystem.host_texts import read_host_text
 from ringfence.runtime.limits import TokenUsage
 
@@ -84,7 +84,7 @@ class ScriptedAdapter(LoopAdapter):
             try:
                 return self._numbered(self._turn(self._function(messages), f"turn {len(self.requests)}"), request)
             except Exception as error:
-                reason = str(error) if isinstance(error, ValueError) else described(error)
+                reason = str(error) if isinstance(error, ValueError) else format_error(error)
                 raise PromptEvaluationError(reason, prompt_name=request.prompt_name, phase="response") from error
         if not self._turns:
             calls = ", since its last turn calls tools" if messages and messages[-1]["role"] == "tool" else ""

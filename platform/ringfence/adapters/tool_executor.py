@@ -39,7 +39,7 @@ from ringfence.prompt.tool_result import (
     exit_code_of,
     whole_text,
 )
-from ringfence.resources.context import CallResources, ResourceContext
+from ringfence.resources import CallResources, ResourceContext
 from ringfence.runtime.events import RejectedToolParams, ToolCallStarted, ToolInvoked
 from ringfence.runtime.ids import new_id
 from ringfence.runtime.interrupts import Interrupts

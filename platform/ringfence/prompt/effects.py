@@ -145,7 +145,7 @@ class DeletionLimitPolicy:
                 state = policy_state(context, self.name, self._scope(context, which))
                 if known != state.invoked_keys:
                     changed = PolicyState(self.name, frozenset(), known, state.scope)
-                    context.session[PolicyState].exchange(state, changed)
+                    context.session[PolicyState].replace_item(state, changed)
 
     def _is_who_counts(self, tool: Tool[Any, Any], context: ToolContext) -> bool:
         """Of several of a name the first: counted again, a file of one's own that is gone would be somebody else's."""
@@ -266,7 +266,7 @@ class RequireCleanTestsPolicy:
         known = frozenset({self.test_tool} if clean else ())
         if state.invoked_tools != known:
             changed = PolicyState(self.name, known, scope=state.scope)
-            context.session[PolicyState].exchange(state, changed)
+            context.session[PolicyState].replace_item(state, changed)
 
     def validate(self, tool_names: frozenset[str]) -> None:
         refuse_unknown(self.name, {self.test_tool, *self.before} - tool_names, tool_names)

@@ -242,7 +242,7 @@ class SequentialDependencyPolicy:
         state = policy_state(context, self.name, context.prompt.scope)
         if tool.name not in state.invoked_tools:
             invoked = state.invoked_tools | {tool.name}
-            context.session[PolicyState].exchange(state, replace(state, invoked_tools=invoked))
+            context.session[PolicyState].replace_item(state, replace(state, invoked_tools=invoked))
 
     def validate(self, tool_names: frozenset[str]) -> None:
         unknown = {*self.dependencies, *(name for needed in self.dependencies.values() for name in needed)} - tool_names

@@ -139,7 +139,7 @@ class ReadBeforeWritePolicy:
             news = {path: content_hash for path, content_hash in learned.items() if known.of(path) != content_hash}
             if news:
                 after = PolicyState(self.name, state.invoked_tools, known.updated(news), state.scope)
-                context.session[PolicyState].exchange(state, after)
+                context.session[PolicyState].replace_item(state, after)
 
     def _governs(self, tool: Tool[Any, Any]) -> bool:
         return tool.writes is not None or tool.name in self.write_tools

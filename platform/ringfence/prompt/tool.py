@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ringfence.participants import CallInfo, Change
     from ringfence.prompt.prompt import Prompt
     from ringfence.prompt.rendering import RenderedPrompt
-    from ringfence.resources.context import CallResources, ResourceContext
+    from ringfence.resources import CallResources, ResourceContext
     from ringfence.runtime.events import Dispatcher
     from ringfence.runtime.limits import Cancellation, Deadline, Heartbeat, RunContext
     from ringfence.runtime.session import Session

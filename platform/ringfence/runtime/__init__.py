@@ -1,14 +1,11 @@
 """Sessions and their slices, events, limits, transactions and receipts."""
 
 from ringfence.errors import (
-    BudgetExceededError,
     DeadlineExceededError,
     RestoreFailedError,
     SnapshotRestoreError,
-    SnapshotSerializationError,
     TransactionError,
 )
-from ringfence.runtime.composite import CompositeSnapshot, SnapshotMetadata, create_snapshot, restore_snapshot
 from ringfence.runtime.events import (
     Dispatcher,
     DispatchResult,
@@ -22,9 +19,9 @@ from ringfence.runtime.events import (
     ToolInvoked,
     ToolSchema,
 )
-from ringfence.runtime.json_lines import SliceConfig, read_log
 from ringfence.runtime.limits import (
     Budget,
+    BudgetExceededError,
     BudgetTracker,
     Cancellation,
     Deadline,
@@ -34,14 +31,18 @@ from ringfence.runtime.limits import (
     TokenUsage,
 )
 from ringfence.runtime.pending import PendingToolTracker
-from ringfence.runtime.receipts import PolicyVerdict, Receipt, settled
+from ringfence.runtime.receipts import PolicyVerdict, Receipt, final_receipts
 from ringfence.runtime.reducers import (
     Append,
     Clear,
+    ClearAllVisibilityOverrides,
+    ClearVisibilityOverride,
     Extend,
     ReducerContext,
     Replace,
+    SetVisibilityOverride,
     SliceOp,
+    VisibilityOverrides,
     append_all,
     reducer,
     replace_latest,
@@ -49,16 +50,9 @@ from ringfence.runtime.reducers import (
     upsert_by,
 )
 from ringfence.runtime.session import Session, SessionView, iter_sessions_bottom_up
-from ringfence.runtime.slice_views import SliceView
-from ringfence.runtime.slices import SlicePolicy
-from ringfence.runtime.snapshots import Snapshot
-from ringfence.runtime.transaction import Transaction, tool_transaction
-from ringfence.runtime.visibility import (
-    ClearAllVisibilityOverrides,
-    ClearVisibilityOverride,
-    SetVisibilityOverride,
-    VisibilityOverrides,
-)
+from ringfence.runtime.slices import SlicePolicy, SliceView
+from ringfence.runtime.snapshots import CompositeSnapshot, Snapshot, SnapshotMetadata
+from ringfence.runtime.transaction import Transaction, create_snapshot, restore_snapshot, tool_transaction
 
 __all__ = [
     "Append",
@@ -93,14 +87,12 @@ __all__ = [
     "Session",
     "SessionView",
     "SetVisibilityOverride",
-    "SliceConfig",
     "SliceOp",
     "SlicePolicy",
     "SliceView",
     "Snapshot",
     "SnapshotMetadata",
     "SnapshotRestoreError",
-    "SnapshotSerializationError",
     "TokenUsage",
     "ToolCallStarted",
     "ToolInvoked",
@@ -110,13 +102,12 @@ __all__ = [
     "VisibilityOverrides",
     "append_all",
     "create_snapshot",
+    "final_receipts",
     "iter_sessions_bottom_up",
-    "read_log",
     "reducer",
     "replace_latest",
     "replace_latest_by",
     "restore_snapshot",
-    "settled",
     "tool_transaction",
     "upsert_by",
 ]
