@@ -24,7 +24,7 @@ from command_line import ringfence_text as ringfence
 
 from ringfence import Session, serde
 from ringfence.adapters import ScriptedAdapter
-from ringfence.adapters.core import Message, MessageAdded
+from ringfence.adapters.model import Message, MessageAdded
 from ringfence.errors import PromptEvaluationError
 from ringfence.testing import held_call
 from ringfence_cli.disk import DiskWorkspace

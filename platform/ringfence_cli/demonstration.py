@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ringfence.adapters.core import ModelRetry, ModelText, ModelTurn
+from ringfence.adapters.model import ModelRetry, ModelText, ModelTurn
 from ringfence.adapters.scripted import ScriptedAdapter
 from ringfence.errors import SandboxUnavailableError
 from ringfence.runtime.receipts import Receipt

@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal
 
 from ringfence import serde
-from ringfence.adapters.core import ProviderAdapter
+from ringfence.adapters.model import ProviderAdapter
 from ringfence.adapters.offers import BoundTool, bind_tool
 from ringfence.errors import (
     CallCancelledError,

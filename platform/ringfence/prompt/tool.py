@@ -30,7 +30,7 @@ from ringfence.runtime.limits import BudgetTracker
 from ringfence.values import can_change
 
 if TYPE_CHECKING:
-    from ringfence.adapters.core import ProviderAdapter
+    from ringfence.adapters.model import ProviderAdapter
     from ringfence.participants import CallInfo, Change
     from ringfence.prompt.prompt import Prompt
     from ringfence.prompt.rendering import RenderedPrompt

@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any, Self
 
-from ringfence.testing import provider_shapes as shapes
+import provider_shapes as shapes
 
 JSON_TYPE = "application/json"
 EVENTS_TYPE = "text/event-stream"
@@ -124,7 +124,7 @@ class _Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
     server: _Server  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    def log_message(self, format: str, *args: object) -> None: ...  # noqa: A002
+    def log_message(self, format: str, *args: object) -> None: ...
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers.get("content-length", 0))))
