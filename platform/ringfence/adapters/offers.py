@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ringfence.prompt.policy import EffectPolicy, ToolPolicy, is_for
+from ringfence.prompt.policy import EffectPolicy, ToolPolicy, has_hook, is_asked
 from ringfence.prompt.tool import Tool, ToolHandler
 from ringfence.runtime.receipts import PolicyVerdict
 
@@ -33,8 +33,6 @@ class BoundTool:
 
 def bind_tool(tool: Tool[Any, Any], prompt: Prompt[Any]) -> BoundTool:
     policies = prompt.policies_for_tool(tool.name)
-    around = [policy for policy in policies if isinstance(policy, ToolPolicy)]
-    told = prompt.result_policies(tool.name)
     return BoundTool(
         tool,
         tool.handler,
@@ -42,15 +40,11 @@ def bind_tool(tool: Tool[Any, Any], prompt: Prompt[Any]) -> BoundTool:
         tool.fits,
         tool.read_only,
         tool.opaque,
-        [(policy, PolicyVerdict(policy.name, True), is_for(tool, policy.check)) for policy in around],
-        [policy for policy in told if isinstance(policy, ToolPolicy) and is_for(tool, policy.on_result)],
         [
-            (policy, PolicyVerdict(policy.name, True))
+            (policy, PolicyVerdict(policy.name, True), is_asked(policy, "check", tool))
             for policy in policies
-            if isinstance(policy, EffectPolicy) and getattr(policy, "concerns", _any_tool)(tool)
+            if has_hook(policy, "check")
         ],
+        [policy for policy in prompt.result_policies(tool.name) if is_asked(policy, "on_result", tool)],
+        [(policy, PolicyVerdict(policy.name, True)) for policy in policies if is_asked(policy, "check_effects", tool)],
     )
-
-
-def _any_tool(tool: Tool[Any, Any]) -> bool:
-    return True
