@@ -33,7 +33,6 @@ from ringfence.runtime.limits import (
     RunOptions,
     TokenUsage,
 )
-from ringfence.runtime.pending import PendingToolTracker
 from ringfence.runtime.receipts import PolicyVerdict, Receipt, settled
 from ringfence.runtime.reducers import (
     Append,
@@ -48,7 +47,7 @@ from ringfence.runtime.reducers import (
     replace_latest_by,
     upsert_by,
 )
-from ringfence.runtime.session import Session, SessionView, iter_sessions_bottom_up
+from ringfence.runtime.session import Session, SessionView
 from ringfence.runtime.slice_views import SliceView
 from ringfence.runtime.slices import SlicePolicy
 from ringfence.runtime.snapshots import Snapshot
@@ -78,7 +77,6 @@ __all__ = [
     "HandlerFailure",
     "Heartbeat",
     "InProcessDispatcher",
-    "PendingToolTracker",
     "PolicyVerdict",
     "PromptExecuted",
     "PromptRendered",
@@ -110,7 +108,6 @@ __all__ = [
     "VisibilityOverrides",
     "append_all",
     "create_snapshot",
-    "iter_sessions_bottom_up",
     "read_log",
     "reducer",
     "replace_latest",
