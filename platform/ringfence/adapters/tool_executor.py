@@ -365,8 +365,8 @@ class ToolExecutor:
             _ = context.filesystem  # one that is constructed on demand joins the call now
             if not transaction.tracks_external_writes():
                 raise TransactionError(
-                    f"{call.name} changes files by itself, as programs do, and no filesystem of this prompt sees "
-                    "that: bind one on disk that is not read-only, such as that of a Workspace"
+                    f"{call.name} runs programs, and no filesystem of this prompt scans for their changes: bind that of "
+                    "a Workspace, or one of your own with tracks_external_writes = True"
                 )
         result = tool.handler(call.params, context=context)
         context.scope.close()
