@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from command_line import ringfence_text
+from command_line import ringfence_process
 
 MODULE = """
 from dataclasses import dataclass
@@ -32,7 +32,9 @@ def project(tmp_path: Path) -> Path:
 
 
 def overrides(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return ringfence_text("overrides", *arguments, cwd=project)
+    # A process, since the module that it imports changes between two commands.
+    done = ringfence_process("overrides", *arguments, cwd=project)
+    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
 def test_texts_are_seeded_edited_listed_compared_and_checked(project: Path) -> None:

@@ -155,13 +155,13 @@ class CommandOutcome:
 
     def summary(self) -> str:
         """On one line, what is not in the output."""
-        said = [f"exit code {self.exit_code} after {self.duration_seconds:.1f} s"]
+        facts = [f"exit code {self.exit_code} after {self.duration_seconds:.1f} s"]
         if self.out_of_memory:
-            said.append("out of memory: a process of it was killed")
+            facts.append("out of memory: a process of it was killed")
         if self.leftovers:
             left = "a process" if self.leftovers == 1 else f"{self.leftovers} processes"
-            said.append(f"{left} that it left running had to be ended")
-        return "; ".join(said)
+            facts.append(f"{left} that it left running had to be ended")
+        return "; ".join(facts)
 
 
 ENVIRONMENT: Mapping[str, str] = {
@@ -362,7 +362,7 @@ class _CommandTools:
             env=params.env,
             stdin=params.stdin,
             timeout_seconds=params.timeout_seconds,
-            take_back="as rollback_on_error asks" if params.rollback_on_error else None,
+            rollback_reason="as rollback_on_error asks" if params.rollback_on_error else None,
             environment=kept,
         )
 
@@ -371,7 +371,7 @@ class _CommandTools:
             ("python3", "-c", params.code),
             context,
             timeout_seconds=params.timeout_seconds,
-            take_back="since the program failed",
+            rollback_reason="since the program failed",
         )
 
     def _run(
@@ -380,13 +380,13 @@ class _CommandTools:
         context: ToolContext,
         *,
         timeout_seconds: float,
-        take_back: str | None,
+        rollback_reason: str | None,
         cwd: str = "",
         env: Mapping[str, str] | None = None,
         stdin: str | None = None,
         environment: ShellEnvironment | None = None,
     ) -> ToolResult[CommandOutcome]:
-        """``take_back`` says why what a command did is taken back where its exit code is not 0; None: it is not."""
+        """``rollback_reason`` is why a command with another exit code than 0 is rolled back; None keeps its changes."""
         exported = environment.variables if environment is not None else ()
         usual = {name: value for name, value in ENVIRONMENT.items() if name not in exported}
         try:
@@ -407,8 +407,8 @@ class _CommandTools:
         outcome = _outcome(ended, cwd if cwd or environment is None else environment.cwd)
         if ended.failure:
             return ToolResult(f"{outcome.summary()}; {ended.failure}; what it did is taken back", outcome, False)
-        if ended.exit_code != 0 and take_back is not None:
-            return ToolResult(f"{outcome.summary()}; what it did is taken back, {take_back}", outcome, False)
+        if ended.exit_code != 0 and rollback_reason is not None:
+            return ToolResult(f"{outcome.summary()}; what it did is taken back, {rollback_reason}", outcome, False)
         if environment is None or ended.environment is None or ended.environment == environment:
             return ToolResult.ok(outcome, outcome.summary())
         context.session[ShellEnvironment].seed(ended.environment)

@@ -59,13 +59,15 @@ Arguments = Mapping[str, object] | str | None
 UNFINISHED = ToolResult.error("the call did not come to an end")
 
 
-def check_prompt(prompt: object) -> None:
-    """Raise TypeError for what is no prompt, such as a template."""
+def check_arguments(prompt: object, session: object) -> None:
+    """Raise TypeError for what is no prompt, such as a template, and for what is no session."""
     from ringfence.prompt.prompt import Prompt
 
     if not isinstance(prompt, Prompt):
         hint = ": write Prompt(template)" if hasattr(prompt, "sections") else ""
         raise TypeError(f"the prompt is a {type(prompt).__name__}, not a Prompt{hint}")
+    if not isinstance(session, Session):
+        raise TypeError(f"the session is a {type(session).__name__}, not a Session")
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +148,9 @@ class ToolExecutor:
     ) -> None:
         """``rendered_prompt`` is the rendering whose tools are on offer; it is made here where it is not given.
 
-        Raises TypeError for what is no prompt, and what `Prompt.render` raises.
+        Raises TypeError for what is no prompt, no session and no limit, and what `Prompt.render` raises.
         """
-        check_prompt(prompt)
+        check_arguments(prompt, session)
         self.prompt = prompt
         self.session = session
         self.adapter = adapter
@@ -365,8 +367,8 @@ class ToolExecutor:
             _ = context.filesystem  # one that is constructed on demand joins the call now
             if not transaction.tracks_external_writes():
                 raise TransactionError(
-                    f"{call.name} runs programs, and no filesystem of this prompt scans for their changes: bind that of "
-                    "a Workspace, or one of your own with tracks_external_writes = True"
+                    f"{call.name} runs programs, and no filesystem of this prompt scans for their changes: bind that "
+                    "of a Workspace, or one of your own with tracks_external_writes = True"
                 )
         result = tool.handler(call.params, context=context)
         context.scope.close()
