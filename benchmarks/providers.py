@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 from measure import Row, Spread, alternated, repeated, report
@@ -22,9 +23,11 @@ CALLS = 10
 AT_MOST_SECONDS = 0.002
 TEXT = "the file a\n"
 TURN = {"text": "I look.", "tool_calls": [{"name": "read_file", "arguments": {"file_path": "a.txt"}}]}
+SUPPORT = str(Path(__file__).parent.parent / "tests" / "support")
 SERVER = f"""
 import sys
-from ringfence.testing.provider_server import ProviderServer
+sys.path.insert(0, {SUPPORT!r})
+from provider_server import ProviderServer
 with ProviderServer([{TURN!r}] * {CALLS} + [{{"text": "Done."}}], repeat=True) as server:
     print(server.url, flush=True)
     sys.stdin.read()

@@ -1,4 +1,4 @@
-"""Every benchmark beside its baseline, in one run and one table. ``--markdown`` prints it for the README.
+"""Every benchmark beside its baseline, in one run and one table. ``--markdown`` prints it as Markdown.
 
 Each file runs in a process of its own. Its rows time both sides in turns on the same interpreter, and the table
 shows medians, the fastest and the slowest round, and first of all the ratio, since machines differ.

@@ -14,10 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfence.errors import ExecutorLostError
 from ringfence_sandbox.container import executor as protocol
 from ringfence_sandbox.container.channel import SOCKET_NAME, Channel, Ended
-from ringfence_sandbox.container.frames import FrameStream
+from ringfence_sandbox.container.frames import ExecutorLostError, FrameStream
 
 READY = (protocol.READY, protocol.NUMBER.pack(protocol.PROTOCOL))
 FIRST = protocol.NUMBER.pack(1)

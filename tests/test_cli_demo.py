@@ -18,6 +18,7 @@ from click.testing import CliRunner
 
 from ringfence_cli import main
 from ringfence_cli.demonstration import copy_tree, demonstrate, run_tests
+from ringfence_cli.options import Invocation
 from ringfence_cli.signals import Signals
 
 DATA = Path(str(files("ringfence_cli") / "demo"))
@@ -75,7 +76,7 @@ def test_the_data_of_the_package_is_not_touched(temporary: dict[str, str]) -> No
 
 def test_a_directory_that_exists_is_not_worked_in(tmp_path: Path) -> None:
     with Signals() as signals:
-        ended = CliRunner().invoke(main.ringfence, ["demo", "--keep", str(tmp_path)], obj=signals)
+        ended = CliRunner().invoke(main.ringfence, ["demo", "--keep", str(tmp_path)], obj=Invocation(signals))
     assert ended.exit_code == 2
     assert "cannot be made" in ended.output
     assert os.listdir(tmp_path) == []

@@ -87,7 +87,7 @@ def test_what_nothing_was_begun_with_is_an_object_too(tree: Path, arguments: lis
         ("log {tree}/missing", "missing' does not exist"),
         ("show {tree} 7", "has no history yet"),
         ("undo {tree} 1 --step 2", "give either N"),
-        ("policies try {tree}/missing", "missing' does not exist"),
+        ("sandbox doctor --imag x", "No such option"),
     ],
 )
 def test_every_exit_is_an_object_wrong_usage_too(tree: Path, arguments: str, words: str) -> None:
@@ -96,6 +96,15 @@ def test_every_exit_is_an_object_wrong_usage_too(tree: Path, arguments: str, wor
     record = json.loads(done.stdout)
     assert (record["exit_code"], words in record["error"]) == (done.returncode, True), record
     assert record.get("outcome") == ("not_started" if "run" in command else None)
+    assert done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments", ["undo {tree} --step --json", "log {tree} --limit --json", "show {tree} -- --json"]
+)
+def test_an_object_is_for_who_asked_for_it(tree: Path, arguments: str) -> None:
+    done = ringfence_text(*arguments.format(tree=tree).split())
+    assert (done.returncode != 0, done.stdout) == (True, "")
     assert done.stderr
 
 

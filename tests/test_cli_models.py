@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 from command_line import ringfence_text
+from provider_server import Failure, ProviderServer, Reply, Slow
 from rich.console import Console
 
 from ringfence.adapters import ModelText, ModelTurn, Turn
-from ringfence.testing.provider_server import Failure, ProviderServer, Reply, Slow
 from ringfence_cli.live import View
 from ringfence_cli.watch import RunStats
 

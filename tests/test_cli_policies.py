@@ -1,11 +1,10 @@
-"""Policies on the command line, in the owner's file, and tried on a past run."""
+"""Policies on the command line and in the owner's file."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -248,50 +247,6 @@ def test_a_file_within_reach_of_the_agent_is_refused(tree: Path, tmp_path: Path)
         assert (code, "inside of the workspace" in errors) == (2, True)
 
 
-def test_a_past_run_says_what_a_policy_would_have_denied(tree: Path, tmp_path: Path) -> None:
-    receipts = tmp_path / "receipts.jsonl"
-    run(tree, "--receipts", receipts)
-    tried = ringfence("policies", "try", receipts, "--policy", "protected", "--policy", "deletions:0")
-    assert tried.returncode == 1
-    lines = tried.stdout.splitlines()
-    assert len(lines) == 2
-    assert "write_file would have been denied by protected_files: .github/workflows" in lines[0]
-    assert "rm would have been denied by deletion_limit" in lines[1]
-    assert "2 of 4 committed calls" in tried.stderr
-    record = json.loads(ringfence("policies", "try", receipts, "--policy", "allow:/src/**", "--json").stdout)
-    assert (record["calls"], [denial["tool"] for denial in record["denied"]]) == (4, ["write_file", "rm"])
-    assert ringfence("policies", "try", receipts, "--policy", "deny:nothing").returncode == 0
-
-
-def test_tests_of_a_past_run_have_passed_where_their_command_has(tmp_path: Path) -> None:
-    def receipt(tool: str, changes: list[object], exit_code: int | None = None) -> str:
-        named = {"call_id": tool, "tool": tool, "outcome": "committed", "changes": changes, "params": {}}
-        return json.dumps({**named, "exit_code": exit_code}) + "\n"
-
-    file = {"kind": "file", "mode": 0o644, "size": 1, "content_hash": "1" * 64}
-    deploys = receipt("write_file", [{"path": "CHANGELOG.md", "before": None, "after": file}])
-    receipts = tmp_path / "receipts.jsonl"
-    for exit_code, code in ((1, 1), (0, 0), (None, 0)):
-        receipts.write_text(receipt("shell_execute", [], exit_code) + deploys)
-        tried = ringfence("policies", "try", receipts, "--policy", "tests:shell_execute:CHANGELOG.md")
-        assert tried.returncode == code, tried
-
-
-def test_a_name_that_is_no_utf_8_is_tried_as_what_it_is(tree: Path, tmp_path: Path) -> None:
-    (tree / "src").mkdir()
-    Path(os.fsdecode(bytes(tree) + b"/src/\xff.py")).write_text("x\n")
-    names = {"read_file": {"file_path": "src/\\xff.py"}, "rm": {"path": "src/\\xff.py"}}
-    rm = {"tool_calls": [{"name": name, "arguments": arguments} for name, arguments in names.items()]}
-    (tmp_path / "script.jsonl").write_text(json.dumps(rm) + "\n" + json.dumps({"text": "Done."}) + "\n")
-    receipts = tmp_path / "receipts.jsonl"
-    assert run(tree, "--receipts", receipts)[0] == 0
-    read, removed = map(json.loads, receipts.read_text().splitlines())
-    assert [*read["read"], removed["changes"][0]["path"]] == ["src/\\xff.py"] * 2
-    tried = ringfence("policies", "try", receipts, "--policy", "deny:/src/?.py", "--json")
-    assert len(json.loads(tried.stdout)["denied"]) == 1
-    assert ringfence("policies", "try", receipts, "--policy", "deny:/src/????.py").returncode == 0
-
-
 def test_the_file_that_the_page_shows_is_understood(tree: Path, tmp_path: Path) -> None:
     page = (Path(__file__).parent.parent / "docs" / "policies.md").read_text()
     (shown,) = re.findall(r"^```toml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
@@ -300,34 +255,10 @@ def test_the_file_that_the_page_shows_is_understood(tree: Path, tmp_path: Path) 
     assert [policy.name for policy in found] == ["protected_files", "paths", "deletion_limit", "require_clean_tests"]
 
 
-def test_what_cannot_be_tried_is_wrong_usage(tmp_path: Path) -> None:
-    receipts = tmp_path / "receipts.jsonl"
-    receipts.write_text('{"tool": "x"}\n')
-    assert ringfence("policies", "try", receipts).returncode == 2
-    tried = ringfence("policies", "try", receipts, "--policy", "protected")
-    assert (tried.returncode, "line 1 is no receipt: it has no 'changes'" in tried.stderr) == (2, True)
-    assert "--receipts" in tried.stderr  # where a file of them comes from
-
-
-def test_a_past_run_is_judged_by_the_command_that_it_ran(tree: Path, tmp_path: Path) -> None:
-    file = tmp_path / "own.toml"
-    file.write_text(
-        '[policies.tests]\ntool = "shell_execute"\ncommand = ["pytest", "make check"]\nbefore = ["deploy"]\n'
-    )
-    call = {"call_id": "1", "outcome": "committed", "changes": []}
-    for command, denied in (("true", True), ("pytest || true", True), ("make check", False)):
-        receipts = tmp_path / "receipts.jsonl"
-        tests = {**call, "tool": "shell_execute", "params": {"command": command, "argv": [], "env": {}}}
-        lines = [json.dumps(one) + "\n" for one in (tests, {**call, "tool": "deploy", "params": {}})]
-        receipts.write_text("".join(lines))
-        assert ringfence("policies", "try", receipts, "--policy", file).returncode == int(denied)
-
-
 @pytest.mark.parametrize(
     "words",
     [
-        ["policies", "try", "/dev/zero", "--policy", "protected"],
-        ["policies", "try", "/dev/null", "--policy", "endless.toml"],
+        ["run", "tree", "--model", "script:script.jsonl", "--task", "Do it.", "--policy", "endless.toml"],
         ["run", "tree", "--model", "script:script.jsonl", "--task", "@/dev/zero"],
         ["run", "tree", "--model", "script:/dev/zero", "--task", "Do it."],
     ],
@@ -337,15 +268,3 @@ def test_a_file_that_does_not_end_is_wrong_usage_and_does_not_take_all_memory(tr
     limited = ["sh", "-c", 'ulimit -v 4000000; exec "$@"', "sh", sys.executable, "-m", "ringfence_cli", *words]
     done = subprocess.run(limited, cwd=tree.parent, capture_output=True, text=True)
     assert (done.returncode, "has more than 268,435,456" in done.stderr) == (2, True)
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_what_waits_for_receipts_can_be_interrupted(tmp_path: Path, number: signal.Signals) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    command = [sys.executable, "-m", "ringfence_cli", "policies", "try", tmp_path / "pipe", "--policy", "protected"]
-    process = subprocess.Popen([*command, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    with process, (tmp_path / "pipe").open("w"):  # which waits until it reads
-        process.send_signal(number)
-        output, errors = process.communicate()
-    assert process.returncode == json.loads(output)["exit_code"] == 130
-    assert errors == b"ringfence: interrupted\n"

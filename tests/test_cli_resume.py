@@ -24,11 +24,11 @@ from command_line import ringfence_text as ringfence
 
 from ringfence import Session, serde
 from ringfence.adapters import ScriptedAdapter
-from ringfence.adapters.core import Message, MessageAdded
+from ringfence.adapters.model import Message, MessageAdded
 from ringfence.errors import PromptEvaluationError
 from ringfence.testing import held_call
-from ringfence_cli.container_options import container, place_of
 from ringfence_cli.disk import DiskWorkspace
+from ringfence_cli.options import container, place_of
 from ringfence_cli.outputs import OutputFile
 from ringfence_cli.resuming import RunRecord, interrupted_run, record_of
 from ringfence_cli.signals import Signals

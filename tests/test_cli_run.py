@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner
 from command_line import ringfence
@@ -21,6 +22,7 @@ from command_line import ringfence
 from ringfence.adapters import PromptEvaluationError, ScriptedAdapter
 from ringfence.errors import DeadlineExceededError, RestoreFailedError
 from ringfence_cli import main
+from ringfence_cli.options import Invocation
 from ringfence_cli.run import task_of
 from ringfence_cli.signals import Signals
 from ringfence_cli.task import Task, apply, perform
@@ -85,7 +87,12 @@ EDITED = {"a.txt": b"one\r\n2\nthree", "new/b.txt": b"new\n", "sub/keep.txt": b"
 
 
 def test_the_list_of_commands_says_the_whole_of_what_each_does() -> None:
-    for group in (main.ringfence, *(main.ringfence.commands[name] for name in ("overrides", "policies", "sandbox"))):
+    context = click.Context(main.ringfence)
+    commands = {name: main.ringfence.get_command(context, name) for name in main.ringfence.list_commands(context)}
+    for name, (_, sentence) in main.LAZY.items():
+        assert commands[name] is not None
+        assert commands[name].get_short_help_str(1000) == sentence
+    for group in (main.ringfence, *(commands[name] for name in ("overrides", "policies", "sandbox"))):
         said = CliRunner().invoke(group, ["--help"]).output
         assert "Commands:\n" in said
         assert "..." not in said.partition("Commands:\n")[2]
@@ -246,7 +253,7 @@ def test_the_task_can_come_from_a_file(tree: Path, tmp_path: Path) -> None:
 
 def usage_error(tree: Path, *arguments: str) -> str:
     with Signals() as signals:
-        ended = CliRunner().invoke(main.ringfence, ["run", *arguments], obj=signals)
+        ended = CliRunner().invoke(main.ringfence, ["run", *arguments], obj=Invocation(signals))
     assert ended.exit_code == 2
     assert contents(tree) == {"a.txt": b"one\r\ntwo\nthree", "sub/keep.txt": b"keep\n"}
     return ended.output

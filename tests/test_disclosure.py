@@ -23,7 +23,7 @@ from ringfence.prompt import (
     VisibilityExpansionRequired,
 )
 from ringfence.runtime import PromptRendered, Receipt, Session, ToolInvoked
-from ringfence.runtime.visibility import (
+from ringfence.runtime.reducers import (
     ClearAllVisibilityOverrides,
     ClearVisibilityOverride,
     SetVisibilityOverride,

@@ -1,23 +1,29 @@
-"""What the pages in docs/ show runs, page by page."""
+"""What the pages show runs, what they name is there, and their links lead somewhere."""
 
 from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
 from dataclasses import fields
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
+import click
 import fsspec
 import pytest
+from command_line import ringfence_text
+from pages import DOCS, PROJECT, Block, Page, page, pages
 
 from ringfence.filesystem.protocol import MAX_WRITE_LENGTH
 from ringfence.runtime import Session
+from ringfence_cli.main import ringfence
 from ringfence_cli.report import as_json
-from ringfence_cli.task import RunOutcome
+from ringfence_cli.task import EXIT_CODES, RunOutcome
 from ringfence_cli.watch import OUTCOMES, RunStats
 from ringfence_sandbox import Workspace
 from ringfence_tools import (
@@ -28,98 +34,138 @@ from ringfence_tools import (
     WorkspaceFileSystem,
 )
 
-DOCS = Path(__file__).parent.parent / "docs"
-README = (DOCS.parent / "README.md").read_text(encoding="utf-8")
-IN_A_CONTAINER = "sandbox"
-WITH_EXAMPLES = (
-    "workspaces",
-    "prompts",
-    "tools",
-    "policies",
-    "sessions",
-    "evaluations",
-    "resources",
-    "overrides",
-    "telemetry",
-    "testing",
-    "extending",
-)
-PAGES = ("running", "models", "mcp", IN_A_CONTAINER, *WITH_EXAMPLES)
+PAGES = [*pages()]
+README = Page(PROJECT / "README.md")
+SESSIONS = ("start/tutorial",)
+"""Pages whose blocks are one session of a shell: a block that begins with a file's name is that file."""
+GENERATED = ("python.md", "command-line.md")
+EXAMPLES = [
+    pytest.param(one, block, id=f"{one.name}:{block.line}")
+    for one in PAGES
+    for block in one.blocks
+    if block.language == "python" and "PodmanSandbox" not in block.text  # those run in tests/podman
+]
 
 
-@pytest.fixture(autouse=True)
-def project() -> None:
-    """The entry point of an installed package, where the tests run without one."""
+def module_of(path: Path) -> ModuleType:
+    spec = spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(("where", "example"), EXAMPLES)
+def test_each_example_runs_by_itself(where: Page, example: Block, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert re.match(r"(# \S+\.py\n)?(from|import) ", example.text), "an example begins with all its imports"
+    # The entry point of an installed package, where the tests run without one.
     fsspec.register_implementation("ringfence", WorkspaceFileSystem, clobber=True)
+    module = ModuleType("example")  # a real one: dataclasses look their module up
+    monkeypatch.setitem(sys.modules, "example", module)
+    exec(compile("\n" * (example.line - 1) + example.text, where.path, "exec"), vars(module))
 
 
-def text(page: str) -> str:
-    return (DOCS / f"{page}.md").read_text(encoding="utf-8")
+def without_what_differs(text: str) -> str:
+    """Instants, durations, temporary names and the ids of sessions are others each time."""
+    text = re.sub(r"\d{4}-\d\d-\d\d[T ] ?\d\d:\d\d:\d\d(\+00:00)?", "INSTANT", text)
+    return re.sub(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|after \d+\.\d s", "-", text)
 
 
-def examples(page: str) -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```", text(page), re.MULTILINE | re.DOTALL)
+def output_of(command: str, directory: Path) -> str:
+    """Both streams, as a terminal has them, of a command that succeeds."""
+    if command.startswith("ringfence "):
+        done = ringfence_text(*shlex.split(command)[1:], cwd=directory)
+    else:
+        done = subprocess.run(["sh", "-ec", command], capture_output=True, text=True, cwd=directory, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("page", WITH_EXAMPLES)
-def test_the_examples_of_a_page_run_one_after_the_other(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert examples(page)
-    name = f"docs_{page}"
-    module = ModuleType(name)  # a real one: dataclasses look their module up
-    monkeypatch.setitem(sys.modules, name, module)
-    for example in examples(page):
-        exec(compile(example, f"docs/{page}.md", "exec"), vars(module))
-
-
-def test_the_examples_pass_the_strict_type_checker(tmp_path: Path) -> None:
-    for page in (IN_A_CONTAINER, *WITH_EXAMPLES):
-        allowed = "# pyright: reportUnknownMemberType=false, reportDuplicateImport=false, reportUnusedClass=false\n"
-        (tmp_path / f"{page}.py").write_text(allowed + "\n".join(examples(page)))
-    roots = [str(DOCS.parent / root) for root in ("platform", "sandbox", "contrib_tools")]
-    config = {"typeCheckingMode": "strict", "extraPaths": roots, "reportMissingTypeStubs": False}
-    (tmp_path / "pyrightconfig.json").write_text(json.dumps(config))
-    command = [sys.executable, "-m", "basedpyright", "-p", str(tmp_path), "--pythonpath", sys.executable]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
-
-
-def test_the_test_file_that_is_shown_runs(tmp_path: Path) -> None:
-    (shown,) = [example for example in examples("testing") if "FilesystemContract" in example]
-    (tmp_path / "test_my_filesystem.py").write_text(shown)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert done.returncode == 0, done.stdout
-    assert int(re.findall(r"(\d+) passed", done.stdout)[0]) > 50
-
-
-def test_every_page_is_reached_from_the_readme() -> None:
-    assert [page for page in PAGES if f"docs/{page}.md" not in README] == []
+@pytest.mark.parametrize("name", SESSIONS)
+def test_a_session_is_what_the_shell_answers(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RINGFENCE_STATE_DIR", str(tmp_path / "state"))
+    (directory := tmp_path / "work").mkdir()
+    for block in page(name).blocks:
+        if block.language == "sh":
+            output_of(block.text, directory)
+        elif block.language == "console":
+            for typed, answer in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block.text, re.MULTILINE):
+                output = output_of(typed, directory)
+                if answer:  # of a command alone, only the success counts
+                    assert without_what_differs(output) == without_what_differs(answer), typed
+        elif file := re.match(r"# (\S+\.py)\n", block.text):
+            (directory / file[1]).write_text(block.text)
 
 
 def test_links_between_pages_lead_somewhere() -> None:
     dead: list[str] = []
-    for page in (*DOCS.parent.glob("*.md"), *DOCS.glob("*.md")):
-        words = re.sub(r"^```.*?^```|`[^`\n]+`", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
-        for target in re.findall(r"\]\((?!https?:)([^)]+)\)", words):
-            name, _, heading = target.partition("#")
-            there = page.parent / name if name else page
-            headings = (
-                re.findall(r"^#+ (.*)$", there.read_text(encoding="utf-8"), re.MULTILINE) if there.is_file() else []
-            )
-            anchors = [re.sub(r"[^\w -]", "", one.lower()).replace(" ", "-") for one in headings]
-            if not there.exists() or (heading and heading not in anchors):
-                dead.append(f"{page.name}: {target}")
+    for one in PAGES:
+        for link in one.links:
+            name, _, anchor = link.partition("#")
+            target = Page((one.path.parent / name).resolve() if name else one.path)
+            if not target.path.exists() or (anchor and anchor not in target.anchors):
+                dead.append(f"{one.name}: {link}")
     assert dead == []
 
 
-def test_pages_fit_on_a_few_screens() -> None:
-    assert [page for page in PAGES if len(text(page).splitlines()) > 180] == []
+def test_every_page_is_in_the_index() -> None:
+    index = page("index")
+    linked = {(index.path.parent / link.partition("#")[0]).resolve() for link in index.links}
+    assert [one.name for one in PAGES if DOCS in one.path.parents and one != index and one.path not in linked] == []
+
+
+def test_pages_are_short() -> None:
+    written = [one for one in PAGES if one.path.name not in GENERATED]
+    assert [one.name for one in written if len(one.text.splitlines()) > 200] == []
+    assert len(README.text.split()) <= 700
+
+
+@pytest.mark.parametrize("name", GENERATED)
+def test_the_reference_is_that_of_the_code(name: str) -> None:
+    write = module_of(DOCS / "reference/generate.py").PAGES[name]
+    assert (DOCS / "reference" / name).read_text(encoding="utf-8") == write(), "`make docs` writes it anew"
+
+
+def test_commands_that_pages_show_have_these_options() -> None:
+    wrong: list[str] = []
+    for one in PAGES:
+        shown = [
+            line
+            for block in one.blocks
+            if block.language in ("sh", "console", "yaml")
+            for line in block.text.split("\n")
+        ]
+        shown += re.findall(r"`(ringfence [^`]+)`", one.text)
+        for words in (
+            line.removeprefix("$ ").split() for line in shown if re.match(r"(\$ )?ringfence \w", line.strip())
+        ):
+            command: click.Command = ringfence
+            while isinstance(command, click.Group) and len(words) > 1:
+                words = words[1:]
+                if (found := command.get_command(click.Context(command), words[0])) is None:
+                    break
+                command = found
+            known = {name for param in command.params for name in (*param.opts, *param.secondary_opts)} | {"--help"}
+            options = {word.strip(",;`[]").partition("=")[0] for word in words if word.startswith("--")}
+            if words[0] in ("COMMAND", "MODULE"):
+                continue
+            wrong += [f"{one.name}: {' '.join(words)}: {option}" for option in options - known]
+            if isinstance(command, click.Group) and command is ringfence:
+                wrong.append(f"{one.name}: {' '.join(words)}")
+    assert wrong == []
+
+
+def test_the_proofs_that_pages_name_are_there() -> None:
+    for one in (Page(PROJECT / "SECURITY.md"), page("guarantees")):
+        named = set(re.findall(r"`(tests/[\w/.]+)`", one.text))
+        assert len(named) > 5
+        assert [name for name in named if not (PROJECT / name).exists()] == []
 
 
 def test_the_tools_that_the_pages_name_are_those_that_there_are_with_their_arguments(tmp_path: Path) -> None:
-    tables = text("running").replace(json_keys(), "") + text("mcp") + text(IN_A_CONTAINER)
-    rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| (.*) \|$", tables, re.MULTILINE)
-    said = {name: set(re.findall(r"`(\w+)`", what)) for names, what in rows for name in re.findall(r"`(\w+)`", names)}
+    rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| (.*) \|$", page("reference/tools").text, re.MULTILINE)
+    named = {name: set(re.findall(r"`(\w+)`", what)) for names, what in rows for name in re.findall(r"`(\w+)`", names)}
     session = Session()
     sections = (
         VfsToolsSection(session=session),
@@ -128,43 +174,39 @@ def test_the_tools_that_the_pages_name_are_those_that_there_are_with_their_argum
     )
     with PodmanSandboxSection(session=session, root=tmp_path) as shell:
         tools = [tool for section in (*sections, shell) for tool in section.tools()]
-    assert said == {tool.name: {one.name for one in fields(tool.params_type)} for tool in tools if tool.params_type}
+    assert named == {tool.name: {one.name for one in fields(tool.params_type)} for tool in tools if tool.params_type}
 
 
-def test_the_page_says_how_much_one_call_writes() -> None:
-    assert f"| `write_file` | `file_path`, `content`: at most {MAX_WRITE_LENGTH:,} characters |" in text("running")
-
-
-def test_what_a_held_snapshot_needs_waits_in_the_root_as_the_page_says(tmp_path: Path) -> None:
-    (root := tmp_path / "root").mkdir()
-    with Workspace.open(root, store=tmp_path / "store") as disk:
-        held = disk.filesystem.snapshot()
-        disk.filesystem.write("a.txt", "a")
-        disk.filesystem.restore(held)
-        (there,) = root.iterdir()
-        assert there.match(re.findall(r"`(\.\S+-\*)` in the root", text("resources"))[0])
-        assert disk.filesystem.list() == []
-    assert [*root.iterdir()] == []
+def test_the_page_of_tools_says_how_much_one_call_writes() -> None:
+    assert f"{MAX_WRITE_LENGTH:,} characters" in page("reference/tools").text
 
 
 def test_the_configuration_of_clients_can_be_read_and_starts_the_server() -> None:
-    blocks = re.findall(r"^```json\n(.*?)^```", README + text("mcp"), re.MULTILINE | re.DOTALL)
-    known = [json.loads(block) for block in blocks if "ringfence" in block]
-    known += map(tomllib.loads, re.findall(r"^```toml\n(.*?)^```", text("mcp"), re.MULTILINE | re.DOTALL))
+    blocks = page("use/mcp").blocks
+    known = [json.loads(block.text) for block in blocks if block.language == "json"]
+    known += [tomllib.loads(block.text) for block in blocks if block.language == "toml"]
     servers = [server["ringfence"] for one in known for server in one.values()]
-    assert len(servers) == 6
+    assert len(servers) == 5
     for server in servers:
         if "url" not in server:
             assert (server["command"], server["args"][0], len(server["args"])) == ("ringfence", "serve", 2)
 
 
-def json_keys() -> str:
-    """The table of the page on running."""
-    return text("running").partition("### JSON output")[2].partition("### Exit codes")[0]
+def section(name: str, heading: str) -> str:
+    return page(name).text.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
 
 
-def test_the_page_on_running_has_all_keys_of_the_json_object() -> None:
-    first_cells = [line.split("|")[1] for line in json_keys().splitlines() if line.startswith("| `")]
-    told = as_json(RunOutcome(), RunStats(), None)
-    assert sorted(re.findall(r"`(\w+)`", " ".join(first_cells))) == sorted(told)
-    assert all(f"`{outcome}`" in json_keys() for outcome in OUTCOMES)
+def test_the_reference_has_all_keys_of_the_json_object_of_a_run() -> None:
+    table = section("reference/json", "ringfence run --json")
+    first_cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    assert sorted(re.findall(r"`(\w+)`", " ".join(first_cells))) == sorted(as_json(RunOutcome(), RunStats(), None))
+
+
+def test_the_reference_has_all_exit_codes() -> None:
+    rows = re.findall(r"^\| (\d+) \| (.*?) \|", section("reference/json", "Exit codes"), re.MULTILINE)
+    assert {outcome: int(code) for code, names in rows for outcome in re.findall(r"`(\w+)`", names)} == EXIT_CODES
+
+
+def test_the_reference_has_all_outcomes_of_a_call() -> None:
+    outcomes = section("reference/receipts", "Outcomes")
+    assert re.findall(r"^\| `(\w+)` \|", outcomes, re.MULTILINE) == [*OUTCOMES]

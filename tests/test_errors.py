@@ -10,8 +10,10 @@ import pytest
 
 from ringfence import errors
 from ringfence.adapters import ThrottleDetails
-from ringfence.runtime import Budget, TokenUsage
-from ringfence.runtime.visibility import SectionVisibility
+from ringfence.errors import SectionVisibility
+from ringfence.resources import CircularDependencyError, ProviderError, UnboundResourceError
+from ringfence.runtime import Budget, BudgetExceededError, TokenUsage
+from ringfence_sandbox.container.frames import ExecutorLostError
 
 ERRORS = [
     errors.PromptRenderError("no", section_path=("a",), dataclass_type=int, placeholder="x"),
@@ -20,16 +22,16 @@ ERRORS = [
     ),
     errors.OutputParseError("no", dataclass_type=int),
     errors.ToolValidationError("no"),
-    errors.BudgetExceededError(Budget(max_total_tokens=1), TokenUsage(2, 3), "total_tokens"),
+    BudgetExceededError(Budget(max_total_tokens=1), TokenUsage(2, 3), "total_tokens"),
     errors.PromptEvaluationError("no", prompt_name="p", phase="tool", provider_payload={"a": 1}),
     errors.ThrottleError("no", details=ThrottleDetails("rate_limit", 1.0, 2, True, None)),
     errors.RestoreFailedError([("files", OSError(5, "no"))]),
     errors.WorkspaceConflictError(["a"]),
     errors.WorkspaceLockedError("/w", "process 1"),
-    errors.ExecutorLostError("no", ended=True),
-    errors.CircularDependencyError([int, str]),
-    errors.UnboundResourceError("no"),
-    errors.ProviderError(int, ValueError("no")),
+    ExecutorLostError("no", ended=True),
+    CircularDependencyError([int, str]),
+    UnboundResourceError("no"),
+    ProviderError(int, ValueError("no")),
 ]
 
 

@@ -1,4 +1,4 @@
-"""A workspace whose opener was killed, at every system call that changes something (see `docs/recovery.md`)."""
+"""A workspace whose opener is killed at each system call that changes something; see `docs/understand/recovery.md`."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def test_the_tests_run_what_is_in_this_checkout_and_not_a_copy_that_was_installe
 
 
 def test_no_page_tells_to_install_a_copy_into_the_environment_that_make_has_made() -> None:
-    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
     copied = re.compile(r"pip install '?\.")
     assert [page.name for page in pages if copied.search(page.read_text(encoding="utf-8"))] == []
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from provider_server import Asked, Failure, ProviderServer, Reply
 
 from ringfence.adapters import (
     AnthropicAdapter,
@@ -19,11 +20,10 @@ from ringfence.adapters import (
     ToolCall,
     Turn,
 )
-from ringfence.adapters.shortening import shortened
+from ringfence.adapters.loop import shorten
 from ringfence.prompt import MarkdownSection, Prompt, PromptTemplate, Tool, ToolContext, ToolResult
 from ringfence.runtime import Session, ToolInvoked
 from ringfence.testing.adapter_contract import Note, called
-from ringfence.testing.provider_server import Asked, Failure, ProviderServer, Reply
 
 DONE = {"text": "All of it is done."}
 WIRES = ("responses", "chat", "messages")
@@ -179,7 +179,7 @@ def test_each_shortening_is_shorter_ends_and_keeps_the_newest_turn_with_every_ca
     first, *_ = conversation
     newest = next((each for each in reversed(conversation) if each.turn), None)
     for _ in range(40):
-        found = shortened(conversation)
+        found = shorten(conversation)
         if found is None:
             break
         shorter, left_out = found

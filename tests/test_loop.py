@@ -212,7 +212,7 @@ def test_the_deadline_of_a_budget_is_looked_at_before_each_tool_call() -> None:
 def test_a_limit_of_tokens_that_nobody_counts_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     turns = [calls("a"), calls("b"), {"text": "done"}]
     ScriptedAdapter(turns).evaluate(prompt(), session=Session(), budget=Budget(max_total_tokens=1))
-    assert caplog.text.count("how many tokens") == 1
+    assert len(caplog.records) == 1
     caplog.clear()
     told = [{**turn, "usage": {"input_tokens": 1, "output_tokens": 1}} for turn in turns]
     ScriptedAdapter(told).evaluate(prompt(), session=Session(), budget=Budget(max_total_tokens=100))

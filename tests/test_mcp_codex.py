@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from provider_server import ProviderServer
 
-from ringfence.testing.provider_server import ProviderServer
 from ringfence_sandbox import Workspace
 
 PROJECT = Path(__file__).parent.parent

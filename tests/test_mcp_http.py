@@ -23,6 +23,7 @@ from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
 from ringfence_cli.main import ringfence
+from ringfence_cli.options import Invocation
 from ringfence_cli.serve.clients import CLIENT_HEADER
 from ringfence_cli.serve.http import Address, address_of
 from ringfence_cli.signals import Signals
@@ -256,7 +257,7 @@ def test_what_would_be_open_to_others_or_cannot_be_is_refused(
 ) -> None:
     with Signals() as signals:
         environment = {"RINGFENCE_MCP_TOKEN": token}
-        done = CliRunner().invoke(ringfence, ["serve", str(root), *options], obj=signals, env=environment)
+        done = CliRunner().invoke(ringfence, ["serve", str(root), *options], obj=Invocation(signals), env=environment)
     assert done.exit_code == 2
     assert said in " ".join(done.output.split())
 

@@ -1,4 +1,4 @@
-"""Opaque calls whose process is killed, at every system call that changes something (see `docs/recovery.md`)."""
+"""Opaque calls whose process is killed at each system call that changes a file; see `docs/understand/recovery.md`."""
 
 from __future__ import annotations
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from provider_server import ProviderServer
 
 from ringfence.adapters import ToolExecutor
 from ringfence.filesystem import InMemoryFilesystem
 from ringfence.prompt import MarkdownSection, Prompt, PromptTemplate, Tool, ToolContext, ToolResult
 from ringfence.runtime import Receipt, Session
-from ringfence.testing.provider_server import ProviderServer
 from ringfence_tools import VfsToolsSection, agents_tools, pydantic_toolset
 from ringfence_tools.frameworks import OrderedCalls
 

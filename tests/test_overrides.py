@@ -43,7 +43,7 @@ from ringfence.prompt import (
 )
 from ringfence.prompt.overrides import descriptor_of, problems
 from ringfence.runtime import PromptRendered, Session
-from ringfence.runtime.visibility import SetVisibilityOverride
+from ringfence.runtime.reducers import SetVisibilityOverride
 from ringfence.testing.printed import capture_tree
 
 

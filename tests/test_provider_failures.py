@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from provider_server import Broken, Failure, ProviderServer, Reply, Slow
 
 from ringfence.adapters import (
     AnthropicAdapter,
@@ -25,7 +26,6 @@ from ringfence.errors import DeadlineExceededError
 from ringfence.prompt import MarkdownSection, Prompt, PromptTemplate, Tool, ToolContext, ToolResult
 from ringfence.runtime import Budget, Deadline, Session, ToolInvoked
 from ringfence.testing.adapter_contract import Note, called
-from ringfence.testing.provider_server import Broken, Failure, ProviderServer, Reply, Slow
 
 FOREVER = 3600
 """Seconds that no test waits for: the run would be ended."""

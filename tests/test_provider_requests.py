@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from provider_server import ProviderServer, Reply
 
 from ringfence.adapters import (
     AnthropicAdapter,
@@ -26,14 +27,12 @@ from ringfence.adapters import (
     ToolCall,
     Turn,
 )
-from ringfence.adapters.anthropic import MessagesWire
-from ringfence.adapters.openai_chat import ChatWire
-from ringfence.adapters.openai_responses import ResponsesWire
-from ringfence.adapters.provider import ask, name_to_send
+from ringfence.adapters.anthropic import MessagesApi
+from ringfence.adapters.openai import ChatApi, ResponsesApi
+from ringfence.adapters.provider import ProviderApi, name_to_send, request_turn
 from ringfence.prompt import MarkdownSection, Prompt, PromptTemplate, Tool, ToolContext, ToolExample, ToolResult
 from ringfence.runtime import Session
 from ringfence.testing.adapter_contract import Finding, called
-from ringfence.testing.provider_server import ProviderServer, Reply
 
 DONE = {"text": "Done."}
 CLIENT: Any = None  # for wires that only put requests
@@ -251,11 +250,11 @@ ARGUMENTS = st.one_of(
 )
 
 
-class Odd:
-    """Stands where a wire is, and answers with what is no good."""
+class FixedTurn(ProviderApi):
+    """Answers with one turn, whatever is asked."""
 
     def __init__(self, turn: Turn) -> None:
-        self.turn_of_it = turn
+        self.fixed_turn = turn
 
     def arguments(self, request: Request) -> dict[str, Any]:
         return {}
@@ -263,11 +262,14 @@ class Odd:
     def send(self, arguments: Any, *, seconds: float, stream: bool) -> Any:
         return {}
 
-    def turn(self, answer: Any) -> Turn:
-        return self.turn_of_it
+    def answer(self, record: Any) -> Any:
+        return record
 
-    def turn_of_events(self, events: Any, say: Any) -> Turn:
-        return self.turn_of_it
+    def turn(self, answer: Any) -> Turn:
+        return self.fixed_turn
+
+    def turn_of_events(self, events: Any, on_text: Any) -> Turn:
+        return self.fixed_turn
 
 
 @given(st.lists(st.tuples(TEXTS, TEXTS, ARGUMENTS), min_size=1, max_size=4), TEXTS)
@@ -278,12 +280,12 @@ def test_whatever_a_model_wrote_can_be_sent_back(calls: list[tuple[str, str, str
     blocks = [{"type": "tool_use", "id": id, "name": name, "input": args} for id, name, args in calls]
     first = Request("p", [Message("system", "s")])
     for raw, wire in (
-        (None, ChatWire(CLIENT, "m", ModelParams(), strict_tools=False, native_output=True)),
-        (items, ResponsesWire(CLIENT, "m", ModelParams(), strict_tools=False, native_output=True)),
-        (blocks, MessagesWire(CLIENT, "m", {}, strict_tools=False, native_output=True)),
+        (None, ChatApi(CLIENT, "m", {}, strict_tools=False, native_output=True)),
+        (items, ResponsesApi(CLIENT, "m", {}, strict_tools=False, native_output=True)),
+        (blocks, MessagesApi(CLIENT, "m", {}, strict_tools=False, native_output=True)),
     ):
-        odd = Odd(Turn(text, tuple(ToolCall(*call) for call in calls), raw=raw))
-        turn = ask(odd, first, sdk=openai, policy=ThrottlePolicy(), stream=False)
+        fixed = FixedTurn(Turn(text, tuple(ToolCall(*call) for call in calls), raw=raw))
+        turn = request_turn(fixed, first, sdk=openai, policy=ThrottlePolicy(), stream=False)
         ids = [call.call_id for call in turn.tool_calls]
         assert len(set(ids)) == len(calls)
         answers = [Message("tool", "a", call_id=call_id) for call_id in ids]

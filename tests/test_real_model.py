@@ -20,11 +20,11 @@ from typing import Any
 import pytest
 
 from ringfence.adapters import ModelParams, ModelTurn, OpenAIAdapter, PromptEvaluationError, Request, ToolCall, Turn
-from ringfence.adapters.core import Message
 from ringfence.adapters.loop import evaluate_with
+from ringfence.adapters.model import Message
 from ringfence.filesystem import Filesystem, InMemoryFilesystem
 from ringfence.prompt import MarkdownSection, Prompt, PromptTemplate
-from ringfence.runtime import Deadline, Receipt, Session
+from ringfence.runtime import Deadline, Receipt, RunOptions, Session
 from ringfence_tools import VfsToolsSection
 
 logger = logging.getLogger(__name__)
@@ -188,7 +188,7 @@ def test_with_actions_that_its_server_enforces_it_does_the_task(url: str) -> Non
     with OpenAIAdapter("local", api="chat", base_url=url, api_key="none", params=params) as adapter:
         model = ByActions(adapter)
         prompt = work("Copy.", files, session)
-        evaluate_with(model, adapter, prompt, session=session, deadline=Deadline.after(120), max_turns=8)
+        evaluate_with(model, adapter, prompt, session=session, options=RunOptions(Deadline.after(120)), max_turns=8)
     assert files.read("b.txt").content.strip() == "the secret word is plum"
     assert witness.wrong == []
     assert [receipt.outcome for receipt in session[Receipt].all()] == ["committed", "committed"]

@@ -671,6 +671,15 @@ def test_a_prototype_inside_of_a_singleton_is_a_participant_as_long_as_that() ->
         assert resources.participants == (participant_of(held),)
 
 
+def test_a_prototype_takes_part_for_as_long_as_somebody_holds_it() -> None:
+    with opened(Binding(Counter, lambda r: Counter(), scope=Scope.PROTOTYPE)) as resources:
+        for _ in range(100):
+            held = resources.get(Counter)
+            assert resources.participants == (participant_of(held),)
+        del held
+        assert resources.participants == ()
+
+
 def test_what_only_looks_like_a_snapshotable_takes_no_part() -> None:
     class Camera:
         def snapshot(self) -> bytes:

@@ -24,8 +24,8 @@ from ringfence.prompt import (
     ToolResult,
     ToolsSection,
 )
+from ringfence.runtime.reducers import ClearVisibilityOverride, SetVisibilityOverride
 from ringfence.runtime.session import Session
-from ringfence.runtime.visibility import ClearVisibilityOverride, SetVisibilityOverride
 
 SUMMARY = SectionVisibility.SUMMARY
 

@@ -16,7 +16,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from ringfence.adapters import PromptResponse
-from ringfence.errors import CallEndedError, SnapshotRestoreError
+from ringfence.errors import CallEndedError, SectionVisibility, SnapshotRestoreError
 from ringfence.participants import CLEAN, CURRENT_CALL, CallInfo, participant_of
 from ringfence.prompt import ToolResult
 from ringfence.runtime import (
@@ -34,10 +34,9 @@ from ringfence.runtime import (
     replace_latest,
     tool_transaction,
 )
-from ringfence.runtime.visibility import (
+from ringfence.runtime.reducers import (
     ClearAllVisibilityOverrides,
     ClearVisibilityOverride,
-    SectionVisibility,
     SetVisibilityOverride,
     VisibilityOverrides,
 )

@@ -16,7 +16,7 @@ from ringfence.errors import PromptValidationError, ToolValidationError
 from ringfence.participants import Change, FileVersion
 from ringfence.prompt import Prompt, PromptTemplate, ReadBeforeWritePolicy
 from ringfence.runtime import Session
-from ringfence_cli.container_options import NETWORKS
+from ringfence_cli.options import NETWORKS
 from ringfence_sandbox import PodmanSandbox, SandboxLimits
 from ringfence_sandbox.container.isolation import Network
 from ringfence_tools import PodmanSandboxSection

@@ -22,8 +22,7 @@ from ringfence.runtime import (
     upsert_by,
 )
 from ringfence.runtime.reducers import ReducerContext, SliceOp
-from ringfence.runtime.slice_views import SliceView
-from ringfence.runtime.slices import Items
+from ringfence.runtime.slices import Items, SliceView
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ def test_a_value_of_a_slice_never_changes_whoever_goes_on_from_it() -> None:
     one = Items.of("a")
     two, three = one.append("b"), one.append("c")
     four, five = one.extend("de"), two.extend("f")
-    shared = five.shared()
+    shared = five.share()
     six, seven = shared.append("g"), shared.extend("h")
     assert ["".join(value.all()) for value in (one, two, three, four, five)] == ["a", "ab", "ac", "ade", "abf"]
     assert ["".join(value.all()) for value in (shared, six, seven)] == ["abf", "abfg", "abfh"]
@@ -66,9 +65,9 @@ def test_a_value_of_a_slice_never_changes_whoever_goes_on_from_it() -> None:
 def test_what_is_shared_is_never_appended_to_in_place() -> None:
     # Two threads, each with its own session's lock, would otherwise append to one list.
     held = ["a"]
-    Items(held, 1).shared().append("b")
-    Items(held, 1).shared().extend("b")
-    assert Items(held, 1).shared().reopened(cut=True).append("b").all() == ("a", "b")
+    Items(held, 1).share().append("b")
+    Items(held, 1).share().extend("b")
+    assert Items(held, 1).share().reopen(truncate=True).append("b").all() == ("a", "b")
     assert held == ["a"]
 
 

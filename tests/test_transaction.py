@@ -27,7 +27,7 @@ from ringfence.participants import (
     current_call,
 )
 from ringfence.prompt import Prompt
-from ringfence.resources.binding import Binding, Scope
+from ringfence.resources import Binding, Scope
 from ringfence.runtime import Session, tool_transaction
 from ringfence.runtime.receipts import Receipt
 

@@ -13,6 +13,7 @@ from ringfence.errors import (
     PromptValidationError,
     RestoreFailedError,
     SectionPath,
+    SectionVisibility,
     ToolValidationError,
     VisibilityExpansionRequired,
 )
@@ -22,8 +23,8 @@ from ringfence.prompt.section import Section
 from ringfence.prompt.tool import Tool, ToolContext
 from ringfence.prompt.tool_result import ToolResult, render_value
 from ringfence.runtime.limits import SHORTEST_DEADLINE, Budget, BudgetTracker, Deadline
+from ringfence.runtime.reducers import SetVisibilityOverride
 from ringfence.runtime.session import Session
-from ringfence.runtime.visibility import SectionVisibility, SetVisibilityOverride
 
 MAX_TASK_CHARACTERS = 20_000
 MAX_EXPANSIONS = 20

@@ -6,10 +6,9 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-from ringfence.errors import SectionPath
+from ringfence.errors import SectionPath, SectionVisibility
 from ringfence.prompt.section import Section, normalized_key
 from ringfence.runtime.session import Session
-from ringfence.runtime.visibility import SectionVisibility
 
 if TYPE_CHECKING:
     from ringfence.prompt.rendering import SectionNode

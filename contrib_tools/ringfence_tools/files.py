@@ -6,17 +6,15 @@ from collections.abc import Iterable, Sequence
 from os import PathLike
 from typing import Any, Self
 
-from ringfence.errors import PromptValidationError, SectionPath
+from ringfence.errors import PromptValidationError, SectionPath, SectionVisibility
 from ringfence.filesystem.memory import InMemoryFilesystem
 from ringfence.filesystem.paths import escape_path
 from ringfence.filesystem.protocol import Filesystem
 from ringfence.prompt.policy import Policy
 from ringfence.prompt.read_before_write import ReadBeforeWritePolicy
 from ringfence.prompt.section import Section
-from ringfence.resources.binding import Binding
-from ringfence.resources.registry import ResourceRegistry
+from ringfence.resources import Binding, ResourceRegistry
 from ringfence.runtime.session import Session
-from ringfence.runtime.visibility import SectionVisibility
 from ringfence_tools.file_results import count
 from ringfence_tools.file_tools import file_tools
 from ringfence_tools.mounts import HostMount, HostMountPreview, mount_all

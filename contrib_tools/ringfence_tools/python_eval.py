@@ -16,17 +16,15 @@ from keyword import iskeyword
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from ringfence.errors import SectionPath, ToolValidationError
+from ringfence.errors import SectionPath, SectionVisibility, ToolValidationError
 from ringfence.filesystem.paths import escape_path, resolve_model_path
 from ringfence.filesystem.protocol import MAX_WRITE_LENGTH, READ_ENTIRE_FILE, Filesystem, WriteMode
 from ringfence.prompt.read_before_write import ReadBeforeWritePolicy
 from ringfence.prompt.section import Section
 from ringfence.prompt.tool import Tool, ToolContext
 from ringfence.prompt.tool_result import ToolResult
-from ringfence.resources.binding import Binding
-from ringfence.resources.registry import ResourceRegistry
+from ringfence.resources import Binding, ResourceRegistry
 from ringfence.runtime.session import Session
-from ringfence.runtime.visibility import SectionVisibility
 from ringfence_tools.python_evaluator import MEMORY_BYTES
 
 WALL_SECONDS = 5.0

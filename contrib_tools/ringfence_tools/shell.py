@@ -8,7 +8,13 @@ from dataclasses import dataclass, field, replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from ringfence.errors import PromptValidationError, SandboxUnavailableError, SectionPath, ToolValidationError
+from ringfence.errors import (
+    PromptValidationError,
+    SandboxUnavailableError,
+    SectionPath,
+    SectionVisibility,
+    ToolValidationError,
+)
 from ringfence.filesystem.paths import escape_path, resolve_model_path
 from ringfence.filesystem.protocol import Filesystem
 from ringfence.participants import Change
@@ -17,10 +23,8 @@ from ringfence.prompt.read_before_write import ReadBeforeWritePolicy
 from ringfence.prompt.section import Section
 from ringfence.prompt.tool import Tool, ToolContext
 from ringfence.prompt.tool_result import ToolResult
-from ringfence.resources.binding import Binding
-from ringfence.resources.registry import ResourceRegistry
+from ringfence.resources import Binding, ResourceRegistry
 from ringfence.runtime.session import Session
-from ringfence.runtime.visibility import SectionVisibility
 from ringfence_sandbox.container.isolation import WORKSPACE, Network, SandboxLimits
 from ringfence_sandbox.container.shell_environment import ShellEnvironment
 from ringfence_sandbox.podman import CommandResult, PodmanSandbox

@@ -1,54 +1,53 @@
-"""Every exception of the project, in one tree.
+"""Every exception of the project that several of its layers name, in one tree.
 
 RingfenceError
 ├── PromptError                     where in a prompt: section_path, dataclass_type, placeholder
-│   ├── PromptValidationError       the author's mistake, found when a tool, section or prompt is constructed
-│   ├── PromptRenderError           the prompt cannot be turned into text
+│   ├── PromptValidationError       a tool, section or prompt is constructed wrongly
+│   ├── PromptRenderError           a prompt cannot be rendered
 │   └── VisibilityExpansionRequired the model asked to open sections: leaves the call, and the loop renders again
 ├── PromptOverridesError            overrides cannot be read, kept or do not fit their prompt
 ├── OutputParseError                the final answer does not fit the declared output type
-├── ToolValidationError (ValueError)            a tool's input is not acceptable: told to the model
+├── ToolValidationError (ValueError)            a tool's input is not acceptable: the model reads the message
 ├── DeadlineExceededError (RuntimeError)        a deadline has passed
-├── BudgetExceededError (RuntimeError)          a token budget is used up
-├── PromptEvaluationError (RuntimeError)        the evaluation cannot go on: phase says where
-│   └── ThrottleError               the provider was asked again and again, or must not be: details
-├── SnapshotError (RuntimeError)
-│   ├── SnapshotSerializationError  a snapshot holds something that has no JSON form
-│   └── SnapshotRestoreError        a snapshot does not fit what it should be restored to
+├── BudgetExceededError (RuntimeError)          a token budget is used up (`ringfence.runtime`)
+├── PromptEvaluationError (RuntimeError)        the evaluation cannot go on: phase
+│   ├── ContextWindowExceededError  the request is longer than the model takes
+│   └── ThrottleError               the provider does not serve the request: details
+├── SnapshotRestoreError (RuntimeError)         a snapshot does not fit what it should be restored to
 ├── TransactionError (RuntimeError)
 │   ├── ParticipantBusyError        another tool call holds a participant: names the holder
-│   ├── CallCancelledError          nobody wants the result of a tool call any more
-│   ├── CallEndedError              something was changed through the context of a tool call that has ended
-│   └── RestoreFailedError          a rollback could not be completed: state is doubtful
-├── WorkspaceConflictError (RuntimeError)       files changed on disk since they were read
+│   ├── CallCancelledError          a tool call was cancelled
+│   ├── CallEndedError              a change came through the context of a tool call that has ended
+│   └── RestoreFailedError          a rollback could not be completed: failures
+├── WorkspaceConflictError (RuntimeError)       files changed on disk since they were read: paths
 ├── WorkspaceLockedError (RuntimeError)         another opener has the workspace: path, holder
-├── ExecutorLostError (RuntimeError)            a sandbox's container, or the way to it, ended: ended
 ├── SandboxUnavailableError (RuntimeError)      commands cannot run here: the message says what to do
-└── ResourceError (RuntimeError)
-    ├── UnboundResourceError (LookupError)
-    ├── CircularDependencyError     cycle: the protocols in order
-    ├── DuplicateBindingError (ValueError)
-    └── ProviderError               protocol, cause
+└── ResourceError (RuntimeError)                and what inherits from it (`ringfence.resources`)
 
 Filesystems raise the built-in errors (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError,
-PermissionError, ValueError) for what those mean.
+PermissionError, ValueError) for what those mean. A value without a JSON form is a TypeError or ValueError.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
-
-if TYPE_CHECKING:
-    from ringfence.adapters.throttling import ThrottleDetails, ThrottleKind
-    from ringfence.runtime.limits import Budget, TokenUsage
-    from ringfence.runtime.visibility import SectionVisibility
+from dataclasses import dataclass
+from enum import Enum
+from typing import Literal
 
 SectionPath = tuple[str, ...]
+"""The keys from the root of a prompt to a section."""
 
 
-def described(error: BaseException) -> str:
-    """The kind and the text of an error, whatever its ``__str__`` does."""
+class SectionVisibility(Enum):
+    """How much of a section a prompt shows: all of it, or its summary."""
+
+    FULL = "full"
+    SUMMARY = "summary"
+
+
+def format_error(error: BaseException) -> str:
+    """The kind and the text of an error, even if its ``__str__`` raises."""
     try:
         return f"{type(error).__name__}: {error}"
     except Exception:
@@ -59,12 +58,11 @@ class RingfenceError(Exception):
     """The root of the tree."""
 
     def __reduce__(self) -> tuple[object, ...]:
-        # As it is, and not by its constructor: that takes other things than the message, so that an error could be
-        # sent to another process, but not received there.
-        return _received, (type(self), self.args), self.__dict__
+        # Not by its constructor, whose arguments differ from the message: such an error could be pickled, but not read.
+        return _unpickle, (type(self), self.args), self.__dict__
 
 
-def _received(kind: type[RingfenceError], args: tuple[object, ...]) -> RingfenceError:
+def _unpickle(kind: type[RingfenceError], args: tuple[object, ...]) -> RingfenceError:
     return kind.__new__(kind, *args)
 
 
@@ -136,27 +134,6 @@ class DeadlineExceededError(RingfenceError, RuntimeError):
     """A deadline has passed."""
 
 
-class BudgetExceededError(RingfenceError, RuntimeError):
-    """A budget is used up; ``exceeded_dimension`` says which limit."""
-
-    def __init__(
-        self,
-        budget: Budget,
-        consumed: TokenUsage,
-        exceeded_dimension: Literal["deadline", "total_tokens", "input_tokens", "output_tokens"],
-    ) -> None:
-        if exceeded_dimension == "deadline":
-            said = "its deadline has passed"
-        else:
-            used, limit = getattr(consumed, exceeded_dimension), getattr(budget, f"max_{exceeded_dimension}")
-            kind = exceeded_dimension.replace("_", " ").removeprefix("total ")
-            said = f"{used:,} {kind}, of {limit:,} that it allows"
-        super().__init__(f"the budget is used up: {said}")
-        self.budget = budget
-        self.consumed = consumed
-        self.exceeded_dimension = exceeded_dimension
-
-
 EvaluationPhase = Literal["request", "response", "tool", "budget"]
 
 
@@ -180,6 +157,23 @@ class PromptEvaluationError(RingfenceError, RuntimeError):
 
 class ContextWindowExceededError(PromptEvaluationError):
     """A request is longer than the model takes."""
+
+
+ThrottleKind = Literal["rate_limit", "quota_exhausted", "timeout", "overloaded", "connection"]
+"""Why a request was not served. "connection" is also an answer that broke off."""
+
+
+@dataclass(frozen=True, slots=True)
+class ThrottleDetails:
+    """Why a provider did not answer, and how often it was asked."""
+
+    kind: ThrottleKind
+    retry_after: float | None = None
+    """Seconds that the provider asked to wait."""
+    attempts: int = 1
+    retry_safe: bool = True
+    """Whether asking once more at once makes sense; False when that has been tried, or cannot help."""
+    provider_payload: Mapping[str, object] | None = None
 
 
 class ThrottleError(PromptEvaluationError):
@@ -206,15 +200,7 @@ class ThrottleError(PromptEvaluationError):
         return self.details.retry_safe
 
 
-class SnapshotError(RingfenceError, RuntimeError):
-    """Something about a snapshot."""
-
-
-class SnapshotSerializationError(SnapshotError):
-    """A snapshot holds something that has no JSON form; the message says in which slice."""
-
-
-class SnapshotRestoreError(SnapshotError):
+class SnapshotRestoreError(RingfenceError, RuntimeError):
     """A snapshot does not belong to, or does not fit, what it should be restored to. Nothing was changed."""
 
 
@@ -238,7 +224,7 @@ class RestoreFailedError(TransactionError):
     """A rollback could not be completed; ``failures`` says which participants are in a doubtful state and why."""
 
     def __init__(self, failures: Sequence[tuple[str, BaseException]]) -> None:
-        said = "; ".join(f"{name}: {described(error)}" for name, error in failures)
+        said = "; ".join(f"{name}: {format_error(error)}" for name, error in failures)
         super().__init__(f"the rollback could not be completed, this state is doubtful: {said}")
         self.failures = tuple(failures)
 
@@ -262,45 +248,9 @@ class WorkspaceLockedError(RingfenceError, RuntimeError):
         self.holder = holder
 
 
-class ExecutorLostError(RingfenceError, RuntimeError):
-    """The executor of a container has ended or cannot be trusted any more, so no command can run there.
-
-    ``ended`` says that every process of the container is known to have ended; otherwise end the container.
-    """
-
-    def __init__(self, message: str, *, ended: bool = False) -> None:
-        super().__init__(message)
-        self.ended = ended
-
-
 class SandboxUnavailableError(RingfenceError, RuntimeError):
     """A sandbox cannot be had here. The message ends with what to do about it; the command line exits with 4."""
 
 
 class ResourceError(RingfenceError, RuntimeError):
     """Something about the resources of a prompt."""
-
-
-class UnboundResourceError(ResourceError, LookupError):
-    """Nothing is bound to the protocol that was asked for."""
-
-
-class CircularDependencyError(ResourceError):
-    """Providers need each other; ``cycle`` lists the protocols in the order they were asked for."""
-
-    def __init__(self, cycle: Sequence[type]) -> None:
-        super().__init__("circular dependency: " + " -> ".join(kind.__name__ for kind in cycle))
-        self.cycle = tuple(cycle)
-
-
-class DuplicateBindingError(ResourceError, ValueError):
-    """Two bindings for one protocol."""
-
-
-class ProviderError(ResourceError):
-    """A resource could not be built or opened."""
-
-    def __init__(self, protocol: type, cause: BaseException) -> None:
-        super().__init__(f"the resource {protocol.__name__} could not be built: {described(cause)}")
-        self.protocol = protocol
-        self.cause = cause

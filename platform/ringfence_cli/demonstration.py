@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ringfence.adapters.core import ModelRetry, ModelText, ModelTurn
+from ringfence.adapters.model import ModelRetry, ModelText, ModelTurn
 from ringfence.adapters.scripted import ScriptedAdapter
 from ringfence.errors import SandboxUnavailableError
 from ringfence.runtime.receipts import Receipt
 from ringfence_cli.disk import DiskWorkspace
+from ringfence_cli.options import UNAVAILABLE
 from ringfence_cli.printable import outcome_words, why
 from ringfence_cli.report import summary
 from ringfence_cli.run import watched
-from ringfence_cli.sandbox_commands import UNAVAILABLE
 from ringfence_cli.signals import Signals
 from ringfence_cli.task import EXIT_CODES, Task, apply
 from ringfence_cli.terminal import ErrorStream, put_diff

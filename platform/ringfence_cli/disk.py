@@ -14,7 +14,7 @@ from ringfence.failures import describe_error
 from ringfence.participants import Change, Step
 from ringfence.prompt.section import Section
 from ringfence.runtime.session import Session
-from ringfence_cli.not_started import BusyError, NotStartedError
+from ringfence_cli.options import BusyError, NotStartedError
 from ringfence_cli.recording import Recording
 from ringfence_cli.terms import Place
 from ringfence_cli.workspace import is_git_data

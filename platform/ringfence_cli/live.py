@@ -9,7 +9,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from ringfence.adapters.core import ModelRetry, ModelText, ModelTurn
+from ringfence.adapters.model import ModelRetry, ModelText, ModelTurn
 from ringfence.runtime.receipts import Outcome, Receipt
 from ringfence_cli.printable import MAX_REASON_CHARACTERS, one_line, outcome_words, params_summary, printable
 from ringfence_cli.terminal import ErrorStream

@@ -15,41 +15,58 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ringfence_cli.commands import Commands
-from ringfence_cli.container_options import IMAGE, container, place_of
-from ringfence_cli.history_commands import COMMANDS
-from ringfence_cli.not_started import NotStartedError, is_nowhere
+from ringfence_cli.options import (
+    DIRECTORY,
+    IMAGE,
+    INTERRUPTED,
+    POLICY,
+    RECEIPTS,
+    SECTION,
+    Commands,
+    Invocation,
+    NotStartedError,
+    container,
+    is_nowhere,
+    pass_signals,
+    place_of,
+    seconds,
+)
 from ringfence_cli.override_commands import overrides
-from ringfence_cli.policy_commands import POLICY, policies
 from ringfence_cli.sandbox_commands import sandbox
 from ringfence_cli.signals import Signals
-from ringfence_cli.typed_values import seconds
 
 if TYPE_CHECKING:
     from typing import Literal
 
     from ringfence_cli.workspace import WorkspaceKind
 
-INTERRUPTED = 130
 STANDARD_ERROR = 2
-SECTION = click.option(
-    "--section",
-    "sections",
-    multiple=True,
-    metavar="SPEC",
-    help="Tools of your own: FILE.py:NAME or MODULE:NAME, of a section or a function from a session to one. They run "
-    "in this process, outside of any container; may be given several times.",
-)
+HISTORY = {
+    "log": "List the steps of DIR, newest first, and what somebody else changed in between.",
+    "show": "Show what a step of DIR changed.",
+    "diff": "Print the patch from the state after step A (by default the oldest) to that after B (by default the "
+    "newest).",
+    "undo": "Reverse the newest N steps of DIR, by default one.",
+    "restore": "Bring the files of DIR back to what they were after STEP, a number or a name; 0 is the beginning.",
+    "checkpoint": "Give the files of DIR as they are a NAME, for `restore` and `diff`.",
+    "recover": "Take back a call that a crash interrupted in DIR, if there is one.",
+    "export": "Write the changes of DIR from step A (by default the oldest) to B (by default the newest) for git.",
+    "gc": "Drop from the history of DIR what its newest and its named steps do not need.",
+}
+LAZY = {
+    **{name: ("ringfence_cli.history", sentence) for name, sentence in HISTORY.items()},
+    "policies": ("ringfence_cli.policies", "Rules about what an agent's calls may change."),
+}
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Commands, lazy=LAZY, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="ringfence")
 def ringfence() -> None:
     """Coding agents that change a repository safely: every tool call is a transaction."""
 
 
 @ringfence.command()
-@click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIR")
+@DIRECTORY
 @click.option("--task", metavar="TEXT", help="What to do, or @FILE to read it from.")
 @click.option(
     "--resume",
@@ -77,9 +94,7 @@ def ringfence() -> None:
     help="With memory: write the result back to DIR if the task was done, or only print it.  [default: no-apply]",
 )
 @click.option("--patch", type=click.Path(path_type=Path), metavar="FILE", help="Save the patch, for `git apply`.")
-@click.option(
-    "--receipts", type=click.Path(path_type=Path), metavar="FILE", help="Append a line of JSON for every tool call."
-)
+@RECEIPTS
 @click.option(
     "--report",
     type=click.Path(path_type=Path),
@@ -93,7 +108,7 @@ def ringfence() -> None:
 @POLICY
 @click.option("--quiet", is_flag=True, help="Say nothing on standard error but errors.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the diff.")
-@click.pass_obj
+@pass_signals
 def run(
     signals: Signals,
     directory: Path,
@@ -170,7 +185,7 @@ def run(
 
 
 @ringfence.command()
-@click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIR")
+@DIRECTORY
 @click.option(
     "--workspace",
     type=click.Choice(["memory", "disk", "podman"]),
@@ -187,13 +202,11 @@ def run(
     metavar="NAME",
     help="A name by which other machines call the server. Without one, it serves this machine alone.",
 )
-@click.option(
-    "--receipts", type=click.Path(path_type=Path), metavar="FILE", help="Append a line of JSON for every tool call."
-)
+@RECEIPTS
 @SECTION
 @POLICY
 @click.option("--read-only", is_flag=True, help="Offer only the tools that change nothing.")
-@click.pass_obj
+@pass_signals
 def serve(
     signals: Signals,
     directory: Path,
@@ -244,7 +257,7 @@ def serve(
     help="With podman the agent runs the repository's tests itself, in a container.",
 )
 @IMAGE
-@click.pass_obj
+@pass_signals
 def demo(signals: Signals, keep: Path | None, workspace: Literal["memory", "podman"], image: str | None) -> int:
     """Mend a real repository with a scripted model: no network, no key.
 
@@ -257,8 +270,7 @@ def demo(signals: Signals, keep: Path | None, workspace: Literal["memory", "podm
     return demonstrate(keep, signals, in_container=workspace == "podman", image=image)
 
 
-for command in (*COMMANDS, policies, overrides):
-    ringfence.add_command(command)
+ringfence.add_command(overrides)
 ringfence.add_command(sandbox)
 
 
@@ -296,59 +308,53 @@ def main() -> None:
     sys.exit(exit_code)
 
 
-def _show(error: click.ClickException) -> None:
-    from ringfence_cli.terminal import ErrorStream
-
-    ErrorStream().show(error)
-
-
 def execute(signals: Signals) -> int:
     """Run the command that ``sys.argv`` names, print what went wrong, and return the exit code."""
+    invocation = Invocation(signals)
     nowhere = is_nowhere()
     try:
-        return ringfence.main(prog_name="ringfence", obj=signals, standalone_mode=False) or 0
+        return ringfence.main(prog_name="ringfence", obj=invocation, standalone_mode=False) or 0
     except click.exceptions.Abort as error:
-        return _told(str(error) or "interrupted", INTERRUPTED)
+        return _fail(invocation, str(error) or "interrupted", INTERRUPTED)
     except click.ClickException as error:
-        _show(error)
-        return _told(error.format_message(), error.exit_code)
+        return _show(invocation, error)
     except BrokenPipeError:
         return 0
     except InterruptedError as error:
-        return _told(str(error.strerror), INTERRUPTED)
+        return _fail(invocation, str(error.strerror), INTERRUPTED)
     except Exception as error:
         if nowhere and isinstance(error, FileNotFoundError):
-            gone = NotStartedError("the current directory was removed: change to one that is there")
-            _show(gone)
-            return _told(gone.message, gone.exit_code)
+            gone = "the current directory was removed: change to one that is there"
+            return _show(invocation, NotStartedError(gone))
         from ringfence_sandbox.disk.places import StateDirectoryError
 
         if isinstance(error, StateDirectoryError):
-            nothing = NotStartedError.of(error)
-            _show(nothing)
-            return _told(nothing.message, nothing.exit_code)
+            return _show(invocation, NotStartedError.of(error))
         # A mistake of ours; nobody but us could read a traceback.
         from ringfence.failures import innermost, with_limit
         from ringfence_cli.terminal import ErrorStream
 
         cause = innermost(error)
-        said = with_limit(f"{type(cause).__name__}: {str(cause)!r}", cause)
-        ErrorStream().say(f"ringfence: {said}")
-        return _told(said, 1)
+        message = with_limit(f"{type(cause).__name__}: {str(cause)!r}", cause)
+        ErrorStream().say(f"ringfence: {message}")
+        return _fail(invocation, message, 1)
 
 
-def _told(error: str, exit_code: int) -> int:
-    """The exit code, when a program that asked for JSON has an object that says the same: what raises has put none."""
-    words = iter(sys.argv[1:])
-    command: click.Command = ringfence
-    while isinstance(command, click.Group):
-        command = command.commands.get(next(words, ""), click.Command(None))
-    if "--json" in words and any("--json" in param.opts for param in command.params):
+def _show(invocation: Invocation, error: click.ClickException) -> int:
+    from ringfence_cli.terminal import ErrorStream
+
+    ErrorStream().show(error)
+    return _fail(invocation, error.format_message(), error.exit_code)
+
+
+def _fail(invocation: Invocation, error: str, exit_code: int) -> int:
+    """The exit code. A program that asked for JSON gets an object that says the same: what raises has put none."""
+    if invocation.wants_json:
         from ringfence_cli.outputs import json_line
         from ringfence_cli.terminal import put
 
         record: Mapping[str, object] = {"error": error, "exit_code": exit_code}
-        if command is run:
+        if invocation.command is run:
             from ringfence_cli.report import as_json
             from ringfence_cli.task import EXIT_CODES, Outcome, RunOutcome
             from ringfence_cli.watch import RunStats

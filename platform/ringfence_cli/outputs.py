@@ -25,7 +25,7 @@ from ringfence_sandbox.calls.killed_calls import KilledCall, forget_killed, kill
 from ringfence_sandbox.disk.places import store_of
 
 if TYPE_CHECKING:
-    from ringfence.adapters.core import ModelRetry, ModelText, ModelTurn
+    from ringfence.adapters.model import ModelRetry, ModelText, ModelTurn
     from ringfence_sandbox.workspace import LogEntry, Workspace
     from ringfence_tools.planning import Plan
 

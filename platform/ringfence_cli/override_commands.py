@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from ringfence_cli.commands import Interruptible
+from ringfence_cli.options import Interruptible
 
 PROMPT = click.argument("prompt", metavar="MODULE:NAME")
 ROOT = click.option(

@@ -9,7 +9,7 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from ringfence.adapters.core import ModelRetry, ModelText, ModelTurn
+from ringfence.adapters.model import ModelRetry, ModelText, ModelTurn
 from ringfence.runtime.limits import utc_now
 from ringfence.runtime.receipts import Receipt
 from ringfence_cli import report_html

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 from ringfence import serde
-from ringfence.adapters.core import ModelTurn
+from ringfence.adapters.model import ModelTurn
 from ringfence.filesystem.paths import escape_path
 from ringfence.participants import Change, FileVersion
 from ringfence.runtime.events import RejectedToolParams

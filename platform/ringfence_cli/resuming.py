@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ringfence import serde
-from ringfence.adapters.core import Conversation, Message, MessageAdded
+from ringfence.adapters.model import Conversation, Message, MessageAdded
 from ringfence.filesystem.paths import display_path
 from ringfence.participants import Step
 from ringfence.runtime.session import Session

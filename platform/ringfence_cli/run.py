@@ -23,7 +23,7 @@ from ringfence.filesystem.paths import escape_path
 from ringfence.runtime.limits import utc_now
 from ringfence_cli.disk import DiskWorkspace, on_disk
 from ringfence_cli.history import recovery
-from ringfence_cli.not_started import BusyError, NotStartedError, is_nowhere
+from ringfence_cli.options import UNAVAILABLE, BusyError, NotStartedError, is_nowhere
 from ringfence_cli.outputs import JsonOutput, OutputFile, ReceiptsFile, refuse_way_out
 from ringfence_cli.own_sections import results_alone, sections_of
 from ringfence_cli.own_sections import spelled as section_spelled
@@ -32,7 +32,6 @@ from ringfence_cli.printable import plural, printable, why
 from ringfence_cli.report import as_json, left_out, summary
 from ringfence_cli.report_file import ReportFile
 from ringfence_cli.resuming import RunRecord, is_interrupted, run_to_resume
-from ringfence_cli.sandbox_commands import UNAVAILABLE
 from ringfence_cli.signals import Signals
 from ringfence_cli.task import EXIT_CODES, Outcome, RunOutcome, Task, apply, check, perform
 from ringfence_cli.telemetry import telemetry_of

@@ -7,9 +7,7 @@ from typing import Literal
 
 import click
 
-from ringfence_cli.commands import Interruptible
-
-UNAVAILABLE = 4
+from ringfence_cli.options import AS_JSON, UNAVAILABLE, Interruptible
 
 
 @click.group(cls=Interruptible)
@@ -19,7 +17,7 @@ def sandbox() -> None:
 
 @sandbox.command()
 @click.option("--image", metavar="NAME", help="Look with this image; by default that of `ringfence sandbox build`.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@AS_JSON
 def doctor(image: str | None, as_json: bool) -> int:
     """Try what a sandbox promises, from inside a container, and say what to do about what does not work.
 

@@ -9,7 +9,7 @@ from time import monotonic
 from typing import Any, Protocol, get_args
 
 from ringfence import serde
-from ringfence.adapters.core import ModelRetry, ModelText, ModelTurn
+from ringfence.adapters.model import ModelRetry, ModelText, ModelTurn
 from ringfence.runtime.events import ToolInvoked
 from ringfence.runtime.limits import TokenUsage
 from ringfence.runtime.receipts import Outcome, Receipt

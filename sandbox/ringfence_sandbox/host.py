@@ -504,7 +504,6 @@ class HostFilesystem(Transactional):
                 raise
 
     def _state(self, snapshot: FilesystemSnapshot) -> State:
-        snapshot = snapshot.held()
         if not isinstance(snapshot, HostSnapshot) or snapshot.opened is not self._opened:
             raise SnapshotRestoreError(
                 f"the snapshot {snapshot.snapshot_id!r} is of another filesystem, or one that nobody holds any more"

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from ringfence.errors import ExecutorLostError, TransactionError
+from ringfence.errors import TransactionError
 from ringfence.filesystem.paths import escape_path, normalise, os_error
 from ringfence.participants import CURRENT_CALL, CallInfo
 from ringfence.runtime.limits import Cancellation
@@ -22,6 +22,7 @@ from ringfence_sandbox.container.channel import Ended
 from ringfence_sandbox.container.command_request import CommandRequest, explained, no_directory, timed_out
 from ringfence_sandbox.container.command_watch import CommandWatch
 from ringfence_sandbox.container.container import Container, mounted_in, remove_orphans
+from ringfence_sandbox.container.frames import ExecutorLostError
 from ringfence_sandbox.container.handover import UNKNOWN, Handover
 from ringfence_sandbox.container.images import existing
 from ringfence_sandbox.container.isolation import NETWORKS, WORKSPACE, Network, Property, SandboxLimits

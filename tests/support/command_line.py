@@ -72,7 +72,7 @@ def _standard_streams(stdout: IO[bytes], stderr: IO[bytes]) -> Generator[None]:
             io.TextIOWrapper(
                 io.FileIO(descriptor, mode, closefd=False), "utf-8", "backslashreplace", write_through=True
             )
-            for number, mode in enumerate(("r", "w", "w"))
+            for descriptor, mode in enumerate(("r", "w", "w"))
         )
         try:
             yield

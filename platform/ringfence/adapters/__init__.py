@@ -1,9 +1,10 @@
-"""What talks to a model provider: the loop, the way of a tool call, and a model that is written down."""
+"""Adapters of model providers: the evaluation loop, the executor of tool calls, and a scripted model."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from ringfence.adapters.core import (
+from ringfence.adapters.loop import LoopAdapter, evaluate_with, tool_schema
+from ringfence.adapters.model import (
     Conversation,
     EvaluationEnded,
     EvaluationStarted,
@@ -22,16 +23,15 @@ from ringfence.adapters.core import (
     ToolChoice,
     Turn,
 )
-from ringfence.adapters.loop import LoopAdapter, evaluate_with, tool_schema
+from ringfence.adapters.retry import ThrottlePolicy
 from ringfence.adapters.scripted import ScriptedAdapter
-from ringfence.adapters.throttling import ThrottleDetails, ThrottlePolicy
 from ringfence.adapters.tool_executor import ToolCallResult, ToolExecutor
-from ringfence.errors import ContextWindowExceededError, PromptEvaluationError, ThrottleError
+from ringfence.errors import ContextWindowExceededError, PromptEvaluationError, ThrottleDetails, ThrottleError
 
 if TYPE_CHECKING:
     from ringfence.adapters.anthropic import AnthropicAdapter
-    from ringfence.adapters.model_params import ModelParams
     from ringfence.adapters.openai import OpenAIAdapter
+    from ringfence.adapters.provider import ModelParams
 
 __all__ = [
     "AnthropicAdapter",
@@ -68,7 +68,7 @@ __all__ = [
 ]
 
 # Imported when asked for; the SDKs themselves only when an adapter is made.
-_LATER = {"AnthropicAdapter": "anthropic", "ModelParams": "model_params", "OpenAIAdapter": "openai"}
+_LATER = {"AnthropicAdapter": "anthropic", "ModelParams": "provider", "OpenAIAdapter": "openai"}
 
 
 def __getattr__(name: str) -> object:

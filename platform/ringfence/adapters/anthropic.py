@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from ringfence.adapters.core import Message, Request, ToolCall, ToolChoice, Turn
-from ringfence.adapters.loop import MAX_TURNS, LoopAdapter
-from ringfence.adapters.model_params import ModelParams
+from ringfence.adapters.loop import MAX_TURNS
+from ringfence.adapters.model import Message, Request, ToolCall, ToolChoice, Turn
 from ringfence.adapters.provider import (
     OPENING,
-    CutOffError,
+    ModelParams,
     ProviderApi,
-    ReportedError,
+    SdkAdapter,
     arguments_to_send,
-    ask,
     check_client,
     chosen_tool,
+    count_tokens,
     name_to_send,
-    output_in_words,
     package,
-    tokens,
+    schema_in_words,
+    strict_schema,
 )
-from ringfence.adapters.strict_schema import strict_schema
-from ringfence.adapters.throttling import ThrottlePolicy
+from ringfence.adapters.retry import CutOffError, ReportedError, ThrottlePolicy
 from ringfence.runtime.events import ToolSchema
 from ringfence.runtime.limits import TokenUsage
 
@@ -33,9 +31,10 @@ if TYPE_CHECKING:
 MAX_TOKENS = 16_384
 """Of one turn, where nothing else is said; every model of the last years can write so much."""
 CUT = frozenset({"max_tokens", "model_context_window_exceeded"})
+INPUT = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
 
 
-class AnthropicAdapter(LoopAdapter):
+class AnthropicAdapter(SdkAdapter):
     """Evaluates prompts with Anthropic's SDK. It owns the client that it makes: `close` it, or use it by ``with``."""
 
     provider = "anthropic"
@@ -70,96 +69,71 @@ class AnthropicAdapter(LoopAdapter):
             ValueError: no key, or parameters that do not go together.
         """
         sdk: Any = package("anthropic", extra="anthropic")
-        check_client(client, sdk.Anthropic)
-        if client is not None and (base_url is not None or api_key is not None):
-            raise ValueError("give a client, or a base_url and an api_key, not both")
-        self._owned: anthropic.Anthropic | None = None
+        check_client(client, sdk.Anthropic, is_configured=base_url is not None or api_key is not None)
+        options = _options(params or ModelParams())
+        if cache:
+            options["cache_control"] = {"type": "ephemeral"}
+        owned: anthropic.Anthropic | None = None
         if client is None:
-            found: anthropic.Anthropic = sdk.Anthropic(base_url=base_url, api_key=api_key, max_retries=0)
+            found: anthropic.Anthropic = sdk.Anthropic(base_url=base_url, api_key=api_key)
             if found.api_key is None and found.auth_token is None and getattr(found, "credentials", None) is None:
                 found.close()
                 if base_url is None:
                     raise ValueError("Anthropic needs a key: set the environment variable ANTHROPIC_API_KEY")
-                found = sdk.Anthropic(base_url=base_url, api_key="none", max_retries=0)
-            client = self._owned = found
-        self.model = model
-        self.tool_choice = tool_choice
-        self.max_turns = max_turns
-        self._sdk = sdk
-        self._stream = stream
-        self._throttle = throttle or ThrottlePolicy()
-        options = (params or ModelParams()).of_messages(MAX_TOKENS)
-        if cache:
-            options["cache_control"] = {"type": "ephemeral"}
-        self._wire: ProviderApi = MessagesWire(
-            client.with_options(max_retries=0),
-            model,
-            options,
-            strict_tools=strict_tools,
-            native_output=native_output,
+                found = sdk.Anthropic(base_url=base_url, api_key="none")
+            client = owned = found
+        client = client.with_options(max_retries=0)
+        self.connect(
+            MessagesApi(client, model, options, strict_tools=strict_tools, native_output=native_output),
+            sdk,
+            owned,
+            tool_choice=tool_choice,
+            stream=stream,
+            throttle=throttle,
+            max_turns=max_turns,
         )
 
-    def respond(self, request: Request) -> Turn:
-        return ask(self._wire, request, sdk=self._sdk, policy=self._throttle, stream=self._stream)
 
-    def close(self) -> None:
-        """Close the connections of a client of its own."""
-        if self._owned is not None:
-            self._owned.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+def _options(params: ModelParams) -> dict[str, Any]:
+    names = {"max_tokens": "max_tokens", "temperature": "temperature", "top_p": "top_p", "stop": "stop_sequences"}
+    found: dict[str, Any] = {"max_tokens": MAX_TOKENS, **params.under(names, "Messages")}
+    # The SDK's method has no arguments for these.
+    body = {name: found.pop(name) for name in ("temperature", "top_p") if name in found}
+    body |= found.pop("extra_body", {})
+    return {**found, "extra_body": body} if body else found
 
 
-class MessagesWire:
-    """A `ProviderApi`."""
-
-    def __init__(
-        self,
-        client: anthropic.Anthropic,
-        model: str,
-        options: Mapping[str, Any],
-        *,
-        strict_tools: bool,
-        native_output: bool,
-    ) -> None:
-        self._client = client
-        self._model = model
-        self._options = options
-        self._strict_tools = strict_tools
-        self._native_output = native_output
+class MessagesApi(ProviderApi):
+    """Anthropic's Messages."""
 
     def arguments(self, request: Request) -> dict[str, Any]:
-        found: dict[str, Any] = {"model": self._model, **self._options}
+        found: dict[str, Any] = {"model": self.model, **self.options}
         schema = request.output_schema
-        strict = strict_schema(schema) if schema is not None and self._native_output else None
-        words = output_in_words(schema) if schema is not None and strict is None else ""
+        strict = strict_schema(schema) if schema is not None and self.native_output else None
+        words = schema_in_words(schema) if schema is not None and strict is None else ""
         found["system"] = "\n\n".join(message.text for message in request.messages if message.role == "system") + words
         found["messages"] = _messages(request.messages)
         if request.tools:
             found["tools"] = [self._tool(tool) for tool in request.tools]
             name = chosen_tool(request)
-            kind = {"required": "any"}.get(str(request.tool_choice), request.tool_choice)
+            kind = "any" if request.tool_choice == "required" else request.tool_choice
             found["tool_choice"] = {"type": kind} if name is None else {"type": "tool", "name": name}
         if strict is not None:
             found["output_config"] = {"format": {"type": "json_schema", "schema": strict}}
         return found
 
     def _tool(self, tool: ToolSchema) -> dict[str, Any]:
-        strict = strict_schema(tool.parameters) if self._strict_tools else None
-        said: dict[str, Any] = {"name": tool.name, "description": tool.description}
-        said["input_schema"] = strict or tool.parameters
+        strict = self.strict_parameters(tool)
+        found: dict[str, Any] = {"name": tool.name, "description": tool.description}
+        found["input_schema"] = strict or tool.parameters
         if strict is not None:
-            said["strict"] = True
+            found["strict"] = True
         if tool.examples:
-            said["input_examples"] = list(tool.examples)
-        return said
+            found["input_examples"] = list(tool.examples)
+        return found
 
     def send(self, arguments: Mapping[str, Any], *, seconds: float, stream: bool) -> Any:
-        return self._client.messages.create(**arguments, stream=stream, timeout=seconds)
+        return self.client.messages.create(**arguments, stream=stream, timeout=seconds)
 
     def answer(self, record: Mapping[str, Any]) -> Any:
         from anthropic.types import Message as Answer
@@ -170,7 +144,7 @@ class MessagesWire:
         blocks = [block.to_dict(mode="json", warnings=False) for block in answer.content]
         return _turn(blocks, answer.stop_reason, _usage(answer.usage, answer.usage))
 
-    def turn_of_events(self, events: Iterable[Any], say: Callable[[str], None]) -> Turn:
+    def turn_of_events(self, events: Iterable[Any], on_text: Callable[[str], None]) -> Turn:
         blocks: dict[int, dict[str, Any]] = {}
         begun: Any = None
         stopped: str | None = None
@@ -183,7 +157,7 @@ class MessagesWire:
             elif event.type == "content_block_delta":
                 _add(blocks[event.index], event.delta)
                 if event.delta.type == "text_delta":
-                    say(event.delta.text)
+                    on_text(event.delta.text)
             elif event.type == "message_delta":
                 stopped = event.delta.stop_reason or stopped
                 usage = _usage(begun, event.usage)
@@ -221,23 +195,21 @@ def _turn(blocks: list[dict[str, Any]], stopped: str | None, usage: TokenUsage |
 
 
 def _usage(begun: Any, ended: Any) -> TokenUsage | None:
-    """What is told at the end counts, else what was told at the beginning. Cached input is counted apart there."""
-    told = [tokens(ended, name) if tokens(ended, name) is not None else tokens(begun, name) for name in INPUT]
-    output = tokens(ended, "output_tokens")
-    if output is None and all(count is None for count in told):
+    """The counts of the end, else those of the beginning. Cached input is counted apart there."""
+    at_end = [count_tokens(ended, name) for name in INPUT]
+    inputs = [count_tokens(begun, name) if count is None else count for name, count in zip(INPUT, at_end, strict=True)]
+    output = count_tokens(ended, "output_tokens")
+    if output is None and all(count is None for count in inputs):
         return None
-    return TokenUsage(sum(count or 0 for count in told), output, told[1])
-
-
-INPUT = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
+    return TokenUsage(sum(count or 0 for count in inputs), output, inputs[1])
 
 
 def _messages(messages: Iterable[Message]) -> list[dict[str, Any]]:
-    """What comes between two turns, such as the answers to the calls of one, goes into one message of the user."""
+    """Everything between two turns, such as the answers to the calls of one, is one message of the user."""
     found: list[dict[str, Any]] = [{"role": "user", "content": [{"type": "text", "text": OPENING}]}]
     for message in messages:
         if message.role == "assistant" and message.turn is not None:
-            found.append({"role": "assistant", "content": list(_sent_back(message.turn))})
+            found.append({"role": "assistant", "content": list(_blocks_to_send(message.turn))})
             found.append({"role": "user", "content": []})
         elif message.role == "tool":
             answer: dict[str, Any] = {"type": "tool_result", "tool_use_id": message.call_id, "content": message.text}
@@ -249,7 +221,7 @@ def _messages(messages: Iterable[Message]) -> list[dict[str, Any]]:
     return found
 
 
-def _sent_back(turn: Turn) -> Iterable[dict[str, Any]]:
+def _blocks_to_send(turn: Turn) -> Iterable[dict[str, Any]]:
     """The blocks as they came, thinking included; of the calls, what is sure to be taken back."""
     calls = iter(turn.tool_calls)
     for block in cast("list[dict[str, Any]]", turn.raw):

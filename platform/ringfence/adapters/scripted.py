@@ -1,4 +1,4 @@
-"""A model that is written down: for tests, demonstrations and replays, without a network."""
+"""A scripted model, for tests, demonstrations and replays without a network."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from ringfence import serde
-from ringfence.adapters.core import Message, Request, ToolCall, Turn
 from ringfence.adapters.loop import MAX_TURNS, LoopAdapter
-from ringfence.errors import PromptEvaluationError, described
+from ringfence.adapters.model import Message, Request, ToolCall, Turn
+from ringfence.errors import PromptEvaluationError, format_error
 from ringfence.filesystem.host_texts import read_host_text
 from ringfence.runtime.limits import TokenUsage
 
@@ -84,8 +84,8 @@ class ScriptedAdapter(LoopAdapter):
             try:
                 return self._numbered(self._turn(self._function(messages), f"turn {len(self.requests)}"), request)
             except Exception as error:
-                said = str(error) if isinstance(error, ValueError) else described(error)
-                raise PromptEvaluationError(said, prompt_name=request.prompt_name, phase="response") from error
+                reason = str(error) if isinstance(error, ValueError) else format_error(error)
+                raise PromptEvaluationError(reason, prompt_name=request.prompt_name, phase="response") from error
         if not self._turns:
             calls = ", since its last turn calls tools" if messages and messages[-1]["role"] == "tool" else ""
             raise PromptEvaluationError(
@@ -110,7 +110,7 @@ class ScriptedAdapter(LoopAdapter):
         return replace(turn, tool_calls=tuple(calls))
 
     def _once(self, part: T, written: Callable[[T], Mapping[str, Any]]) -> Mapping[str, Any]:
-        """What is sent of a message or tool: made once, since a request has again all messages of those before it."""
+        """The form of a message or tool in `requests`, made once: a request repeats all messages of those before it."""
         kept = self._written.get(id(part))
         if kept is None:
             kept = self._written[id(part)] = (part, written(part))  # with the part, so that its id stays its own

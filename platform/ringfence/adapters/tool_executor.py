@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from ringfence import serde
-from ringfence.adapters.core import ProviderAdapter
+from ringfence.adapters.model import ProviderAdapter
 from ringfence.errors import (
     CallCancelledError,
     CallEndedError,
@@ -39,7 +39,7 @@ from ringfence.prompt.tool_result import (
     full_result_path,
     whole_text,
 )
-from ringfence.resources.context import CallResources
+from ringfence.resources import CallResources
 from ringfence.runtime.events import RejectedToolParams, ToolCallStarted, ToolInvoked
 from ringfence.runtime.interrupts import Interrupts
 from ringfence.runtime.limits import BudgetTracker, Cancellation, Deadline, Heartbeat, RunContext, RunOptions

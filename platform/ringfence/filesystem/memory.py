@@ -410,7 +410,6 @@ class InMemoryFilesystem(Transactional):
             call.note_read(self._lock, place, file.sha256)
 
     def _state(self, snapshot: FilesystemSnapshot) -> Directory:
-        snapshot = snapshot.held()
         if not isinstance(snapshot, MemorySnapshot) or snapshot.tree is not self._tree:
             raise SnapshotRestoreError(
                 f"the snapshot {snapshot.snapshot_id!r} is of another filesystem, or one that nobody holds any more"

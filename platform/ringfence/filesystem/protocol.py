@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
-from weakref import WeakValueDictionary
 
 if TYPE_CHECKING:
     from typing import Self
@@ -127,24 +126,6 @@ class FilesystemSnapshot:
     root_path: str
     git_dir: str | None = None
     tag: str | None = None
-
-    def reference(self) -> FilesystemSnapshot:
-        """What it is known by, for JSON: it stands for this snapshot for as long as somebody holds that (`held`)."""
-        if type(self) is FilesystemSnapshot:
-            return self
-        _held[self.snapshot_id] = self
-        return FilesystemSnapshot(
-            self.snapshot_id, self.created_at, self.commit_ref, self.root_path, self.git_dir, self.tag
-        )
-
-    def held(self) -> FilesystemSnapshot:
-        """The snapshot that this is the `reference` of; itself where it is none, or nobody holds that any more."""
-        known = _held.get(self.snapshot_id)
-        return known if known is not None and type(self) is FilesystemSnapshot and known.reference() == self else self
-
-
-_held: WeakValueDictionary[str, FilesystemSnapshot] = WeakValueDictionary()
-"""The snapshots that there is a reference of, by their ids."""
 
 
 @runtime_checkable

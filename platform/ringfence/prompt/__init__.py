@@ -6,6 +6,7 @@ from ringfence.errors import (
     PromptOverridesError,
     PromptRenderError,
     PromptValidationError,
+    SectionVisibility,
     ToolValidationError,
     VisibilityExpansionRequired,
 )
@@ -47,7 +48,6 @@ from ringfence.prompt.task_examples import TaskExample, TaskExamplesSection, Tas
 from ringfence.prompt.tool import Tool, ToolContext, ToolExample, ToolHandler
 from ringfence.prompt.tool_result import ToolRenderableResult, ToolResult
 from ringfence.prompt.tool_types import ContentOf, Itself
-from ringfence.runtime.visibility import SectionVisibility
 
 __all__ = [
     "BasePolicy",

@@ -7,10 +7,15 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from ringfence.errors import PromptRenderError, SectionPath, ToolValidationError, VisibilityExpansionRequired
+from ringfence.errors import (
+    PromptRenderError,
+    SectionPath,
+    SectionVisibility,
+    ToolValidationError,
+    VisibilityExpansionRequired,
+)
 from ringfence.prompt.tool import Tool, ToolContext
 from ringfence.prompt.tool_result import ToolResult
-from ringfence.runtime.visibility import SectionVisibility
 
 if TYPE_CHECKING:
     from ringfence.prompt.rendering import SectionNode, SectionParams, ShownSection

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ringfence.errors import SectionPath
+from ringfence.errors import SectionPath, SectionVisibility
 from ringfence.prompt.section import Section
 from ringfence.prompt.section_functions import ParamsT, Predicate, Selector
 from ringfence.prompt.text import expand, placeholders
 from ringfence.prompt.tool import Tool
-from ringfence.runtime.visibility import SectionVisibility
 
 if TYPE_CHECKING:
     from ringfence.prompt.policy import Policy

@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 from typing import Any, cast
 
 from ringfence import serde
-from ringfence.errors import PromptValidationError
+from ringfence.errors import PromptValidationError, SectionVisibility
 from ringfence.prompt.overrides import (
     PromptOverride,
     SectionOverride,
@@ -20,7 +20,6 @@ from ringfence.prompt.rendering import SectionNode, SectionReplacement
 from ringfence.prompt.task_examples import TaskExample
 from ringfence.prompt.text import placeholders
 from ringfence.prompt.tool import Tool, ToolExample
-from ringfence.runtime.visibility import SectionVisibility
 
 logger = logging.getLogger(__name__)
 

@@ -11,10 +11,9 @@ from string import Template
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from ringfence import serde
-from ringfence.errors import PromptOverridesError, PromptValidationError, SectionPath
+from ringfence.errors import PromptOverridesError, PromptValidationError, SectionPath, SectionVisibility
 from ringfence.prompt.task_examples import TaskExample, TaskExamplesSection, checked_objective
 from ringfence.prompt.tool import Tool, ToolExample, checked_description
-from ringfence.runtime.visibility import SectionVisibility
 
 if TYPE_CHECKING:
     from ringfence.prompt.prompt import Prompt, PromptTemplate

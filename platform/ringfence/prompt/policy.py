@@ -283,7 +283,7 @@ def update_policy_state(
     tools = state.invoked_tools if invoked_tools is None else invoked_tools
     keys = state.invoked_keys if invoked_keys is None else invoked_keys
     if (tools is not state.invoked_tools and tools != state.invoked_tools) or keys is not state.invoked_keys:
-        context.session[PolicyState].exchange(state, PolicyState(state.policy_name, tools, keys, state.scope))
+        context.session[PolicyState].replace_item(state, PolicyState(state.policy_name, tools, keys, state.scope))
 
 
 def refuse_unknown(policy: str, unknown: Set[str], tool_names: Set[str]) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, overload
 
 from typing_extensions import TypeVar
 
-from ringfence.errors import PromptRenderError, PromptValidationError, SectionPath
+from ringfence.errors import PromptRenderError, PromptValidationError, SectionPath, SectionVisibility
 from ringfence.filesystem.protocol import Filesystem
 from ringfence.prompt.disclosure import RESERVED_TOOL_NAMES, Place, places
 from ringfence.prompt.feedback import FeedbackProviderConfig
@@ -33,8 +33,7 @@ from ringfence.prompt.section import UNDECLARED, Section, TypeArgument, listed
 from ringfence.prompt.section_tree import placed, refuse
 from ringfence.prompt.structured_output import StructuredOutput
 from ringfence.prompt.task_examples import TaskExample
-from ringfence.resources.registry import ResourceRegistry
-from ringfence.runtime.visibility import SectionVisibility
+from ringfence.resources import ResourceRegistry
 
 if TYPE_CHECKING:
     from ringfence.prompt.policy import Policy

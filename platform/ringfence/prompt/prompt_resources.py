@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from typing_extensions import TypeVar
 
-from ringfence.resources.binding import ResourceType
-from ringfence.resources.context import ResourceContext
-from ringfence.resources.registry import ResourceRegistry
+from ringfence.resources import ResourceContext, ResourceRegistry, ResourceType
 
 if TYPE_CHECKING:
     from ringfence.participants import Snapshotable, Transactional

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any, Generic, Literal
 
 from typing_extensions import TypeVar
 
-from ringfence.errors import PromptError, PromptRenderError, SectionPath
+from ringfence.errors import PromptError, PromptRenderError, SectionPath, SectionVisibility
 from ringfence.prompt.disclosure import disclosure_tools, how_to_see
 from ringfence.prompt.section import Section
 from ringfence.prompt.structured_output import StructuredOutput
 from ringfence.prompt.text import placeholders
 from ringfence.prompt.tool import Tool
-from ringfence.runtime.visibility import SectionVisibility
 
 if TYPE_CHECKING:
     from ringfence.prompt.overrides import PromptDescriptor

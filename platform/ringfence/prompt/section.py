@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self
 
 from typing_extensions import TypeVar
 
-from ringfence.errors import PromptRenderError, PromptValidationError, SectionPath
+from ringfence.errors import PromptRenderError, PromptValidationError, SectionPath, SectionVisibility
 from ringfence.prompt.policy import check_policy
 from ringfence.prompt.section_functions import ParamsT, Predicate, SectionFunction, Selector
 from ringfence.prompt.text import examples_of, expand, placeholders
 from ringfence.prompt.tool import Tool
-from ringfence.resources.registry import ResourceRegistry
-from ringfence.runtime.visibility import SectionVisibility, VisibilityOverrides
+from ringfence.resources import ResourceRegistry
+from ringfence.runtime.reducers import VisibilityOverrides
 
 if TYPE_CHECKING:
     from ringfence.prompt.policy import Policy

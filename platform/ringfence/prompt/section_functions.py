@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from typing_extensions import TypeVar
 
-from ringfence.runtime.visibility import SectionVisibility
+from ringfence.errors import SectionVisibility
 
 if TYPE_CHECKING:
     from ringfence.runtime.session import Session

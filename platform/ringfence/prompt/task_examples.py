@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ringfence import serde
-from ringfence.errors import PromptValidationError, SectionPath
+from ringfence.errors import PromptValidationError, SectionPath, SectionVisibility
 from ringfence.prompt.section import Section
 from ringfence.prompt.text import fenced
 from ringfence.prompt.tool import Tool, ToolExample
 from ringfence.prompt.tool_result import render_value
-from ringfence.runtime.visibility import SectionVisibility
 
 if TYPE_CHECKING:
     from ringfence.prompt.structured_output import StructuredOutput

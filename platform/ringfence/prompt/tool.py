@@ -32,11 +32,11 @@ from ringfence.runtime.receipts import PolicyVerdict
 from ringfence.values import can_change
 
 if TYPE_CHECKING:
-    from ringfence.adapters.core import ProviderAdapter
+    from ringfence.adapters.model import ProviderAdapter
     from ringfence.participants import CallInfo, Change
     from ringfence.prompt.prompt import Prompt
     from ringfence.prompt.rendering import RenderedPrompt
-    from ringfence.resources.context import CallResources, ResourceContext
+    from ringfence.resources import CallResources, ResourceContext
     from ringfence.runtime.events import Dispatcher
     from ringfence.runtime.limits import Cancellation, Deadline, Heartbeat, RunContext
     from ringfence.runtime.session import Session

@@ -1,14 +1,11 @@
 """Sessions and their slices, events, limits, transactions and receipts."""
 
 from ringfence.errors import (
-    BudgetExceededError,
     DeadlineExceededError,
     RestoreFailedError,
     SnapshotRestoreError,
-    SnapshotSerializationError,
     TransactionError,
 )
-from ringfence.runtime.composite import CompositeSnapshot, SnapshotMetadata, create_snapshot, restore_snapshot
 from ringfence.runtime.events import (
     Dispatcher,
     DispatchResult,
@@ -22,9 +19,9 @@ from ringfence.runtime.events import (
     ToolInvoked,
     ToolSchema,
 )
-from ringfence.runtime.json_lines import SliceConfig, read_log
 from ringfence.runtime.limits import (
     Budget,
+    BudgetExceededError,
     BudgetTracker,
     Cancellation,
     Deadline,
@@ -33,14 +30,18 @@ from ringfence.runtime.limits import (
     RunOptions,
     TokenUsage,
 )
-from ringfence.runtime.receipts import PolicyVerdict, Receipt, settled
+from ringfence.runtime.receipts import PolicyVerdict, Receipt, final_receipts
 from ringfence.runtime.reducers import (
     Append,
     Clear,
+    ClearAllVisibilityOverrides,
+    ClearVisibilityOverride,
     Extend,
     ReducerContext,
     Replace,
+    SetVisibilityOverride,
     SliceOp,
+    VisibilityOverrides,
     append_all,
     reducer,
     replace_latest,
@@ -48,16 +49,9 @@ from ringfence.runtime.reducers import (
     upsert_by,
 )
 from ringfence.runtime.session import Session, SessionView
-from ringfence.runtime.slice_views import SliceView
-from ringfence.runtime.slices import SlicePolicy
-from ringfence.runtime.snapshots import Snapshot
-from ringfence.runtime.transaction import Transaction, tool_transaction
-from ringfence.runtime.visibility import (
-    ClearAllVisibilityOverrides,
-    ClearVisibilityOverride,
-    SetVisibilityOverride,
-    VisibilityOverrides,
-)
+from ringfence.runtime.slices import SlicePolicy, SliceView
+from ringfence.runtime.snapshots import CompositeSnapshot, Snapshot, SnapshotMetadata
+from ringfence.runtime.transaction import Transaction, create_snapshot, restore_snapshot, tool_transaction
 
 __all__ = [
     "Append",
@@ -91,14 +85,12 @@ __all__ = [
     "Session",
     "SessionView",
     "SetVisibilityOverride",
-    "SliceConfig",
     "SliceOp",
     "SlicePolicy",
     "SliceView",
     "Snapshot",
     "SnapshotMetadata",
     "SnapshotRestoreError",
-    "SnapshotSerializationError",
     "TokenUsage",
     "ToolCallStarted",
     "ToolInvoked",
@@ -108,12 +100,11 @@ __all__ = [
     "VisibilityOverrides",
     "append_all",
     "create_snapshot",
-    "read_log",
+    "final_receipts",
     "reducer",
     "replace_latest",
     "replace_latest_by",
     "restore_snapshot",
-    "settled",
     "tool_transaction",
     "upsert_by",
 ]

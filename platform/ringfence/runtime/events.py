@@ -16,7 +16,7 @@ from uuid import UUID, SafeUUID, uuid4
 from ringfence.runtime.limits import RunContext, TokenUsage, utc_now
 
 if TYPE_CHECKING:
-    from ringfence.adapters.core import PromptResponse
+    from ringfence.adapters.model import PromptResponse
     from ringfence.prompt.tool_result import ToolResult
 
 logger = logging.getLogger(__name__)

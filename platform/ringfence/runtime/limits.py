@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Literal
 from uuid import UUID, uuid4
 
-from ringfence.errors import BudgetExceededError, CallCancelledError
+from ringfence.errors import CallCancelledError, RingfenceError
 from ringfence.participants import current_call, nearest_active
 
 logger = logging.getLogger(__name__)
@@ -132,6 +132,27 @@ class Budget:
                 continue
             if limit <= 0:
                 raise ValueError(f"{name} has to be positive; got {limit}")
+
+
+class BudgetExceededError(RingfenceError, RuntimeError):
+    """A budget is used up; ``exceeded_dimension`` names the limit."""
+
+    def __init__(
+        self,
+        budget: Budget,
+        consumed: TokenUsage,
+        exceeded_dimension: Literal["deadline", "total_tokens", "input_tokens", "output_tokens"],
+    ) -> None:
+        if exceeded_dimension == "deadline":
+            reason = "its deadline has passed"
+        else:
+            used, limit = getattr(consumed, exceeded_dimension), getattr(budget, f"max_{exceeded_dimension}")
+            kind = exceeded_dimension.replace("_", " ").removeprefix("total ")
+            reason = f"{used:,} {kind}, of {limit:,} that it allows"
+        super().__init__(f"the budget is used up: {reason}")
+        self.budget = budget
+        self.consumed = consumed
+        self.exceeded_dimension = exceeded_dimension
 
 
 class BudgetTracker:

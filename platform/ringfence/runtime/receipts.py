@@ -35,7 +35,7 @@ class Receipt:
     when it was rolled back. ``inner`` lists the call ids of the calls that its handler made.
 
     A call that had committed within another one gets its receipt again, with the same ``receipt_id``, when that one
-    fails and takes it back: the last one of an id is what holds (`settled`).
+    fails and takes it back: the last one of an id is what holds (`final_receipts`).
     """
 
     receipt_id: str
@@ -85,7 +85,7 @@ class Receipt:
         return {name: serde.dump_any(value) for name, value in record.items()}
 
 
-def settled(receipts: Iterable[Receipt]) -> tuple[Receipt, ...]:
+def final_receipts(receipts: Iterable[Receipt]) -> tuple[Receipt, ...]:
     """Each call's receipt once, as it ended for good, where some were taken back by calls around them."""
     return tuple({receipt.receipt_id: receipt for receipt in receipts}.values())
 

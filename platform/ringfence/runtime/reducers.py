@@ -1,15 +1,16 @@
-"""Reducers: what an event does to a slice, as functions or as methods of the slice's own type."""
+"""Reducers, as functions or as methods of a slice's own type, and the reducers that every session has."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, is_dataclass
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, is_dataclass
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
+
+from ringfence.errors import SectionPath, SectionVisibility
 
 if TYPE_CHECKING:
     from ringfence.runtime.session import SessionView
-    from ringfence.runtime.slice_views import SliceView
+    from ringfence.runtime.slices import SliceView
 
 T = TypeVar("T")
 EventT = TypeVar("EventT")
@@ -127,14 +128,13 @@ class MethodReducer(Generic[T]):
         return getattr(current, self.method)(event)
 
 
-def name_of(reducer: Reducer[Any, Any], slice_type: type[object]) -> str:
+def reducer_name(reducer: Reducer[Any, Any], slice_type: type[object]) -> str:
     """What the author of a reducer of this slice calls it."""
     if isinstance(reducer, MethodReducer):
         return f"{slice_type.__name__}.{reducer.method}"
     return f"{getattr(reducer, '__name__', type(reducer).__name__)} of {slice_type.__name__}"
 
 
-@lru_cache(maxsize=256)
 def marked_methods(slice_type: type[object]) -> Sequence[tuple[type[object], str]]:
     """The (event type, method name) pairs of a class whose methods are marked with `reducer`.
 
@@ -158,3 +158,56 @@ def marked_methods(slice_type: type[object]) -> Sequence[tuple[type[object], str
     if not methods:
         raise ValueError(f"{slice_type.__qualname__} has no reducer: mark its methods with @reducer(on=...)")
     return tuple(methods.items())
+
+
+@dataclass(frozen=True, slots=True)
+class SetVisibilityOverride:
+    """From now on this session renders the section at `path` (keys from the root) at `visibility`."""
+
+    path: SectionPath
+    visibility: SectionVisibility
+
+
+@dataclass(frozen=True, slots=True)
+class ClearVisibilityOverride:
+    """From now on the section at `path` is rendered as it says itself."""
+
+    path: SectionPath
+
+
+@dataclass(frozen=True, slots=True)
+class ClearAllVisibilityOverrides:
+    """The same for all sections."""
+
+
+@dataclass(frozen=True, slots=True)
+class VisibilityOverrides:
+    """The overrides of one session, installed on every session; `latest()` is None before the first one."""
+
+    overrides: Mapping[SectionPath, SectionVisibility] = field(default_factory=dict[SectionPath, SectionVisibility])
+
+    def __post_init__(self) -> None:
+        # A copy: what a slice holds must not change through a dictionary that the caller kept.
+        object.__setattr__(self, "overrides", dict(self.overrides))
+
+    def get(self, path: SectionPath) -> SectionVisibility | None:
+        return self.overrides.get(tuple(path))
+
+    def with_override(self, path: SectionPath, visibility: SectionVisibility) -> VisibilityOverrides:
+        return VisibilityOverrides({**self.overrides, tuple(path): visibility})
+
+    def without_override(self, path: SectionPath) -> VisibilityOverrides:
+        """Nothing happens where there is none."""
+        return VisibilityOverrides({kept: value for kept, value in self.overrides.items() if kept != tuple(path)})
+
+    @reducer(on=SetVisibilityOverride)
+    def set_one(self, event: SetVisibilityOverride) -> Replace[VisibilityOverrides]:
+        return Replace((self.with_override(event.path, event.visibility),))
+
+    @reducer(on=ClearVisibilityOverride)
+    def clear_one(self, event: ClearVisibilityOverride) -> Replace[VisibilityOverrides]:
+        return Replace((self.without_override(event.path),))
+
+    @reducer(on=ClearAllVisibilityOverrides)
+    def clear_all(self, event: ClearAllVisibilityOverrides) -> Replace[VisibilityOverrides]:
+        return Replace((VisibilityOverrides(),))

@@ -20,14 +20,20 @@ from ringfence.runtime.events import (
     RenderedTools,
     ToolInvoked,
 )
-from ringfence.runtime.json_lines import JsonLines, SliceConfig
 from ringfence.runtime.limits import require_aware, utc_now
 from ringfence.runtime.receipts import Receipt
-from ringfence.runtime.reducers import ReducerContext
-from ringfence.runtime.slice_views import SliceAccessor, SliceView, is_slice_value
-from ringfence.runtime.slices import LOG, STATE, SlicePolicy, Slices, require_slice_type
+from ringfence.runtime.reducers import ReducerContext, VisibilityOverrides
+from ringfence.runtime.slices import (
+    LOG,
+    STATE,
+    SliceAccessor,
+    SlicePolicy,
+    Slices,
+    SliceView,
+    is_slice_value,
+    require_slice_type,
+)
 from ringfence.runtime.snapshots import Snapshot, SnapshotSlices
-from ringfence.runtime.visibility import VisibilityOverrides
 from ringfence.tagged import register_type
 
 T = TypeVar("T")
@@ -72,10 +78,8 @@ class Session(Transactional):
         session_id: UUID | None = None,
         created_at: datetime | None = None,
         tags: Mapping[str, str] | None = None,
-        slice_config: SliceConfig | None = None,
     ) -> None:
-        """``tags`` are extended by ``session_id``. ``slice_config`` can have LOG slices written to files as well
-        (`read_log` reads them).
+        """``tags`` are extended by ``session_id``.
 
         Raises ValueError for a ``created_at`` without a timezone.
         """
@@ -83,9 +87,7 @@ class Session(Transactional):
         self.created_at = utc_now() if created_at is None else require_aware("created_at", created_at)
         self.tags: Mapping[str, str] = MappingProxyType({**(tags or {}), "session_id": str(self.session_id)})
         self._lock = CallLock(f"session {self.session_id}")
-        logs = None if slice_config is None else slice_config.logs
-        self._files = None if logs is None else JsonLines(logs, self.session_id)
-        self._slices = Slices(self._lock, LOGS_BY_DEFAULT, self._files)
+        self._slices = Slices(self._lock, LOGS_BY_DEFAULT)
         self.view = SessionView(self.session_id, self.created_at, self.tags, self._slices)
         """The session to look at."""
         self._accessors: dict[type[Any], SliceAccessor[Any]] = {}
@@ -162,9 +164,6 @@ class Session(Transactional):
 
     def notify(self, event: object) -> DispatchResult:
         """Publish an event that this session has applied. Other sessions of the dispatcher apply it now."""
-        if self._files is not None and isinstance(event, Receipt):
-            with self._slices.locked():
-                self._files.flush(event.receipt_id)
         return self.dispatcher.dispatch(event, applied_by=self)
 
     def read(self, event: object) -> tuple[HandlerFailure, ...]:
@@ -213,23 +212,16 @@ class Session(Transactional):
         session_id: UUID | None = None,
         created_at: datetime | None = None,
         tags: Mapping[str, str] | None = None,
-        slice_config: SliceConfig | None = None,
     ) -> Session:
         """A session of its own with the same values, reducers and policies, and the same identity where nothing else is
         given. Without a dispatcher it gets a new one: it never publishes on this session's.
-
-        Raises:
-            ValueError: its logs would be in the files of this session's.
         """
         clone = Session(
             dispatcher=dispatcher,
             session_id=self.session_id if session_id is None else session_id,
             created_at=self.created_at if created_at is None else created_at,
             tags=self.tags if tags is None else tags,
-            slice_config=slice_config,
         )
-        if self._files is not None and clone._files is not None and self._files.directory == clone._files.directory:
-            raise ValueError("a clone writes no logs into the files of its original: give it a session_id")
         self._slices.copy_to(clone._slices)
         return clone
 

@@ -3,36 +3,39 @@
 from __future__ import annotations
 
 import logging
+import operator
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, is_dataclass
 from enum import Enum
-from functools import lru_cache
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
+from weakref import WeakKeyDictionary
 
 from ringfence.errors import CallEndedError, SnapshotRestoreError, TransactionError
 from ringfence.failures import describe_error
 from ringfence.participants import CallInfo, CallLock, Mark, current_call
 from ringfence.runtime.events import HandlerFailure
-from ringfence.runtime.items import EMPTY, Items, applied
 from ringfence.runtime.reducers import (
+    Append,
     Clear,
+    Extend,
     MethodReducer,
     Reducer,
     ReducerContext,
     Replace,
     SliceOp,
     marked_methods,
-    name_of,
+    reducer_name,
 )
-from ringfence.runtime.slice_views import EventT, SliceView, T
 from ringfence.tagged import register_type
 from ringfence.values import can_change
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 V = TypeVar("V")
+EventT = TypeVar("EventT")
 
 
 class SlicePolicy(Enum):
@@ -47,44 +50,122 @@ class SlicePolicy(Enum):
 STATE, LOG = SlicePolicy.STATE, SlicePolicy.LOG
 
 
+class Items(Generic[T]):
+    """An immutable sequence: the first `length` items of a list that only grows.
+
+    Keeping one costs nothing, and neither does a rollback to it. Items that own their list and end where the list ends
+    append in place, behind themselves. Others append to a copy. The slices have to be locked, except for reading what
+    `Slices.capture` returned: a rollback never truncates that.
+    """
+
+    __slots__ = ("_items", "_owns_list", "length")
+
+    def __init__(self, items: list[T], length: int, owns_list: bool = True) -> None:
+        self._items = items
+        self.length = length
+        self._owns_list = owns_list
+
+    @staticmethod
+    def of(items: Iterable[V]) -> Items[V]:
+        held = list(items)
+        return Items(held, len(held))
+
+    def all(self) -> tuple[T, ...]:
+        return tuple(self._items[: self.length])
+
+    def latest(self) -> T | None:
+        return self._items[self.length - 1] if self.length else None
+
+    def append(self, item: T) -> Items[T]:
+        items = self._list_to_extend()
+        items.append(item)
+        return Items(items, self.length + 1)
+
+    def extend(self, more: Sequence[T]) -> Items[T]:
+        items = self._list_to_extend()
+        items.extend(more)
+        return Items(items, self.length + len(more))
+
+    def _list_to_extend(self) -> list[T]:
+        return self._items if self._owns_list and len(self._items) == self.length else self._items[: self.length]
+
+    def replace_item(self, old: T, new: T) -> Items[T]:
+        items = self._items[: self.length]
+        index = next((index for index, item in enumerate(items) if item is old), self.length)
+        items[index : index + 1] = [new]
+        return Items(items, len(items))
+
+    def reopen(self, *, truncate: bool) -> Items[T]:
+        """The same items after a rollback; the next append is in place again.
+
+        ``truncate`` says that nobody holds more of the list, so later items are removed from it. Without that each
+        failed call would copy the whole slice.
+        """
+        if not self._owns_list or not (truncate or len(self._items) == self.length):
+            return Items(self._items[: self.length], self.length)
+        del self._items[self.length :]
+        return self
+
+    def share(self) -> Items[T]:
+        """The same items, for a holder that appends to a copy."""
+        return Items(self._items, self.length, owns_list=False)
+
+    def equals(self, other: Items[T]) -> bool:
+        if self.length != other.length:
+            return False
+        return self._items is other._items or self.all() == other.all()
+
+    def is_identical(self, other: Items[T]) -> bool:
+        """Whether both hold the same objects."""
+        return self is other or (self.length == other.length and all(map(operator.is_, self.all(), other.all())))
+
+
+EMPTY: Items[Any] = Items([], 0, owns_list=False)
+
+
+def apply_op(op: SliceOp[T], items: Items[T]) -> Items[T]:
+    """The items after `op`. An iterable or predicate that raises does so before anything has changed."""
+    if isinstance(op, Append):
+        return items.append(op.item)
+    if isinstance(op, Extend):
+        return items.extend(tuple(op.items))
+    if isinstance(op, Replace):
+        return Items.of(op.items)
+    if isinstance(op, Clear):  # pyright: ignore[reportUnnecessaryIsInstance]  # reducers are not all type-checked
+        drop = op.predicate
+        return EMPTY if drop is None else Items.of(item for item in items.all() if not drop(item))
+    raise TypeError(f"a reducer returns Append, Extend, Replace or Clear; this one returned {op!r}")
+
+
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """`reducer` says what an event does to the slice of `target`."""
+    """`reducer` returns what an event does to the slice of `target`."""
 
     target: type[Any]
     reducer: Reducer[Any, Any]
 
 
-class LogFiles(Protocol):
-    """What hears of every change of a LOG slice, with the slices locked."""
-
-    def put(self, slice_type: type[Any], before: Items[Any], after: Items[Any], *, in_a_call: bool) -> None: ...
-
-    def appended(self, slice_type: type[Any], item: object, *, in_a_call: bool) -> None: ...
-
-
 class Slices:
     """All slices of one session. Changes made while a tool call holds `lock` roll back with it, except in LOG slices.
 
-    One mutex makes every change atomic; the call's lock plays no part in that, so that whoever dispatches from
-    outside does not wait for the end of a tool call.
+    One mutex makes every change atomic. It is not the call's lock, so a dispatch from outside does not wait for the end
+    of a tool call.
     """
 
-    def __init__(self, lock: CallLock, logs: Iterable[type[Any]] = (), files: LogFiles | None = None) -> None:
+    def __init__(self, lock: CallLock, logs: Iterable[type[Any]] = ()) -> None:
         self._lock = lock
-        self._files = files
         self._mutex = threading.RLock()
         self._policies: dict[type[Any], SlicePolicy] = dict.fromkeys(logs, LOG)
-        """Every slice type that is known here. Each has an entry in one of the next two."""
+        """Every known slice type. Each has an entry in one of the next two."""
         self._logs: dict[type[Any], Items[Any]] = dict.fromkeys(logs, EMPTY)
         self._state: dict[type[Any], Items[Any]] = {}
         self._mark: Mark | None = None
-        """The mark of `_state`, once there is one. Who has it, or a snapshot, has the dictionary: it is replaced then
-        and no longer changed."""
-        self._by_calls = 0
+        """The mark of `_state`, once there is one. The dictionary is then copied before a change, since a mark or a
+        snapshot holds it."""
+        self._changes_by_calls = 0
         """How many changes of STATE slices came from code that a tool call runs."""
         self._captures = 0
-        """How often slices were handed out to somebody who may hold on to them: snapshots, clones."""
+        """How often slices were handed out to a possible holder: snapshots, clones."""
         self._reducers: dict[type[Any], tuple[Registration, ...]] = {}
         self._installed: set[type[Any]] = set()
 
@@ -93,84 +174,78 @@ class Slices:
         return self._mutex
 
     def read(self, slice_type: type[T]) -> Items[T]:
-        """What a slice holds; only to be used while `locked`."""
+        """What a slice holds; the slices have to be `locked`."""
         items = self._state.get(slice_type)
         return self._logs.get(slice_type, EMPTY) if items is None else items
 
     def all(self, slice_type: type[T]) -> tuple[T, ...]:
         with self._mutex:
-            items = self._state.get(slice_type)
-            return (self._logs.get(slice_type, EMPTY) if items is None else items).all()
+            return self.read(slice_type).all()
 
     def write(self, slice_type: type[T], op: SliceOp[T]) -> None:
-        """Do `op` past the reducers. What its iterable or predicate raises leaves the slice as it is."""
+        """Apply `op` without reducers. An iterable or predicate that raises leaves the slice as it is."""
         with self._mutex:
-            if slice_type not in self._policies:
-                self._admit(slice_type)
-            if isinstance(op, (Replace, Clear)) and self._policies[slice_type] is LOG:
-                self.refuse_in_a_call()
-            self._put(slice_type, applied(op, self.read(slice_type)))
+            self._admit_to_write(slice_type, only_adds=isinstance(op, (Append, Extend)))
+            self._put(slice_type, apply_op(op, self.read(slice_type)))
 
-    def exchange(self, slice_type: type[T], old: T, new: T) -> None:
+    def replace_item(self, slice_type: type[T], old: T, new: T) -> None:
         with self._mutex:
-            if slice_type not in self._policies:
-                self._admit(slice_type)
-            if self._policies[slice_type] is LOG:
-                self.refuse_in_a_call()
-            self._put(slice_type, self.read(slice_type).exchange(old, new))
+            self._admit_to_write(slice_type, only_adds=False)
+            self._put(slice_type, self.read(slice_type).replace_item(old, new))
+
+    def _admit_to_write(self, slice_type: type[Any], *, only_adds: bool) -> None:
+        if slice_type not in self._policies:
+            self._admit(slice_type)
+        if not only_adds and self._policies[slice_type] is LOG:
+            self.refuse_in_a_call()
 
     def types(self) -> frozenset[type[Any]]:
         with self._mutex:
             return frozenset(self._policies)
 
     def refuse_in_a_call(self) -> None:
-        """Logs are never rolled back, so what a call that fails took out of them would be lost."""
+        """Refuse to remove from logs: they are never rolled back, so a failed call's removal would be final."""
         if self._lock.holder is not None:
             raise RuntimeError(f"while {self._lock.holder!r} runs, logs are only added to; empty them before or after")
 
     def _admit(self, slice_type: type[Any], policy: SlicePolicy = STATE) -> None:
         self._policies[require_slice_type(slice_type)] = policy
         register_type(slice_type)
-        if policy is STATE and _changeable(slice_type):
+        if policy is STATE and _is_mutable(slice_type):
             name = slice_type.__qualname__
             logger.warning(
                 "%s can be changed in place, which no rollback takes back: freeze it, tuples for lists", name
             )
         if policy is LOG:
-            self._put(slice_type, EMPTY)
-        else:  # which changes nothing: a call that has ended may meet a type when its event is logged
+            self._logs[slice_type] = EMPTY
+        else:  # changes nothing: a call that has ended may bring a new type when its event is logged
             self._state = {**self._state, slice_type: EMPTY}
             self._mark = None
 
     def _put(self, slice_type: type[Any], items: Items[Any]) -> None:
         if self._policies[slice_type] is LOG:
-            if self._files is not None:
-                before = self._logs.get(slice_type, EMPTY)
-                self._files.put(slice_type, before, items, in_a_call=self._lock.holder is not None)
             self._logs[slice_type] = items
         else:
             self._put_state(slice_type, items)
 
     def _put_state(self, slice_type: type[Any], items: Items[Any]) -> None:
-        call = current_call()
-        if call is not None:
-            if call.ended:
-                raise self._ended(call)
-            self._by_calls += 1
+        self._count_change()
         if self._mark is not None:
             self._state = self._state.copy()
             self._mark = None
         self._state[slice_type] = items
 
-    def _ended(self, call: CallInfo) -> CallEndedError:
-        return CallEndedError(f"{call!r} has ended: nothing changes {self._lock.name} through it")
+    def _count_change(self) -> None:
+        """Attribute a change of a STATE slice to the call that makes it."""
+        if self._refuse_ended() is not None:
+            self._changes_by_calls += 1
 
-    def _refuse_ended(self) -> None:
-        """For what more is done with a change than to put it: nobody takes back what a thread does when its call is
-        over, and it may be another's by then."""
+    def _refuse_ended(self) -> CallInfo | None:
+        """The current call. Nobody would roll back the change of a call that has ended, by a thread of its handler."""
         call = current_call()
         if call is not None and call.ended:
-            raise self._ended(call)
+            raise CallEndedError(f"{call!r} has ended: nothing changes {self._lock.name} through it")
+        return call
 
     def register(
         self,
@@ -197,8 +272,8 @@ class Slices:
             self._admit(slice_type, policy or STATE)
         elif policy is not None and policy is not before:
             self._refuse_ended()
-            # An open mark holds the STATE slices of its moment. Were a slice to change sides, a rollback could neither
-            # bring back what became a log, nor know what a former log held.
+            # An open mark holds the STATE slices of its moment. A rollback could neither restore a slice that became a
+            # log, nor know what a former log held.
             if self._lock.holder is not None:
                 raise RuntimeError(
                     f"the policy of {slice_type.__qualname__} cannot become {policy.name} while {self._lock.holder!r}"
@@ -239,27 +314,28 @@ class Slices:
         failures: list[HandlerFailure] = []
         with self._mutex:
             for event in events:
-                kind = type(event)
-                registered = self._reducers.get(kind)
+                registered = self._reducers.get(type(event))
                 if registered is None:
-                    log = self._logs.get(kind)
-                    if log is not None:
-                        if logs:
-                            self._logs[kind] = log.append(event)
-                            if self._files is not None:
-                                self._files.appended(kind, event, in_a_call=self._lock.holder is not None)
-                        continue
-                    if kind not in self._state:
-                        if isinstance(event, type):
-                            raise TypeError(f"an event is no class: give an instance of {event.__name__}")
-                        self._admit(kind)
-                    if state:
-                        self._put_state(kind, self._state[kind].append(event))
+                    self._append(event, state=state, logs=logs)
                     continue
                 for one in registered:
                     if logs if self._policies[one.target] is LOG else state:
                         self._reduce(one, event, context, failures)
         return tuple(failures) if failures else ()
+
+    def _append(self, event: object, *, state: bool, logs: bool) -> None:
+        kind = type(event)
+        log = self._logs.get(kind)
+        if log is not None:
+            if logs:
+                self._logs[kind] = log.append(event)
+            return
+        if kind not in self._state:
+            if isinstance(event, type):
+                raise TypeError(f"an event is no class: give an instance of {event.__name__}")
+            self._admit(kind)
+        if state:
+            self._put_state(kind, self._state[kind].append(event))
 
     def _reduce(
         self, registration: Registration, event: object, context: ReducerContext, failures: list[HandlerFailure]
@@ -269,70 +345,68 @@ class Slices:
             self._refuse_ended()
         try:
             op = reducer(SliceView(self, target), event, context=context)
-            if isinstance(op, (Replace, Clear)) and self._policies[target] is LOG:
-                self.refuse_in_a_call()
-            self._put(target, applied(op, self.read(target)))
+            self._admit_to_write(target, only_adds=isinstance(op, (Append, Extend)))
+            self._put(target, apply_op(op, self.read(target)))
         except Exception as error:
             logger.exception("a reducer of %s failed on a %s: %r", target.__name__, type(event).__name__, reducer)
             failures.append(HandlerFailure(reducer, error))
             holder = self._lock.holder
             if holder is not None:
-                name = name_of(reducer, target)
-                said = f"the reducer {name} failed on a {type(event).__name__}: {describe_error(error)}"
-                problem = TransactionError(said)
+                name = reducer_name(reducer, target)
+                problem = TransactionError(
+                    f"the reducer {name} failed on a {type(event).__name__}: {describe_error(error)}"
+                )
                 problem.__cause__ = error
                 holder.problems.append(problem)
 
     def mark(self) -> Mark:
-        """The STATE slices now, for `roll_back`; in constant time, since it is the dictionary itself."""
+        """A savepoint of the STATE slices, in constant time: the dictionary itself."""
         mark = self._mark
         if mark is None:
             with self._mutex:
-                self._mark = mark = (self._state, self._captures, self._by_calls)
+                self._mark = mark = (self._state, self._captures, self._changes_by_calls)
         return mark
 
     def changed(self, mark: Mark) -> bool:
         """Whether code that a tool call runs has made a STATE slice hold other objects than at `mark`."""
         marked: Mapping[type[Any], Items[Any]] = mark[0]
-        if self._by_calls == mark[2] or self._state is marked:
+        if self._changes_by_calls == mark[2] or self._state is marked:
             return False
         with self._mutex:
-            return not all(items.holds_the_objects_of(marked.get(kind, EMPTY)) for kind, items in self._state.items())
+            return not all(items.is_identical(marked.get(kind, EMPTY)) for kind, items in self._state.items())
 
     def held_at(self, mark: Mark, slice_type: type[T]) -> tuple[T, ...]:
         """What a STATE slice held at `mark`."""
-        marked: Mapping[type[Any], Items[Any]] = mark[0]
         with self._mutex:
-            return marked.get(slice_type, EMPTY).all()
+            return mark[0].get(slice_type, EMPTY).all()
 
     def roll_back(self, mark: Mark) -> None:
         marked: Mapping[type[Any], Items[Any]] = mark[0]
         with self._mutex:
-            current = self._state
-            if current is marked:
+            if self._state is marked:
                 return
-            cut = self._captures == mark[1]
+            truncate = self._captures == mark[1]
             state: dict[type[Any], Items[Any]] = {}
-            for kind, items in current.items():
+            for kind, items in self._state.items():
                 before = marked.get(kind, EMPTY)
-                state[kind] = items if items is before else before.reopened(cut=cut)
+                state[kind] = items if items is before else before.reopen(truncate=truncate)
             self._state, self._mark = state, None
 
     def capture(self, policies: Collection[SlicePolicy]) -> Mapping[type[Any], Items[Any]]:
-        """Every slice of these policies, for a snapshot; no item is copied or looked at."""
+        """Every slice of these policies, for a snapshot. No item is copied or examined."""
         with self._mutex:
             self._captures += 1
             if self._mark is not None or STATE in policies:
-                self._mark = self._state, self._captures, self._by_calls
+                self._mark = self._state, self._captures, self._changes_by_calls
             if LOG not in policies:
                 return self._state if STATE in policies else {}
             return {**self._state, **self._logs} if STATE in policies else self._logs.copy()
 
     def restore(self, captured: Mapping[type[Any], Items[Any]], policies: Collection[SlicePolicy]) -> None:
-        """Set every slice of these policies to what was captured, or to nothing.
+        """Make every slice of these policies hold what was captured, or nothing.
 
         Raises:
-            SnapshotRestoreError: slices that are not known here. Nothing has changed.
+            SnapshotRestoreError: a captured slice is unknown here. Nothing has changed.
         """
         with self._mutex:
             unknown = sorted(kind.__qualname__ for kind in captured if kind not in self._policies)
@@ -341,33 +415,122 @@ class Slices:
                     f"this session does not know the slices {', '.join(unknown)}; register or install them first"
                 )
             if STATE in policies:
-                self._refuse_ended()
-                if current_call() is not None:
-                    self._by_calls += 1
-                self._state = {kind: captured.get(kind, EMPTY).shared() for kind in self._state}
+                self._count_change()
+                self._state = {kind: captured.get(kind, EMPTY).share() for kind in self._state}
                 self._mark = None
             if LOG in policies:
-                for kind in self._logs:
-                    self._put(kind, captured.get(kind, EMPTY).shared())
+                self._logs = {kind: captured.get(kind, EMPTY).share() for kind in self._logs}
 
     def copy_to(self, other: Slices) -> None:
-        """Make `other`, which nobody uses yet, hold and know what these do."""
+        """Make `other`, which nobody uses yet, hold and know the same."""
         with self._mutex:
             self._captures += 1
             other._policies = self._policies.copy()
             other._reducers = self._reducers.copy()
             other._installed = self._installed.copy()
-            other._state = {kind: items.shared() for kind, items in self._state.items()}
-            other._logs = {kind: items.shared() for kind, items in self._logs.items()}
+            other._state = {kind: items.share() for kind, items in self._state.items()}
+            other._logs = {kind: items.share() for kind, items in self._logs.items()}
 
 
-@lru_cache(maxsize=1024)
-def _changeable(slice_type: type[Any]) -> bool:
-    # Kept, since evaluating its annotations takes as long as a tool call, and every session meets the same types anew.
-    return can_change(slice_type, unknown=False)
+_mutable_types: WeakKeyDictionary[type[Any], bool] = WeakKeyDictionary()
+
+
+def _is_mutable(slice_type: type[Any]) -> bool:
+    # Cached, since evaluating its annotations takes as long as a tool call, and every session asks again.
+    mutable = _mutable_types.get(slice_type)
+    if mutable is None:
+        mutable = _mutable_types[slice_type] = can_change(slice_type, unknown=False)
+    return mutable
 
 
 def require_slice_type(slice_type: type[T]) -> type[T]:
     if not (isinstance(slice_type, type) and is_dataclass(slice_type)):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers are not all type-checked
         raise TypeError(f"slices hold, and reducers take, values of dataclass types; {slice_type!r} is none")
     return slice_type
+
+
+class SliceView(Generic[T]):
+    """A read-only slice. It always shows what the slice holds now."""
+
+    __slots__ = ("_slice_type", "_slices")
+
+    def __init__(self, slices: Slices, slice_type: type[T]) -> None:
+        self._slices = slices
+        self._slice_type = slice_type
+
+    def all(self) -> tuple[T, ...]:
+        """Every item, oldest first."""
+        return self._slices.all(self._slice_type)
+
+    def latest(self) -> T | None:
+        """The last item, in constant time."""
+        with self._slices.locked():
+            return self._slices.read(self._slice_type).latest()
+
+    def where(self, predicate: Callable[[T], bool]) -> tuple[T, ...]:
+        return tuple(item for item in self.all() if predicate(item))
+
+    @property
+    def is_empty(self) -> bool:
+        return len(self) == 0
+
+    def __len__(self) -> int:
+        with self._slices.locked():
+            return self._slices.read(self._slice_type).length
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self.all())
+
+
+class SliceAccessor(SliceView[T]):
+    """One slice of a session. Its changes pass no reducers."""
+
+    __slots__ = ()
+
+    def seed(self, values: T | Iterable[T]) -> None:
+        """Make the slice hold exactly one value, or the values of an iterable that is no dataclass itself."""
+        self._slices.write(self._slice_type, Replace(_require_values(values)))
+
+    def replace_item(self, old: T, new: T) -> None:
+        """Replace the very object `old` by `new`. Where the slice does not hold it, `new` is appended."""
+        self._slices.replace_item(self._slice_type, old, _require_value(new))
+
+    def clear(self, predicate: Callable[[T], bool] | None = None) -> None:
+        """Remove the items that `predicate` is true of, or all."""
+        self._slices.write(self._slice_type, Clear(predicate))
+
+    def append(self, value: T) -> None:
+        self._slices.write(self._slice_type, Append(_require_value(value)))
+
+    def register(
+        self, event_type: type[EventT], reducer: Reducer[EventT, T], *, policy: SlicePolicy | None = None
+    ) -> None:
+        """Run `reducer` for events of exactly this type. Several run in the order of their registration; the same one
+        is registered once.
+
+        ``policy`` None keeps the slice's policy. That is STATE unless the type is one of the runtime's own events.
+        Raises RuntimeError when the policy would change during a tool call.
+        """
+        self._slices.register(self._slice_type, event_type, reducer, policy)
+
+
+def _require_value(value: T) -> T:
+    if not is_slice_value(value):
+        raise TypeError(f"a slice holds values of dataclasses; {value!r} is none")
+    return value
+
+
+def _require_values(values: T | Iterable[T]) -> tuple[T, ...]:
+    if type(values) is not list and (
+        is_slice_value(values) or not isinstance(values, Iterable) or isinstance(values, str | bytes)
+    ):
+        return (_require_value(values),)  # pyright: ignore[reportReturnType]  # a dataclass that can be iterated is one value
+    items = tuple(values)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]  # narrowing a type variable
+    for item in items:  # pyright: ignore[reportUnknownVariableType]
+        _require_value(item)  # pyright: ignore[reportUnknownArgumentType]
+    return items  # pyright: ignore[reportUnknownVariableType]
+
+
+def is_slice_value(value: object) -> bool:
+    # What `is_dataclass` looks for, in a quarter of its time; on the value itself it would be true of a class too.
+    return hasattr(type(value), "__dataclass_fields__")

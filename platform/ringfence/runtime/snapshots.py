@@ -1,18 +1,17 @@
-"""Snapshots of a session: what its slices held at one moment, to go back to, and as JSON."""
+"""Snapshots: the slices of a session at one moment, also as JSON, and with the resources of a prompt."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, TypeVar, cast
+from uuid import UUID
 
-from ringfence.errors import SnapshotRestoreError, SnapshotSerializationError
-from ringfence.runtime.items import EMPTY, Items
+from ringfence.errors import SnapshotRestoreError
 from ringfence.runtime.limits import require_aware
-from ringfence.runtime.slice_views import is_slice_value
-from ringfence.runtime.slices import SlicePolicy
+from ringfence.runtime.slices import EMPTY, Items, SlicePolicy, is_slice_value
 from ringfence.tagged import decode, encode, registered_types, type_id, types_within
 
 T = TypeVar("T")
@@ -77,7 +76,8 @@ class Snapshot:
         """One JSON object, the same for the same content; ``from_json`` takes it back.
 
         Raises:
-            SnapshotSerializationError: a slice holds something without a JSON form.
+            TypeError: a slice holds something without a JSON form.
+            ValueError: a slice holds something that contains itself.
         """
         slices: list[dict[str, object]] = []
         for kind, items in self.slices.items():
@@ -85,7 +85,7 @@ class Snapshot:
             try:
                 held = encode(list(items))
             except (TypeError, ValueError) as error:
-                raise SnapshotSerializationError(f"the slice {kind.__qualname__} cannot be JSON: {error}") from error
+                raise type(error)(f"the slice {kind.__qualname__} cannot be JSON: {error}") from error
             item_type = next(iter(kinds)) if len(kinds) == 1 else None
             slices.append({"slice_type": type_id(kind), "item_type": item_type, "items": held})
         return json.dumps(
@@ -143,3 +143,24 @@ def _slice_type(name: str, known: Mapping[str, type[Any]]) -> type[Any]:
     if name not in known:
         raise ValueError(f"the slice {name} is not known here; register or install it first")
     return known[name]
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotMetadata:
+    """The name of a snapshot for people, and the tool call in which it was made, if any."""
+
+    tag: str | None = None
+    tool_call_id: str | None = None
+    tool_name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CompositeSnapshot:
+    """What a session and its resources held at one moment, in this process; `restore_snapshot` restores it."""
+
+    snapshot_id: UUID
+    created_at: datetime
+    session: Snapshot
+    resources: Mapping[type[Any], object] = field(default_factory=dict[type[Any], object], hash=False)
+    """The snapshots of the resources, by the protocols that these are bound to."""
+    metadata: SnapshotMetadata = field(default_factory=SnapshotMetadata)

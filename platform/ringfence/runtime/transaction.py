@@ -5,14 +5,15 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from collections.abc import Callable, Collection, Generator, Iterable, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from time import perf_counter
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
+from uuid import uuid4
 
-from ringfence.errors import CallEndedError, RestoreFailedError, TransactionError
+from ringfence.errors import CallEndedError, RestoreFailedError, SnapshotRestoreError, TransactionError
 from ringfence.participants import (
     CLEAN,
     CallInfo,
@@ -21,15 +22,21 @@ from ringfence.participants import (
     Mark,
     Participants,
     RollbackReport,
+    Snapshotable,
     Step,
     Transactional,
     current_call,
     set_current_call,
     sort_participants,
 )
+from ringfence.resources import ResourceType
 from ringfence.runtime.interrupts import Interrupts
+from ringfence.runtime.limits import utc_now
 from ringfence.runtime.receipts import Outcome, Receipt
 from ringfence.runtime.session import Session
+from ringfence.runtime.snapshots import CompositeSnapshot, SnapshotMetadata
+
+ResourceT = TypeVar("ResourceT")
 
 # Of the fields of all transactions, for the few lines that look at several of them. It is acquired within
 # participants' mutexes, never the other way round, and nothing is called while it is held. (Re-entrant, since a signal
@@ -477,3 +484,51 @@ def _receipt(transaction: Transaction, session: Session, started: datetime, seco
         changes=transaction.all_changes(),
         inner=transaction.inner,
     )
+
+
+class LiveResources(HasParticipants, Protocol):
+    """`Prompt.resources` within its block, or the `ResourceContext` that it opens."""
+
+    def snapshotable(self) -> Mapping[type[Any], Snapshotable[Any]]: ...
+
+    def get_optional(self, protocol: ResourceType[ResourceT]) -> ResourceT | None: ...
+
+
+def create_snapshot(
+    session: Session, resources: LiveResources | None = None, *, tag: str | None = None
+) -> CompositeSnapshot:
+    """Snapshot the STATE slices of a session, and the living resources that can be snapshotted.
+
+    All of it is of one moment: a running tool call ends first. In a handler it has what the call has done so far.
+
+    Raises:
+        ParticipantBusyError: a tool call did not end in time.
+        RuntimeError: resources outside of their block.
+    """
+    call = current_call()
+    metadata = SnapshotMetadata(tag) if call is None else SnapshotMetadata(tag, call.call_id, call.tool)
+    with tool_transaction(session, resources, tag="create_snapshot"):
+        living: Mapping[type[Any], Snapshotable[Any]] = resources.snapshotable() if resources is not None else {}
+        snapshots: dict[type[Any], object] = {kind: one.snapshot(tag=tag) for kind, one in living.items()}
+        return CompositeSnapshot(uuid4(), utc_now(), session.snapshot(tag=tag), snapshots, metadata)
+
+
+def restore_snapshot(session: Session, resources: LiveResources | None, snapshot: CompositeSnapshot) -> None:
+    """Restore all of a snapshot, or nothing.
+
+    It is a transaction: a step in the history of a workspace on disk, and part of the call in a handler. Logs stay, and
+    so do external changes on disk.
+
+    Raises:
+        SnapshotRestoreError: the session lacks a slice, a resource is not bound here or the snapshot is not its own, or
+            an opaque call has changed files on disk since, ran when it was made, or runs. Nothing has changed, as
+            after any other error of a resource's ``restore``.
+        RestoreFailedError: the rollback could not be completed.
+    """
+    with tool_transaction(session, resources, tag="restore_snapshot"):
+        session.restore(snapshot.session)
+        for protocol, held in snapshot.resources.items():
+            resource = resources.get_optional(protocol) if resources is not None else None
+            if resource is None:
+                raise SnapshotRestoreError(f"the snapshot has a {protocol.__qualname__}, and nothing is bound to that")
+            resource.restore(held)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from ringfence import serde
-from ringfence.adapters.core import Turn
+from ringfence.adapters.model import Turn
 from ringfence.prompt.tool_result import sendable
 from ringfence.runtime.events import RejectedToolParams, ToolCallStarted, ToolInvoked
 from ringfence.runtime.limits import TokenUsage

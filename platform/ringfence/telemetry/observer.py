@@ -15,7 +15,7 @@ from opentelemetry.context import Context, attach, detach
 from opentelemetry.metrics import MeterProvider
 from opentelemetry.trace import Span, SpanKind, StatusCode, TracerProvider
 
-from ringfence.adapters.core import EvaluationEnded, EvaluationStarted, ModelAnswered, ModelRequested
+from ringfence.adapters.model import EvaluationEnded, EvaluationStarted, ModelAnswered, ModelRequested
 from ringfence.runtime.events import ToolCallStarted, ToolInvoked
 from ringfence.runtime.limits import TokenUsage
 from ringfence.runtime.receipts import Receipt

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ringfence.adapters.core import ModelTurn, PromptResponse, ProviderAdapter
+from ringfence.adapters.model import ModelTurn, PromptResponse, ProviderAdapter
 from ringfence.errors import PromptEvaluationError
 from ringfence.filesystem.memory import InMemoryFilesystem
 from ringfence.filesystem.protocol import Filesystem

@@ -19,13 +19,12 @@ import click
 from ringfence.errors import PromptValidationError, SandboxUnavailableError
 from ringfence.failures import describe_error
 from ringfence.runtime.receipts import Receipt
-from ringfence_cli.not_started import NotStartedError
+from ringfence_cli.options import UNAVAILABLE, NotStartedError
 from ringfence_cli.outputs import ReceiptsFile, refuse_way_out
 from ringfence_cli.own_sections import MakeSection, results_alone, sections_of
 from ringfence_cli.policies import policies_of, unfit
 from ringfence_cli.printable import printable, why
 from ringfence_cli.run import recovered_before_copy
-from ringfence_cli.sandbox_commands import UNAVAILABLE
 from ringfence_cli.serve import stdio
 from ringfence_cli.serve.clients import Client
 from ringfence_cli.serve.server import WorkspaceServer

@@ -1,6 +1,6 @@
 """Opening a workspace whose last opener may have been killed: what the journal says, made true.
 
-See `docs/recovery.md` for the table of what is found and what is done.
+See `docs/understand/recovery.md` for the table of what is found and what is done.
 """
 
 from __future__ import annotations

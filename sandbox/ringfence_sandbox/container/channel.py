@@ -26,9 +26,8 @@ from errno import ENOENT
 from pathlib import Path
 from typing import Final, Self
 
-from ringfence.errors import ExecutorLostError
 from ringfence_sandbox.container import executor as protocol
-from ringfence_sandbox.container.frames import FrameStream, run_request
+from ringfence_sandbox.container.frames import ExecutorLostError, FrameStream, run_request
 from ringfence_sandbox.container.pipes import OnOutput, Pipes
 from ringfence_sandbox.disk.forks import FORKS
 

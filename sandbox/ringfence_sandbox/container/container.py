@@ -11,10 +11,11 @@ from typing import Any
 
 from podman.errors import APIError
 
-from ringfence.errors import ExecutorLostError, SandboxUnavailableError
+from ringfence.errors import SandboxUnavailableError
 from ringfence.failures import describe_error
 from ringfence_sandbox.container.channel import EXECUTOR as EXECUTOR_SCRIPT
 from ringfence_sandbox.container.channel import SOCKET_NAME, Channel, Ended
+from ringfence_sandbox.container.frames import ExecutorLostError
 from ringfence_sandbox.container.interpreter import IN_THE_IMAGE, LENT, NoPythonError, Python, lacks_python, lent_python
 from ringfence_sandbox.container.isolation import (
     CONTROL,

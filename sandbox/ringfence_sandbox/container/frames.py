@@ -11,13 +11,24 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from ringfence.errors import ExecutorLostError
+from ringfence.errors import RingfenceError
 from ringfence_sandbox.container.executor import HEADER, LONGEST, RUN_HEAD, first_frame, taken
 
 _LONGEST = 4096  # bytes of a payload from the executor
 _MOST_DESCRIPTORS = 4
 _EVER = 1e9  # seconds
 _ENDED = "the container has ended: its memory was used up, or somebody ended it"
+
+
+class ExecutorLostError(RingfenceError, RuntimeError):
+    """The executor of a container has ended or cannot be trusted any more, so no command can run there.
+
+    ``ended`` says that every process of the container is known to have ended; otherwise end the container.
+    """
+
+    def __init__(self, message: str, *, ended: bool = False) -> None:
+        super().__init__(message)
+        self.ended = ended
 
 
 class FrameStream:

@@ -14,7 +14,7 @@ from dulwich.object_store import BaseObjectStore
 from dulwich.objects import ObjectID, RawObjectID, ShaFile, hex_to_sha, sha_to_hex
 from dulwich.pack import Pack
 
-from ringfence.errors import described
+from ringfence.errors import format_error
 from ringfence_sandbox.disk.state_files import sync_directory
 from ringfence_sandbox.store.deltas import Before, applied, delta
 from ringfence_sandbox.store.object_ids import object_id
@@ -136,7 +136,7 @@ class HistoryObjects(BaseObjectStore):
             except KeyError:
                 pass
             except UNREADABLE as error:
-                why = described(error)
+                why = format_error(error)
         raise _missing(oid, why)
 
     def _from_log(self, oid: bytes) -> tuple[int, bytes]:
@@ -272,7 +272,7 @@ class HistoryObjects(BaseObjectStore):
             try:
                 entry = copied_entry(pack, oid, together)
             except UNREADABLE as error:
-                why = described(error)
+                why = format_error(error)
             if why:
                 raise _missing(oid, why)
             take(oid, entry)

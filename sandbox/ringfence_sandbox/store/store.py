@@ -19,7 +19,7 @@ from typing import Final
 
 from dulwich.objects import Commit
 
-from ringfence.errors import described
+from ringfence.errors import format_error
 from ringfence.participants import Step
 from ringfence_sandbox.store.changed_paths import changed_paths, with_unknown
 from ringfence_sandbox.store.commit_messages import CommitInfo, format_message, parse_message
@@ -53,8 +53,8 @@ def telling_of_damage(
         yield
     except errors as error:
         raise ValueError(
-            f"the history at {folder} is damaged ({described(error)}): bring it back from a copy, or move it away to "
-            "begin a new one"
+            f"the history at {folder} is damaged ({format_error(error)}): bring it back from a copy, or move it away "
+            "to begin a new one"
         ) from error
 
 

@@ -1,0 +1,244 @@
+"""What the commands have in common: errors that are usage, groups, options and typed values.
+
+Nothing here is slow to import, so that ``--help`` is quick.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import wraps
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from ringfence_cli.signals import Signals
+    from ringfence_cli.terms import Place
+    from ringfence_cli.workspace import WorkspaceKind
+
+CommandT = TypeVar("CommandT", bound=Callable[..., object])
+P = ParamSpec("P")
+ResultT = TypeVar("ResultT")
+
+UNAVAILABLE = 4
+"""The exit code where the sandbox is not available."""
+INTERRUPTED = 130
+SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+LONGEST_SECONDS = 365 * 24 * 3600.0
+BYTES = {"m": 1 << 20, "g": 1 << 30}
+LEAST_BYTES = 64 << 20
+NETWORKS = ("none", "bridge", "slirp4netns", "pasta")
+
+
+class NotStartedError(click.ClickException):
+    """Nothing was begun, for a reason that is not in the words of the command line."""
+
+    exit_code = 2
+
+    @classmethod
+    def of(cls, error: OSError) -> Self:
+        return cls(f"{error.filename!r}: {error.strerror}")
+
+
+class BusyError(NotStartedError):
+    """Another process has the workspace: it may be free later."""
+
+
+def is_nowhere() -> bool:
+    """Whether the current directory was removed."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
+
+
+@dataclass(slots=True)
+class Invocation:
+    """One run of the program: the object of click's contexts."""
+
+    signals: Signals
+    command: click.Command | None = None
+    """The command that was asked for, once its name was read."""
+    wants_json: bool = False
+
+
+def pass_signals(function: Callable[Concatenate[Signals, P], ResultT]) -> Callable[P, ResultT]:
+    """Decorate a command whose first argument is the signals of the program."""
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> ResultT:
+        return function(click.get_current_context().obj.signals, *args, **kwargs)
+
+    return call
+
+
+class Command(click.Command):
+    """A command that says on the `Invocation` whether JSON is wanted, also if the rest of the line is wrong."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if isinstance(ctx.obj, Invocation):
+            ctx.obj.command, ctx.obj.wants_json = self, self._wants_json(ctx, list(args))
+        return super().parse_args(ctx, args)
+
+    def _wants_json(self, ctx: click.Context, args: list[str]) -> bool:
+        parser = self.make_parser(ctx)
+        parser.ignore_unknown_options = True
+        before, ctx.resilient_parsing = ctx.resilient_parsing, True
+        options, _, _ = parser.parse_args(args)
+        ctx.resilient_parsing = before
+        return bool(options.get("as_json"))
+
+
+class Commands(click.Group):
+    """Lists each command with the whole first sentence of its help, which click would cut at the end of the line.
+
+    ``lazy`` has commands that are imported when they are run: the module and the first sentence, by name.
+    """
+
+    command_class = Command
+
+    def __init__(self, *args: Any, lazy: Mapping[str, tuple[str, str]] | None = None, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.lazy = lazy or {}
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted((*self.commands, *self.lazy))
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in self.lazy:
+            return getattr(import_module(self.lazy[cmd_name][0]), cmd_name)
+        return super().get_command(ctx, cmd_name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        here = {name: command.get_short_help_str(limit=1000) for name, command in self.commands.items()}
+        sentences = here | {name: sentence for name, (_, sentence) in self.lazy.items()}
+        with formatter.section("Commands"):
+            formatter.write_dl(sorted(sentences.items()))
+
+
+class Interruptible(Commands):
+    """A group of commands that change no workspace: an interrupt may come at any time."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            with ctx.obj.signals.let_through():
+                return super().invoke(ctx)
+        except KeyboardInterrupt:
+            from ringfence_cli.terminal import ErrorStream
+
+            ErrorStream().say("ringfence: interrupted")
+            raise click.Abort from None
+
+
+def seconds(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
+    """Parse a duration such as ``90s``, ``10m`` or ``1h30m``."""
+    if value is None:
+        return None
+    parts = re.findall(r"(\d{1,9}(?:\.\d{1,9})?)([smh])", value)
+    if not parts or "".join(number + unit for number, unit in parts) != value:
+        raise click.BadParameter(f"{value!r} is not a duration: write 90s, 10m or 1h30m", ctx, param)
+    found = sum(float(number) * SECONDS[unit] for number, unit in parts)
+    if not 1 <= found <= LONGEST_SECONDS:
+        raise click.BadParameter(f"{value!r} is not between 1s and a year", ctx, param)
+    return found
+
+
+def size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
+    """Parse a size such as ``512m`` or ``4g``."""
+    if value is None:
+        return None
+    found = re.fullmatch(r"(\d{1,6})([mg])", value)
+    if found is None:
+        raise click.BadParameter(f"{value!r} is not a size: write 512m or 4g", ctx, param)
+    found_bytes = int(found[1]) * BYTES[found[2]]
+    if found_bytes < LEAST_BYTES:
+        raise click.BadParameter(f"{value!r} is too little: a command needs {LEAST_BYTES >> 20}m", ctx, param)
+    return found_bytes
+
+
+def number(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
+    """Refuse ``nan``, which click takes to be in every range."""
+    if value is not None and math.isnan(value):
+        raise click.BadParameter(f"{value} is not a number", ctx, param)
+    return value
+
+
+DIRECTORY = click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIR")
+AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+RECEIPTS = click.option(
+    "--receipts", type=click.Path(path_type=Path), metavar="FILE", help="Append a line of JSON for every tool call."
+)
+SECTION = click.option(
+    "--section",
+    "sections",
+    multiple=True,
+    metavar="SPEC",
+    help="Tools of your own: FILE.py:NAME or MODULE:NAME, of a section or a function from a session to one. They run "
+    "in this process, outside of any container; may be given several times.",
+)
+POLICY = click.option(
+    "--policy",
+    "policies",
+    multiple=True,
+    metavar="SPEC",
+    help="allow:GLOB, deny:GLOB, deletions:N, protected, tests:TOOL[=COMMAND]:GLOB or FILE.toml; may be given several "
+    "times. A GLOB with a / (/src, docs/*.md) is from the root of DIR, one without (*.md) for names at any depth; "
+    "what matches takes along all that is below it.",
+)
+IMAGE = click.option("--image", metavar="NAME", help="With podman: the container's image.  [default: ringfence's own]")
+_CONTAINER = (
+    IMAGE,
+    click.option(
+        "--network", type=click.Choice(NETWORKS), help="With podman: what network commands have.  [default: none]"
+    ),
+    click.option(
+        "--keep-environment",
+        is_flag=True,
+        help="With podman: a command begins in the directory where the last one ended, with the variables it exported.",
+    ),
+    click.option(
+        "--memory",
+        "memory_bytes",
+        callback=size,
+        metavar="SIZE",
+        help="With podman: the memory of all commands together, such as 4g.  [default: 1g]",
+    ),
+    click.option(
+        "--cpus",
+        type=click.FloatRange(min=0.1, max=1024),
+        callback=number,
+        metavar="N",
+        help="With podman: how many processors' time commands get.  [default: 1]",
+    ),
+    click.option(
+        "--command-timeout",
+        "command_seconds",
+        callback=seconds,
+        metavar="TIME",
+        help="With podman: the most that a command may take, whatever the model asks for.  [default: 2m]",
+    ),
+)
+
+
+def container(command: CommandT) -> CommandT:
+    """Give a command the options of a container; `place_of` takes their values."""
+    for option in reversed(_CONTAINER):
+        command = option(command)
+    return command
+
+
+def place_of(workspace: WorkspaceKind | None, given: dict[str, Any]) -> Place:
+    """click.UsageError for an option of the container where there is none."""
+    from ringfence_cli.terms import Place
+
+    place = Place(workspace, **given)
+    if workspace not in (None, "podman") and place.options:
+        raise click.UsageError(f"{' and '.join(place.options)}: for --workspace podman, where commands run")
+    return place

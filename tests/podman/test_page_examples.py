@@ -1,0 +1,17 @@
+"""The examples of commands in a container run."""
+
+from __future__ import annotations
+
+import pytest
+from pages import page
+
+from ringfence_sandbox.container.podman_connection import Connection
+
+
+@pytest.mark.usefixtures("limits_hold")
+@pytest.mark.parametrize("number", [0, 1])
+def test_an_example_of_commands_runs(number: int, podman: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CONTAINER_HOST", podman.url)
+    blocks = [block for block in page("use/sandbox").blocks if block.language == "python"]
+    assert len(blocks) == 2
+    exec(compile(blocks[number].text, "docs/use/sandbox.md", "exec"), {})
