@@ -287,8 +287,7 @@ class ToolExecutor:
     def _is_permitted(self, call: Call) -> bool:
         """Ask the policies, of the section and then of the prompt, until one denies; then deadline and cancellation."""
         tool, context = call.tool, call.context
-        call.transaction.save((self.session,))
-        saved = call.transaction.mark_of(self.session.lock)
+        saved = call.transaction.save(self.session)
         for policy, verdict, asked in tool.policies:
             if asked:
                 try:

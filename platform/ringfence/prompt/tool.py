@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, get_origin
 
 from ringfence import serde
+from ringfence.filesystem.paths import resolve_model_path
 from ringfence.filesystem.protocol import Filesystem
 from ringfence.prompt.policy import EffectPolicy, ToolPolicy, has_hook, is_asked
 from ringfence.prompt.tool_result import ToolResult
@@ -68,6 +69,7 @@ class ToolContext:
     call: CallInfo | None = None
     scope: CallResources | None = None
     cancellation: Cancellation | None = None
+    _paths: dict[tuple[str, str | None], str] = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
     @property
     def deadline(self) -> Deadline | None:
@@ -91,6 +93,19 @@ class ToolContext:
         """The prompt's filesystem, as this call's; None where none is bound."""
         scope = self.scope
         return self.resources.get_optional(Filesystem) if scope is None else scope.get_optional(Filesystem)
+
+    def resolve_path(self, path: str, *, mount_point: str | None = None) -> str:
+        """The path in `filesystem` that a model means by `path`: see `resolve_model_path`.
+
+        It is resolved once a call, so what a policy has checked is what the handler gets.
+        """
+        key = path, mount_point
+        resolved = self._paths.get(key)
+        if resolved is None:
+            filesystem = self.filesystem
+            assert filesystem is not None, "no filesystem is bound"
+            resolved = self._paths[key] = resolve_model_path(filesystem, path, mount_point=mount_point)
+        return resolved
 
     @property
     def budget_tracker(self) -> BudgetTracker | None:
