@@ -34,7 +34,7 @@ from ringfence.runtime import (
     Receipt,
     Session,
     ToolInvoked,
-    settled,
+    final_receipts,
     tool_transaction,
 )
 from ringfence_tools import Delegate, DelegatedTask, DelegationSection, VfsToolsSection
@@ -381,5 +381,5 @@ def test_a_call_that_was_taken_back_says_so_and_with_which_call() -> None:
     assert (first.outcome, outer.outcome, mine.outcome) == ("committed", "failed", "committed")
     assert again == replace(first, outcome="rolled_back", rolled_back_by=outer.call_id)
     assert world.session[Receipt].all() == (first, outer, again, mine)
-    assert settled(heard) == (again, outer, mine)
+    assert final_receipts(heard) == (again, outer, mine)
     assert (again.to_json()["outcome"], again.to_json()["rolled_back_by"]) == ("rolled_back", outer.call_id)

@@ -33,7 +33,7 @@ def change(session: Session, what: str, name: str, known: dict[str, str | None] 
         states.clear(lambda state: state.policy_name == name)
     else:
         keys = found.invoked_keys if isinstance(found.invoked_keys, PathHashes) else PathHashes()
-        states.exchange(found, PolicyState(name, frozenset({name}), keys.updated(known)))
+        states.replace_item(found, PolicyState(name, frozenset({name}), keys.updated(known)))
 
 
 def held(session: Session) -> list[object]:

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfence.adapters import PromptResponse, ScriptedAdapter
+from ringfence.adapters import ScriptedAdapter
 from ringfence.errors import SnapshotRestoreError
 from ringfence.prompt import MarkdownSection, PolicyState, Prompt, SectionVisibility, Tool, ToolContext, ToolResult
 from ringfence.prompt.policy import PathHashes
@@ -154,10 +154,35 @@ def test_logs_come_along_where_they_are_asked_for() -> None:
     session = Session()
     ScriptedAdapter(turns).evaluate(prompt, session=session)
     text = session.snapshot(include_all=True).to_json()
-    types = {*session.slice_types, ToolResult, PromptResponse}
-    back = Snapshot.from_json(text, types=types)
+    back = Snapshot.from_json(text, types=session.slice_types)
     for kind in (ToolInvoked, Receipt, PromptExecuted, Inner):
         assert back.slices[kind] == session[kind].all() != ()
+
+
+@dataclass(frozen=True)
+class Paint:
+    colour: Colour
+    rooms: tuple[Inner, ...]
+
+
+@dataclass(frozen=True)
+class Painted:
+    paint: object
+
+
+def paint(params: Paint, *, context: ToolContext) -> ToolResult[Painted]:
+    return ToolResult.ok(Painted(params))
+
+
+def test_what_an_evaluation_has_logged_comes_back_with_the_types_of_its_session() -> None:
+    session = Session()
+    tool = Tool[Paint, Painted](name="paint", description="Paint.", handler=paint)
+    prompt = Prompt[Inner](ns="t", key="t", sections=[MarkdownSection(title="T", template="x", tools=[tool])])
+    arguments = {"colour": "red", "rooms": [{"name": "hall", "colour": 2}]}
+    calls = [{"name": "paint", "arguments": arguments}, {"name": "paint", "arguments": "{"}, {"name": "nothing"}]
+    ScriptedAdapter([{"tool_calls": calls}, {"text": '{"name": "done"}'}]).evaluate(prompt, session=session)
+    snapshot = session.snapshot(include_all=True)
+    assert Snapshot.from_json(snapshot.to_json(), types=session.slice_types) == snapshot
 
 
 def test_the_json_is_the_same_whatever_the_order_in_which_slices_came() -> None:

@@ -12,13 +12,12 @@ import pytest
 from ringfence import InMemoryFilesystem, MarkdownSection, Prompt, Session, Tool, ToolContext, ToolExecutor, ToolResult
 from ringfence.errors import PromptEvaluationError, RestoreFailedError
 from ringfence.filesystem import Filesystem
-from ringfence.runtime import Receipt, SliceConfig, ToolInvoked, Transaction, read_log, settled, tool_transaction
+from ringfence.runtime import Receipt, ToolInvoked, Transaction, final_receipts, tool_transaction
 from ringfence.runtime.lock_order import sort_locks
 from ringfence_cli.outputs import ReceiptsFile
 from ringfence_cli.signals import Signals
 from ringfence_cli.watch import RunObserver, RunStats
 from ringfence_tools import VfsToolsSection
-from ringfence_tools.file_params import WriteFile
 
 Act = Callable[[ToolExecutor], ToolResult[None]]
 NO: ToolResult[None] = ToolResult.error("no")
@@ -128,7 +127,7 @@ def test_a_transaction_of_ones_own_says_it_too(deep: bool) -> None:
         else:
             world.executor.call("inner", {})
         raise ValueError("no")
-    assert [(one.outcome, one.rolled_back_by) for one in settled(heard)] == [("rolled_back", outer.call_id)] * 2
+    assert [(one.outcome, one.rolled_back_by) for one in final_receipts(heard)] == [("rolled_back", outer.call_id)] * 2
     assert world.session[Receipt].all() == tuple(heard)
 
 
@@ -152,7 +151,7 @@ def test_what_could_not_be_taken_back_whole_is_doubtful() -> None:
         world.executor.call("inner", {})
         stuck.stuck = True
         raise ValueError("no")
-    assert [receipt.outcome for receipt in settled(world.session[Receipt].all())] == ["doubtful"] * 2
+    assert [receipt.outcome for receipt in final_receipts(world.session[Receipt].all())] == ["doubtful"] * 2
     stuck.stuck = False
 
 
@@ -165,13 +164,6 @@ def test_a_call_that_nobody_can_go_on_after_says_it_too() -> None:
     with pytest.raises(PromptEvaluationError, match="no"):
         world.executor.call("outer", {})
     assert world.outcomes()[-1] == ("write_file", "rolled_back", "outer")
-
-
-def test_files_of_logs_have_it_too(tmp_path: Path) -> None:
-    world = World(Session(slice_config=SliceConfig(logs=tmp_path)), outer=write("a", NO))
-    world.executor.call("outer", {})
-    lines = read_log(tmp_path, world.session.session_id, Receipt, types=[WriteFile])
-    assert [one.outcome for one in settled(lines)] == ["rolled_back", "failed"]
 
 
 def test_a_receipts_file_has_a_further_line_and_what_reads_it_joins_them(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ dataclasses and enums are those that the reader names.
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import math
 import os
@@ -134,6 +135,29 @@ def types_within(kinds: Iterable[type[Any]]) -> dict[str, type[Any]]:
             found[type_id(kind)] = kind
             if is_dataclass(kind):
                 waiting += _declared(kind)
+    return found
+
+
+def types_of(values: Iterable[object]) -> set[type[Any]]:
+    """The dataclasses and enums of these values and of what they hold, at every depth."""
+    found: set[type[Any]] = set()
+    seen: dict[int, object] = {}  # by id; the value keeps its id taken
+    waiting = list(values)
+    while waiting:
+        value: Any = waiting.pop()
+        if id(value) in seen:
+            continue
+        seen[id(value)] = value
+        kind: type[Any] = value.__class__
+        if issubclass(kind, Enum):
+            found.add(kind)
+        elif is_dataclass(kind):
+            found.add(kind)
+            waiting += [getattr(value, field.name) for field in fields(kind)]
+        elif isinstance(value, Mapping):
+            waiting += itertools.chain.from_iterable(typing.cast("Mapping[object, object]", value).items())
+        elif isinstance(value, list | tuple | Set):
+            waiting += typing.cast("Iterable[object]", value)
     return found
 
 

@@ -38,7 +38,7 @@ from ringfence.errors import DeadlineExceededError
 from ringfence.participants import Change, Snapshotable
 from ringfence.prompt import PolicyDecision, PromptTemplate
 from ringfence.resources import Binding
-from ringfence.runtime import Append, SlicePolicy, append_all, settled, tool_transaction
+from ringfence.runtime import Append, SlicePolicy, append_all, final_receipts, tool_transaction
 from ringfence.testing.looking import tree_of
 from ringfence.testing.printed import Printed, capture_tree, lasting
 from ringfence_sandbox import Workspace
@@ -344,15 +344,19 @@ class World:
 
     def kept(self, of: str) -> Receipt | None:
         """The receipt of a call that nothing took back."""
-        found = [one for one in settled(self.session[Receipt].all()) if (one.call_id, one.outcome) == (of, "committed")]
+        found = [
+            one
+            for one in final_receipts(self.session[Receipt].all())
+            if (one.call_id, one.outcome) == (of, "committed")
+        ]
         return found[0] if found else None
 
     def tells_the_truth(self) -> None:
         """Of all calls that have ended: how each one did, for good, and what it had changed."""
         told = self.session[Receipt].all()
         first = {one.call_id: one for one in reversed(told)}
-        assert len(settled(told)) == len(first), "a call has one receipt, which may be told once more"
-        for receipt in settled(told):
+        assert len(final_receipts(told)) == len(first), "a call has one receipt, which may be told once more"
+        for receipt in final_receipts(told):
             noted = self.noted[receipt.call_id]
             around, by = noted.around, None
             while first[receipt.call_id].outcome == "committed" and around is not None and by is None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar, runtime_checkable
 from uuid import UUID
 
-from ringfence.runtime.events import ToolSchema
+from ringfence.runtime.events import PromptResponse, ToolSchema
 from ringfence.runtime.limits import Budget, BudgetTracker, Deadline, Heartbeat, RunContext, TokenUsage, utc_now
 from ringfence.runtime.session import Session
 
@@ -16,16 +16,6 @@ if TYPE_CHECKING:
     from ringfence.prompt.prompt import Prompt
 
 OutputT = TypeVar("OutputT")
-OutputCo = TypeVar("OutputCo", covariant=True)
-
-
-@dataclass(frozen=True)
-class PromptResponse(Generic[OutputCo]):
-    """The end of an evaluation: ``output`` where the prompt declares an output type, else ``text``."""
-
-    prompt_name: str
-    text: str | None = None
-    output: OutputCo | None = None
 
 
 @dataclass(frozen=True, slots=True)

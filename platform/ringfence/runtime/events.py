@@ -9,18 +9,18 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_checkable
 from uuid import UUID, SafeUUID, uuid4
 
 from ringfence.runtime.limits import RunContext, TokenUsage, utc_now
 
 if TYPE_CHECKING:
-    from ringfence.adapters.model import PromptResponse
     from ringfence.prompt.tool_result import ToolResult
 
 logger = logging.getLogger(__name__)
 
 EventT = TypeVar("EventT")
+OutputCo = TypeVar("OutputCo", covariant=True)
 
 _event_numbers = itertools.count()
 
@@ -119,6 +119,15 @@ class PromptRendered:
     """The `PromptDescriptor` of a prompt with an override store; None where nothing can be replaced."""
     run_context: RunContext | None = None
     event_id: UUID = field(default_factory=new_event_id)
+
+
+@dataclass(frozen=True)
+class PromptResponse(Generic[OutputCo]):
+    """The end of an evaluation: ``output`` where the prompt declares an output type, else ``text``."""
+
+    prompt_name: str
+    text: str | None = None
+    output: OutputCo | None = None
 
 
 @dataclass(frozen=True, slots=True)

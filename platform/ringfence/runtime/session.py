@@ -145,7 +145,7 @@ class Session(Transactional):
 
     @property
     def slice_types(self) -> frozenset[type[Any]]:
-        """Every slice that this session knows: what a snapshot may hold that is read for it (`Snapshot.from_json`)."""
+        """Every slice that this session knows, and every type that these hold: the types for `Snapshot.from_json`."""
         return self._slices.types()
 
     def __getitem__(self, slice_type: type[T]) -> SliceAccessor[T]:

@@ -28,7 +28,7 @@ from ringfence.runtime.reducers import (
     marked_methods,
     reducer_name,
 )
-from ringfence.tagged import register_type
+from ringfence.tagged import register_type, types_of
 from ringfence.values import can_change
 
 logger = logging.getLogger(__name__)
@@ -200,8 +200,11 @@ class Slices:
             self.refuse_in_a_call()
 
     def types(self) -> frozenset[type[Any]]:
+        """The slice types that are known here, and the types of what the slices hold, at every depth."""
         with self._mutex:
-            return frozenset(self._policies)
+            known = frozenset(self._policies)
+            held = [items.all() for items in (*self._state.values(), *self._logs.values())]
+        return known | types_of(held)
 
     def refuse_in_a_call(self) -> None:
         """Refuse to remove from logs: they are never rolled back, so a failed call's removal would be final."""
