@@ -13,7 +13,6 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal
 
 from ringfence import serde
-from ringfence.adapters.model import ProviderAdapter
 from ringfence.adapters.offers import BoundTool, bind_tool
 from ringfence.errors import (
     CallCancelledError,
@@ -30,7 +29,7 @@ from ringfence.failures import describe_error
 from ringfence.participants import Mark, Transactional, current_call, set_current_call
 from ringfence.prompt.long_results import READER, full_result_path
 from ringfence.prompt.policy import ALLOW, Policy, PolicyDecision
-from ringfence.prompt.tool import ToolContext
+from ringfence.prompt.tool import ProviderAdapter, ToolContext
 from ringfence.prompt.tool_result import (
     MAX_RESULT_CHARACTERS,
     AcceptsChanges,

@@ -10,7 +10,7 @@ import re
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, get_origin
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, get_origin, runtime_checkable
 
 from ringfence import serde
 from ringfence.filesystem.protocol import Filesystem
@@ -31,15 +31,15 @@ from ringfence.runtime.limits import BudgetTracker
 from ringfence.values import can_change
 
 if TYPE_CHECKING:
-    from ringfence.adapters.model import ProviderAdapter
     from ringfence.participants import CallInfo, Change
     from ringfence.prompt.prompt import Prompt
     from ringfence.prompt.rendering import RenderedPrompt
     from ringfence.resources import CallResources, ResourceContext
-    from ringfence.runtime.events import Dispatcher
-    from ringfence.runtime.limits import Cancellation, Deadline, Heartbeat, RunContext
+    from ringfence.runtime.events import Dispatcher, PromptResponse
+    from ringfence.runtime.limits import Budget, Cancellation, Deadline, Heartbeat, RunContext
     from ringfence.runtime.session import Session
 
+OutputT = TypeVar("OutputT")
 ParamsT = TypeVar("ParamsT")
 ResultT = TypeVar("ResultT")
 ContraParamsT = TypeVar("ContraParamsT", contravariant=True)
@@ -49,6 +49,34 @@ WrappedResultT = TypeVar("WrappedResultT")
 
 TOOL_NAME = re.compile(r"[a-z0-9_-]{1,64}")
 MAX_DESCRIPTION_CHARACTERS = 200
+
+
+@runtime_checkable
+class ProviderAdapter(Protocol):
+    """Evaluates prompts with some provider's model."""
+
+    def evaluate(
+        self,
+        prompt: Prompt[OutputT],
+        *,
+        session: Session,
+        deadline: Deadline | None = None,
+        budget: Budget | None = None,
+        budget_tracker: BudgetTracker | None = None,
+        heartbeat: Heartbeat | None = None,
+        run_context: RunContext | None = None,
+    ) -> PromptResponse[OutputT]:
+        """Ask the model, run the tools it calls, until it gives its final answer.
+
+        ``budget_tracker`` takes the place of ``budget`` where several evaluations share one, or to see what was used.
+
+        Raises:
+            PromptEvaluationError: with the phase in which the evaluation could not go on.
+            VisibilityExpansionRequired: sections were asked for in full more often than there are any; before that the
+                evaluation opens them in its session and goes on.
+            ValueError: a budget, and a tracker of another one.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
