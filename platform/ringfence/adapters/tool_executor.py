@@ -13,7 +13,6 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from ringfence import serde
-from ringfence.adapters.model import ProviderAdapter
 from ringfence.errors import (
     CallCancelledError,
     CallEndedError,
@@ -28,7 +27,7 @@ from ringfence.errors import (
 from ringfence.failures import describe_error
 from ringfence.participants import Participants, Transactional, current_call, set_current_call, sort_participants
 from ringfence.prompt.policy import ALLOW, Policy, PolicyDecision
-from ringfence.prompt.tool import BoundTool, ToolContext, bind_tool
+from ringfence.prompt.tool import BoundTool, ProviderAdapter, ToolContext, bind_tool
 from ringfence.prompt.tool_result import (
     MAX_RESULT_CHARACTERS,
     READER,
