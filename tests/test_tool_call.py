@@ -1000,3 +1000,19 @@ def test_a_bug_in_a_params_class_is_logged_and_rejects_the_call(caplog: pytest.L
         outcomes += [ToolExecutor(prompt=prompt, session=session).execute("act", {"txt": "x"}).receipt.outcome]
     assert outcomes == ["rejected"] * 2
     assert [record.exc_info is not None for record in caplog.records] == [True]
+
+
+def test_a_path_of_a_model_is_resolved_once_a_call() -> None:
+    resolved: list[str] = []
+
+    def act(params: Params, *, context: ToolContext) -> ToolResult[Note]:
+        resolved.append(context.resolve_path(" new.txt"))
+        assert context.filesystem is not None
+        context.filesystem.write(" new.txt", "x")
+        resolved.append(context.resolve_path(" new.txt"))
+        return ToolResult.ok(Note("x"))
+
+    with World(act) as world:
+        assert world.call().success
+        assert world.call().success
+    assert resolved == ["new.txt", "new.txt", " new.txt", " new.txt"]

@@ -11,7 +11,7 @@ from typing import Any
 from ringfence.errors import ToolValidationError
 from ringfence.filesystem.edits import replace_exact
 from ringfence.filesystem.patch_format import parse_patch
-from ringfence.filesystem.paths import escape_path, escape_text, resolve_model_path
+from ringfence.filesystem.paths import escape_path, escape_text
 from ringfence.filesystem.protocol import DEFAULT_READ_LIMIT, MAX_GREP_MATCHES, FileEntry, Filesystem, GrepMatch
 from ringfence.filesystem.search import ALTERNATIVES, LITERALLY, path_filter
 from ringfence.prompt.tool import Tool, ToolContext
@@ -135,7 +135,7 @@ class _FileTools:
         filesystem = context.filesystem
         if filesystem is None:
             raise ToolValidationError("no filesystem is bound to this prompt, so there are no files to work on")
-        return filesystem, resolve_model_path(filesystem, text or "", mount_point=self._mount_point)
+        return filesystem, context.resolve_path(text or "", mount_point=self._mount_point)
 
     def _below(self, filesystem: Filesystem, path: str, pattern: str) -> str:
         """A pattern as it is below a directory, where it begins with that directory's own path as a model sees it.

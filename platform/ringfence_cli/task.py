@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from ringfence.adapters.model import ProviderAdapter
+from ringfence.adapters import ProviderAdapter
 from ringfence.errors import (
     DeadlineExceededError,
     PromptEvaluationError,

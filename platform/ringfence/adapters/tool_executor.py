@@ -13,7 +13,6 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from ringfence import serde
-from ringfence.adapters.model import ProviderAdapter
 from ringfence.errors import (
     CallCancelledError,
     CallEndedError,
@@ -28,7 +27,7 @@ from ringfence.errors import (
 from ringfence.failures import describe_error
 from ringfence.participants import Participants, Transactional, current_call, set_current_call, sort_participants
 from ringfence.prompt.policy import ALLOW, Policy, PolicyDecision
-from ringfence.prompt.tool import BoundTool, ToolContext, bind_tool
+from ringfence.prompt.tool import BoundTool, ProviderAdapter, ToolContext, bind_tool
 from ringfence.prompt.tool_result import (
     MAX_RESULT_CHARACTERS,
     READER,
@@ -287,8 +286,7 @@ class ToolExecutor:
     def _is_permitted(self, call: Call) -> bool:
         """Ask the policies, of the section and then of the prompt, until one denies; then deadline and cancellation."""
         tool, context = call.tool, call.context
-        call.transaction.save((self.session,))
-        saved = call.transaction.mark_of(self.session.lock)
+        saved = call.transaction.save(self.session)
         for policy, verdict, asked in tool.policies:
             if asked:
                 try:

@@ -6,7 +6,7 @@ import errno
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ringfence.filesystem.paths import escape_path, is_link, path_message, resolve_model_path, resolve_nofollow
+from ringfence.filesystem.paths import escape_path, is_link, path_message, resolve_nofollow
 from ringfence.filesystem.protocol import Filesystem
 from ringfence.prompt.policy import (
     ALLOW,
@@ -77,7 +77,7 @@ class ReadBeforeWritePolicy(BasePolicy):
         for written in targets:
             target = written if isinstance(written, str) else written.path
             try:
-                meant = resolve_model_path(filesystem, target, mount_point=self.mount_point)
+                meant = context.resolve_path(target, mount_point=self.mount_point)
             except PermissionError as error:
                 return PolicyDecision.deny(f"{escape_path(target)} {error.strerror}")
             except ValueError as error:

@@ -10,9 +10,10 @@ import re
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, get_origin
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, get_origin, runtime_checkable
 
 from ringfence import serde
+from ringfence.filesystem.paths import resolve_model_path
 from ringfence.filesystem.protocol import Filesystem
 from ringfence.prompt.policy import EffectPolicy, ToolPolicy, has_hook, is_asked
 from ringfence.prompt.tool_result import ToolResult
@@ -23,6 +24,7 @@ from ringfence.prompt.tool_types import (
     check_handler,
     check_writes,
     invalid,
+    is_of_type,
     name_of,
     params_type_of,
     result_type_of,
@@ -32,15 +34,15 @@ from ringfence.runtime.receipts import PolicyVerdict
 from ringfence.values import can_change
 
 if TYPE_CHECKING:
-    from ringfence.adapters.model import ProviderAdapter
     from ringfence.participants import CallInfo, Change
     from ringfence.prompt.prompt import Prompt
     from ringfence.prompt.rendering import RenderedPrompt
     from ringfence.resources import CallResources, ResourceContext
-    from ringfence.runtime.events import Dispatcher
-    from ringfence.runtime.limits import Cancellation, Deadline, Heartbeat, RunContext
+    from ringfence.runtime.events import Dispatcher, PromptResponse
+    from ringfence.runtime.limits import Budget, Cancellation, Deadline, Heartbeat, RunContext
     from ringfence.runtime.session import Session
 
+OutputT = TypeVar("OutputT")
 ParamsT = TypeVar("ParamsT")
 ResultT = TypeVar("ResultT")
 ContraParamsT = TypeVar("ContraParamsT", contravariant=True)
@@ -50,6 +52,34 @@ WrappedResultT = TypeVar("WrappedResultT")
 
 TOOL_NAME = re.compile(r"[a-z0-9_-]{1,64}")
 MAX_DESCRIPTION_CHARACTERS = 200
+
+
+@runtime_checkable
+class ProviderAdapter(Protocol):
+    """Evaluates prompts with some provider's model."""
+
+    def evaluate(
+        self,
+        prompt: Prompt[OutputT],
+        *,
+        session: Session,
+        deadline: Deadline | None = None,
+        budget: Budget | None = None,
+        budget_tracker: BudgetTracker | None = None,
+        heartbeat: Heartbeat | None = None,
+        run_context: RunContext | None = None,
+    ) -> PromptResponse[OutputT]:
+        """Ask the model, run the tools it calls, until it gives its final answer.
+
+        ``budget_tracker`` takes the place of ``budget`` where several evaluations share one, or to see what was used.
+
+        Raises:
+            PromptEvaluationError: with the phase in which the evaluation could not go on.
+            VisibilityExpansionRequired: sections were asked for in full more often than there are any; before that the
+                evaluation opens them in its session and goes on.
+            ValueError: a budget, and a tracker of another one.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +98,7 @@ class ToolContext:
     call: CallInfo | None = None
     scope: CallResources | None = None
     cancellation: Cancellation | None = None
+    _paths: dict[tuple[str, str | None], str] = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
     @property
     def deadline(self) -> Deadline | None:
@@ -91,6 +122,19 @@ class ToolContext:
         """The prompt's filesystem, as this call's; None where none is bound."""
         scope = self.scope
         return self.resources.get_optional(Filesystem) if scope is None else scope.get_optional(Filesystem)
+
+    def resolve_path(self, path: str, *, mount_point: str | None = None) -> str:
+        """The path in `filesystem` that a model means by `path`: see `resolve_model_path`.
+
+        It is resolved once a call, so what a policy has checked is what the handler gets.
+        """
+        key = path, mount_point
+        resolved = self._paths.get(key)
+        if resolved is None:
+            filesystem = self.filesystem
+            assert filesystem is not None, "no filesystem is bound"
+            resolved = self._paths[key] = resolve_model_path(filesystem, path, mount_point=mount_point)
+        return resolved
 
     @property
     def budget_tracker(self) -> BudgetTracker | None:
@@ -142,8 +186,8 @@ class Tool(Generic[ParamsT, ResultT]):
     """A callable affordance, checked when it is constructed.
 
     ``Tool[Params, Result](name=..., description=..., handler=...)``; where the type arguments are left out, the
-    handler's annotations say them. Either may be None for a tool without params or without a value; a result may also
-    be ``list[D]``, ``Sequence[D]`` or ``tuple[D, ...]`` of a dataclass.
+    handler's annotations say them. Either may be None for a tool without params or without a value. A result is a
+    dataclass, a mapping, a ``list[T]``, ``Sequence[T]`` or ``tuple[T, ...]``, or a ``str``.
 
     Files must be changed through the filesystem resource. A handler that opens files of the workspace itself makes
     changes that count as somebody else's, unless the tool is declared ``opaque``.
@@ -173,9 +217,8 @@ class Tool(Generic[ParamsT, ResultT]):
 
     params_type: type[ParamsT] | None = dataclasses.field(init=False, compare=False)
     result_type: type[Any] | None = dataclasses.field(init=False, compare=False)
-    """The dataclass; of the items, where the result is an array."""
+    """The type of the value; of the items, where the result is an array."""
     result_container: Literal["object", "array"] = dataclasses.field(init=False, compare=False)
-    _result_class: type[Any] = dataclasses.field(init=False, compare=False, repr=False)
     decode: Callable[[Mapping[str, object] | str | bytes], ParamsT] = dataclasses.field(
         init=False, compare=False, repr=False
     )
@@ -204,7 +247,6 @@ class Tool(Generic[ParamsT, ResultT]):
         result_type, container = result_type_of(result, self.name)
         _put(self, "result_type", result_type)
         _put(self, "result_container", container)
-        _put(self, "_result_class", get_origin(result_type) or result_type or type(None))
         if self.handler is not None:
             check_handler(self.handler, self.name, params, result)
         if self.writes is not None:
@@ -269,11 +311,11 @@ class Tool(Generic[ParamsT, ResultT]):
     def fits(self, value: object) -> bool:
         """Whether a result's value is of the declared type, or none: a message may say it all."""
         if value is None or self.result_container == "object":
-            return value is None or isinstance(value, self._result_class)
+            return value is None or (self.result_type is not None and is_of_type(value, self.result_type))
         if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
             return False
         items = typing.cast("Sequence[object]", value)
-        return all(isinstance(item, self._result_class) for item in items)
+        return all(is_of_type(item, self.result_type) for item in items)
 
     @property
     def result_words(self) -> str:
@@ -353,7 +395,11 @@ def checked_description(text: str, name: str) -> str:
 
 
 def _is_exactly(value: object, kind: object) -> bool:
-    return value is None if kind is None else type(value) is (get_origin(kind) or kind)
+    """A dataclass itself and none of its subclasses; an instance of another type."""
+    if kind is None:
+        return value is None
+    cls = get_origin(kind) or kind
+    return type(value) is cls if dataclasses.is_dataclass(cls) else is_of_type(value, kind)
 
 
 def _fields_of(kind: Any) -> tuple[dataclasses.Field[Any], ...]:

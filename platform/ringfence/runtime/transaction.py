@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -123,20 +123,20 @@ class Transaction(CallInfo):
             self._children.add(child)
             return [*self._held.values()]
 
-    def save(self, participants: Iterable[Transactional]) -> None:
-        """Take a savepoint of each participant that has none yet."""
-        marks = self._marks
-        for participant in participants:
-            lock = participant.lock
-            if lock not in marks:
-                # With the mutex, which an outer rollback takes: after that nobody would end this savepoint.
-                with lock.mutex:
-                    self._refuse_superseded()
-                    marks[lock] = participant.begin(self)
+    def save(self, participant: Transactional) -> Mark:
+        """Take a participant's savepoint before `begin` does."""
+        lock = participant.lock
+        # With the mutex, which an outer rollback takes: after that nobody would end this savepoint.
+        with lock.mutex:
+            self._refuse_superseded()
+            mark = self._marks[lock] = participant.begin(self)
+        return mark
 
     def begin(self) -> None:
-        """Take the savepoints; from here on changes go through."""
-        self.save(self._held.values())
+        """Take the savepoints that are missing; from here on changes go through."""
+        for lock, participant in self._held.items():
+            if lock not in self._marks:
+                self.save(participant)
         self.reads.clear()
         self.read_before = None
         with _guard:
