@@ -10,7 +10,7 @@ from typing import Any
 
 from ringfence.errors import ToolValidationError
 from ringfence.filesystem.edits import replace_exact
-from ringfence.filesystem.patch_format import parse_patch
+from ringfence.filesystem.patch import parse_patch
 from ringfence.filesystem.paths import escape_path, escape_text, resolve_model_path
 from ringfence.filesystem.protocol import DEFAULT_READ_LIMIT, MAX_GREP_MATCHES, FileEntry, Filesystem, GrepMatch
 from ringfence.filesystem.search import ALTERNATIVES, LITERALLY, path_filter

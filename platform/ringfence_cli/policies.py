@@ -16,7 +16,7 @@ import click
 from ringfence import serde
 from ringfence.errors import PromptValidationError
 from ringfence.failures import describe_error
-from ringfence.filesystem.host_texts import read_host_text, too_long
+from ringfence.filesystem.edits import read_host_text, too_long
 from ringfence.filesystem.paths import escape_path, unescaped
 from ringfence.filesystem.protocol import MAX_TEXT_BYTES
 from ringfence.participants import CallInfo, CallLock, Change

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ringfence.errors import PromptValidationError
-from ringfence.filesystem.git_names import is_dotgit
-from ringfence.filesystem.paths import directories_above, escape_path
+from ringfence.filesystem.paths import directories_above, escape_path, is_dotgit
 from ringfence.filesystem.search import ALTERNATIVES, compiled_glob, path_filter
 from ringfence.participants import Change, FileVersion
 from ringfence.prompt.commands import runs
