@@ -276,7 +276,7 @@ class HostFilesystem(Transactional):
         normal = normalise(path)
         place, content, found = self._content(normal)
         size = len(content)
-        part = content if offset == 0 and limit is None else content[offset:][:limit]
+        part = content[offset : None if limit is None else offset + limit]
         if part or not content:
             self._note_read(place, content, found)
         return ReadBytesResult(part, normal, size, offset, len(part), offset + len(part) < size)

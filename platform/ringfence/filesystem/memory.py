@@ -139,7 +139,7 @@ class InMemoryFilesystem(Transactional):
             result = file.bytes_read
         else:
             size = len(file.content)
-            content = file.content if whole else file.content[offset:][:limit]
+            content = file.content if whole else file.content[offset : None if limit is None else offset + limit]
             result = ReadBytesResult(content, normal, size, offset, len(content), offset + len(content) < size)
             if whole:
                 file.bytes_read = result
