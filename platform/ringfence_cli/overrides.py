@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import click
+from ringfence.prompt.override_files import LocalPromptOverridesStore
 
 from ringfence.adapters.loop import tool_schema
 from ringfence.errors import PromptError, PromptOverridesError
 from ringfence.failures import describe_error
-from ringfence.prompt.override_files import LocalPromptOverridesStore
 from ringfence.prompt.overrides import PromptOverride, problems
 from ringfence.prompt.prompt import Prompt, PromptTemplate
 from ringfence_cli.printable import one_line, plural, printable
