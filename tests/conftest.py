@@ -30,10 +30,26 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     for name in ("PYTHONMALLOC", "GLIBC_TUNABLES"):
         os.environ.pop(name, None)
 
+# A spread of a long test begins elsewhere in each run; RINGFENCE_SEED=N repeats a run. Workers inherit it.
+os.environ.setdefault("RINGFENCE_SEED", str(int.from_bytes(os.urandom(3), "big")))
+
 # No deadline: a busy machine is not a failure. The blob repeats a failure of another machine on this one.
 settings.register_profile("quick", deadline=None, print_blob=True, max_examples=50, stateful_step_count=30)
 settings.register_profile("prove", deadline=None, print_blob=True, max_examples=5000, stateful_step_count=60)
 settings.load_profile("prove" if os.environ.get("RINGFENCE_PROVE") == "1" else "quick")
+
+
+def pytest_report_header() -> str:
+    return f"RINGFENCE_SEED={os.environ['RINGFENCE_SEED']}"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the tests marked `prove` to `make prove`, unless somebody names one by its id."""
+    if os.environ.get("RINGFENCE_PROVE") == "1" or any("::" in argument for argument in config.args):
+        return
+    long = [item for item in items if item.get_closest_marker("prove") is not None]
+    items[:] = [item for item in items if item.get_closest_marker("prove") is None]
+    config.hook.pytest_deselected(items=long)
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:

@@ -264,6 +264,7 @@ def lives() -> Iterator[Callable[[], None]]:
         os.close(reading)
 
 
+@pytest.mark.prove
 def test_an_executor_that_does_not_answer_when_its_command_is_killed_is_given_up_before_the_command_s_time() -> None:
     with greeted() as (channel, _), pytest.raises(ExecutorLostError, match="does not answer"):
         Timer(0.1, channel.kill).start()

@@ -91,6 +91,7 @@ def test_code_does_not_keep_the_host_busy_with_files(tools: ToolExecutor, files:
     assert not files.exists("many")
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("size", [3, 300_000])
 def test_code_that_is_ended_while_it_is_answered_has_not_ended_in_time(
     tools: ToolExecutor, files: InMemoryFilesystem, size: int
@@ -158,10 +159,9 @@ def test_what_cannot_be_meant_is_said(tools: ToolExecutor, arguments: dict[str, 
 
 
 def test_code_that_does_not_end_is_ended(tools: ToolExecutor) -> None:
-    for code in ("while True:\n    pass", "max(range(10 ** 12))"):
-        result = evaluated(tools, code)
-        assert not result.success
-        assert "5 seconds" in result.message
+    result = evaluated(tools, "max(range(10 ** 12))")
+    assert not result.success
+    assert "5 seconds" in result.message
 
 
 def test_code_that_takes_all_memory_is_ended(tools: ToolExecutor) -> None:

@@ -9,13 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from effort import amount
 
 from ringfence.testing import held_call
 from ringfence.testing.killing import killed_at, killed_at_call
 from ringfence.testing.printed import capture_tree, lasting
 from ringfence_sandbox import Workspace
 
-EVERY = os.environ.get("RINGFENCE_PROVE") == "1"
 CALLS = ("write", "pwrite", "fsync", "fdatasync", "replace", "rename", "unlink", "ftruncate", "open", "close", "mkdir")
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 
@@ -53,7 +53,7 @@ def collecting(root: Path, store: Path) -> None:
 
 
 WORKS = {work.__name__: work for work in (one_step, one_step_with_power, many_openings, collecting)}
-STRIDES = {"many_openings": 149, "collecting": 9}
+STRIDES = {"many_openings": 389, "collecting": 23}
 
 
 @needs_git
@@ -96,7 +96,7 @@ def test_killed_anywhere_in_the_store_the_step_is_whole_or_not_there(tmp_path: P
         shutil.rmtree(store)
         if not killed:
             break
-        number += 1 if EVERY else STRIDES.get(name, 6)
+        number += amount(prove=1, test=STRIDES.get(name, 17))
     assert ends == {"before", "after"}
     assert number > 30
 

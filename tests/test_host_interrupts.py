@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import threading
@@ -10,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from effort import amount
 
 from ringfence.adapters import ToolExecutor
 from ringfence.filesystem import Filesystem
@@ -18,7 +18,7 @@ from ringfence.runtime import Session
 from ringfence.testing.printed import capture_tree
 from ringfence_sandbox import HostFilesystem
 
-ROUNDS = 20_000 if os.environ.get("RINGFENCE_PROVE") == "1" else 600
+ROUNDS = amount(prove=20_000, test=250)
 
 
 def act(params: None, *, context: ToolContext) -> ToolResult[None]:

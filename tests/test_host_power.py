@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from effort import kill_points
 
 from ringfence import Prompt, PromptTemplate, Session
 from ringfence.adapters import ToolExecutor
@@ -17,8 +18,6 @@ from ringfence.testing.printed import capture_tree, lasting
 from ringfence_sandbox import HostFilesystem, Workspace
 from ringfence_sandbox.calls.journal import Journal
 from ringfence_tools import VfsToolsSection
-
-EVERY = os.environ.get("RINGFENCE_PROVE") == "1"
 
 
 @pytest.fixture
@@ -143,7 +142,7 @@ def test_what_was_announced_and_comes_otherwise_is_done_as_ever(root: Path, name
 
 def test_a_patch_killed_anywhere_is_undone_or_done(tmp_path: Path) -> None:
     ends: set[bool] = set()
-    for point in range(0, 10_000, 1 if EVERY else 3):
+    for point in kill_points(5):
         root, store = tmp_path / f"{point}/root", tmp_path / f"{point}/store"
         root.mkdir(parents=True)
         for n in range(10):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from effort import amount, kill_points
 
 from ringfence.runtime import Receipt
 from ringfence.testing import held_call
@@ -18,14 +19,6 @@ from ringfence.testing.printed import capture_tree, lasting
 from ringfence_sandbox.calls.history import ChangedFiles, Recorded, RolledBackCall
 from ringfence_sandbox.disk.kernel import Abilities
 from ringfence_sandbox.host import HostFilesystem
-
-EVERY = os.environ.get("RINGFENCE_PROVE") == "1"
-
-
-def points(spread: int) -> range:
-    """Where to kill: everywhere in the long form, else at one place in so many."""
-    return range(0, 10_000, 1 if EVERY else spread)
-
 
 OLD_KERNEL = Abilities(openat2=False, renameat2=False, tmpfile=False)
 NO_LINKS = Abilities(openat2=True, renameat2=False, tmpfile=False, links=False)
@@ -167,7 +160,7 @@ def test_a_call_killed_anywhere_is_undone_or_done(case: Case, name: str) -> None
     change = CALLS[name]
     after = case.after(change)
     outcomes: set[str] = set()
-    for point in points(5 if name == "everything" else 2):
+    for point in kill_points(9 if name == "everything" else 2):
         case.fresh()
         if not killed_at(point, case.committed(change)):
             break
@@ -189,7 +182,7 @@ def test_a_call_killed_anywhere_is_undone_or_done(case: Case, name: str) -> None
 
 @pytest.mark.parametrize("name", CALLS)
 def test_a_rollback_killed_anywhere_is_completed(case: Case, name: str) -> None:
-    for point in points(7 if name == "everything" else 2):
+    for point in kill_points(11 if name == "everything" else 2):
         case.fresh()
         killed = killed_at(point, case.rolled_back(CALLS[name]))
         with case.open() as fs:
@@ -208,7 +201,7 @@ def test_a_rollback_killed_anywhere_is_completed(case: Case, name: str) -> None:
 def test_a_call_killed_anywhere_where_there_are_neither_exchanges_nor_hard_links(tmp_path: Path, end: str) -> None:
     case = Case(tmp_path, NO_LINKS)
     after = case.after(everything)
-    for point in points(7):
+    for point in kill_points(11):
         case.fresh()
         killed = killed_at(point, getattr(case, end)(everything))
         with case.open() as fs:
@@ -246,12 +239,12 @@ def reopened(case: Case) -> Callable[[Callable[[str], None]], None]:
 @pytest.mark.parametrize("end", ["committed", "rolled_back"])
 def test_a_recovery_killed_anywhere_is_done_again(case: Case, end: str) -> None:
     after = case.after(everything)
-    for point in range(5, 10_000, 1 if EVERY else 29):
+    for point in kill_points(41, start=5):
         again = 0
         while True:
             case.fresh()
             if not killed_at(point, getattr(case, end)(everything)):
-                assert point > 5
+                assert point > 5, "nothing was killed"
                 return
             if not killed_at(again, reopened(case)):
                 break
@@ -259,7 +252,7 @@ def test_a_recovery_killed_anywhere_is_done_again(case: Case, end: str) -> None:
             case.open().close()
             now = capture_tree(case.root)
             assert now == case.before or (end == "committed" and lasting(now) == after), (point, again)
-            again += 1 if EVERY else 13
+            again += amount(prove=1, test=17)
 
 
 # What somebody else did in between
@@ -330,7 +323,7 @@ def test_an_edit_after_a_rollback_that_was_killed_anywhere_stays(
     case: Case, path: str, save: Callable[[Path], None]
 ) -> None:
     saved_over: set[str] = set()
-    for point in points(5):
+    for point in kill_points(9):
         case.fresh()
         if not killed_at(point, case.rolled_back(write_several)):
             break
@@ -382,7 +375,7 @@ def test_what_was_there_before_a_conflict_is_kept_wherever_it_is_killed(
 @pytest.mark.parametrize("path", ["d", "m", ""])
 def test_a_directory_changed_after_a_rollback_was_killed_keeps_its_time(case: Case, path: str) -> None:
     later = time.time_ns() + 60 * 10**9
-    for point in points(13):
+    for point in kill_points(19):
         case.fresh()
         if not killed_at(point, case.rolled_back(everything)):
             break

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import sys
@@ -15,6 +14,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from effort import SEED, amount
 
 from ringfence.adapters import ToolExecutor
 from ringfence.filesystem import Filesystem, InMemoryFilesystem
@@ -224,8 +224,8 @@ def storming(random_source: random.Random, main: int) -> Iterator[Storm]:
 
 
 def test_interrupts_at_random_instants_never_leave_anything_in_between() -> None:
-    rounds = 40_000 if os.environ.get("RINGFENCE_PROVE") else 4_000
-    source = random.Random(7)
+    rounds = amount(prove=40_000, test=2_000)
+    source = random.Random(SEED)
     world = World()
     interrupted = 0
     with world.prompt.resources, storming(source, threading.get_ident()) as storm:

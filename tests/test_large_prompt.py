@@ -92,6 +92,7 @@ def test_what_it_costs_to_render_it_again_grows_with_its_size_and_no_more(tmp_pa
     assert costs[1] <= 2.05 * costs[0]
 
 
+@pytest.mark.prove
 def test_memory_stays_where_it_is_over_ten_thousand_renderings() -> None:
     size = (200, 300, 20) if os.environ.get("RINGFENCE_PROVE") == "1" else (10, 15, 1)
     prompt, session = Prompt(large(*size)), Session()

@@ -119,6 +119,7 @@ def test_the_wheel_takes_every_file_of_the_packages() -> None:
     assert taken == {*package_files(), *(path.relative_to(ROOT).as_posix() for path in files_below(ROOT / "images"))}
 
 
+@pytest.mark.prove
 def test_both_ways_of_starting_pytest_collect_the_same() -> None:
     options = ["--collect-only", "--quiet", "-p", "no:cacheprovider", "tests/test_layout.py"]
     script = Path(sys.executable).with_name("pytest")

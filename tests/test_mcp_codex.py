@@ -161,6 +161,7 @@ def script() -> list[dict[str, Any]]:
     return [*called, {"text": "Done."}]
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("transport", [over_stdio, over_http])
 def test_codex_edits_a_repository_and_what_fails_is_rolled_back(
     codex: Path, place: Place, transport: Any, monkeypatch: pytest.MonkeyPatch

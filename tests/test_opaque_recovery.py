@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from effort import SEED, amount, kill_points
 
 from ringfence.errors import RestoreFailedError
 from ringfence.testing import held_call
@@ -25,7 +26,6 @@ from ringfence_sandbox.disk.kernel import boot_id
 from ringfence_sandbox.opaque.owner_stamp import GRACE_NS
 from ringfence_sandbox.scan.scan import ScanLimits
 
-EVERY = os.environ.get("RINGFENCE_PROVE") == "1"
 DAMAGE = """
     printf changed > a.txt; echo new > d/n1; ln d/n1 n2; rm d/e/c.txt; mv m moved; mkdir -p x/y; echo y > x/y/z
     rm d/link; ln -s elsewhere d/link; chmod 700 d; touch -d 2001-01-01 d/b.txt; mv d/big big2; rm -rf empty
@@ -117,7 +117,7 @@ def test_an_opaque_call_killed_anywhere_is_undone_or_done(case: Case, end: str, 
     after = lasting(capture_tree(case.root))
     assert (shape(case.root) == case.before) == (end == "rollback")
     outcomes: set[str] = set()
-    for point in range(0, 10_000, 1 if EVERY else 7):
+    for point in kill_points(17):
         case.fresh()
         killed = killed_at(point, lambda before: case.run(before, end, typed=typed))
         with case.reopened() as fs:
@@ -146,7 +146,7 @@ def test_what_a_program_did_to_what_typed_changes_displaced_is_mended_by_recover
 
     case.damage = OF_DISPLACED[name]
     outcomes: set[bool] = set()
-    for again in range(0, 10_000, 1 if EVERY else 4):
+    for again in kill_points(11):
         case.fresh()
         assert killed_at(0, damaged)
         killed = killed_at(again, lambda before: case.reopened(before).close())
@@ -171,7 +171,7 @@ def test_a_recovery_of_an_opaque_call_killed_anywhere_is_done_again(case: Case, 
     def damaged(before: Before) -> None:
         case.run(lambda name: before(name) if name == "damaged" else None, "commit", typed=typed)
 
-    for again in range(0, 10_000, 1 if EVERY else 5):
+    for again in kill_points(13):
         case.fresh()
         assert killed_at(0, damaged)
         killed = killed_at(again, lambda before: case.reopened(before).close())
@@ -222,6 +222,7 @@ def test_what_changes_long_after_the_owner_was_killed_is_somebody_elses(case: Ca
         assert fs.recovered is None
 
 
+@pytest.mark.prove
 def test_a_directory_changed_long_after_the_owner_was_killed_keeps_its_time(case: Case) -> None:
     killed_after(case, "echo call > d/n; rm d/b.txt; echo call > empty/n; rm a.txt")
     time.sleep(3.3)
@@ -243,6 +244,7 @@ def test_a_time_to_come_that_a_program_gave_a_directory_is_taken_back_when_it_wa
     assert shape(case.root) == case.before
 
 
+@pytest.mark.prove
 def test_a_file_above_the_limit_is_not_lost_if_somebody_saves_in_its_place_after_a_recovery_was_killed(
     tmp_path: Path,
 ) -> None:
@@ -488,9 +490,9 @@ def test_a_process_killed_at_any_instant_leaves_the_state_before_or_after(tmp_pa
     root.mkdir()
     for name in range(8):
         (root / str(name)).write_text("0")
-    chance = random.Random(7)
+    chance = random.Random(SEED)
     seen: set[str] = set()
-    for _ in range(150 if EVERY else 8):
+    for _ in range(amount(prove=150, test=4)):
         with subprocess.Popen([sys.executable, "-c", LOOPING, root, store], stdout=subprocess.PIPE) as process:
             assert process.stdout is not None
             assert process.stdout.readline() == b"ready\n"

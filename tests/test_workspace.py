@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from effort import amount
 
 from ringfence import Prompt, PromptTemplate, Session
 from ringfence.adapters import ToolExecutor
@@ -25,8 +26,6 @@ from ringfence_sandbox.scan.scan import DEFAULT_LIMITS, ScanLimits
 from ringfence_sandbox.steps.step_history import StepHistory
 from ringfence_sandbox.store.store import Store
 from ringfence_tools import VfsToolsSection
-
-EVERY = os.environ.get("RINGFENCE_PROVE") == "1"
 
 
 def build(root: Path) -> None:
@@ -350,7 +349,7 @@ def test_a_call_killed_anywhere_is_a_step_or_is_not(tmp_path: Path, opened_betwe
                 ends.add("before")
         if not killed:
             break
-        point += 1 if EVERY else 2
+        point += amount(prove=1, test=5)
     assert ends == {"before", "after"}
 
 

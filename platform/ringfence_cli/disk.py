@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ringfence.errors import RestoreFailedError, WorkspaceLockedError
 from ringfence.failures import describe_error
-from ringfence.participants import Step
+from ringfence.participants import Change, Step
 from ringfence.prompt.section import Section
 from ringfence.runtime.session import Session
 from ringfence_cli.not_started import BusyError, NotStartedError
@@ -34,15 +34,15 @@ class DiskWorkspace:
     def __init__(self, directory: Path, *, store: Path | None = None, progress: Progress = told_nothing) -> None:
         """Raises what `Workspace.open` does."""
         self.directory = directory
-        self.opened = Workspace.open(directory, store=store, progress=progress)
-        self.mount_point = self.opened.root
+        self.history = Workspace.open(directory, store=store, progress=progress)
+        self.mount_point = self.history.root
         self.left_out: Sequence[LeftOut] = [
             LeftOut(path, f"{reason}: its content before the first change is not in the history")
-            for path, reason in sorted(self.opened.left_out.items())
+            for path, reason in sorted(self.history.left_out.items())
         ]
         self.refused: Mapping[str, str] = {}
         # Of those that the log shows: a resume looks for it there, and a newer one has changed nothing but times.
-        self.start = self.opened.log(1)[0].commit
+        self.start = self.history.log(1)[0].commit
         """The commit that what was changed is told from."""
         self.is_part = ""
         """Why that is not where the run began, but where it was resumed; empty if it is where it began."""
@@ -73,16 +73,16 @@ class DiskWorkspace:
 
     @property
     def filesystem(self) -> HostFilesystem:
-        return self.opened.filesystem
+        return self.history.filesystem
 
     def own_changes(self) -> OwnChanges:
-        own = self.opened.own_since(self.start, self._sessions, without=self.refused)
+        own = self.history.own_since(self.start, self._sessions, without=self.refused)
         return replace(own, changes=[change for change in own.changes if not is_git_data(change.path)])
 
     def left_out_since(self) -> Sequence[LeftOut]:
-        unclear = self.opened.unclear_since(self.start)
+        unclear = self.history.unclear_since(self.start)
         beside = {path: f"{reason}: what became of it is not in the patch" for path, reason in unclear.items()}
-        for path, reason in self.opened.left_out_since.items():
+        for path, reason in self.history.left_out_since.items():
             beside[path] = f"{reason}: what commands did to it is not in the history, nor in the patch"
         return [LeftOut(path, reason) for path, reason in sorted(beside.items()) if path not in self.refused]
 
@@ -91,11 +91,11 @@ class DiskWorkspace:
 
     def own_steps(self) -> Sequence[Step]:
         """The steps of the run, oldest first."""
-        return [step for step in self.opened.steps() if step.session_id in self._sessions]
+        return [step for step in self.history.steps() if step.session_id in self._sessions]
 
     def go_on_from(self, start: str, sessions: Collection[str]) -> None:
         """Tell what these sessions have changed, too, from the commit where they began, if the history goes so far."""
-        known = itertools.takewhile(lambda entry: not entry.apart, self.opened.log())
+        known = itertools.takewhile(lambda entry: not entry.apart, self.history.log())
         if any(entry.commit == start for entry in known):
             self.start, self._sessions = start, (*sessions, *self._sessions)
         else:
@@ -104,7 +104,7 @@ class DiskWorkspace:
     def changed_by_others(self, start: str, sessions: Collection[str]) -> Sequence[str]:
         """The paths that others have changed since the last step of a run's sessions, or the commit where it began."""
         paths: set[str] = set()
-        for entry in self.opened.log():
+        for entry in self.history.log():
             if entry.session_id in sessions or entry.commit == start or entry.apart:
                 break
             paths.update(entry.paths)
@@ -129,12 +129,15 @@ class DiskWorkspace:
             longest_seconds=self._place.command_seconds or LONGEST_SECONDS,
         )
 
+    def apply(self, changes: Sequence[Change]) -> Sequence[str]:
+        return ()
+
     def close(self) -> None:
         try:
             if self.sandbox is not None:
                 self.sandbox.close()
         finally:
-            self.opened.close()
+            self.history.close()
 
 
 def on_disk(directory: Path, *, quiet: bool = False) -> DiskWorkspace:

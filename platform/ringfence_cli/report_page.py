@@ -17,7 +17,6 @@ from pathlib import Path
 from ringfence.filesystem.paths import display_path
 from ringfence.participants import Step
 from ringfence_cli import report_html as h
-from ringfence_cli.disk import DiskWorkspace
 from ringfence_cli.printable import plural
 from ringfence_cli.report_diff import diff
 from ringfence_cli.task import RunOutcome
@@ -81,7 +80,7 @@ def _body(about: About, ending: RunOutcome, tally: RunStats, workspace: RunWorks
     beside = workspace.left_out_since()
     nothing = "Nothing but what is named last was changed." if beside else "Nothing was changed."
     yield "".join(f"<p>{h.text(said)}</p>" for said in about.next_steps) or f"<p>{nothing}</p>"
-    if isinstance(workspace, DiskWorkspace) and (steps := workspace.own_steps()):
+    if steps := workspace.own_steps():
         yield _steps(steps, workspace.directory)
     if ending.changes:
         added, removed = line_counts(ending.patch)

@@ -96,8 +96,8 @@ class RunRecord:
                 session[kind].seed([item for item in self._before.state if type(item) is kind])
             workspace.refused = {**self._before.refused, **workspace.refused}
             workspace.go_on_from(self._before.start, self._before.sessions)
-            answered = _answers_of_steps(self._before, workspace.opened.steps())
-            self._count_killed(len(answered), workspace.opened.recovered)
+            answered = _answers_of_steps(self._before, workspace.history.steps())
+            self._count_killed(len(answered), workspace.history.recovered)
             messages = (*self._before.messages, *answered)
             changed = workspace.changed_by_others(self._before.start, self._before.sessions) if messages else ()
             session[Conversation].seed(Conversation(PROMPT_NAME, messages, _news(changed)))

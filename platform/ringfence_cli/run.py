@@ -148,10 +148,10 @@ def _run(options: Options, signals: Signals, answer: JsonOutput, said: Callable[
             return UNAVAILABLE
         _keep_out_results(workspace, patch, receipts, report)
         if isinstance(workspace, DiskWorkspace):
-            if (recovered := workspace.opened.recovered) is not None:
+            if (recovered := workspace.history.recovered) is not None:
                 errors.say(recovery(recovered, options.directory))
             if receipts is not None:
-                receipts.complete(workspace.opened)
+                receipts.complete(workspace.history)
         if not options.quiet:
             for line in left_out(workspace.left_out):
                 errors.say(line)
@@ -261,7 +261,7 @@ def _what_next(options: Options, ending: RunOutcome, workspace: RunWorkspace) ->
         for path in ending.mixed:
             yield f"others changed the same lines of {escape_path(path)} meanwhile: its diff has their changes, too"
         if steps := workspace.own_steps():
-            are_newest = steps == workspace.opened.steps()[-len(steps) :]  # else others have made some in between
+            are_newest = steps == workspace.history.steps()[-len(steps) :]  # else others have made some in between
             undone = f"{len(steps)}" if are_newest else f"--step {steps[-1].number}"
             which = "it" if len(steps) == 1 else "them" if are_newest else "the last one"
             undo = f"`ringfence undo {quoted} {undone}` takes {which} back"
@@ -388,7 +388,7 @@ def recovered_before_copy(directory: Path, *, quiet: bool = False) -> Iterator[s
     that, or of what a call has half done there all the same."""
     if killed_call(os.path.realpath(directory)) is not None:
         with closing(on_disk(directory, quiet=quiet)) as workspace:
-            if (recovered := workspace.opened.recovered) is not None:
+            if (recovered := workspace.history.recovered) is not None:
                 yield recovery(recovered, directory)
     elif (said := killed_in(str(directory)) or running_in(str(directory))) is not None:
         yield f"ringfence: {said}"

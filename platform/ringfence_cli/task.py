@@ -27,9 +27,8 @@ from ringfence_cli.printable import one_line, plural
 from ringfence_cli.resuming import PROMPT_NAME, RunRecord
 from ringfence_cli.signals import Signals
 from ringfence_cli.watch import RunObserver, RunStats, Watcher
-from ringfence_cli.workspace import LeftOutPolicy, MemoryWorkspace, RunWorkspace
+from ringfence_cli.workspace import LeftOutPolicy, RunWorkspace
 from ringfence_tools.planning import Plan, PlanningStrategy, PlanningToolsSection
-from ringfence_tools.write_back import write_back
 
 if TYPE_CHECKING:
     from ringfence.telemetry import Telemetry
@@ -154,7 +153,7 @@ def perform(task: Task, signals: Signals, tally: RunStats, watchers: Sequence[Wa
         task.record.leave()
         ending.used_up = task.record.left().used_up()
     ending.plan = session[Plan].latest()
-    ending.is_part = isinstance(task.workspace, DiskWorkspace) and bool(task.workspace.is_part)
+    ending.is_part = bool(task.workspace.is_part)
     own = task.workspace.own_changes()
     ending.changes, ending.patch, ending.mixed = own.changes, own.patch, own.mixed
     return ending
@@ -190,19 +189,15 @@ def _interrupted(ending: RunOutcome, steps: int) -> None:
     ending.fail(f"interrupted: the running call was rolled back, and {stays}", "interrupted")
 
 
-def apply(ending: RunOutcome, workspace: MemoryWorkspace, signals: Signals) -> None:
+def apply(ending: RunOutcome, workspace: RunWorkspace, signals: Signals) -> None:
     """Write what was changed back to disk, if the task was done: all of it, or nothing. Cannot be interrupted."""
     if ending.outcome != "done" or not ending.changes:
         return
     if signals.arrived:
         _interrupted(ending, 0)
         return
-    if not workspace.is_there():
-        where = escape_path(str(workspace.directory))
-        ending.fail(f"not applied: {where} is not the directory any more that was copied")
-        return
     try:
-        left_over = write_back(workspace.filesystem, workspace.directory, ending.changes).left_over
+        left_over = workspace.apply(ending.changes)
         ending.applied = True
         if left_over:
             ending.error = f"applied, but files that were replaced could not be removed: {_listed(left_over)}"

@@ -8,14 +8,14 @@ import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from ringfence.errors import ToolValidationError
 from ringfence.filesystem.diffs import patch_of
 from ringfence.filesystem.memory import InMemoryFilesystem
 from ringfence.filesystem.paths import check_names_are_utf8, escape_path, resolve_model_path, resolve_nofollow
 from ringfence.filesystem.protocol import Filesystem
-from ringfence.participants import Change
+from ringfence.participants import Change, Step
 from ringfence.prompt.policy import PolicyDecision
 from ringfence.prompt.section import Section
 from ringfence.prompt.tool import Tool, ToolContext
@@ -26,6 +26,11 @@ from ringfence_sandbox.steps.own_changes import OwnChanges
 from ringfence_tools.contents import LeftOut
 from ringfence_tools.files import VfsToolsSection
 from ringfence_tools.mounts import HostMount, mount_all
+from ringfence_tools.write_back import write_back
+
+if TYPE_CHECKING:
+    from ringfence_cli.terms import Place
+    from ringfence_sandbox import Workspace
 
 WorkspaceKind: TypeAlias = Literal["memory", "disk", "podman"]
 MAX_BYTES = 1 << 30
@@ -33,7 +38,7 @@ GIT = ".git"
 
 
 class RunWorkspace(Protocol):
-    """Where a task works, and what became of it."""
+    """Where an agent works: on disk, with or without commands, or in memory. Opened by its constructor."""
 
     directory: Path
     mount_point: str
@@ -42,9 +47,20 @@ class RunWorkspace(Protocol):
     """What of the directory is not covered, and why; paths are relative to it."""
     refused: Mapping[str, str]
     """Paths that an agent is not to write, nor below, and why."""
+    is_part: str
+    """Why the changes are those since a resume alone; empty if they are all of the run's."""
 
     @property
     def filesystem(self) -> Filesystem: ...
+
+    @property
+    def history(self) -> Workspace | None:
+        """The history on disk, into which every step goes; None in memory."""
+        ...
+
+    def start_container(self, place: Place) -> None:
+        """Let commands run, in a container over the files. SandboxUnavailableError: they cannot."""
+        ...
 
     def left_out_since(self) -> Sequence[LeftOut]:
         """What the task has made that is in neither the changes nor the patch, and why."""
@@ -58,9 +74,23 @@ class RunWorkspace(Protocol):
         """How many steps on disk the task has made."""
         ...
 
+    def own_steps(self) -> Sequence[Step]:
+        """The steps of the run, oldest first; none in memory."""
+        ...
+
     def section(self, session: Session) -> Section[Any]:
         """The tools that an agent works with here."""
         ...
+
+    def apply(self, changes: Sequence[Change]) -> Sequence[str]:
+        """Write the changes to the directory: all of them, or nothing. On disk they are there already.
+
+        Returns the files that were replaced and could not be removed. Raises WorkspaceConflictError, OSError,
+        ValueError and RestoreFailedError.
+        """
+        ...
+
+    def close(self) -> None: ...
 
 
 def protect_path(workspace: RunWorkspace, file: Path, reason: str) -> None:
@@ -101,6 +131,8 @@ class MemoryWorkspace:
             self.left_out = (LeftOut(GIT, "git's own data: an agent works on the files"), *preview.left_out)
         self.refused: Mapping[str, str] = {left.path: left.reason for left in self.left_out}
         self.mount_point = os.path.abspath(directory)
+        self.is_part = ""
+        self.history = None
         self._loaded = self.filesystem.snapshot()
 
     def is_there(self) -> bool:
@@ -128,11 +160,25 @@ class MemoryWorkspace:
     def left_out_since(self) -> Sequence[LeftOut]:
         return ()
 
+    def start_container(self, place: Place) -> None:
+        raise ValueError("commands run on the files of a directory, not on a copy in memory")
+
     def steps(self) -> int:
         return 0
 
+    def own_steps(self) -> Sequence[Step]:
+        return ()
+
     def section(self, session: Session) -> Section[Any]:
         return VfsToolsSection(session=session, filesystem=self.filesystem, mount_point=self.mount_point)
+
+    def apply(self, changes: Sequence[Change]) -> Sequence[str]:
+        if not self.is_there():
+            raise ValueError(f"{escape_path(str(self.directory))} is not the directory any more that was copied")
+        return write_back(self.filesystem, self.directory, changes).left_over
+
+    def close(self) -> None:
+        """Nothing is held."""
 
 
 class LeftOutPolicy:

@@ -40,6 +40,7 @@ HOGS = f"for i in $(seq 50); do python3 -I -S -c '{{first}}{HOG}' & done; wait"
 AS_LATE_AS_OTHERS = 'open("/proc/self/oom_score_adj", "w").write("0"); '
 
 
+@pytest.mark.prove
 @pytest.mark.usefixtures("limits_hold")
 def test_many_small_hogs_do_not_take_the_executor_with_them(sandbox: PodmanSandbox) -> None:
     container = sandbox.start()

@@ -169,6 +169,7 @@ def test_a_client_that_is_killed_leaves_nothing_that_runs(
     assert list_of(podman, root) == []
 
 
+@pytest.mark.prove
 def test_what_a_command_does_while_its_client_is_stopped_is_taken_back_too(
     podman: Connection, limiting: bool, tmp_path: Path
 ) -> None:

@@ -58,6 +58,7 @@ COUNTLESS = {
 }
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("code", COUNTLESS.values(), ids=COUNTLESS)
 @pytest.mark.usefixtures("limits_hold")
 def test_memory_that_is_used_up_without_a_process_goes_with_its_container(sandbox: PodmanSandbox, code: str) -> None:
@@ -156,6 +157,7 @@ def test_a_command_that_fills_the_disk_and_ends_before_anybody_looks_is_taken_ba
     works_on(sandbox)
 
 
+@pytest.mark.prove
 def test_what_commands_print_leaves_room_on_the_disk_for_a_rollback(
     small_disk: Path, make_sandbox: MakeSandbox
 ) -> None:

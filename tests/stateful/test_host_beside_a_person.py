@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+from effort import amount
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -27,7 +28,7 @@ from ringfence.testing.printed import Printed, capture_tree
 from ringfence_sandbox import HostFilesystem, Workspace
 from ringfence_sandbox.store.object_ids import blob_id
 
-CASES = 5000 if os.environ.get("RINGFENCE_PROVE") == "1" else 150
+CASES = amount(prove=5000, test=40)
 PATHS = ("a", "b", "d/a", "d/b", "d/e/a", "n/a", "n/o/b", "d", "d/e", "n")
 paths = st.sampled_from(PATHS)
 

@@ -8,8 +8,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeVar, runtime_checkable
 from uuid import UUID
 
-from ringfence.runtime.events import RunContext, ToolSchema
-from ringfence.runtime.limits import Budget, BudgetTracker, Deadline, Heartbeat, TokenUsage, utc_now
+from ringfence.runtime.events import ToolSchema
+from ringfence.runtime.limits import Budget, BudgetTracker, Deadline, Heartbeat, RunContext, TokenUsage, utc_now
 from ringfence.runtime.session import Session
 
 if TYPE_CHECKING:

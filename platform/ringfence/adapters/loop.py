@@ -45,8 +45,8 @@ from ringfence.prompt.disclosure import OPEN_SECTIONS
 from ringfence.prompt.feedback import FeedbackContext, Feedbacks
 from ringfence.prompt.structured_output import parse_output
 from ringfence.prompt.tool import Tool
-from ringfence.runtime.events import PromptExecuted, PromptRendered, RenderedTools, RunContext, ToolSchema
-from ringfence.runtime.limits import Budget, BudgetTracker, Deadline, Heartbeat, TokenUsage, inherited_limits
+from ringfence.runtime.events import PromptExecuted, PromptRendered, RenderedTools, ToolSchema
+from ringfence.runtime.limits import Budget, BudgetTracker, Deadline, Heartbeat, RunContext, RunOptions, TokenUsage
 from ringfence.runtime.session import Session
 from ringfence.runtime.visibility import SetVisibilityOverride, VisibilityOverrides
 
@@ -99,15 +99,15 @@ def evaluate_with(
     Raises: what `ProviderAdapter.evaluate` raises.
     """
     check_prompt(prompt)
-    deadline, around = inherited_limits(deadline)
-    if budget_tracker is not None and budget not in (None, budget_tracker.budget):
-        raise ValueError("budget and the budget_tracker's own are two budgets: give one of them")
-    if budget_tracker is None:
-        budget_tracker = around if budget is None else BudgetTracker(budget, parent=around)
+    options = RunOptions.of_evaluation(
+        deadline=deadline,
+        budget=budget,
+        budget_tracker=budget_tracker,
+        heartbeat=heartbeat,
+        run_context=run_context,
+    )
     with prompt.resources:
-        evaluation = _Evaluation(
-            model, adapter, prompt, session, deadline, budget_tracker, heartbeat, run_context, max_turns, tool_choice
-        )
+        evaluation = _Evaluation(model, adapter, prompt, session, options, max_turns, tool_choice)
         return evaluation.run()
 
 
@@ -159,10 +159,7 @@ class _Evaluation(Generic[OutputT]):
         adapter: ProviderAdapter,
         prompt: Prompt[OutputT],
         session: Session,
-        deadline: Deadline | None,
-        tracker: BudgetTracker | None,
-        heartbeat: Heartbeat | None,
-        run_context: RunContext | None,
+        options: RunOptions,
         max_turns: int,
         tool_choice: ToolChoice,
     ) -> None:
@@ -170,10 +167,11 @@ class _Evaluation(Generic[OutputT]):
         self.adapter = adapter
         self.prompt = prompt
         self.session = session
-        self.deadline = deadline
-        self.tracker = tracker
-        self.heartbeat = heartbeat
-        self.run_context = run_context
+        self.options = options
+        self.deadline = options.deadline
+        self.tracker = options.budget_tracker
+        self.heartbeat = options.heartbeat
+        self.run_context = options.run_context
         self.max_turns = max_turns
         self.tool_choice: ToolChoice = tool_choice
         self.around = current_call()

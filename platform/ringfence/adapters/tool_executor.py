@@ -40,10 +40,10 @@ from ringfence.prompt.tool_result import (
     whole_text,
 )
 from ringfence.resources.context import CallResources, ResourceContext
-from ringfence.runtime.events import RejectedToolParams, RunContext, ToolCallStarted, ToolInvoked
+from ringfence.runtime.events import RejectedToolParams, ToolCallStarted, ToolInvoked
 from ringfence.runtime.ids import new_id
 from ringfence.runtime.interrupts import Interrupts
-from ringfence.runtime.limits import BudgetTracker, Cancellation, Deadline, Heartbeat, inherited_limits
+from ringfence.runtime.limits import BudgetTracker, Cancellation, Deadline, Heartbeat, RunContext, RunOptions
 from ringfence.runtime.lock_order import Participants, sort_locks
 from ringfence.runtime.receipts import Outcome, PolicyVerdict, Receipt
 from ringfence.runtime.session import Session
@@ -220,8 +220,8 @@ class ToolExecutor:
 
     def _limit_as_around(self, call: Transaction) -> None:
         """The limits of a call hold for what its handler does, and so for the calls that this makes."""
-        call.deadline, around = inherited_limits(self.deadline)
-        call.budget_tracker = self.budget_tracker or around
+        limits = RunOptions(self.deadline, self.budget_tracker).inherit()
+        call.deadline, call.budget_tracker = limits.deadline, limits.budget_tracker
 
     def _tell_begun(self, ending: _Ending, arguments: Mapping[str, object] | str | None) -> None:
         offer = self._offers.get(ending.name)

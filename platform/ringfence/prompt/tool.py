@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from ringfence.prompt.prompt import Prompt
     from ringfence.prompt.rendering import RenderedPrompt
     from ringfence.resources.context import CallResources, ResourceContext
-    from ringfence.runtime.events import Dispatcher, RunContext
-    from ringfence.runtime.limits import Cancellation, Deadline, Heartbeat
+    from ringfence.runtime.events import Dispatcher
+    from ringfence.runtime.limits import Cancellation, Deadline, Heartbeat, RunContext
     from ringfence.runtime.session import Session
 
 ParamsT = TypeVar("ParamsT")

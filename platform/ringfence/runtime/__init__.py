@@ -18,13 +18,21 @@ from ringfence.runtime.events import (
     PromptRendered,
     RejectedToolParams,
     RenderedTools,
-    RunContext,
     ToolCallStarted,
     ToolInvoked,
     ToolSchema,
 )
 from ringfence.runtime.json_lines import SliceConfig, read_log
-from ringfence.runtime.limits import Budget, BudgetTracker, Cancellation, Deadline, Heartbeat, TokenUsage
+from ringfence.runtime.limits import (
+    Budget,
+    BudgetTracker,
+    Cancellation,
+    Deadline,
+    Heartbeat,
+    RunContext,
+    RunOptions,
+    TokenUsage,
+)
 from ringfence.runtime.pending import PendingToolTracker
 from ringfence.runtime.receipts import PolicyVerdict, Receipt, settled
 from ringfence.runtime.reducers import (
@@ -81,6 +89,7 @@ __all__ = [
     "Replace",
     "RestoreFailedError",
     "RunContext",
+    "RunOptions",
     "Session",
     "SessionView",
     "SetVisibilityOverride",

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 from uuid import UUID, SafeUUID, uuid4
 
-from ringfence.runtime.limits import TokenUsage, utc_now
+from ringfence.runtime.limits import RunContext, TokenUsage, utc_now
 
 if TYPE_CHECKING:
     from ringfence.adapters.core import PromptResponse
@@ -47,19 +47,6 @@ def new_event_id() -> UUID:
     _set_int(made, next(_event_numbers))
     _set_is_safe(made, _UNKNOWN)
     return made
-
-
-@dataclass(frozen=True, slots=True)
-class RunContext:
-    """Where an evaluation belongs in the caller's world; handed through to events and logs as it is."""
-
-    run_id: UUID = field(default_factory=uuid4)
-    request_id: UUID = field(default_factory=uuid4)
-    session_id: UUID | None = None
-    attempt: int = 1
-    worker_id: str = ""
-    trace_id: str | None = None
-    span_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,4 @@
-"""How long and how much an evaluation may take: deadlines, token budgets, cancellation, and a heartbeat for who
-watches."""
+"""The limits of a run: deadlines, token budgets, cancellation and heartbeat; and the options that carry them."""
 
 from __future__ import annotations
 
@@ -7,9 +6,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Literal
+from uuid import UUID, uuid4
 
 from ringfence.errors import BudgetExceededError, CallCancelledError
 from ringfence.participants import current_call, nearest_active
@@ -176,23 +176,6 @@ class BudgetTracker:
             self.parent.check()
 
 
-def inherited_limits(deadline: Deadline | None = None) -> tuple[Deadline | None, BudgetTracker | None]:
-    """What holds in the tool call that runs here: the nearest of the deadlines of it, of the calls around it and the
-    one that is given, and the innermost tracker of these calls."""
-    deadlines, trackers, call = (
-        [] if deadline is None else [deadline],
-        list[BudgetTracker](),
-        nearest_active(current_call()),
-    )
-    while call is not None:
-        if call.deadline is not None:
-            deadlines.append(call.deadline)
-        if call.budget_tracker is not None:
-            trackers.append(call.budget_tracker)
-        call = call.parent
-    return min(deadlines, key=Deadline.remaining, default=None), next(iter(trackers), None)
-
-
 class Cancellation:
     """Says, from any thread, that nobody wants the result of a tool call any more. There is no way back.
 
@@ -259,3 +242,55 @@ class Heartbeat:
             at = self._callbacks.index(callback)
             self._callbacks = self._callbacks[:at] + self._callbacks[at + 1 :]
             return True
+
+
+@dataclass(frozen=True, slots=True)
+class RunContext:
+    """Where an evaluation belongs in the caller's world; events and telemetry repeat it."""
+
+    run_id: UUID = field(default_factory=uuid4)
+    attempt: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """What one run carries through its adapter, its loop and its tool calls."""
+
+    deadline: Deadline | None = None
+    budget_tracker: BudgetTracker | None = None
+    heartbeat: Heartbeat | None = None
+    run_context: RunContext | None = None
+
+    @classmethod
+    def of_evaluation(
+        cls,
+        *,
+        deadline: Deadline | None = None,
+        budget: Budget | None = None,
+        budget_tracker: BudgetTracker | None = None,
+        heartbeat: Heartbeat | None = None,
+        run_context: RunContext | None = None,
+    ) -> RunOptions:
+        """The options of a new evaluation. In a tool's handler the limits of its call hold as well.
+
+        A ``budget_tracker`` that is given names its parent itself. Raises ValueError for two different budgets.
+        """
+        if budget_tracker is not None and budget not in (None, budget_tracker.budget):
+            raise ValueError("budget and the budget_tracker's own are two budgets: give one of them")
+        if budget_tracker is None and budget is not None:
+            budget_tracker = BudgetTracker(budget, parent=cls().inherit().budget_tracker)
+        return cls(deadline, budget_tracker, heartbeat, run_context).inherit()
+
+    def inherit(self) -> RunOptions:
+        """These options within the limits of the current tool call.
+
+        The nearest deadline of the call and of the calls around it holds. Their innermost tracker is used where these
+        options have none.
+        """
+        deadline, tracker, call = self.deadline, self.budget_tracker, nearest_active(current_call())
+        while call is not None:
+            if call.deadline is not None and (deadline is None or call.deadline.remaining() < deadline.remaining()):
+                deadline = call.deadline
+            tracker = tracker or call.budget_tracker
+            call = call.parent
+        return replace(self, deadline=deadline, budget_tracker=tracker)

@@ -89,7 +89,7 @@ def _serve(options: ServeOptions, signals: Signals) -> int:
                 receipts = _receipts(options, stack)
                 if receipts is not None and isinstance(workspace, WritableWorkspace):
                     protect_path(workspace.workspace, receipts.path, "the receipts of this server come there")
-                    receipts.complete(workspace.workspace.opened)
+                    receipts.complete(workspace.workspace.history)
                 with results_alone(added):
                     _begin_once(workspace, added)
         except PromptValidationError as error:

@@ -128,12 +128,12 @@ class WritableWorkspace:
         return self.workspace.filesystem
 
     def sections(self, session: Session) -> Sequence[Section[Any]]:
-        opened = self.workspace.opened
+        opened = self.workspace.history
         history = HistoryToolsSection(session=session, workspace=lambda: nullcontext(opened))
         return [self.workspace.section(session), history]
 
     def notes(self) -> Iterator[str]:
-        if (recovered := self.workspace.opened.recovered) is not None:
+        if (recovered := self.workspace.history.recovered) is not None:
             yield recovery(recovered, self.directory)
         yield from left_out(self.workspace.left_out)
 
