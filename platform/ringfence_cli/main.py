@@ -19,7 +19,7 @@ from ringfence_cli.commands import Commands
 from ringfence_cli.container_options import IMAGE, container, place_of
 from ringfence_cli.history_commands import COMMANDS
 from ringfence_cli.not_started import NotStartedError, is_nowhere
-from ringfence_cli.override_commands import overrides
+from ringfence_cli.overrides import overrides
 from ringfence_cli.policy_commands import POLICY, policies
 from ringfence_cli.sandbox_commands import sandbox
 from ringfence_cli.signals import Signals
