@@ -104,8 +104,9 @@ def _load_prompt(spec: str) -> Prompt[Any]:
             found = getattr(found, part)
     except (Exception, SystemExit) as error:  # a module that ends with exit code 0 has failed, too
         raise click.UsageError(f"{spec!r} cannot be had: {describe_error(error)}") from None
-    if isinstance(found, PromptTemplate):
+    kind: type[Any] = type(found)
+    if issubclass(kind, PromptTemplate):
         return Prompt[Any](found)
-    if isinstance(found, Prompt):
+    if issubclass(kind, Prompt):
         return found
-    raise click.UsageError(f"{spec!r} is no Prompt or PromptTemplate but a {type(found).__name__}")
+    raise click.UsageError(f"{spec!r} is no Prompt or PromptTemplate but a {kind.__name__}")

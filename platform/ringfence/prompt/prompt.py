@@ -355,7 +355,7 @@ class Prompt(TypeArgument, Generic[OutputT]):
             PromptValidationError: a section is to be summarised and has no summary.
             PromptOverridesError: the store cannot be read.
         """
-        return render(self.locate_sections(session=session), self.template.structured_output, session)
+        return render(self.locate_sections(session=session), self.template, session)
 
     def render_section(self, location: SectionLocation, *, session: Session | None = None) -> str:
         """One section in full, and below it the enabled ones at their own visibility."""

@@ -16,6 +16,8 @@ from ringfence.prompt.tool import Tool
 from ringfence.runtime.visibility import SectionVisibility
 
 if TYPE_CHECKING:
+    from ringfence.prompt.overrides import PromptDescriptor
+    from ringfence.prompt.prompt import PromptTemplate
     from ringfence.runtime.limits import Deadline
     from ringfence.runtime.session import Session
 
@@ -34,6 +36,7 @@ class RenderedPrompt(Generic[OutputT]):
     """By tool, by field of its params: what the field is for."""
     deadline: Deadline | None = None
     """The deadline of the evaluation that this was rendered for; `Prompt.render` sets none."""
+    template: PromptTemplate[Any] | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         described = {tool: MappingProxyType(dict(texts)) for tool, texts in self.tool_param_descriptions.items()}
@@ -41,6 +44,11 @@ class RenderedPrompt(Generic[OutputT]):
 
     def __str__(self) -> str:
         return self.text
+
+    @property
+    def descriptor(self) -> PromptDescriptor | None:
+        """What of the prompt overrides can replace; None without a template."""
+        return self.template.descriptor if self.template is not None else None
 
     @property
     def output_type(self) -> type[Any] | None:
@@ -57,7 +65,7 @@ class RenderedPrompt(Generic[OutputT]):
 
 
 def render(
-    locations: Iterable[SectionLocation], structured_output: StructuredOutput | None, session: Session | None
+    locations: Iterable[SectionLocation], template: PromptTemplate[Any], session: Session | None
 ) -> RenderedPrompt[Any]:
     """Render the visible ones of these sections, free of side effects."""
     visible = [inner for location in locations for inner in location.walk_visible()]
@@ -67,8 +75,9 @@ def render(
     return RenderedPrompt(
         text=render_text(visible, session),
         tools=tools,
-        structured_output=structured_output,
+        structured_output=template.structured_output,
         tool_param_descriptions={name: texts for name, texts in descriptions.items() if texts},
+        template=template,
     )
 
 
