@@ -41,7 +41,7 @@ def run(tree: Path, spec: str, *arguments: str, **environment: str) -> subproces
     keys = ("OPENAI_API_KEY", "OPENAI_ADMIN_KEY", "ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN")
     env = {**{name: value for name, value in os.environ.items() if name not in keys}, **environment}
     given = ("--task", "Do it.", "--model", spec, *arguments)
-    return ringfence_text("run", tree, *given, env=env, timeout_seconds=120)
+    return ringfence_text("run", tree, *given, env=env)
 
 
 @pytest.mark.parametrize(

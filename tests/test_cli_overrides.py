@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from command_line import ringfence_text
+from command_line import ringfence_process
 
 from ringfence.prompt import LocalPromptOverridesStore, MarkdownSection, Prompt, PromptTemplate, Tool
 
@@ -49,7 +49,9 @@ def project(tmp_path: Path) -> Path:
 
 
 def overrides(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return ringfence_text("overrides", *arguments, cwd=project)
+    # A process, since the module that it imports changes between two commands.
+    done = ringfence_process("overrides", *arguments, cwd=project)
+    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
 @pytest.mark.parametrize("name", ["PROMPT", "TEMPLATE"])

@@ -13,8 +13,8 @@ from ringfence.adapters import ToolExecutor
 from ringfence.filesystem import InMemoryFilesystem
 from ringfence.prompt import Prompt, PromptTemplate, ToolResult
 from ringfence.runtime import Session
-from ringfence_tools import AstevalSection, VfsToolsSection
-from ringfence_tools.evaluate import EvalResult
+from ringfence_tools import AstevalSection, VfsToolsSection, python_evaluator
+from ringfence_tools.python_eval import EvalResult
 
 
 @pytest.fixture
@@ -171,6 +171,32 @@ def test_code_that_takes_all_memory_is_ended(tools: ToolExecutor) -> None:
         assert "memory" in result.message.lower(), result.message
 
 
+@pytest.mark.parametrize(
+    ("code", "value"),
+    [
+        ("sum(x * x for x in range(4))", "14"),
+        ("any(x > 1 for x in [1, 2])", "True"),
+        ("[y for x in [[1], [2]] for y in x]", "[1, 2]"),
+        ("[*range(3), 5]", "[0, 1, 2, 5]"),
+        ("(*[1, 2], 3)", "(1, 2, 3)"),
+        ("{*[1, 2], 2}", "{1, 2}"),
+        ("{**{'a': 1}, 'b': 2}", "{'a': 1, 'b': 2}"),
+        ("def total(*numbers):\n    return sum(numbers)\ntotal(*[1, 2])", "3"),
+    ],
+)
+def test_generator_expressions_and_stars_are_evaluated(tools: ToolExecutor, code: str, value: str) -> None:
+    assert value_of(tools, code) == value
+
+
+def test_without_a_filesystem_it_computes() -> None:
+    session = Session()
+    prompt = Prompt(PromptTemplate(ns="tests", key="alone", sections=[AstevalSection(session=session)]))
+    with prompt.resources:
+        executor = ToolExecutor(prompt=prompt, session=session)
+        assert value_of(executor, "1 + 1") == "2"
+        assert not evaluated(executor, "write_text('a', 'x')").success
+
+
 def test_what_is_printed_is_bounded(tools: ToolExecutor) -> None:
     result = evaluated(tools, "for i in range(1000):\n    print('x' * 1000)\n'y' * 100000")
     assert result.value is not None
@@ -206,8 +232,6 @@ def test_the_process_itself_can_do_nothing_but_compute(tmp_path: Path) -> None:
     import subprocess
     import sys
 
-    from ringfence_tools import evaluator
-
     target = tmp_path / "seen"
     target.write_text("secret")
     attempts = {
@@ -222,8 +246,9 @@ def test_the_process_itself_can_do_nothing_but_compute(tmp_path: Path) -> None:
         "link": f"os.symlink('/', {str(tmp_path / 'link')!r})",
         "thread": "threading.Thread(target=print).start()",
     }
-    code = f"import sys, os, socket, threading; sys.path.insert(0, {str(Path(evaluator.__file__).parent)!r})\n"
-    code += "import evaluator; evaluator.confine()\nfor name, attempt in " + repr(attempts) + ".items():\n"
+    code = f"import sys, os, socket, threading; sys.path.insert(0, {str(Path(python_evaluator.__file__).parent)!r})\n"
+    code += "import python_evaluator; python_evaluator.confine()\n"
+    code += f"for name, attempt in {attempts!r}.items():\n"
     code += "    try:\n        eval(attempt); os.write(1, f'{name} came through\\n'.encode())\n"
     code += "    except (OSError, RuntimeError) as error:\n        os.write(1, f'{name}: {error}\\n'.encode())\n"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env={})

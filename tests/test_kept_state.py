@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ringfence import Session
 from ringfence.prompt.policy import PathHashes, PolicyState
-from ringfence.serde.tagged import types_within
+from ringfence.tagged import types_within
 from ringfence_cli.kept_state import KEPT, StateReader, StateWriter
 from ringfence_tools import Plan
 

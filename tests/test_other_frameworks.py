@@ -20,7 +20,7 @@ from ringfence.prompt import MarkdownSection, Prompt, PromptTemplate, Tool, Tool
 from ringfence.runtime import Receipt, Session
 from ringfence.testing.provider_server import ProviderServer
 from ringfence_tools import VfsToolsSection, agents_tools, pydantic_toolset
-from ringfence_tools.calls_in_order import CallsInOrder
+from ringfence_tools.frameworks import OrderedCalls
 
 
 @dataclass(frozen=True)
@@ -143,11 +143,11 @@ def test_pydantic_ai_s_own_test_model_calls_every_tool(world: World) -> None:
 
 @pytest.mark.parametrize("cancels", [1, 3])
 def test_a_run_that_is_cancelled_waits_for_the_end_of_its_call(world: World, cancels: int) -> None:
-    calls = CallsInOrder(ToolExecutor(prompt=world.prompt, session=world.session))
+    calls = OrderedCalls(ToolExecutor(prompt=world.prompt, session=world.session))
 
     async def run() -> None:
-        one = asyncio.create_task(calls.answer("wait", "{}", None))
-        two = asyncio.create_task(calls.answer("write_file", {"file_path": "b.txt", "content": "b"}, None))
+        one = asyncio.create_task(calls.run("wait", "{}", None))
+        two = asyncio.create_task(calls.run("write_file", {"file_path": "b.txt", "content": "b"}, None))
         await asyncio.to_thread(world.started.wait, 10)
         for _ in range(cancels):
             one.cancel()
@@ -165,11 +165,11 @@ def test_a_run_that_is_cancelled_waits_for_the_end_of_its_call(world: World, can
 
 
 def test_calls_that_are_asked_for_at_once_run_in_their_order(world: World) -> None:
-    calls = CallsInOrder(ToolExecutor(prompt=world.prompt, session=world.session))
+    calls = OrderedCalls(ToolExecutor(prompt=world.prompt, session=world.session))
 
     async def run() -> list[str]:
         files = [{"file_path": f"{number}", "content": "x"} for number in range(20)]
-        return await asyncio.gather(*(calls.answer("write_file", each, None) for each in files))
+        return await asyncio.gather(*(calls.run("write_file", each, None) for each in files))
 
     answers = asyncio.run(run())
     assert [answer.split()[1] for answer in answers] == [str(number) for number in range(20)]

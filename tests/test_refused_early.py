@@ -25,11 +25,10 @@ from ringfence import (
 from ringfence.errors import PromptValidationError
 from ringfence.failures import describe_error
 from ringfence.prompt import PathPolicy, PolicyDecision, ProtectedFilesPolicy, ReadBeforeWritePolicy
-from ringfence.resources import Binding
-from ringfence.runtime import Budget, BudgetTracker, Replace, append_all, reducer
+from ringfence.runtime import Budget, BudgetTracker, Replace, reducer
 from ringfence_cli.printable import why
 from ringfence_sandbox import HostFilesystem, Workspace
-from ringfence_tools import PlanningToolsSection, VfsToolsSection
+from ringfence_tools import VfsToolsSection
 
 untyped: Any = "abc"
 
@@ -126,11 +125,8 @@ def test_what_is_no_prompt_and_no_session() -> None:
         lambda: ToolExecutor(prompt=Prompt(template()), session=nobody),
         lambda: adapter.evaluate(Prompt(template()), session=nobody),
     ):
-        with pytest.raises(TypeError, match=r"session is a Session \(Session\(\)\), not None"):
+        with pytest.raises(TypeError, match="the session is a NoneType, not a Session"):
             make()
-    again: Any = Prompt(template())
-    with pytest.raises(TypeError, match="template is a PromptTemplate or None, not "):
-        Prompt(again)
 
 
 def test_resources_that_are_none() -> None:
@@ -187,7 +183,7 @@ def test_one_thing_in_the_place_of_a_list(make: Callable[[], object], words: str
 def test_a_limit_that_is_a_number(name: str) -> None:
     wrong: Any = {name: 5}
     adapter = ScriptedAdapter([{"text": "Done."}])
-    with pytest.raises(TypeError, match=rf"\.evaluate: {name} is a {name.title().replace('_', '')}.*, not 5"):
+    with pytest.raises(TypeError, match=rf"{name} is a {name.title().replace('_', '')}, not 5"):
         adapter.evaluate(Prompt(template()), session=Session(), **wrong)
     if name != "budget":
         with pytest.raises(TypeError, match=rf"{name} is a "):
@@ -203,43 +199,11 @@ def test_a_budget_beside_a_tracker_of_another_one() -> None:
     adapter.evaluate(Prompt(template()), session=Session(), budget=budget, budget_tracker=BudgetTracker(budget))
 
 
-WORD: Any = "log"  # where an enum's member stands
-
-
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda: Session()[Nothing].register(Nothing, append_all, policy=WORD), r"is a SlicePolicy, .*, not 'log'"),
-        (lambda: Session().snapshot(policies=WORD), r"each a SlicePolicy, .*, not 'log'"),
-        (lambda: Session().snapshot(policies=[WORD]), r"each a SlicePolicy, .*, not \['log'\]"),
-        (
-            lambda: Binding(Nothing, lambda resolver: Nothing(), scope=WORD),
-            r"scope is a Scope, .*, not 'log'",
-        ),
-        (
-            lambda: PlanningToolsSection(session=Session(), strategy=WORD),
-            r"strategy is a PlanningStrategy, .*, not 'log'",
-        ),
-        (lambda: BudgetTracker(WORD), r"budget is a Budget \(.*\), not 'log'"),
-        (lambda: PromptTemplate(ns="n", key="k", resources=cast("Any", {})), r"ResourceRegistry.build\(\{...\}\)"),
-    ],
-)
-def test_what_would_count_for_something_else_later(make: Callable[[], object], words: str) -> None:
-    with pytest.raises(TypeError, match=words):
-        make()
-
-
 def test_a_durability_that_there_is_not(tmp_path: Path) -> None:
     wrong: Any = "Power"
     for make in (Workspace.open, HostFilesystem, HostFilesystem.shared):
         with pytest.raises(ValueError, match="durability is one of 'process', 'power', not 'Power'"):
             make(tmp_path, durability=wrong)
-
-
-def test_the_deadline_of_a_budget_is_a_deadline() -> None:
-    wrong: Any = 5
-    with pytest.raises(TypeError, match=r"deadline is a Deadline \(Deadline.after\(seconds\) makes one\).*, not 5"):
-        Budget(deadline=wrong)
 
 
 @pytest.mark.parametrize("writes", [lambda: ["a"], lambda params, more: ["a"]])
@@ -254,7 +218,7 @@ def test_a_workspace_and_a_path_in_the_place_of_a_filesystem(tmp_path: Path) -> 
         VfsToolsSection(session=Session(), filesystem=path)
     with Workspace.open(tmp_path) as opened:
         workspace: Any = opened
-        with pytest.raises(TypeError, match=r"filesystem is a Filesystem.*, not .*Workspace.*: give its .filesystem"):
+        with pytest.raises(TypeError, match=r"filesystem is a Filesystem.*, not .*Workspace"):
             VfsToolsSection(session=Session(), filesystem=workspace)
         with pytest.raises(TypeError, match=r"Workspace.* is no Filesystem: .*; give its .filesystem"):
             Prompt(template()).bind(resources={Filesystem: workspace})

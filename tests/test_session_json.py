@@ -6,7 +6,7 @@ import json
 import sys
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, field, is_dataclass, make_dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
@@ -35,7 +35,7 @@ from ringfence.runtime import (
     tool_transaction,
 )
 from ringfence.runtime.visibility import SetVisibilityOverride
-from ringfence.serde.tagged import decode, encode, types_within
+from ringfence.tagged import decode, encode, types_within
 from ringfence_tools import Plan, PlanningToolsSection, SetupPlan
 
 T = TypeVar("T")
@@ -462,3 +462,15 @@ def test_a_hundred_threads_lose_no_line(tmp_path: Path) -> None:
         thread.join()
     assert read_log(tmp_path, session.session_id, Fact) == session[Fact].all()
     assert {fact.anything for fact in session[Fact].all()} == {(n, e) for n in range(100) for e in range(10)}
+
+
+def test_of_two_types_with_one_name_a_snapshot_names_the_one_it_means() -> None:
+    first, second = (make_dataclass("Twin", [("text", str)], frozen=True) for _ in range(2))
+    for kind in (first, second):
+        session = Session()
+        session[kind].seed([kind("a")])
+    text = session.snapshot().to_json()
+    with pytest.raises(SnapshotRestoreError):
+        Snapshot.from_json(text)
+    session.restore(Snapshot.from_json(text, types=session.slice_types))
+    assert session[second].latest() == second("a")

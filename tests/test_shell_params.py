@@ -20,8 +20,7 @@ from ringfence_cli.container_options import NETWORKS
 from ringfence_sandbox import PodmanSandbox, SandboxLimits
 from ringfence_sandbox.container.isolation import Network
 from ringfence_tools import PodmanSandboxSection
-from ringfence_tools.shell import command_tools
-from ringfence_tools.shell_params import MAX_CHANGES, CommandOutcome, EvaluatePython, ShellExecute
+from ringfence_tools.shell import MAX_CHANGES, CommandOutcome, EvaluatePython, ShellExecute, command_tools
 
 NOWHERE = "unix:///nowhere/podman.sock"
 FILE = FileVersion("file", 0o644, 1, "0" * 64)

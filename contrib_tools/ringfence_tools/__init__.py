@@ -12,12 +12,11 @@ if TYPE_CHECKING:
         latest_workspace_digest,
         set_workspace_digest,
     )
-    from ringfence_tools.evaluate import AstevalSection
     from ringfence_tools.files import VfsToolsSection
+    from ringfence_tools.frameworks import agents_tools, pydantic_toolset
     from ringfence_tools.fsspec_view import WorkspaceFileSystem
     from ringfence_tools.history import HistoryToolsSection
     from ringfence_tools.mounts import HostMount, HostMountPreview
-    from ringfence_tools.openai_agents import agents_tools
     from ringfence_tools.planning import (
         AddStep,
         Plan,
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
         SetupPlan,
         UpdateStep,
     )
-    from ringfence_tools.pydantic_ai import pydantic_toolset
+    from ringfence_tools.python_eval import AstevalSection
     from ringfence_tools.shell import PodmanSandboxSection
 
 __all__ = [
@@ -61,7 +60,7 @@ __all__ = [
 
 # Imported when asked for: whoever wants a plan does not pay for fsspec.
 _MODULES = {
-    "AstevalSection": "evaluate",
+    "AstevalSection": "python_eval",
     "set_workspace_digest": "digest",
     "latest_workspace_digest": "digest",
     "clear_workspace_digest": "digest",
@@ -76,8 +75,8 @@ _MODULES = {
     "PodmanSandboxSection": "shell",
     "VfsToolsSection": "files",
     "WorkspaceFileSystem": "fsspec_view",
-    "agents_tools": "openai_agents",
-    "pydantic_toolset": "pydantic_ai",
+    "agents_tools": "frameworks",
+    "pydantic_toolset": "frameworks",
 }
 
 

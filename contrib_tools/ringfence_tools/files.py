@@ -69,6 +69,8 @@ class VfsToolsSection(Section[None]):
             PromptValidationError: mounts for a filesystem that is not in memory.
             ToolValidationError: a mount that cannot be made.
         """
+        if isinstance(filesystem, str) or hasattr(filesystem, "filesystem"):
+            raise TypeError(f"filesystem is a Filesystem, such as Workspace.open(path).filesystem, not {filesystem!r}")
         self.session = session
         self.filesystem: Filesystem = InMemoryFilesystem() if filesystem is None else filesystem
         self.mounts: tuple[HostMountPreview, ...] = ()

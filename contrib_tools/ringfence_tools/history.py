@@ -1,4 +1,4 @@
-"""The section that lets a model look at the history of a disk workspace, and go back in it."""
+"""Tools with which a model reads the history of a workspace on disk, names its steps, undoes and restores them."""
 
 from __future__ import annotations
 
@@ -213,76 +213,80 @@ class _HistoryTools:
         )
 
     def history(self, params: ShowHistory, *, context: ToolContext) -> ToolResult[HistoryEntries]:
-        with _said(), self._workspace() as workspace:
+        with _history_errors(), self._workspace() as workspace:
             entries = workspace.log(params.limit)
         found = HistoryEntries(tuple(map(_entry, entries)))
         return ToolResult.ok(found, f"the newest {count(len(entries), 'entry')}")
 
     def diff(self, params: ShowDiff, *, context: ToolContext) -> ToolResult[DiffText]:
-        with _said(), self._workspace() as workspace:
+        with _history_errors(), self._workspace() as workspace:
             patch = workspace.diff(_step(params.since), _step(params.until)).decode("utf-8", "backslashreplace")
         text = DiffText(patch[:MAX_CHARACTERS], max(0, len(patch) - MAX_CHARACTERS))
         return ToolResult.ok(text, "what differs" if patch else "nothing differs")
 
     def undo(self, params: UndoSteps, *, context: ToolContext) -> ToolResult[Reversed]:
-        with _said(), self._workspace() as workspace:
+        with _history_errors(), self._workspace() as workspace:
             done = workspace.undo(params.steps, step=_step(params.step), dry_run=params.dry_run)
         if done.outcomes and not done.has_changed and not params.dry_run:
-            return ToolResult.error(f"nothing was undone: {_left(done)}")
-        return _reversal(done, params.dry_run)
+            return ToolResult.error(f"nothing was undone: {_describe_skipped(done)}")
+        return _reversal_result(done, params.dry_run)
 
     def restore(self, params: RestoreStep, *, context: ToolContext) -> ToolResult[Reversed]:
-        with _said(), self._workspace() as workspace:
+        with _history_errors(), self._workspace() as workspace:
             step = _step(params.step)
             assert step is not None
             done = workspace.restore(step, dry_run=params.dry_run)
-        return _reversal(done, params.dry_run)
+        return _reversal_result(done, params.dry_run)
 
     def checkpoint(self, params: NameStep, *, context: ToolContext) -> ToolResult[Named]:
-        with _said(), self._workspace() as workspace:
+        with _history_errors(), self._workspace() as workspace:
             named = workspace.checkpoint(params.name)
-        said = f"{named.said} is called {named.name}: `restore` goes back to it"
-        return ToolResult.ok(Named(named.name, named.number), said)
+        message = f"{named.said} is called {named.name}: `restore` goes back to it"
+        return ToolResult.ok(Named(named.name, named.number), message)
 
 
 @contextmanager
-def _said() -> Generator[None]:
-    """What a history cannot do is for the model to read."""
+def _history_errors() -> Generator[None]:
+    """Turn what a history cannot do into a message for the model; a KeyError or IndexError is a bug of ours."""
     try:
         yield
+    except (KeyError, IndexError):
+        raise
     except (LookupError, ValueError, FileNotFoundError) as error:
         raise ToolValidationError(str(error.args[0]) if error.args else str(error)) from None
 
 
-def _step(given: int | str | None) -> int | str | None:
-    """A number that came as text is one."""
-    return int(given) if isinstance(given, str) and given.isdecimal() else given
+def _step(step: int | str | None) -> int | str | None:
+    """A step as the history knows it: digits in a string are a number."""
+    return int(step) if isinstance(step, str) and step.isdecimal() else step
 
 
 def _entry(entry: LogEntry) -> HistoryEntry:
     who = {"baseline": "as it was found", "external": entry.tool or "somebody else"}.get(entry.kind, entry.tool)
-    told = () if entry.kind == "baseline" else entry.paths[:MAX_PATHS]
-    paths = tuple(display_path(path) for path in told)
+    listed = () if entry.kind == "baseline" else entry.paths[:MAX_PATHS]
+    paths = tuple(display_path(path) for path in listed)
     at = entry.created_at.isoformat(timespec="seconds")
     return HistoryEntry(entry.number, who, at, paths, len(entry.paths) - len(paths), entry.names)
 
 
-def _left(done: Reversal) -> str:
+def _describe_skipped(done: Reversal) -> str:
     reasons = [f"{display_path(path)} ({reason})" for path, reason in done.reasons.items()]
     more = f", and {len(reasons) - MAX_PATHS:,} more" if len(reasons) > MAX_PATHS else ""
     edit = "; read what is there now, and edit what is to go" if "conflict" in done.outcomes.values() else ""
     return f"{', '.join(reasons[:MAX_PATHS])}{more}{edit}"
 
 
-def _reversal(done: Reversal, dry_run: bool) -> ToolResult[Reversed]:
+def _reversal_result(done: Reversal, dry_run: bool) -> ToolResult[Reversed]:
     outcomes = [
         PathOutcome(display_path(path), outcome, done.reasons.get(path)) for path, outcome in done.outcomes.items()
     ]
     kept = outcomes[:MAX_LISTED]
-    of = Counter(outcome.outcome for outcome in outcomes)
-    left = of["kept"] + of["conflict"]
+    numbers = Counter(outcome.outcome for outcome in outcomes)
+    skipped = numbers["kept"] + numbers["conflict"]
     would = "would be " if dry_run else ""
-    said = f"{count(of['restored'], 'path')} {would}restored, {of['removed']} removed, {left} left as is"
-    said += "; undo takes that back" if done.has_changed and not dry_run else ""
+    message = (
+        f"{count(numbers['restored'], 'path')} {would}restored, {numbers['removed']} removed, {skipped} left as is"
+    )
+    message += "; undo takes that back" if done.has_changed and not dry_run else ""
     value = Reversed(tuple(kept), len(outcomes) - len(kept), tuple(done.notes[:MAX_PATHS]))
-    return ToolResult.ok(value, said if outcomes else "nothing differs")
+    return ToolResult.ok(value, message if outcomes else "nothing differs")

@@ -119,8 +119,7 @@ class DiskWorkspace:
         self._sessions = (*self._sessions, str(session.session_id))
         if self.sandbox is None:
             return VfsToolsSection(session=session, filesystem=self.filesystem, mount_point=self.mount_point)
-        from ringfence_tools.shell import PodmanSandboxSection
-        from ringfence_tools.shell_params import LONGEST_SECONDS
+        from ringfence_tools.shell import LONGEST_SECONDS, PodmanSandboxSection
 
         return PodmanSandboxSection(
             session=session,

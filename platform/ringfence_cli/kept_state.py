@@ -9,7 +9,7 @@ from typing import Any
 from ringfence.prompt.policy import PathHashes, PolicyState
 from ringfence.runtime.session import Session
 from ringfence.runtime.visibility import VisibilityOverrides
-from ringfence.serde.tagged import decode, encode
+from ringfence.tagged import decode, encode
 from ringfence_sandbox.container.shell_environment import ShellEnvironment
 from ringfence_tools.planning import Plan
 

@@ -291,7 +291,7 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")
     # What the library logs about a failed call, traceback and all, is in the call's receipt in words.
     logging.getLogger().addHandler(logging.NullHandler())
-    exit_code = _exit_code(signals)
+    exit_code = execute(signals)
     signals.end_at_once_with(exit_code)
     sys.exit(exit_code)
 
@@ -302,7 +302,8 @@ def _show(error: click.ClickException) -> None:
     ErrorStream().show(error)
 
 
-def _exit_code(signals: Signals) -> int:
+def execute(signals: Signals) -> int:
+    """Run the command that ``sys.argv`` names, print what went wrong, and return the exit code."""
     nowhere = is_nowhere()
     try:
         return ringfence.main(prog_name="ringfence", obj=signals, standalone_mode=False) or 0

@@ -15,7 +15,7 @@ from ringfence.adapters.core import Conversation, Message, MessageAdded
 from ringfence.filesystem.paths import display_path
 from ringfence.participants import Step
 from ringfence.runtime.session import Session
-from ringfence.serde.tagged import decode, encode, types_within
+from ringfence.tagged import decode, encode, types_within
 from ringfence_cli.disk import DiskWorkspace
 from ringfence_cli.kept_state import KEPT, StateReader, StateWriter
 from ringfence_cli.noted_tasks import note_task

@@ -122,6 +122,8 @@ class HostFilesystem(Transactional):
             OSError (ENOLCK): locks do not hold here, and ``only_this_host`` was not said.
             RestoreFailedError: what a killed call left cannot be undone now.
         """
+        if durability not in ("process", "power"):
+            raise ValueError(f"durability is one of 'process', 'power', not {durability!r}")
         opened = Opened(
             os.fspath(root),
             None if store is None else os.fspath(store),

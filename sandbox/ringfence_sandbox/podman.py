@@ -24,7 +24,7 @@ from ringfence_sandbox.container.command_watch import CommandWatch
 from ringfence_sandbox.container.container import Container, mounted_in, remove_orphans
 from ringfence_sandbox.container.handover import UNKNOWN, Handover
 from ringfence_sandbox.container.images import existing
-from ringfence_sandbox.container.isolation import WORKSPACE, Network, Property, SandboxLimits
+from ringfence_sandbox.container.isolation import NETWORKS, WORKSPACE, Network, Property, SandboxLimits
 from ringfence_sandbox.container.pipes import Stream
 from ringfence_sandbox.container.podman_connection import Connection, connect, reading
 from ringfence_sandbox.container.shell_environment import ShellEnvironment
@@ -95,6 +95,8 @@ class PodmanSandbox:
             WorkspaceLockedError, FileNotFoundError: the root cannot be opened.
             ValueError: the network is of no kind, or the filesystem has another root.
         """
+        if network not in NETWORKS:
+            raise ValueError(f"the network is one of {', '.join(NETWORKS)}, not {network!r}")
         self._image = image
         self.limits = limits or SandboxLimits()
         self.network: Network = network

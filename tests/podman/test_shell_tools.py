@@ -30,7 +30,7 @@ from ringfence.runtime import Session
 from ringfence.testing.printed import Printed, capture_tree
 from ringfence_sandbox import PodmanSandbox
 from ringfence_tools import PodmanSandboxSection
-from ringfence_tools.shell_params import MAX_CHANGES, CommandOutcome, EvaluatePython
+from ringfence_tools.shell import MAX_CHANGES, CommandOutcome, EvaluatePython
 
 MakeSandbox = Callable[..., PodmanSandbox]
 

@@ -1,132 +1,95 @@
-"""The command `ringfence`, run for its exit code and what it says.
+"""The command `ringfence`, run for its exit code and its output.
 
-Each run is a process of its own, but a fork of one that has imported all it needs: a start of Python and its imports
-take longer than what most tests have it do. What only shows at a start (the locale, ``PYTHON...``), and what needs a
-process to send signals or input to, is for `subprocess`.
+`ringfence` runs it in this process, which is quick. `ringfence_process` starts a process: for signals, kills and pipes,
+for a lock that another process holds, and for what is read when Python starts (the locale, ``PYTHON...``).
 """
 
 from __future__ import annotations
 
-import atexit
-import gc
-import importlib
-import json
+import io
 import os
-import pkgutil
-import select
-import signal
-import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Generator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import IO
 
-LONGEST_REQUEST_BYTES = 1 << 20
-ONLY_AT_THE_START = ("PYTHON", "LANG", "LC_")
+from ringfence_cli.main import execute
+from ringfence_cli.signals import Signals
+
+READ_AT_START = ("PYTHON", "LANG", "LC_")
 
 
 def ringfence(
-    *arguments: str | Path, cwd: Path | None = None, env: Mapping[str, str] | None = None, timeout_seconds: float = 60
+    *arguments: str | Path, cwd: Path | None = None, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[bytes]:
-    """As `subprocess.run`, with nothing to read and what it says captured."""
     words = [str(argument) for argument in arguments]
     environment = dict(os.environ if env is None else env)
     for name in {*os.environ, *environment}:
-        if name.startswith(ONLY_AT_THE_START) and os.environ.get(name) != environment.get(name):
-            raise ValueError(f"{name} is read when Python starts: use subprocess")
-    request = json.dumps((words, str(cwd or Path.cwd()), environment)).encode()
-    receiving, sending = os.pipe()
-    with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr, open(receiving) as ended:
-        try:
-            socket.send_fds(_starter(), [request], [stdout.fileno(), stderr.fileno(), sending])
-        finally:
-            os.close(sending)
-        pid = int(ended.readline())
-        if not select.select([ended], [], [], timeout_seconds)[0]:
-            os.kill(pid, signal.SIGKILL)
-            raise subprocess.TimeoutExpired(words, timeout_seconds)
-        exit_code = int(ended.readline())
+        if name.startswith(READ_AT_START) and os.environ.get(name) != environment.get(name):
+            raise ValueError(f"{name} is read when Python starts: use ringfence_process")
+    with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
+        with _standard_streams(stdout, stderr), _environment(environment, cwd or Path.cwd()), Signals() as signals:
+            arguments_before, sys.argv = sys.argv, ["ringfence", *words]
+            try:
+                exit_code = execute(signals)
+            finally:
+                sys.argv = arguments_before
         stdout.seek(0)
         stderr.seek(0)
         return subprocess.CompletedProcess(words, exit_code, stdout.read(), stderr.read())
 
 
 def ringfence_text(
-    *arguments: str | Path, cwd: Path | None = None, env: Mapping[str, str] | None = None, timeout_seconds: float = 60
+    *arguments: str | Path, cwd: Path | None = None, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    done = ringfence(*arguments, cwd=cwd, env=env, timeout_seconds=timeout_seconds)
+    done = ringfence(*arguments, cwd=cwd, env=env)
     return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
-@cache
-def _starter() -> socket.socket:
-    """Where requests go to the process that forks; it ends when nobody holds this end."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs:
-        process = subprocess.Popen(
-            [sys.executable, __file__, str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
+def ringfence_process(
+    *arguments: str | Path, cwd: Path | None = None, env: Mapping[str, str] | None = None, timeout_seconds: float = 60
+) -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-m", "ringfence_cli", *arguments]
+    return subprocess.run(command, capture_output=True, cwd=cwd, env=env, timeout=timeout_seconds, check=False)
+
+
+@contextmanager
+def _standard_streams(stdout: IO[bytes], stderr: IO[bytes]) -> Generator[None]:
+    """Point the descriptors there as well: the command writes to them, and so do the programs that it starts."""
+    with ExitStack() as stack, open(os.devnull, "rb") as nothing:
+        streams = sys.stdin, sys.stdout, sys.stderr
+        for stream in streams[1:]:
+            stream.flush()
+        for descriptor, file in enumerate((nothing, stdout, stderr)):
+            saved = os.dup(descriptor)
+            stack.callback(os.close, saved)
+            stack.callback(os.dup2, saved, descriptor)
+            os.dup2(file.fileno(), descriptor)
+        sys.stdin, sys.stdout, sys.stderr = (
+            io.TextIOWrapper(
+                io.FileIO(descriptor, mode, closefd=False), "utf-8", "backslashreplace", write_through=True
+            )
+            for number, mode in enumerate(("r", "w", "w"))
         )
-
-    def end() -> None:
-        ours.close()
-        process.wait()
-
-    atexit.register(end)
-    return ours
+        try:
+            yield
+        finally:
+            sys.stdin, sys.stdout, sys.stderr = streams
 
 
-def _start(connection: socket.socket) -> None:
-    """Returns in each process that is to be the command, and when there are no requests any more."""
-    import ringfence_cli
-
-    for module in pkgutil.iter_modules(ringfence_cli.__path__, "ringfence_cli."):
-        if not module.ispkg and not module.name.endswith("__main__"):
-            importlib.import_module(module.name)
-    gc.freeze()
-    while True:
-        request, descriptors, *_ = socket.recv_fds(connection, LONGEST_REQUEST_BYTES, 3)
-        if not request:
-            sys.exit()
-        watching = os.fork()
-        if watching == 0:
-            connection.close()
-            _become(json.loads(request), descriptors)
-            return
-        for descriptor in descriptors:
-            os.close(descriptor)
-        os.waitpid(watching, 0)
-
-
-def _become(asked: tuple[Sequence[str], str, Mapping[str, str]], descriptors: Sequence[int]) -> None:
-    words, directory, environment = asked
-    *outputs, ended = descriptors
-    if os.fork():  # so that the next request does not wait for this one
-        os._exit(0)
-    child = os.fork()
-    if child:
-        for descriptor in outputs:
-            os.close(descriptor)
-        os.write(ended, b"%d\n" % child)
-        _, status = os.waitpid(child, 0)
-        os.write(ended, b"%d\n" % os.waitstatus_to_exitcode(status))
-        os._exit(0)
-    os.close(ended)
-    for number, descriptor in enumerate(outputs, 1):
-        os.dup2(descriptor, number)
-        os.close(descriptor)
-    os.chdir(directory)
-    os.environ.clear()
-    os.environ.update(environment)
-    sys.argv = ["ringfence", *words]
-
-
-if __name__ == "__main__":
-    _start(socket.socket(fileno=int(sys.argv[1])))
-    from ringfence_cli.main import main
-
-    main()
+@contextmanager
+def _environment(environment: Mapping[str, str], directory: Path) -> Generator[None]:
+    before, here = dict(os.environ), os.open(".", os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.environ.clear()
+        os.environ.update(environment)
+        os.chdir(directory)
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+        os.fchdir(here)
+        os.close(here)

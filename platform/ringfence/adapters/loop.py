@@ -29,7 +29,7 @@ from ringfence.adapters.core import (
     Turn,
 )
 from ringfence.adapters.shortening import shortened
-from ringfence.adapters.tool_executor import ToolExecutor, check_prompt
+from ringfence.adapters.tool_executor import ToolExecutor, check_arguments
 from ringfence.errors import (
     BudgetExceededError,
     ContextWindowExceededError,
@@ -98,7 +98,7 @@ def evaluate_with(
 
     Raises: what `ProviderAdapter.evaluate` raises.
     """
-    check_prompt(prompt)
+    check_arguments(prompt, session)
     options = RunOptions.of_evaluation(
         deadline=deadline,
         budget=budget,

@@ -58,13 +58,15 @@ logger = logging.getLogger(__name__)
 now = datetime.now
 
 
-def check_prompt(prompt: object) -> None:
-    """Raises TypeError for what is no prompt, such as a template."""
+def check_arguments(prompt: object, session: object) -> None:
+    """Raises TypeError for what is no prompt, such as a template, and for what is no session."""
     from ringfence.prompt.prompt import Prompt
 
     if not isinstance(prompt, Prompt):
         hint = ": write Prompt(template)" if hasattr(prompt, "sections") else ""
         raise TypeError(f"the prompt is a {type(prompt).__name__}, not a Prompt{hint}")
+    if not isinstance(session, Session):
+        raise TypeError(f"the session is a {type(session).__name__}, not a Session")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +136,8 @@ class ToolExecutor:
 
         Raises TypeError for what is no prompt, no session and no limit, and what `Prompt.render` raises.
         """
-        check_prompt(prompt)
+        check_arguments(prompt, session)
+        RunOptions(deadline, budget_tracker, heartbeat, run_context)  # refuses limits of another type
         self.prompt = prompt
         self.session = session
         self.adapter = adapter

@@ -51,11 +51,11 @@ class ReadBeforeWritePolicy:
         if not self._governs(tool):
             return ALLOW
         filesystem = context.filesystem
-        if filesystem is None:
-            return PolicyDecision.deny(f"{tool.name} is governed by {self.name}, but no filesystem is bound")
         targets = _targets(tool, params)
         if targets is None:
             return ALLOW
+        if filesystem is None:
+            return PolicyDecision.deny(f"{tool.name} is governed by {self.name}, but no filesystem is bound")
         if not targets:
             return PolicyDecision.deny(f"{self.name} cannot tell which files {tool.name} would change")
         known = _hashes(policy_state(context, self.name, _files_scope(context, filesystem)))

@@ -27,7 +27,6 @@ from ringfence.prompt.tool_types import (
     result_type_of,
 )
 from ringfence.runtime.limits import BudgetTracker
-from ringfence.serde.defaults import check_defaults, is_plain
 from ringfence.values import can_change
 
 if TYPE_CHECKING:
@@ -320,19 +319,9 @@ def _decoder(params: Any, name: str) -> Callable[[Mapping[str, object] | str | b
     if params is None:
         return _decode_nothing
     try:
-        found = serde.decoder(params, extra="forbid")
-        _check_params(params)
-        return found
+        return serde.decoder(params, extra="forbid")
     except TypeError as error:
         raise invalid(f"tool {name!r}: {error}", name, params if isinstance(params, type) else None) from error
-
-
-@functools.lru_cache(maxsize=1024)
-def _check_params(params: Any) -> None:
-    """Raises TypeError for a default that does not fit, and for a type that no model can be told of."""
-    if not all(map(is_plain, _fields_of(params))):  # which to see takes a hundredth of the time
-        check_defaults(params)
-        serde.schema(params, extra="forbid")
 
 
 def _decode_nothing(arguments: Mapping[str, object] | str | bytes) -> None:

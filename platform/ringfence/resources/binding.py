@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar, runtime_checkable
 
-from ringfence.serde.tagged import meet
+from ringfence.tagged import register_type
 
 ResourceT = TypeVar("ResourceT")
 GivenT = TypeVar("GivenT")
@@ -95,7 +95,7 @@ class Binding(Generic[ResourceT]):
             raise TypeError(
                 f"the class {made} is no {name} yet: write {made}(...), or Binding({name}, ...) to make it later"
             )
-        meet(self.protocol)
+        register_type(self.protocol)
         checkable = getattr(self.protocol, "_is_runtime_protocol", False)
         if checkable and isinstance(self.provider, Given) and not isinstance(self.provider.value, self.protocol):
             near = name.lower()  # where a Workspace is given, say, for its filesystem

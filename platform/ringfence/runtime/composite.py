@@ -17,7 +17,7 @@ from ringfence.runtime.limits import require_aware, utc_now
 from ringfence.runtime.session import Session
 from ringfence.runtime.snapshots import Snapshot
 from ringfence.runtime.transaction import tool_transaction
-from ringfence.serde.tagged import decode, encode, meet, registered_types, type_id, types_within
+from ringfence.tagged import decode, encode, register_type, registered_types, type_id, types_within
 
 ResourceT = TypeVar("ResourceT")
 
@@ -136,7 +136,7 @@ def create_snapshot(
         snapshots: dict[type[Any], object] = {kind: one.snapshot(tag=tag) for kind, one in living.items()}
         of_session = session.snapshot(tag=tag)
     for snapshot in snapshots.values():
-        meet(type(snapshot))
+        register_type(type(snapshot))
     return CompositeSnapshot(uuid4(), utc_now(), of_session, snapshots, SnapshotMetadata(tag, *ids, phase))
 
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 from uuid import UUID
 
 from ringfence.runtime.items import Items
-from ringfence.serde.tagged import decode, encode, type_id, types_within
+from ringfence.tagged import decode, encode, type_id, types_within
 
 logger = logging.getLogger(__name__)
 

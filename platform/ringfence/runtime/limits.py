@@ -139,6 +139,8 @@ class BudgetTracker:
 
     def __init__(self, budget: Budget, parent: BudgetTracker | None = None) -> None:
         """What is used of a part of a bigger budget, its ``parent``, counts there as well."""
+        if not isinstance(budget, Budget):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"budget is a Budget, not {budget!r}")
         self.budget = budget
         self.parent = parent
         self._usage: dict[Hashable, TokenUsage] = {}
@@ -261,6 +263,13 @@ class RunOptions:
     heartbeat: Heartbeat | None = None
     run_context: RunContext | None = None
 
+    def __post_init__(self) -> None:
+        """Raises TypeError for a limit of another type, such as a number of seconds for a deadline."""
+        for name, kind in (("deadline", Deadline), ("budget_tracker", BudgetTracker), ("heartbeat", Heartbeat)):
+            value = getattr(self, name)
+            if not isinstance(value, (kind, type(None))):
+                raise TypeError(f"{name} is a {kind.__name__}, not {value!r}")
+
     @classmethod
     def of_evaluation(
         cls,
@@ -275,11 +284,12 @@ class RunOptions:
 
         A ``budget_tracker`` that is given names its parent itself. Raises ValueError for two different budgets.
         """
+        options = cls(deadline, budget_tracker, heartbeat, run_context)
         if budget_tracker is not None and budget not in (None, budget_tracker.budget):
             raise ValueError("budget and the budget_tracker's own are two budgets: give one of them")
         if budget_tracker is None and budget is not None:
             budget_tracker = BudgetTracker(budget, parent=cls().inherit().budget_tracker)
-        return cls(deadline, budget_tracker, heartbeat, run_context).inherit()
+        return replace(options, budget_tracker=budget_tracker).inherit()
 
     def inherit(self) -> RunOptions:
         """These options within the limits of the current tool call.

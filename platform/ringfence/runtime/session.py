@@ -30,7 +30,7 @@ from ringfence.runtime.slice_views import SliceAccessor, SliceView, is_slice_val
 from ringfence.runtime.slices import LOG, STATE, SlicePolicy, Slices, require_slice_type
 from ringfence.runtime.snapshots import Snapshot, SnapshotSlices
 from ringfence.runtime.visibility import VisibilityOverrides
-from ringfence.serde.tagged import meet
+from ringfence.tagged import register_type
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ HEARD_BY_SESSIONS: Sequence[type[Any]] = (ToolInvoked, PromptRendered, PromptExe
 """The events that a session applies also when somebody else publishes them on its dispatcher."""
 LOGS_BY_DEFAULT = (*HEARD_BY_SESSIONS, Receipt)
 for _kind in LOGS_BY_DEFAULT:
-    meet(_kind)
+    register_type(_kind)
 STATE_ONLY = frozenset({STATE})
 
 

@@ -27,7 +27,7 @@ from ringfence.runtime.reducers import (
     name_of,
 )
 from ringfence.runtime.slice_views import EventT, SliceView, T
-from ringfence.serde.tagged import meet
+from ringfence.tagged import register_type
 from ringfence.values import can_change
 
 logger = logging.getLogger(__name__)
@@ -130,7 +130,7 @@ class Slices:
 
     def _admit(self, slice_type: type[Any], policy: SlicePolicy = STATE) -> None:
         self._policies[require_slice_type(slice_type)] = policy
-        meet(slice_type)
+        register_type(slice_type)
         if policy is STATE and _changeable(slice_type):
             name = slice_type.__qualname__
             logger.warning(

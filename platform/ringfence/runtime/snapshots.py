@@ -14,7 +14,7 @@ from ringfence.runtime.items import EMPTY, Items
 from ringfence.runtime.limits import require_aware
 from ringfence.runtime.slice_views import is_slice_value
 from ringfence.runtime.slices import SlicePolicy
-from ringfence.serde.tagged import decode, encode, registered_types, type_id, types_within
+from ringfence.tagged import decode, encode, registered_types, type_id, types_within
 
 T = TypeVar("T")
 

@@ -1,12 +1,13 @@
 """The other end of `evaluate_python`: a process of its own that runs one piece of code and ends.
 
-It is run as a script, by ``python -I -S``, and imports nothing of this package. It talks in lines of JSON: a request
-comes in; questions for files go out, and their answers come in; the outcome goes out last. Before the code runs, the
-process gives up, for good, everything but computing and talking over the two pipes that it has.
+It runs as a script, by ``python -I -S``, and imports nothing of this package. It speaks lines of JSON: one request in,
+questions for files out and their answers in, one outcome out. Before the code runs, the process gives up every system
+call that computing and its two pipes do not need.
 """
 
 from __future__ import annotations
 
+import ast
 import builtins
 import ctypes
 import json
@@ -17,6 +18,8 @@ import resource
 import signal
 import struct
 import sys
+from collections.abc import Callable
+from copy import copy
 from importlib import import_module
 from inspect import ismodule
 from types import ModuleType, SimpleNamespace
@@ -74,8 +77,8 @@ class Files:
         self.writes: dict[str, tuple[str, str]] = {}
 
     def read_text(self, path: str) -> str:
-        say({"read": path})
-        answer = heard()
+        send({"read": path})
+        answer = receive()
         if "error" in answer:
             raise FileNotFoundError(answer["error"])
         return answer["content"]
@@ -89,13 +92,13 @@ class Files:
         self.writes[path] = (content, mode)
 
 
-def say(message: object) -> None:
+def send(message: object) -> None:
     data = json.dumps(message).encode() + b"\n"
     while data:
         data = data[os.write(1, data) :]
 
 
-def heard() -> dict[str, Any]:
+def receive() -> dict[str, Any]:
     line = sys.stdin.buffer.readline()
     if not line:
         os._exit(1)
@@ -119,13 +122,13 @@ def confine() -> None:
     program = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *rule) for rule in rules))
     head = ctypes.create_string_buffer(struct.pack("@HP", len(rules), ctypes.addressof(program)))
     control = ctypes.CDLL(None, use_errno=True).prctl
-    given_up = (
+    failed = (
         control(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0),
         control(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0),
         control(_PR_SET_SECCOMP, _FILTER_MODE, ctypes.c_void_p(ctypes.addressof(head)), 0, 0),
     )
-    if any(given_up):
-        say({"error": "this kernel does not let a process confine itself, so no code is run"})
+    if any(failed):
+        send({"error": "this kernel does not let a process confine itself, so no code is run"})
         os._exit(1)
 
 
@@ -135,9 +138,44 @@ def public(module: ModuleType) -> SimpleNamespace:
     return SimpleNamespace(**{name: value for name, value in own.items() if name[0] != "_" and not ismodule(value)})
 
 
-def rendered(value: object) -> str:
+def render(value: object) -> str:
     text = repr(value)
     return text if len(text) <= MAX_STREAM_CHARACTERS else f"{text[:MAX_STREAM_CHARACTERS]}[... cut here ...]"
+
+
+def complete(interpreter: Any) -> None:
+    """Give asteval what it lacks: generator expressions, evaluated at once, and stars in displays and calls."""
+
+    def values(nodes: list[ast.expr]) -> list[Any]:
+        found: list[Any] = []
+        for node in nodes:
+            if isinstance(node, ast.Starred):
+                found.extend(interpreter.run(node.value))
+            else:
+                found.append(interpreter.run(node))
+        return found
+
+    def mapping(node: ast.Dict) -> dict[Any, Any]:
+        found: dict[Any, Any] = {}
+        for key, value in zip(node.keys, node.values, strict=True):
+            found |= interpreter.run(value) if key is None else {interpreter.run(key): interpreter.run(value)}
+        return found
+
+    def call(node: ast.Call) -> object:
+        if any(isinstance(argument, ast.Starred) for argument in node.args):
+            node = copy(node)
+            node.args = [ast.Constant(value) for value in values(node.args)]
+        return interpreter.on_call(node)
+
+    handlers: dict[str, Callable[[Any], object]] = {
+        "generatorexp": interpreter.on_listcomp,
+        "list": lambda node: values(node.elts),
+        "tuple": lambda node: tuple(values(node.elts)),
+        "set": lambda node: set(values(node.elts)),
+        "dict": mapping,
+        "call": call,
+    }
+    interpreter.node_handlers |= handlers
 
 
 def evaluate(request: dict[str, Any]) -> dict[str, Any]:
@@ -152,19 +190,23 @@ def evaluate(request: dict[str, Any]) -> dict[str, Any]:
         symbols["statistics"] = public(statistics)
     files, stdout, stderr = Files(), Stream(), Stream()
     symbols |= {"read_text": files.read_text, "write_text": files.write_text, "vfs_reads": request["reads"]}
-    given = request["globals"]
     interpreter: Any = asteval.Interpreter(
-        symtable=symbols | given, use_numpy=False, writer=stdout, err_writer=stderr, readonly_symbols=list(symbols)
+        symtable=symbols | request["globals"],
+        use_numpy=False,
+        writer=stdout,
+        err_writer=stderr,
+        readonly_symbols=list(symbols),
     )
+    complete(interpreter)
     confine()
     outcome: dict[str, Any] = {"stdout": "", "stderr": "", "value_repr": None, "globals": {}, "writes": []}
     try:
         value: object = interpreter.eval(request["code"], show_errors=False)
         failed = [" ".join(map(str, error.get_error()[:2])) for error in interpreter.error[-1:]]
         if not failed:
-            outcome["value_repr"] = None if value is None else rendered(value)
+            outcome["value_repr"] = None if value is None else render(value)
             own: list[str] = [name for name in interpreter.symtable if name not in symbols and name != "print"]
-            outcome["globals"] = {name: rendered(interpreter.symtable[name]) for name in own[:MAX_SHOWN_GLOBALS]}
+            outcome["globals"] = {name: render(interpreter.symtable[name]) for name in own[:MAX_SHOWN_GLOBALS]}
             outcome["writes"] = [[path, content, mode] for path, (content, mode) in files.writes.items()]
     except MemoryError:
         failed = [f"MemoryError: the code needed more than {MEMORY_BYTES >> 20} MiB"]
@@ -177,5 +219,5 @@ def evaluate(request: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    say({"outcome": evaluate(heard())})
+    send({"outcome": evaluate(receive())})
     os._exit(0)

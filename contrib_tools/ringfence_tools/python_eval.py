@@ -27,14 +27,14 @@ from ringfence.resources.binding import Binding
 from ringfence.resources.registry import ResourceRegistry
 from ringfence.runtime.session import Session
 from ringfence.runtime.visibility import SectionVisibility
-from ringfence_tools.evaluator import MEMORY_BYTES
+from ringfence_tools.python_evaluator import MEMORY_BYTES
 
 WALL_SECONDS = 5.0
 MAX_CODE_CHARACTERS = 2_000
 MAX_READ_CHARACTERS = 4 << 20
 MAX_WRITES = 100
 _LONGEST_MESSAGE_BYTES = 32 << 20
-_SCRIPT = Path(__file__).with_name("evaluator.py")
+_SCRIPT = Path(__file__).with_name("python_evaluator.py")
 
 TEXT = f"""\
 Compute with `evaluate_python`: it evaluates a small part of Python (expressions, loops, functions, comprehensions,
@@ -177,17 +177,17 @@ class _Files:
     def __init__(self, filesystem: Filesystem | None, params: EvalParams) -> None:
         self._filesystem = filesystem
         self._named = [read.path for read in params.reads]
-        self._writes = {self._place(write.path): write for write in params.writes}
+        self._writes = {self._resolve(write.path): write for write in params.writes}
         if len(self._writes) < len(params.writes):
             raise ToolValidationError("writes has one file twice: put its contents together")
-        if both := self._writes.keys() & {self._place(path) for path in self._named}:
+        if both := self._writes.keys() & {self._resolve(path) for path in self._named}:
             raise ToolValidationError(f"{escape_path(min(both))} is to be read and written: use two calls")
         self.read: list[str] = []
 
-    def _place(self, path: str) -> str:
+    def _resolve(self, path: str) -> str:
         return path if self._filesystem is None else resolve_model_path(self._filesystem, path)
 
-    def _given(self) -> Filesystem:
+    def _bound_filesystem(self) -> Filesystem:
         if self._filesystem is None:
             raise ToolValidationError("this prompt has no files: neither reads nor writes are possible")
         return self._filesystem
@@ -199,11 +199,11 @@ class _Files:
             raise ToolValidationError(str(error)) from None
 
     def text(self, path: str) -> str:
-        place = self._place(path)
-        size = self._given().stat(place).size_bytes
+        place = self._resolve(path)
+        size = self._bound_filesystem().stat(place).size_bytes
         if size > MAX_READ_CHARACTERS:
             raise ValueError(f"{escape_path(place)} has {size:,} bytes, too many to evaluate with")
-        content = self._given().read(place, limit=READ_ENTIRE_FILE).content
+        content = self._bound_filesystem().read(place, limit=READ_ENTIRE_FILE).content
         self.read.append(place)
         return content
 
@@ -212,7 +212,7 @@ class _Files:
         wanted: dict[str, tuple[str, WriteMode]] = {
             path: (write.content, write.mode) for path, write in self._writes.items()
         }
-        places = {path: self._place(path) for path in computed}
+        places = {path: self._resolve(path) for path in computed}
         if twice := [place for place, times in Counter(places.values()).items() if times > 1]:
             raise ToolValidationError(f"{escape_path(twice[0])} is written twice: put its contents together")
         for path, (content, mode) in computed.items():
@@ -229,9 +229,9 @@ class _Files:
         if len(wanted) > MAX_WRITES:
             raise ToolValidationError(f"{len(wanted):,} files are to be written, at most {MAX_WRITES} in a call")
         for place, (content, mode) in wanted.items():
-            if mode != "create" and not self._given().exists(place):
+            if mode != "create" and not self._bound_filesystem().exists(place):
                 raise FileNotFoundError(f"{escape_path(place)} is not there: create it")
-            self._given().write(place, content, mode=mode)
+            self._bound_filesystem().write(place, content, mode=mode)
         return tuple(wanted)
 
 
@@ -259,12 +259,12 @@ def _run(request: dict[str, Any], files: _Files) -> dict[str, Any]:
     limit = threading.Timer(WALL_SECONDS, end)
     limit.start()
     try:
-        outcome = _conversation(process, request, files)
+        outcome = _converse(process, request, files)
     finally:
         limit.cancel()
         process.kill()
         assert process.stdin is not None
-        with process, suppress(BrokenPipeError):  # of what it did not live to hear
+        with process, suppress(BrokenPipeError):  # it ended before it read everything
             process.stdin.close()
     if outcome is not None:
         return outcome
@@ -274,41 +274,41 @@ def _run(request: dict[str, Any], files: _Files) -> dict[str, Any]:
     return {"failed": failed, "value_repr": None, "stdout": "", "stderr": "", "globals": {}}
 
 
-def _conversation(process: subprocess.Popen[bytes], request: object, files: _Files) -> dict[str, Any] | None:
+def _converse(process: subprocess.Popen[bytes], request: object, files: _Files) -> dict[str, Any] | None:
     """The outcome; None where the process ended without one. What it says is data from an untrusted place."""
     assert process.stdout is not None
     try:
-        _say(process, request)
+        _send(process, request)
         while True:
             line = process.stdout.readline(_LONGEST_MESSAGE_BYTES)
             message = json.loads(line) if line.endswith(b"\n") else None
             match message:
                 case {"read": str(path)}:
-                    _say(process, _answer(files, path))
-                case {"error": str(said)}:
-                    raise RuntimeError(said)
+                    _send(process, _read_file(files, path))
+                case {"error": str(message)}:
+                    raise RuntimeError(message)
                 case {"outcome": {} as outcome}:
-                    return _checked(outcome)
+                    return _check_outcome(outcome)
                 case _:
                     return None
     except (BrokenPipeError, ValueError):
         return None
 
 
-def _answer(files: _Files, path: str) -> dict[str, str]:
+def _read_file(files: _Files, path: str) -> dict[str, str]:
     try:
         return {"content": files.text(path)}
     except (OSError, ValueError, ToolValidationError) as error:
         return {"error": str(error)}
 
 
-def _say(process: subprocess.Popen[bytes], message: object) -> None:
+def _send(process: subprocess.Popen[bytes], message: object) -> None:
     assert process.stdin is not None
     process.stdin.write(json.dumps(message).encode() + b"\n")
     process.stdin.flush()
 
 
-def _checked(outcome: dict[Any, Any]) -> dict[str, Any]:
+def _check_outcome(outcome: dict[Any, Any]) -> dict[str, Any]:
     match outcome:
         case {
             "value_repr": str() | None,

@@ -13,6 +13,7 @@ import os
 import sys
 import threading
 import typing
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Set
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
@@ -23,9 +24,9 @@ from pathlib import Path, PurePath, PurePosixPath
 from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
-from weakref import WeakValueDictionary
+from weakref import WeakSet
 
-from ringfence.serde.adapters import name_of
+from ringfence.serde import name_of
 
 MAX_DEPTH = 200
 
@@ -95,28 +96,30 @@ def decode(data: Any, types: Mapping[str, type[Any]]) -> Any:
         raise ValueError(f"not a value of the form {tag!r}: {error}") from None
 
 
-_met: WeakValueDictionary[str, type[Any]] = WeakValueDictionary()
-_met_lock = threading.Lock()
+_registered: WeakSet[type[Any]] = WeakSet()
+_registered_lock = threading.Lock()
 
 
-def _forked() -> None:
-    global _met_lock  # noqa: PLW0603
-    _met_lock = threading.Lock()  # the thread that had it is not in the child
+def _replace_lock() -> None:
+    global _registered_lock  # noqa: PLW0603
+    _registered_lock = threading.Lock()  # the thread that held it is not in the child
 
 
-os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(after_in_child=_replace_lock)
 
 
-def meet(kind: type[Any]) -> None:
-    """This program uses the type; who reads what names it without naming types gets it (`registered_types`)."""
-    with _met_lock:
-        _met[type_id(kind)] = kind  # of two by one name, the one that was met last
+def register_type(kind: type[Any]) -> None:
+    """Let `registered_types` have the type, for as long as the program keeps it."""
+    with _registered_lock:
+        _registered.add(kind)
 
 
 def registered_types() -> dict[str, type[Any]]:
-    """By `type_id`. Nothing is imported for it: what this program has not met is not there."""
-    with _met_lock:
-        return dict(_met)
+    """The registered types by `type_id`. Of two types with one name neither is there: a reader has to name one."""
+    with _registered_lock:
+        kinds = list(_registered)
+    count = Counter(map(type_id, kinds))
+    return {type_id(kind): kind for kind in kinds if count[type_id(kind)] == 1}
 
 
 def types_within(kinds: Iterable[type[Any]]) -> dict[str, type[Any]]:
@@ -182,7 +185,7 @@ def _encoded(value: Any, depth: int) -> Any:
 def _known(name: object, types: Mapping[str, type[Any]], base: type[Any] | None) -> Any:
     kind = types.get(str(name))
     if kind is None or (base is not None and not issubclass(kind, base)) or (base is None and not is_dataclass(kind)):
-        raise ValueError(f"the type {name} is not known here")
+        raise ValueError(f"the type {name} is not known here, or two types have this name")
     return kind
 
 
