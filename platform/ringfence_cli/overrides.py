@@ -104,7 +104,7 @@ def _load_prompt(spec: str) -> Prompt[Any]:
             found = getattr(found, part)
     except (Exception, SystemExit) as error:  # a module that ends with exit code 0 has failed, too
         raise click.UsageError(f"{spec!r} cannot be had: {describe_error(error)}") from None
-    kind: type[Any] = type(found)
+    kind: type[Any] = found.__class__
     if issubclass(kind, PromptTemplate):
         return Prompt[Any](found)
     if issubclass(kind, Prompt):
