@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ringfence.adapters import ScriptedAdapter
-from ringfence.prompt import LocalPromptOverridesStore, Prompt, SectionOverride
+from ringfence.prompt import LocalPromptOverridesStore, Prompt
 from ringfence.runtime import Session
 from ringfence_tools import (
     WorkspaceDigest,
@@ -71,8 +71,9 @@ def test_a_section_shows_its_own_session_s_digest_and_a_clone_its_own() -> None:
 def test_an_override_counts_while_there_is_no_digest(tmp_path: Path) -> None:
     session, store = Session(), LocalPromptOverridesStore(tmp_path)
     one = prompt(session, overrides_store=store)
-    (known,) = one.descriptor.sections
-    store.store(one.descriptor, SectionOverride(known.path, known.content_hash, "Ask somebody."))
+    store.seed(one)
+    path = store.path(one.ns, one.key, "latest")
+    path.write_text(path.read_text().replace(one.find_section(WorkspaceDigestSection).placeholder, "Ask somebody."))
     assert "Ask somebody." in one.render(session=session).text
     set_workspace_digest(session, KEY, "known", summary="In short.")
     assert "In short." in one.render(session=session).text

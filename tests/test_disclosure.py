@@ -275,7 +275,7 @@ def test_two_sections_whose_dotted_keys_are_the_same_are_both_meant() -> None:
 def test_a_predicate_that_raises_is_named_wherever_it_is_asked() -> None:
     broken = section("broken", enabled=lambda: bool(1 / 0))
     for there in (prompt(summarised("about", children=[broken])), prompt(broken)):
-        for ask in (there.render, there.resources.__enter__, lambda there=there: list(there.places())):
+        for ask in (there.render, there.resources.__enter__, there.locate_sections):
             with pytest.raises(
                 PromptRenderError, match="broken: its enabled predicate raised: ZeroDivisionError"
             ) as got:

@@ -113,7 +113,7 @@ def test_a_template_strips_its_names_and_cannot_be_changed() -> None:
         ([text("Top", children=[text("A", key="x"), text("B", key="x")])], "top.x", ("top", "x")),
         ([MarkdownSection[int](title="One", template="")], "must be a dataclass, not <class 'int'>", ("one",)),
         ([MarkdownSection[Task](title="One", template="", default_params=Style())], "must be of type Task", ("one",)),
-        ([text("One", tools=[tool("a")]), text("Two", tools=[tool("a")])], "called 'a': in one and two", ("two",)),
+        ([text("One", tools=[tool("a")]), text("Two", tools=[tool("a")])], "called 'a'.* one.* two", ("two",)),
         ([text("One", tools=[tool("a"), tool("a")])], "two tools are called 'a'", ("one",)),
         ([text("One", tools=[tool("read_section")])], "reserved", ("one",)),
         ([text("One", tools=[tool("open_sections")])], "reserved", ("one",)),
@@ -124,6 +124,45 @@ def test_a_tree_that_cannot_be_right_is_refused(sections: list[Section[Any]], sa
     with pytest.raises(PromptValidationError, match=said) as caught:
         PromptTemplate(ns="n", key="k", sections=sections)
     assert caught.value.section_path == path
+
+
+def test_a_tool_that_is_there_twice_is_named_with_its_section_and_params() -> None:
+    twins = text("Top", children=[text("One", tools=[tool("a")]), text("Two", tools=[tool("a")])])
+    with pytest.raises(PromptValidationError) as caught:
+        PromptTemplate(ns="n", key="k", sections=[twins])
+    error = caught.value
+    assert (error.section_path, error.placeholder, error.dataclass_type) == (("top", "two"), "a", LookupParams)
+    assert all(name in str(error) for name in ("top.one", "top.two", "'a'", "LookupParams"))
+
+
+def test_what_is_no_tool_is_named_with_its_section_and_params() -> None:
+    wrong: Any = lookup
+    with pytest.raises(PromptValidationError) as caught:
+        prompt(text("Top", children=[text("In", tools=[tool("a"), wrong], default_params=Style())]))
+    error = caught.value
+    assert (error.section_path, error.placeholder, error.dataclass_type) == (("top", "in"), "lookup", Style)
+    assert all(name in str(error) for name in ("top.in", "lookup", "Style"))
+
+
+@pytest.mark.parametrize("wrong", [tool("a"), "tool", 3], ids=["a tool", "a name", "a number"])
+def test_tools_that_are_no_list_are_refused(wrong: Any) -> None:
+    with pytest.raises(TypeError, match="tools of section 't' are a list"):
+        text("T", tools=wrong)
+
+
+def test_a_policy_needs_a_tool_in_its_section_or_below() -> None:
+    policy = ReadBeforeWritePolicy()
+    with pytest.raises(PromptValidationError, match=policy.name) as caught:
+        prompt(text("Top", children=[text("Empty", policies=[policy])], tools=[tool("a")]))
+    assert caught.value.section_path == ("top", "empty")
+    prompt(text("Top", children=[text("Below", tools=[tool("a")])], policies=[policy]))
+    prompt(text("Top"), policies=[policy])
+
+
+@pytest.mark.parametrize("wrong", [Prompt(ns="n", key="k"), [text("T")], "n:k"], ids=lambda one: type(one).__name__)
+def test_a_prompt_is_made_of_a_template(wrong: Any) -> None:
+    with pytest.raises(TypeError, match="PromptTemplate"):
+        Prompt(wrong)
 
 
 def test_equal_keys_under_different_parents_are_fine() -> None:
@@ -340,17 +379,18 @@ def test_binding_again_replaces_the_value_of_that_type_only() -> None:
     [
         ([Unused()], "no section takes Unused; the sections' params are: Task"),
         ([Task("1"), Task("2")], "Task is bound twice"),
-        (["text"], "'text' is bound, which is no dataclass"),
+        (["text"], "'text' is no dataclass instance"),
         ([Task], "no dataclass instance"),
     ],
 )
-def test_what_cannot_be_bound_is_an_error_at_rendering(values: list[Any], said: str) -> None:
-    bound = prompt(MarkdownSection[Task](title="T", template="")).bind(*values)
-    for use in (bound.render, bound.tools):
-        with pytest.raises(PromptValidationError, match=said):
-            use()
+def test_what_cannot_be_bound_is_refused_and_leaves_the_prompt_as_it_was(values: list[Any], said: str) -> None:
+    bound = prompt(MarkdownSection[Task](title="T", template="Do $what.")).bind(Task("this"))
+    before = bound.render()
     with pytest.raises(PromptValidationError, match=said):
-        bound.bind(Task("good")).render()
+        bound.bind(*values, resources={Client: Client("wrong")})
+    assert bound.render() == before
+    assert source_of(bound) is None
+    assert bound.bind(Task("that")).render().text.endswith("Do that.")
 
 
 def test_a_section_cannot_change_a_default_for_the_next_rendering() -> None:

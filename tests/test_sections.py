@@ -118,6 +118,7 @@ def test_a_title_that_makes_no_key_asks_for_one() -> None:
         {"enabled": True},
         {"enabled": lambda params, other: True},
         {"visibility": lambda *, depth: SUMMARY},
+        {"visible": SUMMARY},
     ],
     ids="-".join,
 )
@@ -338,6 +339,12 @@ def test_a_predicate_gets_what_its_signature_asks_for(predicate: Any) -> None:
     assert rendered(section, session=Session()) == ""
 
 
+def test_a_section_says_whether_it_is_enabled_for_params_alone() -> None:
+    section = MarkdownSection(title="T", template="", default_params=Task(), enabled=lambda params: params.count > 3)
+    assert section.is_enabled(Task(count=4))
+    assert not section.is_enabled(Task(count=3), session=Session())
+
+
 def test_a_disabled_section_takes_everything_below_along() -> None:
     below = MarkdownSection(title="Below", template="$name", key="b", tools=[finder()], default_params=Needed("x"))
     section = MarkdownSection(title="T", template="", enabled=lambda: False, children=[below])
@@ -412,14 +419,12 @@ def test_a_summarised_section_needs_a_summary() -> None:
         rendered(hidden(lambda: SUMMARY, summary=None))
 
 
-def test_a_selector_that_answers_something_else_is_a_type_error() -> None:
-    with pytest.raises(TypeError, match="selector of section t"):
-        rendered(hidden(lambda: "summary"))
-
-
-def test_a_selector_that_raises_is_a_render_error() -> None:
-    with pytest.raises(PromptRenderError, match="selector of section t raised ZeroDivisionError"):
-        rendered(hidden(lambda: 1 / 0))
+@pytest.mark.parametrize(("selector", "cause"), [(lambda: "summary", TypeError), (lambda: 1 / 0, ZeroDivisionError)])
+def test_a_selector_that_chooses_nothing_is_a_render_error(selector: Any, cause: type[Exception]) -> None:
+    with pytest.raises(PromptRenderError, match="section t: .*visibility selector") as caught:
+        rendered(hidden(selector))
+    assert isinstance(caught.value.__cause__, cause)
+    assert caught.value.section_path == ("t",)
 
 
 # Clones

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from ringfence.prompt import LocalPromptOverridesStore
 from ringfence.testing import held_call
 from ringfence.testing.printed import capture_tree, lasting
 from ringfence_sandbox import Workspace
@@ -122,11 +121,7 @@ def locked(root: Path) -> None:
     os.close(descriptor)
 
 
-def overridden(root: Path) -> None:
-    LocalPromptOverridesStore(root_path=root).delete(ns="a", prompt_key="b")
-
-
-@pytest.mark.parametrize("use", [overridden, locked, looked_for_a_killed_call, looked_for_a_running_call])
+@pytest.mark.parametrize("use", [locked, looked_for_a_killed_call, looked_for_a_running_call])
 def test_children_that_are_forked_while_another_thread_uses_a_workspace_do_not_keep_it(root: Path, use: Any) -> None:
     os.makedirs(store_of(str(root)))
     locked(root)

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from ringfence.errors import SectionPath, SectionVisibility
-from ringfence.prompt.section import Section, normalized_key
+from ringfence.prompt.section import Section, SectionOverride, normalize_key
 from ringfence.runtime.session import Session
-
-if TYPE_CHECKING:
-    from ringfence.prompt.rendering import SectionNode
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +29,7 @@ def set_workspace_digest(
     session: Session, section_key: str, body: str, *, summary: str | None = None
 ) -> WorkspaceDigest:
     """Keep a digest in the place of what there was for this key. Raises ValueError for what cannot be a key."""
-    key = normalized_key(section_key)
+    key = normalize_key(section_key)
     short = summary if summary is not None else f"There is a digest of the workspace, of {len(body):,} characters."
     digest = WorkspaceDigest(key, short.strip(), body.strip())
     with session.locked():
@@ -43,13 +40,13 @@ def set_workspace_digest(
 
 def clear_workspace_digest(session: Session, section_key: str) -> None:
     """Forget the digest of that section."""
-    key = normalized_key(section_key)
+    key = normalize_key(section_key)
     session[WorkspaceDigest].clear(lambda one: one.section_key == key)
 
 
 def latest_workspace_digest(session: Session, section_key: str) -> WorkspaceDigest | None:
     """The digest of that section; None where there is none."""
-    key = normalized_key(section_key)
+    key = normalize_key(section_key)
     return next((one for one in session[WorkspaceDigest].all() if one.section_key == key), None)
 
 
@@ -73,16 +70,11 @@ class WorkspaceDigestSection(Section[None]):
         super().__init__(title=title, key=key, summary="")
 
     def effective_visibility(
-        self,
-        params: None,
-        *,
-        session: Session | None,
-        path: SectionPath,
-        override: SectionVisibility | None = None,
-        summary: str | None = None,
+        self, params: None, *, session: Session | None, path: SectionPath, override: SectionOverride | None = None
     ) -> SectionVisibility:
         own = SectionVisibility.FULL if self._digest() is None else SectionVisibility.SUMMARY
-        return super().effective_visibility(params, session=session, path=path, override=own)
+        own_override = SectionOverride(path, "", visibility=own)
+        return super().effective_visibility(params, session=session, path=path, override=own_override)
 
     def _digest(self) -> WorkspaceDigest | None:
         return latest_workspace_digest(self.session, self.key)
@@ -100,12 +92,8 @@ class WorkspaceDigestSection(Section[None]):
         digest = self._digest()
         return self.placeholder if digest is None else digest.summary
 
-    def render_override(
-        self, params: None, node: SectionNode, *, visibility: SectionVisibility, session: Session | None
-    ) -> str:
-        if self._digest() is None:
-            return super().render_override(params, node, visibility=visibility, session=session)
-        return self.render(params, node.depth, node.number, path=node.path, visibility=visibility, session=session)
+    def render(self, *position: Any, override: SectionOverride | None = None, **options: Any) -> str:
+        return super().render(*position, override=override if self._digest() is None else None, **options)
 
     def original_body_template(self) -> str | None:
         return self.placeholder.replace("$", "$$")

@@ -31,7 +31,7 @@ from ringfence_cli.options import (
     place_of,
     seconds,
 )
-from ringfence_cli.override_commands import overrides
+from ringfence_cli.overrides import overrides
 from ringfence_cli.sandbox_commands import sandbox
 from ringfence_cli.signals import Signals
 

@@ -1,44 +1,40 @@
-"""Overrides of a user's prompts: seeded, listed, checked and compared."""
+"""`ringfence overrides`: the files with texts of prompts, listed and checked."""
 
 from __future__ import annotations
 
-import difflib
 import importlib
-import json
-import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from ringfence.adapters.loop import tool_schema
-from ringfence.errors import PromptError, PromptOverridesError
-from ringfence.failures import describe_error
-from ringfence.prompt.override_files import LocalPromptOverridesStore
-from ringfence.prompt.overrides import PromptOverride, problems
-from ringfence.prompt.prompt import Prompt, PromptTemplate
-from ringfence_cli.printable import one_line, plural, printable
-from ringfence_cli.terminal import put_diff
+from ringfence_cli.options import Interruptible
+
+if TYPE_CHECKING:
+    from ringfence.prompt import LocalPromptOverridesStore, Prompt
+
+ROOT = click.option(
+    "--root",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Where the overrides are kept.  [default: .ringfence/prompts/overrides in the git repository]",
+)
 
 
-def seed(spec: str, root: Path | None, tag: str) -> int:
-    prompt, store = _prompt(spec), _store(root)
-    try:
-        path = store.path(prompt.ns, prompt.key, tag)
-        there = os.path.exists(path)
-        store.seed(prompt, tag)
-    except PromptOverridesError as error:
-        raise click.ClickException(str(error)) from None
-    click.echo(
-        f"{path} was there already and stays as it is" if there else f"{path} has the prompt's own texts", err=True
-    )
-    click.echo(path)
-    return 0
+@click.group(cls=Interruptible)
+def overrides() -> None:
+    """Texts of prompts and tools, replaced from files."""
 
 
+@overrides.command("list")
+@ROOT
 def list_files(root: Path | None) -> int:
-    store = _store(root, there=True)
+    """List the files with overrides, and how much is in each."""
+    from ringfence.errors import PromptOverridesError
+    from ringfence_cli.printable import one_line, plural, printable
+
+    store = _open_store(root)
     files = list(store.files())
     if not files:
         click.echo(printable(f"there are no overrides in {store.root}"), err=True)
@@ -48,66 +44,42 @@ def list_files(root: Path | None) -> int:
         except PromptOverridesError as error:
             click.echo(one_line(str(error), 300), err=True)
             continue
-        counts = (plural(len(one.sections), "section"), plural(len(one.tools), "tool"))
-        tasks = plural(len(one.task_examples), "task example")
-        click.echo(printable(f"{one.ns}:{one.prompt_key} {one.tag}  {', '.join((*counts, tasks))}  {path}"))
+        if one is not None:
+            counts = f"{plural(len(one.sections), 'section')}, {plural(len(one.tools), 'tool')}"
+            click.echo(printable(f"{one.ns}:{one.prompt_key} {one.tag}  {counts}  {path}"))
     return 0
 
 
-def check(spec: str, root: Path | None, tag: str) -> int:
-    prompt, store = _prompt(spec), _store(root, there=True)
+@overrides.command()
+@click.argument("prompt", metavar="MODULE:NAME")
+@ROOT
+@click.option("--tag", default="latest", show_default=True, help="Which set of overrides.")
+def check(prompt: str, root: Path | None, tag: str) -> int:
+    """Print the overrides that do not fit the prompt any more. Exit codes: 0 all fit, 1 some do not, 2 usage.
+
+    MODULE:NAME is a prompt of yours: an attribute of a module that Python finds from the current directory.
+    """
+    from ringfence.errors import PromptOverridesError
+    from ringfence.prompt.overrides import find_problems
+    from ringfence_cli.printable import one_line, plural
+
+    loaded, store = _load_prompt(prompt), _open_store(root)
     try:
-        path = store.path(prompt.ns, prompt.key, tag)
-        said = _read(store, path)
-        wrong = problems(prompt.descriptor, said) if said is not None else {}
+        path = store.path(loaded.ns, loaded.key, tag)
+        there = store.read(path)
     except PromptOverridesError as error:
         raise click.ClickException(str(error)) from None
-    for problem in wrong.values():
+    problems = find_problems(loaded.descriptor, there) if there is not None else []
+    for problem in problems:
         click.echo(one_line(problem, 500))
-    click.echo(f"{plural(len(wrong), 'override')} of {path} would be left out" if wrong else "all fit", err=True)
-    return 1 if wrong else 0
+    click.echo(f"{plural(len(problems), 'override')} of {path} would be left out" if problems else "all fit", err=True)
+    return 1 if problems else 0
 
 
-def _read(store: LocalPromptOverridesStore, path: Path) -> PromptOverride | None:
-    """None where there is no file. Raises PromptOverridesError, also where that cannot be told."""
-    try:
-        return store.read(path)
-    except PromptOverridesError as error:
-        if isinstance(error.__cause__, (FileNotFoundError, NotADirectoryError)):
-            return None
-        raise
+def _open_store(root: Path | None) -> LocalPromptOverridesStore:
+    from ringfence.prompt import LocalPromptOverridesStore, PromptOverridesError
 
-
-def diff(spec: str, root: Path | None, tag: str) -> int:
-    prompt, store = _prompt(spec), _store(root, there=True)
-    plain = Prompt[Any](prompt.template)
-    overridden = Prompt[Any](prompt.template, overrides_store=store, overrides_tag=tag)
-    for one in (plain, overridden):
-        one.bind(*prompt.params)
-    try:
-        before, after = _as_text(plain), _as_text(overridden)
-    except (PromptError, PromptOverridesError) as error:
-        raise click.ClickException(str(error)) from None
-    name = f"{prompt.ns}:{prompt.key}"
-    lines = difflib.unified_diff(before, after, f"a/{name}", f"b/{name} ({tag})", lineterm="")
-    put_diff("".join(f"{line}\n" for line in lines).encode())
-    return 0
-
-
-def _as_text(prompt: Prompt[Any]) -> list[str]:
-    """All that a model is told: the text, then each tool's description and schema."""
-    rendered = prompt.render()
-    lines = rendered.text.splitlines()
-    for tool in rendered.tools:
-        schema = tool_schema(tool, rendered)
-        lines += ["", f"tool {tool.name}: {tool.description}"]
-        lines += json.dumps(schema.parameters, indent=2, ensure_ascii=False).splitlines()
-    return lines
-
-
-def _store(root: Path | None, *, there: bool = False) -> LocalPromptOverridesStore:
-    """``there``: a root that is named must be a directory already."""
-    if there and root is not None and not root.is_dir():
+    if root is not None and not root.is_dir():
         raise click.UsageError(
             f"there is no directory {str(root)!r}: --root names the one where the overrides are kept"
         )
@@ -117,8 +89,11 @@ def _store(root: Path | None, *, there: bool = False) -> LocalPromptOverridesSto
         raise click.UsageError(str(error).replace("root_path=", "--root")) from None
 
 
-def _prompt(spec: str) -> Prompt[Any]:
-    """The prompt that a user names; what its module does when it is imported, it does."""
+def _load_prompt(spec: str) -> Prompt[Any]:
+    """Import the prompt that a user names."""
+    from ringfence.failures import describe_error
+    from ringfence.prompt import Prompt, PromptTemplate
+
     module, _, name = spec.partition(":")
     if not module or not name:
         raise click.UsageError(f"{spec!r} names no prompt: write MODULE:NAME, such as app.prompts:MAIN")
@@ -127,7 +102,7 @@ def _prompt(spec: str) -> Prompt[Any]:
         found: Any = importlib.import_module(module)
         for part in name.split("."):
             found = getattr(found, part)
-    except (Exception, SystemExit) as error:  # a user's module may raise anything, and end with 0 what has failed
+    except (Exception, SystemExit) as error:  # a module that ends with exit code 0 has failed, too
         raise click.UsageError(f"{spec!r} cannot be had: {describe_error(error)}") from None
     kind: type[Any] = found.__class__
     if issubclass(kind, PromptTemplate):

@@ -16,9 +16,9 @@ from ringfence.errors import (
 from ringfence.failures import describe_error
 from ringfence.filesystem.paths import escape_path
 from ringfence.participants import Change
-from ringfence.prompt.markdown import MarkdownSection
 from ringfence.prompt.policy import Policy
 from ringfence.prompt.prompt import Prompt, PromptTemplate
+from ringfence.prompt.section import MarkdownSection
 from ringfence.runtime.limits import Budget, Deadline
 from ringfence.runtime.session import Session
 from ringfence_cli.disk import DiskWorkspace

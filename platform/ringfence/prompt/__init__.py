@@ -18,18 +18,13 @@ from ringfence.prompt.feedback import (
     FeedbackProviderConfig,
     FeedbackTrigger,
 )
-from ringfence.prompt.markdown import MarkdownSection
-from ringfence.prompt.override_files import LocalPromptOverridesStore
 from ringfence.prompt.overrides import (
+    LocalPromptOverridesStore,
     PromptDescriptor,
     PromptOverride,
     PromptOverridesStore,
     SectionDescriptor,
-    SectionOverride,
-    TaskExampleDescriptor,
-    TaskExampleOverride,
     ToolDescriptor,
-    ToolExampleOverride,
     ToolOverride,
 )
 from ringfence.prompt.policy import (
@@ -43,7 +38,7 @@ from ringfence.prompt.policy import (
 from ringfence.prompt.prompt import Prompt, PromptTemplate
 from ringfence.prompt.read_before_write import ReadBeforeWritePolicy
 from ringfence.prompt.rendering import RenderedPrompt
-from ringfence.prompt.section import Section, ToolsSection
+from ringfence.prompt.section import MarkdownSection, Section, SectionOverride, ToolsSection
 from ringfence.prompt.task_examples import TaskExample, TaskExamplesSection, TaskStep
 from ringfence.prompt.tool import Tool, ToolContext, ToolExample, ToolHandler
 from ringfence.prompt.tool_result import ToolRenderableResult, ToolResult
@@ -85,15 +80,12 @@ __all__ = [
     "SectionVisibility",
     "SequentialDependencyPolicy",
     "TaskExample",
-    "TaskExampleDescriptor",
-    "TaskExampleOverride",
     "TaskExamplesSection",
     "TaskStep",
     "Tool",
     "ToolContext",
     "ToolDescriptor",
     "ToolExample",
-    "ToolExampleOverride",
     "ToolHandler",
     "ToolOverride",
     "ToolPolicy",

@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ringfence.errors import (
-    PromptRenderError,
-    SectionPath,
-    SectionVisibility,
-    ToolValidationError,
-    VisibilityExpansionRequired,
-)
+from ringfence.errors import SectionPath, SectionVisibility, ToolValidationError, VisibilityExpansionRequired
+from ringfence.prompt.section_tree import SectionLocation
 from ringfence.prompt.tool import Tool, ToolContext
 from ringfence.prompt.tool_result import ToolResult
 
-if TYPE_CHECKING:
-    from ringfence.prompt.rendering import SectionNode, SectionParams, ShownSection
-    from ringfence.runtime.session import Session
-
-MAX_KEYS_SAID = 20
+MAX_LISTED_KEYS = 20
 OPEN_SECTIONS = "open_sections"
 READ_SECTION = "read_section"
 RESERVED_TOOL_NAMES = frozenset({OPEN_SECTIONS, READ_SECTION})
-"""The tools with which a model asks for sections that are summarised."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,105 +39,96 @@ class SectionText:
         return self.content
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """An enabled section somewhere in a prompt, and the summarised ones on the way to it, itself included."""
-
-    node: SectionNode
-    closed: tuple[SectionPath, ...]
-
-
-def places(
-    nodes: Iterable[SectionNode], params: SectionParams, session: Session | None, closed: tuple[SectionPath, ...] = ()
-) -> Iterator[Place]:
-    """Every enabled section, those too that are hidden below a summarised one; depth first."""
-    for node in nodes:
-        values: Any = None
-        try:
-            values = params.of(node)
-        except PromptRenderError:  # whoever renders it says so
-            section = node.section
-            if section.enabled is not None and section.enabled.takes_params:
-                continue
-        if not node.is_enabled(values, session):
-            continue
-        visibility = node.visibility(values, session)
-        on_the_way = (*closed, node.path) if visibility is SectionVisibility.SUMMARY else closed
-        yield Place(node, on_the_way)
-        yield from places(node.children, params, session, on_the_way)
+def disclosure_tools(visible: Iterable[SectionLocation]) -> tuple[Tool[Any, Any], ...]:
+    """The tools that a model needs for the summarised ones among the visible sections."""
+    summarised = [location for location in visible if location.visibility is SectionVisibility.SUMMARY]
+    have_tools = {location.has_tools() for location in summarised}
+    return (*([_opening_tool()] if True in have_tools else []), *([_reading_tool()] if False in have_tools else []))
 
 
-def disclosure_tools(
-    shown: Sequence[ShownSection], params: SectionParams, session: Session | None
-) -> tuple[Tool[Any, Any], ...]:
-    """What a model needs to get at the summarised ones among these sections."""
-    closed = [one.node for one in shown if one.visibility is SectionVisibility.SUMMARY]
-    with_tools = [has_tools(node, params, session) for node in closed]
-    return (*([_opening()] if any(with_tools) else []), *([_reading()] if not all(with_tools) else []))
-
-
-def how_to_see(node: SectionNode, params: SectionParams, session: Session | None) -> str:
-    """What a summary ends with: how the model gets the rest of the section."""
-    key = ".".join(node.path)
-    below = [".".join(place.node.path) for place in places(node.children, params, session)]
-    kept = ", ".join(f"`{name}`" for name in below[:MAX_KEYS_SAID])
-    inside = f" Below it: {kept}{', ...' if len(below) > MAX_KEYS_SAID else ''}." if below else ""
-    if has_tools(node, params, session):
-        return f'This is a summary. To get the section and its tools, call `open_sections` with "{key}".{inside}'
-    return f'This is a summary. To read the section, call `read_section` with "{key}".{inside}'
-
-
-def has_tools(node: SectionNode, params: SectionParams, session: Session | None) -> bool:
-    return bool(node.tools) or any(place.node.tools for place in places(node.children, params, session))
+def describe_access(location: SectionLocation) -> str:
+    """The end of a summary: how the model gets the rest of the section."""
+    key = _key(location)
+    below = [f"`{_key(inner)}`" for child in location.children for inner in child.walk()]
+    more = ", ..." if len(below) > MAX_LISTED_KEYS else ""
+    inside = f" Below it: {', '.join(below[:MAX_LISTED_KEYS])}{more}." if below else ""
+    if location.has_tools():
+        return f'This is a summary. To get the section and its tools, call `{OPEN_SECTIONS}` with "{key}".{inside}'
+    return f'This is a summary. To read the section, call `{READ_SECTION}` with "{key}".{inside}'
 
 
 def open_sections(params: OpenSections, *, context: ToolContext) -> ToolResult[None]:
-    known = _by_key(context)
-    wanted: dict[SectionPath, SectionVisibility] = {}
-    for key in params.section_keys:
-        for place in _found(known, key):
-            wanted |= dict.fromkeys(place.closed, SectionVisibility.FULL)
-    if not wanted:
+    """Handle `open_sections`: the loop opens the sections and renders the prompt again."""
+    index = _Index(context)
+    requested = {path: SectionVisibility.FULL for key in params.section_keys for path in index.summarised_at(key)}
+    if not requested:
         raise ToolValidationError(f"open already: {', '.join(params.section_keys)}")
     raise VisibilityExpansionRequired(
         "the model asked for sections in full",
-        requested_overrides=wanted,
+        requested_overrides=requested,
         reason=params.reason,
         section_keys=params.section_keys,
     )
 
 
 def read_section(params: ReadSection, *, context: ToolContext) -> ToolResult[SectionText]:
-    found = _found(_by_key(context), params.section_key)
-    hidden = [place.node for place in found if place.closed]
-    if not hidden:
+    """Handle `read_section`."""
+    index = _Index(context)
+    if not any(index.summarised_at(params.section_key)):
         raise ToolValidationError(f"{params.section_key} is not summarised: it is in the instructions")
-    texts = [context.prompt.render_section(node, session=context.session) for node in hidden]
+    texts = [
+        context.prompt.render_section(location, session=context.session)
+        for location, summarised in index.find(params.section_key)
+        if summarised
+    ]
     return ToolResult.ok(SectionText("\n\n".join(texts)), f"section {params.section_key}")
 
 
-def _by_key(context: ToolContext) -> dict[str, list[Place]]:
-    known: dict[str, list[Place]] = {}
-    for place in context.prompt.places(session=context.session):
-        # Keys may have dots themselves, so that two sections can go by one name; then both are meant.
-        known.setdefault(".".join(place.node.path), []).append(place)
-    return known
+class _Index:
+    """The enabled sections of a call's prompt by dotted key, each with the summarised sections that hide it.
+
+    Keys may have dots themselves, so that two sections can have one dotted key: then both are meant.
+    """
+
+    def __init__(self, context: ToolContext) -> None:
+        self._found: dict[str, list[tuple[SectionLocation, tuple[SectionPath, ...]]]] = {}
+        for location, summarised in _walk(context.prompt.locate_sections(session=context.session)):
+            self._found.setdefault(_key(location), []).append((location, summarised))
+
+    def find(self, key: str) -> list[tuple[SectionLocation, tuple[SectionPath, ...]]]:
+        """Raises ToolValidationError for a key that no section has."""
+        found = self._found.get(key.strip().strip("`\"'").lower())
+        if found is None:
+            hidden = [name for name, there in self._found.items() if any(summarised for _, summarised in there)]
+            names = ", ".join(hidden[:MAX_LISTED_KEYS]) or "none"
+            raise ToolValidationError(f"there is no section {key!r}; summarised are: {names}")
+        return found
+
+    def summarised_at(self, key: str) -> list[SectionPath]:
+        """The summarised sections at and above the ones with a key. Raises as `find` does."""
+        return [path for _, summarised in self.find(key) for path in summarised]
 
 
-def _found(known: dict[str, list[Place]], key: str) -> list[Place]:
-    found = known.get(key.strip().strip("`\"'").lower())
-    if found is None:
-        closed = [name for name, there in known.items() if any(place.closed for place in there)]
-        said = ", ".join(closed[:MAX_KEYS_SAID]) or "none"
-        raise ToolValidationError(f"there is no section {key!r}; summarised are: {said}")
-    return found
+def _walk(
+    locations: Iterable[SectionLocation], above: tuple[SectionPath, ...] = ()
+) -> Iterator[tuple[SectionLocation, tuple[SectionPath, ...]]]:
+    """All locations, depth first, each with the paths of the summarised ones down to it, itself included."""
+    for location in locations:
+        is_summarised = location.visibility is SectionVisibility.SUMMARY
+        summarised = (*above, location.node.path) if is_summarised else above
+        yield location, summarised
+        yield from _walk(location.children, summarised)
 
 
-# Made when they are first needed: a tool compiles its params, which loads what `import ringfence` does not.
+def _key(location: SectionLocation) -> str:
+    return ".".join(location.node.path)
+
+
+# Made when first needed: a tool compiles its params, which loads modules that `import ringfence` does not.
 
 
 @cache
-def _opening() -> Tool[Any, Any]:
+def _opening_tool() -> Tool[Any, Any]:
     return Tool[OpenSections, None](
         name=OPEN_SECTIONS,
         description="Open sections that you see in summary: you get them in full, with their tools. Call it first.",
@@ -158,7 +139,7 @@ def _opening() -> Tool[Any, Any]:
 
 
 @cache
-def _reading() -> Tool[Any, Any]:
+def _reading_tool() -> Tool[Any, Any]:
     return Tool[ReadSection, SectionText](
         name=READ_SECTION,
         description="Read a section that you see in summary, without opening it.",

@@ -1,4 +1,4 @@
-"""Feedback: words for the model that come along with a tool's answer now and then, such as how much time is left."""
+"""Feedback: texts that providers add to a tool's answer now and then, such as how much time is left."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class FeedbackContext:
-    """What a provider may look at; ``call_index`` counts the tool calls of the evaluation, from 1."""
+    """The state of an evaluation for a provider; ``call_index`` counts its tool calls, from 1."""
 
     prompt: Prompt[Any]
     session: Session
@@ -30,23 +30,23 @@ class FeedbackContext:
 
 @runtime_checkable
 class FeedbackProvider(Protocol):
-    """Has something to say to the model now and then. What it raises is logged and that is all."""
+    """A source of texts for the model. An exception of a provider is logged and ends nothing."""
 
     @property
     def name(self) -> str: ...
 
     def should_run(self, *, context: FeedbackContext) -> bool:
-        """Whether there is something to say now; asked when the trigger is due."""
+        """Whether there is a text now; asked when the trigger is due."""
         ...
 
     def provide(self, *, context: FeedbackContext) -> str:
-        """The words; none where they are empty."""
+        """The text; an empty one is not sent."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class FeedbackTrigger:
-    """When a provider is due: so many calls, or so many seconds, after it last spoke. With both, either will do."""
+    """When a provider is due: so many calls or seconds after its last text, whichever comes first."""
 
     every_n_calls: int | None = None
     every_n_seconds: float | None = None
@@ -67,7 +67,7 @@ class FeedbackProviderConfig:
 
 @dataclass(frozen=True, slots=True)
 class Feedback:
-    """What was said, in the session's slice of its type."""
+    """One text that was sent to the model, in the session's slice of its type."""
 
     prompt_name: str
     provider: str
@@ -77,7 +77,7 @@ class Feedback:
 
 
 class Feedbacks:
-    """Whose turn it is, over the tool calls of one evaluation."""
+    """The providers of one evaluation, and when each last had a text."""
 
     def __init__(
         self, providers: Iterable[FeedbackProviderConfig], prompt_name: str, clock: Callable[[], datetime] = utc_now
@@ -85,14 +85,14 @@ class Feedbacks:
         self._providers = tuple(providers)
         self._prompt_name = prompt_name
         self._clock = clock
-        self._spoke = [(0, clock()) for _ in self._providers]
+        self._last = [(0, clock()) for _ in self._providers]
 
     def after(self, context: FeedbackContext) -> str:
-        """What the first provider that is due has to say after a call; it is in the session, too."""
+        """The text of the first provider that is due after a call and has one. The session gets it, too."""
         for place, config in enumerate(self._providers):
             provider = config.provider
             try:
-                if not self._due(config.trigger, context.call_index, *self._spoke[place]) or not provider.should_run(
+                if not self._due(config.trigger, context.call_index, *self._last[place]) or not provider.should_run(
                     context=context
                 ):
                     continue
@@ -102,13 +102,13 @@ class Feedbacks:
                 continue
             if text:
                 now = self._clock()
-                self._spoke[place] = context.call_index, now
+                self._last[place] = context.call_index, now
                 context.session.dispatch(Feedback(self._prompt_name, provider.name, text, context.call_index, now))
                 return text
         return ""
 
-    def _due(self, trigger: FeedbackTrigger, call_index: int, spoke_index: int, at: datetime) -> bool:
+    def _due(self, trigger: FeedbackTrigger, call_index: int, last_index: int, last_time: datetime) -> bool:
         calls, seconds = trigger.every_n_calls, trigger.every_n_seconds
-        if calls is not None and call_index - spoke_index >= calls:
+        if calls is not None and call_index - last_index >= calls:
             return True
-        return seconds is not None and (self._clock() - at).total_seconds() >= seconds
+        return seconds is not None and (self._clock() - last_time).total_seconds() >= seconds

@@ -1,37 +1,47 @@
-"""Texts of a prompt replaced from outside: what can be, what replaces it, and where that is kept."""
+"""Texts of a prompt replaced from files: what can be replaced, what fits, and the store that reads the files."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import logging
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+import os
+import stat
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from string import Template
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from ringfence import serde
 from ringfence.errors import PromptOverridesError, PromptValidationError, SectionPath, SectionVisibility
-from ringfence.prompt.task_examples import TaskExample, TaskExamplesSection, checked_objective
-from ringfence.prompt.tool import Tool, ToolExample, checked_description
-from ringfence.prompt.tool_types import name_of
+from ringfence.prompt.section import SECTION_KEY, SectionOverride
+from ringfence.prompt.section_tree import SectionNode
+from ringfence.prompt.text import find_placeholders
+from ringfence.prompt.tool import Tool, checked_description
 
 if TYPE_CHECKING:
-    from ringfence.prompt.prompt import Prompt, PromptTemplate
-    from ringfence.prompt.section import Section
+    from ringfence.prompt.prompt import Prompt
 
 logger = logging.getLogger(__name__)
 
 LATEST = "latest"
+VERSION = 3
+BELOW_GIT_ROOT = (".ringfence", "prompts", "overrides")
 
 
 @dataclass(frozen=True, slots=True)
 class SectionDescriptor:
-    """A section whose text can be replaced. ``content_hash`` is the sha256 in hex of its template."""
+    """A section whose text can be replaced; ``content_hash`` is the sha256 in hex of its template."""
 
     path: SectionPath
     content_hash: str
     number: str
+    fields: tuple[str, ...] = ()
+    """Of its params: the names that a text may mention."""
+    has_summary: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,82 +51,28 @@ class ToolDescriptor:
     path: SectionPath
     name: str
     contract_hash: str
-    example_hashes: tuple[str, ...] = ()
     fields: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class TaskExampleDescriptor:
-    """A task example by its place in the section that holds it, which is at ``path``."""
-
-    path: SectionPath
-    index: int
-    content_hash: str
-
-
-@dataclass(frozen=True, slots=True)
 class PromptDescriptor:
-    """What of a prompt can be replaced, and the hashes by which it is known that it is still the same."""
+    """What of a prompt can be replaced, with the hashes that show whether it has changed."""
 
     ns: str
     key: str
     sections: tuple[SectionDescriptor, ...] = ()
     tools: tuple[ToolDescriptor, ...] = ()
-    task_examples: tuple[TaskExampleDescriptor, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class SectionOverride:
-    """Another text for a section; None leaves as it is what the section says."""
-
-    path: SectionPath
-    content_hash: str
-    """Of the text that it replaces: where that has changed since, the override is stale."""
-    body: str | None = None
-    summary: str | None = None
-    visibility: SectionVisibility | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ToolExampleOverride:
-    """Another example for a tool: in the place of the one at ``index``, or a further one where that is None.
-
-    ``input`` and ``output`` are JSON values, parsed as the tool's types; None keeps what there is.
-    """
-
-    index: int | None = None
-    content_hash: str | None = None
-    remove: bool = False
-    description: str | None = None
-    input: object = None
-    output: object = None
 
 
 @dataclass(frozen=True, slots=True)
 class ToolOverride:
-    """Another description, other examples or other texts of the params for a tool, as long as its hash is the same."""
+    """Another description, or other descriptions of the params, for a tool with this ``contract_hash``."""
 
     name: str
     contract_hash: str
     description: str | None = None
     param_descriptions: Mapping[str, str] = field(default_factory=dict[str, str])
     """By field of the params."""
-    examples: tuple[ToolExampleOverride, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class TaskExampleOverride:
-    """Another objective or outcome for a task example, or its removal."""
-
-    path: SectionPath
-    index: int
-    content_hash: str
-    remove: bool = False
-    objective: str | None = None
-    outcome: str | None = None
-
-
-Override: TypeAlias = SectionOverride | ToolOverride | TaskExampleOverride
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,45 +84,14 @@ class PromptOverride:
     tag: str = LATEST
     sections: tuple[SectionOverride, ...] = ()
     tools: tuple[ToolOverride, ...] = ()
-    task_examples: tuple[TaskExampleOverride, ...] = ()
-
-    def with_one(self, one: Override) -> PromptOverride:
-        """With `one` in the place of what there was for the same section, tool or task example."""
-        sections = {each.path: each for each in self.sections}
-        tools = {each.name: each for each in self.tools}
-        tasks = {(each.path, each.index): each for each in self.task_examples}
-        if isinstance(one, SectionOverride):
-            sections[one.path] = one
-        elif isinstance(one, ToolOverride):
-            tools[one.name] = one
-        else:
-            tasks[one.path, one.index] = one
-        return replace(
-            self,
-            sections=tuple(sections.values()),
-            tools=tuple(tools.values()),
-            task_examples=tuple(tasks.values()),
-        )
 
 
 @runtime_checkable
 class PromptOverridesStore(Protocol):
-    """Where overrides are kept. Raises PromptOverridesError for what it cannot keep or read."""
+    """A source of overrides. Raises PromptOverridesError for what it cannot read or write."""
 
     def resolve(self, descriptor: PromptDescriptor, tag: str = LATEST) -> PromptOverride | None:
-        """What still fits the prompt; what does not is left out and logged. The same object while nothing changed."""
-        ...
-
-    def upsert(self, descriptor: PromptDescriptor, override: PromptOverride) -> PromptOverride:
-        """Keep all of it, in the place of what there was. What does not fit the prompt is refused."""
-        ...
-
-    def store(self, descriptor: PromptDescriptor, override: Override, tag: str = LATEST) -> PromptOverride:
-        """Keep one besides what there is. What does not fit the prompt is refused."""
-        ...
-
-    def delete(self, *, ns: str, prompt_key: str, tag: str = LATEST) -> None:
-        """Nothing happens where there is none."""
+        """What fits the prompt; the rest is logged. The same object as long as nothing changed."""
         ...
 
     def seed(self, prompt: Prompt[Any], tag: str = LATEST) -> PromptOverride:
@@ -174,187 +99,273 @@ class PromptOverridesStore(Protocol):
         ...
 
 
-# Hashes and descriptors
+# What can be replaced
+
+
+def describe_prompt(ns: str, key: str, nodes: Iterable[SectionNode]) -> PromptDescriptor:
+    """Describe what accepts overrides."""
+    sections: list[SectionDescriptor] = []
+    tools: list[ToolDescriptor] = []
+    for node in nodes:
+        section, kind = node.section, node.section.params_type
+        body = section.original_body_template()
+        if section.accepts_overrides and body is not None:
+            names = tuple(one.name for one in fields(kind)) if kind is not None else ()
+            has_summary = section.summary is not None
+            sections.append(SectionDescriptor(node.path, text_hash(body), node.number, names, has_summary))
+        tools += [
+            ToolDescriptor(node.path, tool.name, contract_hash(tool), tool.fields)
+            for tool in node.tools
+            if tool.accepts_overrides
+        ]
+    return PromptDescriptor(ns, key, tuple(sections), tuple(tools))
 
 
 def text_hash(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def json_hash(value: object) -> str:
-    return text_hash(json.dumps(value, sort_keys=True, separators=(",", ":")))
-
-
 def contract_hash(tool: Tool[Any, Any]) -> str:
     params = None if tool.params_type is None else serde.schema(tool.params_type, extra="forbid")
-    result = None if tool.result_type is None else _result_schema(tool)
-    return text_hash("".join((text_hash(tool.description), json_hash(params), json_hash(result))))
+    result = None if tool.result_type is None else [tool.result_container, _result_schema(tool.result_type)]
+    schemas = (json.dumps(value, sort_keys=True, separators=(",", ":")) for value in (params, result))
+    return text_hash("".join(text_hash(text) for text in (tool.description, *schemas)))
 
 
-def _result_schema(tool: Tool[Any, Any]) -> object:
-    assert tool.result_type is not None
+def _result_schema(kind: type[Any]) -> object:
     try:
-        schema: object = serde.schema(tool.result_type)
+        return serde.schema(kind)
     except TypeError:  # a result need not have a schema: its name stands for it
-        schema = name_of(tool.result_type)
-    return [tool.result_container, schema]
+        return kind.__qualname__
 
 
-def example_hash(example: ToolExample[Any, Any]) -> str:
-    return json_hash([example.description, serde.dump_any(example.input), serde.dump_any(example.output)])
-
-
-def descriptor_of(template: PromptTemplate[Any]) -> PromptDescriptor:
-    """What of a prompt accepts overrides."""
-    sections: list[SectionDescriptor] = []
-    tools: list[ToolDescriptor] = []
-    tasks: list[TaskExampleDescriptor] = []
-    for node in template.walk():
-        section = node.section
-        body = section.original_body_template()
-        if section.accepts_overrides and body is not None:
-            sections.append(SectionDescriptor(node.path, text_hash(body), node.number))
-        if section.accepts_overrides and isinstance(section, TaskExamplesSection):
-            for index, child in enumerate(section.children):
-                assert isinstance(child, TaskExample)
-                tasks.append(TaskExampleDescriptor(node.path, index, text_hash(child.text())))
-        for tool in node.tools:
-            if tool.accepts_overrides:
-                examples = tuple(example_hash(example) for example in tool.examples)
-                tools.append(ToolDescriptor(node.path, tool.name, contract_hash(tool), examples, tool.fields))
-    return PromptDescriptor(template.ns, template.key, tuple(sections), tuple(tools), tuple(tasks))
-
-
-def own_texts(template: PromptTemplate[Any], tag: str = LATEST) -> PromptOverride:
-    """The prompt's texts as they are, as overrides; without those that no override may have (`problems`)."""
-    found = template.descriptor
-    known = {node.path: node.section for node in template.walk()}
-    tools = {tool.name: tool for node in template.walk() for tool in node.tools}
+def own_texts(prompt: Prompt[Any], tag: str = LATEST) -> PromptOverride:
+    """The prompt's texts as overrides, without the descriptions that no override may have."""
+    descriptor = prompt.descriptor
+    sections = {node.path: node.section for node in prompt.template.walk()}
+    tools = {tool.name: tool for node in prompt.template.walk() for tool in node.tools}
     return PromptOverride(
-        found.ns,
-        found.key,
+        descriptor.ns,
+        descriptor.key,
         tag,
-        tuple(_own_text(known[one.path], one) for one in found.sections),
         tuple(
-            ToolOverride(one.name, one.contract_hash, tools[one.name].description, _own_descriptions(tools[one.name]))
-            for one in found.tools
+            SectionOverride(
+                one.path, one.content_hash, sections[one.path].original_body_template(), sections[one.path].summary
+            )
+            for one in descriptor.sections
+        ),
+        tuple(
+            ToolOverride(
+                one.name,
+                one.contract_hash,
+                tools[one.name].description,
+                {
+                    param: text
+                    for param, text in tools[one.name].described.items()
+                    if _description_problem(one.name, text) is None
+                },
+            )
+            for one in descriptor.tools
         ),
     )
-
-
-def _own_text(section: Section[Any], one: SectionDescriptor) -> SectionOverride:
-    return SectionOverride(
-        one.path, one.content_hash, section.original_body_template(), section.original_summary_template()
-    )
-
-
-def _own_descriptions(tool: Tool[Any, Any]) -> dict[str, str]:
-    """Of its params, which in code may have longer ones than an override."""
-    return {param: text for param, text in tool.described.items() if _is_description(text)}
-
-
-def _is_description(text: str) -> bool:
-    try:
-        checked_description(text, "")
-    except PromptValidationError:
-        return False
-    return True
 
 
 # What fits
 
 
-def problems(descriptor: PromptDescriptor, override: PromptOverride) -> dict[int, str]:
-    """By `id` of a section, tool, example or task override: why it does not fit the prompt, where it does not."""
-    sections = {one.path: one.content_hash for one in descriptor.sections}
-    tools = {one.name: one for one in descriptor.tools}
-    tasks = {(one.path, one.index): one.content_hash for one in descriptor.task_examples}
-    found: dict[int, str] = {}
-    for section in override.sections:
-        found |= _problem(
-            section, "section " + ".".join(section.path), sections.get(section.path), section.content_hash
-        )
-        if not all(Template(text).is_valid() for text in (section.body, section.summary) if text is not None):
-            found[id(section)] = (
-                f"section {'.'.join(section.path)}: a $ in it begins no name; write $$ for a dollar sign"
-            )
-    for tool in override.tools:
-        known = tools.get(tool.name)
-        found |= _problem(tool, f"tool {tool.name}", known and known.contract_hash, tool.contract_hash)
-        if known is not None:
-            found |= _problems_of_tool(tool, known)
-    for task in override.task_examples:
-        what = f"task example {task.index} of {'.'.join(task.path)}"
-        found |= _problem(task, what, tasks.get((task.path, task.index)), task.content_hash)
-        try:
-            checked_objective(task.objective if task.objective is not None else "x")
-        except PromptValidationError as error:
-            found[id(task)] = f"{what}: {error}"
-    return found
+def find_problems(descriptor: PromptDescriptor, override: PromptOverride) -> list[str]:
+    """Why parts of an override do not fit the prompt: one message a part."""
+    sections, tools = _descriptors(descriptor)
+    found = (
+        *(_section_problem(one, sections.get(one.path)) for one in override.sections),
+        *(_tool_problem(one, tools.get(one.name)) for one in override.tools),
+    )
+    return [problem for problem in found if problem is not None]
 
 
-def _problem(one: object, what: str, known: str | None, given: str) -> dict[int, str]:
-    if known is None:
-        return {id(one): f"{what}: the prompt has no such thing, or it accepts no overrides"}
-    return {} if known == given else {id(one): f"{what}: it has changed since the override was made"}
+def _select_fitting(descriptor: PromptDescriptor, override: PromptOverride) -> PromptOverride:
+    name = f"{override.ns}:{override.prompt_key} ({override.tag})"
+    for problem in find_problems(descriptor, override):
+        logger.warning("an override of %s is left out: %s", name, problem)
+    sections, tools = _descriptors(descriptor)
+    return replace(
+        override,
+        sections=tuple(one for one in override.sections if _section_problem(one, sections.get(one.path)) is None),
+        tools=tuple(one for one in override.tools if _tool_problem(one, tools.get(one.name)) is None),
+    )
 
 
-def _problems_of_tool(tool: ToolOverride, known: ToolDescriptor) -> dict[int, str]:
-    found: dict[int, str] = {}
+def _descriptors(
+    descriptor: PromptDescriptor,
+) -> tuple[Mapping[SectionPath, SectionDescriptor], Mapping[str, ToolDescriptor]]:
+    return {one.path: one for one in descriptor.sections}, {one.name: one for one in descriptor.tools}
+
+
+def _section_problem(one: SectionOverride, descriptor: SectionDescriptor | None) -> str | None:
+    what = f"section {'.'.join(one.path)}"
+    if descriptor is None:
+        return f"{what}: the prompt has no such section, or it accepts no overrides"
+    if descriptor.content_hash != one.content_hash:
+        return f"{what}: it has changed since the override was made"
+    texts = [text for text in (one.body, one.summary) if text is not None]
+    if not all(Template(text).is_valid() for text in texts):
+        return f"{what}: a $ in it begins no name; write $$ for a dollar sign"
+    if unknown := find_placeholders(*texts) - set(descriptor.fields):
+        return f"{what}: its params have no {', '.join(sorted(unknown))}"
+    if one.visibility is SectionVisibility.SUMMARY and one.summary is None and not descriptor.has_summary:
+        return f"{what}: it is to be summarised, but there is no summary"
+    return None
+
+
+def _tool_problem(one: ToolOverride, descriptor: ToolDescriptor | None) -> str | None:
+    what = f"tool {one.name}"
+    if descriptor is None:
+        return f"{what}: the prompt has no such tool, or it accepts no overrides"
+    if descriptor.contract_hash != one.contract_hash:
+        return f"{what}: it has changed since the override was made"
+    if unknown := one.param_descriptions.keys() - set(descriptor.fields):
+        return f"{what}: its params have no {', '.join(sorted(unknown))}"
+    texts = [*([] if one.description is None else [one.description]), *one.param_descriptions.values()]
+    return next((problem for text in texts if (problem := _description_problem(one.name, text))), None)
+
+
+def _description_problem(name: str, text: str) -> str | None:
     try:
-        for text in (tool.description, *tool.param_descriptions.values()):
-            if text is not None:
-                checked_description(text, tool.name)
+        checked_description(text, name)
     except PromptValidationError as error:
-        found[id(tool)] = str(error)
-    if unknown := tool.param_descriptions.keys() - set(known.fields):
-        found[id(tool)] = f"tool {tool.name}: its params have no {', '.join(sorted(unknown))}"
-    for example in tool.examples:
-        if example.index is not None:
-            there = 0 <= example.index < len(known.example_hashes)
-            what = f"example {example.index} of tool {tool.name}"
-            found |= _problem(
-                example, what, known.example_hashes[example.index] if there else None, example.content_hash or ""
-            )
-        elif example.remove:
-            found[id(example)] = f"a further example of tool {tool.name} cannot be removed"
-    return found
+        return str(error)
+    return None
 
 
-def fitting(descriptor: PromptDescriptor, override: PromptOverride) -> PromptOverride:
-    """What fits; the rest is logged."""
-    wrong = problems(descriptor, override)
-    for said in wrong.values():
-        logger.warning(
-            "an override of %s:%s (%s) is left out: %s", override.ns, override.prompt_key, override.tag, said
+def apply_overrides(nodes: Iterable[SectionNode], override: PromptOverride) -> tuple[SectionNode, ...]:
+    """The same tree with the texts of an override that fits it."""
+    sections = {one.path: one for one in override.sections}
+    tools = {one.name: one for one in override.tools}
+
+    def apply(node: SectionNode) -> SectionNode:
+        descriptions = {one.name: tools[one.name].description for one in node.tools if one.name in tools}
+        return replace(
+            node,
+            children=tuple(map(apply, node.children)),
+            override=sections.get(node.path),
+            tools=tuple(
+                tool if (text := descriptions.get(tool.name)) is None else replace(tool, description=text)
+                for tool in node.tools
+            ),
+            param_descriptions={name: tools[name].param_descriptions for name in descriptions},
         )
-    if not wrong:
-        return override
-    tools = tuple(
-        ToolOverride(
-            tool.name, tool.contract_hash, tool.description, tool.param_descriptions, _kept(tool.examples, wrong)
-        )
-        for tool in _kept(override.tools, wrong)
-    )
-    return PromptOverride(
-        override.ns,
-        override.prompt_key,
-        override.tag,
-        _kept(override.sections, wrong),
-        tools,
-        _kept(override.task_examples, wrong),
-    )
+
+    return tuple(map(apply, nodes))
 
 
-def _kept(values: Iterable[Any], wrong: Mapping[int, str]) -> tuple[Any, ...]:
-    return tuple(value for value in values if id(value) not in wrong)
+# The files
 
 
-def refuse_misfits(descriptor: PromptDescriptor, override: PromptOverride) -> None:
-    """Raises PromptOverridesError for an override of another prompt, or with anything that does not fit this one."""
-    if (override.ns, override.prompt_key) != (descriptor.ns, descriptor.key):
-        raise PromptOverridesError(
-            f"these overrides are of {override.ns}:{override.prompt_key}, not of {descriptor.ns}:{descriptor.key}"
-        )
-    if wrong := problems(descriptor, override):
-        raise PromptOverridesError("; ".join(wrong.values()))
+class LocalPromptOverridesStore:
+    """Overrides in ``<root>/<ns>/<key>/<tag>.json``; a ``/`` in the ns makes directories.
+
+    A link is followed as long as it stays below the root, or in the repository that the default root is in.
+    """
+
+    def __init__(self, root_path: str | os.PathLike[str] | None = None) -> None:
+        """By default the root is below the git repository that the process works in.
+
+        Raises PromptOverridesError where there is no such repository.
+        """
+        self._within = Path(root_path) if root_path is not None else _git_root()
+        self.root = self._within if root_path is not None else self._within.joinpath(*BELOW_GIT_ROOT)
+        self._read: dict[Path, tuple[bytes, PromptDescriptor, PromptOverride]] = {}
+        """By file: the content that was read, and what of it fitted which prompt."""
+
+    def resolve(self, descriptor: PromptDescriptor, tag: str = LATEST) -> PromptOverride | None:
+        path = self.path(descriptor.ns, descriptor.key, tag)
+        content = self._content(path)
+        if content is None:
+            return None
+        known = self._read.get(path)
+        if known is None or known[:2] != (content, descriptor):
+            known = self._read[path] = content, descriptor, _select_fitting(descriptor, _parse(path, content))
+        return known[2]
+
+    def seed(self, prompt: Prompt[Any], tag: str = LATEST) -> PromptOverride:
+        path = self.path(prompt.ns, prompt.key, tag)
+        there = self.read(path)
+        if there is not None:
+            return there
+        texts = own_texts(prompt, tag)
+        try:
+            _write(path, json.dumps({"version": VERSION, **serde.dump(texts)}, indent=2) + "\n")
+        except OSError as error:
+            raise PromptOverridesError(f"overrides cannot be written to {path}: {error}") from error
+        return texts
+
+    def files(self) -> Iterator[Path]:
+        """Every file with overrides, sorted."""
+        yield from sorted(self.root.rglob("*.json"))
+
+    def path(self, ns: str, key: str, tag: str) -> Path:
+        """The file for a prompt. Raises PromptOverridesError for names that make no path."""
+        names = (*ns.split("/"), key, tag)
+        for name in names:
+            if SECTION_KEY.fullmatch(name) is None:
+                raise PromptOverridesError(
+                    f"{name!r} of {ns}:{key} ({tag}) makes no file name: use a-z, 0-9, '.', '_' and '-'"
+                )
+        return self.root.joinpath(*names[:-1], f"{tag}.json")
+
+    def read(self, path: Path) -> PromptOverride | None:
+        """The overrides of a file, whether they fit a prompt or not; None where there is no file.
+
+        Raises PromptOverridesError for a file that cannot be read.
+        """
+        content = self._content(path)
+        return None if content is None else _parse(path, content)
+
+    def _content(self, path: Path) -> bytes | None:
+        if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(self._within)):
+            raise _unreadable(path, f"a link leads out of {self._within}; put its target in its place")
+        try:
+            # Neither waits for a writer of a pipe, nor reads a device, which may have no end.
+            with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                    raise _unreadable(path, "it is no regular file")
+                return file.read()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise _unreadable(path, error) from error
+
+
+def _parse(path: Path, content: bytes) -> PromptOverride:
+    try:
+        data = serde.read_json(content)
+        if data.pop("version", None) != VERSION:
+            raise ValueError(f"it is not of version {VERSION}")
+        return serde.parse(PromptOverride, data, extra="forbid", coerce=False)
+    except ValueError as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, why: object) -> PromptOverridesError:
+    return PromptOverridesError(f"the overrides in {path} cannot be read: {why}")
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with open(descriptor, "w", encoding="utf-8") as out:
+            out.write(text)
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+
+
+def _git_root() -> Path:
+    here = Path.cwd()
+    for directory in (here, *here.parents):
+        if (directory / ".git").exists():
+            return directory
+    raise PromptOverridesError(f"{here} is in no git repository: say where overrides are kept with root_path=")

@@ -2,57 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, is_dataclass
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, is_dataclass, replace
 from functools import cached_property
 from itertools import chain
-from types import MappingProxyType
+from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, overload
 
 from typing_extensions import TypeVar
 
 from ringfence.errors import PromptRenderError, PromptValidationError, SectionPath, SectionVisibility
 from ringfence.filesystem.protocol import Filesystem
-from ringfence.prompt.disclosure import RESERVED_TOOL_NAMES, Place, places
+from ringfence.prompt.disclosure import RESERVED_TOOL_NAMES
 from ringfence.prompt.feedback import FeedbackProviderConfig
-from ringfence.prompt.overlay import apply_overrides
-from ringfence.prompt.overrides import LATEST, PromptDescriptor, PromptOverride, PromptOverridesStore, descriptor_of
+from ringfence.prompt.overrides import (
+    LATEST,
+    PromptDescriptor,
+    PromptOverride,
+    PromptOverridesStore,
+    apply_overrides,
+    describe_prompt,
+)
 from ringfence.prompt.policy import BasePolicy, check_policy, observes_all_tools
-from ringfence.prompt.prompt_resources import PromptResources
-from ringfence.prompt.rendering import (
-    RenderedPrompt,
+from ringfence.prompt.rendering import RenderedPrompt, offered_tools, render, render_text
+from ringfence.prompt.section import Section, as_tuple
+from ringfence.prompt.section_tree import (
+    SectionLocation,
     SectionNode,
     SectionParams,
-    ShownSection,
-    render,
-    shown_sections,
-    text_of,
-    tools_of,
+    check_tool_names,
+    locate_sections,
+    place_sections,
 )
-from ringfence.prompt.section import UNDECLARED, Section, TypeArgument, listed
-from ringfence.prompt.section_tree import placed, refuse
 from ringfence.prompt.structured_output import StructuredOutput
 from ringfence.prompt.task_examples import TaskExample
-from ringfence.resources import ResourceRegistry
+from ringfence.prompt.type_arguments import UNDECLARED, TypeArgument
+from ringfence.resources import ResourceContext, ResourceRegistry, ResourceType
 
 if TYPE_CHECKING:
+    from ringfence.participants import Snapshotable, Transactional
     from ringfence.prompt.policy import Policy
     from ringfence.prompt.tool import Tool
     from ringfence.runtime.session import Session
 
 OutputT = TypeVar("OutputT", default=None)
 SectionT = TypeVar("SectionT", bound=Section[Any])
+ResourceT = TypeVar("ResourceT")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PromptTemplate(TypeArgument, Generic[OutputT]):
     """A tree of sections, their tools, policies and resources, and the type of the final answer.
 
-    ``PromptTemplate[Answer](...)`` wants an answer of the dataclass Answer, ``PromptTemplate[list[Answer]]`` several;
-    without a type argument the answer is text.
+    ``PromptTemplate[Answer](...)`` wants an answer of the dataclass Answer, ``PromptTemplate[list[Answer]]`` several.
+    Without a type argument the answer is text.
 
     Raises:
-        PromptValidationError: whatever is wrong with the tree; ``section_path`` and ``placeholder`` say where.
+        PromptValidationError: the tree cannot be right; ``section_path``, ``dataclass_type`` and ``placeholder`` name
+            the part.
         TypeError: a section or policy that is none.
     """
 
@@ -63,38 +71,49 @@ class PromptTemplate(TypeArgument, Generic[OutputT]):
     policies: Sequence[Policy] = ()
     """Govern the tools of all sections, after the policies of the section itself."""
     feedback_providers: Sequence[FeedbackProviderConfig] = ()
-    """Who has something to say to the model now and then, along with a tool's answer; the first that is due does."""
+    """Each may add a text to a tool's answer; of those that are due the first one does."""
     allow_extra_keys: bool = False
     """Whether a structured answer may have keys that are no fields."""
     resources: ResourceRegistry = field(default_factory=ResourceRegistry)
 
     structured_output: StructuredOutput | None = field(init=False)
     nodes: tuple[SectionNode, ...] = field(init=False, repr=False)
-    """The sections at their places; the top level."""
+    """The top level of the tree of sections."""
 
     def __post_init__(self) -> None:
-        for name in ("ns", "key"):
-            value: str = getattr(self, name)
-            if not value.strip():
-                raise PromptValidationError(f"a prompt's {name} is a text that is not blank, not {value!r}")
-            object.__setattr__(self, name, value.strip())
-        declared = self.type_argument
-        output = None
-        if declared not in (UNDECLARED, Any, None, type(None)):
-            output = StructuredOutput.of(declared, allow_extra_keys=self.allow_extra_keys)
-        elif self.allow_extra_keys:
+        where = f"the prompt {self.ns}:{self.key}"
+        values: dict[str, Any] = {
+            "ns": _check_name("ns", self.ns),
+            "key": _check_name("key", self.key),
+            "structured_output": self._structured_output(),
+            "sections": tuple(self.sections),
+            "feedback_providers": tuple(self.feedback_providers),
+            "policies": as_tuple(self.policies, f"the policies of {where}"),
+            "nodes": tuple(place_sections(self.sections)),
+        }
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+        for policy in self.policies:
+            check_policy(policy, where)
+        tools = check_tool_names(self.walk(), RESERVED_TOOL_NAMES)
+        for node in self.walk():
+            if isinstance(node.section, TaskExample):
+                node.section.check(tools, self.structured_output, node.path)
+        for policy in chain(self.policies, *(node.policies for node in self.walk())):
+            if isinstance(policy, BasePolicy):
+                policy.validate(frozenset(tools))
+
+    def _structured_output(self) -> StructuredOutput | None:
+        if self.type_argument not in (UNDECLARED, Any, None, type(None)):
+            return StructuredOutput.of(self.type_argument, allow_extra_keys=self.allow_extra_keys)
+        if self.allow_extra_keys:
             raise PromptValidationError("allow_extra_keys is about a structured answer: write PromptTemplate[Answer]")
-        object.__setattr__(self, "structured_output", output)
-        for name in ("sections", "feedback_providers"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
-        object.__setattr__(self, "policies", listed(self.policies, f"the policies of the prompt {self.ns}:{self.key}"))
-        object.__setattr__(self, "nodes", tuple(placed(self.sections, (), "")))
-        self._check_tools()
+        return None
 
     @cached_property
     def descriptor(self) -> PromptDescriptor:
         """What of the prompt overrides can replace."""
-        return descriptor_of(self)
+        return describe_prompt(self.ns, self.key, self.walk())
 
     def walk(self) -> Iterator[SectionNode]:
         """All sections at their places, depth first."""
@@ -109,11 +128,7 @@ class PromptTemplate(TypeArgument, Generic[OutputT]):
     def placeholders(self) -> Mapping[SectionPath, frozenset[str]]:
         return MappingProxyType({node.path: node.section.placeholder_names() for node in self.walk()})
 
-    @overload
-    def find_section(self, kind: type[SectionT]) -> SectionT: ...
-    @overload
-    def find_section(self, kind: tuple[type[Section[Any]], ...]) -> Section[Any]: ...
-    def find_section(self, kind: type[Section[Any]] | tuple[type[Section[Any]], ...]) -> Section[Any]:
+    def find_section(self, kind: type[SectionT] | tuple[type[SectionT], ...]) -> SectionT:
         """The first section, depth first, of a type, or of one of several. Raises KeyError where there is none."""
         if kind == ():
             raise TypeError("no type of section to look for")
@@ -122,26 +137,64 @@ class PromptTemplate(TypeArgument, Generic[OutputT]):
                 return node.section
         raise KeyError(f"the prompt {self.ns}:{self.key} has no section of type {kind}")
 
-    def _check_tools(self) -> None:
-        owners: dict[str, SectionPath] = {}
-        for node in self.walk():
-            for tool in node.tools:
-                if tool.name in RESERVED_TOOL_NAMES:
-                    refuse(f"the tool name {tool.name!r} is reserved", node.path, placeholder=tool.name)
-                if tool.name in owners:
-                    both = f"{'.'.join(owners[tool.name])} and {'.'.join(node.path)}"
-                    refuse(f"two tools are called {tool.name!r}: in {both}", node.path, placeholder=tool.name)
-                owners[tool.name] = node.path
-        tools = {tool.name: tool for node in self.walk() for tool in node.tools}
-        for node in self.walk():
-            if isinstance(node.section, TaskExample):
-                node.section.check(tools, self.structured_output, node.path)
-        names = frozenset(owners)
-        for policy in self.policies:
-            check_policy(policy, f"the prompt {self.ns}:{self.key}")
-        for policy in chain(self.policies, *(node.policies for node in self.walk())):
-            if isinstance(policy, BasePolicy):
-                policy.validate(names)
+
+def _check_name(name: str, value: str) -> str:
+    if not value.strip():
+        raise PromptValidationError(f"a prompt's {name} is a text that is not blank, not {value!r}")
+    return value.strip()
+
+
+class PromptResources:
+    """A prompt's resources: a context manager around the work, and inside of it the way to them.
+
+    They are collected when the outermost block is entered: from the template, from the sections, depth first, and
+    from `Prompt.bind`, the later ones winning. Entering again joins the open block.
+    """
+
+    def __init__(self, collect: Callable[[], ResourceRegistry]) -> None:
+        self._collect = collect
+        self._context: ResourceContext | None = None
+        self._entering = threading.RLock()
+
+    def __enter__(self) -> Self:
+        with self._entering:
+            if self._context is None or not self._context.is_open:
+                self._context = ResourceContext(self._collect())
+            self._context.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.context.__exit__(kind, error, trace)
+
+    @property
+    def is_open(self) -> bool:
+        return self._context is not None and self._context.is_open
+
+    @property
+    def context(self) -> ResourceContext:
+        """The live resources. Raises RuntimeError outside of the block."""
+        context = self._context
+        if context is None or not context.is_open:
+            raise RuntimeError("resources live inside their context: use them within `with prompt.resources:`")
+        return context
+
+    @property
+    def participants(self) -> tuple[Transactional, ...]:
+        return self.context.participants
+
+    def snapshotable(self) -> Mapping[type[Any], Snapshotable[Any]]:
+        """See `ResourceContext.snapshotable`."""
+        return self.context.snapshotable()
+
+    def get(self, protocol: ResourceType[ResourceT]) -> ResourceT:
+        """The resource bound to `protocol`; raises what `ResourceContext.get` raises."""
+        return self.context.get(protocol)
+
+    def get_optional(self, protocol: ResourceType[ResourceT]) -> ResourceT | None:
+        """The same, or None where nothing is bound to `protocol`."""
+        return self.context.get_optional(protocol)
 
 
 class Prompt(TypeArgument, Generic[OutputT]):
@@ -192,20 +245,20 @@ class Prompt(TypeArgument, Generic[OutputT]):
             template = made(**parts)
         elif parts:
             raise TypeError(f"a template has these already: {', '.join(parts)}")
-        elif declared in (None, type(None)) and template.structured_output is None:
-            pass  # of a template that does not say that its answer is text, too
-        elif declared not in (UNDECLARED, Any, template.type_argument):
+        elif not isinstance(template, PromptTemplate):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"a prompt is made of a PromptTemplate, not of {template!r}")
+        is_text = declared in (None, type(None)) and template.structured_output is None
+        if not is_text and declared not in (UNDECLARED, Any, template.type_argument):
             raise PromptValidationError(f"the template's answer is not of type {declared!r}")
         self.template = template
         self.overrides_store = overrides_store
         self.overrides_tag = overrides_tag or LATEST
-        self._overlaid: tuple[PromptOverride, tuple[SectionNode, ...]] | None = None
+        self._overridden: tuple[PromptOverride, tuple[SectionNode, ...]] | None = None
         self.scope = f"{template.ns}:{template.key}"
-        """What policies keep their state under."""
-        self.resources = PromptResources(self._collected_resources)
+        """The scope of the policies' state."""
+        self.resources = PromptResources(self._collect_resources)
         self._bound: dict[type[Any], Any] = {}
         self._bound_resources = ResourceRegistry()
-        self._misbound: PromptValidationError | None = None
         self._defaults: dict[type[Any], Any] = {}
         self._policies: dict[str, tuple[Policy, ...]] = {}
         for node in template.walk():
@@ -238,35 +291,29 @@ class Prompt(TypeArgument, Generic[OutputT]):
         return self.template.structured_output
 
     @property
-    def feedback_providers(self) -> Sequence[FeedbackProviderConfig]:
-        return self.template.feedback_providers
-
-    @property
     def descriptor(self) -> PromptDescriptor:
         return self.template.descriptor
 
     @property
     def params(self) -> tuple[Any, ...]:
-        """What is bound, in the order it was."""
+        """The bound values, in the order of binding."""
         return tuple(self._bound.values())
 
-    @overload
-    def find_section(self, kind: type[SectionT]) -> SectionT: ...
-    @overload
-    def find_section(self, kind: tuple[type[Section[Any]], ...]) -> Section[Any]: ...
-    def find_section(self, kind: Any) -> Section[Any]:
+    def find_section(self, kind: type[SectionT] | tuple[type[SectionT], ...]) -> SectionT:
         """See `PromptTemplate.find_section`."""
         return self.template.find_section(kind)
 
     def bind(self, *params: object, resources: Mapping[type[Any], object] | None = None) -> Self:
-        """Give values to the sections whose params are of their types, in the place of earlier ones.
+        """Bind values for the sections whose params are of their types, in the place of earlier ones.
 
-        ``resources`` maps protocols to instances or bindings, and is merged over earlier ones. What of the params is
-        no dataclass, of a type that no section uses, or there twice, is a PromptValidationError when it is rendered.
+        ``resources`` maps protocols to instances or bindings, and is merged over earlier ones. Where `bind` raises, the
+        prompt is as it was.
 
         Raises:
+            PromptValidationError: params that are no dataclass instance, of a type that no section takes, or two of one
+                type.
             RuntimeError: resources, while the prompt's resources are open: they would come too late.
-            TypeError: resources that are no mapping, or stand among the params; what lacks what its protocol has.
+            TypeError: resources that are no mapping, or stand among the params; one that does not fit its protocol.
         """
         if resources is not None and not isinstance(resources, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"resources map protocols to instances, such as {{Filesystem: files}}, not {resources!r}")
@@ -274,45 +321,62 @@ class Prompt(TypeArgument, Generic[OutputT]):
             raise TypeError("params are instances of dataclasses; resources are given as bind(resources={...})")
         if resources and self.resources.is_open:
             raise RuntimeError("bind resources before `with prompt.resources:`, which has collected them already")
-        self._misbound = self._misbound or self._problem_with(params)
-        self._bound.update({type(value): value for value in params})
+        values = self._check_params(params)
         self._bound_resources = self._bound_resources.merge(ResourceRegistry.build(resources or {}), strict=False)
+        self._bound |= values
         return self
+
+    def _check_params(self, params: Sequence[object]) -> Mapping[type[Any], object]:
+        known = self.template.params_types
+        values: dict[type[Any], object] = {}
+        for value in params:
+            kind = type(value)
+            if isinstance(value, type) or not is_dataclass(value):
+                raise PromptValidationError(f"{value!r} is no dataclass instance to bind", dataclass_type=kind)
+            if kind not in known:
+                names = ", ".join(sorted(one.__name__ for one in known)) or "none"
+                message = f"no section takes {kind.__name__}; the sections' params are: {names}"
+                raise PromptValidationError(message, dataclass_type=kind)
+            if kind in values:
+                raise PromptValidationError(f"{kind.__name__} is bound twice at once", dataclass_type=kind)
+            values[kind] = value
+        return values
 
     def render(self, *, session: Session | None = None) -> RenderedPrompt[OutputT]:
         """The text and the tools as they are now; free of side effects.
 
         Raises:
             PromptRenderError: params that are missing, a section's own code that raised, a template that does not fit.
-            PromptValidationError: something is bound that no section takes.
+            PromptValidationError: a section is to be summarised and has no summary.
             PromptOverridesError: the store cannot be read.
         """
-        params = self._params()
-        return render(shown_sections(self._nodes(), params, session), params, self.template, session)
+        return render(self.locate_sections(session=session), self.template, session)
 
-    def render_section(self, node: SectionNode, *, session: Session | None = None) -> str:
-        """One section in full, and below it the enabled ones as they are visible by themselves."""
-        params = self._params()
-        opened = ShownSection(node, params.of(node), SectionVisibility.FULL)
-        return text_of([opened, *shown_sections(node.children, params, session)], params, session)
+    def render_section(self, location: SectionLocation, *, session: Session | None = None) -> str:
+        """One section in full, and below it the enabled ones at their own visibility."""
+        return render_text(replace(location, visibility=SectionVisibility.FULL).walk_visible(), session)
 
-    def places(self, *, session: Session | None = None) -> Iterator[Place]:
-        """The enabled sections, those too that are hidden below summarised ones; depth first."""
-        return places(self._nodes(), self._params(), session)
+    def locate_sections(self, *, session: Session | None = None) -> tuple[SectionLocation, ...]:
+        """The enabled sections, also those below summarised ones; raises what `render` raises."""
+        return locate_sections(self._nodes(), SectionParams(self._bound, self._defaults), session)
 
     def tools(self, *, session: Session | None = None) -> tuple[Tool[Any, Any], ...]:
         """The tools that a rendering would offer, in the order of their declaration; raises what `render` raises."""
-        params = self._params()
-        return tools_of(shown_sections(self._nodes(), params, session), params, session)
+        locations = self.locate_sections(session=session)
+        return offered_tools([inner for location in locations for inner in location.walk_visible()])
 
     def policies_for_tool(self, name: str) -> tuple[Policy, ...]:
-        """What governs a tool: the policies of the section that declares it, then the prompt's. Those of sections
-        above that one do not. Raises KeyError for a tool that no section has."""
+        """The policies that govern a tool: those of the section that declares it, then the prompt's.
+
+        Those of sections above that one do not govern it. Raises KeyError for a tool that no section has.
+        """
         return tuple(self.template.policies) if name in RESERVED_TOOL_NAMES else self._policies[name]
 
     def result_policies(self, name: str) -> tuple[Policy, ...]:
-        """Those that hear of a tool's successes: what governs it, and of other sections' policies those that hear of
-        all (`ToolPolicy`). Raises KeyError for a tool that no section has."""
+        """The policies that observe a tool's successes: those that govern it, and those that observe all tools.
+
+        Raises KeyError for a tool that no section has.
+        """
         governing = self.policies_for_tool(name)
         return (*governing, *(policy for policy in self._observers if all(policy is not one for one in governing)))
 
@@ -321,51 +385,30 @@ class Prompt(TypeArgument, Generic[OutputT]):
         return self.resources.get_optional(Filesystem)
 
     def _nodes(self) -> tuple[SectionNode, ...]:
-        """The template's tree, with what the store has for it put in."""
+        """The template's tree with the texts of the store."""
         if self.overrides_store is None:
             return self.template.nodes
         override = self.overrides_store.resolve(self.template.descriptor, self.overrides_tag)
         if override is None:
             return self.template.nodes
-        if self._overlaid is None or self._overlaid[0] is not override:
-            self._overlaid = override, apply_overrides(self.template.nodes, override)
-        return self._overlaid[1]
+        if self._overridden is None or self._overridden[0] is not override:
+            self._overridden = override, apply_overrides(self.template.nodes, override)
+        return self._overridden[1]
 
-    def _params(self) -> SectionParams:
-        if self._misbound is not None:
-            raise self._misbound
-        return SectionParams(self._bound, self._defaults)
-
-    def _problem_with(self, params: tuple[object, ...]) -> PromptValidationError | None:
-        known = self.template.params_types
-        seen: set[type[Any]] = set()
-        for value in params:
-            kind = type(value)
-            if isinstance(value, type) or not is_dataclass(value):
-                return PromptValidationError(f"{value!r} is bound, which is no dataclass instance", dataclass_type=kind)
-            if kind not in known:
-                names = ", ".join(sorted(one.__name__ for one in known)) or "none"
-                message = f"no section takes {kind.__name__}; the sections' params are: {names}"
-                return PromptValidationError(message, dataclass_type=kind)
-            if kind in seen:
-                return PromptValidationError(f"{kind.__name__} is bound twice at once", dataclass_type=kind)
-            seen.add(kind)
-        return None
-
-    def _collected_resources(self) -> ResourceRegistry:
+    def _collect_resources(self) -> ResourceRegistry:
         registry = self.template.resources
-        params = self._params()
+        params = SectionParams(self._bound, self._defaults)
         nodes = list(reversed(self.template.nodes))
         while nodes:
             node = nodes.pop()
-            if not _surely_disabled(node, params):
+            if not _is_surely_disabled(node, params):
                 registry = registry.merge(node.section.resources(), strict=False)
                 nodes.extend(reversed(node.children))
         return registry.merge(self._bound_resources, strict=False)
 
 
-def _surely_disabled(node: SectionNode, params: SectionParams) -> bool:
-    """Whether a section's resources can be left out: not where only a session, or params to come, could tell."""
+def _is_surely_disabled(node: SectionNode, params: SectionParams) -> bool:
+    """Whether a section is disabled whatever the session and the params that are still missing."""
     section = node.section
     if section.enabled is None or section.enabled.takes_session or type(section).is_enabled is not Section.is_enabled:
         return False

@@ -3,135 +3,187 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import re
 import unicodedata
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
-from dataclasses import is_dataclass
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, is_dataclass
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeAlias, TypedDict
 
-from typing_extensions import TypeVar
+from typing_extensions import TypeVar, Unpack
 
-from ringfence.errors import PromptRenderError, PromptValidationError, SectionPath, SectionVisibility
+from ringfence.errors import PromptValidationError, SectionPath, SectionVisibility
 from ringfence.prompt.policy import check_policy
-from ringfence.prompt.section_functions import ParamsT, Predicate, SectionFunction, Selector
-from ringfence.prompt.text import examples_of, expand, placeholders
+from ringfence.prompt.text import expand, find_placeholders, format_examples, join_paragraphs
 from ringfence.prompt.tool import Tool
+from ringfence.prompt.type_arguments import UNDECLARED, TypeArgument
 from ringfence.resources import ResourceRegistry
 from ringfence.runtime.reducers import VisibilityOverrides
 
 if TYPE_CHECKING:
     from ringfence.prompt.policy import Policy
-    from ringfence.prompt.rendering import SectionNode
     from ringfence.runtime.session import Session
 
 ItemT = TypeVar("ItemT")
+ParamsT = TypeVar("ParamsT", default=None)
+TakenT = TypeVar("TakenT", contravariant=True)
+ValueT = TypeVar("ValueT", covariant=True)
 
 SECTION_KEY = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
-UNDECLARED: Any = object()
 
 
-class TypeArgument:
-    """Remembers what a generic class was subscripted with: ``type_argument`` of ``MarkdownSection[Params]`` is Params.
-
-    For the run time the subscripted class is a subclass. typing's own alias would tell an instance its argument only
-    after ``__init__``, where it is needed.
-    """
-
-    type_argument: ClassVar[Any] = UNDECLARED
-
-    if not TYPE_CHECKING:
-
-        def __class_getitem__(cls, item: Any) -> Any:
-            if cls.type_argument is UNDECLARED and not _is_variable(item):
-                return _specialised(cls, item)
-            return super().__class_getitem__(item)
+class OfSession(Protocol[ValueT]):
+    def __call__(self, *, session: Session | None) -> ValueT: ...
 
 
-def _is_variable(item: Any) -> bool:
-    return not isinstance(item, type) and (hasattr(item, "__bound__") or bool(getattr(item, "__parameters__", ())))
+class OfParamsAndSession(Protocol[TakenT, ValueT]):
+    def __call__(self, params: TakenT, /, *, session: Session | None) -> ValueT: ...
 
 
-@lru_cache(maxsize=1024)
-def _specialised(cls: type, argument: Any) -> type:
-    name = f"{cls.__name__}[{getattr(argument, '__name__', argument)}]"
-    return type(name, (cls,), {"type_argument": argument, "__module__": cls.__module__, "__doc__": cls.__doc__})
+Predicate: TypeAlias = (
+    Callable[[], bool] | Callable[[ParamsT], bool] | OfSession[bool] | OfParamsAndSession[ParamsT, bool]
+)
+Selector: TypeAlias = (
+    Callable[[], SectionVisibility]
+    | Callable[[ParamsT], SectionVisibility]
+    | OfSession[SectionVisibility]
+    | OfParamsAndSession[ParamsT, SectionVisibility]
+)
+
+
+class SectionFunction:
+    """A predicate or selector of ``()``, ``(params)``, ``(*, session)`` or ``(params, *, session)``."""
+
+    def __init__(self, function: Callable[..., Any], role: str) -> None:
+        """Raises TypeError for anything that cannot be called in one of these shapes."""
+        try:
+            signature = inspect.signature(function)
+            parameters = signature.parameters.values()
+            self.takes_session = any(_takes_session(parameter) for parameter in parameters)
+            self.takes_params = any(_takes_params(parameter) for parameter in parameters)
+            self._function = function
+            signature.bind(*self._positional(None), **self._keywords(None))
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"{role} is a function of (params, *, session) or fewer of these: {error}") from None
+
+    def __call__(self, params: object, session: Session | None) -> Any:
+        return self._function(*self._positional(params), **self._keywords(session))
+
+    def _positional(self, params: object) -> tuple[object, ...]:
+        return (params,) if self.takes_params else ()
+
+    def _keywords(self, session: Session | None) -> dict[str, Any]:
+        return {"session": session} if self.takes_session else {}
+
+
+def _takes_session(parameter: inspect.Parameter) -> bool:
+    if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+        return parameter.name == "session"
+    return parameter.kind is parameter.VAR_KEYWORD
+
+
+def _takes_params(parameter: inspect.Parameter) -> bool:
+    if parameter.kind is parameter.VAR_POSITIONAL:
+        return True
+    if parameter.kind not in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD) or _takes_session(parameter):
+        return False
+    # A default, as in `lambda on=on: on`, binds a loop variable: such a parameter takes no params.
+    return parameter.default is parameter.empty or parameter.name == "params"
+
+
+class SectionOptions(TypedDict, Generic[ParamsT], total=False):
+    """What every section can be made with, besides its title."""
+
+    key: str | None
+    """Lower-case letters, digits, ``.``, ``_`` and ``-``; made from the title by default."""
+    default_params: ParamsT | None
+    """The params as long as none of their type are bound to the prompt."""
+    children: Sequence[Section[Any]]
+    enabled: Predicate[ParamsT] | None
+    """A predicate of ``()``, ``(params)``, ``(*, session)`` or ``(params, *, session)``. While it is False, the prompt
+    has neither the section nor its tools nor anything below it."""
+    tools: Sequence[Tool[Any, Any]]
+    policies: Sequence[Policy]
+    """Govern the tools of this section, not those of its children."""
+    accepts_overrides: bool
+    """Whether the text may be replaced from outside; True by default."""
+    summary: str | None
+    """A template: the body while the section's visibility is SUMMARY, when its tools and children are hidden."""
+    visibility: SectionVisibility | Selector[ParamsT]
+    """A value, or a selector with the shapes of ``enabled``; FULL by default."""
+
+
+@dataclass(frozen=True, slots=True)
+class SectionOverride:
+    """Other texts for a section; None leaves what the section says."""
+
+    path: SectionPath
+    content_hash: str
+    """Of the body that it replaces: the override is stale where that has changed since."""
+    body: str | None = None
+    summary: str | None = None
+    visibility: SectionVisibility | None = None
 
 
 class Section(TypeArgument, ABC, Generic[ParamsT]):
     """A node of a prompt: a heading, a body made from its params, tools, and children below it.
 
-    ``Section[Params]`` says what dataclass its params are; without a type argument they are what ``default_params``
-    is, or there are none. Instances do not change, so that one section can be part of several prompts.
+    ``Section[Params]`` names the dataclass of its params. Without a type argument it is that of ``default_params``;
+    without either the section has no params. Instances do not change, so that prompts can share a section.
     """
 
-    def __init__(
-        self,
-        *,
-        title: str,
-        key: str | None = None,
-        default_params: ParamsT | None = None,
-        children: Sequence[Section[Any]] = (),
-        enabled: Predicate[ParamsT] | None = None,
-        tools: Sequence[Tool[Any, Any]] = (),
-        policies: Sequence[Policy] = (),
-        accepts_overrides: bool = True,
-        summary: str | None = None,
-        visibility: SectionVisibility | Selector[ParamsT] = SectionVisibility.FULL,
-    ) -> None:
-        """
-        Args:
-            key: lower-case letters, digits, ``.``, ``_`` and ``-``; made from the title where it is left out.
-            enabled: a predicate of ``()``, ``(params)``, ``(*, session)`` or ``(params, *, session)``. Where it says
-                False, the section, its tools and everything below it are not there.
-            policies: govern the tools of this section, not those of its children.
-            accepts_overrides: whether the text may be replaced from outside.
-            summary: a template; the body while the section's visibility is SUMMARY, when its tools and children are
-                hidden.
-            visibility: a value, or a selector with the shapes of ``enabled``.
+    def __init__(self, *, title: str, **options: Unpack[SectionOptions[ParamsT]]) -> None:
+        """See `SectionOptions` for the options.
 
         Raises:
             ValueError: a title or key that cannot be one.
-            TypeError: something of the wrong type among the arguments.
+            TypeError: an unknown option, or an option of the wrong type.
             PromptValidationError: SUMMARY without a summary.
         """
+        if unknown := options.keys() - SectionOptions.__annotations__.keys():
+            raise TypeError(f"{type(self).__name__}() has no option {', '.join(sorted(unknown))}")
         self.title = title.strip()
         if not self.title or len(self.title.splitlines()) > 1:
             raise ValueError(f"a section's title is one line of text, not {title!r}")
-        self.key = normalized_key(key) if key is not None else _slug(self.title)
-        self.params_type: type[ParamsT] | None = self._params_type(default_params)
-        self.default_params = default_params
-        self.children = tuple(children)
-        self.enabled = SectionFunction(enabled, f"enabled of section {self.key!r}") if enabled is not None else None
-        self.accepts_overrides = accepts_overrides
-        self.summary = summary
+        key, enabled = options.get("key"), options.get("enabled")
+        self.key = normalize_key(key) if key is not None else _slug(self.title)
+        what = f"section {self.key!r}"
+        self.default_params = options.get("default_params")
+        self.params_type: type[ParamsT] | None = self._params_type()
+        self.children = tuple(options.get("children", ()))
+        self.enabled = SectionFunction(enabled, f"enabled of {what}") if enabled is not None else None
+        self.accepts_overrides = options.get("accepts_overrides", True)
+        self.summary = options.get("summary")
+        visibility = options.get("visibility", SectionVisibility.FULL)
         self.visibility: SectionVisibility | SectionFunction
         if isinstance(visibility, SectionVisibility):
             self.visibility = visibility
         else:
-            self.visibility = SectionFunction(visibility, f"visibility of section {self.key!r}")
-        if visibility is SectionVisibility.SUMMARY and summary is None:
-            raise PromptValidationError(f"section {self.key!r} is to be summarised, but has no summary=")
-        self._tools = tuple(tools)
-        self._policies = listed(policies, f"the policies of section {self.key!r}")
+            self.visibility = SectionFunction(visibility, f"visibility of {what}")
+        if visibility is SectionVisibility.SUMMARY and self.summary is None:
+            raise PromptValidationError(f"{what} is to be summarised, but has no summary=")
+        self._tools = as_tuple(options.get("tools", ()), f"the tools of {what}")
+        self._policies = as_tuple(options.get("policies", ()), f"the policies of {what}")
         for policy in self._policies:
-            check_policy(policy, f"section {self.key!r}")
+            check_policy(policy, what)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(key={self.key!r})"
 
-    def _params_type(self, default_params: object) -> Any:
-        declared = self.type_argument if self.type_argument not in (UNDECLARED, Any) else type(default_params)
-        if declared in (None, type(None)):
-            if default_params is not None:
-                raise TypeError(f"section {self.key!r} takes no params, so it has no default_params")
-            return None
-        if self.type_argument in (UNDECLARED, Any) and not is_dataclass(declared):
-            raise TypeError(
-                f"default_params of section {self.key!r} is a {declared.__name__}, not a dataclass instance"
-            )
-        return declared
+    def _params_type(self) -> Any:
+        kind: type[Any] = type(self.default_params)
+        if self.type_argument in (UNDECLARED, Any):
+            if self.default_params is not None and not is_dataclass(kind):
+                raise TypeError(
+                    f"default_params of section {self.key!r} is a {kind.__name__}, not a dataclass instance"
+                )
+            return kind if self.default_params is not None else None
+        if self.type_argument not in (None, type(None)):
+            return self.type_argument
+        if self.default_params is not None:
+            raise TypeError(f"section {self.key!r} takes no params, so it has no default_params")
+        return None
 
     # What a subclass may do differently
 
@@ -141,53 +193,61 @@ class Section(TypeArgument, ABC, Generic[ParamsT]):
     ) -> str:
         """The text below the heading, at full visibility. Free of side effects."""
 
-    def is_enabled(self, params: Any, *, session: Session | None) -> bool:
+    def render_summary(self, params: Any, *, path: SectionPath) -> str:
+        """The text below the heading while the section is summarised."""
+        return expand(self.summary or "", params, path)
+
+    def is_enabled(self, params: Any, *, session: Session | None = None) -> bool:
+        """Whether a prompt with these params has the section."""
         return self.enabled is None or bool(self.enabled(params, session))
 
     def effective_visibility(
-        self,
-        params: Any,
-        *,
-        session: Session | None,
-        path: SectionPath,
-        override: SectionVisibility | None = None,
-        summary: str | None = None,
+        self, params: Any, *, session: Session | None, path: SectionPath, override: SectionOverride | None = None
     ) -> SectionVisibility:
-        """What the session says about this section, else an override, else what the section says itself.
-
-        ``summary`` is another summary than the section's own.
+        """The visibility that the session sets for this path, else an override, else the section itself.
 
         Raises:
-            TypeError: the selector answered something else than a SectionVisibility.
-            PromptRenderError: the selector raised.
+            TypeError: the selector returned something else than a SectionVisibility.
             PromptValidationError: SUMMARY is asked for, and there is no summary.
         """
-        overrides = session[VisibilityOverrides].latest() if session is not None else None
-        chosen = overrides.get(path) if overrides is not None else None
+        in_session = session[VisibilityOverrides].latest() if session is not None else None
+        chosen = in_session.get(path) if in_session is not None else None
+        if chosen is None and override is not None:
+            chosen = override.visibility
         if chosen is None:
-            chosen = override or self._own_visibility(params, session, path)
-        if chosen is SectionVisibility.SUMMARY and self.summary is None and summary is None:
+            chosen = self.visibility
+        if isinstance(chosen, SectionFunction):
+            chosen = chosen(params, session)
+            if not isinstance(chosen, SectionVisibility):
+                raise TypeError(f"it returned {chosen!r}, which is no SectionVisibility")
+        has_summary = self.summary is not None or (override is not None and override.summary is not None)
+        if chosen is SectionVisibility.SUMMARY and not has_summary:
             raise PromptValidationError(f"section {'.'.join(path)} has no summary to show", section_path=path)
         return chosen
 
-    def _own_visibility(self, params: Any, session: Session | None, path: SectionPath) -> SectionVisibility:
-        if isinstance(self.visibility, SectionVisibility):
-            return self.visibility
-        try:
-            chosen = self.visibility(params, session)
-        except Exception as error:
-            raise PromptRenderError(
-                f"the visibility selector of section {'.'.join(path)} raised {type(error).__name__}: {error}",
-                section_path=path,
-                dataclass_type=self.params_type,
-            ) from error
-        if not isinstance(chosen, SectionVisibility):
-            raise TypeError(f"the visibility selector of section {'.'.join(path)} answered {chosen!r}")
-        return chosen
+    def original_body_template(self) -> str | None:
+        """The body that an override may replace; None where there is none."""
+        return None
 
-    def format_heading(self, depth: int, number: str, path: SectionPath = ()) -> str:
-        where = f" ({'.'.join(path)})" if path else ""
-        return f"{'#' * (depth + 2)} {number}. {self.title}{where}"
+    def placeholder_names(self) -> frozenset[str]:
+        """The fields of the params that the section's texts mention."""
+        return find_placeholders(self.summary, self.original_body_template())
+
+    def tools(self) -> tuple[Tool[Any, Any], ...]:
+        return self._tools
+
+    def policies(self) -> tuple[Policy, ...]:
+        return self._policies
+
+    def resources(self) -> ResourceRegistry:
+        """The resources that the section provides for its tools."""
+        return ResourceRegistry()
+
+    def clone(self, **changes: Any) -> Self:
+        """A copy with copies of its children. ``changes`` (``session=...``) are for those that use them."""
+        twin = copy.copy(self)
+        twin.children = tuple(child.clone(**changes) for child in self.children)
+        return twin
 
     def render(
         self,
@@ -198,113 +258,57 @@ class Section(TypeArgument, ABC, Generic[ParamsT]):
         path: SectionPath = (),
         visibility: SectionVisibility = SectionVisibility.FULL,
         session: Session | None = None,
+        override: SectionOverride | None = None,
+        tools: Sequence[Tool[Any, Any]] | None = None,
     ) -> str:
-        """The section without its children: heading, body, examples of its tools. ``depth`` is 0 at the top."""
-        heading = self.format_heading(depth, number, path)
-        if visibility is SectionVisibility.SUMMARY:
-            return _paragraphs(heading, self.render_summary(params, path=path))
-        body = self.render_body(params, visibility=visibility, path=path, session=session)
-        return _paragraphs(heading, body, self.render_tool_examples())
+        """The section without its children: heading, body, examples of its tools. ``depth`` is 0 at the top.
 
-    def render_override(
-        self, params: Any, node: SectionNode, *, visibility: SectionVisibility, session: Session | None
-    ) -> str:
-        """`render`, with the texts and the tools of overrides that ``node`` has in the place of the section's own."""
-        path, said = node.path, node.replaced
-        heading = self.format_heading(node.depth, node.number, path)
+        ``override`` and ``tools`` replace the section's own texts and tools.
+        """
+        where = f" ({'.'.join(path)})" if path else ""
+        heading = f"{'#' * (depth + 2)} {number}. {self.title}{where}"
         if visibility is SectionVisibility.SUMMARY:
-            other = said.summary if said is not None else None
-            return _paragraphs(heading, expand(self.summary or "" if other is None else other, params, path))
-        body = said.body if said is not None else None
-        if body is None:
+            if override is not None and override.summary is not None:
+                return join_paragraphs(heading, expand(override.summary, params, path))
+            return join_paragraphs(heading, self.render_summary(params, path=path))
+        if override is not None and override.body is not None:
+            body = expand(override.body, params, path)
+        else:
             body = self.render_body(params, visibility=visibility, path=path, session=session)
-        elif said is not None and not said.literal:
-            body = expand(body, params, path)
-        return _paragraphs(heading, body, examples_of(node.tools))
+        return join_paragraphs(heading, body, format_examples(self.tools() if tools is None else tools))
+
+
+class MarkdownSection(Section[ParamsT]):
+    """A section whose body is a `string.Template` over the fields of its params.
+
+    The template is dedented and stripped. ``$name`` and ``${name}`` stand for fields of the params, ``$$`` for a
+    dollar. Values are inserted as they are, and not expanded themselves.
+    """
+
+    def __init__(self, *, title: str, template: str, **options: Unpack[SectionOptions[ParamsT]]) -> None:
+        super().__init__(title=title, **options)
+        self.template = template
 
     def original_body_template(self) -> str | None:
-        """The text that an override may replace; None where there is none to be replaced."""
-        return None
-
-    def original_summary_template(self) -> str | None:
-        """The same of the summary."""
-        return self.summary
-
-    def render_summary(self, params: Any, *, path: SectionPath) -> str:
-        return expand(self.summary or "", params, path)
-
-    def render_tool_examples(self) -> str:
-        """The calls that the section's tools give as examples; empty where they give none."""
-        return examples_of(self.tools())
-
-    def placeholder_names(self) -> frozenset[str]:
-        """The fields of the params that the section's texts mention."""
-        return placeholders(self.summary or "")
-
-    def tools(self) -> tuple[Tool[Any, Any], ...]:
-        return self._tools
-
-    def policies(self) -> tuple[Policy, ...]:
-        return self._policies
-
-    def resources(self) -> ResourceRegistry:
-        """What the section brings along for its tools."""
-        return ResourceRegistry()
-
-    def clone(self, **changes: Any) -> Self:
-        """A copy with copies of its children. ``changes`` (``session=...``) are for those of them that know them."""
-        twin = copy.copy(self)
-        twin.children = tuple(child.clone(**changes) for child in self.children)
-        return twin
-
-
-class ToolsSection(Section[ParamsT]):
-    """Tools under a heading, with a few words about them where needed. It does not list them: a model gets that with
-    the tools themselves."""
-
-    def __init__(
-        self,
-        *,
-        title: str,
-        tools: Sequence[Tool[Any, Any]],
-        description: str | None = None,
-        key: str | None = None,
-        default_params: ParamsT | None = None,
-        children: Sequence[Section[Any]] = (),
-        enabled: Predicate[ParamsT] | None = None,
-        policies: Sequence[Policy] = (),
-        accepts_overrides: bool = True,
-        summary: str | None = None,
-        visibility: SectionVisibility | Selector[ParamsT] = SectionVisibility.FULL,
-    ) -> None:
-        """``description`` is a template over the params, as in `MarkdownSection`; the rest is as in `Section`."""
-        super().__init__(
-            title=title,
-            key=key,
-            default_params=default_params,
-            children=children,
-            enabled=enabled,
-            tools=tools,
-            policies=policies,
-            accepts_overrides=accepts_overrides,
-            summary=summary,
-            visibility=visibility,
-        )
-        self.description = description or ""
-
-    def original_body_template(self) -> str | None:
-        return self.description
+        return self.template
 
     def render_body(
         self, params: Any, *, visibility: SectionVisibility, path: SectionPath, session: Session | None
     ) -> str:
-        return expand(self.description, params, path)
-
-    def placeholder_names(self) -> frozenset[str]:
-        return super().placeholder_names() | placeholders(self.description)
+        return expand(self.template, params, path)
 
 
-def normalized_key(key: str) -> str:
+class ToolsSection(MarkdownSection[ParamsT]):
+    """Tools under a heading, with a description where needed. Its text does not list the tools."""
+
+    def __init__(
+        self, *, title: str, description: str | None = None, **options: Unpack[SectionOptions[ParamsT]]
+    ) -> None:
+        """``description`` is a template, as in `MarkdownSection`."""
+        super().__init__(title=title, template=description or "", **options)
+
+
+def normalize_key(key: str) -> str:
     """`key` without surrounding blanks, in lower case. Raises ValueError for what cannot be a section's key."""
     normalized = key.strip().lower()
     if SECTION_KEY.fullmatch(normalized) is None:
@@ -322,12 +326,8 @@ def _slug(title: str) -> str:
     return slug
 
 
-def listed(values: Iterable[ItemT], what: str) -> tuple[ItemT, ...]:
+def as_tuple(values: Iterable[ItemT], what: str) -> tuple[ItemT, ...]:
     """Raises TypeError for one thing in the place of several."""
     if isinstance(values, str) or not isinstance(values, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"{what} are a list, and this is a {type(values).__name__}: put it in brackets")
     return tuple(values)
-
-
-def _paragraphs(*parts: str) -> str:
-    return "\n\n".join(part for part in parts if part)

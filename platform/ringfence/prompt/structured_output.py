@@ -20,7 +20,7 @@ OutputT = TypeVar("OutputT")
 _FENCE = re.compile(r"^[ \t]*`{3,}json\b\s*", re.IGNORECASE | re.MULTILINE)
 _FENCE_END = re.compile(r"\s*(```|$)")
 _OPENING = re.compile(r"[\[{]")
-_MAX_LOOKED_BACK = 16 * 1024
+_MAX_LOOKBACK = 16 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class StructuredOutput:
             OutputParseError: no JSON, or JSON that does not fit; or a text with two that both do and differ.
         """
         try:
-            return self.parse_value(self._found(text))
+            return self.parse_value(self._decode(text))
         except RecursionError as error:
             self._refuse("the answer is nested too deeply", error)
 
@@ -81,7 +81,7 @@ class StructuredOutput:
             if not isinstance(value, dict):
                 self._refuse(f"the answer must be a JSON object, not {_json_kind(value)}")
             return self._item(cast("dict[str, object]", value), "the answer")
-        items = _items(value)
+        items = _array_items(value)
         if items is None:
             self._refuse(f'the answer must be a JSON array or an object with the key "items", not {_json_kind(value)}')
         return [self._item(item, f"item {index}") for index, item in enumerate(items)]
@@ -95,29 +95,29 @@ class StructuredOutput:
         except (ValueError, TypeError) as error:
             self._refuse(f"{what} is no {self.dataclass_type.__name__}: {error}", error)
 
-    def _fits(self, value: object) -> bool:
-        return isinstance(value, dict) if self.container == "object" else _items(value) is not None
+    def _has_container(self, value: object) -> bool:
+        return isinstance(value, dict) if self.container == "object" else _array_items(value) is not None
 
-    def _found(self, text: str) -> object:
+    def _decode(self, text: str) -> object:
         fence = _FENCE.search(text)
         try:
             if fence is not None:
-                return self._fenced(text, fence.end())
+                return self._decode_fence(text, fence.end())
             try:
                 return STRICT_JSON.decode(text)
             except json.JSONDecodeError:
-                return self._embedded(text)
+                return self._find_embedded(text)
         except ValueError as error:  # not of the syntax only: a key twice, NaN, a number too long to read
             self._refuse(f"the answer is not acceptable JSON: {error}", error)
 
-    def _fenced(self, text: str, start: int) -> object:
+    def _decode_fence(self, text: str, start: int) -> object:
         # Not cut at the next fence: a JSON string may have backticks in it.
         value, end = STRICT_JSON.raw_decode(text, start)
         if _FENCE_END.match(text, end) is None:
             raise json.JSONDecodeError("Extra data", text, end)
         return value
 
-    def _embedded(self, text: str) -> object:
+    def _find_embedded(self, text: str) -> object:
         """The first value in a text that fits, else the first there is, which then says what does not."""
         fitting: list[object] = []
         others: list[object] = []
@@ -125,14 +125,14 @@ class StructuredOutput:
         while (opening := _OPENING.search(text, start)) is not None:
             start = opening.start()
             # Whatever is no JSON costs the lines before it, which JSONDecodeError counts; so they are cut off in time.
-            if start > _MAX_LOOKED_BACK:
+            if start > _MAX_LOOKBACK:
                 text, start = text[start:], 0
             try:
                 value, start = STRICT_JSON.raw_decode(text, start)
             except json.JSONDecodeError:
                 start += 1
                 continue
-            if not self._fits(value):
+            if not self._has_container(value):
                 others.append(value)
             elif not fitting:
                 fitting.append(value)
@@ -169,7 +169,7 @@ def is_dataclass_type(kind: object) -> bool:
     return isinstance(kind, type) and is_dataclass(kind)
 
 
-def _items(value: object) -> list[object] | None:
+def _array_items(value: object) -> list[object] | None:
     """The items of an array answer, if it is one."""
     if isinstance(value, dict):
         value = cast("dict[str, object]", value).get("items")

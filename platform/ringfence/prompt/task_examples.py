@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from ringfence import serde
 from ringfence.errors import PromptValidationError, SectionPath, SectionVisibility
 from ringfence.prompt.section import Section
-from ringfence.prompt.text import fenced
+from ringfence.prompt.structured_output import StructuredOutput
+from ringfence.prompt.text import fence, format_call
 from ringfence.prompt.tool import Tool, ToolExample
 from ringfence.prompt.tool_result import render_value
 
 if TYPE_CHECKING:
-    from ringfence.prompt.structured_output import StructuredOutput
     from ringfence.runtime.session import Session
 
 MAX_OBJECTIVE_CHARACTERS = 500
@@ -31,7 +29,7 @@ class TaskStep:
 
 
 class TaskExample(Section[None]):
-    """A task worth imitating; its tools have to be the prompt's, and its outcome of the prompt's output type."""
+    """A task worth imitating, with the prompt's tools and an outcome of the prompt's output type."""
 
     def __init__(
         self, *, key: str, objective: str, outcome: Any, steps: Sequence[TaskStep], title: str | None = None
@@ -41,7 +39,13 @@ class TaskExample(Section[None]):
         Raises:
             PromptValidationError: an objective that is not 1 to 500 printable ASCII characters, or no steps.
         """
-        self.objective = checked_objective(objective)
+        self.objective = objective.strip()
+        is_line = self.objective.isascii() and self.objective.isprintable()
+        if not is_line or not 1 <= len(self.objective) <= MAX_OBJECTIVE_CHARACTERS:
+            raise PromptValidationError(
+                f"an objective is 1 to {MAX_OBJECTIVE_CHARACTERS} printable ASCII characters, not {objective!r}",
+                placeholder="objective",
+            )
         self.outcome = outcome
         self.steps = tuple(steps)
         if not self.steps:
@@ -54,33 +58,23 @@ class TaskExample(Section[None]):
     def render_body(
         self, params: None, *, visibility: SectionVisibility, path: SectionPath, session: Session | None
     ) -> str:
-        return self.text()
-
-    def text(self, objective: str | None = None, outcome: str | None = None) -> str:
-        """The body, with another objective or outcome where one is given."""
-        lines = [f"Objective: {objective or self.objective}", "", "Steps:", ""]
+        lines = [f"Objective: {self.objective}", "", "Steps:", ""]
         for number, step in enumerate(self.steps, 1):
-            example = step.example
-            asked = "null" if example.input is None else json.dumps(serde.dump(example.input), ensure_ascii=False)
-            lines += [f"{number}. `{step.tool_name}`: {example.description}", "   input:", fenced(asked, "json")]
-            if example.output is not None:
-                lines += ["   output:", fenced(render_value(example.output))]
-        return "\n".join([*lines, "", "Outcome:", "", outcome or self.outcome_text])
-
-    @property
-    def outcome_text(self) -> str:
-        return self.outcome if isinstance(self.outcome, str) else fenced(render_value(self.outcome), "json")
+            lines.append(f"{number}. `{step.tool_name}`: {step.example.description}")
+            lines += format_call(step.example, indent="   ")
+        outcome = self.outcome if isinstance(self.outcome, str) else fence(render_value(self.outcome), "json")
+        return "\n".join([*lines, "", "Outcome:", "", outcome])
 
     def check(self, tools: Mapping[str, Tool[Any, Any]], output: StructuredOutput | None, path: SectionPath) -> None:
         """Raises PromptValidationError where a step or the outcome does not fit the prompt."""
         for step in self.steps:
             tool = tools.get(step.tool_name)
             if tool is None:
-                raise self._refusal(f"there is no tool {step.tool_name!r}", path, step.tool_name)
+                self._refuse(f"there is no tool {step.tool_name!r}", path, step.tool_name)
             try:
                 tool.check_example(step.example)
             except PromptValidationError as error:
-                raise self._refusal(str(error), path, step.tool_name) from error
+                self._refuse(str(error), path, step.tool_name)
         if output is None:
             fits, wanted = isinstance(self.outcome, str), "a text"
         elif output.container == "object":
@@ -90,12 +84,11 @@ class TaskExample(Section[None]):
             fits = type(items) in (list, tuple) and all(type(item) is output.dataclass_type for item in items)
             wanted = f"a list of {output.dataclass_type.__name__}"
         if not fits:
-            raise self._refusal(f"its outcome is not {wanted}, which is what the prompt answers", path, "outcome")
+            self._refuse(f"its outcome is not {wanted}, which is what the prompt answers", path, "outcome")
 
-    def _refusal(self, message: str, path: SectionPath, placeholder: str) -> PromptValidationError:
-        return PromptValidationError(
-            f"the task example {'.'.join(path)}: {message}", section_path=path, placeholder=placeholder
-        )
+    def _refuse(self, message: str, path: SectionPath, placeholder: str) -> NoReturn:
+        message = f"the task example {'.'.join(path)}: {message}"
+        raise PromptValidationError(message, section_path=path, placeholder=placeholder)
 
 
 class TaskExamplesSection(Section[None]):
@@ -107,20 +100,12 @@ class TaskExamplesSection(Section[None]):
         """Raises PromptValidationError for none, TypeError for something else than a `TaskExample`."""
         if not examples:
             raise PromptValidationError(f"the section {key!r} has no task examples", placeholder="examples")
+        for example in examples:
+            if not isinstance(example, TaskExample):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise TypeError(f"{example!r} in the section {key!r} is no TaskExample")
         super().__init__(title=title, key=key, children=examples)
 
     def render_body(
         self, params: None, *, visibility: SectionVisibility, path: SectionPath, session: Session | None
     ) -> str:
         return ""
-
-
-def checked_objective(text: str) -> str:
-    """`text` without surrounding blanks. Raises PromptValidationError for what cannot be an objective."""
-    stripped = text.strip()
-    if not 1 <= len(stripped) <= MAX_OBJECTIVE_CHARACTERS or not (stripped.isascii() and stripped.isprintable()):
-        raise PromptValidationError(
-            f"an objective is 1 to {MAX_OBJECTIVE_CHARACTERS} printable ASCII characters, not {text!r}",
-            placeholder="objective",
-        )
-    return stripped

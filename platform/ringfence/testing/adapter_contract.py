@@ -12,8 +12,8 @@ from ringfence.adapters.model import ModelTurn
 from ringfence.errors import PromptEvaluationError
 from ringfence.filesystem.memory import InMemoryFilesystem
 from ringfence.filesystem.protocol import Filesystem
-from ringfence.prompt.markdown import MarkdownSection
 from ringfence.prompt.prompt import Prompt, PromptTemplate
+from ringfence.prompt.section import MarkdownSection
 from ringfence.prompt.tool import ProviderAdapter, Tool, ToolContext, ToolExample
 from ringfence.prompt.tool_result import ToolResult
 from ringfence.runtime.events import PromptExecuted, PromptResponse, ToolInvoked
