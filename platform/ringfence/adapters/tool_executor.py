@@ -121,9 +121,8 @@ class Call:
         self.result = ToolResult.error(message)
         self.params = RejectedToolParams(self.arguments, error)
 
-    def refuse_ended(self) -> None:
-        if self.transaction.ended:
-            raise CallEndedError(f"the call that made {self.transaction!r} has ended, and rolled it back")
+    def ended_error(self) -> CallEndedError:
+        return CallEndedError(f"the call that made {self.transaction!r} has ended, and rolled it back")
 
 
 class ToolExecutor:
@@ -404,7 +403,8 @@ class ToolExecutor:
         if tool.read_only and transaction.changed(self.session):
             raise TransactionError(f"{call.name} is declared read-only, but it changed something")
         for policy in tool.result_policies:
-            call.refuse_ended()
+            if transaction.ended:
+                raise call.ended_error()
             try:
                 policy.on_result(tool.tool, call.params, result, context=call.context)
             except (RingfenceError, OSError):  # in words for the model
@@ -415,7 +415,8 @@ class ToolExecutor:
                 ) from error
         call.invoked = self._event(call)
         with self.session.lock.mutex:  # so that no outer call rolls back meanwhile
-            call.refuse_ended()
+            if transaction.ended:
+                raise call.ended_error()
             self.session.apply(call.invoked, to="state")
         if transaction.problems:
             problem = transaction.problems[0]
