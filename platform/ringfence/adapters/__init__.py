@@ -16,7 +16,6 @@ from ringfence.adapters.model import (
     ModelRetry,
     ModelText,
     ModelTurn,
-    ProviderAdapter,
     Request,
     ToolCall,
     ToolChoice,
@@ -26,6 +25,7 @@ from ringfence.adapters.retry import ThrottlePolicy
 from ringfence.adapters.scripted import ScriptedAdapter
 from ringfence.adapters.tool_executor import ToolCallResult, ToolExecutor
 from ringfence.errors import ContextWindowExceededError, PromptEvaluationError, ThrottleDetails, ThrottleError
+from ringfence.prompt.tool import ProviderAdapter
 from ringfence.runtime.events import PromptResponse
 
 if TYPE_CHECKING:

@@ -21,7 +21,6 @@ from ringfence.adapters.model import (
     ModelRetry,
     ModelText,
     ModelTurn,
-    ProviderAdapter,
     Request,
     ToolCall,
     ToolChoice,
@@ -41,7 +40,7 @@ from ringfence.participants import current_call
 from ringfence.prompt.disclosure import OPEN_SECTIONS
 from ringfence.prompt.feedback import FeedbackContext, Feedbacks
 from ringfence.prompt.structured_output import parse_output
-from ringfence.prompt.tool import Tool
+from ringfence.prompt.tool import ProviderAdapter, Tool
 from ringfence.runtime.events import PromptExecuted, PromptRendered, PromptResponse, RenderedTools, ToolSchema
 from ringfence.runtime.limits import (
     Budget,

@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Literal, Protocol, TypeVar, runtime_checkable
 from uuid import UUID
 
-from ringfence.runtime.events import PromptResponse, ToolSchema
-from ringfence.runtime.limits import Budget, BudgetTracker, Deadline, Heartbeat, RunContext, TokenUsage, utc_now
-from ringfence.runtime.session import Session
-
-if TYPE_CHECKING:
-    from ringfence.prompt.prompt import Prompt
+from ringfence.runtime.events import ToolSchema
+from ringfence.runtime.limits import Deadline, RunContext, TokenUsage, utc_now
 
 OutputT = TypeVar("OutputT")
 
@@ -197,31 +193,3 @@ class Model(Protocol):
     """
 
     def respond(self, request: Request) -> Turn: ...
-
-
-@runtime_checkable
-class ProviderAdapter(Protocol):
-    """Evaluates prompts with some provider's model."""
-
-    def evaluate(
-        self,
-        prompt: Prompt[OutputT],
-        *,
-        session: Session,
-        deadline: Deadline | None = None,
-        budget: Budget | None = None,
-        budget_tracker: BudgetTracker | None = None,
-        heartbeat: Heartbeat | None = None,
-        run_context: RunContext | None = None,
-    ) -> PromptResponse[OutputT]:
-        """Ask the model, run the tools it calls, until it gives its final answer.
-
-        ``budget_tracker`` takes the place of ``budget`` where several evaluations share one, or to see what was used.
-
-        Raises:
-            PromptEvaluationError: with the phase in which the evaluation could not go on.
-            VisibilityExpansionRequired: sections were asked for in full more often than there are any; before that the
-                evaluation opens them in its session and goes on.
-            ValueError: a budget, and a tracker of another one.
-        """
-        ...

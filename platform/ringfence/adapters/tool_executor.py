@@ -13,7 +13,6 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from ringfence import serde
-from ringfence.adapters.model import ProviderAdapter
 from ringfence.errors import (
     CallCancelledError,
     CallEndedError,
@@ -28,8 +27,14 @@ from ringfence.errors import (
 from ringfence.failures import describe_error
 from ringfence.participants import Participants, Transactional, current_call, set_current_call, sort_participants
 from ringfence.prompt.policy import ALLOW, Policy, PolicyDecision
-from ringfence.prompt.tool import BoundTool, ToolContext, bind_tool
-from ringfence.prompt.tool_result import (
+from ringfence.prompt.tool import BoundTool, ProviderAdapter, ToolContext, bind_tool
+from ringfence.resources import CallResources
+from ringfence.runtime.events import RejectedToolParams, ToolCallStarted, ToolInvoked
+from ringfence.runtime.interrupts import Interrupts
+from ringfence.runtime.limits import BudgetTracker, Cancellation, Deadline, Heartbeat, RunContext, RunOptions
+from ringfence.runtime.receipts import Outcome, PolicyVerdict, Receipt
+from ringfence.runtime.session import Session
+from ringfence.runtime.tool_result import (
     MAX_RESULT_CHARACTERS,
     READER,
     AcceptsChanges,
@@ -39,12 +44,6 @@ from ringfence.prompt.tool_result import (
     full_result_path,
     whole_text,
 )
-from ringfence.resources import CallResources
-from ringfence.runtime.events import RejectedToolParams, ToolCallStarted, ToolInvoked
-from ringfence.runtime.interrupts import Interrupts
-from ringfence.runtime.limits import BudgetTracker, Cancellation, Deadline, Heartbeat, RunContext, RunOptions
-from ringfence.runtime.receipts import Outcome, PolicyVerdict, Receipt
-from ringfence.runtime.session import Session
 from ringfence.runtime.transaction import ReceiptUpdates, Transaction, new_id
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from ringfence.errors import (
     VisibilityExpansionRequired,
 )
 from ringfence.prompt.tool import Tool, ToolContext
-from ringfence.prompt.tool_result import ToolResult
+from ringfence.runtime.tool_result import ToolResult
 
 if TYPE_CHECKING:
     from ringfence.prompt.rendering import SectionNode, SectionParams, ShownSection

@@ -12,7 +12,7 @@ from ringfence.errors import PromptValidationError, SectionPath, SectionVisibili
 from ringfence.prompt.section import Section
 from ringfence.prompt.text import fenced
 from ringfence.prompt.tool import Tool, ToolExample
-from ringfence.prompt.tool_result import render_value
+from ringfence.runtime.tool_result import render_value
 
 if TYPE_CHECKING:
     from ringfence.prompt.structured_output import StructuredOutput

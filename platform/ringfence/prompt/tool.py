@@ -10,13 +10,12 @@ import re
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, get_origin
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, get_origin, runtime_checkable
 
 from ringfence import serde
 from ringfence.filesystem.paths import resolve_model_path
 from ringfence.filesystem.protocol import Filesystem
 from ringfence.prompt.policy import EffectPolicy, ToolPolicy, has_hook, is_asked
-from ringfence.prompt.tool_result import ToolResult
 from ringfence.prompt.tool_types import (
     MISSING,
     Written,
@@ -30,16 +29,16 @@ from ringfence.prompt.tool_types import (
 )
 from ringfence.runtime.limits import BudgetTracker, RunOptions
 from ringfence.runtime.receipts import PolicyVerdict
+from ringfence.runtime.tool_result import ToolResult
 from ringfence.values import can_change
 
 if TYPE_CHECKING:
-    from ringfence.adapters.model import ProviderAdapter
     from ringfence.participants import CallInfo, Change
     from ringfence.prompt.prompt import Prompt
     from ringfence.prompt.rendering import RenderedPrompt
     from ringfence.resources import CallResources, ResourceContext
-    from ringfence.runtime.events import Dispatcher
-    from ringfence.runtime.limits import Cancellation, Deadline, Heartbeat, RunContext
+    from ringfence.runtime.events import Dispatcher, PromptResponse
+    from ringfence.runtime.limits import Budget, Cancellation, Deadline, Heartbeat, RunContext
     from ringfence.runtime.session import Session
 
 ParamsT = TypeVar("ParamsT")
@@ -48,9 +47,38 @@ ContraParamsT = TypeVar("ContraParamsT", contravariant=True)
 CoResultT = TypeVar("CoResultT", covariant=True)
 WrappedParamsT = TypeVar("WrappedParamsT")
 WrappedResultT = TypeVar("WrappedResultT")
+OutputT = TypeVar("OutputT")
 
 TOOL_NAME = re.compile(r"[a-z0-9_-]{1,64}")
 MAX_DESCRIPTION_CHARACTERS = 200
+
+
+@runtime_checkable
+class ProviderAdapter(Protocol):
+    """Evaluates prompts with some provider's model."""
+
+    def evaluate(
+        self,
+        prompt: Prompt[OutputT],
+        *,
+        session: Session,
+        deadline: Deadline | None = None,
+        budget: Budget | None = None,
+        budget_tracker: BudgetTracker | None = None,
+        heartbeat: Heartbeat | None = None,
+        run_context: RunContext | None = None,
+    ) -> PromptResponse[OutputT]:
+        """Ask the model, run the tools it calls, until it gives its final answer.
+
+        ``budget_tracker`` takes the place of ``budget`` where several evaluations share one, or to see what was used.
+
+        Raises:
+            PromptEvaluationError: with the phase in which the evaluation could not go on.
+            VisibilityExpansionRequired: sections were asked for in full more often than there are any; before that the
+                evaluation opens them in its session and goes on.
+            ValueError: a budget, and a tracker of another one.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 
 from ringfence import serde
 from ringfence.adapters.model import Turn
-from ringfence.prompt.tool_result import sendable
 from ringfence.runtime.events import RejectedToolParams, ToolCallStarted, ToolInvoked
 from ringfence.runtime.limits import TokenUsage
 from ringfence.runtime.receipts import Receipt
+from ringfence.runtime.tool_result import sendable
 from ringfence.telemetry import names
 
 MAX_NAME_CHARACTERS = 128

@@ -8,18 +8,18 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ringfence.adapters.model import ModelTurn, ProviderAdapter
+from ringfence.adapters.model import ModelTurn
 from ringfence.errors import PromptEvaluationError
 from ringfence.filesystem.memory import InMemoryFilesystem
 from ringfence.filesystem.protocol import Filesystem
 from ringfence.prompt.markdown import MarkdownSection
 from ringfence.prompt.prompt import Prompt, PromptTemplate
-from ringfence.prompt.tool import Tool, ToolContext, ToolExample
-from ringfence.prompt.tool_result import ToolResult
+from ringfence.prompt.tool import ProviderAdapter, Tool, ToolContext, ToolExample
 from ringfence.runtime.events import PromptExecuted, PromptResponse, ToolInvoked
 from ringfence.runtime.limits import Budget, BudgetTracker, Deadline, Heartbeat, TokenUsage
 from ringfence.runtime.receipts import Receipt
 from ringfence.runtime.session import Session
+from ringfence.runtime.tool_result import ToolResult
 
 OutputT = TypeVar("OutputT")
 Turns = Sequence[Mapping[str, Any]]
