@@ -23,13 +23,12 @@ from ringfence.prompt import MarkdownSection, Section, Tool, ToolContext, ToolPo
 from ringfence.runtime.limits import Cancellation
 from ringfence.runtime.receipts import Receipt
 from ringfence.runtime.session import Session
-from ringfence_cli.disk import DiskWorkspace
 from ringfence_cli.serve import resources
 from ringfence_cli.serve.clients import MAX_REMEMBERED
 from ringfence_cli.serve.clients import Client as SessionOfClient
 from ringfence_cli.serve.results import MAX_STRUCTURED_CHARACTERS, fitted
 from ringfence_cli.serve.server import WorkspaceServer
-from ringfence_cli.serve.workspaces import ReadOnlyWorkspace, ServedWorkspace, WritableWorkspace, open_workspace
+from ringfence_cli.serve.workspaces import ServedWorkspace, open_workspace
 from ringfence_cli.terms import Place
 from ringfence_tools import VfsToolsSection
 from ringfence_tools.file_results import Listing
@@ -57,8 +56,8 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def served(root: Path) -> Iterator[WritableWorkspace]:
-    served = WritableWorkspace(DiskWorkspace(root))
+def served(root: Path) -> Iterator[ServedWorkspace]:
+    served = open_workspace(Place("disk"), root, read_only=False)
     yield served
     served.close()
 
@@ -159,7 +158,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 
 async def test_every_tool_has_a_schema_of_what_it_takes_and_gives_and_says_what_it_does(
-    served: WritableWorkspace, era: str
+    served: ServedWorkspace, era: str
 ) -> None:
     async with serving(served, era).client() as client:
         tools = {tool.name: tool for tool in (await client.list_tools()).tools}
@@ -185,7 +184,7 @@ async def test_every_tool_has_a_schema_of_what_it_takes_and_gives_and_says_what_
     assert hints["checkpoint"] == (False, False, False)
 
 
-async def test_a_result_is_text_for_a_model_and_a_value_for_a_program(served: WritableWorkspace, era: str) -> None:
+async def test_a_result_is_text_for_a_model_and_a_value_for_a_program(served: ServedWorkspace, era: str) -> None:
     async with serving(served, era).client() as client:
         read = await client.call_tool("read_file", {"file_path": "a.txt"})
         assert "1 | one" in text(read)
@@ -199,7 +198,7 @@ async def test_a_result_is_text_for_a_model_and_a_value_for_a_program(served: Wr
         assert len(written.meta["ringfence/commit"]) == 40
 
 
-async def test_what_a_model_does_wrong_it_reads_as_a_result(served: WritableWorkspace, root: Path, era: str) -> None:
+async def test_what_a_model_does_wrong_it_reads_as_a_result(served: ServedWorkspace, root: Path, era: str) -> None:
     server = serving(served, era)
     async with server.client() as client:
         unknown = await client.call_tool("write_fil", {})
@@ -216,7 +215,7 @@ async def test_what_a_model_does_wrong_it_reads_as_a_result(served: WritableWork
 
 
 async def test_two_clients_share_the_files_and_not_what_they_have_read(
-    served: WritableWorkspace, root: Path, era: str
+    served: ServedWorkspace, root: Path, era: str
 ) -> None:
     server = serving(served, era)
     async with server.client() as one, server.client() as other:
@@ -231,9 +230,7 @@ async def test_two_clients_share_the_files_and_not_what_they_have_read(
     assert len({receipt.session_id for receipt in server.receipts}) == 2
 
 
-async def test_calls_of_many_clients_at_once_all_come_out_whole(
-    served: WritableWorkspace, root: Path, era: str
-) -> None:
+async def test_calls_of_many_clients_at_once_all_come_out_whole(served: ServedWorkspace, root: Path, era: str) -> None:
     server = serving(served, era)
 
     async def write(number: int) -> None:
@@ -249,7 +246,7 @@ async def test_calls_of_many_clients_at_once_all_come_out_whole(
     assert {receipt.outcome for receipt in server.receipts} == {"committed"}
 
 
-async def test_calls_of_one_client_run_in_the_order_they_came(served: WritableWorkspace, root: Path, era: str) -> None:
+async def test_calls_of_one_client_run_in_the_order_they_came(served: ServedWorkspace, root: Path, era: str) -> None:
     async with serving(served, era).client() as client, anyio.create_task_group() as group:
         for number in range(10):
             text = f"{number}\n"
@@ -381,7 +378,7 @@ def test_what_is_cut_is_small_enough_whatever_it_is(value: dict[str, Any]) -> No
     assert len(json.dumps(small)) <= MAX_STRUCTURED_CHARACTERS
 
 
-async def test_undo_is_a_step_of_its_call_and_can_be_undone(served: WritableWorkspace, root: Path, era: str) -> None:
+async def test_undo_is_a_step_of_its_call_and_can_be_undone(served: ServedWorkspace, root: Path, era: str) -> None:
     server = serving(served, era)
     async with server.client() as client:
         found(await client.call_tool("read_file", {"file_path": "a.txt"}))
@@ -403,7 +400,7 @@ async def test_undo_is_a_step_of_its_call_and_can_be_undone(served: WritableWork
     assert server.receipts[3].changes[0].path == "a.txt"
 
 
-async def test_a_step_is_undone_by_its_name_as_by_its_number(served: WritableWorkspace, root: Path, era: str) -> None:
+async def test_a_step_is_undone_by_its_name_as_by_its_number(served: ServedWorkspace, root: Path, era: str) -> None:
     async with serving(served, era).client() as client:
         for name in ("c", "d"):
             found(await client.call_tool("write_file", {"file_path": f"{name}.txt", "content": "new\n"}))
@@ -417,7 +414,7 @@ async def test_a_step_is_undone_by_its_name_as_by_its_number(served: WritableWor
 
 
 async def test_an_undo_that_undid_nothing_is_an_error_that_says_why(
-    served: WritableWorkspace, root: Path, era: str
+    served: ServedWorkspace, root: Path, era: str
 ) -> None:
     async with serving(served, era).client() as client:
         found(await client.call_tool("write_file", {"file_path": "c.txt", "content": "c\n"}))
@@ -437,7 +434,7 @@ async def test_an_undo_that_undid_nothing_is_an_error_that_says_why(
 
 
 async def test_a_number_of_steps_and_one_step_cannot_both_be_undone(
-    served: WritableWorkspace, root: Path, era: str
+    served: ServedWorkspace, root: Path, era: str
 ) -> None:
     server = serving(served, era)
     async with server.client() as client:
@@ -450,7 +447,7 @@ async def test_a_number_of_steps_and_one_step_cannot_both_be_undone(
         assert (root / "new.txt").exists()
 
 
-async def test_a_checkpoint_is_a_name_to_go_back_to(served: WritableWorkspace, root: Path, era: str) -> None:
+async def test_a_checkpoint_is_a_name_to_go_back_to(served: ServedWorkspace, root: Path, era: str) -> None:
     async with serving(served, era).client() as client:
         found(await client.call_tool("write_file", {"file_path": "c.txt", "content": "c\n"}))
         (root / "theirs.txt").write_text("theirs\n")
@@ -467,7 +464,7 @@ async def test_a_checkpoint_is_a_name_to_go_back_to(served: WritableWorkspace, r
 
 @pytest.mark.parametrize("path", ["../secret.txt", "out/secret.txt", "src/../../secret.txt", "/out/../../secret.txt"])
 async def test_nothing_outside_of_the_workspace_is_reached(
-    served: WritableWorkspace, root: Path, path: str, era: str
+    served: ServedWorkspace, root: Path, path: str, era: str
 ) -> None:
     (root.parent / "secret.txt").write_text("secret\n")
     (root / "out").symlink_to("..")
@@ -481,7 +478,7 @@ async def test_nothing_outside_of_the_workspace_is_reached(
     assert (root.parent / "secret.txt").read_text() == "secret\n"
 
 
-async def test_git_s_own_data_is_not_for_clients_to_write(served: WritableWorkspace, root: Path, era: str) -> None:
+async def test_git_s_own_data_is_not_for_clients_to_write(served: ServedWorkspace, root: Path, era: str) -> None:
     async with serving(served, era).client() as client:
         denied = await client.call_tool("write_file", {"file_path": ".git/hooks/post-commit", "content": "x"})
     assert "only people change" in text(denied)
@@ -504,10 +501,10 @@ async def test_a_read_only_server_offers_and_runs_only_what_changes_nothing(root
 
 
 async def test_a_read_only_server_sees_the_steps_that_an_agent_makes_meanwhile(root: Path, era: str) -> None:
-    looking = ReadOnlyWorkspace(root)
+    looking = open_workspace(Place("disk"), root, read_only=True)
     async with serving(looking, era).client() as watcher:
         assert "no history yet" in text(await watcher.call_tool("history", {}))
-        working = WritableWorkspace(DiskWorkspace(root))
+        working = open_workspace(Place("disk"), root, read_only=False)
         async with serving(working, era).client() as client:
             found(await client.call_tool("write_file", {"file_path": "new.txt", "content": "x"}))
             history = await watcher.call_tool("history", {})
@@ -526,7 +523,7 @@ async def test_what_is_done_to_a_copy_in_memory_nothing_on_disk_hears_of(root: P
     assert not (root / "new.txt").exists()
 
 
-async def test_files_are_resources_a_page_at_a_time(served: WritableWorkspace, root: Path, era: str) -> None:
+async def test_files_are_resources_a_page_at_a_time(served: ServedWorkspace, root: Path, era: str) -> None:
     names = {f"many/{number:03}.txt" for number in range(450)} | {"a.txt", "src/b.py", "many/odd name%.txt"}
     (root / "many").mkdir()
     for name in names:
@@ -552,7 +549,7 @@ async def test_files_are_resources_a_page_at_a_time(served: WritableWorkspace, r
     assert isinstance(odd.contents[0], TextResourceContents)
 
 
-async def test_a_resource_is_whole_or_refused(served: WritableWorkspace, root: Path, era: str) -> None:
+async def test_a_resource_is_whole_or_refused(served: ServedWorkspace, root: Path, era: str) -> None:
     (root / "large.bin").write_bytes(b"\xff" * (resources.MAX_BYTES + 1))
     (root / "binary").write_bytes(b"\xff\x00")
     (root / "out").symlink_to("/etc/passwd")
@@ -585,7 +582,7 @@ async def test_a_resource_is_whole_or_refused(served: WritableWorkspace, root: P
                 await client.read_resource(uri)
 
 
-def test_a_session_does_not_grow_with_the_calls(served: WritableWorkspace) -> None:
+def test_a_session_does_not_grow_with_the_calls(served: ServedWorkspace) -> None:
     client = SessionOfClient(served, [].append)
     for _ in range(250):
         assert not client.call("ls", {}, Cancellation()).is_error

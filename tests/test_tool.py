@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import pytest
 
+from ringfence.adapters import ToolExecutor
 from ringfence.errors import PromptValidationError
-from ringfence.prompt import Tool, ToolContext, ToolExample, ToolResult
+from ringfence.prompt import MarkdownSection, Prompt, PromptTemplate, Tool, ToolContext, ToolExample, ToolResult
+from ringfence.runtime import Session
 
 T = TypeVar("T")
 
@@ -86,8 +88,10 @@ def test_a_description_is_stripped() -> None:
     assert make(description="  Say it.\n").description == "Say it."
 
 
-@pytest.mark.parametrize("types", [(dict, Result), (Params, int), (int, Result), (Params, tuple[Result, Other])])
-def test_types_that_are_no_dataclasses_are_refused(types: tuple[Any, Any]) -> None:
+@pytest.mark.parametrize(
+    "types", [(dict, Result), (Params, int), (int, Result), (Params, tuple[Result, Other]), (Params, Result | None)]
+)
+def test_types_of_other_shapes_are_refused(types: tuple[Any, Any]) -> None:
     with pytest.raises(PromptValidationError):
         Tool[types[0], types[1]](name="say", description="Say it.", handler=None)
 
@@ -96,6 +100,29 @@ def test_types_that_are_no_dataclasses_are_refused(types: tuple[Any, Any]) -> No
 def test_a_result_may_be_many_of_one_dataclass(kind: Any) -> None:
     tool = Tool[Params, kind](name="say", description="Say it.", handler=None)
     assert (tool.result_type, tool.result_container) == (Result, "array")
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "other"),
+    [
+        (Mapping[str, int], {"a": 1}, ["a"]),
+        (dict[str, int], {"a": 1}, "a"),
+        (Sequence[str], ("a", "b"), "ab"),
+        (list[int | str], [1, "a"], {"a": 1}),
+        (str, "a", 1),
+    ],
+)
+def test_a_result_may_be_a_mapping_a_sequence_or_text(kind: Any, value: object, other: object) -> None:
+    def answer(params: Params, *, context: ToolContext) -> ToolResult[Any]:
+        return ToolResult.ok(value if params.text == "fits" else other, "answered")
+
+    example = ToolExample("An answer.", Params("fits"), value)
+    tool = Tool[Params, kind](name="answer", description="Answer.", handler=answer, examples=(example,))
+    prompt = Prompt(PromptTemplate(ns="t", key="r", sections=[MarkdownSection(title="T", template="T", tools=[tool])]))
+    executor = ToolExecutor(prompt=prompt, session=Session())
+    with prompt.resources:
+        assert executor.call("answer", {"text": "fits"}).value == value
+        assert not executor.call("answer", {"text": "other"}).success
 
 
 def positional_context(params: Params, context: ToolContext) -> ToolResult[Result]:

@@ -25,9 +25,8 @@ from ringfence.prompt.tool import Tool, ToolContext
 from ringfence.resources import Binding, ResourceRegistry
 from ringfence.runtime.session import Session
 from ringfence.runtime.tool_result import ToolResult
-from ringfence_sandbox.container.isolation import WORKSPACE, Network, SandboxLimits
-from ringfence_sandbox.container.shell_environment import ShellEnvironment
-from ringfence_sandbox.podman import CommandResult, PodmanSandbox
+from ringfence_sandbox import CommandResult, PodmanSandbox, SandboxLimits, ShellEnvironment
+from ringfence_sandbox.container.isolation import WORKSPACE, Network
 from ringfence_tools.file_params import check_length
 from ringfence_tools.file_tools import file_tools
 from ringfence_tools.files import CHANGING, FAILING, FINDING, READING_FIRST

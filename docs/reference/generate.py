@@ -74,10 +74,12 @@ def commands(group: click.Group, path: str) -> Iterator[tuple[str, click.Command
 
 
 def option_row(option: click.Option) -> str:
-    kind = "\\|".join(option.type.choices) if isinstance(option.type, click.Choice) else option.metavar or "N"
+    choices = option.type.choices if isinstance(option.type, click.Choice) else ()
+    kind = "\\|".join(choices) or option.metavar or {"text": "TEXT"}.get(option.type.name, "N")
     names = ", ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
     value = "" if option.is_flag else f" {kind}"
-    return f"| {names}{value} | {' '.join((option.help or '').split()).replace('|', '|')} |"
+    default = f" [default: {option.default}]" if option.show_default is True and not option.is_flag else ""
+    return f"| {names}{value} | {' '.join((option.help or '').split())}{default} |"
 
 
 def command_line_page() -> str:

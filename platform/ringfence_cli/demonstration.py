@@ -38,7 +38,7 @@ from ringfence_cli.workspace import MemoryWorkspace
 from ringfence_tools.planning import Plan
 
 if TYPE_CHECKING:
-    from ringfence_sandbox.podman import PodmanSandbox
+    from ringfence_sandbox import PodmanSandbox
 
 PAUSE_SECONDS = 0.8
 """After each turn, at a terminal, so that a person can follow."""

@@ -25,7 +25,7 @@ from ringfence_tools.contents import LeftOut
 from ringfence_tools.files import VfsToolsSection
 
 if TYPE_CHECKING:
-    from ringfence_sandbox.podman import PodmanSandbox
+    from ringfence_sandbox import PodmanSandbox
 
 
 class DiskWorkspace:
@@ -54,8 +54,8 @@ class DiskWorkspace:
 
     def start_container(self, place: Place) -> None:
         """Have commands run as well, in a container over the files. SandboxUnavailableError: they cannot."""
+        from ringfence_sandbox import PodmanSandbox
         from ringfence_sandbox.container.isolation import WORKSPACE
-        from ringfence_sandbox.podman import PodmanSandbox
 
         sandbox = PodmanSandbox(
             self.directory,

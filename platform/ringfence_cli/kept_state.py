@@ -10,7 +10,7 @@ from ringfence.prompt.policy import PathHashes, PolicyState
 from ringfence.runtime.reducers import VisibilityOverrides
 from ringfence.runtime.session import Session
 from ringfence.tagged import decode, encode
-from ringfence_sandbox.container.shell_environment import ShellEnvironment
+from ringfence_sandbox import ShellEnvironment
 from ringfence_tools.planning import Plan
 
 KEPT: Sequence[type[Any]] = (Plan, PolicyState, ShellEnvironment, VisibilityOverrides)

@@ -12,7 +12,8 @@ import click
 
 from ringfence import serde
 from ringfence_cli.workspace import WorkspaceKind
-from ringfence_sandbox.container.isolation import Network, SandboxLimits
+from ringfence_sandbox import SandboxLimits
+from ringfence_sandbox.container.isolation import Network
 
 LEAST = 1
 """Of every limit: a second, a token, a turn."""

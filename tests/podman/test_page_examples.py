@@ -12,6 +12,6 @@ from ringfence_sandbox.container.podman_connection import Connection
 @pytest.mark.parametrize("number", [0, 1])
 def test_an_example_of_commands_runs(number: int, podman: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CONTAINER_HOST", podman.url)
-    blocks = [block for block in page("use/sandbox").blocks if block.language == "python"]
+    blocks = [block for block in page("build/workspaces").blocks if "PodmanSandbox" in block.text]
     assert len(blocks) == 2
-    exec(compile(blocks[number].text, "docs/use/sandbox.md", "exec"), {})
+    exec(compile(blocks[number].text, "docs/build/workspaces.md", "exec"), {})

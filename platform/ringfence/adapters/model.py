@@ -1,17 +1,15 @@
-"""What a model provider is to the loop, and what an evaluation answers."""
+"""What a model is to the evaluation loop, and the events of an evaluation."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Literal, Protocol, TypeVar, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 from uuid import UUID
 
 from ringfence.runtime.events import ToolSchema
 from ringfence.runtime.limits import Deadline, RunContext, TokenUsage, utc_now
-
-OutputT = TypeVar("OutputT")
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,8 +45,15 @@ class ModelParams:
 
     def under(self, names: Mapping[str, str], api: str) -> dict[str, Any]:
         """The parameters under the names that an API has for them. Raises ValueError for one that it has not."""
-        stop = [self.stop] if isinstance(self.stop, str) else list(self.stop) or None
-        given = {each: stop if each == "stop" else getattr(self, each) for each in self.__slots__ if each != "extra"}
+        given: dict[str, Any] = {
+            "max_tokens": self.max_tokens,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "stop": [self.stop] if isinstance(self.stop, str) else list(self.stop) or None,
+            "seed": self.seed,
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+        }
         given = {name: value for name, value in given.items() if value is not None}
         if unknown := given.keys() - names.keys():
             raise ValueError(f"{api} have no {' or '.join(sorted(unknown))}: leave it out, or put it in extra")

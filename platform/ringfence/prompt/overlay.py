@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import fields, replace
-from typing import Any, cast
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, cast, get_origin
 
 from ringfence import serde
 from ringfence.errors import PromptValidationError, SectionVisibility
@@ -115,6 +115,8 @@ def _example(
 def _parsed(kind: type[Any] | None, value: object) -> Any:
     if kind is None:
         raise TypeError("there is no type for a value")
+    if not is_dataclass(get_origin(kind) or kind):
+        return value
     return serde.parse(kind, cast("Mapping[str, object]", value), extra="forbid")
 
 

@@ -14,6 +14,7 @@ from ringfence import serde
 from ringfence.errors import PromptOverridesError, PromptValidationError, SectionPath, SectionVisibility
 from ringfence.prompt.task_examples import TaskExample, TaskExamplesSection, checked_objective
 from ringfence.prompt.tool import Tool, ToolExample, checked_description
+from ringfence.prompt.tool_types import name_of
 
 if TYPE_CHECKING:
     from ringfence.prompt.prompt import Prompt, PromptTemplate
@@ -195,7 +196,7 @@ def _result_schema(tool: Tool[Any, Any]) -> object:
     try:
         schema: object = serde.schema(tool.result_type)
     except TypeError:  # a result need not have a schema: its name stands for it
-        schema = tool.result_type.__qualname__
+        schema = name_of(tool.result_type)
     return [tool.result_container, schema]
 
 

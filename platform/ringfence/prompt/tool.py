@@ -23,6 +23,7 @@ from ringfence.prompt.tool_types import (
     check_handler,
     check_writes,
     invalid,
+    is_of_type,
     name_of,
     params_type_of,
     result_type_of,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from ringfence.runtime.limits import Budget, Cancellation, Deadline, Heartbeat, RunContext
     from ringfence.runtime.session import Session
 
+OutputT = TypeVar("OutputT")
 ParamsT = TypeVar("ParamsT")
 ResultT = TypeVar("ResultT")
 ContraParamsT = TypeVar("ContraParamsT", contravariant=True)
@@ -185,8 +187,8 @@ class Tool(Generic[ParamsT, ResultT]):
     """A callable affordance, checked when it is constructed.
 
     ``Tool[Params, Result](name=..., description=..., handler=...)``; where the type arguments are left out, the
-    handler's annotations say them. Either may be None for a tool without params or without a value; a result may also
-    be ``list[D]``, ``Sequence[D]`` or ``tuple[D, ...]`` of a dataclass.
+    handler's annotations say them. Either may be None for a tool without params or without a value. A result is a
+    dataclass, a mapping, a ``list[T]``, ``Sequence[T]`` or ``tuple[T, ...]``, or a ``str``.
 
     Files must be changed through the filesystem resource. A handler that opens files of the workspace itself makes
     changes that count as somebody else's, unless the tool is declared ``opaque``.
@@ -216,9 +218,8 @@ class Tool(Generic[ParamsT, ResultT]):
 
     params_type: type[ParamsT] | None = dataclasses.field(init=False, compare=False)
     result_type: type[Any] | None = dataclasses.field(init=False, compare=False)
-    """The dataclass; of the items, where the result is an array."""
+    """The type of the value; of the items, where the result is an array."""
     result_container: Literal["object", "array"] = dataclasses.field(init=False, compare=False)
-    _result_class: type[Any] = dataclasses.field(init=False, compare=False, repr=False)
     decode: Callable[[Mapping[str, object] | str | bytes], ParamsT] = dataclasses.field(
         init=False, compare=False, repr=False
     )
@@ -247,7 +248,6 @@ class Tool(Generic[ParamsT, ResultT]):
         result_type, container = result_type_of(result, self.name)
         _put(self, "result_type", result_type)
         _put(self, "result_container", container)
-        _put(self, "_result_class", get_origin(result_type) or result_type or type(None))
         if self.handler is not None:
             check_handler(self.handler, self.name, params, result)
         if self.writes is not None:
@@ -312,11 +312,11 @@ class Tool(Generic[ParamsT, ResultT]):
     def fits(self, value: object) -> bool:
         """Whether a result's value is of the declared type, or none: a message may say it all."""
         if value is None or self.result_container == "object":
-            return value is None or isinstance(value, self._result_class)
+            return value is None or (self.result_type is not None and is_of_type(value, self.result_type))
         if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
             return False
         items = typing.cast("Sequence[object]", value)
-        return all(isinstance(item, self._result_class) for item in items)
+        return all(is_of_type(item, self.result_type) for item in items)
 
     @property
     def result_words(self) -> str:
@@ -396,7 +396,11 @@ def checked_description(text: str, name: str) -> str:
 
 
 def _is_exactly(value: object, kind: object) -> bool:
-    return value is None if kind is None else type(value) is (get_origin(kind) or kind)
+    """A dataclass itself and none of its subclasses; an instance of another type."""
+    if kind is None:
+        return value is None
+    cls = get_origin(kind) or kind
+    return type(value) is cls if dataclasses.is_dataclass(cls) else is_of_type(value, kind)
 
 
 def _fields_of(kind: Any) -> tuple[dataclasses.Field[Any], ...]:

@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias, TypeVar, get_args, get_origin
 
 from ringfence.errors import PromptValidationError
@@ -56,24 +56,28 @@ def params_type_of(kind: Any, name: str) -> Any:
 
 
 def result_type_of(kind: Any, name: str) -> tuple[Any, Literal["object", "array"]]:
+    """The type of a result's value, or of its items where it is an array."""
     if kind is None or kind is type(None):
         return None, "object"
-    if get_origin(kind) in (list, tuple, Sequence):
-        arguments = get_args(kind)
-        if get_origin(kind) is tuple and not (len(arguments) == 2 and arguments[1] is Ellipsis):
-            raise invalid(f"tool {name!r}: a tuple result is tuple[D, ...] of one dataclass, not {kind}", name)
-        if not _is_dataclass_type(arguments[0]):
-            raise invalid(
-                f"tool {name!r}: the items of a result must be a dataclass, not {name_of(arguments[0])}", name
-            )
+    origin = get_origin(kind) or kind
+    if origin in (list, tuple, Sequence):
+        arguments = get_args(kind) or (Any, ...)
+        if origin is tuple and not (len(arguments) == 2 and arguments[1] is Ellipsis):
+            raise invalid(f"tool {name!r}: a tuple result is tuple[T, ...] of one type, not {kind}", name)
         return arguments[0], "array"
-    if not _is_dataclass_type(kind):
-        raise invalid(
-            f"tool {name!r}: a result is a dataclass, None, or a list, Sequence or tuple[D, ...] of one, not "
-            f"{name_of(kind)}",
-            name,
-        )
-    return kind, "object"
+    if _is_dataclass_type(kind) or origin in (str, dict, Mapping):
+        return kind, "object"
+    raise invalid(
+        f"tool {name!r}: a result is a dataclass, a mapping, a list, Sequence or tuple[T, ...], a str or None, not "
+        f"{name_of(kind)}",
+        name,
+    )
+
+
+def is_of_type(value: object, kind: Any) -> bool:
+    """Whether a value is of a declared type; what a union or a type variable allows is not looked at."""
+    origin = get_origin(kind) or kind
+    return not isinstance(origin, type) or origin is types.UnionType or isinstance(value, origin)
 
 
 def check_handler(handler: object, name: str, params: Any, result: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from mcp.server.context import ServerRequestContext
@@ -58,7 +59,8 @@ class Client:
         self._executor = ToolExecutor(prompt=prompt, session=self.session)
         tools = prompt.tools(session=self.session)
         self.tools = {tool.name: tool for tool in tools if tool.read_only or not workspace.read_only}
-        self._kinds = {ToolInvoked, Receipt, *(tool.result_type for tool in tools if tool.result_type is not None)}
+        results = (tool.result_type for tool in tools)
+        self._kinds = {ToolInvoked, Receipt, *(kind for kind in results if kind is not None and is_dataclass(kind))}
         self.session.dispatcher.subscribe(Receipt, hear)
 
     def call(self, name: str, arguments: Mapping[str, object] | None, cancellation: Cancellation) -> CallToolResult:

@@ -28,7 +28,7 @@ from ringfence_cli.run import recovered_before_copy
 from ringfence_cli.serve import stdio
 from ringfence_cli.serve.clients import Client
 from ringfence_cli.serve.server import WorkspaceServer
-from ringfence_cli.serve.workspaces import ServedWorkspace, WritableWorkspace, open_workspace
+from ringfence_cli.serve.workspaces import ServedWorkspace, open_workspace
 from ringfence_cli.signals import Signals
 from ringfence_cli.task import EXIT_CODES
 from ringfence_cli.telemetry import telemetry_of
@@ -86,9 +86,10 @@ def _serve(options: ServeOptions, signals: Signals) -> int:
                 )
                 stack.callback(workspace.close)
                 receipts = _receipts(options, stack)
-                if receipts is not None and isinstance(workspace, WritableWorkspace):
-                    protect_path(workspace.workspace, receipts.path, "the receipts of this server come there")
-                    receipts.complete(workspace.workspace.history)
+                on_disk = workspace.writable
+                if receipts is not None and on_disk is not None and on_disk.history is not None:
+                    protect_path(on_disk, receipts.path, "the receipts of this server come there")
+                    receipts.complete(on_disk.history)
                 with results_alone(added):
                     _begin_once(workspace, added)
         except PromptValidationError as error:
@@ -100,7 +101,7 @@ def _serve(options: ServeOptions, signals: Signals) -> int:
             errors.say(f"ringfence: {error}")
             _refuse(str(error), options, signals)
             return UNAVAILABLE
-        for line in (*workspace.notes(), *hints):
+        for line in (*workspace.notes, *hints):
             errors.say(line)
         hear = partial(_write, receipts, errors) if receipts is not None else _nothing
         server = WorkspaceServer(workspace, hear, telemetry, added)

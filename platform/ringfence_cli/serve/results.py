@@ -49,7 +49,7 @@ def described(tool: Tool[Any, Any]) -> ToolDescription:
 
 
 def _output_schema(tool: Tool[Any, Any]) -> dict[str, object] | None:
-    if tool.result_type is None:
+    if tool.result_type in (None, str):  # a text has no structure
         return None
     schema = serde.schema(tool.result_type)
     if tool.result_container == "array":
@@ -69,7 +69,7 @@ def called(answer: ToolCallResult, tool: Tool[Any, Any] | None) -> CallToolResul
         about["ringfence/commit"] = receipt.commit
     text = answer.text
     structured: dict[str, Any] | None = None
-    if answer.result.success and tool is not None and tool.result_type is not None:
+    if answer.result.success and tool is not None and tool.result_type not in (None, str):
         dumped = serde.dump_any(answer.result.value)
         found = dumped if tool.result_container == "object" else {ITEMS: dumped}
         structured, cut = fitted(cast("dict[str, Any]", found))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ringfence.filesystem.protocol import Filesystem
 from ringfence.prompt.policy import Policy, PolicyDecision
@@ -15,40 +16,36 @@ from ringfence.prompt.section import Section
 from ringfence.prompt.tool import Tool, ToolContext
 from ringfence.runtime.session import Session
 from ringfence.runtime.tool_result import ToolResult
-from ringfence_cli.disk import DiskWorkspace, on_disk
+from ringfence_cli.disk import on_disk
 from ringfence_cli.history import recovery
 from ringfence_cli.report import left_out
 from ringfence_cli.run import loaded, start_container
 from ringfence_cli.terms import Place
-from ringfence_cli.workspace import LeftOutPolicy, MemoryWorkspace
+from ringfence_cli.workspace import LeftOutPolicy, RunWorkspace
 from ringfence_sandbox import HostFilesystem, Workspace
 from ringfence_sandbox.calls.half_done import killed_in
 from ringfence_tools.files import VfsToolsSection
 from ringfence_tools.history import HistoryToolsSection
 
-History = Callable[[], AbstractContextManager[Workspace]]
+Sections = Callable[[Session], Sequence[Section[Any]]]
 
 
-class ServedWorkspace(Protocol):
+@dataclass(frozen=True, slots=True)
+class ServedWorkspace:
     """One workspace, which all clients of a server share."""
 
     directory: Path
-    read_only: bool
+    filesystem: Filesystem
+    sections: Sections
+    """The tools, for the session of one client."""
     policies: Sequence[Policy]
     """For every tool, besides those of the sections."""
-
-    @property
-    def filesystem(self) -> Filesystem: ...
-
-    def sections(self, session: Session) -> Sequence[Section[Any]]:
-        """The tools, for the session of one client."""
-        ...
-
-    def notes(self) -> Iterator[str]:
-        """What a person should know when the server starts."""
-        ...
-
-    def close(self) -> None: ...
+    close: Callable[[], None]
+    read_only: bool = False
+    notes: Sequence[str] = ()
+    """Lines for a person when the server starts."""
+    writable: RunWorkspace | None = None
+    """The workspace on disk, if clients may change it."""
 
 
 def open_workspace(
@@ -61,9 +58,28 @@ def open_workspace(
         SandboxUnavailableError: commands cannot be run.
     """
     if place.workspace == "memory":
-        return MemoryServed(loaded(directory), policies, read_only=read_only)
+        return _copy(directory, policies, read_only=read_only)
     if read_only:
-        return ReadOnlyWorkspace(directory, without_commands=place.workspace == "podman")
+        return _read_only(directory, without_commands=place.workspace == "podman")
+    return _writable(place, directory, policies)
+
+
+def _copy(directory: Path, policies: Sequence[Policy], *, read_only: bool) -> ServedWorkspace:
+    """A copy in memory: no change of a client reaches the disk."""
+    workspace = loaded(directory)
+    return ServedWorkspace(
+        directory,
+        workspace.filesystem,
+        lambda session: [workspace.section(session)],
+        [LeftOutPolicy(workspace), *([ReadOnlyPolicy()] if read_only else []), *policies],
+        workspace.close,
+        read_only,
+        [*left_out(workspace.left_out), "it is a copy in memory, and ends with the server"],
+    )
+
+
+def _writable(place: Place, directory: Path, policies: Sequence[Policy]) -> ServedWorkspace:
+    """The files as they are, with commands if there is a container. Every call that changes a file is a step."""
     workspace = on_disk(directory)
     if place.workspace == "podman":
         try:
@@ -71,7 +87,43 @@ def open_workspace(
         except BaseException:
             workspace.close()
             raise
-    return WritableWorkspace(workspace, policies)
+    history = workspace.history
+
+    def sections(session: Session) -> Sequence[Section[Any]]:
+        steps = HistoryToolsSection(session=session, workspace=lambda: nullcontext(history))
+        return [workspace.section(session), steps]
+
+    recovered = [recovery(history.recovered, directory)] if history.recovered is not None else []
+    return ServedWorkspace(
+        directory,
+        workspace.filesystem,
+        sections,
+        [LeftOutPolicy(workspace), *policies],
+        workspace.close,
+        notes=[*recovered, *left_out(workspace.left_out)],
+        writable=workspace,
+    )
+
+
+def _read_only(directory: Path, *, without_commands: bool) -> ServedWorkspace:
+    """The files as they are, not locked: an agent may work there meanwhile."""
+    directory = Path(os.path.abspath(directory))  # also when a tool goes to another working directory
+    filesystem = HostFilesystem(directory, read_only=True)
+
+    def sections(session: Session) -> Sequence[Section[Any]]:
+        # Opened anew for every call: an agent that works there makes steps.
+        history = partial(Workspace.open, directory, read_only=True)
+        return [
+            VfsToolsSection(session=session, filesystem=filesystem, mount_point=filesystem.root),
+            HistoryToolsSection(session=session, workspace=history, read_only=True),
+        ]
+
+    notes = [f"ringfence: {killed}"] if (killed := killed_in(str(directory))) is not None else []
+    if without_commands:
+        notes.append("it is read-only: shell_execute and evaluate_python, which change things, are left out")
+    return ServedWorkspace(
+        directory, filesystem, sections, [ReadOnlyPolicy()], filesystem.close, read_only=True, notes=notes
+    )
 
 
 class ReadOnlyPolicy:
@@ -86,89 +138,3 @@ class ReadOnlyPolicy:
 
     def on_result(self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext) -> None:
         """It remembers nothing."""
-
-
-class MemoryServed:
-    """A copy in memory: what clients do to it, nothing on disk hears of."""
-
-    def __init__(self, workspace: MemoryWorkspace, owned: Sequence[Policy] = (), *, read_only: bool) -> None:
-        self.directory = workspace.directory
-        self.read_only = read_only
-        looking = [ReadOnlyPolicy()] if read_only else []
-        self.policies: Sequence[Policy] = [LeftOutPolicy(workspace), *looking, *owned]
-        self._workspace = workspace
-
-    @property
-    def filesystem(self) -> Filesystem:
-        return self._workspace.filesystem
-
-    def sections(self, session: Session) -> Sequence[Section[Any]]:
-        return [_files(session, self.filesystem, self._workspace.mount_point)]
-
-    def notes(self) -> Iterator[str]:
-        yield from left_out(self._workspace.left_out)
-        yield "it is a copy in memory, and ends with the server"
-
-    def close(self) -> None:
-        """What is in memory goes by itself."""
-
-
-class WritableWorkspace:
-    """The files as they are, and with a container over them commands. Every call that changes any file is a step, and
-    can be undone."""
-
-    def __init__(self, workspace: DiskWorkspace, owned: Sequence[Policy] = ()) -> None:
-        self.directory = workspace.directory
-        self.read_only = False
-        self.policies: Sequence[Policy] = [LeftOutPolicy(workspace), *owned]
-        self.workspace = workspace
-
-    @property
-    def filesystem(self) -> Filesystem:
-        return self.workspace.filesystem
-
-    def sections(self, session: Session) -> Sequence[Section[Any]]:
-        opened = self.workspace.history
-        history = HistoryToolsSection(session=session, workspace=lambda: nullcontext(opened))
-        return [self.workspace.section(session), history]
-
-    def notes(self) -> Iterator[str]:
-        if (recovered := self.workspace.history.recovered) is not None:
-            yield recovery(recovered, self.directory)
-        yield from left_out(self.workspace.left_out)
-
-    def close(self) -> None:
-        self.workspace.close()
-
-
-class ReadOnlyWorkspace:
-    """The files as they are, to look at: not locked, so that an agent may work there meanwhile."""
-
-    def __init__(self, directory: Path, *, without_commands: bool = False) -> None:
-        self.directory = Path(os.path.abspath(directory))  # also when a tool goes to another working directory
-        self.read_only = True
-        self._without_commands = without_commands
-        self.filesystem: Filesystem = HostFilesystem(directory, read_only=True)
-        self.policies: Sequence[Policy] = [ReadOnlyPolicy()]
-
-    def sections(self, session: Session) -> Sequence[Section[Any]]:
-        # Opened anew for every call: an agent that works there makes steps.
-        history: History = partial(Workspace.open, self.directory, read_only=True)
-        return [
-            _files(session, self.filesystem, self.filesystem.root),
-            HistoryToolsSection(session=session, workspace=history, read_only=True),
-        ]
-
-    def notes(self) -> Iterator[str]:
-        if (killed := killed_in(str(self.directory))) is not None:
-            yield f"ringfence: {killed}"
-        if self._without_commands:
-            yield "it is read-only: shell_execute and evaluate_python, which change things, are left out"
-
-    def close(self) -> None:
-        assert isinstance(self.filesystem, HostFilesystem)
-        self.filesystem.close()
-
-
-def _files(session: Session, filesystem: Filesystem, mount_point: str) -> VfsToolsSection:
-    return VfsToolsSection(session=session, filesystem=filesystem, mount_point=mount_point)
