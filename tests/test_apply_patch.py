@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from ringfence.adapters.tool_executor import ToolExecutor
 from ringfence.filesystem import InMemoryFilesystem
-from ringfence.filesystem.patch_format import EXECUTABLE, FilePatch, parse_patch
-from ringfence.filesystem.patches import Patched, apply_hunks, apply_patch
+from ringfence.filesystem.patch import EXECUTABLE, FilePatch, Patched, apply_hunks, apply_patch, parse_patch
 from ringfence.prompt import Prompt, PromptTemplate, ToolResult
 from ringfence.runtime import Session
 from ringfence_tools import VfsToolsSection

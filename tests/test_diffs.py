@@ -14,11 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringfence.filesystem.differences import differences
-from ringfence.filesystem.diffs import REVERSIBLE_BYTES, FileState, patch_of, unified_diff
+from ringfence.filesystem.diff import REVERSIBLE_BYTES, FileState, patch_of, unified_diff
 from ringfence.filesystem.memory import InMemoryFilesystem
-from ringfence.filesystem.patch_format import EXECUTABLE, SYMLINK, parse_patch
-from ringfence.filesystem.patches import apply_patch
+from ringfence.filesystem.patch import EXECUTABLE, SYMLINK, apply_patch, parse_patch
+from ringfence.filesystem.tree import differences
 
 Tree = dict[str, FileState]
 

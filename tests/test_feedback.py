@@ -90,12 +90,6 @@ def test_a_trigger_that_never_or_always_fires_is_refused(trigger: dict[str, Any]
         FeedbackTrigger(**trigger)
 
 
-def test_what_is_no_provider_is_refused() -> None:
-    provider: Any = Says("a")
-    with pytest.raises(TypeError, match="FeedbackProviderConfig"):
-        Prompt(ns="n", key="k", feedback_providers=[provider])
-
-
 def test_two_providers_of_one_name_count_for_themselves() -> None:
     said = answers(4, every(3, Says("a", "third")), every(2, Says("a", "second")))
     assert said == ["pong", "pong\n\nsecond 2", "pong\n\nthird 3", "pong\n\nsecond 4"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,7 @@ import pytest
 from ringfence import serde
 from ringfence.adapters.tool_executor import ToolExecutor
 from ringfence.errors import PromptValidationError, ToolValidationError
-from ringfence.filesystem import Filesystem, InMemoryFilesystem
+from ringfence.filesystem import Filesystem, GlobMatch, InMemoryFilesystem
 from ringfence.prompt import Prompt, PromptTemplate, ReadBeforeWritePolicy, ToolResult, ToolsSection
 from ringfence.runtime import Session
 from ringfence_sandbox import HostFilesystem
@@ -182,12 +182,26 @@ def test_text_of_another_encoding_is_shown_and_its_other_bytes_stay(
     assert content_of(files, "latin.txt") == b"caf\xe9 = 3\nth\xe9 = 2"
 
 
+class UnsearchedFilesystem(InMemoryFilesystem):
+    def glob(self, pattern: str, *, path: str = "") -> Sequence[GlobMatch]:
+        raise AssertionError(f"searched for {pattern}")
+
+
+def test_a_missing_file_is_not_searched_for_in_the_whole_workspace(session: Session) -> None:
+    filesystem = UnsearchedFilesystem()
+    filesystem.write("src/main.py", "pass\n")
+    prompt = prompt_of(VfsToolsSection(session=session, filesystem=filesystem))
+    with prompt.resources:
+        answer = refused(ToolExecutor(prompt=prompt, session=session), "read_file", file_path="src/mian.py")
+    assert "src/main.py" in answer
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         ({"file_path": "src"}, "is a directory: list it with ls"),
         ({"file_path": "src/mian.py"}, "there is no src/mian.py; did you mean src/main.py?"),
-        ({"file_path": "parse.py"}, "did you mean src/lib/parse.py?"),
+        ({"file_path": "src/lib/main.py"}, "did you mean src/main.py?"),
         ({"file_path": "no/such/thing"}, "there is no no/such/thing"),
         ({"file_path": "README.md/x"}, "did you mean README.md?"),
         ({"file_path": "README.md", "offset": -1}, "offset is the number of lines to skip"),

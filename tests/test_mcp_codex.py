@@ -25,7 +25,9 @@ VERSION = "0.169.0"
 INSTALLED = PROJECT / f"build/codex-{VERSION}"
 PROBE_SECONDS, INSTALL_SECONDS, RUN_SECONDS = 20, 240, 120
 TOKEN = "0123456789abcdef-token"
-CODEX_CONFIG = re.findall(r"^```toml\n(.*?)^```", (PROJECT / "docs" / "mcp.md").read_text(), re.MULTILINE | re.DOTALL)
+CODEX_CONFIG = re.findall(
+    r"^```toml\n(.*?)^```", (PROJECT / "docs" / "use" / "mcp.md").read_text(), re.MULTILINE | re.DOTALL
+)
 """What people are told to write into their config.toml: for standard input and output, and for HTTP."""
 
 GIVEN = {"a.py": "total = 1\n", "old/b.py": "unused = True\n", "old/c.py": "unused = True\n"}

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 
 from ringfence.errors import CallEndedError, ParticipantBusyError
 from ringfence.filesystem import Filesystem, InMemoryFilesystem
-from ringfence.filesystem.differences import changes_since, differences
-from ringfence.filesystem.lines import line_window
+from ringfence.filesystem.edits import line_window
 from ringfence.filesystem.nodes import Directory, File, Node
 from ringfence.filesystem.search import glob_below
-from ringfence.filesystem.tree import Tree, TreeMark
+from ringfence.filesystem.tree import Tree, TreeMark, changes_since, differences
 from ringfence.participants import CURRENT_CALL, CallInfo, participant_of
 from ringfence.runtime.transaction import Transaction
 from ringfence.testing import HeldCall, held_call

@@ -60,7 +60,7 @@ def answering(answer: Answer) -> Iterator[str]:
 
 
 BROKEN, PAGE = "500 Internal Server Error", b"<html>Welcome</html>"
-OTHER = "is no Podman, or one that does not work"
+OTHER = "is not a working Podman"
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from dulwich.objects import RawObjectID
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringfence.filesystem.git_names import is_dotgit
+from ringfence.filesystem.paths import is_dotgit
 from ringfence_sandbox.steps.text_merge import merged
 from ringfence_sandbox.steps.undo_plan import TreeNow as Workspace
 from ringfence_sandbox.steps.undo_plan import plan_undo

@@ -94,11 +94,6 @@ def test_what_does_not_fit_is_refused_when_the_prompt_is_put_together(make: Any,
         make()
 
 
-def test_what_is_no_task_example_is_refused() -> None:
-    with pytest.raises(TypeError, match="TaskExample"):
-        TaskExamplesSection(examples=[ToolsSection(title="T", tools=[])])  # type: ignore[list-item]
-
-
 def test_a_long_objective_makes_a_short_title() -> None:
     assert example("x" * 100).title == "x" * 60 + "..."
     assert example("x" * 60).title == "x" * 60

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ringfence.errors import ToolValidationError
-from ringfence.filesystem.patch_format import parse_patch
+from ringfence.filesystem.patch import parse_patch
 from ringfence.filesystem.protocol import DEFAULT_READ_LIMIT, MAX_WRITE_LENGTH
 
 

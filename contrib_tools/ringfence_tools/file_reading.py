@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 from contextlib import suppress
 
-from ringfence.filesystem.patches import split_lines
+from ringfence.filesystem.patch import split_lines
 from ringfence.filesystem.paths import escape_path
 from ringfence.filesystem.protocol import DEFAULT_READ_LIMIT, MAX_TEXT_BYTES, Filesystem
 from ringfence.runtime.tool_result import ToolResult

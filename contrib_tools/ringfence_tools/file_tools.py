@@ -10,7 +10,7 @@ from typing import Any
 
 from ringfence.errors import ToolValidationError
 from ringfence.filesystem.edits import replace_exact
-from ringfence.filesystem.patch_format import parse_patch
+from ringfence.filesystem.patch import parse_patch
 from ringfence.filesystem.paths import escape_path, escape_text
 from ringfence.filesystem.protocol import DEFAULT_READ_LIMIT, MAX_GREP_MATCHES, FileEntry, Filesystem, GrepMatch
 from ringfence.filesystem.search import ALTERNATIVES, LITERALLY, path_filter
@@ -359,7 +359,9 @@ def _name(path: str) -> str:
 
 
 def missing(filesystem: Filesystem, path: str) -> str:
-    """That there is no such file, and what there is that may be meant."""
+    """A message for a path that does not exist, with near names from its directory and the one above.
+
+    The whole workspace is not searched, since a call holds its locks meanwhile."""
     if filesystem.exists(path):
         return f"{_name(path)} is a symlink that leads nowhere"
     name = path.rpartition("/")[2]
@@ -370,10 +372,11 @@ def missing(filesystem: Filesystem, path: str) -> str:
             break
     wanted = path[len(here) :].lstrip("/").partition("/")[0]
     names = {entry.name: entry.path for entry in filesystem.list(here)}
-    near = [names[found] for found in difflib.get_close_matches(wanted, names, n=MAX_NEAR_NAMES)]
-    elsewhere = [match.path for match in filesystem.glob(f"**/{_literal(name)}")] if name else []
-    hints = list(dict.fromkeys((*elsewhere[:MAX_NEAR_NAMES], *near)))[:MAX_NEAR_NAMES]
-    meant = f"; did you mean {' or '.join(map(_name, hints))}?" if hints else ""
+    hints = [names[near] for near in difflib.get_close_matches(wanted, names, n=MAX_NEAR_NAMES)]
+    one_up = f"{here.rpartition('/')[0]}/{name}".lstrip("/")
+    if here and filesystem.exists(one_up):
+        hints.insert(0, one_up)
+    meant = f"; did you mean {' or '.join(map(_name, hints[:MAX_NEAR_NAMES]))}?" if hints else ""
     return f"there is no {_name(path)}{meant}"
 
 
@@ -386,10 +389,6 @@ def _braces(*globs: str | None) -> str:
     if not any(ALTERNATIVES.search(glob) for glob in globs if glob is not None):
         return ""
     return "; braces are not expanded: call it once for each alternative"
-
-
-def _literal(name: str) -> str:
-    return "".join(f"[{c}]" if c in "*?[" else c for c in name)
 
 
 def _is_directory(filesystem: Filesystem, path: str) -> bool:

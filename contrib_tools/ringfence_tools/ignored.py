@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TypeAlias
+
+from pathspec import GitIgnoreSpec
+from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
 
 from ringfence.filesystem.paths import escape_path
 from ringfence.filesystem.protocol import Filesystem
-from ringfence.filesystem.search import compiled_glob
 
 GIT = ".git"
 MAX_RULES = 10_000
@@ -17,20 +18,9 @@ MAX_RULES = 10_000
 MAX_NAMED = 3
 
 
-@dataclass(frozen=True, slots=True)
-class _Rule:
-    """One line of a ``.gitignore``."""
-
-    matches: Callable[[str], object]
-    of_name: bool
-    """Whether it is asked about a name alone, and not about the path below the directory of its file."""
-    ignores: bool
-    directories_only: bool
-
-
-_Rules: TypeAlias = tuple[tuple[int, tuple[_Rule, ...]], ...]
-"""The rules of directories, from the root down; the last that matches decides. Each with the place in a path where
-names below its directory begin. Empty where a search goes through everything."""
+_Rules: TypeAlias = tuple[tuple[int, GitIgnoreSpec], ...]
+"""The rules of directories, from the root down; the last that matches decides. Each has the place in a path where names
+below its directory begin. Empty where a search goes through everything."""
 
 
 class Ignored:
@@ -46,7 +36,7 @@ class Ignored:
         self._skip = len(top) + 1 if top else 0
         self._below: dict[str, _Rules | None] = {}
         self._left_out: dict[str, None] = {}
-        self._at_top = self._with_own(((0, ()),), "")
+        self._at_top = self._with_own(((0, GitIgnoreSpec([])),), "")
         directory = ""
         for name in top.split("/") if top else ():
             directory = f"{directory}/{name}" if directory else name
@@ -97,46 +87,32 @@ class Ignored:
             return rules
         prefix = f"{directory}/" if directory else ""
         lines: list[str] = []
-        with suppress(OSError):  # as a search, since a model has not read a file whose rules were looked at
+        with suppress(OSError):  # a search, which no policy counts as a read by the model
             found = self._filesystem.grep(r"\S", path=f"{prefix}.gitignore", max_matches=MAX_RULES)
             lines = [match.line_content for match in found]
-        own = tuple(rule for line in reversed(lines) if (rule := _rule(line)) is not None)
-        return (*rules, (len(prefix), own)) if own else rules
+        own = [pattern for line in lines if (pattern := _pattern(line)) is not None]
+        return (*rules, (len(prefix), GitIgnoreSpec(own))) if own else rules
 
 
 def _ignores(rules: _Rules, path: str, name: str, *, is_directory: bool) -> bool:
     """Whether a path is ignored whose parent is not."""
     if name == GIT:
         return True
-    for skip, own in reversed(rules):
-        below = path[skip:]
-        for rule in own:
-            if (is_directory or not rule.directories_only) and rule.matches(name if rule.of_name else below):
-                return rule.ignores
+    for skip, spec in reversed(rules):
+        # re2 takes no surrogates. A rule's text has U+FFFD for such bytes as well.
+        below = path[skip:].encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+        matched = spec.check_file(f"{below}/" if is_directory else below).include
+        if matched is not None:
+            return matched
     return False
 
 
-def _rule(line: str) -> _Rule | None:
-    """As gitignore(5) has it; None for a comment, and for a line that matches nothing."""
-    line = line.removeprefix("\ufeff").removesuffix("\r")
-    if line.startswith("#"):
+def _pattern(line: str) -> GitIgnoreSpecPattern | None:
+    """One line of a ``.gitignore``; None where it matches nothing. Classes such as ``[:alpha:]`` are not supported."""
+    if "[:" in line or "[[" in line:  # pathspec would make a wrong regular expression of it
         return None
-    ignores = not line.startswith("!")
-    pattern = _without_ending_spaces(line if ignores else line[1:])
-    if pattern.startswith(("\\#", "\\!")):
-        pattern = pattern[1:]
-    directories_only = pattern.endswith("/")
-    pattern = pattern.removesuffix("/")
     try:
-        glob = compiled_glob(pattern.replace("[^", "[!"))
-    except ValueError:
+        pattern = GitIgnoreSpecPattern(line.removeprefix("\ufeff").removesuffix("\r"))
+    except (ValueError, re.error):
         return None
-    of_name = "/" not in pattern
-    return _Rule(glob.test(), of_name, ignores, directories_only)
-
-
-def _without_ending_spaces(pattern: str) -> str:
-    """Without the spaces at its end, but for one that a backslash keeps."""
-    stripped = pattern.rstrip(" ")
-    backslashes = len(stripped) - len(stripped.rstrip("\\"))
-    return stripped + " " if backslashes % 2 and len(stripped) < len(pattern) else stripped
+    return None if pattern.include is None else pattern

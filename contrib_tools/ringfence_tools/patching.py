@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ringfence.errors import ToolValidationError
-from ringfence.filesystem.patch_format import SYMLINK, FilePatch
-from ringfence.filesystem.patches import apply_patch
+from ringfence.filesystem.patch import SYMLINK, FilePatch, apply_patch
 from ringfence.filesystem.paths import directories_above, escape_path, is_link, os_error, path_message
 from ringfence.filesystem.protocol import AnnouncedWrites, Filesystem
 from ringfence.prompt.tool_types import ContentOf, Itself, Written

@@ -341,6 +341,8 @@ def _message(problem: Any, path: Sequence[str | int], schema: Mapping[str, objec
         return _unknown_key(str(path[-1]), _known_keys(schema, path[:-1]))
     if kind == "missing":
         return "required, but missing"
+    if kind == "json_invalid" and "hex escape" in problem["ctx"]["error"]:
+        return "not acceptable JSON: a lone surrogate, half of a character that no text has"
     if kind == "json_invalid":
         return f"not acceptable JSON: {problem['ctx']['error']}"
     if kind in ("value_error", "assertion_error"):  # raised by the class itself

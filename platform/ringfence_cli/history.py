@@ -18,8 +18,7 @@ import click
 from ringfence import serde
 from ringfence.errors import RingfenceError, WorkspaceLockedError
 from ringfence.failures import describe_error
-from ringfence.filesystem.git_names import is_dotgit
-from ringfence.filesystem.paths import display_path, escape_path
+from ringfence.filesystem.paths import display_path, escape_path, is_dotgit
 from ringfence.runtime.receipts import change_json
 from ringfence_cli.beside_patch import beside_patch
 from ringfence_cli.noted_tasks import forget_tasks, noted_tasks

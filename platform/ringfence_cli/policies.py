@@ -12,7 +12,7 @@ import click
 
 from ringfence import serde
 from ringfence.errors import PromptValidationError
-from ringfence.filesystem.host_texts import read_host_text
+from ringfence.filesystem.edits import read_host_text
 from ringfence.filesystem.paths import escape_path
 from ringfence.prompt.effects import DeletionLimitPolicy, PathPolicy, ProtectedFilesPolicy, RequireCleanTestsPolicy
 from ringfence.prompt.policy import Policy

@@ -6,7 +6,7 @@ import base64
 from collections.abc import Iterator, Sequence
 
 from ringfence import serde
-from ringfence.filesystem.diffs import moved
+from ringfence.filesystem.diff import moved
 from ringfence.filesystem.paths import escape_path
 from ringfence.participants import Change
 from ringfence.runtime.receipts import change_json

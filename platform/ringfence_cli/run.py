@@ -18,7 +18,7 @@ from ringfence.adapters.loop import MAX_TURNS, LoopAdapter
 from ringfence.adapters.scripted import ScriptedAdapter
 from ringfence.errors import PromptValidationError, SandboxUnavailableError
 from ringfence.failures import describe_error
-from ringfence.filesystem.host_texts import read_host_text
+from ringfence.filesystem.edits import read_host_text
 from ringfence.filesystem.paths import escape_path
 from ringfence.runtime.limits import utc_now
 from ringfence_cli.disk import DiskWorkspace, on_disk

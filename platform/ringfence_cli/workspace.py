@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from ringfence.errors import ToolValidationError
-from ringfence.filesystem.diffs import patch_of
+from ringfence.filesystem.diff import patch_of
 from ringfence.filesystem.memory import InMemoryFilesystem
 from ringfence.filesystem.paths import check_names_are_utf8, escape_path, resolve_model_path, resolve_nofollow
 from ringfence.filesystem.protocol import Filesystem

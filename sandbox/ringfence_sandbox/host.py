@@ -14,9 +14,9 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal
 
 from ringfence.errors import SnapshotRestoreError
-from ringfence.filesystem.lines import line_window, no_content
+from ringfence.filesystem.edits import line_window
 from ringfence.filesystem.memory import moment
-from ringfence.filesystem.paths import check_link_target, normalise, os_error
+from ringfence.filesystem.paths import below_root, check_link_target, normalise, os_error
 from ringfence.filesystem.protocol import (
     MAX_GREP_MATCHES,
     FileEntry,
@@ -28,12 +28,10 @@ from ringfence.filesystem.protocol import (
     ReadResult,
     WriteMode,
     WriteResult,
-)
-from ringfence.filesystem.refusals import (
-    below_root,
     check_bytes_asked,
     check_permission_bits,
     check_write_mode,
+    no_content,
     plain_bytes,
 )
 from ringfence.filesystem.search import compiled_glob, glob_below, grep_files, path_filter
@@ -278,7 +276,7 @@ class HostFilesystem(Transactional):
         normal = normalise(path)
         place, content, found = self._content(normal)
         size = len(content)
-        part = content if offset == 0 and limit is None else content[offset:][:limit]
+        part = content[offset : None if limit is None else offset + limit]
         if part or not content:
             self._note_read(place, content, found)
         return ReadBytesResult(part, normal, size, offset, len(part), offset + len(part) < size)

@@ -15,7 +15,7 @@ from ringfence import serde
 from ringfence.adapters.loop import MAX_TURNS, LoopAdapter
 from ringfence.adapters.model import Message, Request, ToolCall, Turn
 from ringfence.errors import PromptEvaluationError, format_error
-from ringfence.filesystem.host_texts import read_host_text
+from ringfence.filesystem.edits import read_host_text
 from ringfence.runtime.limits import TokenUsage
 
 T = TypeVar("T")

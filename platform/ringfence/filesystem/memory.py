@@ -11,10 +11,9 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from ringfence.errors import SnapshotRestoreError
-from ringfence.filesystem.differences import changes_since, differences
-from ringfence.filesystem.lines import line_window, no_content
+from ringfence.filesystem.edits import line_window
 from ringfence.filesystem.nodes import Directory, File, Link, Node
-from ringfence.filesystem.paths import check_link_target, normalise, one_encoding, os_error
+from ringfence.filesystem.paths import below_root, check_link_target, normalise, one_encoding, os_error
 from ringfence.filesystem.protocol import (
     MAX_GREP_MATCHES,
     FileEntry,
@@ -26,16 +25,14 @@ from ringfence.filesystem.protocol import (
     ReadResult,
     WriteMode,
     WriteResult,
-)
-from ringfence.filesystem.refusals import (
-    below_root,
     check_bytes_asked,
     check_permission_bits,
     check_write_mode,
+    no_content,
     plain_bytes,
 )
 from ringfence.filesystem.search import glob_below, grep_files, path_filter
-from ringfence.filesystem.tree import Tree, TreeMark
+from ringfence.filesystem.tree import Tree, TreeMark, changes_since, differences
 from ringfence.participants import (
     CLEAN,
     LOCK_PATIENCE_SECONDS,
@@ -141,7 +138,7 @@ class InMemoryFilesystem(Transactional):
             result = file.bytes_read
         else:
             size = len(file.content)
-            content = file.content if whole else file.content[offset:][:limit]
+            content = file.content if whole else file.content[offset : None if limit is None else offset + limit]
             result = ReadBytesResult(content, normal, size, offset, len(content), offset + len(content) < size)
             if whole:
                 file.bytes_read = result

@@ -15,6 +15,7 @@ from ringfence.errors import ToolValidationError
 if TYPE_CHECKING:
     from ringfence.filesystem.protocol import Filesystem
 
+
 MAX_NAME_BYTES = 255
 MAX_PATH_BYTES = 4096
 
@@ -120,6 +121,14 @@ def directories_above(path: str) -> Iterator[str]:
     """The directories that a path is in, the nearest first; the root is left out."""
     while path := path.rpartition("/")[0]:
         yield path
+
+
+def below_root(path: str) -> str:
+    """The normal form of a path. Raises ValueError where it is the root's."""
+    normal = normalise(path)
+    if not normal:
+        raise ValueError(f"{path!r} is the root, which is a directory; name a file below it")
+    return normal
 
 
 def escape_path(path: str) -> str:
@@ -231,3 +240,19 @@ def _existing_names(filesystem: Filesystem, path: str) -> str:
         literal, read_back = f"{here}{name}", f"{here}{unescaped(name)}"
         here = f"{read_back if not filesystem.exists(literal) and filesystem.exists(read_back) else literal}/"
     return here.rstrip("/")
+
+
+_DOTGIT_NTFS = re.compile(rb"(?:^|\\)(?:\.git|git~1)[. ]*(?:[\\:]|$)", re.IGNORECASE)
+"""As git sees it on NTFS: with dots and blanks after it, streams, the short name, a backslash before."""
+_HFS_IGNORES = dict.fromkeys([*range(0x200C, 0x2010), *range(0x202A, 0x202F), *range(0x206A, 0x2070), 0xFEFF])
+_NOT_TEXT = re.compile("[\ud800-\udfff\ufffe\uffff]")
+
+
+def is_dotgit(name: bytes) -> bool:
+    """Whether git, on any system, takes this name for `.git`."""
+    if _DOTGIT_NTFS.search(name):
+        return True
+    text = name.decode("utf-8", "surrogateescape")
+    # git stops reading where a name is no text, so that such a rest does not make it another name.
+    text = _NOT_TEXT.split(text, maxsplit=1)[0].translate(_HFS_IGNORES)
+    return text.lower() == ".git"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, get_args, runtime_checkable
 
 if TYPE_CHECKING:
     from typing import Self
@@ -281,3 +281,44 @@ class AnnouncedWrites(Protocol):
         Raises OSError where a file could not be made ready, as the write would.
         """
         ...
+
+
+_WRITE_MODES = frozenset(get_args(WriteMode))
+
+
+def check_write_mode(mode: str) -> None:
+    """Raises ValueError for what is no `WriteMode`."""
+    if mode not in _WRITE_MODES:
+        raise ValueError(f"mode is one of {', '.join(sorted(_WRITE_MODES))}, not {mode!r}")
+
+
+def check_permission_bits(mode: int) -> None:
+    """Raises ValueError for what are no permission bits, TypeError for what is no number of them."""
+    if not isinstance(mode, int):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers are not all type-checked
+        raise TypeError(f"mode has the permission bits, such as 0o644, it cannot be {mode!r}")
+    if not 0 <= mode <= 0o7777:
+        raise ValueError(f"mode has the permission bits, from 0 to 0o7777, it cannot be {mode:#o}")
+
+
+def check_bytes_asked(offset: int, limit: int | None) -> None:
+    """Raises ValueError for what are no numbers of bytes."""
+    if offset < 0 or (limit is not None and limit < 0):
+        raise ValueError(f"offset and limit count bytes, they cannot be negative: {offset}, {limit}")
+
+
+def plain_bytes(content: bytes) -> bytes:
+    """The bytes of anything that has some. Raises TypeError where it has none."""
+    try:
+        return bytes(memoryview(content))
+    except TypeError:
+        raise TypeError(f"write_bytes takes bytes, not {content!r:.80}; write takes a text") from None
+
+
+def no_content(text: object, error: UnicodeEncodeError | AttributeError) -> ValueError | TypeError:
+    """What is said of a text that no file can hold, and of what is no text."""
+    if isinstance(error, AttributeError):
+        return TypeError(f"the content of a file is a text, not {text!r:.80}; write_bytes takes bytes")
+    return ValueError(
+        f"the text cannot be written as UTF-8: it has the lone surrogate {error.object[error.start]!r} at "
+        f"character {error.start}; write_bytes takes any bytes"
+    )

@@ -115,16 +115,6 @@ class Glob:
         test = self.accepts(at)
         return test is not None and bool(test(name))
 
-    def test(self) -> _Test:
-        """`matches`, quicker for most patterns."""
-        segment = self.segments[0]
-        if len(self.segments) == 1 and segment is not None:
-            return segment.__eq__ if isinstance(segment, str) else lambda path: "/" not in path and segment(path)
-        if not self.fixed:
-            return self.matches
-        start = "/".join(self.fixed) + "/"
-        return lambda path: path.startswith(start) and self.matches(path)
-
     def _open(self, places: set[int]) -> frozenset[int]:
         # "**" also stands for no directory at all; a place past the end is a match that can go no further down.
         here = {place for place in places if place < len(self.segments)}

@@ -11,8 +11,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from ringfence.errors import PromptValidationError
-from ringfence.filesystem.git_names import is_dotgit
-from ringfence.filesystem.paths import directories_above, escape_path
+from ringfence.filesystem.paths import directories_above, escape_path, is_dotgit
 from ringfence.filesystem.search import ALTERNATIVES, compiled_glob, path_filter
 from ringfence.participants import Change, FileVersion
 from ringfence.prompt.policy import (

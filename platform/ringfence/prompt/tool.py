@@ -411,6 +411,7 @@ def _decoder(params: Any, name: str) -> Callable[[Mapping[str, object] | str | b
     if params is None:
         return _decode_nothing
     try:
+        serde.schema(params, extra="forbid")  # a model could not call a tool without one
         return serde.decoder(params, extra="forbid")
     except TypeError as error:
         raise invalid(f"tool {name!r}: {error}", name, params if isinstance(params, type) else None) from error

@@ -7,8 +7,7 @@ import stat
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ringfence.filesystem.git_names import is_dotgit
-from ringfence.filesystem.paths import MAX_PATH_BYTES, directories_above
+from ringfence.filesystem.paths import MAX_PATH_BYTES, directories_above, is_dotgit
 from ringfence_sandbox.steps.undo_plan import Difference, Outcome, TreeNow, plan_undo
 from ringfence_sandbox.store.commit_records import CommitRecord
 from ringfence_sandbox.store.entries import Entry, is_directory

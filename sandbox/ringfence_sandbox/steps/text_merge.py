@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from difflib import SequenceMatcher
 
-from ringfence.filesystem.patches import split_lines
+from ringfence.filesystem.patch import split_lines
 
 MAX_LINES = 20_000
 _WEIGHED_LINES = 1_000

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC
 from email.utils import format_datetime
 
-from ringfence.filesystem.diffs import patch_of, rename_patch
-from ringfence.filesystem.git_names import is_dotgit
+from ringfence.filesystem.diff import patch_of, rename_patch
+from ringfence.filesystem.paths import is_dotgit
 from ringfence.participants import Change
 from ringfence_sandbox.store.commit_records import CommitRecord
 from ringfence_sandbox.store.store import Store

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ringfence.filesystem.git_names import is_dotgit
+from ringfence.filesystem.paths import is_dotgit
 
 _MARK = b"~rf~"
 _SUSPECT = re.compile(rb"[.gG\x80-\xff]|.*\\", re.DOTALL)

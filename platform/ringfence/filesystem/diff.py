@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
-from ringfence.filesystem.patch_format import EXECUTABLE, REGULAR, SYMLINK
-from ringfence.filesystem.patches import split_lines
+from ringfence.filesystem.patch import EXECUTABLE, REGULAR, SYMLINK, split_lines
 from ringfence.participants import Change, FileVersion
 
 CONTEXT_LINES = 3
