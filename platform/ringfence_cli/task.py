@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from ringfence.adapters import ProviderAdapter
 from ringfence.errors import (
     DeadlineExceededError,
     PromptEvaluationError,
@@ -19,6 +18,7 @@ from ringfence.participants import Change
 from ringfence.prompt.policy import Policy
 from ringfence.prompt.prompt import Prompt, PromptTemplate
 from ringfence.prompt.section import MarkdownSection
+from ringfence.prompt.tool import ProviderAdapter
 from ringfence.runtime.limits import Budget, Deadline
 from ringfence.runtime.session import Session
 from ringfence_cli.disk import DiskWorkspace

@@ -19,9 +19,9 @@ from ringfence.participants import Change, Step
 from ringfence.prompt.policy import PolicyDecision
 from ringfence.prompt.section import Section
 from ringfence.prompt.tool import Tool, ToolContext
-from ringfence.prompt.tool_result import ToolResult
 from ringfence.prompt.tool_types import Itself
 from ringfence.runtime.session import Session
+from ringfence.runtime.tool_result import ToolResult
 from ringfence_sandbox.steps.own_changes import OwnChanges
 from ringfence_tools.contents import LeftOut
 from ringfence_tools.files import VfsToolsSection

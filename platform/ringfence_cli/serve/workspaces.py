@@ -14,8 +14,8 @@ from ringfence.filesystem.protocol import Filesystem
 from ringfence.prompt.policy import Policy, PolicyDecision
 from ringfence.prompt.section import Section
 from ringfence.prompt.tool import Tool, ToolContext
-from ringfence.prompt.tool_result import ToolResult
 from ringfence.runtime.session import Session
+from ringfence.runtime.tool_result import ToolResult
 from ringfence_cli.disk import on_disk
 from ringfence_cli.history import recovery
 from ringfence_cli.report import left_out
