@@ -15,9 +15,8 @@ from measure import Row, alternated, less, repeated, report
 from trees import loaded, sample
 
 from ringfence.filesystem import InMemoryFilesystem
-from ringfence.participants import CallInfo, Transactional
+from ringfence.participants import CallInfo, Transactional, sort_participants
 from ringfence.runtime import Session, tool_transaction
-from ringfence.runtime.lock_order import sort_locks
 from ringfence.runtime.receipts import Receipt
 from ringfence.runtime.transaction import Transaction
 
@@ -50,7 +49,7 @@ class Ours:
         self.filesystem: InMemoryFilesystem = loaded(files)
         self.session = Session()
         self.holding = Holding((self.filesystem,))
-        self.locks = sort_locks((self.filesystem,))
+        self.locks = sort_participants((self.filesystem,))
 
     def mark(self) -> None:
         self.filesystem.commit(self.filesystem.begin(CALL), RECEIPT)

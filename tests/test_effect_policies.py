@@ -565,12 +565,10 @@ def test_a_tool_without_commands_never_counts_where_one_is_named(files: Filesyst
         lambda: PathPolicy(deny=[""]),
         lambda: RequireCleanTestsPolicy("tests", command="", before=["x"]),
         lambda: RequireCleanTestsPolicy("tests", command=["pytest", " "], before=["x"]),
-        lambda: RequireCleanTestsPolicy("tests", command=[3], before=["x"]),  # type: ignore[list-item]
         lambda: PathPolicy(allow=["../x"]),
         lambda: PathPolicy(deny=["*.{pem,key}"]),
         lambda: PathPolicy(deny="src"),
         lambda: DeletionLimitPolicy(max_files=-1),
-        lambda: DeletionLimitPolicy(max_files=True),
         lambda: RequireCleanTestsPolicy("tests"),
         lambda: RequireCleanTestsPolicy("tests", before=["tests"]),
         lambda: RequireCleanTestsPolicy("tests", paths="x"),

@@ -1362,7 +1362,7 @@ def test_no_program_runs_where_nothing_could_take_back_what_it_changes(root: Pat
     before = shape(root)
     with HostFilesystem(root, read_only=True) as only_looks:
         for files in (only_looks, InMemoryFilesystem()):
-            assert "no filesystem of this prompt sees that" in runs_on(files).text
+            assert "tracks_external_writes" in runs_on(files).text
     assert shape(root) == before
 
 
@@ -1386,7 +1386,7 @@ class Database(Transactional):
 
 def test_what_outlives_the_process_and_has_no_files_does_not_see_what_programs_change(root: Path) -> None:
     before = shape(root)
-    assert "no filesystem of this prompt sees that" in fails_on(root, {Database: Database()}).text
+    assert "tracks_external_writes" in fails_on(root, {Database: Database()}).text
     assert shape(root) == before
 
 
@@ -1404,7 +1404,7 @@ class Looking(Elsewhere):
 def test_a_durable_filesystem_of_one_s_own_is_taken_to_see_what_programs_change_where_it_says_so(root: Path) -> None:
     before = shape(root)
     refused = fails_on(root, {Database: Elsewhere()})
-    assert (refused.receipt.outcome, "sees_programs = True" in refused.text) == ("failed", True)
+    assert (refused.receipt.outcome, "tracks_external_writes" in refused.text) == ("failed", True)
     assert shape(root) == before
     assert "sees_programs" not in fails_on(root, {Database: Looking()}).text
     assert (root / "made").exists()  # which it was to take back

@@ -28,8 +28,7 @@ from ringfence.prompt import (
     ToolContext,
     ToolResult,
 )
-from ringfence.prompt.effects import DeletionLimitPolicy
-from ringfence.prompt.policy import ALLOW, PathHashes, ToolPolicy, is_for
+from ringfence.prompt.policy import ALLOW, BasePolicy, PathHashes
 from ringfence.runtime import Session, tool_transaction
 from ringfence_sandbox import HostFilesystem
 from ringfence_sandbox.calls.differences import HASHED_BYTES
@@ -664,26 +663,74 @@ def test_a_denial_says_which_file_of_a_directory_is_not_known(files: InMemoryFil
         assert "dir is a directory, and dir/b.txt exists" in call("rm", "dir").message
 
 
-LEFT_OUT: list[tuple[ToolPolicy, str]] = [
-    (ReadBeforeWritePolicy(), "read_file"),
-    (SequentialDependencyPolicy({"write_file": {"read_file"}}), "rm"),
-    (DeletionLimitPolicy(max_files=0), "rm"),
-    (RequireCleanTestsPolicy("test", before=["write_file"]), "rm"),
-]
+class Counted(SequentialDependencyPolicy):
+    """Overrides `applies_to`, and counts how often a hook is called."""
+
+    def __init__(self) -> None:
+        super().__init__({"b": {"a"}})
+        self.calls: list[str] = []
+
+    def check(self, tool: Tool[Any, Any], params: Any, *, context: ToolContext) -> PolicyDecision:
+        self.calls.append(f"check {tool.name}")
+        return super().check(tool, params, context=context)
+
+    def applies_to(self, tool: Tool[Any, Any], hook: str) -> bool:
+        return hook == "check" and tool.name == "b"
 
 
-@pytest.mark.parametrize(("policy", "name"), LEFT_OUT)
-def test_a_policy_that_is_not_asked_about_a_tool_would_allow_it_whatever_there_is(policy: Any, name: str) -> None:
-    [tool] = [tool for tool in TOOLS if tool.name == name]
-    assert not is_for(tool, policy.check)
-    assert policy.check(tool, object(), context=object()) is ALLOW
+def test_a_hook_is_called_for_the_tools_that_it_applies_to() -> None:
+    policy = Counted()
+    prompt = chain([policy], a=done, b=done)
+    with prompt.resources:
+        call = ToolExecutor(prompt=prompt, session=Session()).call
+        assert call("a", {}).success
+        assert not call("b", {}).success
+    assert policy.calls == ["check b"]
 
 
-def test_a_policy_that_is_not_told_of_a_tool_would_do_nothing_with_it() -> None:
-    policy: Any = SequentialDependencyPolicy({"write_file": {"read_file"}})
-    [tool] = [tool for tool in TOOLS if tool.name == "rm"]
-    assert not is_for(tool, policy.on_result)
-    policy.on_result(tool, object(), ToolResult.ok(None), context=object())
+@pytest.mark.parametrize("name", ["on_results", "checks", "check_effect", "validates", "apply_to"])
+def test_a_misspelt_hook_is_an_error_when_the_class_is_made(name: str) -> None:
+    with pytest.raises(TypeError, match=name):
+        type("Misspelt", (BasePolicy,), {"name": "misspelt", name: lambda self: None})
+
+
+@pytest.mark.parametrize("name", ["observes_all_tool", "observe_all_tools"])
+def test_a_misspelt_attribute_is_an_error_when_the_class_is_made(name: str) -> None:
+    with pytest.raises(TypeError, match=name):
+        type("Misspelt", (SequentialDependencyPolicy,), {name: True})
+
+
+class Structural:
+    name = "structural"
+
+    def check(self, tool: Tool[Any, Any], params: Any, *, context: ToolContext) -> PolicyDecision:
+        return ALLOW
+
+    def on_result(self, tool: Tool[Any, Any], params: Any, result: Any, *, context: ToolContext) -> None:
+        return None
+
+
+def bound(policy: Any) -> PromptTemplate[Any]:
+    return PromptTemplate(ns="tests", key="bound", policies=[policy])
+
+
+@pytest.mark.parametrize("name", ["observes_all_tool", "observes_all_tools", "validate", "applies_to"])
+def test_a_class_without_the_base_has_none_of_its_optional_hooks(name: str) -> None:
+    bound(Structural())
+    policy = Structural()
+    setattr(policy, name, True)
+    with pytest.raises(TypeError, match=name):
+        bound(policy)
+
+
+def test_a_class_without_the_base_cannot_have_a_misspelt_hook() -> None:
+    with pytest.raises(TypeError, match="check_effect"):
+        bound(type("Misspelt", (Structural,), {"check_effect": lambda self: None})())
+
+
+def test_a_policy_that_overrides_no_hook_is_an_error_when_it_is_bound() -> None:
+    with pytest.raises(TypeError, match="no policy"):
+        bound(type("Empty", (BasePolicy,), {"name": "empty"})())
 
 
 class NobodyReads(ReadBeforeWritePolicy):

@@ -147,7 +147,7 @@ class Misspelt:
 
 
 def test_a_misspelt_method_of_a_policy_is_named() -> None:
-    with pytest.raises(TypeError, match=r"did you mean check_effects \(it has check_effect\)"):
+    with pytest.raises(TypeError, match="check_effect "):
         template([Misspelt()])
 
 

@@ -90,7 +90,7 @@ class RunningCall(CallInfo):
         self.joined: list[Transactional] = []
 
     def join(self, participant: Transactional) -> None:
-        participant.lock.take(self, patience_seconds=0)
+        participant.lock.acquire(self, patience_seconds=0)
         self.joined.append(participant)
 
 

@@ -40,7 +40,6 @@ from ringfence.runtime.reducers import (
     SetVisibilityOverride,
     VisibilityOverrides,
 )
-from ringfence.runtime.session import iter_sessions_bottom_up
 
 SOME_TIME = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
@@ -155,13 +154,6 @@ def test_an_event_of_the_runtime_is_applied_once_however_it_comes(make: Callable
     assert session[type(applied)].all() == (dispatched, published, applied)
 
 
-def test_an_event_that_observers_dispatch_again_is_applied_once() -> None:
-    session = Session()
-    session.dispatcher.subscribe(Fact, session.dispatch)
-    assert session.dispatch(Fact("a")).ok
-    assert names(session) == "a"
-
-
 def test_an_equal_event_that_an_observer_dispatches_is_another_event() -> None:
     session = Session()
     heard: list[Fact] = []
@@ -190,8 +182,7 @@ def test_a_published_event_that_a_reducer_cannot_take_is_an_error_of_the_dispatc
     session = Session()
     session[Fact].register(ToolInvoked, failing)
     result = session.dispatcher.dispatch(invoked(ToolResult.ok(None)))
-    assert isinstance(result.errors[0].error, ExceptionGroup)
-    assert "the reducer broke" in str(result.errors[0].error.exceptions[0])
+    assert [str(failure.error) for failure in result.errors] == ["the reducer broke"]
 
 
 @pytest.mark.parametrize(
@@ -319,15 +310,12 @@ def test_snapshots_can_be_restored_in_any_order_and_again() -> None:
 
 
 def test_a_snapshot_says_what_it_holds() -> None:
-    parent = Session()
-    session = Session(parent=parent, tags={"team": "red"})
-    child = Session(parent=session)
+    session = Session(tags={"team": "red"})
     session.dispatch(Fact("a"))
     session.dispatch(invoked(ToolResult.ok(None)))
     snapshot = session.snapshot()
     assert snapshot.slices[Fact] == (Fact("a"),)
     assert dict(snapshot.slices) == {Fact: (Fact("a"),), VisibilityOverrides: ()}
-    assert (snapshot.parent_id, snapshot.children_ids) == (parent.session_id, (child.session_id,))
     assert snapshot.policies == {SlicePolicy.STATE}
     assert snapshot.tags["team"] == "red"
     assert snapshot.created_at.utcoffset() == timedelta(0)
@@ -450,7 +438,7 @@ def call(session: Session | None = None) -> CallInfo:
     """A tool call; it holds the session that is given."""
     info = CallInfo("1", "tool")
     if session is not None:
-        session.lock.take(info)
+        session.lock.acquire(info)
     return info
 
 
@@ -759,34 +747,23 @@ def test_a_clone_and_its_original_change_apart() -> None:
     clone[Heap].register(Asked, failing)
     assert (names(clone), names(session)) == ("a c", "a o")
     assert heard == [Fact("a"), Fact("o")]
-    assert session.children == ()
     assert session.dispatch(Asked()).ok
 
 
 def test_a_clone_takes_what_is_given() -> None:
-    dispatcher, parent, session_id = InProcessDispatcher(), Session(), uuid4()
+    dispatcher, session_id = InProcessDispatcher(), uuid4()
     clone = Session(tags={"team": "red"}).clone(
-        dispatcher=dispatcher, parent=parent, session_id=session_id, created_at=SOME_TIME, tags={"team": "blue"}
+        dispatcher=dispatcher, session_id=session_id, created_at=SOME_TIME, tags={"team": "blue"}
     )
-    assert (clone.dispatcher, clone.parent, clone.created_at) == (dispatcher, parent, SOME_TIME)
-    assert parent.children == (clone,)
-    assert clone.tags == {
-        "team": "blue",
-        "session_id": str(session_id),
-        "parent_session_id": str(parent.session_id),
-    }
+    assert (clone.dispatcher, clone.created_at) == (dispatcher, SOME_TIME)
+    assert clone.tags == {"team": "blue", "session_id": str(session_id)}
 
 
-def test_tags_name_the_session_and_its_parent_and_cannot_be_changed() -> None:
+def test_tags_name_the_session_and_cannot_be_changed() -> None:
     given = {"team": "red", "session_id": "somebody else's"}
-    parent = Session()
-    session = Session(parent=parent, tags=given)
+    session = Session(tags=given)
     given["team"] = "blue"
-    assert session.tags == {
-        "team": "red",
-        "session_id": str(session.session_id),
-        "parent_session_id": str(parent.session_id),
-    }
+    assert session.tags == {"team": "red", "session_id": str(session.session_id)}
     with pytest.raises(TypeError):
         session.tags["team"] = "blue"  # type: ignore[index]
     assert (session.view.tags, session.view.session_id) == (session.tags, session.session_id)
@@ -804,32 +781,6 @@ def test_the_time_of_creation_has_a_timezone_and_is_kept_in_utc() -> None:
     assert (east.created_at, east.created_at.utcoffset()) == (SOME_TIME, timedelta(0))
 
 
-def test_a_session_is_not_its_own_parent() -> None:
-    session = Session.__new__(Session)
-    with pytest.raises(ValueError, match="own parent"):
-        session.__init__(parent=session)  # type: ignore[misc]
-
-
-def test_children_are_known_in_their_order_and_visited_before_their_parents() -> None:
-    root = Session()
-    left, right = Session(parent=root), Session(parent=root)
-    leaf = Session(parent=left)
-    assert root.children == (left, right)
-    assert list(iter_sessions_bottom_up(root)) == [leaf, left, right, root]
-
-
-def test_a_parent_does_not_keep_its_children_alive_but_they_keep_it() -> None:
-    parent = Session()
-    first, second = Session(parent=parent), Session(parent=parent)
-    watched = weakref.ref(first)
-    del first
-    gc.collect()
-    assert watched() is None
-    assert parent.children == (second,)
-    assert parent.snapshot().children_ids == (second.session_id,)
-    assert second.parent is parent
-
-
 def test_a_dispatcher_that_others_use_keeps_no_session_alive_and_forgets_it() -> None:
     dispatcher = InProcessDispatcher()
     session = Session(dispatcher=dispatcher)
@@ -837,9 +788,7 @@ def test_a_dispatcher_that_others_use_keeps_no_session_alive_and_forgets_it() ->
     del session
     gc.collect()
     assert watched() is None
-    event = invoked(ToolResult.ok(None))
-    assert dispatcher.dispatch(event).handled_count == 1
-    assert dispatcher.dispatch(event).handled_count == 0
+    assert dispatcher.dispatch(invoked(ToolResult.ok(None))).ok
 
 
 def test_a_session_that_is_let_go_is_freed_at_once() -> None:

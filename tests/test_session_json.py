@@ -244,7 +244,6 @@ LINE = f"{__name__}:Line"
         tampered({"created_at": "2026-01-01T00:00:00"}),
         tampered({"slices": None}),
         tampered({"policies": ["forever"]}),
-        tampered({"parent_id": "me"}),
         tampered({"slices": [{"slice_type": "subprocess:Popen", "items": []}]}),
         tampered({"slices": [{"slice_type": LINE, "items": [{"$type": "antigravity:x", "fields": {}}]}]}),
         tampered({"slices": [{"slice_type": LINE, "items": [{"$type": LINE, "fields": {}}]}]}),

@@ -12,8 +12,8 @@ import pytest
 from ringfence import InMemoryFilesystem, MarkdownSection, Prompt, Session, Tool, ToolContext, ToolExecutor, ToolResult
 from ringfence.errors import PromptEvaluationError, RestoreFailedError
 from ringfence.filesystem import Filesystem
+from ringfence.participants import sort_participants
 from ringfence.runtime import Receipt, ToolInvoked, Transaction, final_receipts, tool_transaction
-from ringfence.runtime.lock_order import sort_locks
 from ringfence_cli.outputs import ReceiptsFile
 from ringfence_cli.signals import Signals
 from ringfence_cli.watch import RunObserver, RunStats
@@ -184,17 +184,17 @@ def test_a_receipts_file_has_a_further_line_and_what_reads_it_joins_them(tmp_pat
 def test_a_call_that_commits_while_the_one_around_it_ends_says_it_itself() -> None:
     session = Session()
     outer = Transaction("1", "outer", None)
-    outer.lock(sort_locks((session,)))
+    outer.acquire(sort_participants((session,)))
     outer.begin()
     inner = Transaction("2", "inner", outer)
-    inner.lock(sort_locks(()))
+    inner.acquire(sort_participants(()))
     inner.begin()
     world = World()
     receipt = world.executor.execute("ls", {}).receipt
     inner.commit(receipt)
     outer.seal()
     outer.rollback()
-    assert outer.taken_back() == []
+    assert outer.rolled_back_receipts() == []
     [(_, again)] = inner.merge_into_parent((session, receipt))
     assert (again.outcome, again.rolled_back_by) == ("rolled_back", "1")
     inner.release()

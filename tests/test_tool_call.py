@@ -32,6 +32,7 @@ from ringfence.runtime import (
     Replace,
     Session,
     SlicePolicy,
+    ToolCallStarted,
     ToolInvoked,
     reducer,
 )
@@ -757,9 +758,9 @@ def test_every_call_beats_the_heart() -> None:
     heartbeat = Heartbeat()
     heartbeat.add_callback(lambda: beats.append(1))
     with World(lambda params, *, context: ToolResult.ok(Note("x"))) as world:
-        world.executor.heartbeat = heartbeat
-        world.call()
-        world.call("nothing")
+        executor = ToolExecutor(prompt=world.prompt, session=world.session, heartbeat=heartbeat)
+        executor.call("act", {"text": "y"})
+        executor.call("nothing", {})
         assert len(beats) == 4
 
 
@@ -971,3 +972,31 @@ def test_a_cancellation_after_the_commit_point_changes_nothing() -> None:
         answer = world.executor.execute("act", {}, cancellation=cancellation)
         assert answer.receipt.outcome == "committed"
         assert world.files.read("kept.txt").content == "changed\n"
+
+
+def test_a_call_outside_of_the_block_of_resources_is_an_error_that_nobody_hears_of() -> None:
+    world = World(lambda params, *, context: ToolResult.ok(Note("x")))
+    started: list[ToolCallStarted] = []
+    world.session.dispatcher.subscribe(ToolCallStarted, started.append)
+    with pytest.raises(RuntimeError):
+        ToolExecutor(prompt=world.prompt, session=world.session).call("act", {"text": "y"})
+    assert (started, world.session[Receipt].all()) == ([], ())
+
+
+@dataclass(frozen=True)
+class Buggy:
+    text: str
+
+    def __post_init__(self) -> None:
+        raise AttributeError("no such thing")
+
+
+def test_a_bug_in_a_params_class_is_logged_and_rejects_the_call(caplog: pytest.LogCaptureFixture) -> None:
+    tool = Tool[Buggy, None](name="act", description="Act.", handler=lambda params, *, context: ToolResult("done"))
+    section = MarkdownSection(title="Work", key="work", template="Do it.", tools=[tool])
+    prompt, session = Prompt(PromptTemplate(ns="tests", key="call", sections=[section])), Session()
+    with prompt.resources:
+        outcomes = [ToolExecutor(prompt=prompt, session=session).execute("act", {"text": "x"}).receipt.outcome]
+        outcomes += [ToolExecutor(prompt=prompt, session=session).execute("act", {"txt": "x"}).receipt.outcome]
+    assert outcomes == ["rejected"] * 2
+    assert [record.exc_info is not None for record in caplog.records] == [True]

@@ -115,12 +115,6 @@ def test_what_a_rollback_says_is_in_the_notes_of_the_exception() -> None:
     ]
 
 
-def test_a_prompt_in_the_place_of_its_resources_is_refused_in_words() -> None:
-    not_live: Any = Prompt[None](ns="t", key="t")
-    with pytest.raises(TypeError, match="resources are prompt.resources"), tool_transaction(Session(), not_live):
-        pass
-
-
 def collected_at(line: int) -> bool:
     """Whether another transaction has so many lines; an abandoned one was collected before that one."""
     abandoned = [tool_transaction(Session())]

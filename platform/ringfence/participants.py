@@ -1,8 +1,8 @@
-"""What a tool call is to the things it changes, and what those things offer to its transaction.
+"""Participants: what takes part in the transaction of a tool call, and what both know of each other.
 
-Everything that can be rolled back (a session, a filesystem, a resource of the user's) is a *participant*. It has a
-`CallLock`, held by at most one tool call at a time, and it can give a mark, go back to a mark and make a mark's
-changes final. `ringfence.runtime.transaction` is the only user of these.
+Everything that can be rolled back is a *participant* (a resource manager): a session, a filesystem, a resource of the
+user's. It has a `CallLock`, held by at most one tool call at a time. It can give a savepoint, go back to it, and make
+the changes since then final. `ringfence.runtime.transaction` drives them.
 """
 
 from __future__ import annotations
@@ -13,20 +13,17 @@ import threading
 import time
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias, TypeGuard, TypeVar
+from operator import attrgetter
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias, TypeGuard, TypeVar
 
 from ringfence.errors import CallEndedError, ParticipantBusyError
 
-if TYPE_CHECKING:
-    from ringfence.runtime.limits import BudgetTracker, Deadline
-    from ringfence.runtime.receipts import Receipt
-
 Mark: TypeAlias = Any
-"""What a participant needs to go back; only that participant looks into it."""
+"""A savepoint. Only the participant that gave it looks into it."""
 
 LOCK_PATIENCE_SECONDS = 60.0
 """How long anything waits for a participant that another tool call holds, unless told otherwise."""
@@ -75,13 +72,13 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class RollbackReport:
-    """What a rollback left alone because somebody else had changed it meanwhile, and what it could not bring back."""
+    """How a rollback ended: ``conflicts`` are paths that an external change kept it from restoring."""
 
     conflicts: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
-    def said(self) -> list[str]:
-        """In words."""
+    def messages(self) -> list[str]:
+        """One sentence for each conflict and note."""
         return [
             *(f"{path} was changed by somebody else meanwhile, and stays as it is" for path in self.conflicts),
             *self.notes,
@@ -92,27 +89,29 @@ CLEAN = RollbackReport()
 
 
 class CallInfo:
-    """One running tool call, as participants see it.
+    """One running tool call, as participants and policies see it.
 
-    ``parent`` is the call whose handler made this one. ``sealed`` is false only while the handler runs: at any other
-    time no change goes through this call. ``ended`` turns true when nothing of it can be kept or taken back any more,
-    by itself or because a call around it has ended. ``reads`` has, per participant, the paths that the call read and
-    the sha256 of what it got last; ``read_before``, what it had got of a path before that. ``changes``, per participant
-    too, is known when the handler has ended. ``problems`` is what dooms the call although its handler may not know.
-    ``inner`` has the ids of the calls that its handler made and that have ended; ``answered_for``, per participant, the
-    files that these have changed, each with the sha256 of what it was: policies of theirs have answered for that. An
-    ``opaque`` call changes files other than through a filesystem, so that a filesystem has to look what changed.
-    ``deadline`` and ``budget_tracker`` hold for what its handler evaluates, too.
+    Attributes:
+        parent: the call whose handler made this one.
+        opaque: it changes files other than through a filesystem, so a filesystem scans for changes.
+        limits: the `RunOptions` that hold for what its handler evaluates.
+        sealed: false only while the handler runs. No change goes through a sealed call.
+        ended: it can be neither committed nor rolled back any more, by itself or because an outer call has ended.
+        reads: per participant, the paths that the call read, each with the sha256 of the last bytes.
+        read_before: per participant, (path, sha256) of earlier reads of such a path.
+        changes: per participant; known when the handler has ended.
+        problems: errors that doom the call, whether or not its handler knows of them.
+        inner: ids of the ended calls that its handler made.
+        answered_for: per participant, (path, sha256 before) of changes that policies of inner calls have allowed.
     """
 
     __slots__ = (
         "answered_for",
-        "budget_tracker",
         "call_id",
         "changes",
-        "deadline",
         "ended",
         "inner",
+        "limits",
         "opaque",
         "parent",
         "problems",
@@ -135,8 +134,7 @@ class CallInfo:
         self.problems: list[BaseException] = []
         self.inner: list[str] = []
         self.answered_for: dict[CallLock, set[tuple[str, str | None]]] | None = None
-        self.deadline: Deadline | None = None
-        self.budget_tracker: BudgetTracker | None = None
+        self.limits: object = None
 
     def __repr__(self) -> str:
         return f"tool call {self.call_id!r} ({self.tool})"
@@ -159,18 +157,18 @@ class CallInfo:
 
     @property
     def closed(self) -> bool:
-        """Whether nothing changes through this call now: its own handler is not running, or one around it is not."""
+        """Whether this call, or one around it, is sealed."""
         call: CallInfo | None = self
         while call is not None and not call.sealed:
             call = call.parent
         return call is not None
 
     def mark_of(self, lock: CallLock) -> Mark | None:
-        """What the participant goes back to if the call is rolled back; None where it does not take part."""
+        """The savepoint that a rollback restores; None where the participant does not take part."""
         return None
 
     def join(self, participant: Transactional) -> None:
-        """Take in a participant that the call meets only now: at once, or not at all (ParticipantBusyError)."""
+        """Let a late participant take part: at once, or not at all (ParticipantBusyError)."""
         raise CallEndedError(f"{self!r} has no transaction that {participant!r} could take part in")
 
 
@@ -196,31 +194,31 @@ set_current_call = CURRENT_CALL.set
 class CallLock:
     """Who may change a participant: its holder while a tool call holds it, else anybody, one at a time.
 
-    Every change and every step of a transaction runs ``with lock.mutex:``, and a change asks `admit` first. (The mutex
-    is entered in C and left in C: an interrupt cannot come between having it and being sure to let go of it, as it
-    could in an ``__enter__`` of our own.) `take` and `give_back` move the holder: a nested call takes over from its
-    parent and gives back to it, so that a second nested call, or the parent's own threads, wait until it has ended.
+    Every change and every step of a transaction runs ``with lock.mutex:``, and a change calls `check_access` first.
+    (The mutex is entered and left in C. An ``__enter__`` in Python could be interrupted between acquiring and being
+    sure to release.) A nested call acquires from its parent and releases to it, so a second nested call, or a thread
+    of the parent, waits until it has ended.
     """
 
     _serials = itertools.count()
-    _doubtful: ClassVar[set[CallLock]] = set()  # what may be all that keeps a participant in a doubtful state alive
+    _doubtful: ClassVar[set[CallLock]] = set()  # may be all that keeps a participant in a doubtful state alive
 
     def __init__(self, name: str, *, patience_seconds: float = LOCK_PATIENCE_SECONDS) -> None:
         self.name = name
         self.serial = next(self._serials)
-        """Locks are taken in the order of their serials, so that two calls cannot wait for each other."""
+        """Locks are acquired in the order of their serials, so two calls cannot wait for each other."""
         self.holder: CallInfo | None = None
-        self._unfinished: Callable[[], None] | None = None
+        self._recover: Callable[[], None] | None = None
         self._patience = patience_seconds
         self._waiting = 0
         self.free_mutex()
 
     def free_mutex(self) -> None:
-        """Have a mutex that nobody has: the first one, and in a forked child, where threads of the parent are not."""
+        """Make a new mutex: at first, and in a forked child, where the thread that held the old one is gone."""
         self.mutex = threading.RLock()
         self._condition = threading.Condition(self.mutex)
 
-    def take(self, call: CallInfo, patience_seconds: float | None = None) -> None:
+    def acquire(self, call: CallInfo, patience_seconds: float | None = None) -> None:
         """Make `call` the holder; waits while another holds it. 0 seconds: at once or not at all.
 
         Raises:
@@ -233,31 +231,30 @@ class CallLock:
                 self._wait(parent, patience_seconds)
             if parent is not None and (call.ended or parent.closed):
                 raise CallEndedError(f"the handler that made {call!r} has ended")
-            if self._unfinished is not None:
-                self._unfinished()
-                self.leave(None)
+            if self._recover is not None:
+                self._recover()
+                self.block_until_recovered(None)
             self.holder = call
 
-    def give_back(self, call: CallInfo, to: CallInfo | None) -> None:
-        """End the hold of `call`, or of a call that its handler made and that outlives it; ``to`` had it before.
+    def release(self, call: CallInfo, to: CallInfo | None) -> None:
+        """Return the lock that `call`, or an inner call that outlived it, holds to ``to``, the previous holder.
 
-        (It has not let go, or it would have ended this hold too. It may have ended: then it is rolling back, and nobody
-        comes in before that is done.)"""
+        ``to`` may already be rolling back. Nobody else gets the lock until it is done."""
         with self.mutex:
             if self.holder is call or (self.holder is not None and self.holder.within(call)):
                 self.holder = to
                 if self._waiting:
                     self._condition.notify_all()
 
-    def leave(self, unfinished: Callable[[], None] | None) -> None:
-        """Remember what completes a rollback that failed: no call gets the lock before that has succeeded."""
-        self._unfinished = unfinished
-        (self._doubtful.discard if unfinished is None else self._doubtful.add)(self)
+    def block_until_recovered(self, recover: Callable[[], None] | None) -> None:
+        """After a failed rollback: no call gets the lock before ``recover`` has completed it."""
+        self._recover = recover
+        (self._doubtful.discard if recover is None else self._doubtful.add)(self)
 
-    def admit(self, participant: Transactional, call: CallInfo | None) -> None:
-        """Let a change through that belongs to `call` (None: to no call). To be called with the mutex held.
+    def check_access(self, participant: Transactional, call: CallInfo | None) -> None:
+        """Let a change through that belongs to `call` (None: to no call). The mutex has to be held.
 
-        A call that has not got this participant yet gets it now. A change from outside waits for the holder.
+        A participant that does not take part in the call yet joins it. A change from outside waits for the holder.
 
         Raises:
             CallEndedError: `call` has ended.
@@ -307,50 +304,71 @@ class Transactional(Protocol):
     durable: bool
     """Whether `commit` writes to what outlives the process. At most one such participant changes in a call."""
     rollback_only: bool = False
-    """Whether calls only ever undo it: it has no `changes` to tell of and nothing to `commit`; neither is called."""
+    """Whether `changes` and `commit` have nothing to do; neither is called."""
 
     @property
     def tracks_external_writes(self) -> bool:
-        """Whether it knows, and can take back, what programs change while an ``opaque`` call runs. Without one that
-        does, no such call runs."""
+        """Whether it scans for changes of programs, and can undo them. An opaque call needs one that does."""
         return False
 
-    # Abstract, since one that is forgotten or misspelled would do nothing, and nobody would notice.
+    # Abstract, since a method that is forgotten or misspelt would do nothing, and nobody would notice.
     @property
     @abstractmethod
     def lock(self) -> CallLock: ...
 
     @abstractmethod
     def begin(self, call: CallInfo) -> Mark:
-        """Remember the state now, in O(1). (Before an opaque call a filesystem on disk looks through all files.)"""
+        """Give a savepoint of the state now, in O(1). (Before an opaque call a filesystem on disk scans all files.)"""
         ...
 
     @abstractmethod
     def changes(self, mark: Mark, /) -> Sequence[Change]:
         """The paths changed since `mark`, sorted; empty for what holds no files.
 
-        Asked when the call is sealed: a thread that was let through just before finishes its change first, which takes
-        the lock's mutex."""
+        The call is sealed, and the mutex is held: a change that was let through before that is complete."""
         ...
 
     @abstractmethod
-    def commit(self, mark: Mark, receipt: Receipt) -> Step | None:
-        """Keep everything since `mark`. For a nested call this only ends the savepoint."""
+    def commit(self, mark: Mark, receipt: Any) -> Step | None:
+        """Keep everything since `mark`; ``receipt`` is the call's `Receipt`. In a nested call this only ends the
+        savepoint."""
         ...
 
     @abstractmethod
     def rollback(self, mark: Mark) -> RollbackReport:
-        """Bring back the state at `mark`, exactly; may be called again where it raised."""
+        """Restore the state at `mark` exactly; may be called again where it raised."""
         ...
+
+
+_serial = attrgetter("serial")
+
+
+@dataclass(slots=True)
+class Participants:
+    """The participants of a call by their locks, in the one order in which all calls acquire them."""
+
+    by_lock: dict[CallLock, Transactional]
+    committing: Sequence[CallLock] = ()
+    """All but those that only roll back. The durable come first: their commit can fail, and then all roll back."""
+
+    def __post_init__(self) -> None:
+        held = self.by_lock
+        kept = [lock for lock, participant in held.items() if not participant.rollback_only]
+        self.committing = sorted(kept, key=lambda lock: not held[lock].durable)
+
+
+def sort_participants(participants: Iterable[Transactional]) -> Participants:
+    found = {participant.lock: participant for participant in participants}
+    return Participants({lock: found[lock] for lock in sorted(found, key=_serial)})
 
 
 SnapshotT = TypeVar("SnapshotT")
 
 
 class Snapshotable(Protocol[SnapshotT]):
-    """A resource whose state a failed tool call takes back. To be one is declared, by inheriting from this protocol."""
+    """A resource whose state a failed tool call rolls back. To be one is declared, by inheriting from this protocol."""
 
-    # Abstract, since one that is forgotten or misspelled would do nothing, and take nothing back.
+    # Abstract, since a method that is forgotten or misspelt would do nothing, and roll nothing back.
     @abstractmethod
     def snapshot(self, *, tag: str | None = None) -> SnapshotT:
         """The state now, as a value that later changes do not reach."""
@@ -385,7 +403,7 @@ class SnapshotParticipant(Transactional):
     def changes(self, mark: Mark) -> Sequence[Change]:
         return ()
 
-    def commit(self, mark: Mark, receipt: Receipt) -> Step | None:
+    def commit(self, mark: Mark, receipt: Any) -> Step | None:
         return None
 
     def rollback(self, mark: Mark) -> RollbackReport:
@@ -394,8 +412,7 @@ class SnapshotParticipant(Transactional):
 
 
 def is_snapshotable(value: object) -> TypeGuard[Snapshotable[Any]]:
-    """Whether it takes part in transactions and has states of its own to go back to: a declared `Snapshotable`, or a
-    participant with the same methods, as filesystems are."""
+    """Whether `value` is a declared `Snapshotable`, or a participant with the same methods, as filesystems are."""
     kinds = type(value).__mro__
     return Snapshotable in kinds or (
         Transactional in kinds and hasattr(value, "snapshot") and hasattr(value, "restore")

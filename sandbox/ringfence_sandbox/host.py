@@ -516,7 +516,7 @@ class HostFilesystem(Transactional):
         if self.read_only:
             raise PermissionError(errno.EROFS, "the filesystem is read-only")
         self._share.check_open()
-        self._lock.admit(self, self._current_call())
+        self._lock.check_access(self, self._current_call())
 
     def _current_call(self) -> CallInfo | None:
         current = CURRENT_CALL.get()

@@ -7,14 +7,13 @@ import errno
 import logging
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from ringfence import serde
 from ringfence.adapters.model import ProviderAdapter
-from ringfence.adapters.offers import BoundTool, bind_tool
 from ringfence.errors import (
     CallCancelledError,
     CallEndedError,
@@ -27,27 +26,26 @@ from ringfence.errors import (
     VisibilityExpansionRequired,
 )
 from ringfence.failures import describe_error
-from ringfence.participants import Mark, Transactional, current_call, set_current_call
-from ringfence.prompt.long_results import READER, full_result_path
+from ringfence.participants import Participants, Transactional, current_call, set_current_call, sort_participants
 from ringfence.prompt.policy import ALLOW, Policy, PolicyDecision
-from ringfence.prompt.tool import ToolContext
+from ringfence.prompt.tool import BoundTool, ToolContext, bind_tool
 from ringfence.prompt.tool_result import (
     MAX_RESULT_CHARACTERS,
+    READER,
     AcceptsChanges,
     ToolResult,
     bounded,
     exit_code_of,
+    full_result_path,
     whole_text,
 )
-from ringfence.resources import CallResources, ResourceContext
+from ringfence.resources import CallResources
 from ringfence.runtime.events import RejectedToolParams, ToolCallStarted, ToolInvoked
-from ringfence.runtime.ids import new_id
 from ringfence.runtime.interrupts import Interrupts
 from ringfence.runtime.limits import BudgetTracker, Cancellation, Deadline, Heartbeat, RunContext, RunOptions
-from ringfence.runtime.lock_order import Participants, sort_locks
 from ringfence.runtime.receipts import Outcome, PolicyVerdict, Receipt
 from ringfence.runtime.session import Session
-from ringfence.runtime.transaction import ReceiptUpdates, Transaction, leave
+from ringfence.runtime.transaction import ReceiptUpdates, Transaction, new_id
 
 if TYPE_CHECKING:
     from ringfence.prompt.prompt import Prompt
@@ -57,9 +55,12 @@ logger = logging.getLogger(__name__)
 
 now = datetime.now
 
+Arguments = Mapping[str, object] | str | None
+UNFINISHED = ToolResult.error("the call did not come to an end")
+
 
 def check_arguments(prompt: object, session: object) -> None:
-    """Raises TypeError for what is no prompt, such as a template, and for what is no session."""
+    """Raise TypeError for what is no prompt, such as a template, and for what is no session."""
     from ringfence.prompt.prompt import Prompt
 
     if not isinstance(prompt, Prompt):
@@ -78,46 +79,59 @@ class ToolCallResult:
     receipt: Receipt
 
 
-UNFINISHED = ToolResult.error("the call did not come to an end")
-
-
-@dataclass(frozen=True, slots=True)
-class _Locks:
-    resources: Sequence[Transactional]
-    taken: Participants
-
-
 @dataclass(slots=True)
-class _Ending:
-    """What is known of a call while it goes on, and in the end how it ended."""
+class Call:
+    """One tool call: what is known of it while it runs, and how it ended."""
 
     name: str
     call_id: str
-    params: object
+    arguments: Arguments
+    bound: BoundTool | None
+    """None for a name that no tool has."""
+    transaction: Transaction
+    context: ToolContext
+    params: Any
     recorded: object
-    """The params as they came: a copy, where a handler could change them."""
-    started_at: datetime
-    clock: float
-    verdicts: list[PolicyVerdict]
+    """For the receipt: the params as they came, copied where a handler could change them."""
+    started_at: datetime = field(default_factory=lambda: now(UTC))
+    clock: float = field(default_factory=perf_counter)
+    verdicts: list[PolicyVerdict] = field(default_factory=list[PolicyVerdict])
     outcome: Outcome = "failed"
     result: ToolResult[Any] = UNFINISHED
     rendered: str = ""
-    raises: BaseException | None = None
-    """What leaves `call` when everything is in order again."""
+    error: BaseException | None = None
+    """Leaves the executor when the call has ended."""
+    conflicts: Sequence[str] = ()
     invoked: ToolInvoked | None = None
     receipt: Receipt | None = None
-    conflicts: Sequence[str] = ()
-    """What the rollback left alone."""
-    taken_back: ReceiptUpdates = ()
-    """What to tell of calls within this one that it took back."""
+    updates: ReceiptUpdates = ()
+    """Reissued receipts of inner calls that were rolled back with this one."""
+
+    @property
+    def tool(self) -> BoundTool:
+        assert self.bound is not None
+        return self.bound
+
+    def deny(self, policy: str, reason: str | None) -> None:
+        self.outcome = "denied"
+        self.result = ToolResult.error(f"denied by the policy {policy}: {reason or 'no reason given'}")
+
+    def reject(self, message: str, error: str) -> None:
+        self.outcome = "rejected"
+        self.result = ToolResult.error(message)
+        self.params = RejectedToolParams(self.arguments, error)
+
+    def refuse_ended(self) -> None:
+        if self.transaction.ended:
+            raise CallEndedError(f"the call that made {self.transaction!r} has ended, and rolled it back")
 
 
 class ToolExecutor:
     """Runs tool calls of one prompt and session, each a transaction.
 
-    To be used inside ``with prompt.resources:``. What a call raises is only what ends an evaluation:
-    VisibilityExpansionRequired, PromptEvaluationError (a passed deadline and a rollback that could not be completed
-    included) and what is no `Exception`, such as KeyboardInterrupt; all of it after the rollback.
+    It is used inside ``with prompt.resources:``. It raises only what ends an evaluation: VisibilityExpansionRequired,
+    PromptEvaluationError (also for a passed deadline, and for a rollback that could not be completed) and what is no
+    `Exception`, such as KeyboardInterrupt; all of it after the rollback.
     """
 
     def __init__(
@@ -137,463 +151,436 @@ class ToolExecutor:
         Raises TypeError for what is no prompt, no session and no limit, and what `Prompt.render` raises.
         """
         check_arguments(prompt, session)
-        RunOptions(deadline, budget_tracker, heartbeat, run_context)  # refuses limits of another type
         self.prompt = prompt
         self.session = session
         self.adapter = adapter
-        self.deadline = deadline
-        self.budget_tracker = budget_tracker
-        self.heartbeat = heartbeat
-        self.run_context = run_context
+        self.options = RunOptions(deadline, budget_tracker, heartbeat, run_context)
         if rendered_prompt is None:
             rendered_prompt = replace(prompt.render(session=session), deadline=deadline)
         self.rendered_prompt = rendered_prompt
         self.prompt_name = prompt.name or f"{prompt.ns}:{prompt.key}"
         self._session_id = str(session.session_id)
         self._adapter_name = type(adapter).__name__ if adapter is not None else ""
-        self._offers = {tool.name: bind_tool(tool, prompt) for tool in self.rendered_prompt.tools}
-        self._locks = _Locks((), sort_locks((session,)))
+        self._tools = {tool.name: bind_tool(tool, prompt) for tool in self.rendered_prompt.tools}
+        self._resources: Sequence[Transactional] = ()
+        self._participants = sort_participants((session,))
 
-    def call(
-        self, name: str, arguments: Mapping[str, object] | str | None, *, call_id: str | None = None
-    ) -> ToolResult[Any]:
+    def call(self, name: str, arguments: Arguments, *, call_id: str | None = None) -> ToolResult[Any]:
         """Run one tool call; ``arguments`` is a mapping or JSON text."""
         return self.execute(name, arguments, call_id=call_id).result
 
     def execute(
         self,
         name: str,
-        arguments: Mapping[str, object] | str | None,
+        arguments: Arguments,
         *,
         call_id: str | None = None,
         cancellation: Cancellation | None = None,
     ) -> ToolCallResult:
         """`call`, with the text for the model and the receipt.
 
-        A call that is cancelled before its commit point is rolled back, and its outcome is "interrupted".
+        A call that is cancelled before its commit point is rolled back, and its outcome is "interrupted". RuntimeError
+        outside of ``with prompt.resources:``.
         """
-        if self.heartbeat is not None:
-            self.heartbeat.beat()
-        ending = _Ending(name, call_id or new_id(), arguments, arguments, now(UTC), perf_counter(), [])
-        if self.session.heard(ToolCallStarted):
-            self._tell_begun(ending, arguments)
-        call = Transaction(ending.call_id, name, current_call())
-        call.deadline, call.budget_tracker = self.deadline, self.budget_tracker
-        if call.parent is not None:
-            self._limit_as_around(call)
-        offer = self._resolved(ending)
-        if offer is None or not self._parsed(ending, offer, arguments):
-            self._record(ending, call)
-            self._tell(ending)
-            return self._answered(ending)
-        call.opaque = offer.opaque
-        resources = self.prompt.resources.context
-        context = self._context(call, resources, cancellation)
+        call = self._start(name, call_id or new_id(), arguments, cancellation)
+        transaction = call.transaction
+        if not self._parse(call):
+            self._record(call)
+            self._publish(call)
+            return self._finish(call)
         interrupts = Interrupts()
         try:
             try:
-                set_current_call(call)
+                set_current_call(transaction)
                 interrupts.allow()
-                call.lock(self._locked_for(resources.participants))
-                if self._permitted(ending, offer, context, call):
+                transaction.acquire(self._participants_now(call))
+                if self._is_permitted(call):
                     interrupts.hold()
-                    call.begin()
+                    transaction.begin()
                     interrupts.allow()
-                    self._run(ending, offer, context, call)
-                    self._settle(ending, offer, context, call)
+                    self._run(call)
+                    self._settle(call)
                 interrupts.hold()
-                if ending.outcome == "committed":
-                    self._commit(ending, call)
+                if call.outcome == "committed":
+                    self._commit(call)
             except BaseException as error:
                 interrupts.hold()
-                _failed(ending, error, call)
+                _fail(call, error)
         except BaseException as error:  # an interrupt in the one line before the one that holds them back
-            _failed(ending, error, call)
-        try:  # No interrupt comes through in here: one that did before is on its way out in `ending.raises`.
-            if ending.receipt is None:
-                self._roll_back(ending, context, call)
-            self._record(ending, call)
+            _fail(call, error)
+        try:  # No interrupt comes through in here. An earlier one is in `call.error`.
+            if call.receipt is None:
+                self._roll_back(call)
+            self._record(call)
         finally:
-            call.release()
+            transaction.release()
             try:
-                leave(call, interrupts)
+                transaction.deactivate(interrupts)
             finally:
-                self._tell(ending)
-        return self._answered(ending)
+                self._publish(call)
+        return self._finish(call)
 
-    def _limit_as_around(self, call: Transaction) -> None:
-        """The limits of a call hold for what its handler does, and so for the calls that this makes."""
-        limits = RunOptions(self.deadline, self.budget_tracker).inherit()
-        call.deadline, call.budget_tracker = limits.deadline, limits.budget_tracker
-
-    def _tell_begun(self, ending: _Ending, arguments: Mapping[str, object] | str | None) -> None:
-        offer = self._offers.get(ending.name)
-        self.session.notify(
-            ToolCallStarted(
-                call_id=ending.call_id,
-                name=ending.name,
-                description=offer.tool.description if offer is not None else None,
-                arguments=arguments,
-                prompt_name=self.prompt_name,
-                session_id=self.session.session_id,
-                started_at=ending.started_at,
-            )
+    def _start(self, name: str, call_id: str, arguments: Arguments, cancellation: Cancellation | None) -> Call:
+        """The call, once observers know of it."""
+        resources = self.prompt.resources.context  # raises outside of the block, before anybody knows of the call
+        if self.options.heartbeat is not None:
+            self.options.heartbeat.beat()
+        transaction = Transaction(call_id, name, current_call())
+        transaction.limits = options = self.options if transaction.parent is None else self.options.inherit()
+        context = ToolContext(
+            self.prompt,
+            self.rendered_prompt,
+            self.adapter,
+            self.session,
+            options,
+            transaction,
+            CallResources(resources, transaction),
+            cancellation,
         )
+        bound = self._tools.get(name)
+        call = Call(name, call_id, arguments, bound, transaction, context, arguments, arguments)
+        if self.session.dispatcher.has_handlers(ToolCallStarted):
+            self.session.notify(
+                ToolCallStarted(
+                    call_id=call_id,
+                    name=name,
+                    description=bound.tool.description if bound is not None else None,
+                    arguments=arguments,
+                    prompt_name=self.prompt_name,
+                    session_id=self.session.session_id,
+                    started_at=call.started_at,
+                )
+            )
+        return call
 
-    def _resolved(self, ending: _Ending) -> BoundTool | None:
-        offer = self._offers.get(ending.name)
-        if offer is None or offer.handler is None:
-            ending.outcome = "rejected"
-            run = [name for name, offer in self._offers.items() if offer.handler is not None]
-            near = difflib.get_close_matches(str(ending.name), run, n=3)
-            hint = f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(run) or 'none'}"
-            what = "there is no tool" if offer is None else "it is only described, and nothing runs the tool"
-            ending.result = ToolResult.error(f"{what} {ending.name!r}; {hint}")
-            ending.params = RejectedToolParams(ending.recorded, ending.result.message)
-            return None
-        return offer
-
-    def _parsed(self, ending: _Ending, offer: BoundTool, arguments: Mapping[str, object] | str | None) -> bool:
-        try:
-            ending.params = offer.decode({} if arguments is None or arguments == "" else arguments)
-        except Exception as error:  # what a params class raises by itself, too
-            ending.outcome = "rejected"
-            ending.params = RejectedToolParams(raw_arguments=arguments, error=str(error))
-            ending.result = ToolResult.error(f"the arguments of {ending.name} do not fit: {describe_error(error)}")
-            ending.recorded = ending.params
+    def _parse(self, call: Call) -> bool:
+        """Decode the arguments. A call of an unknown tool, or with arguments that do not fit, is rejected."""
+        bound = call.bound
+        if bound is None or bound.handler is None:
+            known = [name for name, one in self._tools.items() if one.handler is not None]
+            near = difflib.get_close_matches(str(call.name), known, n=3)
+            hint = f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(known) or 'none'}"
+            what = "there is no tool" if bound is None else "it is only described, and nothing runs the tool"
+            message = f"{what} {call.name!r}; {hint}"
+            call.reject(message, message)
             return False
-        ending.recorded = _copied(ending.params) if offer.tool.params_can_change else ending.params
+        try:
+            call.params = bound.decode({} if call.arguments in (None, "") else call.arguments)
+        except Exception as error:  # the code of a params class may raise anything
+            if not isinstance(error, (ValueError, TypeError)):
+                logger.warning("the params of %s could not be made", call.name, exc_info=error)
+            call.reject(f"the arguments of {call.name} do not fit: {describe_error(error)}", str(error))
+            call.recorded = call.params
+            return False
+        call.recorded = _copy(call.params) if bound.tool.params_can_change else call.params
+        call.transaction.opaque = bound.opaque
         return True
 
-    def _locked_for(self, resources: Sequence[Transactional]) -> Participants:
-        """What a call takes; the same again for as long as the resources are."""
-        known = self._locks
-        if known.resources is not resources:
-            known = self._locks = _Locks(resources, sort_locks((self.session, *resources)))
-        return known.taken
+    def _participants_now(self, call: Call) -> Participants:
+        """The session and the live resources, sorted again only when there are others."""
+        assert call.context.scope is not None
+        resources = call.context.scope.participants
+        if self._resources is not resources:
+            self._resources, self._participants = resources, sort_participants((self.session, *resources))
+        return self._participants
 
-    def _context(self, call: Transaction, resources: ResourceContext, cancellation: Cancellation | None) -> ToolContext:
-        return ToolContext(
-            prompt=self.prompt,
-            rendered_prompt=self.rendered_prompt,
-            adapter=self.adapter,
-            session=self.session,
-            deadline=call.deadline,
-            heartbeat=self.heartbeat,
-            run_context=self.run_context,
-            budget=call.budget_tracker,
-            cancellation=cancellation,
-            call=call,
-            scope=CallResources(resources, call),
-        )
-
-    def _permitted(self, ending: _Ending, offer: BoundTool, context: ToolContext, call: Transaction) -> bool:
-        """Policies, of the section and then of the prompt, until one denies; then the deadline and cancellation."""
-        session, tool, params = self.session, offer.tool, ending.params
-        before = session.begin(call)
-        for policy, verdict, asked in offer.policies:
+    def _is_permitted(self, call: Call) -> bool:
+        """Ask the policies, of the section and then of the prompt, until one denies; then deadline and cancellation."""
+        tool, context = call.tool, call.context
+        call.transaction.save((self.session,))
+        saved = call.transaction.mark_of(self.session.lock)
+        for policy, verdict, asked in tool.policies:
             if asked:
                 try:
-                    decision = policy.check(tool, params, context=context)
-                    if decision is not ALLOW or session.changed(before):
-                        verdict = self._verdict(policy, decision, verdict, before, call)
+                    decision = policy.check(tool.tool, call.params, context=context)
+                    if decision is not ALLOW or self.session.changed(saved):
+                        verdict = self._verdict(call, policy, decision, verdict, saved)
                 except BaseException as error:
-                    verdict = self._undecided(policy, error, ending.name, before, call)
-            ending.verdicts.append(verdict)
+                    verdict = self._verdict_of_error(call, policy, error, saved)
+            call.verdicts.append(verdict)
             if not verdict.allowed:
-                return _denied(ending, verdict)
-        if call.deadline is not None and call.deadline.expired:
-            ending.outcome = "denied"
-            raise DeadlineExceededError(f"the deadline had passed before {ending.name} could run")
+                call.deny(verdict.policy, verdict.reason)
+                return False
+        deadline = context.options.deadline
+        if deadline is not None and deadline.expired:
+            call.outcome = "denied"
+            raise DeadlineExceededError(f"the deadline had passed before {call.name} could run")
         if context.cancellation is not None:
             context.cancellation.check()
         return True
 
-    def _effects_permitted(self, ending: _Ending, offer: BoundTool, context: ToolContext, call: Transaction) -> bool:
-        """Effect policies, until one denies what the call has changed; what they read does not count as read by it."""
-        before, read = self.session.begin(call), {lock: dict(reads) for lock, reads in call.reads.items()}
-        changes = [change for changes in call.changes.values() for change in changes]
+    def _are_effects_permitted(self, call: Call) -> bool:
+        """Ask the effect policies until one denies. What they read does not count as read by the call."""
+        transaction = call.transaction
+        saved, reads = self.session.begin(transaction), {lock: dict(paths) for lock, paths in transaction.reads.items()}
+        changes = [change for changes in transaction.changes.values() for change in changes]
         try:
-            for policy, verdict in offer.effect_policies:
+            for policy, verdict in call.tool.effect_policies:
                 try:
-                    decision = policy.check_effects(offer.tool, ending.params, changes, context=context)
-                    verdict = self._verdict(policy, decision, verdict, before, call)
+                    decision = policy.check_effects(call.tool.tool, call.params, changes, context=call.context)
+                    verdict = self._verdict(call, policy, decision, verdict, saved)
                 except BaseException as error:
-                    verdict = self._undecided(policy, error, ending.name, before, call)
-                ending.verdicts.append(verdict)
+                    verdict = self._verdict_of_error(call, policy, error, saved)
+                call.verdicts.append(verdict)
                 if not verdict.allowed:
-                    return _denied(ending, verdict)
+                    call.deny(verdict.policy, verdict.reason)
+                    return False
             return True
         finally:
-            call.reads.clear()
-            call.reads.update(read)
+            transaction.reads.clear()
+            transaction.reads.update(reads)
 
     def _verdict(
-        self, policy: Policy, decision: PolicyDecision, allowed: PolicyVerdict, before: Mark, call: Transaction
+        self, call: Call, policy: Policy, decision: PolicyDecision, allowed: PolicyVerdict, saved: Any
     ) -> PolicyVerdict:
-        """What one policy's decision means. TypeError where it is none, or the policy has changed the session."""
+        """The verdict that a decision is. TypeError where it is none, or the policy changed the session."""
         if not isinstance(decision, PolicyDecision) or type(decision.allowed) is not bool:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"it answered {decision!r}, which is no PolicyDecision that says yes or no")
-        if self._took_back(before, call):
+        if self._restored(call, saved):
             raise TypeError("it changed the session while it decided")
         return allowed if decision.allowed else PolicyVerdict(policy.name, False, decision.reason)
 
-    def _undecided(
-        self, policy: Policy, error: BaseException, tool: str, before: Mark, call: Transaction
-    ) -> PolicyVerdict:
-        """A policy that raises denies, and has changed nothing. What is no `Exception` goes on."""
-        self._took_back(before, call)
+    def _verdict_of_error(self, call: Call, policy: Policy, error: BaseException, saved: Any) -> PolicyVerdict:
+        """A policy that raises denies, and has changed nothing. What is no `Exception` propagates."""
+        self._restored(call, saved)
         if not isinstance(error, Exception):
             raise error
-        logger.warning("the policy %s could not decide on %s", policy.name, tool, exc_info=error)
+        logger.warning("the policy %s could not decide on %s", policy.name, call.name, exc_info=error)
         return PolicyVerdict(policy.name, False, f"the policy could not decide: {describe_error(error)}")
 
-    def _took_back(self, before: Mark, call: Transaction) -> bool:
-        """Whether a policy had changed the session; it is as it was before then."""
-        if not self.session.changed(before):
+    def _restored(self, call: Call, saved: Any) -> bool:
+        """Whether a policy had changed the session, which is restored."""
+        if not self.session.changed(saved):
             return False
         with self.session.lock.mutex:
-            if self.session.lock.holder is not call:  # the call around has ended: the session may be another's by now
-                raise CallEndedError(f"the call that made {call!r} has ended")
-            self.session.rollback(before)
+            if self.session.lock.holder is not call.transaction:  # an outer call has ended: it may be another's by now
+                raise CallEndedError(f"the call that made {call.transaction!r} has ended")
+            self.session.rollback(saved)
             return True
 
-    def _run(self, ending: _Ending, offer: BoundTool, context: ToolContext, call: Transaction) -> None:
-        """The handler, in its resource scope; from its end on, nothing changes through this call."""
-        assert offer.handler is not None
+    def _run(self, call: Call) -> None:
+        """Run the handler in its resource scope. From its end on nothing changes through this call."""
+        tool, context, transaction = call.tool, call.context, call.transaction
+        assert tool.handler is not None
         assert context.scope is not None
-        if offer.opaque:
-            _ = context.filesystem  # one that is made when it is asked for joins the call with that
-            if not call.tracks_external_writes():
+        if tool.opaque:
+            _ = context.filesystem  # one that is constructed on demand joins the call now
+            if not transaction.tracks_external_writes():
                 raise TransactionError(
-                    f"{ending.name} changes files by itself, as programs do, and no filesystem of this prompt sees "
-                    "that: bind one on disk that is not read-only, such as that of a Workspace (one of your own "
-                    "that does has sees_programs = True)"
+                    f"{call.name} runs programs, and no filesystem of this prompt scans for their changes: bind that "
+                    "of a Workspace, or one of your own with tracks_external_writes = True"
                 )
-        result = offer.handler(ending.params, context=context)
+        result = tool.handler(call.params, context=context)
         context.scope.close()
         # By the real type: `isinstance` believes a `__class__` that lies.
         if not issubclass(type(result), ToolResult) or not isinstance(result.message, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"its handler returned {type(result).__name__}, not a ToolResult with a text for a message")
-        if type(result.message) is not str:  # a subclass may do anything when it is put together
+        if type(result.message) is not str:  # a subclass may do anything when it is formatted
             result = replace(result, message=str.__str__(result.message))
         if type(result.success) is not bool:
             raise TypeError(f"its handler returned a ToolResult with success={result.success!r}: it is True or False")
-        if result.success and not offer.fits(result.value):
+        if result.success and not tool.fits(result.value):
             raise TypeError(
                 f"its handler returned a value of another type than it declares: {type(result.value).__name__}, "
-                f"not {offer.tool.result_words}"
+                f"not {tool.tool.result_words}"
             )
-        ending.result = result
-        call.seal()
-        if offer.opaque and result.success and isinstance(result.value, AcceptsChanges):
-            ending.result = replace(result, value=result.value.with_changes(call.all_changes()))
+        call.result = result
+        transaction.seal()
+        if tool.opaque and result.success and isinstance(result.value, AcceptsChanges):
+            call.result = replace(result, value=result.value.with_changes(transaction.all_changes()))
 
-    def _settle(self, ending: _Ending, offer: BoundTool, context: ToolContext, call: Transaction) -> None:
-        """Everything that may still turn a successful call into a failed one."""
-        result = ending.result
-        looked_at = result.success and offer.effect_policies and call.changes
-        if looked_at and not self._effects_permitted(ending, offer, context, call):
+    def _settle(self, call: Call) -> None:
+        """Do everything that may still turn a successful call into a failed one."""
+        tool, transaction, result = call.tool, call.transaction, call.result
+        if result.success and tool.effect_policies and transaction.changes and not self._are_effects_permitted(call):
             if (code := exit_code_of(result.value)) is not None:  # what a command found out was paid for
-                said = f"{ending.result.message}; it had ended with exit code {code}, and what it did is taken back"
-                ending.result = replace(result, message=said, success=False)
-                ending.rendered = "" if result.exclude_value_from_context else result.render()
+                message = f"{call.result.message}; it had ended with exit code {code}, and its changes are rolled back"
+                call.result = replace(result, message=message, success=False)
+                call.rendered = "" if result.exclude_value_from_context else result.render()
             return
         if result.value is not None and not result.exclude_value_from_context:
-            ending.rendered = result.render()
+            call.rendered = result.render()
         if not result.success:
             return
-        if offer.read_only and call.changed(self.session):
-            raise TransactionError(f"{ending.name} is declared read-only, but it changed something")
-        for policy in offer.learning:
-            if call.ended:
-                raise CallEndedError(f"the call that made {call!r} has ended, and took it back")
+        if tool.read_only and transaction.changed(self.session):
+            raise TransactionError(f"{call.name} is declared read-only, but it changed something")
+        for policy in tool.result_policies:
+            call.refuse_ended()
             try:
-                policy.on_result(offer.tool, ending.params, result, context=context)
+                policy.on_result(tool.tool, call.params, result, context=call.context)
             except (RingfenceError, OSError):  # in words for the model
                 raise
             except Exception as error:
                 raise TransactionError(
                     f"the policy {policy.name} failed on the result: {describe_error(error)}"
                 ) from error
-        ending.invoked = self._event(ending)
-        if call.parent is None:  # so nothing can end it but itself
-            self.session.apply(ending.invoked, to="state")
-        else:
-            with self.session.lock.mutex:
-                if call.ended:
-                    raise CallEndedError(f"the call that made {call!r} has ended, and took it back")
-                self.session.apply(ending.invoked, to="state")
-        if call.problems:
-            raise TransactionError(f"it cannot be kept: {describe_error(call.problems[0])}") from call.problems[0]
-        if context.cancellation is not None:
-            context.cancellation.check()
-        ending.outcome = "committed"
+        call.invoked = self._event(call)
+        with self.session.lock.mutex:  # so that no outer call rolls back meanwhile
+            call.refuse_ended()
+            self.session.apply(call.invoked, to="state")
+        if transaction.problems:
+            problem = transaction.problems[0]
+            raise TransactionError(f"it cannot be kept: {describe_error(problem)}") from problem
+        if call.context.cancellation is not None:
+            call.context.cancellation.check()
+        call.outcome = "committed"
 
-    def _commit(self, ending: _Ending, call: Transaction) -> None:
+    def _commit(self, call: Call) -> None:
         """The commit point. What fails here rolls back like anything else."""
-        ending.receipt = self._receipt(ending, call)
+        call.receipt = self._receipt(call)
         try:
-            step = call.commit(ending.receipt)
+            step = call.transaction.commit(call.receipt)
         except BaseException:
-            ending.receipt = None
+            call.receipt = None
             raise
         if step is not None:
-            ending.receipt = replace(ending.receipt, commit=step.commit)
+            call.receipt = replace(call.receipt, commit=step.commit)
 
-    def _roll_back(self, ending: _Ending, context: ToolContext, call: Transaction) -> None:
-        """The call's own resources closed, if its handler left them open; then everything back."""
+    def _roll_back(self, call: Call) -> None:
+        """Close the call's own resources, if its handler left them open; then restore everything."""
+        assert call.context.scope is not None
         try:
-            if context.scope is not None:
-                context.scope.close()
-            if not call.sealed:
-                call.seal()
+            call.context.scope.close()
+            if not call.transaction.sealed:
+                call.transaction.seal()
         except BaseException as error:
-            logger.warning("the failed call %s did not end well", ending.name, exc_info=True)
-            if not isinstance(error, Exception) and ending.raises is None:
-                ending.raises = error
+            logger.warning("the failed call %s did not end well", call.name, exc_info=True)
+            if not isinstance(error, Exception) and call.error is None:
+                call.error = error
         try:
-            report = call.rollback()
+            report = call.transaction.rollback()
             if report.conflicts or report.notes:
-                said = "; ".join((ending.result.message, *report.said()))
-                ending.result = replace(ending.result, message=said)
-                ending.conflicts = report.conflicts
+                call.result = replace(call.result, message="; ".join((call.result.message, *report.messages())))
+                call.conflicts = report.conflicts
         except RestoreFailedError as error:
-            ending.outcome = "doubtful"
-            ending.result = ToolResult.error(str(error))
-            raised = PromptEvaluationError(f"{ending.name}: {error}", prompt_name=self.prompt_name, phase="tool")
-            raised.__cause__ = error
-            if ending.raises is None or isinstance(ending.raises, Exception):
-                ending.raises = raised
+            call.outcome = "doubtful"
+            call.result = ToolResult.error(str(error))
+            if call.error is None or isinstance(call.error, Exception):
+                call.error = self._evaluation_error(f"{call.name}: {error}", error)
 
-    def _record(self, ending: _Ending, call: Transaction) -> None:
-        """The receipt and the event, into the session's logs."""
-        if ending.receipt is None:
-            if isinstance(ending.raises, DeadlineExceededError):
-                deadline = ending.raises
-                ending.raises = PromptEvaluationError(str(deadline), prompt_name=self.prompt_name, phase="tool")
-                ending.raises.__cause__ = deadline
-            ending.receipt = self._receipt(ending, call)
-            ending.invoked = self._event(ending)
-        assert ending.invoked is not None
-        self.session.log(ending.invoked, ending.receipt)
+    def _record(self, call: Call) -> None:
+        """Append the receipt and the event to the session's logs."""
+        if call.receipt is None:
+            if isinstance(call.error, DeadlineExceededError):
+                call.error = self._evaluation_error(str(call.error), call.error)
+            call.receipt = self._receipt(call)
+            call.invoked = self._event(call)
+        assert call.invoked is not None
+        self.session.log(call.invoked, call.receipt)
         try:
-            self.session.log_values(ending.invoked)
+            self.session.log_values(call.invoked)
         except Exception:
-            logger.warning("a value of %s could not be logged", ending.name, exc_info=True)
+            logger.warning("a value of %s could not be logged", call.name, exc_info=True)
         except BaseException as error:
-            ending.raises = ending.raises or error
-        if ending.outcome != "committed":
-            ending.taken_back = call.taken_back(doubtful=ending.outcome == "doubtful")
-        elif call.parent is not None:
-            ending.taken_back = call.merge_into_parent((self.session, ending.receipt))
+            call.error = call.error or error
+        transaction = call.transaction
+        if call.outcome != "committed":
+            call.updates = transaction.rolled_back_receipts(doubtful=call.outcome == "doubtful")
+        elif transaction.parent is not None:
+            call.updates = transaction.merge_into_parent((self.session, call.receipt))
 
-    def _tell(self, ending: _Ending) -> None:
-        """Observers hear of the call. What they do about it cannot undo it."""
-        for event in (ending.invoked, ending.receipt):
+    def _publish(self, call: Call) -> None:
+        """Notify observers. Nothing that they do undoes the call."""
+        for event in (call.invoked, call.receipt):
             if event is not None:
                 self.session.notify(event)
-        for session, receipt in ending.taken_back:
+        for session, receipt in call.updates:
             session.notify(receipt)
 
-    def _answered(self, ending: _Ending) -> ToolCallResult:
-        if self.heartbeat is not None:
-            self.heartbeat.beat()
-        if ending.raises is not None:
-            raise ending.raises
-        assert ending.receipt is not None
-        text = whole_text(ending.result, ending.rendered)
+    def _finish(self, call: Call) -> ToolCallResult:
+        if self.options.heartbeat is not None:
+            self.options.heartbeat.beat()
+        if call.error is not None:
+            raise call.error
+        assert call.receipt is not None
+        text = whole_text(call.result, call.rendered)
         if len(text) > MAX_RESULT_CHARACTERS:
-            text = bounded(text, whole_at=full_result_path(ending.call_id) if READER in self._offers else None)
-        return ToolCallResult(ending.result, text, ending.receipt)
+            text = bounded(text, whole_at=full_result_path(call.call_id) if READER in self._tools else None)
+        return ToolCallResult(call.result, text, call.receipt)
 
-    def _event(self, ending: _Ending) -> ToolInvoked:
+    def _evaluation_error(self, message: str, cause: Exception) -> PromptEvaluationError:
+        error = PromptEvaluationError(message, prompt_name=self.prompt_name, phase="tool")
+        error.__cause__ = cause
+        return error
+
+    def _event(self, call: Call) -> ToolInvoked:
         return ToolInvoked(
             prompt_name=self.prompt_name,
             adapter=self._adapter_name,
-            name=ending.name,
-            params=ending.params,
-            result=ending.result,
+            name=call.name,
+            params=call.params,
+            result=call.result,
             session_id=self.session.session_id,
             created_at=now(UTC),
-            rendered_output=ending.rendered,
-            call_id=ending.call_id,
-            run_context=self.run_context,
+            rendered_output=call.rendered,
+            call_id=call.call_id,
+            run_context=self.options.run_context,
         )
 
-    def _receipt(self, ending: _Ending, call: Transaction) -> Receipt:
+    def _receipt(self, call: Call) -> Receipt:
         # The first ten by place: of more than fifteen names the interpreter makes a dictionary.
         return Receipt(
             new_id(),
-            ending.call_id,
-            ending.name,
-            ending.recorded,
-            ending.outcome,
-            ending.result.message,
-            ending.started_at,
-            perf_counter() - ending.clock,
+            call.call_id,
+            call.name,
+            call.recorded,
+            call.outcome,
+            call.result.message,
+            call.started_at,
+            perf_counter() - call.clock,
             self._session_id,
             self.prompt_name,
-            policies=ending.verdicts,
-            read=call.reads_by_path(),
-            changes=call.all_changes(),
-            inner=tuple(call.inner),
-            conflicts=ending.conflicts,
-            exit_code=exit_code_of(ending.result.value),
+            policies=call.verdicts,
+            read=call.transaction.reads_by_path(),
+            changes=call.transaction.all_changes(),
+            inner=tuple(call.transaction.inner),
+            conflicts=call.conflicts,
+            exit_code=exit_code_of(call.result.value),
         )
 
 
-def _copied(params: object) -> object:
+def _copy(params: object) -> object:
     try:
         return deepcopy(params)
     except Exception:
         return serde.dump_any(params)
 
 
-def _denied(ending: _Ending, verdict: PolicyVerdict) -> Literal[False]:
-    ending.outcome = "denied"
-    ending.result = ToolResult.error(f"denied by the policy {verdict.policy}: {verdict.reason or 'no reason given'}")
-    return False
+_EXPECTED = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError, TimeoutError)
 
 
-EXPECTED = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError, TimeoutError)
-
-
-def _log(name: str, error: Exception) -> None:
-    """A mistake in a handler is shown to whoever set no logging up; what the model is told, and can mend, is not."""
-    told = isinstance(error, EXPECTED) or (isinstance(error, OSError) and error.errno in (errno.ESTALE, errno.ELOOP))
-    logger.log(logging.DEBUG if told else logging.WARNING, "%s failed", name, exc_info=error)
-
-
-def _is_logged(error: Exception, call: Transaction) -> bool:
-    """Whether it is what a reducer has raised, which the session has logged: of the problems only that has a cause."""
+def _log(call: Call, error: Exception) -> None:
+    """Log a mistake in a handler as a warning; what a model can mend, and a reducer's error, which is logged, not."""
     problem = error.__cause__ if isinstance(error, TransactionError) else None
-    return any(problem is one and one.__cause__ is not None for one in call.problems)
+    if any(problem is one and one.__cause__ is not None for one in call.transaction.problems):
+        return  # the session has logged what a reducer raised
+    stale = isinstance(error, OSError) and error.errno in (errno.ESTALE, errno.ELOOP)
+    level = logging.DEBUG if stale or isinstance(error, _EXPECTED) else logging.WARNING
+    logger.log(level, "%s failed", call.name, exc_info=error)
 
 
-def _failed(ending: _Ending, error: BaseException, call: Transaction) -> None:
-    """What an exception makes of a call: words for the model, or something that leaves the loop as well."""
-    ending.rendered = ""
-    if ending.outcome == "committed":
-        ending.outcome = "failed"
+def _fail(call: Call, error: BaseException) -> None:
+    """Turn an exception into a message for the model, or into something that leaves the loop as well."""
+    call.rendered = ""
+    if call.outcome == "committed":
+        call.outcome = "failed"
     if isinstance(error, (VisibilityExpansionRequired, PromptEvaluationError, DeadlineExceededError)):
-        ending.raises = error
-        said = str(error)
+        call.error = error
+        message = str(error)
     elif isinstance(error, RestoreFailedError):
-        ending.raises = PromptEvaluationError(str(error), phase="tool")
-        ending.raises.__cause__ = error
-        said = str(error)
+        call.error = PromptEvaluationError(str(error), phase="tool")
+        call.error.__cause__ = error
+        message = str(error)
     elif isinstance(error, CallCancelledError):
-        ending.outcome = "interrupted"
-        said = str(error)
+        call.outcome = "interrupted"
+        message = str(error)
     elif isinstance(error, ToolValidationError):
-        said = str(error)
+        message = str(error)
     elif isinstance(error, Exception):
-        if not _is_logged(error, call):
-            _log(ending.name, error)
-        said = f"{ending.name} failed: {describe_error(error)}"
+        _log(call, error)
+        message = f"{call.name} failed: {describe_error(error)}"
     else:
-        ending.outcome = "interrupted"
-        ending.raises = error
-        said = f"{ending.name} was interrupted by {type(error).__name__}"
-    ending.result = ToolResult.error(said)
+        call.outcome = "interrupted"
+        call.error = error
+        message = f"{call.name} was interrupted by {type(error).__name__}"
+    call.result = ToolResult.error(message)

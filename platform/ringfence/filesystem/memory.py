@@ -394,7 +394,7 @@ class InMemoryFilesystem(Transactional):
         elif call is not self._call:
             call = self._innermost(call)
         if call is not None or self._lock.holder is not None:
-            self._lock.admit(self, call)
+            self._lock.check_access(self, call)
 
     def _innermost(self, call: CallInfo) -> CallInfo:
         """Of the call that this object belongs to and the one that runs here, the inner one."""

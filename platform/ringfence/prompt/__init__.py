@@ -32,7 +32,14 @@ from ringfence.prompt.overrides import (
     ToolExampleOverride,
     ToolOverride,
 )
-from ringfence.prompt.policy import EffectPolicy, PolicyDecision, PolicyState, SequentialDependencyPolicy, ToolPolicy
+from ringfence.prompt.policy import (
+    BasePolicy,
+    EffectPolicy,
+    PolicyDecision,
+    PolicyState,
+    SequentialDependencyPolicy,
+    ToolPolicy,
+)
 from ringfence.prompt.prompt import Prompt, PromptTemplate
 from ringfence.prompt.read_before_write import ReadBeforeWritePolicy
 from ringfence.prompt.rendering import RenderedPrompt
@@ -43,6 +50,7 @@ from ringfence.prompt.tool_result import ToolRenderableResult, ToolResult
 from ringfence.prompt.tool_types import ContentOf, Itself
 
 __all__ = [
+    "BasePolicy",
     "ContentOf",
     "DeletionLimitPolicy",
     "EffectPolicy",

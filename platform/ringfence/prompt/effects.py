@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from ringfence.errors import PromptValidationError
@@ -12,15 +15,16 @@ from ringfence.filesystem.git_names import is_dotgit
 from ringfence.filesystem.paths import directories_above, escape_path
 from ringfence.filesystem.search import ALTERNATIVES, compiled_glob, path_filter
 from ringfence.participants import Change, FileVersion
-from ringfence.prompt.commands import runs
 from ringfence.prompt.policy import (
     ALLOW,
+    BasePolicy,
+    Hook,
     PathHashes,
     PolicyDecision,
-    PolicyState,
-    only_for,
+    check_names,
     policy_state,
     refuse_unknown,
+    update_policy_state,
 )
 
 if TYPE_CHECKING:
@@ -30,7 +34,7 @@ if TYPE_CHECKING:
 Matches = Callable[[str], bool]
 
 
-class PathPolicy:
+class PathPolicy(BasePolicy):
     """Calls change nothing that ``deny`` names, and nothing but what ``allow`` names.
 
     Patterns are globs: ``*`` stays within a name, ``**`` stands for any directories. One without a ``/`` is for names
@@ -43,8 +47,8 @@ class PathPolicy:
     def __init__(self, *, allow: Iterable[str] | None = None, deny: Iterable[str] = ()) -> None:
         """``allow`` None allows all that is not denied; empty, nothing. PromptValidationError for a bad pattern, or
         where nothing would be denied."""
-        self.allow = None if allow is None else tuple(allow)
-        self.deny = tuple(deny)
+        self.allow = None if allow is None else tuple(sorted(check_names(allow)))
+        self.deny = tuple(sorted(check_names(deny)))
         if self.allow is None and not self.deny:
             raise PromptValidationError("a PathPolicy denies something: give allow=['/src/**'], say, or deny=['docs']")
         self._allowed = _covering(self.allow or ())
@@ -87,7 +91,7 @@ SECRETS = (
 NO_SECRETS = (".env.example", ".env.sample", ".env.template", ".env.dist", "id_*.pub")
 
 
-class ProtectedFilesPolicy:
+class ProtectedFilesPolicy(BasePolicy):
     """Calls change nothing of git's own data, of the workflows that a forge runs, and of where secrets are kept."""
 
     name = "protected_files"
@@ -107,7 +111,7 @@ class ProtectedFilesPolicy:
         return self._workflows.check_effects(tool, params, changes, context=context)
 
 
-class DeletionLimitPolicy:
+class DeletionLimitPolicy(BasePolicy):
     """A session removes at most so many files of those that it did not make itself.
 
     Emptied, or replaced by something else than a file, counts as removed; moved does not. What comes back under its
@@ -134,18 +138,13 @@ class DeletionLimitPolicy:
             f"{_listed(path for path, _ in removed)}"
         )
 
-    @only_for(lambda policy, tool: False)
-    def check(self, tool: Tool[Any, Any], params: Any, *, context: ToolContext) -> PolicyDecision:
-        return ALLOW
-
     def on_result(self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext) -> None:
         changes = changes_of(context)
         if (changes or _made_calls(context)) and self._is_who_counts(tool, context):
             for which, known in zip(("removed", "made"), self._after(changes, context), strict=True):
                 state = policy_state(context, self.name, self._scope(context, which))
                 if known != state.invoked_keys:
-                    changed = PolicyState(self.name, frozenset(), known, state.scope)
-                    context.session[PolicyState].replace_item(state, changed)
+                    update_policy_state(context, state, invoked_keys=known)
 
     def _is_who_counts(self, tool: Tool[Any, Any], context: ToolContext) -> bool:
         """Of several of a name the first: counted again, a file of one's own that is gone would be somebody else's."""
@@ -201,7 +200,7 @@ class DeletionLimitPolicy:
         return f"{context.prompt.scope}#{which}"
 
 
-class RequireCleanTestsPolicy:
+class RequireCleanTestsPolicy(BasePolicy):
     """Certain tools run, and certain files change, only when the tests have passed since the last change of a file.
 
     The tests have passed when ``test_tool`` succeeded (with an exit code of 0, where its result has one), and ran one
@@ -235,15 +234,17 @@ class RequireCleanTestsPolicy:
         if not all(command.strip() for command in self.command):
             raise PromptValidationError(f"{self.name}: a command that counts as the tests has words")
         self.test_tool = test_tool
-        self.before = frozenset(before)
-        self.paths = tuple(paths)
+        self.before = check_names(before)
+        self.paths = tuple(sorted(check_names(paths)))
         self._waiting = _covering_any_case(self.paths)
         if not (self.before or self.paths):
             raise PromptValidationError(f"{self.name} needs tools (before=) or files (paths=) that have to wait")
         if test_tool in self.before:
             raise PromptValidationError(f"{test_tool} would wait for itself", placeholder=test_tool)
 
-    @only_for(lambda policy, tool: tool.name in policy.before)
+    def applies_to(self, tool: Tool[Any, Any], hook: Hook) -> bool:
+        return hook != "check" or tool.name in self.before
+
     def check(self, tool: Tool[Any, Any], params: Any, *, context: ToolContext) -> PolicyDecision:
         return self._decision(tool.name, context) if tool.name in self.before else ALLOW
 
@@ -263,10 +264,7 @@ class RequireCleanTestsPolicy:
         else:
             return
         state = policy_state(context, self.name, self._scope(context))
-        known = frozenset({self.test_tool} if clean else ())
-        if state.invoked_tools != known:
-            changed = PolicyState(self.name, known, scope=state.scope)
-            context.session[PolicyState].replace_item(state, changed)
+        update_policy_state(context, state, invoked_tools=frozenset({self.test_tool} if clean else ()))
 
     def validate(self, tool_names: frozenset[str]) -> None:
         refuse_unknown(self.name, {self.test_tool, *self.before} - tool_names, tool_names)
@@ -394,3 +392,46 @@ def _has_file(version: FileVersion | None) -> bool:
 def _listed(paths: Iterable[str]) -> str:
     names = sorted(escape_path(path) for path in paths)
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+# Other commands beside it, redirections, expansions, comments: also where they are quoted, `argv` is there for that.
+_MORE_THAN_WORDS = re.compile(r"[|&;<>()$`\\\n\r#]")
+_RUN_NOTHING = frozenset({"--help", "--version"})
+
+
+def runs(params: Any, patterns: Sequence[str], value: object = None) -> bool:
+    """Whether a tool's parameters ask for a command that matches one of these globs.
+
+    The parameters have a text for a shell, ``command``, or words, ``argv``; of both, the words with a blank between
+    them have to match as a whole. A text has to be one command of plain and quoted words. It has to run in the root
+    with nothing in its environment and nothing to read: ``cwd``, ``env`` and ``stdin`` make another command of it, and
+    so does, in the result's ``value``, that it ``began_in`` another directory, where the one before it had ended.
+    """
+    words = _words(_of(params, "command"), _of(params, "argv"))
+    if not words or "=" in words[0] or words[0] == "!" or _RUN_NOTHING.intersection(words):
+        return False
+    if _of(params, "env") or _of(params, "stdin"):
+        return False
+    if any(place not in (None, "", ".") for place in (_of(params, "cwd"), getattr(value, "began_in", None))):
+        return False
+    return any(fnmatchcase(" ".join(words), pattern) for pattern in patterns)
+
+
+def _of(params: Any, name: str) -> object:
+    if isinstance(params, Mapping):  # of a receipt
+        known: Mapping[str, object] = params  # pyright: ignore[reportUnknownVariableType]
+        return known.get(name)
+    return getattr(params, name, None)
+
+
+def _words(command: object, argv: object) -> Sequence[str]:
+    if isinstance(command, str) and not argv:
+        if _MORE_THAN_WORDS.search(command):
+            return ()
+        try:
+            return shlex.split(command)
+        except ValueError:  # a quotation without an end
+            return ()
+    if isinstance(argv, tuple | list) and command is None:
+        return [str(word) for word in argv]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    return ()

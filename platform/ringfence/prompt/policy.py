@@ -1,11 +1,11 @@
-"""Policies: what must hold before a tool call runs and before it is kept, remembered in the session."""
+"""Policies: constraints on tool calls and on their effects, with their state in the session."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, cast, runtime_checkable
 
 from ringfence.errors import PromptValidationError
 
@@ -17,24 +17,8 @@ if TYPE_CHECKING:
     from ringfence.prompt.tool_result import ToolResult
 
 
-MethodT = TypeVar("MethodT", bound=Callable[..., object])
-
-
-def only_for(concerned: Callable[[Any, Tool[Any, Any]], bool]) -> Callable[[MethodT], MethodT]:
-    """Mark the `check` or `on_result` of a policy: for tools that are not ``concerned`` it allows everything, or does
-    nothing, and calls leave it out. Asked when a tool is offered; it does not speak for what overrides the method."""
-
-    def mark(method: MethodT) -> MethodT:
-        setattr(method, "only_for", concerned)  # noqa: B010  # pyright knows no attributes of functions
-        return method
-
-    return mark
-
-
-def is_for(tool: Tool[Any, Any], method: Callable[..., object]) -> bool:
-    """Whether a policy's method has to be called for a tool."""
-    concerned: Callable[[object, Tool[Any, Any]], bool] | None = getattr(method, "only_for", None)
-    return concerned is None or concerned(getattr(method, "__self__", None), tool)
+Hook: TypeAlias = Literal["check", "check_effects", "on_result"]
+"""What a policy may have to say about a call: before its handler, about its changes, after its success."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +46,8 @@ ALLOW = PolicyDecision(allowed=True)
 class ToolPolicy(Protocol):
     """A constraint on tool calls. A policy that raises denies.
 
-    It keeps what it knows in the session only, since it is not told of rollbacks. A policy may also have
-    ``validate(tool_names: frozenset[str])``, called when a prompt is put together, that raises PromptValidationError;
-    and a true ``observes_all_tools``: a policy of a section is then called after the successes of all other tools, too.
+    Any class with these members is one. `BasePolicy` has the optional hooks as well. A policy keeps its state in the
+    session only, since no rollback reaches the policy itself.
     """
 
     @property
@@ -75,7 +58,7 @@ class ToolPolicy(Protocol):
         ...
 
     def on_result(self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext) -> None:
-        """After a handler that succeeded, inside its transaction; raising rolls the call back."""
+        """After a handler that succeeded, inside its transaction. Raising rolls the call back."""
         ...
 
 
@@ -83,9 +66,8 @@ class ToolPolicy(Protocol):
 class EffectPolicy(Protocol):
     """A constraint on what tool calls change. A policy that denies or raises rolls the call back.
 
-    It stands among the ``policies`` of a section or a prompt, and may be a `ToolPolicy` as well. It keeps what it knows
-    in the session only. Calls that fail by themselves, or change no file, do not come to it; nor do those of a tool to
-    which its ``concerns(tool) -> bool``, if it has one, said no when the tool was offered.
+    Any class with these members is one, and may be a `ToolPolicy` as well. Calls that failed, or changed no file, are
+    not shown to it.
     """
 
     @property
@@ -96,14 +78,118 @@ class EffectPolicy(Protocol):
     ) -> PolicyDecision:
         """After a handler that succeeded, before the commit. Must change nothing.
 
-        ``changes`` are of every filesystem that the call has changed, with resolved paths: what became of each path, in
-        whatever way, through links, by moving or removing a directory above it. ``context.filesystem`` has the bytes.
+        ``changes`` are of every filesystem that the call changed, with resolved paths, however a path was changed: also
+        through links, or by moving or removing a directory above it. ``context.filesystem`` has the bytes.
         """
         ...
 
 
+class BasePolicy:
+    """A policy with every hook, each of which allows everything or does nothing.
+
+    A subclass overrides the hooks that it needs. A method with a name that is almost a hook's is a TypeError when the
+    class is made: it would never be called.
+    """
+
+    name: str
+    """For receipts and denials."""
+    observes_all_tools: bool = False
+    """Whether a section's policy gets the results of the tools of all sections."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        _refuse_misspelt(vars(cls), cls.__name__)
+
+    def applies_to(self, tool: Tool[Any, Any], hook: Hook) -> bool:
+        """Whether a hook has to be called for a tool. Asked once, when the tool is bound.
+
+        Where it does not apply, `check` and `check_effects` count as allowing. A subclass that overrides a hook, and
+        not this method, is called for every tool.
+        """
+        return True
+
+    def validate(self, tool_names: frozenset[str]) -> None:
+        """Raise PromptValidationError if the policy does not fit a prompt with these tools."""
+
+    def check(self, tool: Tool[Any, Any], params: Any, *, context: ToolContext) -> PolicyDecision:
+        """See `ToolPolicy.check`."""
+        return ALLOW
+
+    def check_effects(
+        self, tool: Tool[Any, Any], params: Any, changes: Sequence[Change], *, context: ToolContext
+    ) -> PolicyDecision:
+        """See `EffectPolicy.check_effects`."""
+        return ALLOW
+
+    def on_result(self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext) -> None:
+        """See `ToolPolicy.on_result`."""
+
+
 Policy: TypeAlias = ToolPolicy | EffectPolicy
-"""What stands among the ``policies`` of a section or a prompt."""
+"""What stands among the ``policies`` of a section or a prompt: a `BasePolicy`, or a class with the same methods."""
+
+_HOOKS: Sequence[Hook] = ("check", "check_effects", "on_result")
+_BASE_ONLY = ("applies_to", "observes_all_tools", "validate")
+
+
+def has_hook(policy: Policy, hook: Hook) -> bool:
+    """Whether a policy has a hook of its own."""
+    if isinstance(policy, BasePolicy):
+        return _definer(policy, hook) is not BasePolicy
+    return isinstance(policy, EffectPolicy) if hook == "check_effects" else isinstance(policy, ToolPolicy)
+
+
+def is_asked(policy: Policy, hook: Hook, tool: Tool[Any, Any]) -> bool:
+    """Whether a hook has to be called for a tool."""
+    if not has_hook(policy, hook) or not isinstance(policy, BasePolicy):
+        return has_hook(policy, hook)
+    own, filtered = _definer(policy, hook), _definer(policy, "applies_to")
+    return not issubclass(filtered, own) or policy.applies_to(tool, hook)
+
+
+def _definer(policy: BasePolicy, name: str) -> type[Any]:
+    return next(kind for kind in type(policy).__mro__ if name in vars(kind))
+
+
+def observes_all_tools(policy: Policy) -> bool:
+    return isinstance(policy, BasePolicy) and policy.observes_all_tools
+
+
+def check_policy(policy: object, where: str) -> None:
+    """Raise TypeError for what is no policy, for a class of policies, and for a hook that would never be called."""
+    if isinstance(policy, type):
+        raise TypeError(f"the class {policy.__name__} in {where} is no policy yet: write {policy.__name__}(...)")
+    members: dict[str, object] = {}
+    for kind in reversed(type(policy).__mro__):
+        members |= {} if kind in (object, BasePolicy) else vars(kind)
+    members |= getattr(policy, "__dict__", {})
+    _refuse_misspelt(members, f"{policy!r} in {where}")
+    if isinstance(policy, BasePolicy):
+        lacking = [] if hasattr(policy, "name") else ["name"]
+        if not any(has_hook(policy, hook) for hook in _HOOKS):
+            lacking.append("check, check_effects or on_result of its own")
+    else:
+        effects = hasattr(policy, "check_effects") and not (hasattr(policy, "check") or hasattr(policy, "on_result"))
+        wanted = ("name", "check_effects") if effects else ("name", "check", "on_result")
+        lacking = [name for name in wanted if not hasattr(policy, name)]
+        unused = [name for name in _BASE_ONLY if hasattr(policy, name)]
+        if unused and not lacking:
+            raise TypeError(f"{policy!r} in {where} has {unused[0]}, which only a BasePolicy has: inherit from it")
+    if lacking:
+        raise TypeError(
+            f"{policy!r} in {where} is no policy: a ToolPolicy has name, check and on_result, an EffectPolicy name and "
+            f"check_effects, and it has no {' and no '.join(lacking)}"
+        )
+
+
+def _refuse_misspelt(members: Mapping[str, object], what: str) -> None:
+    """Raise TypeError for a public method that is almost called like a hook, and so for the one attribute."""
+    for name, value in members.items():
+        if name.startswith("_") or name in (*_HOOKS, *_BASE_ONLY):
+            continue
+        known = (*_HOOKS, "applies_to", "validate") if callable(value) else ("observes_all_tools",)
+        for meant in difflib.get_close_matches(name, known, n=1, cutoff=0.75):
+            raise TypeError(f"{what}: {name} would never be called; did you mean the hook {meant}?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +272,20 @@ def policy_state(context: ToolContext, policy_name: str, scope: str, *, before: 
     return PolicyState(policy_name, scope=scope)
 
 
+def update_policy_state(
+    context: ToolContext,
+    state: PolicyState,
+    *,
+    invoked_tools: frozenset[str] | None = None,
+    invoked_keys: Set[tuple[str, str]] | None = None,
+) -> None:
+    """Put a new version in the place of `state`, if it differs."""
+    tools = state.invoked_tools if invoked_tools is None else invoked_tools
+    keys = state.invoked_keys if invoked_keys is None else invoked_keys
+    if (tools is not state.invoked_tools and tools != state.invoked_tools) or keys is not state.invoked_keys:
+        context.session[PolicyState].replace_item(state, PolicyState(state.policy_name, tools, keys, state.scope))
+
+
 def refuse_unknown(policy: str, unknown: Set[str], tool_names: Set[str]) -> None:
     """Raises PromptValidationError where a policy names tools that there are not, and says which there are."""
     if unknown:
@@ -198,14 +298,14 @@ def refuse_unknown(policy: str, unknown: Set[str], tool_names: Set[str]) -> None
         )
 
 
-def tool_names(names: Iterable[str]) -> frozenset[str]:
-    """The names as a set. Raises TypeError for a single string, which would be read as a list of letters."""
+def check_names(names: Iterable[str]) -> frozenset[str]:
+    """The names, or patterns, as a set. Raises TypeError for a single string, which is an iterable of letters."""
     if isinstance(names, str):
-        raise TypeError(f"{names!r} is one name where a list of tool names is expected: put it in brackets")
+        raise TypeError(f"{names!r} is one name where a list of names is expected: put it in brackets")
     return frozenset(names)
 
 
-class SequentialDependencyPolicy:
+class SequentialDependencyPolicy(BasePolicy):
     """A tool runs only after every tool that it depends on has succeeded in this session and prompt, in whatever
     section that is."""
 
@@ -219,11 +319,13 @@ class SequentialDependencyPolicy:
             PromptValidationError: tools that wait for each other.
             TypeError: a text in the place of a list.
         """
-        self.dependencies = {tool: tool_names(needed) for tool, needed in dependencies.items()}
+        self.dependencies = {tool: check_names(needed) for tool, needed in dependencies.items()}
         self._awaited = frozenset[str]().union(*self.dependencies.values())
         self._refuse_cycles()
 
-    @only_for(lambda policy, tool: tool.name in policy.dependencies)
+    def applies_to(self, tool: Tool[Any, Any], hook: Hook) -> bool:
+        return tool.name in (self.dependencies if hook == "check" else self._awaited)
+
     def check(self, tool: Tool[Any, Any], params: Any, *, context: ToolContext) -> PolicyDecision:
         needed = self.dependencies.get(tool.name)
         if not needed:
@@ -235,14 +337,10 @@ class SequentialDependencyPolicy:
             f"{tool.name} needs these tools to have succeeded first: {', '.join(sorted(missing))}"
         )
 
-    @only_for(lambda policy, tool: tool.name in policy._awaited)
     def on_result(self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext) -> None:
-        if tool.name not in self._awaited:
-            return
-        state = policy_state(context, self.name, context.prompt.scope)
-        if tool.name not in state.invoked_tools:
-            invoked = state.invoked_tools | {tool.name}
-            context.session[PolicyState].replace_item(state, replace(state, invoked_tools=invoked))
+        if tool.name in self._awaited:
+            state = policy_state(context, self.name, context.prompt.scope)
+            update_policy_state(context, state, invoked_tools=state.invoked_tools | {tool.name})
 
     def validate(self, tool_names: frozenset[str]) -> None:
         unknown = {*self.dependencies, *(name for needed in self.dependencies.values() for name in needed)} - tool_names

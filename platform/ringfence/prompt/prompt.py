@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from functools import cached_property
 from itertools import chain
@@ -17,6 +17,7 @@ from ringfence.prompt.disclosure import RESERVED_TOOL_NAMES, Place, places
 from ringfence.prompt.feedback import FeedbackProviderConfig
 from ringfence.prompt.overlay import apply_overrides
 from ringfence.prompt.overrides import LATEST, PromptDescriptor, PromptOverride, PromptOverridesStore, descriptor_of
+from ringfence.prompt.policy import BasePolicy, check_policy, observes_all_tools
 from ringfence.prompt.prompt_resources import PromptResources
 from ringfence.prompt.rendering import (
     RenderedPrompt,
@@ -28,7 +29,7 @@ from ringfence.prompt.rendering import (
     text_of,
     tools_of,
 )
-from ringfence.prompt.section import UNDECLARED, Section, TypeArgument, check_policy, listed
+from ringfence.prompt.section import UNDECLARED, Section, TypeArgument, listed
 from ringfence.prompt.section_tree import placed, refuse
 from ringfence.prompt.structured_output import StructuredOutput
 from ringfence.prompt.task_examples import TaskExample
@@ -139,9 +140,8 @@ class PromptTemplate(TypeArgument, Generic[OutputT]):
         for policy in self.policies:
             check_policy(policy, f"the prompt {self.ns}:{self.key}")
         for policy in chain(self.policies, *(node.policies for node in self.walk())):
-            validate: Callable[[frozenset[str]], None] | None = getattr(policy, "validate", None)
-            if validate is not None:
-                validate(names)
+            if isinstance(policy, BasePolicy):
+                policy.validate(names)
 
 
 class Prompt(TypeArgument, Generic[OutputT]):
@@ -215,7 +215,7 @@ class Prompt(TypeArgument, Generic[OutputT]):
             for tool in node.tools:
                 self._policies[tool.name] = (*node.policies, *template.policies)
         of_sections = {id(policy): policy for node in template.walk() for policy in node.policies}
-        self._hearing = tuple(policy for policy in of_sections.values() if getattr(policy, "observes_all_tools", False))
+        self._observers = tuple(policy for policy in of_sections.values() if observes_all_tools(policy))
 
     @property
     def ns(self) -> str:
@@ -314,7 +314,7 @@ class Prompt(TypeArgument, Generic[OutputT]):
         """Those that hear of a tool's successes: what governs it, and of other sections' policies those that hear of
         all (`ToolPolicy`). Raises KeyError for a tool that no section has."""
         governing = self.policies_for_tool(name)
-        return (*governing, *(policy for policy in self._hearing if all(policy is not one for one in governing)))
+        return (*governing, *(policy for policy in self._observers if all(policy is not one for one in governing)))
 
     def filesystem(self) -> Filesystem | None:
         """The filesystem that the prompt's tools work on, if there is one. Raises RuntimeError outside of the block."""

@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 from ringfence.filesystem.paths import escape_path, is_link, path_message, resolve_model_path, resolve_nofollow
 from ringfence.filesystem.protocol import Filesystem
-from ringfence.prompt.policy import ALLOW, PathHashes, PolicyDecision, PolicyState, only_for, policy_state, tool_names
+from ringfence.prompt.policy import (
+    ALLOW,
+    BasePolicy,
+    Hook,
+    PathHashes,
+    PolicyDecision,
+    PolicyState,
+    check_names,
+    policy_state,
+    update_policy_state,
+)
 from ringfence.prompt.tool_types import ContentOf, Itself, Written
 
 if TYPE_CHECKING:
@@ -17,7 +27,7 @@ if TYPE_CHECKING:
     from ringfence.prompt.tool_result import ToolResult
 
 
-class ReadBeforeWritePolicy:
+class ReadBeforeWritePolicy(BasePolicy):
     """An existing file is written, moved or removed only with the content that the model has read, or written itself.
 
     What counts is the sha256 of the very bytes that the read returned or the call wrote, so an edit by anybody else
@@ -42,11 +52,16 @@ class ReadBeforeWritePolicy:
 
         Raises TypeError for a text in the place of a list.
         """
-        self.read_tools = tool_names(read_tools)
-        self.write_tools = tool_names(write_tools)
+        self.read_tools = check_names(read_tools)
+        self.write_tools = check_names(write_tools)
         self.mount_point = mount_point
 
-    @only_for(lambda policy, tool: policy._governs(tool))
+    def applies_to(self, tool: Tool[Any, Any], hook: Hook) -> bool:
+        if hook == "check":
+            return self._governs(tool)
+        # `on_result` looks at the effects of tools that declare all that they write, for less.
+        return hook == "on_result" or not (tool.opaque or tool.name in self.write_tools)
+
     def check(self, tool: Tool[Any, Any], params: Any, *, context: ToolContext) -> PolicyDecision:
         if not self._governs(tool):
             return ALLOW
@@ -88,12 +103,6 @@ class ReadBeforeWritePolicy:
                 return f"{below}{escape_path(file)} exists and has not been read: read it first"
             return f"{below}{escape_path(file)} has changed since it was read: read it again"
         return None
-
-    def concerns(self, tool: Tool[Any, Any]) -> bool:
-        """The effects of tools that are known to declare all that they write are looked at in `on_result`, for less.
-        That does not speak for what overrides `check_effects`."""
-        overridden = type(self).check_effects is not ReadBeforeWritePolicy.check_effects
-        return overridden or (not tool.opaque and tool.name not in self.write_tools)
 
     def check_effects(
         self, tool: Tool[Any, Any], params: Any, changes: Sequence[Change], *, context: ToolContext
@@ -138,8 +147,7 @@ class ReadBeforeWritePolicy:
                 learned |= _left_by(call, lock, (learned.get, begun.of, known.of), declared=declared)
             news = {path: content_hash for path, content_hash in learned.items() if known.of(path) != content_hash}
             if news:
-                after = PolicyState(self.name, state.invoked_tools, known.updated(news), state.scope)
-                context.session[PolicyState].replace_item(state, after)
+                update_policy_state(context, state, invoked_keys=known.updated(news))
 
     def _governs(self, tool: Tool[Any, Any]) -> bool:
         return tool.writes is not None or tool.name in self.write_tools

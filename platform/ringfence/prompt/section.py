@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import re
 import unicodedata
 from abc import ABC, abstractmethod
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self
 from typing_extensions import TypeVar
 
 from ringfence.errors import PromptRenderError, PromptValidationError, SectionPath, SectionVisibility
+from ringfence.prompt.policy import check_policy
 from ringfence.prompt.section_functions import ParamsT, Predicate, SectionFunction, Selector
 from ringfence.prompt.text import examples_of, expand, placeholders
 from ringfence.prompt.tool import Tool
@@ -327,27 +327,6 @@ def listed(values: Iterable[ItemT], what: str) -> tuple[ItemT, ...]:
     if isinstance(values, str) or not isinstance(values, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"{what} are a list, and this is a {type(values).__name__}: put it in brackets")
     return tuple(values)
-
-
-def check_policy(policy: object, where: str) -> None:
-    """Raises TypeError where `policy` lacks what a ToolPolicy or an EffectPolicy has, and for a class of them."""
-    if isinstance(policy, type):
-        raise TypeError(f"the class {policy.__name__} in {where} is no policy yet: write {policy.__name__}(...)")
-    seen = hasattr(policy, "check_effects") and not (hasattr(policy, "check") or hasattr(policy, "on_result"))
-    wanted = ("name", "check_effects") if seen else ("name", "check", "on_result")
-    lacking = [name for name in wanted if not hasattr(policy, name)]
-    if lacking:
-        near = [
-            f"{meant} (it has {name})"
-            for meant in ("name", "check_effects", "check", "on_result")
-            for name in difflib.get_close_matches(meant, dir(policy), n=1, cutoff=0.75)
-            if not hasattr(policy, meant)
-        ]
-        hint = f": did you mean {' and '.join(near[:2])}?" if near else ""
-        raise TypeError(
-            f"{policy!r} in {where} is no policy: a ToolPolicy has name, check and on_result, an EffectPolicy name and "
-            f"check_effects, and it has no {' and no '.join(lacking)}{hint}"
-        )
 
 
 def _paragraphs(*parts: str) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, get_
 
 from ringfence import serde
 from ringfence.filesystem.protocol import Filesystem
+from ringfence.prompt.policy import EffectPolicy, ToolPolicy, has_hook, is_asked
 from ringfence.prompt.tool_result import ToolResult
 from ringfence.prompt.tool_types import (
     MISSING,
@@ -26,7 +27,8 @@ from ringfence.prompt.tool_types import (
     params_type_of,
     result_type_of,
 )
-from ringfence.runtime.limits import BudgetTracker
+from ringfence.runtime.limits import BudgetTracker, RunOptions
+from ringfence.runtime.receipts import PolicyVerdict
 from ringfence.values import can_change
 
 if TYPE_CHECKING:
@@ -54,7 +56,7 @@ MAX_DESCRIPTION_CHARACTERS = 200
 class ToolContext:
     """What surrounds one tool call. Made for the call, and of no use after it.
 
-    The filesystem and the resources it hands out belong to the call in every thread: changes made through them are
+    The filesystem and the resources that it has belong to the call in every thread: changes made through them are
     committed or rolled back with it, and are refused once the handler has ended.
     """
 
@@ -62,13 +64,22 @@ class ToolContext:
     rendered_prompt: RenderedPrompt[Any] | None
     adapter: ProviderAdapter | None
     session: Session
-    deadline: Deadline | None = None
-    heartbeat: Heartbeat | None = None
-    run_context: RunContext | None = None
-    budget: BudgetTracker | None = None
+    options: RunOptions = RunOptions()
     call: CallInfo | None = None
     scope: CallResources | None = None
     cancellation: Cancellation | None = None
+
+    @property
+    def deadline(self) -> Deadline | None:
+        return self.options.deadline
+
+    @property
+    def heartbeat(self) -> Heartbeat | None:
+        return self.options.heartbeat
+
+    @property
+    def run_context(self) -> RunContext | None:
+        return self.options.run_context
 
     @property
     def resources(self) -> CallResources | ResourceContext:
@@ -84,7 +95,7 @@ class ToolContext:
     @property
     def budget_tracker(self) -> BudgetTracker | None:
         """The evaluation's, else the one that is bound as a resource."""
-        return self.budget if self.budget is not None else self.resources.get_optional(BudgetTracker)
+        return self.options.budget_tracker or self.resources.get_optional(BudgetTracker)
 
     @property
     def event_bus(self) -> Dispatcher:
@@ -107,8 +118,8 @@ class ToolContext:
 
     def beat(self) -> None:
         """Say that the call is alive; for handlers that take long."""
-        if self.heartbeat is not None:
-            self.heartbeat.beat()
+        if self.options.heartbeat is not None:
+            self.options.heartbeat.beat()
 
 
 class ToolHandler(Protocol[ContraParamsT, CoResultT]):
@@ -282,6 +293,40 @@ class Tool(Generic[ParamsT, ResultT]):
         if extra:
             raise invalid(f"tool {name!r}: a handler takes (params, *, context), not {', '.join(extra)}", extra[0])
         return Tool(name=name, description=description, handler=function)
+
+
+@dataclass(frozen=True, slots=True)
+class BoundTool:
+    """A tool in a prompt, and what a call needs of it. (To ask the tool itself takes longer: it has its own class.)"""
+
+    tool: Tool[Any, Any]
+    handler: ToolHandler[Any, Any] | None
+    decode: Callable[[Mapping[str, object] | str | bytes], object]
+    fits: Callable[[object], bool]
+    read_only: bool
+    opaque: bool
+    policies: Sequence[tuple[ToolPolicy, PolicyVerdict, bool]]
+    """Each with its verdict where it allows a call, and whether it has to be asked for that."""
+    result_policies: Sequence[ToolPolicy]
+    effect_policies: Sequence[tuple[EffectPolicy, PolicyVerdict]]
+
+
+def bind_tool(tool: Tool[Any, Any], prompt: Prompt[Any]) -> BoundTool:
+    policies = prompt.policies_for_tool(tool.name)
+    checking = [policy for policy in policies if isinstance(policy, ToolPolicy) and has_hook(policy, "check")]
+    observing = [policy for policy in prompt.result_policies(tool.name) if isinstance(policy, ToolPolicy)]
+    effects = [policy for policy in policies if isinstance(policy, EffectPolicy)]
+    return BoundTool(
+        tool,
+        tool.handler,
+        tool.decode,
+        tool.fits,
+        tool.read_only,
+        tool.opaque,
+        [(policy, PolicyVerdict(policy.name, True), is_asked(policy, "check", tool)) for policy in checking],
+        [policy for policy in observing if is_asked(policy, "on_result", tool)],
+        [(policy, PolicyVerdict(policy.name, True)) for policy in effects if is_asked(policy, "check_effects", tool)],
+    )
 
 
 @functools.lru_cache(maxsize=1024)

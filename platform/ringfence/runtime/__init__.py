@@ -30,7 +30,6 @@ from ringfence.runtime.limits import (
     RunOptions,
     TokenUsage,
 )
-from ringfence.runtime.pending import PendingToolTracker
 from ringfence.runtime.receipts import PolicyVerdict, Receipt, final_receipts
 from ringfence.runtime.reducers import (
     Append,
@@ -49,7 +48,7 @@ from ringfence.runtime.reducers import (
     replace_latest_by,
     upsert_by,
 )
-from ringfence.runtime.session import Session, SessionView, iter_sessions_bottom_up
+from ringfence.runtime.session import Session, SessionView
 from ringfence.runtime.slices import SlicePolicy, SliceView
 from ringfence.runtime.snapshots import CompositeSnapshot, Snapshot, SnapshotMetadata
 from ringfence.runtime.transaction import Transaction, create_snapshot, restore_snapshot, tool_transaction
@@ -72,7 +71,6 @@ __all__ = [
     "HandlerFailure",
     "Heartbeat",
     "InProcessDispatcher",
-    "PendingToolTracker",
     "PolicyVerdict",
     "PromptExecuted",
     "PromptRendered",
@@ -103,7 +101,6 @@ __all__ = [
     "append_all",
     "create_snapshot",
     "final_receipts",
-    "iter_sessions_bottom_up",
     "reducer",
     "replace_latest",
     "replace_latest_by",

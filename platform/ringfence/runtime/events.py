@@ -6,10 +6,11 @@ import itertools
 import logging
 import os
 import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from uuid import UUID, SafeUUID, uuid4
 
 from ringfence.runtime.limits import RunContext, TokenUsage, utc_now
@@ -212,19 +213,32 @@ class DispatchResult:
             )
 
 
-@runtime_checkable
+class EventReader(Protocol):
+    """Gets every event before the handlers do. A session is one."""
+
+    def read(self, event: object) -> tuple[HandlerFailure, ...]: ...
+
+
 class Dispatcher(Protocol):
-    """Tells handlers of events: those of the event's exact type, in the order of their subscription, on the thread
-    that dispatches and before `dispatch` returns."""
+    """Publishes events to the handlers of their exact type, in the order of their subscription, on the thread that
+    dispatches and before `dispatch` returns."""
+
+    def attach(self, reader: EventReader) -> None:
+        """Let `reader` get every event from now on. The dispatcher does not keep it alive."""
+        ...
 
     def subscribe(self, event_type: type[EventT], handler: Callable[[EventT], object]) -> None: ...
 
     def unsubscribe(self, event_type: type[EventT], handler: Callable[[EventT], object]) -> bool:
-        """Take the handler's first subscription away; False where there is none."""
+        """Remove the handler's first subscription; False where there is none."""
         ...
 
-    def dispatch(self, event: object) -> DispatchResult:
-        """Never raises what a handler raised, unless that is no `Exception`."""
+    def has_handlers(self, event_type: type[Any]) -> bool:
+        """Whether anybody has subscribed to this type."""
+        ...
+
+    def dispatch(self, event: object, *, applied_by: EventReader | None = None) -> DispatchResult:
+        """Never raises an `Exception` of a handler. The reader ``applied_by`` knows the event already."""
         ...
 
 
@@ -235,7 +249,16 @@ class InProcessDispatcher:
         # The tuples are replaced and never changed, so `dispatch` goes through one without a lock, and a handler may
         # subscribe and unsubscribe: that counts from the next event on.
         self._handlers: dict[type[Any], tuple[Callable[[Any], object], ...]] = {}
-        self._lock = threading.Lock()
+        self._readers: tuple[weakref.ref[EventReader], ...] = ()
+        self._lock = threading.RLock()  # re-entrant, since a reader may be collected at any line
+
+    def attach(self, reader: EventReader) -> None:
+        with self._lock:
+            self._readers = (*self._readers, weakref.ref(reader, self._detach))
+
+    def _detach(self, gone: weakref.ref[EventReader]) -> None:
+        with self._lock:
+            self._readers = tuple(one for one in self._readers if one is not gone)
 
     def subscribe(self, event_type: type[EventT], handler: Callable[[EventT], object]) -> None:
         with self._lock:
@@ -250,15 +273,16 @@ class InProcessDispatcher:
             self._handlers[event_type] = handlers[:at] + handlers[at + 1 :]
             return True
 
-    def hears(self, event_type: type[Any]) -> bool:
-        """Whether anybody is told of events of this type."""
+    def has_handlers(self, event_type: type[Any]) -> bool:
         return bool(self._handlers.get(event_type))
 
-    def dispatch(self, event: object) -> DispatchResult:
-        handlers = self._handlers.get(type(event))
-        if not handlers:
-            return DispatchResult(event)
+    def dispatch(self, event: object, *, applied_by: EventReader | None = None) -> DispatchResult:
         failures: tuple[HandlerFailure, ...] = ()
+        for reference in self._readers:
+            reader = reference()
+            if reader is not None and reader is not applied_by:
+                failures += reader.read(event)
+        handlers = self._handlers.get(type(event), ())
         for handler in handlers:
             try:
                 handler(event)

@@ -320,8 +320,10 @@ class RunOptions:
         """
         deadline, tracker, call = self.deadline, self.budget_tracker, nearest_active(current_call())
         while call is not None:
-            if call.deadline is not None and (deadline is None or call.deadline.remaining() < deadline.remaining()):
-                deadline = call.deadline
-            tracker = tracker or call.budget_tracker
+            limits = call.limits
+            if isinstance(limits, RunOptions):
+                if limits.deadline and (deadline is None or limits.deadline.remaining() < deadline.remaining()):
+                    deadline = limits.deadline
+                tracker = tracker or limits.budget_tracker
             call = call.parent
         return replace(self, deadline=deadline, budget_tracker=tracker)

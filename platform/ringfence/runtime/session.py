@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
-from threading import get_ident
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 from uuid import UUID, uuid4
@@ -40,16 +38,16 @@ from ringfence.tagged import register_type
 
 T = TypeVar("T")
 
-HEARD_BY_SESSIONS: Sequence[type[Any]] = (ToolInvoked, PromptRendered, PromptExecuted, RenderedTools)
+READ_BY_SESSIONS = (ToolInvoked, PromptRendered, PromptExecuted, RenderedTools)
 """The events that a session applies also when somebody else publishes them on its dispatcher."""
-LOGS_BY_DEFAULT = (*HEARD_BY_SESSIONS, Receipt)
+LOGS_BY_DEFAULT = (*READ_BY_SESSIONS, Receipt)
 for _kind in LOGS_BY_DEFAULT:
     register_type(_kind)
 STATE_ONLY = frozenset({STATE})
 
 
 class SessionView:
-    """A session to look at, for reducers and whoever else must not change it."""
+    """A read-only session, for reducers."""
 
     __slots__ = ("_slices", "created_at", "session_id", "tags")
 
@@ -61,23 +59,6 @@ class SessionView:
 
     def __getitem__(self, slice_type: type[T]) -> SliceView[T]:
         return SliceView(self._slices, require_slice_type(slice_type))
-
-
-class OwnSubscription:
-    """How a session hears of what others publish, without being kept alive by a dispatcher that outlives it."""
-
-    def __init__(self, session: Session, dispatcher: Dispatcher) -> None:
-        self._session = weakref.ref(session)
-        self._dispatcher = dispatcher
-        for event_type in HEARD_BY_SESSIONS:
-            dispatcher.subscribe(event_type, self)
-
-    def __call__(self, event: ToolInvoked | PromptRendered | PromptExecuted | RenderedTools) -> None:
-        session = self._session()
-        if session is None:
-            self._dispatcher.unsubscribe(type(event), self)
-        else:
-            session.hear(event)
 
 
 class Session(Transactional):
@@ -94,24 +75,17 @@ class Session(Transactional):
         self,
         *,
         dispatcher: Dispatcher | None = None,
-        parent: Session | None = None,
         session_id: UUID | None = None,
         created_at: datetime | None = None,
         tags: Mapping[str, str] | None = None,
     ) -> None:
-        """``tags`` are extended by ``session_id`` and, with a parent, by ``parent_session_id``.
+        """``tags`` are extended by ``session_id``.
 
-        Raises:
-            ValueError: ``created_at`` has no timezone, or the session would be its own parent.
-            TypeError: an argument of another type, such as a tag that is no text.
+        Raises ValueError for a ``created_at`` without a timezone.
         """
-        if parent is self:
-            raise ValueError("a session cannot be its own parent")
         self.session_id = uuid4() if session_id is None else session_id
         self.created_at = utc_now() if created_at is None else require_aware("created_at", created_at)
-        self.parent = parent
-        self._given_tags = dict(tags or {})
-        self.tags: Mapping[str, str] = MappingProxyType(self._all_tags())
+        self.tags: Mapping[str, str] = MappingProxyType({**(tags or {}), "session_id": str(self.session_id)})
         self._lock = CallLock(f"session {self.session_id}")
         self._slices = Slices(self._lock, LOGS_BY_DEFAULT)
         self.view = SessionView(self.session_id, self.created_at, self.tags, self._slices)
@@ -120,28 +94,11 @@ class Session(Transactional):
         self._context = ReducerContext(self.view)
         self.install(VisibilityOverrides, initial=VisibilityOverrides)
 
-        self._children: list[weakref.ref[Session]] = []
-        if parent is not None:
-            parent._children.append(weakref.ref(self, parent._children.remove))
-        # With the events themselves: while one is here, and be it because an interrupt left it, no other has its id.
-        self._publishing: dict[tuple[int, int], object] = {}
-        """(thread, id of the event) of what this session is telling observers of, and so has applied already."""
         self.dispatcher: Dispatcher = InProcessDispatcher() if dispatcher is None else dispatcher
-        OwnSubscription(self, self.dispatcher)
+        self.dispatcher.attach(self)
 
     def __repr__(self) -> str:
         return f"the session {self.session_id}"
-
-    def _all_tags(self) -> dict[str, str]:
-        tags = {**self._given_tags, "session_id": str(self.session_id)}
-        if self.parent is not None:
-            tags["parent_session_id"] = str(self.parent.session_id)
-        return tags
-
-    @property
-    def children(self) -> tuple[Session, ...]:
-        """In the order in which they were made. A parent does not keep its children alive."""
-        return tuple(child for reference in tuple(self._children) if (child := reference()) is not None)
 
     @property
     def slice_types(self) -> frozenset[type[Any]]:
@@ -171,20 +128,18 @@ class Session(Transactional):
         self._slices.install(slice_type, initial)
 
     def dispatch(self, event: object) -> DispatchResult:
-        """Apply an event to the slices, then tell the dispatcher's handlers of it.
+        """Apply an event to the slices, then publish it to the dispatcher's handlers.
 
-        The event goes to the reducers of its exact type; where there are none, it is appended to the slice of its own
-        type. A reducer that raises leaves its slice as it is; the error is in the result, and the tool call that holds
-        this session, if there is one, is going to fail and roll back.
+        The event goes to the reducers of its exact type. Where there are none, it is appended to the slice of its own
+        type. A reducer that raises leaves its slice as it is. The error is in the result, and dooms the tool call that
+        holds this session, if there is one.
         """
-        if (get_ident(), id(event)) in self._publishing:
-            return DispatchResult(event)  # it came back by way of our own dispatcher
         failures = self.apply(event)
         result = self.notify(event)
         return DispatchResult(event, result.handlers_invoked, failures + result.errors) if failures else result
 
     def apply(self, event: object, *, to: Literal["state", "log", "both"] = "both") -> tuple[HandlerFailure, ...]:
-        """`dispatch` without telling anybody, to the slices of one policy or of both; returns the reducers that failed.
+        """`dispatch` without publishing, to the slices of one policy or of both; returns the reducers that failed.
 
         A `ToolInvoked` of a successful call, and a `PromptExecuted`, first apply their value to its own type, the
         values of a sequence one by one.
@@ -196,46 +151,26 @@ class Session(Transactional):
         return self._slices.apply(events, state=to != "log", logs=to != "state", context=self._context)
 
     def log(self, invoked: ToolInvoked, receipt: Receipt) -> None:
-        """What `apply` does to the LOG slices, for both, but for the value that the call brought along."""
+        """`apply` both to the LOG slices, without the value of the call."""
         self._slices.apply((receipt, invoked), state=False, logs=True, context=self._context)
 
     def log_values(self, invoked: ToolInvoked) -> None:
-        """The rest of it: that value, whose own code (and that of its reducers) may do anything."""
+        """Apply the value of the call to LOG slices. Its own code, and that of its reducers, may do anything."""
         value = invoked.result.value
         if value is not None and self._slices.may_log(type(value)):  # as a list may, for what is in it
             for one in event_payloads(invoked):
                 if self._slices.may_log(type(one)):
                     self._slices.apply((one,), state=False, logs=True, context=self._context)
 
-    def heard(self, event_type: type[Any]) -> bool:
-        """Whether telling of such an event reaches anybody. A dispatcher that cannot say so is taken at yes."""
-        hears: Callable[[type[Any]], bool] | None = getattr(self.dispatcher, "hears", None)
-        return hears is None or hears(event_type)
-
     def notify(self, event: object) -> DispatchResult:
-        """Tell the dispatcher's handlers of an event that this session has applied: it will not apply it again."""
-        dispatcher = self.dispatcher
-        if type(dispatcher) is InProcessDispatcher and not dispatcher.hears(type(event)):
-            return DispatchResult(event)
-        key = (get_ident(), id(event))
-        if key in self._publishing:
-            return dispatcher.dispatch(event)
-        try:
-            self._publishing[key] = event  # in here, or an interrupt before the first line of the block would leave it
-            return dispatcher.dispatch(event)
-        finally:
-            self._publishing.pop(key, None)
+        """Publish an event that this session has applied. Other sessions of the dispatcher apply it now."""
+        return self.dispatcher.dispatch(event, applied_by=self)
 
-    def hear(self, event: ToolInvoked | PromptRendered | PromptExecuted | RenderedTools) -> None:
-        """Apply what somebody published on the dispatcher, unless it is another session's or was applied already.
-
-        Raises:
-            ExceptionGroup: of what reducers raised.
-        """
-        if (get_ident(), id(event)) in self._publishing:
-            return
-        if event.session_id is None or event.session_id == self.session_id:
-            DispatchResult(event, errors=self.apply(event)).raise_if_errors()
+    def read(self, event: object) -> tuple[HandlerFailure, ...]:
+        """Apply what somebody else published on the dispatcher, unless it is another session's."""
+        if isinstance(event, READ_BY_SESSIONS) and event.session_id in (None, self.session_id):
+            return self.apply(event)
+        return ()
 
     def snapshot(
         self, *, tag: str | None = None, policies: Iterable[SlicePolicy] = STATE_ONLY, include_all: bool = False
@@ -246,8 +181,6 @@ class Session(Transactional):
             raise TypeError(f"policies are each a SlicePolicy, such as SlicePolicy.LOG, not {policies!r}")
         return Snapshot(
             created_at=utc_now(),
-            parent_id=None if self.parent is None else self.parent.session_id,
-            children_ids=tuple(child.session_id for child in self.children) if self._children else (),
             slices=SnapshotSlices(self._slices.capture(covered)),
             tags=self.tags,
             policies=covered,
@@ -276,7 +209,6 @@ class Session(Transactional):
         self,
         *,
         dispatcher: Dispatcher | None = None,
-        parent: Session | None = None,
         session_id: UUID | None = None,
         created_at: datetime | None = None,
         tags: Mapping[str, str] | None = None,
@@ -286,10 +218,9 @@ class Session(Transactional):
         """
         clone = Session(
             dispatcher=dispatcher,
-            parent=self.parent if parent is None else parent,
             session_id=self.session_id if session_id is None else session_id,
             created_at=self.created_at if created_at is None else created_at,
-            tags=self._given_tags if tags is None else tags,
+            tags=self.tags if tags is None else tags,
         )
         self._slices.copy_to(clone._slices)
         return clone
@@ -334,10 +265,3 @@ def event_payloads(event: object) -> tuple[object, ...]:
     if isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray):
         return tuple(filter(is_slice_value, value))  # pyright: ignore[reportUnknownArgumentType]  # it may hold anything
     return ()
-
-
-def iter_sessions_bottom_up(root: Session) -> Iterator[Session]:
-    """`root` and all below it, children before their parents and in their order."""
-    for child in root.children:
-        yield from iter_sessions_bottom_up(child)
-    yield root

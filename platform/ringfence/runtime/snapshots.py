@@ -58,8 +58,6 @@ class Snapshot:
     """
 
     created_at: datetime
-    parent_id: UUID | None
-    children_ids: tuple[UUID, ...]
     slices: SnapshotSlices
     tags: Mapping[str, str]
     policies: frozenset[SlicePolicy]
@@ -68,15 +66,11 @@ class Snapshot:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Snapshot):
             return NotImplemented
-        return (
-            (self.parent_id, self.children_ids, self.policies) == (other.parent_id, other.children_ids, other.policies)
-            and self.tags == other.tags
-            and self.slices.equals(other.slices)
-        )
+        return self.policies == other.policies and self.tags == other.tags and self.slices.equals(other.slices)
 
     def __hash__(self) -> int:
         # Not of the items: those need not be hashable.
-        return hash((self.parent_id, self.children_ids, self.policies, self.slices.lengths()))
+        return hash((self.policies, self.slices.lengths()))
 
     def to_json(self) -> str:
         """One JSON object, the same for the same content; ``from_json`` takes it back.
@@ -98,8 +92,6 @@ class Snapshot:
             {
                 "version": VERSION,
                 "created_at": self.created_at.isoformat(),
-                "parent_id": None if self.parent_id is None else str(self.parent_id),
-                "children_ids": [str(child) for child in self.children_ids],
                 "slices": sorted(slices, key=lambda one: str(one["slice_type"])),
                 "tags": dict(self.tags),
                 "policies": sorted(policy.value for policy in self.policies),
@@ -128,8 +120,6 @@ class Snapshot:
             }
             return Snapshot(
                 created_at=require_aware("created_at", datetime.fromisoformat(data["created_at"])),
-                parent_id=None if data["parent_id"] is None else UUID(data["parent_id"]),
-                children_ids=tuple(UUID(child) for child in data["children_ids"]),
                 slices=SnapshotSlices(held),
                 tags={str(name): str(value) for name, value in data["tags"].items()},
                 policies=frozenset(SlicePolicy(policy) for policy in data["policies"]),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -19,79 +20,101 @@ from ringfence.participants import (
     CallLock,
     Change,
     Mark,
+    Participants,
     RollbackReport,
     Snapshotable,
     Step,
     Transactional,
     current_call,
     set_current_call,
+    sort_participants,
 )
 from ringfence.resources import ResourceType
-from ringfence.runtime.ids import new_id
 from ringfence.runtime.interrupts import Interrupts
 from ringfence.runtime.limits import utc_now
-from ringfence.runtime.lock_order import Participants, locks_to_keep, sort_locks
 from ringfence.runtime.receipts import Outcome, Receipt
 from ringfence.runtime.session import Session
 from ringfence.runtime.snapshots import CompositeSnapshot, SnapshotMetadata
 
 ResourceT = TypeVar("ResourceT")
 
-# Of the fields of all transactions, for the few lines that look at several of them. Taken within participants' mutexes
-# and never the other way round; nothing is called with it held. (Re-entrant, since Python may come to collect an
-# abandoned generator, or to call a signal's handler, at any line: what that ends, or makes, has lines of its own.)
+# Of the fields of all transactions, for the few lines that look at several of them. It is acquired within
+# participants' mutexes, never the other way round, and nothing is called while it is held. (Re-entrant, since a signal
+# handler or the collection of an abandoned generator may run such lines at any other line.)
 _guard = threading.RLock()
+
+_id_format = os.urandom(12).hex() + "%08x"  # drawn once a process
+_numbers = itertools.count(1)
 
 
 def _forked() -> None:
-    global _guard  # noqa: PLW0603
-    _guard = threading.RLock()  # the thread that had it is not in the child
+    global _guard, _id_format  # noqa: PLW0603
+    _guard = threading.RLock()  # the thread that held it is not in the child
+    _id_format = os.urandom(12).hex() + "%08x"
 
 
 os.register_at_fork(after_in_child=_forked)
 
 
-class Transaction(CallInfo):
-    """One tool call's hold on its participants, and their marks.
+def new_id() -> str:
+    """An id for a call or a receipt that no other process has."""
+    return _id_format % next(_numbers)
 
-    `lock`, `begin`, then `commit` or `rollback`, and `release` whatever happened. A nested call takes along the
-    participants of its parent, and what it meets first joins the parent too: an inner commit is a savepoint that an
-    outer rollback takes along.
+
+ReceiptUpdates: TypeAlias = Sequence[tuple[Session, Receipt]]
+"""Receipts, each with the session whose observers are to be notified of it."""
+
+
+class Transaction(CallInfo):
+    """One tool call's hold on its participants, and their savepoints.
+
+    `acquire`, `begin`, then `commit` or `rollback`, and `release` whatever happened. A nested call takes the
+    participants of its parent along, and a participant that joins it joins the parent too. So an inner commit only ends
+    a savepoint, and an outer rollback undoes it.
     """
 
-    __slots__ = ("_begun", "_children", "_held", "_inner_receipts", "_kept", "_marks", "_superseded", "left")
+    __slots__ = (
+        "_begun",
+        "_children",
+        "_committing",
+        "_held",
+        "_inner_receipts",
+        "_marks",
+        "_superseded",
+        "deactivated",
+    )
 
     def __init__(self, call_id: str, tool: str, parent: CallInfo | None, *, opaque: bool = False) -> None:
         super().__init__(call_id, tool, parent, opaque=opaque)
         self.sealed = True
         self._held: dict[CallLock, Transactional] = {}
-        self._kept: tuple[CallLock, ...] = ()
+        self._committing: Sequence[CallLock] = ()
         self._marks: dict[CallLock, Mark] = {}
         self._children: set[Transaction] = set()
         self._inner_receipts: list[tuple[Session, Receipt]] = []
-        """The receipts of calls within this one that have committed, each with the session that has it."""
+        """The receipts of inner calls that have committed."""
         self._begun = False
         self._superseded = False
-        self.left = False
-        """Whether it has ended before a call within it, where that one runs: there nothing is within it any more."""
+        """Whether an outer call has ended, and rolls this one back along with itself."""
+        self.deactivated = False
+        """Whether this call ended while an inner one was current: then the inner one's end makes another current."""
 
-    def lock(self, participants: Participants) -> None:
-        """Take every participant.
+    def acquire(self, participants: Participants) -> None:
+        """Acquire every participant.
 
         Raises:
             ParticipantBusyError: another call holds one of them.
             RestoreFailedError: one of them is in a doubtful state.
             CallEndedError: the handler that makes this call has ended.
         """
-        parent = self.parent if isinstance(self.parent, Transaction) else None
-        if parent is not None:
-            participants = sort_locks((*participants.by_lock.values(), *parent._adopt(self)))
+        if isinstance(self.parent, Transaction):
+            participants = sort_participants((*participants.by_lock.values(), *self.parent._adopt(self)))
             for participant in participants.by_lock.values():
-                parent.join(participant)
-        self._kept = participants.kept
-        self._held.update(participants.by_lock)  # first of all, so that whatever has been taken is given back
-        for lock in participants.by_lock:
-            lock.take(self)
+                self.parent.join(participant)
+        self._committing = participants.committing
+        self._held.update(participants.by_lock)  # first, so that `release` knows whatever was acquired
+        for lock in self._held:
+            lock.acquire(self)
 
     def _adopt(self, child: Transaction) -> Collection[Transactional]:
         with _guard:
@@ -100,22 +123,20 @@ class Transaction(CallInfo):
             self._children.add(child)
             return [*self._held.values()]
 
-    def begin(self) -> None:
-        """Mark every participant; from here on changes go through."""
+    def save(self, participants: Iterable[Transactional]) -> None:
+        """Take a savepoint of each participant that has none yet."""
         marks = self._marks
-        if self.parent is None:  # so nothing can supersede it
-            for lock, participant in self._held.items():
-                marks[lock] = participant.begin(self)
-            self.reads.clear()
-            self.read_before = None
-            self._begun = True
-            self.sealed = False
-            return
-        for lock, participant in self._held.items():
-            # With the mutex, which the rollback of the call around takes: after that nobody would end this mark.
-            with lock.mutex:
-                self._refuse_superseded()
-                marks[lock] = participant.begin(self)
+        for participant in participants:
+            lock = participant.lock
+            if lock not in marks:
+                # With the mutex, which an outer rollback takes: after that nobody would end this savepoint.
+                with lock.mutex:
+                    self._refuse_superseded()
+                    marks[lock] = participant.begin(self)
+
+    def begin(self) -> None:
+        """Take the savepoints; from here on changes go through."""
+        self.save(self._held.values())
         self.reads.clear()
         self.read_before = None
         with _guard:
@@ -125,7 +146,7 @@ class Transaction(CallInfo):
 
     def _refuse_superseded(self) -> None:
         if self._superseded:
-            raise CallEndedError(f"the call that made {self!r} has ended, and took it back")
+            raise CallEndedError(f"the call that made {self!r} has ended, and rolled it back")
 
     def mark_of(self, lock: CallLock) -> Mark | None:
         return self._marks.get(lock)
@@ -143,18 +164,18 @@ class Transaction(CallInfo):
             self._refuse_late(participant)
             mark = None
             try:
-                lock.take(self, patience_seconds=0)
+                lock.acquire(self, patience_seconds=0)
                 mark = participant.begin(self) if self._begun else None
                 with _guard:
                     self._refuse_late(participant)
                     self._held[lock] = participant
                     if self._begun:
                         self._marks[lock] = mark
-                    self._kept = locks_to_keep(self._held)
+                    self._committing = Participants(self._held).committing
             except BaseException:
                 if mark is not None:
                     participant.rollback(mark)
-                lock.give_back(self, self.parent)
+                lock.release(self, self.parent)
                 raise
 
     def _refuse_late(self, participant: Transactional) -> None:
@@ -166,17 +187,16 @@ class Transaction(CallInfo):
         return bool(self.changes) or session.changed(self._marks[session.lock])
 
     def seal(self) -> None:
-        """The handler has ended: no more changes through this call, and what it changed is known."""
+        """End the handler's access: no more changes go through this call, and `changes` is complete."""
         with _guard:
             self.sealed = True
-            kept, running = self._kept, [*self._children]
-        for child in running:
-            # Its changes are half of something, so they cannot be kept; they go back with this call's.
+            committing, running = self._committing, [*self._children]
+        for child in running:  # half a change cannot be committed: it rolls back with this call
             child.supersede()
             self.problems.append(TransactionError(f"{child!r} was still running when the handler that made it ended"))
-        for lock in kept:
+        for lock in committing:
             with lock.mutex:
-                if self._superseded:  # what has changed since this mark may be of a call after the one around this one
+                if self._superseded:  # what changed since this savepoint may be of another call
                     break
                 changes = self._held[lock].changes(self._marks[lock])
             if changes:
@@ -184,32 +204,28 @@ class Transaction(CallInfo):
         self._refuse_superseded()
 
     def tracks_external_writes(self) -> bool:
-        """Whether what a program changes is seen, and can be taken back."""
+        """Whether a participant scans for the changes of programs."""
         return any(one.tracks_external_writes for one in self._held.values())
 
     def reads_by_path(self) -> dict[str, str]:
-        """The sha256 of what was read; where it was of several filesystems, their names stand before the paths."""
+        """The sha256 of what was read. Paths of several filesystems are prefixed with the filesystem's name."""
         if len(self.reads) == 1:
             [reads] = self.reads.values()
             return reads.copy()
-        return {
-            _named(lock, path, self.reads): sha for lock, reads in self.reads.items() for path, sha in reads.items()
-        }
+        return {_prefixed(lock, path): sha256 for lock, reads in self.reads.items() for path, sha256 in reads.items()}
 
     def all_changes(self) -> Sequence[Change]:
-        """Of all filesystems; where there are several, their names stand before the paths."""
-        if not self.changes:
-            return ()
-        if len(self.changes) == 1:
-            return next(iter(self.changes.values()))
+        """Of all filesystems. Paths of several are prefixed with the filesystem's name."""
+        if len(self.changes) <= 1:
+            return next(iter(self.changes.values()), ())
         return [
-            replace(change, path=_named(lock, change.path, self.changes))
+            replace(change, path=_prefixed(lock, change.path))
             for lock, changes in self.changes.items()
             for change in changes
         ]
 
     def supersede(self) -> None:
-        """A call around this one has ended, and takes this one's changes back along with its own."""
+        """Mark this call, and all within it, as rolled back by an outer one."""
         with _guard:
             self.sealed = self.ended = self._superseded = True
             children = list(self._children)
@@ -217,180 +233,180 @@ class Transaction(CallInfo):
             child.supersede()
 
     def commit(self, receipt: Receipt) -> Step | None:
-        """Keep everything. The durable participant goes first: it can fail, and then the caller rolls back.
+        """Commit every participant. The durable one goes first: it can fail, and then the caller rolls back.
 
         Raises:
-            TransactionError: two participants that outlive the process were changed, or a call around has ended.
+            TransactionError: two durable participants were changed, or an outer call has ended.
         """
         self._refuse_superseded()
-        held = self._held
         if len(self.changes) > 1:
-            changed = [lock.name for lock in self.changes if held[lock].durable]
-            if len(changed) > 1:
-                raise TransactionError(f"one call can change one workspace on disk, not several: {', '.join(changed)}")
+            durable = [lock.name for lock in self.changes if self._held[lock].durable]
+            if len(durable) > 1:
+                raise TransactionError(f"one call can change one workspace on disk, not several: {', '.join(durable)}")
         step = None
-        for lock in self._kept:
-            with lock.mutex:  # so that the call around has not gone back yet, to before this mark
+        for lock in self._committing:
+            with lock.mutex:  # so that no outer call rolls back meanwhile, to before this savepoint
                 self._refuse_superseded()
-                step = held[lock].commit(self._marks[lock], receipt) or step
+                step = self._held[lock].commit(self._marks[lock], receipt) or step
         with _guard:
             self._marks = {}
             self.ended = True
         return step
 
     def rollback(self) -> RollbackReport:
-        """Bring every participant back to its mark; nothing happens where nothing was begun or all was committed.
+        """Restore every participant's savepoint. Nothing happens where none was taken, or all were committed.
 
-        One that cannot go back does not stop the others. It stays as it is, dooms the calls around this one, and is
-        tried again before the next call gets it.
+        A participant that cannot be restored does not stop the others. It dooms the calls around this one, and is
+        restored before the next call gets it.
 
         Raises:
-            RestoreFailedError: naming each participant that could not go back.
+            RestoreFailedError: naming each participant that could not be restored.
         """
         with _guard:
             self.sealed = self.ended = True
-            marks, self._marks = list(self._marks.items()), {}
+            marks, self._marks = self._marks, {}
             running = list(self._children)
         for child in running:
             child.supersede()
-        if self._superseded:
+        if self._superseded or not marks:
             return CLEAN
         failures: list[tuple[str, BaseException]] = []
         conflicts: list[str] = []
         notes: list[str] = []
-        for lock, mark in reversed(marks):
+        for lock, mark in reversed(marks.items()):
             try:
                 with lock.mutex:
-                    if self._superseded:  # meanwhile: what is there now may be of a call after the one around this one
+                    if self._superseded:  # meanwhile: the present state may be of another call
                         break
                     report = self._held[lock].rollback(mark)
                 conflicts += report.conflicts
                 notes += report.notes
-                lock.leave(None)
-            except BaseException as error:  # whatever it is, the others must still go back
+                lock.block_until_recovered(None)
+            except BaseException as error:  # whatever it is, the others must still roll back
                 failures.append((lock.name, error))
-                lock.leave(_again(self._held[lock], mark))
+                lock.block_until_recovered(_recovery(self._held[lock], mark))
         if not failures:
             return RollbackReport(tuple(conflicts), tuple(notes)) if conflicts or notes else CLEAN
         failed = RestoreFailedError(failures)
-        around = self.parent
-        while around is not None:
-            around.problems.append(failed)
-            around = around.parent
+        outer = self.parent
+        while outer is not None:
+            outer.problems.append(failed)
+            outer = outer.parent
         raise failed
 
     def merge_into_parent(self, *own: tuple[Session, Receipt]) -> ReceiptUpdates:
-        """This call has committed. One around it gets the receipts, its ``own`` too, to say so when it takes the call
-        back; where it has done that already, the answer is as of `taken_back`."""
-        around = self.parent
-        if not isinstance(around, Transaction):
+        """After a commit: hand the receipts of this call, ``own`` included, to the outer one.
+
+        The outer call reissues them if it rolls back. If it has rolled back already, they are reissued now.
+        """
+        outer = self.parent
+        if not isinstance(outer, Transaction):
             return ()
         with _guard:
             receipts, self._inner_receipts = [*self._inner_receipts, *own], []
             if not self._superseded:
-                around._inner_receipts += receipts
-                self._account_to(around, governed=bool(own) or self.opaque)
+                outer._inner_receipts += receipts
+                self._account_to(outer, governed=bool(own) or self.opaque)
                 return ()
-        return _said_again(receipts, "rolled_back", around.call_id)
+        return _reissue(receipts, "rolled_back", outer.call_id)
 
-    def _account_to(self, around: Transaction, *, governed: bool) -> None:
-        """A call with policies has answered for what it changed. One without is a part of the handler around it."""
-        known = {lock: set(files) for lock, files in (self.answered_for or {}).items()}
+    def _account_to(self, outer: Transaction, *, governed: bool) -> None:
+        """Add to `answered_for` and `reads` of the outer call.
+
+        The policies of a ``governed`` call have answered for its changes. Any other is a part of the outer handler.
+        """
+        answered = {lock: set(files) for lock, files in (self.answered_for or {}).items()}
         if governed:
             for lock, changes in self.changes.items():
-                files = known.setdefault(lock, set())
-                files.update(
-                    (one.path, one.before.content_hash) for one in changes if one.before and _took_content(one)
-                )
+                replaced = [one for one in changes if one.before is not None and _replaced_content(one)]
+                answered.setdefault(lock, set()).update((one.path, _hash(one)) for one in replaced)
         else:
             for lock, earlier in (self.read_before or {}).items():
                 for path, sha256 in earlier:
-                    around.note_read(lock, path, sha256)
+                    outer.note_read(lock, path, sha256)
             for lock, reads in self.reads.items():
                 for path, sha256 in reads.items():
-                    around.note_read(lock, path, sha256)
-        if known:
-            around.answered_for = around.answered_for or {}
-            for lock, files in known.items():
-                around.answered_for.setdefault(lock, set()).update(files)
+                    outer.note_read(lock, path, sha256)
+        if answered:
+            outer.answered_for = outer.answered_for or {}
+            for lock, files in answered.items():
+                outer.answered_for.setdefault(lock, set()).update(files)
 
-    def taken_back(self, *, doubtful: bool = False) -> ReceiptUpdates:
-        """This call has not committed: the receipts that say so of the calls within it. They are in their sessions'
-        logs, and nobody has been notified. ``doubtful`` where the rollback could not be completed."""
+    def rolled_back_receipts(self, *, doubtful: bool = False) -> ReceiptUpdates:
+        """After a rollback: the reissued receipts of inner calls. They are in their sessions' logs already.
+
+        ``doubtful`` says that the rollback could not be completed."""
         with _guard:
             receipts, self._inner_receipts = self._inner_receipts, []
-        return _said_again(receipts, "doubtful" if doubtful else "rolled_back", self.call_id)
+        return _reissue(receipts, "doubtful" if doubtful else "rolled_back", self.call_id)
 
     def release(self) -> None:
-        """Let go of everything; the parent, if there is one, has it again."""
-        if not self.ended:
-            with _guard:
-                self.ended = True
-        # From here on nothing joins.
+        """Release every participant, to the outer call if there is one."""
+        with _guard:
+            self.ended = True  # from here on nothing joins
         for lock in self._held:
-            lock.give_back(self, self.parent)
+            lock.release(self, self.parent)
         if isinstance(self.parent, Transaction):
             with _guard:
                 self.parent._children.discard(self)
                 self.parent.inner.append(self.call_id)
 
+    def deactivate(self, *interrupts: Interrupts) -> None:
+        """Make the outer call current again, and let Ctrl-C through."""
+        try:
+            # Not by a token: an abandoned generator ends in another context, and two of them end in any order.
+            current = current_call()
+            if current is self:
+                set_current_call(_outer(self))
+            elif current is not None and current.within(self):
+                self.deactivated = True
+        finally:
+            for held in interrupts[::-1]:
+                held.remove()
 
-ReceiptUpdates: TypeAlias = Sequence[tuple[Session, Receipt]]
-"""Receipts, and the sessions whose observers are to be notified of them."""
+
+def _outer(call: Transaction) -> CallInfo | None:
+    """The call that becomes current when `call` ends. An outer call that ended on another thread does: then this is a
+    thread of its handler, whose calls are refused. (A function of its own, as `nearest_active` is.)"""
+    outer = call.parent
+    while isinstance(outer, Transaction) and outer.deactivated:
+        outer = outer.parent
+    return outer
 
 
-def _said_again(receipts: ReceiptUpdates, outcome: Outcome, by: str) -> ReceiptUpdates:
+def _reissue(receipts: ReceiptUpdates, outcome: Outcome, by: str) -> ReceiptUpdates:
     again = [(session, replace(receipt, outcome=outcome, rolled_back_by=by)) for session, receipt in receipts]
     for session, receipt in again:
         session.apply(receipt, to="log")
     return again
 
 
-def _named(lock: CallLock, path: str, among: Collection[CallLock]) -> str:
-    return path if len(among) == 1 else f"{lock.name} {lock.serial}:{path}"
+def _prefixed(lock: CallLock, path: str) -> str:
+    return f"{lock.name} {lock.serial}:{path}"
 
 
-def _took_content(change: Change) -> bool:
-    """Whether what was at the path is there no more. Permissions say nothing about it."""
-    was = change.before and change.before.content_hash
-    return was is None or change.after is None or change.after.content_hash != was
+def _hash(change: Change) -> str | None:
+    return change.before and change.before.content_hash
 
 
-def _again(participant: Transactional, mark: Mark) -> Callable[[], None]:
-    def complete() -> None:
+def _replaced_content(change: Change) -> bool:
+    """Whether the content is gone from the path. A change of permissions alone keeps it."""
+    before = _hash(change)
+    return before is None or change.after is None or change.after.content_hash != before
+
+
+def _recovery(participant: Transactional, mark: Mark) -> Callable[[], None]:
+    def recover() -> None:
         try:
             participant.rollback(mark)
         except Exception as error:
             raise RestoreFailedError([(participant.lock.name, error)]) from error
 
-    return complete
-
-
-def _around(call: Transaction) -> CallInfo | None:
-    """The call that is current again when this one ends. One around it that has ended elsewhere is: this is a thread of
-    its handler then, whose calls are to be refused. (A function of its own, as `nearest_active` is.)"""
-    around = call.parent
-    while isinstance(around, Transaction) and around.left:
-        around = around.parent
-    return around
-
-
-def leave(call: Transaction, *interrupts: Interrupts) -> None:
-    """The end of a call: the context variable names the one around it again, and Ctrl-C is free."""
-    try:
-        # Not by a token: an abandoned generator ends in another context, and two of them end in any order.
-        current = current_call()
-        if current is call:
-            set_current_call(_around(call))
-        elif current is not None and current.within(call):
-            call.left = True
-    finally:
-        for held in interrupts[::-1]:
-            held.remove()
+    return recover
 
 
 class HasParticipants(Protocol):
-    """A live resource context, or anything else that knows what takes part."""
+    """A live resource context, or anything else with participants."""
 
     @property
     def participants(self) -> tuple[Transactional, ...]: ...
@@ -402,33 +418,24 @@ def tool_transaction(
 ) -> Generator[Transaction]:
     """A transaction of one's own over a session and the participants of `resources` (``prompt.resources``, say).
 
-    Commits at the end of the block; whatever exception leaves the block, all is rolled back first, and what that has
-    to say (what somebody else had changed, say) is in the exception's notes. ``tag`` takes the
-    place of the tool's name in receipts and messages. ``opaque`` is for a block that changes files other than through
-    a filesystem, by a command, say.
+    Commits at the end of the block. On any exception everything is rolled back before it propagates, and conflicts are
+    added to it as notes. ``tag`` is the tool's name in receipts and messages. ``opaque`` is for a block that changes
+    files other than through a filesystem, by a command, say.
 
     Raises:
         RestoreFailedError: the rollback could not be completed.
-        TypeError: no session, or resources that know of no participants, such as a prompt.
     """
-    if not isinstance(session, Session):  # pyright: ignore[reportUnnecessaryIsInstance]  # `checked` would cost as much as all else
-        raise TypeError(f"tool_transaction: session is a Session (Session()), not {session!r}")
-    try:
-        participants = resources.participants if resources is not None else ()
-    except AttributeError as error:
-        raise TypeError(
-            f"tool_transaction: resources are prompt.resources, within its block, not {resources!r}"
-        ) from error
+    participants = sort_participants((session, *(resources.participants if resources is not None else ())))
     started, clock = datetime.now(UTC), perf_counter()
     transaction = Transaction(new_id(), tag, current_call(), opaque=opaque)
-    # Not over the block: who knows which loop runs it, or when. What slips through between two lines here meets the
-    # outer clause.
+    # Ctrl-C is not held back over the block, since nobody knows which loop runs it, or when. One that arrives between
+    # two lines here reaches the outer clause.
     held: list[Interrupts] = []
-    told: ReceiptUpdates = ()
+    updates: ReceiptUpdates = ()
     try:
         try:
             set_current_call(transaction)
-            transaction.lock(sort_locks((session, *participants)))
+            transaction.acquire(participants)
             held.append(Interrupts())
             transaction.begin()
             held.pop().remove()
@@ -438,28 +445,28 @@ def tool_transaction(
             if transaction.problems:
                 raise TransactionError(f"it cannot be kept: {transaction.problems[0]}") from transaction.problems[0]
             transaction.commit(_receipt(transaction, session, started, perf_counter() - clock))
-            told = transaction.merge_into_parent()
+            updates = transaction.merge_into_parent()
         except BaseException as error:
             held.append(Interrupts())
-            for words in transaction.rollback().said():
-                error.add_note(words)
+            for message in transaction.rollback().messages():
+                error.add_note(message)
             raise
     except BaseException as error:
         held.append(Interrupts())
         try:
             transaction.rollback()
         finally:
-            told = transaction.taken_back(doubtful=isinstance(error, RestoreFailedError))
+            updates = transaction.rolled_back_receipts(doubtful=isinstance(error, RestoreFailedError))
         raise
     finally:
         try:
             transaction.release()
         finally:
             try:
-                leave(transaction, *held)
+                transaction.deactivate(*held)
             finally:
-                for of, receipt in told:
-                    of.notify(receipt)
+                for owner, receipt in updates:
+                    owner.notify(receipt)
 
 
 def _receipt(transaction: Transaction, session: Session, started: datetime, seconds: float) -> Receipt:

@@ -22,7 +22,7 @@ class HeldCall(CallInfo):
 
     def join(self, participant: Transactional) -> None:
         assert self._participant is None, f"{self!r} holds {self._participant!r} already"
-        participant.lock.take(self)
+        participant.lock.acquire(self)
         self._participant = participant
         self._mark = participant.begin(self)
 
@@ -61,7 +61,7 @@ class HeldCall(CallInfo):
     def release(self) -> None:
         self.sealed = True
         if self._participant is not None:
-            self._participant.lock.give_back(self, self.parent)
+            self._participant.lock.release(self, self.parent)
 
 
 @contextmanager

@@ -302,7 +302,7 @@ class HistoryContract(FilesystemAbilities):
         participant = participant_of(fs)
         assert participant is not None
         with held_call(fs) as call, refused(ParticipantBusyError, saying="call-1"):
-            participant.lock.take(CallInfo("call-2", "another"), patience_seconds=0)
+            participant.lock.acquire(CallInfo("call-2", "another"), patience_seconds=0)
         assert call.sealed
 
     def test_a_change_through_a_call_that_does_not_take_part_yet_makes_it_take_part(self, fs: Filesystem) -> None:
