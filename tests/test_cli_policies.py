@@ -248,7 +248,7 @@ def test_a_file_within_reach_of_the_agent_is_refused(tree: Path, tmp_path: Path)
 
 
 def test_the_file_that_the_page_shows_is_understood(tree: Path, tmp_path: Path) -> None:
-    page = (Path(__file__).parent.parent / "docs" / "policies.md").read_text()
+    page = (Path(__file__).parent.parent / "docs" / "use" / "policies.md").read_text()
     (shown,) = re.findall(r"^```toml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     (tmp_path / "owner.toml").write_text(shown)
     found = policies_of(tree, [str(tmp_path / "owner.toml")])
