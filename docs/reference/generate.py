@@ -86,7 +86,7 @@ def command_line_page() -> str:
     """Every command with its options."""
     lines = ["# Command line", "", NOTE]
     lines += [
-        "`ringfence COMMAND --help` prints the same.",
+        "`ringfence COMMAND --help` prints the same. `python -m ringfence` is the same command.",
         "[Exit codes and JSON](json.md) have a page of their own.",
         "",
     ]
