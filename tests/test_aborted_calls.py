@@ -235,11 +235,14 @@ def test_of_what_is_too_much_a_hash_is_told(workspace: Workspace) -> None:
     assert workspace.aborted()[0].paths == ("a.txt",)
 
 
-def test_where_it_cannot_be_kept_the_rollback_goes_on_and_says_so(root: Path, workspace: Workspace) -> None:
+def test_where_it_cannot_be_kept_the_rollback_goes_on_and_says_so(
+    root: Path, workspace: Workspace, caplog: pytest.LogCaptureFixture
+) -> None:
     before = capture_tree(root)
     (root.parent / "store/aborted").mkdir()
     [note] = failed(workspace, everything)
     assert "could not be kept" in note
+    assert [record.exc_info is not None for record in caplog.records] == [True]
     assert capture_tree(root) == before
     (root.parent / "store/aborted").rmdir()
     assert failed(workspace, everything, "call-2") == []

@@ -10,8 +10,8 @@ import pytest
 
 from ringfence.participants import Change, FileVersion
 from ringfence.testing import held_call
-from ringfence_cli.beside_patch import MAX_LINES, beside_patch
 from ringfence_sandbox import Workspace
+from ringfence_tools.printable import MAX_CHANGE_LINES, unpatchable_changes
 
 
 def version(kind: str, mode: int) -> FileVersion:
@@ -41,12 +41,12 @@ LINK = version("symlink", 0o777)
 def test_what_a_patch_cannot_say_is_said(
     changes: dict[str, tuple[FileVersion | None, FileVersion | None]], told: list[str]
 ) -> None:
-    assert list(beside_patch([Change(path, *versions) for path, versions in changes.items()])) == told
+    assert list(unpatchable_changes([Change(path, *versions) for path, versions in changes.items()])) == told
 
 
 def test_of_many_the_first_are_named_and_the_rest_counted() -> None:
-    changes = [Change(f"{number}", None, FOLDER) for number in range(MAX_LINES + 3)]
-    assert [*beside_patch(changes)][MAX_LINES:] == ["3 more of these; --json lists all"]
+    changes = [Change(f"{number}", None, FOLDER) for number in range(MAX_CHANGE_LINES + 3)]
+    assert [*unpatchable_changes(changes)][MAX_CHANGE_LINES:] == ["3 more of these; --json lists all"]
 
 
 def test_a_step_of_an_empty_directory_is_shown_as_one(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def temporary(tmp_path: Path) -> dict[str, str]:
 def test_the_repository_s_tests_fail_before_and_pass_after(temporary: dict[str, str]) -> None:
     ended = subprocess.run(DEMO, capture_output=True, text=True, env=temporary, timeout=SECONDS, check=False)
     assert ended.returncode == 0
-    before = ended.stderr.index("FAILED (errors=1): test_parse_target_without_source")
+    before = ended.stderr.index("FAILED (errors=1): test_a_night_shift_ends_on_the_next_day")
     after = ended.stderr.index("s: OK")
     denied = ended.stderr.index("edit_file", before)
     assert before < denied < ended.stderr.index("failed and rolled back", denied) < after
@@ -57,14 +57,14 @@ def test_what_is_kept_is_the_repository_with_the_diff(tmp_path: Path, temporary:
     ended = subprocess.run([*DEMO, "--keep", kept], capture_output=True, env=temporary, timeout=SECONDS, check=False)
     assert ended.returncode == 0
     assert run_tests(kept, DATA).passed
-    copy_tree(DATA / "repository", tmp_path / "copy")
+    copy_tree(DATA / "sample", tmp_path / "copy")
     assert not run_tests(tmp_path / "copy", DATA).passed
     subprocess.run(["git", "apply", "-"], input=ended.stdout, cwd=tmp_path / "copy", check=True)
     assert contents(kept) == contents(tmp_path / "copy")
-    original = contents(DATA / "repository")
+    original = contents(DATA / "sample")
     assert {path for path, content in contents(kept).items() if original.get(path) != content} == {
         "HISTORY",
-        "unidiff/patch.py",
+        "timesheet/entries.py",
     }
 
 
@@ -123,8 +123,8 @@ def test_the_repository_can_be_copied_out_of_a_zipped_package(tmp_path: Path) ->
     with zipfile.ZipFile(tmp_path / "package.zip", "w") as archive:
         for path, content in contents(DATA).items():
             archive.writestr(f"demo/{path}", content)
-        archive.writestr("demo/repository/unidiff/__pycache__/patch.cpython-311.pyc", b"")
+        archive.writestr("demo/sample/timesheet/__pycache__/patch.cpython-311.pyc", b"")
     with zipfile.ZipFile(tmp_path / "package.zip") as archive:
-        copy_tree(zipfile.Path(archive, "demo/repository/"), tmp_path / "copy")
-    assert contents(tmp_path / "copy") == contents(DATA / "repository")
-    assert not (tmp_path / "copy" / "unidiff" / "__pycache__").exists()
+        copy_tree(zipfile.Path(archive, "demo/sample/"), tmp_path / "copy")
+    assert contents(tmp_path / "copy") == contents(DATA / "sample")
+    assert not (tmp_path / "copy" / "timesheet" / "__pycache__").exists()

@@ -20,11 +20,10 @@ from typing import Any
 import pytest
 
 from ringfence.adapters import ScriptedAdapter
-from ringfence_cli.run import Options, run_task
+from ringfence_cli.run import Options, apply_outcome, run_task
 from ringfence_cli.signals import Signals
-from ringfence_cli.task import Task, apply, perform
-from ringfence_cli.watch import RunStats
-from ringfence_cli.workspace import MemoryWorkspace
+from ringfence_tools.agent_run import AgentTask, run_agent
+from ringfence_tools.run_workspace import MemoryWorkspace
 
 STARTED = 30.0
 """Seconds that a process has to come to its first call."""
@@ -267,10 +266,11 @@ def test_one_that_comes_between_the_task_and_its_application_keeps_it_from_being
     turns = [{"tool_calls": [call("write_file", file_path="new.txt", content="new\n")]}, {"text": "Done."}]
     with Signals() as signals:
         workspace = MemoryWorkspace(directory / "tree")
-        ending = perform(Task("x", workspace, ScriptedAdapter(turns)), signals, RunStats(), [])
+        task = AgentTask("x", workspace, ScriptedAdapter(turns))
+        ending = run_agent(task, gate=signals)
         assert ending.outcome == "done"
         signal.raise_signal(signal.SIGINT)
-        apply(ending, workspace, signals)
+        apply_outcome(ending, task, signals)
     assert (ending.exit_code, ending.applied) == (130, False)
     assert os.listdir(directory / "tree") == ["a.txt"]
 

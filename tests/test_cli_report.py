@@ -25,9 +25,10 @@ from ringfence.adapters import ModelTurn, Turn
 from ringfence.participants import Change, FileVersion
 from ringfence.runtime import PolicyVerdict, Receipt
 from ringfence.runtime.events import RejectedToolParams
-from ringfence_cli import report_diff, report_file, report_html
-from ringfence_cli.report_file import ReportFile
 from ringfence_sandbox import Workspace
+from ringfence_tools import report as pages
+from ringfence_tools.agent_run import RunStats
+from ringfence_tools.report import ReportFile, render_call, render_changes, render_patch, render_turn
 
 VOID = frozenset({"meta", "img", "br", "link"})
 HOSTILE = [
@@ -236,9 +237,9 @@ ODD = st.text(st.characters(exclude_categories=())) | st.sampled_from(HOSTILE)
 def test_any_text_is_text(text: str) -> None:
     def pieces(said: str) -> str:
         shapes = [Params(said), Params([said]), {said: said}, RejectedToolParams(said, said), said]
-        called = "".join(report_html.call(receipt(said, params), f"x{said}", Path()) for params in shapes)
-        turn = report_html.turn(ModelTurn("run", 1, Turn(f"x{said}")))
-        return called + turn + report_html.path(said) + report_html.text(said)
+        called = "".join(render_call(receipt(said, params), f"x{said}", Path()) for params in shapes)
+        turn = render_turn(ModelTurn("run", 1, Turn(f"x{said}")))
+        return called + turn
 
     assert parsed(pieces(text)).elements == parsed(pieces("plain")).elements
 
@@ -246,7 +247,7 @@ def test_any_text_is_text(text: str) -> None:
 @given(st.binary() | ODD.map(lambda text: text.encode("utf-8", "surrogatepass")))
 def test_any_bytes_are_a_diff(content: bytes) -> None:
     lines = content.replace(b"\n", b"\n+")
-    found = parsed(report_diff.diff(b"diff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -0,0 +1 @@\n+" + lines + b"\n"))
+    found = parsed(render_patch(b"diff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -0,0 +1 @@\n+" + lines + b"\n"))
     assert [tag for tag, _ in found.elements].count("span") == 5 + lines.count(b"\n")
     assert {tag for tag, _ in found.elements} == {"details", "summary", "code", "pre", "span"}
 
@@ -386,20 +387,20 @@ def test_a_page_that_there_is_no_room_for_is_told_by_its_own_name_and_leaves_not
 
 
 def test_a_long_value_is_cut_and_says_so() -> None:
-    piece = parsed(report_html.call(receipt("x", Params("<" * 1_000_000)), "", Path())).text
+    piece = parsed(render_call(receipt("x", Params("<" * 1_000_000)), "", Path())).text
     assert "[... 996,000 more characters]" in piece
     assert len(piece) < 10_000
 
 
 def test_of_a_long_list_the_rest_is_counted() -> None:
     changed = [Change(f"{number}.txt", None, FileVersion("file", 0o644, 1)) for number in range(1_000)]
-    found = parsed(report_html.changes(changed))
+    found = parsed(render_changes(changed))
     assert [tag for tag, _ in found.elements].count("tr") == 200
     assert found.text.endswith("and 800 more")
 
 
 def test_of_a_long_answer_both_ends_are_there() -> None:
-    piece = parsed(report_html.call(receipt("x", None), f"begin {'<' * 1_000_000} exit code 3", Path())).text
+    piece = parsed(render_call(receipt("x", None), f"begin {'<' * 1_000_000} exit code 3", Path())).text
     assert all(said in piece for said in ("begin <<<", "996,018 characters left out", "<<< exit code 3"))
     assert len(piece) < 10_000
 
@@ -411,14 +412,14 @@ def test_a_run_of_any_length_has_a_page_of_a_bounded_size(tmp_path: Path) -> Non
         file.turn(ModelTurn("run", number, Turn("x")))
         file.call(long, None, "")
     file.close()
-    record = file.record
-    assert len(record) < report_file.MAX_RECORD_CHARACTERS + 1_000
+    record = file.record(RunStats())
+    assert len(record) < pages.MAX_RECORD_CHARACTERS + 1_000
     assert "more tool calls; --receipts FILE.jsonl has every call" in parsed(record).text
 
 
 def test_a_patch_of_any_size_is_cut_and_says_so() -> None:
     part = b"diff --git a/%d b/%d\n@@ -0,0 +1,3000 @@\n" + b"+<line>\n" * 3_000
-    page = parsed(report_diff.diff(b"".join(part % (n, n) for n in range(50))))
+    page = parsed(render_patch(b"".join(part % (n, n) for n in range(50))))
     assert "and 1,002 more lines" in page.text
     assert "There is no room for" in page.text
-    assert len(page.text) < report_diff.MAX_CHARACTERS
+    assert len(page.text) < pages.MAX_PATCH_CHARACTERS

@@ -27,15 +27,15 @@ from ringfence.adapters import ScriptedAdapter
 from ringfence.adapters.model import Message, MessageAdded
 from ringfence.errors import PromptEvaluationError
 from ringfence.testing import held_call
-from ringfence_cli.disk import DiskWorkspace
 from ringfence_cli.options import container, place_of
 from ringfence_cli.outputs import OutputFile
-from ringfence_cli.resuming import RunRecord, interrupted_run, record_of
+from ringfence_cli.resume import RunLimits, RunRecord, interrupted_run, join_policies, record_of
+from ringfence_cli.run import run_watched
 from ringfence_cli.signals import Signals
-from ringfence_cli.task import RunOutcome, Task, perform
-from ringfence_cli.terms import Place, RunLimits, joined
 from ringfence_sandbox import Workspace
 from ringfence_sandbox.container.isolation import SandboxLimits
+from ringfence_tools.agent_run import AgentTask, RunOutcome
+from ringfence_tools.run_workspace import DiskWorkspace, Place
 
 DONE: Mapping[str, Any] = {"text": "Done."}
 
@@ -62,7 +62,7 @@ def performed(
     before = interrupted_run(record_of(tree)) if resume else None
     workspace, adapter = DiskWorkspace(tree), ScriptedAdapter(turns)
     with closing(workspace), closing(RunRecord(tree, "Do it.", before)) as record, Signals() as signals:
-        ending = perform(Task("Do it.", workspace, adapter, record=record), signals, record.tally, watchers)
+        ending = run_watched(AgentTask("Do it.", workspace, adapter), signals, watchers, None, record)
         if ending.outcome == "done":
             record.finish()
         return ending, adapter
@@ -163,8 +163,8 @@ def test_with_its_task_a_run_is_resumed_only_if_there_is_one_of_that_task(tree: 
 
 KILLED_AT_ITS_END = """
 import os, signal
-from ringfence_cli import run
-run.as_json = lambda *of: os.kill(os.getpid(), signal.SIGKILL)
+from ringfence_tools.agent_run import RunOutcome
+RunOutcome.to_json = lambda *of: os.kill(os.getpid(), signal.SIGKILL)
 from ringfence_cli.main import main
 main()
 """
@@ -343,7 +343,7 @@ def test_what_there_was_no_space_for_is_in_the_record_when_there_is(tree: Path) 
     session, signals = Session(), Signals()
     said = [Message("system", f"{number}" * 2000) for number in range(3)]
     with closing(DiskWorkspace(tree)) as workspace, closing(RunRecord(tree, "Do it.")) as record, signals:
-        record.attend(session, signals, workspace)
+        record.start(session, signals, workspace)
         with room_for(record_of(tree), 3000):
             for message in said[:2]:
                 session.dispatcher.dispatch(MessageAdded("run", message))
@@ -573,7 +573,7 @@ def test_an_adapter_s_own_object_does_not_keep_a_turn_from_the_record(tree: Path
 
     workspace = DiskWorkspace(tree)
     with closing(workspace), closing(RunRecord(tree, "Do it.")) as record, Signals() as signals:
-        perform(Task("Do it.", workspace, Failing([READ]), record=record), signals, record.tally, [])
+        run_watched(AgentTask("Do it.", workspace, Failing([READ])), signals, [], None, record)
     before = interrupted_run(record_of(tree))
     assert before is not None
     assert len(before.messages) == 3
@@ -632,9 +632,9 @@ def test_a_resume_whose_policy_file_has_gone_is_refused(tree: Path) -> None:
 def test_a_resume_adds_policies_and_loosens_none(held: list[str], added: list[str], refused: bool) -> None:
     if refused:
         with pytest.raises(click.BadParameter, match=r"looser than what the run was begun with .*--task"):
-            joined(held, added)
+            join_policies(held, added)
     else:
-        assert joined(held, added) == tuple(dict.fromkeys((*held, *added)))
+        assert join_policies(held, added) == tuple(dict.fromkeys((*held, *added)))
 
 
 def test_a_resume_that_would_loosen_a_policy_changes_nothing(tree: Path) -> None:
@@ -679,7 +679,7 @@ def test_a_run_goes_on_where_it_worked_unless_it_is_told_otherwise(was: Place, g
 @pytest.mark.parametrize("place", [CONTAINER, Place("podman", memory_bytes=3 << 30, command_seconds=1_234_567.0)])
 def test_what_a_container_was_given_is_said_as_it_can_be_typed(place: Place) -> None:
     command = click.Command("run", params=[])
-    typed = container(command).make_context("run", shlex.split(place.said.removeprefix("--workspace podman")))
+    typed = container(command).make_context("run", shlex.split(place.describe().removeprefix("--workspace podman")))
     assert place_of("podman", typed.params) == place
 
 

@@ -25,9 +25,8 @@ from ringfence_cli import main
 from ringfence_cli.options import Invocation
 from ringfence_cli.run import task_of
 from ringfence_cli.signals import Signals
-from ringfence_cli.task import Task, apply, perform
-from ringfence_cli.watch import RunStats
-from ringfence_cli.workspace import MemoryWorkspace
+from ringfence_tools.agent_run import AgentTask, apply_changes, run_agent
+from ringfence_tools.run_workspace import MemoryWorkspace
 
 Turn = Mapping[str, Any]
 DONE: Turn = {"text": "Done."}
@@ -127,6 +126,35 @@ def test_a_file_that_is_moved_counts_once(tree: Path) -> None:
     ended = run(tree, turns=({"tool_calls": [{"name": "read_file", "arguments": {"file_path": "a.txt"}}, move]}, DONE))
     assert b"rename from a.txt\nrename to sub/moved.txt\n" in ended.stdout
     assert "1 file changed, +0 -0 lines" in ended.stderr.decode()
+
+
+def test_the_package_runs_as_a_module() -> None:
+    ended = subprocess.run([sys.executable, "-m", "ringfence", "--version"], capture_output=True, text=True)
+    assert (ended.returncode, "version" in ended.stdout) == (0, True), ended
+
+
+def test_what_is_applied_is_a_step_that_undo_reverses(tree: Path) -> None:
+    before = contents(tree)
+    record = json.loads(run(tree, "--apply", "--json").stdout)
+    assert (record["applied"], record["steps"]) == (True, 1)
+    (step,) = (entry for entry in json.loads(ringfence("log", tree, "--json").stdout)["log"] if entry["number"])
+    assert (step["tool"], step["session_id"], step["task"]) == ("apply", record["session_ids"][-1], "Do it.")
+    assert ringfence("undo", tree).returncode == 0
+    assert contents(tree) == before
+
+
+def test_nothing_is_applied_where_another_process_has_the_directory(tree: Path) -> None:
+    before = contents(tree)
+    holding = "import sys; from ringfence_sandbox import Workspace\nwith Workspace.open(sys.argv[1]): print(); input()"
+    command = [sys.executable, "-c", holding, str(tree)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        ended = run(tree, "--apply")
+        holder.communicate(b"\n")
+    assert (ended.returncode, b"not applied" in ended.stderr) == (1, True), ended.stderr
+    assert contents(tree) == before
+    assert applied_by_git(tree, ended.stdout) == EDITED
 
 
 def test_apply_writes_what_changed_and_nothing_else(tree: Path) -> None:
@@ -393,8 +421,8 @@ def perform_with(
 ) -> tuple[int, str | None]:
     with Signals() as signals:
         workspace = MemoryWorkspace(tree)
-        ending = perform(Task(text, workspace, ScriptedAdapter(model), seconds=seconds), signals, RunStats(), [])
-        apply(ending, workspace, signals)
+        ending = run_agent(AgentTask(text, workspace, ScriptedAdapter(model), seconds=seconds), gate=signals)
+        apply_changes(ending, workspace)
     return ending.exit_code, ending.error
 
 
@@ -520,7 +548,7 @@ def caused(error: Exception, cause: Exception) -> Exception:
 )
 def test_what_ends_an_evaluation_has_its_exit_code(tree: Path, error: Exception, code: int) -> None:
     with Signals() as signals:
-        ending = perform(Task("x", MemoryWorkspace(tree), Failing(error)), signals, RunStats(), [])
+        ending = run_agent(AgentTask("x", MemoryWorkspace(tree), Failing(error)), gate=signals)
     assert ending.exit_code == code
     assert ending.error
 

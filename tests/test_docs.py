@@ -22,9 +22,6 @@ from pages import DOCS, PROJECT, Block, Page, page, pages
 from ringfence.filesystem.protocol import MAX_WRITE_LENGTH
 from ringfence.runtime import Session
 from ringfence_cli.main import ringfence
-from ringfence_cli.report import as_json
-from ringfence_cli.task import EXIT_CODES, RunOutcome
-from ringfence_cli.watch import OUTCOMES, RunStats
 from ringfence_sandbox import Workspace
 from ringfence_tools import (
     HistoryToolsSection,
@@ -33,6 +30,7 @@ from ringfence_tools import (
     VfsToolsSection,
     WorkspaceFileSystem,
 )
+from ringfence_tools.agent_run import CALL_OUTCOMES, EXIT_CODES, RunOutcome
 
 PAGES = [*pages()]
 README = Page(PROJECT / "README.md")
@@ -195,7 +193,7 @@ def section(name: str, heading: str) -> str:
 def test_the_reference_has_all_keys_of_the_json_object_of_a_run() -> None:
     table = section("reference/json", "ringfence run --json")
     first_cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
-    assert sorted(re.findall(r"`(\w+)`", " ".join(first_cells))) == sorted(as_json(RunOutcome(), RunStats(), None))
+    assert sorted(re.findall(r"`(\w+)`", " ".join(first_cells))) == sorted(RunOutcome().to_json())
 
 
 def test_the_reference_has_all_exit_codes() -> None:
@@ -205,4 +203,4 @@ def test_the_reference_has_all_exit_codes() -> None:
 
 def test_the_reference_has_all_outcomes_of_a_call() -> None:
     outcomes = section("reference/receipts", "Outcomes")
-    assert re.findall(r"^\| `(\w+)` \|", outcomes, re.MULTILINE) == [*OUTCOMES]
+    assert re.findall(r"^\| `(\w+)` \|", outcomes, re.MULTILINE) == [*CALL_OUTCOMES]

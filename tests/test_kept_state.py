@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ringfence import Session
 from ringfence.prompt.policy import PathHashes, PolicyState
 from ringfence.tagged import types_within
-from ringfence_cli.kept_state import KEPT, StateReader, StateWriter
+from ringfence_cli.resume import KEPT, StateReader, StateWriter
 from ringfence_tools import Plan
 
 POLICIES = st.sampled_from(["read_before_write", "deletions"])
@@ -49,11 +49,11 @@ def test_what_lines_say_one_after_the_other_is_what_the_session_has(
     for changes in rounds:
         for one in changes:
             change(session, *one)
-        reader.take(json.loads(json.dumps(writer.news())))
+        reader.take(json.loads(json.dumps(writer.changes())))
         assert list(reader.items()) == held(session)
     if back:  # as a call that fails takes it back
         session.restore(before)
-        reader.take(json.loads(json.dumps(writer.news())))
+        reader.take(json.loads(json.dumps(writer.changes())))
         assert list(reader.items()) == held(session)
 
 
@@ -62,7 +62,7 @@ def test_a_line_is_as_long_as_what_is_new() -> None:
     writer = StateWriter(session)
     for number in range(500):
         change(session, "learn", "read_before_write", {f"file-{number:03}": "a" * 64})
-        sizes.append(len(json.dumps(writer.news())))
+        sizes.append(len(json.dumps(writer.changes())))
     assert set(sizes[1:]) == {sizes[1]}
 
 
@@ -71,5 +71,5 @@ def test_a_line_is_empty_where_nothing_has_changed() -> None:
     change(session, "learn", "read_before_write", {"a": "1"})
     writer = StateWriter(session)
     change(session, "plan", "", None)
-    assert "learned" not in writer.news()
-    assert writer.news() == {}
+    assert "learned" not in writer.changes()
+    assert writer.changes() == {}

@@ -27,7 +27,7 @@ PACKAGES = (
     "contrib_tools/ringfence_tools",
 )
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-DEMO = ROOT / "platform/ringfence_cli/demo/repository"
+DEMO = ROOT / "platform/ringfence_cli/demo/sample"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 

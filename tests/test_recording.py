@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ringfence_cli.recording import CLEARED, Recording
+from ringfence_cli.outputs import CLEARED, Recording
 from ringfence_sandbox import Workspace
 
 

@@ -26,9 +26,9 @@ from ringfence.errors import PromptValidationError
 from ringfence.failures import describe_error
 from ringfence.prompt import PathPolicy, PolicyDecision, ProtectedFilesPolicy, ReadBeforeWritePolicy
 from ringfence.runtime import Budget, BudgetTracker, Replace, reducer
-from ringfence_cli.printable import why
 from ringfence_sandbox import HostFilesystem, Workspace
 from ringfence_tools import VfsToolsSection
+from ringfence_tools.printable import why
 
 untyped: Any = "abc"
 

@@ -430,6 +430,19 @@ def test_a_step_is_published_though_it_cannot_be_sealed(tmp_path: Path) -> None:
         assert history(store.folder) == [prepared.commit]
 
 
+def test_a_step_is_published_though_a_pack_was_damaged_meanwhile(store: Store) -> None:
+    step(store, {"a.txt": file(b"one\n")})
+    store.seal()
+    prepared = store.prepare({"large": file(os.urandom(SEAL_BYTES + 1))}, info())
+    (pack,) = (store.folder / "objects" / "pack").glob("*.pack")
+    whole = pack.read_bytes()
+    pack.chmod(0o600)
+    pack.write_bytes(b"damaged")
+    store.publish(prepared)
+    assert store.tip == prepared.commit
+    pack.write_bytes(whole)
+
+
 def test_many_sealings_leave_few_files(store: Store) -> None:
     for n in range(30):
         step(store, {"a.txt": file(b"%d\n" % n)})

@@ -16,8 +16,8 @@ from ringfence.participants import sort_participants
 from ringfence.runtime import Receipt, ToolInvoked, Transaction, final_receipts, tool_transaction
 from ringfence_cli.outputs import ReceiptsFile
 from ringfence_cli.signals import Signals
-from ringfence_cli.watch import RunObserver, RunStats
 from ringfence_tools import VfsToolsSection
+from ringfence_tools.agent_run import RunObserver, RunStats
 
 Act = Callable[[ToolExecutor], ToolResult[None]]
 NO: ToolResult[None] = ToolResult.error("no")

@@ -16,6 +16,7 @@ from ringfence.participants import CURRENT_CALL, CallInfo
 from ringfence.testing import held_call
 from ringfence.testing.printed import capture_tree, lasting
 from ringfence_sandbox import HostFilesystem, Workspace
+from ringfence_sandbox.store.store import Store
 
 LINES = "".join(f"line {n}\n" for n in range(1, 10))
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
@@ -119,6 +120,22 @@ def test_undo_brings_everything_back_and_can_be_undone(workspace: Workspace, roo
     workspace.undo(3)
     assert lasting(capture_tree(root)) == before
     assert [step.tool for step in workspace.steps()] == ["a test", "undo", "undo", "undo"]
+
+
+def test_an_undo_of_the_newest_step_does_not_read_the_whole_history(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    commit = Store.commit
+    monkeypatch.setattr(Store, "commit", lambda store, name: (read.append(name), commit(store, name))[1])
+    counts: list[int] = []
+    for steps in (3, 12):
+        for n in range(steps):
+            call(workspace, lambda fs, n=n: fs.write("a.txt", f"{n}\n"))
+        read.clear()
+        workspace.undo(1, dry_run=True)
+        counts.append(len(read))
+    assert counts[0] == counts[1]
 
 
 def test_a_preview_changes_nothing(workspace: Workspace, root: Path) -> None:

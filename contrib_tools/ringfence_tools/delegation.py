@@ -21,10 +21,10 @@ from ringfence.failures import describe_error
 from ringfence.prompt.prompt import Prompt, PromptTemplate
 from ringfence.prompt.section import Section
 from ringfence.prompt.tool import Tool, ToolContext
-from ringfence.prompt.tool_result import ToolResult, render_value
 from ringfence.runtime.limits import SHORTEST_DEADLINE, Budget, BudgetTracker, Deadline
 from ringfence.runtime.reducers import SetVisibilityOverride
 from ringfence.runtime.session import Session
+from ringfence.runtime.tool_result import ToolResult, render_value
 
 MAX_TASK_CHARACTERS = 20_000
 MAX_EXPANSIONS = 20

@@ -11,7 +11,7 @@ from contextlib import suppress
 from ringfence.filesystem.patch import split_lines
 from ringfence.filesystem.paths import escape_path
 from ringfence.filesystem.protocol import DEFAULT_READ_LIMIT, MAX_TEXT_BYTES, Filesystem
-from ringfence.prompt.tool_result import ToolResult
+from ringfence.runtime.tool_result import ToolResult
 from ringfence_sandbox.disk.outputs import is_output
 from ringfence_tools.file_params import ReadFile
 from ringfence_tools.file_results import MAX_LINE_CHARACTERS, FileText, count, fitting

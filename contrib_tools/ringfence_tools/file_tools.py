@@ -15,8 +15,8 @@ from ringfence.filesystem.paths import escape_path, escape_text
 from ringfence.filesystem.protocol import DEFAULT_READ_LIMIT, MAX_GREP_MATCHES, FileEntry, Filesystem, GrepMatch
 from ringfence.filesystem.search import ALTERNATIVES, LITERALLY, path_filter
 from ringfence.prompt.tool import Tool, ToolContext
-from ringfence.prompt.tool_result import ToolResult, kept_result
 from ringfence.prompt.tool_types import ContentOf, Itself
+from ringfence.runtime.tool_result import ToolResult, kept_result
 from ringfence_tools.file_params import (
     ApplyPatch,
     EditFile,

@@ -12,8 +12,8 @@ from ringfence.errors import SectionPath, SectionVisibility, ToolValidationError
 from ringfence.filesystem.paths import display_path
 from ringfence.prompt.section import Section
 from ringfence.prompt.tool import Tool, ToolContext
-from ringfence.prompt.tool_result import ToolResult
 from ringfence.runtime.session import Session
+from ringfence.runtime.tool_result import ToolResult
 from ringfence_sandbox.steps.undo_plan import Outcome
 from ringfence_sandbox.workspace import LogEntry, Reversal, Workspace
 from ringfence_tools.file_results import MAX_CHARACTERS, MAX_LISTED, count

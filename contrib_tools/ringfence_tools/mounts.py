@@ -22,8 +22,7 @@ from ringfence_tools.contents import (
     Selection,
     directories_above,
 )
-from ringfence_tools.host_files import collect_directory, collect_file
-from ringfence_tools.host_tree import is_within
+from ringfence_tools.host_files import collect_directory, collect_file, is_within
 
 URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(?:://|::)")
 LOCAL_URL = re.compile(r"(?:file|local)://")

@@ -10,10 +10,10 @@ from typing import Any, Literal, Self, get_args
 from ringfence.errors import SectionPath, SectionVisibility, ToolValidationError
 from ringfence.prompt.section import Section
 from ringfence.prompt.tool import Tool, ToolContext, ToolExample
-from ringfence.prompt.tool_result import ToolResult
 from ringfence.runtime.reducers import ReducerContext, Replace, replace_latest
 from ringfence.runtime.session import Session
 from ringfence.runtime.slices import SliceView
+from ringfence.runtime.tool_result import ToolResult
 
 StepStatus = Literal["pending", "in_progress", "done"]
 PlanStatus = Literal["active", "completed"]

@@ -22,9 +22,9 @@ from ringfence.filesystem.protocol import MAX_WRITE_LENGTH, READ_ENTIRE_FILE, Fi
 from ringfence.prompt.read_before_write import ReadBeforeWritePolicy
 from ringfence.prompt.section import Section
 from ringfence.prompt.tool import Tool, ToolContext
-from ringfence.prompt.tool_result import ToolResult
 from ringfence.resources import Binding, ResourceRegistry
 from ringfence.runtime.session import Session
+from ringfence.runtime.tool_result import ToolResult
 from ringfence_tools.python_evaluator import MEMORY_BYTES
 
 WALL_SECONDS = 5.0

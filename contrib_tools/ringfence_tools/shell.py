@@ -22,9 +22,9 @@ from ringfence.prompt.policy import ToolPolicy
 from ringfence.prompt.read_before_write import ReadBeforeWritePolicy
 from ringfence.prompt.section import Section
 from ringfence.prompt.tool import Tool, ToolContext
-from ringfence.prompt.tool_result import ToolResult
 from ringfence.resources import Binding, ResourceRegistry
 from ringfence.runtime.session import Session
+from ringfence.runtime.tool_result import ToolResult
 from ringfence_sandbox import CommandResult, PodmanSandbox, SandboxLimits, ShellEnvironment
 from ringfence_sandbox.container.isolation import WORKSPACE, Network
 from ringfence_tools.file_params import check_length

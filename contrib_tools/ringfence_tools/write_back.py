@@ -1,166 +1,164 @@
-"""Taking what changed in a workspace back to the host directory that it was mounted from: all of it, or nothing."""
+"""Write what changed in a workspace in memory to the directory that it was mounted from, in one transaction."""
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import os
-import stat
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence, Set
 
 from ringfence.errors import WorkspaceConflictError
-from ringfence.filesystem.paths import check_names_are_utf8
 from ringfence.filesystem.protocol import Filesystem
-from ringfence.participants import Change
-from ringfence.runtime.interrupts import Interrupts
-from ringfence_sandbox.disk.confined import sha256_of
-from ringfence_tools.host_tree import DIRECTORY, READ, directory, split, target_within
-from ringfence_tools.write_out import GONE, RWX, Plan, WriteOut, above, changes_mode
+from ringfence.participants import Change, Step
+from ringfence.runtime.session import Session
+from ringfence.runtime.transaction import tool_transaction
+from ringfence_sandbox import HostFilesystem, Workspace
+from ringfence_sandbox.workspace import Participants
+from ringfence_tools.host_files import target_within
+
+RWX = 0o777
+"""No set-user-id, set-group-id or sticky bit is written."""
+CONFLICTS = frozenset({errno.ESTALE, errno.EEXIST, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY})
+"""What a write meets where somebody else has changed the tree since it was checked."""
 
 
-@dataclass(frozen=True, slots=True)
-class WriteBack:
-    """The paths that were created, modified or deleted on disk, sorted; and the displaced originals that could not be
-    removed afterwards, as they are named now (none, unless somebody got in the way)."""
+def write_back(
+    filesystem: Filesystem,
+    root: str | os.PathLike[str],
+    changes: Sequence[Change],
+    *,
+    session: Session | None = None,
+    store: str | os.PathLike[str] | None = None,
+) -> Step | None:
+    """Make the directory `root` what `filesystem` is, for the paths in `changes`: all of them, or nothing.
 
-    paths: tuple[str, ...]
-    left_over: tuple[str, ...] = ()
-
-
-def write_back(filesystem: Filesystem, root: str | os.PathLike[str], changes: Sequence[Change]) -> WriteBack:
-    """Make the host directory `root` what `filesystem` is, for the paths in `changes`; nothing else is touched.
-
-    `changes` is ``filesystem.changes(since)``, where ``since`` is the state in which `root` was mounted. Every path is
-    looked at first: its kind, bytes or link target must be what they were then (its permission bits only where they
-    change), and nothing where there was nothing; a directory that goes must hold nothing that the workspace did not
-    have. A file is replaced by a new one under its name, so another name of the old one (a hard link) keeps the old
-    bytes; owner, extended attributes and, unless they changed, permission bits are kept. What is new has the
-    permission bits of the workspace less the umask.
-
-    Until the end every displaced original stands beside its path under a hidden name (``.ringfence-*``). Any failure
-    puts all of them back, the very files that were there. Only if the process is killed in between do they stay.
+    `changes` is ``filesystem.changes(since)``, where ``since`` is the state in which `root` was mounted. It is one
+    step of the workspace on disk, which ``undo`` reverses and which opening recovers after a crash. A new path has the
+    permission bits of the workspace less the umask. ``session`` is the one that the step bears, and
+    ``store`` where the history is, as for `Workspace.open`.
 
     Raises:
-        WorkspaceConflictError: something on disk is not what it was; nothing was written.
-        ValueError: a path that leads out, a filesystem that is not in the state that `changes` describes, or names that
-            Python does not take for UTF-8.
-        OSError: it could not be written (permission, space); all is as it was.
-        RestoreFailedError: it could not be written, and not everything could be put back.
+        WorkspaceConflictError: a path on disk is not what it was when it was mounted; nothing was written.
+        WorkspaceLockedError: another process has the workspace.
+        ValueError: a path that leads out, or a filesystem that is not in the state that `changes` describes.
+        OSError: a write failed, and all is as it was.
+        RestoreFailedError: a write failed, and the rollback, too.
     """
-    check_names_are_utf8()
-    plan = Plan(changes)
-    top = os.open(root, DIRECTORY)
-    try:
-        look = _Look(top, os.path.realpath(root), plan)
-        if conflicts := look.conflicts():
-            raise WorkspaceConflictError(conflicts)
-        return WriteBack(tuple(plan.changes), tuple(_write(WriteOut(top, filesystem, plan), look)))
-    finally:
-        os.close(top)
-
-
-def _write(writing: WriteOut, look: _Look) -> list[str]:
-    """All or nothing; Ctrl-C counts until all is in place, and then when everything is tidied up."""
-    interrupts = Interrupts()
-    try:
+    changes = sorted(changes, key=lambda change: change.path)
+    for change in changes:
+        if change.path and not {"", ".", ".."}.isdisjoint(change.path.split("/")):
+            raise ValueError(f"{change.path!r} is not a path of something in a workspace")
+    if not changes:
+        return None
+    with Workspace.open(root, store=store) as workspace:
+        disk = workspace.filesystem
         try:
-            interrupts.allow()
-            writing.run()
-            if conflicts := look.conflicts_among_displaced(writing.where):
-                raise WorkspaceConflictError(conflicts)
-            interrupts.hold()
-        except BaseException as error:
-            interrupts.hold()
-            writing.undo(error)
-            if isinstance(error, OSError) and error.errno is not None:
-                raise OSError(error.errno, f"{error.strerror} (all is as it was before)", error.filename) from error
-            raise
-        return writing.drop()
-    finally:
-        interrupts.remove()
-
-
-class _Look:
-    """Compares what is on disk with what a plan expects there. It only reads."""
-
-    def __init__(self, top: int, root: str, plan: Plan) -> None:
-        self._top = top
-        self._root = root
-        self._plan = plan
-
-    def conflicts(self) -> list[str]:
-        """The paths that are not as they were before the changes, sorted."""
-        found: list[str] = []
-        for path, change in self._plan.changes.items():
-            if change.before is not None:
-                found.extend(self._differing(change, path))
-            elif not self._is_free(path):
-                found.append(path)
-        return sorted(found)
-
-    def conflicts_among_displaced(self, where: Callable[[str], str]) -> list[str]:
-        """The same for what has been taken out of its place, and is at ``where(path)`` now."""
-        plan = self._plan
-        moved = [path for path in plan.changes if path in plan.gone or path in plan.replaced]
-        return [differing for path in moved for differing in self._differing(plan.changes[path], where(path))]
-
-    def _differing(self, change: Change, at_path: str) -> list[str]:
-        parent, name = split(at_path)
-        try:
-            with directory(self._top, parent) as at:
-                if not self._is_as_before(change, at, name or "."):
-                    return [change.path]
-                if change.path in self._plan.gone and stat.S_ISDIR(os.lstat(name, dir_fd=at).st_mode):
-                    with directory(at, name) as inside:
-                        below = [f"{change.path}/{entry}" for entry in os.listdir(inside)]
-                    return [path for path in below if path not in self._plan.gone]
+            with tool_transaction(session or Session(), Participants((disk,)), tag="apply"):
+                if conflicts := sorted(_conflicts(disk, changes)):
+                    raise WorkspaceConflictError(conflicts)
+                _write(disk, changes, {change.path: _content(filesystem, change) for change in changes})
         except OSError as error:
-            if error.errno not in GONE:
+            if error.errno not in CONFLICTS:
                 raise
-            return [change.path]
-        return []
+            raise WorkspaceConflictError([str(error.filename)]) from error
+        return workspace.steps()[-1]
 
-    def _is_as_before(self, change: Change, at: int, name: str) -> bool:
-        before = change.before
-        assert before is not None
-        found = os.lstat(name, dir_fd=at)
-        if changes_mode(change) and (found.st_mode ^ before.mode) & RWX:
-            return False
-        if before.kind == "directory":
-            return stat.S_ISDIR(found.st_mode)
-        if before.kind == "file":
-            return stat.S_ISREG(found.st_mode) and _hash(at, name) == before.content_hash
-        if not stat.S_ISLNK(found.st_mode):
-            return False
-        target = os.readlink(name, dir_fd=at)
-        return before.target in (target, target_within(self._root, change.path, target))
 
-    def _is_free(self, path: str) -> bool:
-        """Whether nothing is there, and every directory on the way is, or will be made. (What the mount left out is
-        not free: a new ``.git/hooks/x`` must not get into a ``.git`` that the workspace has never seen.)"""
-        parent, name = split(path)
-        kept = next((up for up in above(path) if not self._plan.makes_directory(up)), "")
+def _is_new(change: Change) -> bool:
+    """Whether there was nothing, or something of another kind."""
+    return change.after is not None and (change.before is None or change.before.kind != change.after.kind)
+
+
+def _is_removed(change: Change) -> bool:
+    return change.before is not None and (change.after is None or _is_new(change))
+
+
+def _has_other_content(change: Change) -> bool:
+    before, after = change.before, change.after
+    if before is None or after is None or _is_new(change):
+        return after is not None
+    return (before.content_hash, before.target) != (after.content_hash, after.target)
+
+
+def _has_other_mode(change: Change) -> bool:
+    """Whether a file or directory that stays has other permission bits (those of a link mean nothing)."""
+    before, after = change.before, change.after
+    return (
+        before is not None
+        and after is not None
+        and before.kind == after.kind != "symlink"
+        and (before.mode != after.mode)
+    )
+
+
+def _conflicts(disk: HostFilesystem, changes: Sequence[Change]) -> Iterator[str]:
+    """The paths that are not as they were before the changes."""
+    removed = {change.path for change in changes if _is_removed(change)}
+    made = {change.path for change in changes if _is_new(change) and change.after and change.after.kind == "directory"}
+    for change in changes:
         try:
-            with directory(self._top, parent) as at:
-                os.lstat(name, dir_fd=at)
-        except OSError as error:
-            if error.errno not in GONE:
-                raise
-            return self._is_directory(kept)
+            if not _is_as_before(disk, change, made):
+                yield change.path
+            elif change.path in removed and change.before is not None and change.before.kind == "directory":
+                # Of files that were not mounted, such as a device, nobody else would have a copy.
+                yield from {entry.path for entry in disk.list(change.path)} - removed
+        except (FileNotFoundError, NotADirectoryError, PermissionError, ValueError):
+            yield change.path
+
+
+def _is_as_before(disk: HostFilesystem, change: Change, made: Set[str]) -> bool:
+    path, before = change.path, change.before
+    parent = path.rpartition("/")[0]
+    while parent in made and before is None:
+        parent = parent.rpartition("/")[0]
+    if disk.resolve(parent) != parent or not disk.stat(parent).is_directory:
         return False
+    if before is None:
+        return not disk.exists(path)
+    if before.kind == "symlink":
+        target = disk.readlink(path)
+        return before.target in (target, target_within(disk.root, path, target))
+    found = disk.stat(path)
+    if found.is_symlink or (_has_other_mode(change) and (found.mode ^ before.mode) & RWX):
+        return False
+    if before.kind == "directory":
+        return found.is_directory
+    return found.is_file and disk.content_hash(path) == before.content_hash
 
-    def _is_directory(self, path: str) -> bool:
-        try:
-            with directory(self._top, path):
-                return True
-        except OSError as error:
-            if error.errno not in GONE:
-                raise
-            return False
+
+def _content(filesystem: Filesystem, change: Change) -> bytes:
+    if change.after is None or change.after.kind != "file" or not _has_other_content(change):
+        return b""
+    content = filesystem.read_bytes(change.path).content
+    if hashlib.sha256(content).hexdigest() != change.after.content_hash:
+        raise ValueError(f"{change.path} is not what the changes say: take them again")
+    return content
 
 
-def _hash(at: int, name: str) -> str:
-    descriptor = os.open(name, READ, dir_fd=at)
-    try:
-        return sha256_of(descriptor)
-    finally:
-        os.close(descriptor)
+def _write(disk: HostFilesystem, changes: Sequence[Change], contents: Mapping[str, bytes]) -> None:
+    for change in reversed(changes):
+        before = change.before
+        if before is not None and (_is_removed(change) or (before.kind == "symlink" and _has_other_content(change))):
+            disk.delete(change.path)
+    for change in changes:
+        path, after = change.path, change.after
+        if after is None or not _has_other_content(change):
+            continue
+        if after.target is not None:
+            disk.symlink(path, after.target)
+        elif after.kind == "directory":
+            disk.mkdir(path, parents=False, exist_ok=False)
+        else:
+            if not _is_new(change) and not disk.exists(path):
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+            mode = "create" if _is_new(change) else "overwrite"
+            disk.write_bytes(path, contents[path], mode=mode, create_parents=False)
+    umask = os.umask(0o077)
+    os.umask(umask)
+    for change in reversed(changes):  # a directory last: its bits may forbid to write in it
+        after = change.after
+        if after is None or after.kind == "symlink" or not (_is_new(change) or _has_other_mode(change)):
+            continue
+        mode = after.mode & RWX & ~(umask if _is_new(change) else 0)
+        if disk.stat(change.path).mode & RWX != mode:
+            disk.chmod(change.path, mode)

@@ -1,10 +1,11 @@
-"""``ringfence demo``: the main job on a real repository with a real failing test, which passes afterwards."""
+"""``ringfence demo``: the main job on a small repository with a failing test, which passes afterwards."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -24,18 +25,14 @@ from ringfence.adapters.model import ModelRetry, ModelText, ModelTurn
 from ringfence.adapters.scripted import ScriptedAdapter
 from ringfence.errors import SandboxUnavailableError
 from ringfence.runtime.receipts import Receipt
-from ringfence_cli.disk import DiskWorkspace
 from ringfence_cli.options import UNAVAILABLE
-from ringfence_cli.printable import outcome_words, why
-from ringfence_cli.report import summary
-from ringfence_cli.run import watched
+from ringfence_cli.outputs import ErrorStream, put_diff
+from ringfence_cli.run import run_watched, summary
 from ringfence_cli.signals import Signals
-from ringfence_cli.task import EXIT_CODES, Task, apply
-from ringfence_cli.terminal import ErrorStream, put_diff
-from ringfence_cli.terms import Place
-from ringfence_cli.watch import RunStats
-from ringfence_cli.workspace import MemoryWorkspace
+from ringfence_tools.agent_run import EXIT_CODES, AgentTask, apply_changes
 from ringfence_tools.planning import Plan
+from ringfence_tools.printable import outcome_words, why
+from ringfence_tools.run_workspace import DiskWorkspace, MemoryWorkspace, Place
 
 if TYPE_CHECKING:
     from ringfence_sandbox import PodmanSandbox
@@ -104,10 +101,14 @@ def demonstrate(
         directory = _place(keep, stack)
         data = files("ringfence_cli") / "demo" if data is None else data
         try:
+            # The history goes the way of the directory.
+            store = None if keep is not None else directory.with_name(f"{directory.name}-history")
+            if store is not None:
+                stack.callback(shutil.rmtree, store, ignore_errors=True)
             with signals.let_through():
-                copy_tree(data / "repository", directory)
-                container = _container(directory, image, keep is not None, stack) if in_container else None
-            shown = _shown(directory, data, errors, signals, container)
+                copy_tree(data / "sample", directory)
+                container = _container(directory, image, store, stack) if in_container else None
+            shown = _shown(directory, data, errors, signals, container, store)
         except KeyboardInterrupt:
             errors.say("ringfence: interrupted")
             return EXIT_CODES["interrupted"]
@@ -116,12 +117,12 @@ def demonstrate(
             return UNAVAILABLE
     for what, happened in shown:
         errors.say(f"{'yes' if happened else 'NO '}  {what}")
+    if keep is not None:
+        errors.say(f"`ringfence log {keep}` has the steps, and `ringfence undo {keep}` takes the last one back")
     return 0 if shown and all(happened for _, happened in shown) else 1
 
 
-def _container(directory: Path, image: str | None, kept: bool, stack: ExitStack) -> DiskWorkspace:
-    # The history goes the way of the directory.
-    store = None if kept else Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ringfence-demo-"))) / "store"
+def _container(directory: Path, image: str | None, store: Path | None, stack: ExitStack) -> DiskWorkspace:
     workspace = DiskWorkspace(directory, store=store)
     stack.callback(workspace.close)
     workspace.start_container(Place("podman", image))
@@ -139,7 +140,12 @@ def _place(keep: Path | None, stack: ExitStack) -> Path:
 
 
 def _shown(
-    directory: Path, data: Traversable, errors: ErrorStream, signals: Signals, container: DiskWorkspace | None
+    directory: Path,
+    data: Traversable,
+    errors: ErrorStream,
+    signals: Signals,
+    container: DiskWorkspace | None,
+    store: Path | None,
 ) -> list[tuple[str, bool]]:
     """What was to happen, and whether it did."""
     task = (data / "task.txt").read_text(encoding="utf-8").strip()
@@ -147,27 +153,23 @@ def _shown(
     tests = partial(run_tests, directory, data) if sandbox is None else partial(run_tests_in, sandbox, data)
     with signals.let_through():
         where = "there" if container is None else "in a container that has it"
-        errors.say(f"A copy of unidiff, a parser of diffs, is in {directory}. Its own tests, run {where}:")
+        errors.say(f"A copy of timesheet, which adds up hours, is in {directory}. Its own tests, run {where}:")
         before = tests()
     errors.say(f"  {before.said}\n\nThe task: {task}\n")
 
-    tally = RunStats()
     story = DemoNarrator(_pause if errors.isatty() else _no_pause, directory)
-    workspace = MemoryWorkspace(directory) if container is None else container
+    workspace = MemoryWorkspace(directory, store=store) if container is None else container
     turns = turns_for("memory" if container is None else "podman", data)
-    ending = watched(Task(task, workspace, ScriptedAdapter(turns)), signals, tally, [story], errors)
-    if ending.outcome == "interrupted":
+    outcome = run_watched(AgentTask(task, workspace, ScriptedAdapter(turns)), signals, [story], errors)
+    if outcome.outcome == "interrupted":
         raise KeyboardInterrupt
     errors.say("")
-    put_diff(ending.patch)
-    if isinstance(workspace, MemoryWorkspace):
-        apply(ending, workspace, signals)
-    else:
-        ending.applied = ending.outcome == "done" and bool(ending.changes)
-    for line in summary(ending, tally):
+    put_diff(outcome.patch)
+    apply_changes(outcome, workspace)
+    for line in summary(outcome):
         errors.say(line)
 
-    errors.say(f"\n{'Applied' if ending.applied else 'NOT applied'} to the repository. Its own tests, run again:")
+    errors.say(f"\n{'Applied' if outcome.applied else 'NOT applied'} to the repository. Its own tests, run again:")
     with signals.let_through():
         after = tests()
     errors.say(f"  {after.said}\n")
@@ -178,7 +180,7 @@ def _shown(
         ("a write was denied, since the model had not read the file", bool(story.denied)),
         ("a failed call was rolled back", bool(story.rolled_back)),
         *([] if container is None else [_ran_the_tests(story)]),
-        (f"the task was done and applied{f': {ending.error}' if ending.error else ''}", ending.applied),
+        (f"the task was done and applied{f': {outcome.error}' if outcome.error else ''}", outcome.applied),
         ("all tests pass now", after.passed),
     ]
 

@@ -20,18 +20,15 @@ from ringfence.errors import RingfenceError, WorkspaceLockedError
 from ringfence.failures import describe_error
 from ringfence.filesystem.paths import display_path, escape_path, is_dotgit
 from ringfence.runtime.receipts import change_json
-from ringfence_cli.beside_patch import beside_patch
-from ringfence_cli.noted_tasks import forget_tasks, noted_tasks
 from ringfence_cli.options import AS_JSON, DIRECTORY, BusyError, Command, NotStartedError, pass_signals
-from ringfence_cli.outputs import OutputFile, json_line, refuse_way_out
-from ringfence_cli.printable import how_to_look, one_line, plural, printable, why
-from ringfence_cli.recording import Recording
+from ringfence_cli.outputs import ErrorStream, OutputFile, Recording, json_line, put, put_diff, refuse_way_out
 from ringfence_cli.signals import Signals
-from ringfence_cli.terminal import ErrorStream, put, put_diff
+from ringfence_cli.task_log import forget_tasks, recorded_tasks
 from ringfence_sandbox import Workspace
 from ringfence_sandbox.moved_roots import moved_from
 from ringfence_sandbox.steps.history_plan import DROPPED
 from ringfence_sandbox.store.commit_messages import REPLACED
+from ringfence_tools.printable import how_to_look, one_line, plural, printable, unpatchable_changes, why
 
 if TYPE_CHECKING:
     from ringfence.participants import Step
@@ -74,7 +71,7 @@ def log(signals: Signals, directory: Path, as_json: bool, aborted: bool, limit: 
     """List the steps of DIR, newest first, and what somebody else changed in between."""
     with opened(directory, signals, changes=False) as workspace:
         entries = workspace.aborted()[:limit] if aborted else workspace.log(limit)
-    tasks = noted_tasks(directory)
+    tasks = recorded_tasks(directory)
     if as_json:
         records = [_json(entry) | {"task": tasks.get(entry.session_id)} for entry in entries]
         put(json_line({"log": records}))
@@ -92,7 +89,7 @@ def show(signals: Signals, directory: Path, as_json: bool, step: StepName, abort
         raise click.UsageError("with --aborted STEP is a number, as `ringfence log --aborted` has it")
     with opened(directory, signals, changes=False) as workspace:
         found = workspace.aborted_step(step) if aborted and isinstance(step, int) else workspace.show(step)
-    task = noted_tasks(directory).get(found.step.session_id)
+    task = recorded_tasks(directory).get(found.step.session_id)
     if as_json:
         record = {
             "step": _json(found.step) | {"task": task},
@@ -107,7 +104,7 @@ def show(signals: Signals, directory: Path, as_json: bool, step: StepName, abort
         lines.append(f"run: {one_line(task, 200)}")
     for path, reason in found.left_out.items():
         lines.append("not in the history: " + one_line(f"{escape_path(path)} ({reason})", 200))
-    lines += [f"not in the patch: {line}" for line in beside_patch(found.changes)]
+    lines += [f"not in the patch: {line}" for line in unpatchable_changes(found.changes)]
     put("".join(f"{printable(line)}\n" for line in (*lines, "")).encode())
     put_diff(found.patch)
     return 0
@@ -187,7 +184,7 @@ def _save(output: Path, text: bytes, directory: Path, signals: Signals) -> None:
 
 
 def _not_exported(exported: Export) -> Iterator[str]:
-    for line in beside_patch(exported.changes):
+    for line in unpatchable_changes(exported.changes):
         yield f"not in the patch: {line}"
     if exported.left_out:
         yield f"left out: {plural(len(exported.left_out), 'path')} of {GIT_DATA}"

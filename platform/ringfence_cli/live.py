@@ -11,10 +11,10 @@ from rich.text import Text
 
 from ringfence.adapters.model import ModelRetry, ModelText, ModelTurn
 from ringfence.runtime.receipts import Outcome, Receipt
-from ringfence_cli.printable import MAX_REASON_CHARACTERS, one_line, outcome_words, params_summary, printable
-from ringfence_cli.terminal import ErrorStream
-from ringfence_cli.watch import RunStats
+from ringfence_cli.outputs import ErrorStream
+from ringfence_tools.agent_run import RunStats
 from ringfence_tools.planning import Plan, PlanStep
+from ringfence_tools.printable import MAX_REASON_CHARACTERS, one_line, outcome_words, params_summary, printable
 
 MAX_LINES, MAX_CHARACTERS = 20, 2_000
 """Of one turn's text."""
@@ -41,9 +41,9 @@ class View:
     """A watcher that shows what happens on standard error: on a terminal with a live plan below the lines, elsewhere
     as plain lines. A context manager around the run."""
 
-    def __init__(self, stream: ErrorStream, tally: RunStats, directory: Path) -> None:
+    def __init__(self, stream: ErrorStream, stats: RunStats, directory: Path) -> None:
         """``directory`` is where the run works."""
-        self._tally = tally
+        self._stats = stats
         self._directory = directory
         self._plan: Plan | None = None
         self._running = False
@@ -118,7 +118,7 @@ class View:
             if len(plan.steps) > MAX_PLAN_STEPS:
                 parts.append(Text(f"  ({len(plan.steps)} steps in all)", style="dim"))
         if self._running:
-            parts.append(Text(f"{clock(self._tally.seconds)}  {self._tally.said}", style="dim"))
+            parts.append(Text(f"{clock(self._stats.seconds)}  {self._stats.describe()}", style="dim"))
         for part in parts:
             part.no_wrap, part.overflow = True, "ellipsis"
         return Group(*parts)

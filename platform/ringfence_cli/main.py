@@ -38,7 +38,7 @@ from ringfence_cli.signals import Signals
 if TYPE_CHECKING:
     from typing import Literal
 
-    from ringfence_cli.workspace import WorkspaceKind
+    from ringfence_tools.run_workspace import WorkspaceKind
 
 STANDARD_ERROR = 2
 HISTORY = {
@@ -138,7 +138,7 @@ def run(
     """
     from ringfence.adapters.loop import MAX_TURNS
     from ringfence_cli.outputs import clear, refuse_one_file
-    from ringfence_cli.resuming import is_interrupted
+    from ringfence_cli.resume import is_interrupted
     from ringfence_cli.run import Options, files_read, run_task, task_of
 
     written = (("--patch", patch), ("--receipts", receipts), ("--report", report))
@@ -332,7 +332,7 @@ def execute(signals: Signals) -> int:
             return _show(invocation, NotStartedError.of(error))
         # A mistake of ours; nobody but us could read a traceback.
         from ringfence.failures import innermost, with_limit
-        from ringfence_cli.terminal import ErrorStream
+        from ringfence_cli.outputs import ErrorStream
 
         cause = innermost(error)
         message = with_limit(f"{type(cause).__name__}: {str(cause)!r}", cause)
@@ -341,7 +341,7 @@ def execute(signals: Signals) -> int:
 
 
 def _show(invocation: Invocation, error: click.ClickException) -> int:
-    from ringfence_cli.terminal import ErrorStream
+    from ringfence_cli.outputs import ErrorStream
 
     ErrorStream().show(error)
     return _fail(invocation, error.format_message(), error.exit_code)
@@ -350,17 +350,14 @@ def _show(invocation: Invocation, error: click.ClickException) -> int:
 def _fail(invocation: Invocation, error: str, exit_code: int) -> int:
     """The exit code. A program that asked for JSON gets an object that says the same: what raises has put none."""
     if invocation.wants_json:
-        from ringfence_cli.outputs import json_line
-        from ringfence_cli.terminal import put
+        from ringfence_cli.outputs import json_line, put
 
         record: Mapping[str, object] = {"error": error, "exit_code": exit_code}
         if invocation.command is run:
-            from ringfence_cli.report import as_json
-            from ringfence_cli.task import EXIT_CODES, Outcome, RunOutcome
-            from ringfence_cli.watch import RunStats
+            from ringfence_tools.agent_run import EXIT_CODES, Outcome, RunOutcome
 
             outcome: Outcome = next(outcome for outcome, code in EXIT_CODES.items() if code == exit_code)
-            record = as_json(RunOutcome(outcome, error), RunStats(), None)
+            record = RunOutcome(outcome, error).to_json()
         with suppress(OSError):
             put(json_line(record))
     return exit_code

@@ -19,8 +19,7 @@ import click
 
 if TYPE_CHECKING:
     from ringfence_cli.signals import Signals
-    from ringfence_cli.terms import Place
-    from ringfence_cli.workspace import WorkspaceKind
+    from ringfence_tools.run_workspace import Place, WorkspaceKind
 
 CommandT = TypeVar("CommandT", bound=Callable[..., object])
 P = ParamSpec("P")
@@ -131,7 +130,7 @@ class Interruptible(Commands):
             with ctx.obj.signals.let_through():
                 return super().invoke(ctx)
         except KeyboardInterrupt:
-            from ringfence_cli.terminal import ErrorStream
+            from ringfence_cli.outputs import ErrorStream
 
             ErrorStream().say("ringfence: interrupted")
             raise click.Abort from None
@@ -236,7 +235,7 @@ def container(command: CommandT) -> CommandT:
 
 def place_of(workspace: WorkspaceKind | None, given: dict[str, Any]) -> Place:
     """click.UsageError for an option of the container where there is none."""
-    from ringfence_cli.terms import Place
+    from ringfence_tools.run_workspace import Place
 
     place = Place(workspace, **given)
     if workspace not in (None, "podman") and place.options:

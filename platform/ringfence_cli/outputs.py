@@ -1,38 +1,182 @@
-"""The files that a run writes besides the workspace, and its record as JSON."""
+"""Where a command writes: standard output and error, and the files of a run. Readers may be gone, or disks full."""
 
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import re
 import reprlib
+import select
 import stat
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain, combinations, product
 from pathlib import Path
-from typing import TYPE_CHECKING
+from time import monotonic
+from types import TracebackType
+from typing import TYPE_CHECKING, TextIO, cast
 from uuid import NAMESPACE_OID, uuid5
 
 import click
 
+from ringfence.filesystem.paths import escape_path
 from ringfence.runtime.receipts import Receipt
-from ringfence_cli.printable import why
-from ringfence_cli.terminal import WaitingStream, put
+from ringfence_cli.signals import interrupted
 from ringfence_sandbox.calls.killed_calls import KilledCall, forget_killed, killed_calls
 from ringfence_sandbox.disk.places import store_of
+from ringfence_tools.printable import one_line, plural, printable, why
 
 if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
     from ringfence.adapters.model import ModelRetry, ModelText, ModelTurn
     from ringfence_sandbox.workspace import LogEntry, Workspace
+    from ringfence_tools.contents import LeftOut
     from ringfence_tools.planning import Plan
 
 _NOT_ASCII = re.compile("[^\x00-\x7e]")
 _STREAMS = ((1, "standard output"), (2, "standard error"))
 _NEWEST = 100
 """Entries of the log among which the newest step is looked for: the others are what somebody else changed since."""
+STANDARD_ERROR = 2
+MAX_LISTED = 20
+LOOK_SECONDS = 0.5
+PATIENCE_SECONDS = 3.0
+"""That a process which was interrupted waits for somebody to read what it prints."""
+SILENT_SECONDS, EVERY_SECONDS = 1.0, 0.1
+"""After which progress is shown, and how often it is renewed."""
+CLEARED = "\r\x1b[K"
+
+
+class ErrorStream(io.TextIOWrapper):
+    """Standard error, which never fails: who does not read it misses something, and that is all."""
+
+    def __init__(self) -> None:
+        raw = _Forgiving(STANDARD_ERROR, "wb", closefd=False)
+        super().__init__(io.BufferedWriter(raw), sys.stderr.encoding, errors="backslashreplace", line_buffering=True)
+
+    def say(self, text: str) -> None:
+        """Print `text`, which may come from anywhere."""
+        self.write(f"{printable(text)}\n")
+
+    def show(self, error: click.ClickException) -> None:
+        """Print what click says of an error, in which words of the command line stand as they came."""
+        said = io.StringIO()
+        error.show(said)
+        self.write(printable(said.getvalue()))
+
+
+class WaitingStream(io.FileIO):
+    """A stream that may be one that does not wait: whoever has the other end, or gave it to us, can have made it so.
+    Waiting in ours is better anyway: it ends when the process has to."""
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        part = memoryview(data)[: select.PIPE_BUF]  # for so much there is room where there is any: nothing waits in it
+        self._wait()
+        while (written := cast("int | None", super().write(part))) is None:
+            self._wait()
+        return written
+
+    def _wait(self) -> None:
+        """InterruptedError: nobody reads, and the process was interrupted. What is still printed goes nowhere."""
+        patience = PATIENCE_SECONDS
+        while not select.select((), (self,), (), LOOK_SECONDS)[1]:
+            patience -= LOOK_SECONDS * interrupted()
+            if patience <= 0:
+                _lead_nowhere(self.fileno())
+                raise InterruptedError(errno.EINTR, "interrupted while nobody read what is printed")
+
+
+class _Forgiving(WaitingStream):
+    def write(self, data: ReadableBuffer, /) -> int:
+        with suppress(OSError):
+            return super().write(data)
+        return memoryview(data).nbytes
+
+
+def put(data: bytes) -> None:
+    """Write to standard output. A reader who has gone is no error.
+
+    Raises:
+        InterruptedError: the process was interrupted, and nobody reads.
+        OSError: it could not be written for another reason (no space).
+    """
+    try:
+        sys.stdout.flush()
+        # Not by way of its buffer: with PYTHONUNBUFFERED it has none, and may take only a part without a word.
+        stream, rest = WaitingStream(sys.stdout.fileno(), "wb", closefd=False), memoryview(data)
+        while rest:
+            rest = rest[stream.write(rest) :]
+    except BrokenPipeError:
+        _lead_nowhere(sys.stdout.fileno())
+
+
+def _lead_nowhere(descriptor: int) -> None:
+    """What is still buffered would fail again when Python closes the stream."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, descriptor)
+    os.close(nowhere)
+
+
+def put_diff(patch: bytes) -> None:
+    """Write a patch to standard output: as it is, or, for a person at a terminal, in colours and with nothing in it
+    that could act on the terminal."""
+    if not sys.stdout.isatty():
+        put(patch)
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(file=sys.stdout, markup=False, emoji=False, highlight=False, soft_wrap=True)
+    shown = Text()
+    for line in printable(patch.decode("utf-8", "surrogateescape")).splitlines(keepends=True):
+        shown.append(line, _style(line))
+    with console.capture() as captured:
+        console.print(shown, end="")
+    put(captured.get().encode(sys.stdout.encoding, "backslashreplace"))
+
+
+def _style(line: str) -> str:
+    if line.startswith(("diff ", "--- ", "+++ ")):
+        return "bold"
+    return {"@": "cyan", "+": "green", "-": "red"}.get(line[:1], "")
+
+
+class Recording:
+    """The progress of `Workspace.open`: one line on a terminal's standard error, which is removed at the end."""
+
+    def __init__(
+        self, *, quiet: bool = False, stream: TextIO | None = None, clock: Callable[[], float] = monotonic
+    ) -> None:
+        self._stream = stream if stream is not None else ErrorStream()
+        self._clock = clock
+        is_dumb = os.environ.get("TERM", "dumb") in ("dumb", "unknown", "")
+        self._shows = not quiet and not is_dumb and self._stream.isatty()
+        self._next = clock() + SILENT_SECONDS
+        self._is_shown = False
+
+    def __call__(self, files: int) -> None:
+        if not self._shows or (now := self._clock()) < self._next:
+            return
+        self._next, self._is_shown = now + EVERY_SECONDS, True
+        self._put(f"{CLEARED}recording the tree: {plural(files, 'file')} so far")
+
+    def __enter__(self) -> Recording:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._is_shown:
+            self._put(CLEARED)
+
+    def _put(self, text: str) -> None:
+        self._stream.write(text)
+        self._stream.flush()
 
 
 def json_line(value: Mapping[str, object]) -> bytes:
@@ -59,6 +203,14 @@ class JsonOutput:
         if self._wanted:
             self._wanted = False
             put(json_line(record))
+
+
+def left_out_lines(paths: Sequence[LeftOut]) -> Iterator[str]:
+    """Lines for the paths that the agent does not see, or that the history does not cover."""
+    for one in paths[:MAX_LISTED]:
+        yield f"left out: {escape_path(one.path)} ({one_line(one.reason, 200)})"
+    if len(paths) > MAX_LISTED:
+        yield f"left out: {len(paths) - MAX_LISTED} more; --json lists all"
 
 
 def refuse_way_out(path: Path, directory: Path) -> None:

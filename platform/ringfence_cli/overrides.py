@@ -32,7 +32,7 @@ def overrides() -> None:
 def list_files(root: Path | None) -> int:
     """List the files with overrides, and how much is in each."""
     from ringfence.errors import PromptOverridesError
-    from ringfence_cli.printable import one_line, plural, printable
+    from ringfence_tools.printable import one_line, plural, printable
 
     store = _open_store(root)
     files = list(store.files())
@@ -61,7 +61,7 @@ def check(prompt: str, root: Path | None, tag: str) -> int:
     """
     from ringfence.errors import PromptOverridesError
     from ringfence.prompt.overrides import find_problems
-    from ringfence_cli.printable import one_line, plural
+    from ringfence_tools.printable import one_line, plural
 
     loaded, store = _load_prompt(prompt), _open_store(root)
     try:

@@ -13,16 +13,15 @@ from importlib import import_module
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 import click
 
 from ringfence.failures import describe_error
 from ringfence.prompt.section import Section
 from ringfence.runtime.session import Session
-from ringfence_cli.printable import why
-
-MakeSection: TypeAlias = Callable[[Session], Section[Any]]
+from ringfence_tools.agent_run import MakeSection
+from ringfence_tools.printable import why
 
 
 def sections_of(specs: Sequence[str], directory: Path) -> tuple[MakeSection, ...]:
@@ -33,14 +32,14 @@ def sections_of(specs: Sequence[str], directory: Path) -> tuple[MakeSection, ...
     return tuple(_section_of(spec, directory) for spec in specs)
 
 
-def spelled(spec: str) -> str:
+def absolute_section(spec: str) -> str:
     """A SPEC that means the same in any working directory."""
     place, colon, name = spec.rpartition(":")
     return f"{os.path.abspath(place)}{colon}{name}" if place.endswith(".py") else spec
 
 
 @contextmanager
-def results_alone(sections: Sequence[object]) -> Generator[None]:
+def reserve_stdout(sections: Sequence[object]) -> Generator[None]:
     """Where there are any: standard output is for what came of a run, and what else writes there, such as a tool's
     program, writes to standard error meanwhile. Afterwards the stream is whole, and the directory the same: a tool may
     have closed the one and left the other."""

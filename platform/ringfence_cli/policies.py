@@ -17,9 +17,9 @@ from ringfence.filesystem.paths import escape_path
 from ringfence.prompt.effects import DeletionLimitPolicy, PathPolicy, ProtectedFilesPolicy, RequireCleanTestsPolicy
 from ringfence.prompt.policy import Policy
 from ringfence_cli.options import DIRECTORY, Interruptible
-from ringfence_cli.printable import why
 from ringfence_sandbox.disk.places import store_of
 from ringfence_sandbox.moved_roots import note_root
+from ringfence_tools.printable import why
 
 FILE_NAME = "ringfence.toml"
 KINDS = "allow:GLOB, deny:GLOB, deletions:N, protected, tests:TOOL[=COMMAND]:GLOB or FILE.toml"

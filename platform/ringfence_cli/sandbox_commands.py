@@ -24,8 +24,8 @@ def doctor(image: str | None, as_json: bool) -> int:
     Exit codes: 0 everything works, 4 something does not.
     """
     from ringfence_cli.outputs import json_line
-    from ringfence_cli.printable import printable
     from ringfence_sandbox.doctor import Finding, examine
+    from ringfence_tools.printable import printable
 
     findings: list[Finding] = []
     for finding in examine(image):
@@ -55,9 +55,9 @@ def build(names: tuple[str, ...], source: Literal["registry", "debian"] | None) 
     NAME is python (the default image) or base (a shell, no Python). Built ones are left as they are.
     """
     from ringfence.errors import SandboxUnavailableError
-    from ringfence_cli.printable import printable
     from ringfence_sandbox.container.images import DEFAULT_RECIPE, SOURCES, build, recipe
     from ringfence_sandbox.container.podman_connection import connect
+    from ringfence_tools.printable import printable
 
     try:
         recipes = [recipe(name) for name in names or (DEFAULT_RECIPE,)]

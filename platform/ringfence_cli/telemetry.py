@@ -11,8 +11,8 @@ from threading import Thread
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from ringfence_cli.printable import one_line
-from ringfence_cli.terminal import ErrorStream
+from ringfence_cli.outputs import ErrorStream
+from ringfence_tools.printable import one_line
 
 if TYPE_CHECKING:
     from ringfence.telemetry import Telemetry

@@ -1,272 +1,56 @@
-"""Where a task works: on the files of a directory, in memory or as they are, and what became of them."""
+"""Open the workspace of a command, with the progress and the errors that a person at a terminal needs."""
 
 from __future__ import annotations
 
 import os
-import stat
-import weakref
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
-from ringfence.errors import ToolValidationError
-from ringfence.filesystem.diff import patch_of
-from ringfence.filesystem.memory import InMemoryFilesystem
-from ringfence.filesystem.paths import check_names_are_utf8, escape_path, resolve_model_path, resolve_nofollow
-from ringfence.filesystem.protocol import Filesystem
-from ringfence.participants import Change, Step
-from ringfence.prompt.policy import PolicyDecision
-from ringfence.prompt.section import Section
-from ringfence.prompt.tool import Tool, ToolContext
-from ringfence.prompt.tool_result import ToolResult
-from ringfence.prompt.tool_types import Itself
-from ringfence.runtime.session import Session
-from ringfence_sandbox.steps.own_changes import OwnChanges
-from ringfence_tools.contents import LeftOut
-from ringfence_tools.files import VfsToolsSection
-from ringfence_tools.mounts import HostMount, mount_all
-from ringfence_tools.write_back import write_back
+import click
 
-if TYPE_CHECKING:
-    from ringfence_cli.terms import Place
-    from ringfence_sandbox import Workspace
-
-WorkspaceKind: TypeAlias = Literal["memory", "disk", "podman"]
-MAX_BYTES = 1 << 30
-GIT = ".git"
+from ringfence.errors import RestoreFailedError, WorkspaceLockedError
+from ringfence.failures import describe_error
+from ringfence_cli.history import recovery
+from ringfence_cli.options import BusyError, NotStartedError
+from ringfence_cli.outputs import Recording
+from ringfence_sandbox.calls.half_done import killed_call, killed_in, running_in
+from ringfence_tools.run_workspace import DiskWorkspace, MemoryWorkspace, Place, RunWorkspace
 
 
-class RunWorkspace(Protocol):
-    """Where an agent works: on disk, with or without commands, or in memory. Opened by its constructor."""
-
-    directory: Path
-    mount_point: str
-    """What absolute paths of a model may begin with."""
-    left_out: Sequence[LeftOut]
-    """What of the directory is not covered, and why; paths are relative to it."""
-    refused: Mapping[str, str]
-    """Paths that an agent is not to write, nor below, and why."""
-    is_part: str
-    """Why the changes are those since a resume alone; empty if they are all of the run's."""
-
-    @property
-    def filesystem(self) -> Filesystem: ...
-
-    @property
-    def history(self) -> Workspace | None:
-        """The history on disk, into which every step goes; None in memory."""
-        ...
-
-    def start_container(self, place: Place) -> None:
-        """Let commands run, in a container over the files. SandboxUnavailableError: they cannot."""
-        ...
-
-    def left_out_since(self) -> Sequence[LeftOut]:
-        """What the task has made that is in neither the changes nor the patch, and why."""
-        ...
-
-    def own_changes(self) -> OwnChanges:
-        """What the task has changed since the start, with the patch for it, such as ``git apply`` takes it."""
-        ...
-
-    def steps(self) -> int:
-        """How many steps on disk the task has made."""
-        ...
-
-    def own_steps(self) -> Sequence[Step]:
-        """The steps of the run, oldest first; none in memory."""
-        ...
-
-    def section(self, session: Session) -> Section[Any]:
-        """The tools that an agent works with here."""
-        ...
-
-    def apply(self, changes: Sequence[Change]) -> Sequence[str]:
-        """Write the changes to the directory: all of them, or nothing. On disk they are there already.
-
-        Returns the files that were replaced and could not be removed. Raises WorkspaceConflictError, OSError,
-        ValueError and RestoreFailedError.
-        """
-        ...
-
-    def close(self) -> None: ...
+def on_disk(directory: Path, *, quiet: bool = False) -> DiskWorkspace:
+    """NotStartedError: it cannot be opened."""
+    try:
+        with Recording(quiet=quiet) as recording:
+            return DiskWorkspace(directory, progress=recording)
+    except WorkspaceLockedError as error:
+        raise BusyError(str(error)) from None
+    except RestoreFailedError as error:
+        raise NotStartedError(str(error)) from None
+    except (OSError, ValueError) as error:
+        raise NotStartedError(f"the workspace cannot be opened: {describe_error(error)}") from None
 
 
-def protect_path(workspace: RunWorkspace, file: Path, reason: str) -> None:
-    """Refuse what an agent writes to a file of the run's own, wherever that lies."""
-    root, real = (Path(os.path.realpath(path)) for path in (workspace.directory, file))
-    if real.is_relative_to(root):
-        workspace.refused = {**workspace.refused, real.relative_to(root).as_posix(): reason}
+def in_memory(directory: Path) -> MemoryWorkspace:
+    try:
+        return MemoryWorkspace(directory)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="'DIR'") from None
 
 
-class MemoryWorkspace:
-    """A copy of a directory's files. What an agent does to it, nothing on disk hears of."""
-
-    def __init__(self, directory: Path) -> None:
-        """Raises ValueError for a directory that cannot be loaded, or is too large."""
-        check_names_are_utf8()
-        self.directory = directory
-        try:  # held, so that no other directory can come to have its number
-            self._copied = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError as error:
-            raise ValueError(f"{escape_path(str(directory))} cannot be read: {error.strerror}") from None
-        weakref.finalize(self, os.close, self._copied)
-        self.filesystem = InMemoryFilesystem()
-        # Looked at first, before gigabytes are read that there is no room for.
-        if _size(directory) > MAX_BYTES:
-            raise ValueError(
-                f"{escape_path(str(directory))} holds more than the {MAX_BYTES >> 30} GiB of a workspace in memory: "
-                "name a smaller directory in it"
-            )
-        # A path, so that no name can be taken for a URL.
-        mount = HostMount(os.path.abspath(directory), exclude_glob=(GIT,), max_bytes=MAX_BYTES)
-        try:
-            (preview,) = mount_all(self.filesystem, [mount])
-        except ToolValidationError as error:
-            raise ValueError(str(error)) from None
-        self.left_out: Sequence[LeftOut] = preview.left_out
-        """What of the directory is not here, and why; paths are relative to it."""
-        if os.path.lexists(directory / GIT):
-            self.left_out = (LeftOut(GIT, "git's own data: an agent works on the files"), *preview.left_out)
-        self.refused: Mapping[str, str] = {left.path: left.reason for left in self.left_out}
-        self.mount_point = os.path.abspath(directory)
-        self.is_part = ""
-        self.history = None
-        self._loaded = self.filesystem.snapshot()
-
-    def is_there(self) -> bool:
-        """Whether the directory of which this is a copy is still at its path."""
-        try:
-            return os.path.samestat(os.stat(self.directory), os.fstat(self._copied))
-        except OSError:
-            return False
-
-    def own_changes(self) -> OwnChanges:
-        changes = self.filesystem.changes(self._loaded)
-        now = self.filesystem.snapshot()
-        self.filesystem.restore(self._loaded)
-        try:
-            before = {
-                change.path: self.filesystem.read_bytes(change.path).content
-                for change in changes
-                if change.before is not None and change.before.kind == "file"
-            }
-        finally:
-            self.filesystem.restore(now)
-        patch = patch_of(changes, before.__getitem__, lambda path: self.filesystem.read_bytes(path).content)
-        return OwnChanges(changes, patch)
-
-    def left_out_since(self) -> Sequence[LeftOut]:
-        return ()
-
-    def start_container(self, place: Place) -> None:
-        raise ValueError("commands run on the files of a directory, not on a copy in memory")
-
-    def steps(self) -> int:
-        return 0
-
-    def own_steps(self) -> Sequence[Step]:
-        return ()
-
-    def section(self, session: Session) -> Section[Any]:
-        return VfsToolsSection(session=session, filesystem=self.filesystem, mount_point=self.mount_point)
-
-    def apply(self, changes: Sequence[Change]) -> Sequence[str]:
-        if not self.is_there():
-            raise ValueError(f"{escape_path(str(self.directory))} is not the directory any more that was copied")
-        return write_back(self.filesystem, self.directory, changes).left_over
-
-    def close(self) -> None:
-        """Nothing is held."""
+def recovered_before_copy(directory: Path, *, quiet: bool = False) -> Iterator[str]:
+    """Recover a directory before it is copied, if a call was killed there; lines that describe its state."""
+    if killed_call(os.path.realpath(directory)) is not None:
+        with closing(on_disk(directory, quiet=quiet)) as workspace:
+            if (recovered := workspace.history.recovered) is not None:
+                yield recovery(recovered, directory)
+    elif (half_done := killed_in(str(directory)) or running_in(str(directory))) is not None:
+        yield f"ringfence: {half_done}"
 
 
-class LeftOutPolicy:
-    """Nothing is written where something was left out: it could not be written back, and the agent would not know."""
-
-    name = "off_limits"
-
-    def __init__(self, workspace: RunWorkspace) -> None:
-        self._workspace = workspace
-
-    def check(self, tool: Tool[Any, Any], params: Any, *, context: ToolContext) -> PolicyDecision:
-        if tool.writes is None:
-            return PolicyDecision.allow()
-        filesystem, mount_point = self._workspace.filesystem, self._workspace.mount_point
-        for written in tool.writes(params) or ():
-            named = written if isinstance(written, str) else written.path
-            try:
-                path = resolve_model_path(filesystem, named, mount_point=mount_point)
-            except (PermissionError, ValueError):
-                continue  # the tool says so itself
-            with suppress(OSError):  # a link that leads out, or in a circle: the tool says so itself
-                itself = isinstance(written, Itself)
-                place = resolve_nofollow(filesystem, path) if itself else filesystem.resolve(path)
-                if reason := self._refusal(path) or self._refusal(place):
-                    return PolicyDecision.deny(reason)
-        return PolicyDecision.allow()
-
-    def _refusal(self, path: str) -> str | None:
-        if is_git_data(path):
-            return f"{escape_path(path)} is git's own data, which only people change"
-        names = path.split("/")
-        for above in ("/".join(names[: depth + 1]) for depth in range(len(names))):
-            if above in self._workspace.refused:
-                reason = self._workspace.refused[above]
-                return f"{escape_path(above)} is not part of the workspace ({reason}): write elsewhere"
-        return None
-
-    def on_result(self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext) -> None:
-        """It remembers nothing."""
-
-    def check_effects(
-        self, tool: Tool[Any, Any], params: Any, changes: Sequence[Change], *, context: ToolContext
-    ) -> PolicyDecision:
-        """What a command writes, it says only by writing it."""
-        for change in changes:
-            if reason := self._refusal(change.path) or self._held_in(change):
-                return PolicyDecision.deny(reason)
-        return PolicyDecision.allow()
-
-    def _held_in(self, change: Change) -> str | None:
-        """What a directory still has that is gone for the agent alone: it could not be removed when that is applied."""
-        if change.before is None or change.before.kind != "directory" or change.after is not None:
-            return None
-        within = next((path for path in self._workspace.refused if path.startswith(f"{change.path}/")), None)
-        if within is None:
-            return None
-        reason = self._workspace.refused[within]
-        return f"{escape_path(within)} is not part of the workspace ({reason}): {escape_path(change.path)} cannot move"
-
-
-def is_git_data(path: str) -> bool:
-    """Whether git would take the path for its own data: hooks and settings, which can name programs to run."""
-    return any(name.casefold() == GIT for name in path.split("/"))
-
-
-def line_counts(patch: bytes) -> tuple[int, int]:
-    """How many lines a patch adds and removes; binary files have none."""
-    added = removed = 0
-    in_hunk = False
-    for line in patch.split(b"\n"):
-        if line.startswith(b"diff --git "):
-            in_hunk = False
-        elif line.startswith(b"@@ "):
-            in_hunk = True
-        elif in_hunk:
-            added += line.startswith(b"+")
-            removed += line.startswith(b"-")
-    return added, removed
-
-
-def _size(directory: Path) -> int:
-    """The bytes of the regular files that would be loaded."""
-    size = 0
-    for parent, directories, files in os.walk(directory):
-        if parent == str(directory) and GIT in directories:
-            directories.remove(GIT)
-        for name in files:
-            with suppress(OSError):  # gone meanwhile
-                found = os.lstat(os.path.join(parent, name))
-                size += found.st_size if stat.S_ISREG(found.st_mode) else 0
-    return size
+def start_container(workspace: RunWorkspace, place: Place) -> None:
+    """SandboxUnavailableError: commands cannot be run."""
+    try:
+        workspace.start_container(place)
+    except (OSError, ValueError) as error:
+        raise NotStartedError(f"the container cannot be started: {describe_error(error)}") from None

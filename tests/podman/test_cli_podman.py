@@ -215,7 +215,7 @@ def test_a_demonstration_that_is_kept_can_be_undone(tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     ended = ringfence("demo", "--workspace", "podman", "--keep", kept)
     assert ended.returncode == 0, ended.stderr
-    assert "Target without source" in (kept / "unidiff" / "patch.py").read_text()
+    assert "timedelta(days=1)" in (kept / "timesheet" / "entries.py").read_text()
     assert ringfence("undo", kept, "2").returncode == 0
     assert "unreleased" not in (kept / "HISTORY").read_text()
 

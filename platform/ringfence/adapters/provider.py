@@ -19,9 +19,9 @@ from ringfence.adapters.model import Request, ToolCall, ToolChoice, Turn
 from ringfence.adapters.retry import Sdk, ThrottlePolicy, attempt_failure, retry
 from ringfence.errors import PromptEvaluationError
 from ringfence.extras import missing
-from ringfence.prompt.tool_result import sendable
 from ringfence.runtime.events import ToolSchema
 from ringfence.runtime.limits import Deadline
+from ringfence.runtime.tool_result import sendable
 
 OPENING = "Begin."
 """The first words of the user: providers and chat templates want some, and the prompt itself is the system's."""

@@ -28,7 +28,13 @@ from ringfence.failures import describe_error
 from ringfence.participants import Participants, Transactional, current_call, set_current_call, sort_participants
 from ringfence.prompt.policy import ALLOW, Policy, PolicyDecision
 from ringfence.prompt.tool import BoundTool, ProviderAdapter, ToolContext, bind_tool
-from ringfence.prompt.tool_result import (
+from ringfence.resources import CallResources
+from ringfence.runtime.events import RejectedToolParams, ToolCallStarted, ToolInvoked
+from ringfence.runtime.interrupts import Interrupts
+from ringfence.runtime.limits import BudgetTracker, Cancellation, Deadline, Heartbeat, RunContext, RunOptions
+from ringfence.runtime.receipts import Outcome, PolicyVerdict, Receipt
+from ringfence.runtime.session import Session
+from ringfence.runtime.tool_result import (
     MAX_RESULT_CHARACTERS,
     READER,
     AcceptsChanges,
@@ -38,12 +44,6 @@ from ringfence.prompt.tool_result import (
     full_result_path,
     whole_text,
 )
-from ringfence.resources import CallResources
-from ringfence.runtime.events import RejectedToolParams, ToolCallStarted, ToolInvoked
-from ringfence.runtime.interrupts import Interrupts
-from ringfence.runtime.limits import BudgetTracker, Cancellation, Deadline, Heartbeat, RunContext, RunOptions
-from ringfence.runtime.receipts import Outcome, PolicyVerdict, Receipt
-from ringfence.runtime.session import Session
 from ringfence.runtime.transaction import ReceiptUpdates, Transaction, new_id
 
 if TYPE_CHECKING:
@@ -120,9 +120,8 @@ class Call:
         self.result = ToolResult.error(message)
         self.params = RejectedToolParams(self.arguments, error)
 
-    def refuse_ended(self) -> None:
-        if self.transaction.ended:
-            raise CallEndedError(f"the call that made {self.transaction!r} has ended, and rolled it back")
+    def ended_error(self) -> CallEndedError:
+        return CallEndedError(f"the call that made {self.transaction!r} has ended, and rolled it back")
 
 
 class ToolExecutor:
@@ -403,7 +402,8 @@ class ToolExecutor:
         if tool.read_only and transaction.changed(self.session):
             raise TransactionError(f"{call.name} is declared read-only, but it changed something")
         for policy in tool.result_policies:
-            call.refuse_ended()
+            if transaction.ended:
+                raise call.ended_error()
             try:
                 policy.on_result(tool.tool, call.params, result, context=call.context)
             except (RingfenceError, OSError):  # in words for the model
@@ -414,7 +414,8 @@ class ToolExecutor:
                 ) from error
         call.invoked = self._event(call)
         with self.session.lock.mutex:  # so that no outer call rolls back meanwhile
-            call.refuse_ended()
+            if transaction.ended:
+                raise call.ended_error()
             self.session.apply(call.invoked, to="state")
         if transaction.problems:
             problem = transaction.problems[0]

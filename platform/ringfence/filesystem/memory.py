@@ -48,7 +48,6 @@ from ringfence.participants import (
 if TYPE_CHECKING:
     from typing import Self
 
-    from ringfence.runtime.receipts import Receipt
 
 _KEPT_TEXT_BYTES = 1 << 18
 """Up to this size a file keeps what reading it answered; agents read most files more than once."""
@@ -341,7 +340,7 @@ class InMemoryFilesystem(Transactional):
         # Without the mutex: whoever was in the middle of a change finished it before `call` got the lock.
         return self._tree.mark(outermost=call.parent is None)
 
-    def commit(self, mark: TreeMark, receipt: Receipt) -> Step | None:
+    def commit(self, mark: TreeMark, receipt: object) -> Step | None:
         self._tree.keep(mark)
         return None
 

@@ -41,8 +41,8 @@ from ringfence.prompt.rendering import RenderedPrompt
 from ringfence.prompt.section import MarkdownSection, Section, SectionOverride, ToolsSection
 from ringfence.prompt.task_examples import TaskExample, TaskExamplesSection, TaskStep
 from ringfence.prompt.tool import Tool, ToolContext, ToolExample, ToolHandler
-from ringfence.prompt.tool_result import ToolRenderableResult, ToolResult
 from ringfence.prompt.tool_types import ContentOf, Itself
+from ringfence.runtime.tool_result import ToolRenderableResult, ToolResult
 
 __all__ = [
     "BasePolicy",

@@ -10,7 +10,7 @@ from typing import Any
 from ringfence.errors import SectionPath, SectionVisibility, ToolValidationError, VisibilityExpansionRequired
 from ringfence.prompt.section_tree import SectionLocation
 from ringfence.prompt.tool import Tool, ToolContext
-from ringfence.prompt.tool_result import ToolResult
+from ringfence.runtime.tool_result import ToolResult
 
 MAX_LISTED_KEYS = 20
 OPEN_SECTIONS = "open_sections"

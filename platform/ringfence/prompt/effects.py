@@ -28,7 +28,7 @@ from ringfence.prompt.policy import (
 
 if TYPE_CHECKING:
     from ringfence.prompt.tool import Tool, ToolContext
-    from ringfence.prompt.tool_result import ToolResult
+    from ringfence.runtime.tool_result import ToolResult
 
 Matches = Callable[[str], bool]
 

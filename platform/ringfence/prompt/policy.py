@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from ringfence.participants import Change
     from ringfence.prompt.tool import Tool, ToolContext
-    from ringfence.prompt.tool_result import ToolResult
+    from ringfence.runtime.tool_result import ToolResult
 
 
 Hook: TypeAlias = Literal["check", "check_effects", "on_result"]

@@ -24,7 +24,7 @@ from ringfence.prompt.tool_types import ContentOf, Itself, Written
 if TYPE_CHECKING:
     from ringfence.participants import CallInfo, CallLock, Change
     from ringfence.prompt.tool import Tool, ToolContext
-    from ringfence.prompt.tool_result import ToolResult
+    from ringfence.runtime.tool_result import ToolResult
 
 
 class ReadBeforeWritePolicy(BasePolicy):

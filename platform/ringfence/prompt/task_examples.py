@@ -11,7 +11,7 @@ from ringfence.prompt.section import Section
 from ringfence.prompt.structured_output import StructuredOutput
 from ringfence.prompt.text import fence, format_call
 from ringfence.prompt.tool import Tool, ToolExample
-from ringfence.prompt.tool_result import render_value
+from ringfence.runtime.tool_result import render_value
 
 if TYPE_CHECKING:
     from ringfence.runtime.session import Session

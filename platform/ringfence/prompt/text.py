@@ -13,7 +13,7 @@ from typing import Any
 from ringfence import serde
 from ringfence.errors import PromptRenderError, SectionPath
 from ringfence.prompt.tool import Tool, ToolExample
-from ringfence.prompt.tool_result import render_value
+from ringfence.runtime.tool_result import render_value
 
 
 def find_placeholders(*templates: str | None) -> frozenset[str]:

@@ -16,7 +16,6 @@ from ringfence import serde
 from ringfence.filesystem.paths import resolve_model_path
 from ringfence.filesystem.protocol import Filesystem
 from ringfence.prompt.policy import EffectPolicy, ToolPolicy, has_hook, is_asked
-from ringfence.prompt.tool_result import ToolResult
 from ringfence.prompt.tool_types import (
     MISSING,
     Written,
@@ -31,6 +30,7 @@ from ringfence.prompt.tool_types import (
 )
 from ringfence.runtime.limits import BudgetTracker, RunOptions
 from ringfence.runtime.receipts import PolicyVerdict
+from ringfence.runtime.tool_result import ToolResult
 from ringfence.values import can_change
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ ContraParamsT = TypeVar("ContraParamsT", contravariant=True)
 CoResultT = TypeVar("CoResultT", covariant=True)
 WrappedParamsT = TypeVar("WrappedParamsT")
 WrappedResultT = TypeVar("WrappedResultT")
+OutputT = TypeVar("OutputT")
 
 TOOL_NAME = re.compile(r"[a-z0-9_-]{1,64}")
 MAX_DESCRIPTION_CHARACTERS = 200

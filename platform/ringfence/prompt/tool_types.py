@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias, TypeVar, get_args, get_origin
 
 from ringfence.errors import PromptValidationError
-from ringfence.prompt.tool_result import ToolResult
+from ringfence.runtime.tool_result import ToolResult
 
 MISSING: Any = object()
 

@@ -16,7 +16,7 @@ from uuid import UUID, SafeUUID, uuid4
 from ringfence.runtime.limits import RunContext, TokenUsage, utc_now
 
 if TYPE_CHECKING:
-    from ringfence.prompt.tool_result import ToolResult
+    from ringfence.runtime.tool_result import ToolResult
 
 logger = logging.getLogger(__name__)
 

@@ -128,7 +128,8 @@ class Transaction(CallInfo):
         lock = participant.lock
         # With the mutex, which an outer rollback takes: after that nobody would end this savepoint.
         with lock.mutex:
-            self._refuse_superseded()
+            if self._superseded:
+                raise self._superseded_error()
             mark = self._marks[lock] = participant.begin(self)
         return mark
 
@@ -140,13 +141,13 @@ class Transaction(CallInfo):
         self.reads.clear()
         self.read_before = None
         with _guard:
-            self._refuse_superseded()
+            if self._superseded:
+                raise self._superseded_error()
             self._begun = True
             self.sealed = False
 
-    def _refuse_superseded(self) -> None:
-        if self._superseded:
-            raise CallEndedError(f"the call that made {self!r} has ended, and rolled it back")
+    def _superseded_error(self) -> CallEndedError:
+        return CallEndedError(f"the call that made {self!r} has ended, and rolled it back")
 
     def mark_of(self, lock: CallLock) -> Mark | None:
         return self._marks.get(lock)
@@ -201,7 +202,8 @@ class Transaction(CallInfo):
                 changes = self._held[lock].changes(self._marks[lock])
             if changes:
                 self.changes[lock] = changes
-        self._refuse_superseded()
+        if self._superseded:
+            raise self._superseded_error()
 
     def tracks_external_writes(self) -> bool:
         """Whether a participant scans for the changes of programs."""
@@ -238,7 +240,8 @@ class Transaction(CallInfo):
         Raises:
             TransactionError: two durable participants were changed, or an outer call has ended.
         """
-        self._refuse_superseded()
+        if self._superseded:
+            raise self._superseded_error()
         if len(self.changes) > 1:
             durable = [lock.name for lock in self.changes if self._held[lock].durable]
             if len(durable) > 1:
@@ -246,7 +249,8 @@ class Transaction(CallInfo):
         step = None
         for lock in self._committing:
             with lock.mutex:  # so that no outer call rolls back meanwhile, to before this savepoint
-                self._refuse_superseded()
+                if self._superseded:
+                    raise self._superseded_error()
                 step = self._held[lock].commit(self._marks[lock], receipt) or step
         with _guard:
             self._marks = {}

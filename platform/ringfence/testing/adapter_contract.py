@@ -15,11 +15,11 @@ from ringfence.filesystem.protocol import Filesystem
 from ringfence.prompt.prompt import Prompt, PromptTemplate
 from ringfence.prompt.section import MarkdownSection
 from ringfence.prompt.tool import ProviderAdapter, Tool, ToolContext, ToolExample
-from ringfence.prompt.tool_result import ToolResult
 from ringfence.runtime.events import PromptExecuted, PromptResponse, ToolInvoked
 from ringfence.runtime.limits import Budget, BudgetTracker, Deadline, Heartbeat, TokenUsage
 from ringfence.runtime.receipts import Receipt
 from ringfence.runtime.session import Session
+from ringfence.runtime.tool_result import ToolResult
 
 OutputT = TypeVar("OutputT")
 Turns = Sequence[Mapping[str, Any]]

@@ -19,9 +19,9 @@ from ringfence.runtime.events import ToolInvoked
 from ringfence.runtime.limits import Cancellation
 from ringfence.runtime.receipts import Receipt
 from ringfence.runtime.session import Session
-from ringfence_cli.own_sections import MakeSection
 from ringfence_cli.serve.results import called, failed
 from ringfence_cli.serve.workspaces import ServedWorkspace
+from ringfence_tools.agent_run import MakeSection
 
 if TYPE_CHECKING:
     from ringfence.telemetry import Telemetry

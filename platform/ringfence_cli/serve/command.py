@@ -20,23 +20,21 @@ from ringfence.errors import PromptValidationError, SandboxUnavailableError
 from ringfence.failures import describe_error
 from ringfence.runtime.receipts import Receipt
 from ringfence_cli.options import UNAVAILABLE, NotStartedError
-from ringfence_cli.outputs import ReceiptsFile, refuse_way_out
-from ringfence_cli.own_sections import MakeSection, results_alone, sections_of
+from ringfence_cli.outputs import ErrorStream, ReceiptsFile, refuse_way_out
+from ringfence_cli.own_sections import reserve_stdout, sections_of
 from ringfence_cli.policies import policies_of, unfit
-from ringfence_cli.printable import printable, why
-from ringfence_cli.run import recovered_before_copy
 from ringfence_cli.serve import stdio
 from ringfence_cli.serve.clients import Client
 from ringfence_cli.serve.server import WorkspaceServer
 from ringfence_cli.serve.workspaces import ServedWorkspace, open_workspace
 from ringfence_cli.signals import Signals
-from ringfence_cli.task import EXIT_CODES
 from ringfence_cli.telemetry import telemetry_of
-from ringfence_cli.terminal import ErrorStream
-from ringfence_cli.terms import Place
-from ringfence_cli.workspace import protect_path
+from ringfence_cli.workspace import recovered_before_copy
 from ringfence_sandbox.disk.places import StateDirectoryError
 from ringfence_sandbox.moved_roots import moved_from
+from ringfence_tools.agent_run import EXIT_CODES, MakeSection
+from ringfence_tools.printable import printable, why
+from ringfence_tools.run_workspace import Place, protect_path
 
 TOKEN_VARIABLE = "RINGFENCE_MCP_TOKEN"  # noqa: S105  # its name
 MIN_TOKEN_CHARACTERS = 16
@@ -79,7 +77,7 @@ def _serve(options: ServeOptions, signals: Signals) -> int:
                 for line in recovered_before_copy(options.directory) if copied else ():
                     errors.say(line)
                 owned = policies_of(options.directory, options.policies)
-                with results_alone(options.sections):
+                with reserve_stdout(options.sections):
                     added = sections_of(options.sections, options.directory)
                 workspace = open_workspace(
                     options.place, options.directory, read_only=options.read_only, policies=owned
@@ -90,7 +88,7 @@ def _serve(options: ServeOptions, signals: Signals) -> int:
                 if receipts is not None and on_disk is not None and on_disk.history is not None:
                     protect_path(on_disk, receipts.path, "the receipts of this server come there")
                     receipts.complete(on_disk.history)
-                with results_alone(added):
+                with reserve_stdout(added):
                     _begin_once(workspace, added)
         except PromptValidationError as error:
             raise unfit(error, options.directory, options.place.workspace) from None

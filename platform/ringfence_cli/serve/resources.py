@@ -21,7 +21,7 @@ from mcp_types import (
 
 from ringfence.filesystem.paths import escape_path, path_message
 from ringfence.filesystem.protocol import FileEntry, Filesystem
-from ringfence_cli.workspace import is_git_data
+from ringfence_tools.run_workspace import is_git_data
 
 SCHEME = "workspace:///"
 PAGE = 200

@@ -11,7 +11,7 @@ from mcp_types import Tool as ToolDescription
 from ringfence import serde
 from ringfence.adapters.tool_executor import ToolCallResult
 from ringfence.prompt.tool import Tool
-from ringfence.prompt.tool_result import bounded
+from ringfence.runtime.tool_result import bounded
 
 MAX_STRUCTURED_CHARACTERS = 200_000
 """Of a structured result as JSON. (The text beside it has its own bound.)"""

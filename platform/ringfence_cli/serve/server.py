@@ -32,11 +32,11 @@ from mcp_types import Tool as ToolDescription
 from ringfence.filesystem.paths import escape_path
 from ringfence.runtime.limits import Cancellation
 from ringfence.runtime.receipts import Receipt
-from ringfence_cli.own_sections import MakeSection
 from ringfence_cli.serve import resources
 from ringfence_cli.serve.clients import Client, Clients
 from ringfence_cli.serve.results import described, failed
 from ringfence_cli.serve.workspaces import ServedWorkspace
+from ringfence_tools.agent_run import MakeSection
 
 if TYPE_CHECKING:
     from ringfence.telemetry import Telemetry

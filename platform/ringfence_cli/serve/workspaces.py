@@ -14,18 +14,16 @@ from ringfence.filesystem.protocol import Filesystem
 from ringfence.prompt.policy import Policy, PolicyDecision
 from ringfence.prompt.section import Section
 from ringfence.prompt.tool import Tool, ToolContext
-from ringfence.prompt.tool_result import ToolResult
 from ringfence.runtime.session import Session
-from ringfence_cli.disk import on_disk
+from ringfence.runtime.tool_result import ToolResult
 from ringfence_cli.history import recovery
-from ringfence_cli.report import left_out
-from ringfence_cli.run import loaded, start_container
-from ringfence_cli.terms import Place
-from ringfence_cli.workspace import LeftOutPolicy, RunWorkspace
+from ringfence_cli.outputs import left_out_lines
+from ringfence_cli.workspace import in_memory, on_disk, start_container
 from ringfence_sandbox import HostFilesystem, Workspace
 from ringfence_sandbox.calls.half_done import killed_in
 from ringfence_tools.files import VfsToolsSection
 from ringfence_tools.history import HistoryToolsSection
+from ringfence_tools.run_workspace import Place, ProtectedPathsPolicy, RunWorkspace
 
 Sections = Callable[[Session], Sequence[Section[Any]]]
 
@@ -66,15 +64,15 @@ def open_workspace(
 
 def _copy(directory: Path, policies: Sequence[Policy], *, read_only: bool) -> ServedWorkspace:
     """A copy in memory: no change of a client reaches the disk."""
-    workspace = loaded(directory)
+    workspace = in_memory(directory)
     return ServedWorkspace(
         directory,
         workspace.filesystem,
         lambda session: [workspace.section(session)],
-        [LeftOutPolicy(workspace), *([ReadOnlyPolicy()] if read_only else []), *policies],
+        [ProtectedPathsPolicy(workspace), *([ReadOnlyPolicy()] if read_only else []), *policies],
         workspace.close,
         read_only,
-        [*left_out(workspace.left_out), "it is a copy in memory, and ends with the server"],
+        [*left_out_lines(workspace.left_out), "it is a copy in memory, and ends with the server"],
     )
 
 
@@ -98,9 +96,9 @@ def _writable(place: Place, directory: Path, policies: Sequence[Policy]) -> Serv
         directory,
         workspace.filesystem,
         sections,
-        [LeftOutPolicy(workspace), *policies],
+        [ProtectedPathsPolicy(workspace), *policies],
         workspace.close,
-        notes=[*recovered, *left_out(workspace.left_out)],
+        notes=[*recovered, *left_out_lines(workspace.left_out)],
         writable=workspace,
     )
 

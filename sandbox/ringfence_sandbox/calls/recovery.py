@@ -6,6 +6,7 @@ See `docs/understand/recovery.md` for the table of what is found and what is don
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import stat
 from collections.abc import Callable, Mapping, Sequence
@@ -34,6 +35,8 @@ from ringfence_sandbox.disk.records import Deed, Json, undone_json
 
 if TYPE_CHECKING:
     from ringfence_sandbox.opaque.opaque_calls import OpaqueCalls
+
+logger = logging.getLogger(__name__)
 
 STAMP = "alive"
 """In a store, the file that the owner of an opaque call stamps."""
@@ -250,6 +253,7 @@ class Recovery:
                 rolled_back = RolledBackCall(*call, self._journal.named(deeds[0].seq))
                 self._notes += self._history.rolling_back(DeedsChanges(changes, differences, {}), rolled_back)
         except Exception as error:  # whatever it is (no memory, no space), the recovery must go on
+            logger.warning("what was taken back could not be kept", exc_info=True)
             self._notes.append(f"what was taken back could not be kept: {error}")
 
     def _is_not_done(self, deed: Deed) -> bool:

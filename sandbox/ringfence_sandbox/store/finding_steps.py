@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TypeAlias
 
 from ringfence_sandbox.store.commit_records import CommitRecord
@@ -72,11 +73,11 @@ class StepFinder:
         n = 1 if n is None else n
         if n < 1:
             raise ValueError(f"the number of steps to undo is 1 or more, it cannot be {n}")
-        found = [record for record in self._store.commits() if record.number]
+        found = list(islice((record for record in self._store.commits() if record.number), n))
         if len(found) < n:
             there = f"{len(found)} step{'s' if len(found) > 1 else ''}" if found else "no step yet"
             raise LookupError(f"the history has {there}, so {n} cannot be undone")
-        return found[:n]
+        return found
 
 
 def parent_of(record: CommitRecord) -> str | None:

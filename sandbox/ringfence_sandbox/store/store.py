@@ -261,8 +261,9 @@ class Store:
             try:
                 self.seal()
                 self._seal_at = SEAL_BYTES
-            except OSError:
-                # The step is in the history, and all of it in the log: sealing can wait until there is space.
+            except (OSError, LookupError, *UNREADABLE):
+                # The step is in the history, and all of it in the log: sealing can wait until there is space, or
+                # until the opening that reports a damaged pack.
                 self._seal_at += SEAL_BYTES
 
     def _leads_to_tip(self, parent: str | None) -> bool:

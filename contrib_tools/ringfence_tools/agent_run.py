@@ -1,0 +1,409 @@
+"""One run of an agent on a workspace, without a terminal: a task, an adapter and limits in, a `RunOutcome` out."""
+
+from __future__ import annotations
+
+import base64
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any, Literal, Protocol, TypeAlias, get_args
+
+from ringfence import serde
+from ringfence.adapters import ProviderAdapter
+from ringfence.adapters.model import ModelRetry, ModelText, ModelTurn
+from ringfence.errors import (
+    DeadlineExceededError,
+    PromptEvaluationError,
+    RestoreFailedError,
+    WorkspaceConflictError,
+    WorkspaceLockedError,
+)
+from ringfence.failures import describe_error
+from ringfence.filesystem.paths import escape_path
+from ringfence.participants import Change
+from ringfence.prompt.policy import Policy
+from ringfence.prompt.prompt import Prompt, PromptTemplate
+from ringfence.prompt.section import MarkdownSection, Section
+from ringfence.runtime.events import ToolInvoked
+from ringfence.runtime.limits import Budget, Deadline, TokenUsage
+from ringfence.runtime.receipts import Outcome as CallOutcome
+from ringfence.runtime.receipts import Receipt, change_json
+from ringfence.runtime.session import Session
+from ringfence_tools.contents import LeftOut
+from ringfence_tools.planning import Plan, PlanningStrategy, PlanningToolsSection
+from ringfence_tools.printable import one_line, plural
+from ringfence_tools.run_workspace import ProtectedPathsPolicy, RunWorkspace
+
+Outcome = Literal[
+    "done", "failed", "not_started", "busy", "provider_failed", "no_sandbox", "limit_reached", "interrupted"
+]
+EXIT_CODES: dict[Outcome, int] = {
+    "done": 0,
+    "failed": 1,
+    "not_started": 2,
+    "busy": 2,
+    "provider_failed": 3,
+    "no_sandbox": 4,
+    "limit_reached": 5,
+    "interrupted": 130,
+}
+CALL_OUTCOMES: tuple[CallOutcome, ...] = get_args(CallOutcome)
+PROMPT_NAME = "ringfence:run"
+INSTRUCTIONS = """\
+$task
+
+Work on the files of the workspace with the tools that you have. When you are done, answer without calling a tool: say
+what you changed and why, and what you could not do or check."""
+
+MakeSection: TypeAlias = Callable[[Session], Section[Any]]
+
+
+class SessionObserver(Protocol):
+    """Subscribes to the events of a session, as `ringfence.telemetry.Telemetry` does."""
+
+    def observe(self, session: Session) -> object: ...
+
+
+@dataclass(frozen=True, slots=True)
+class AgentTask:
+    """``seconds`` and ``tokens`` are limits; None is none. ``sections`` are made for the session of the run."""
+
+    text: str
+    workspace: RunWorkspace
+    adapter: ProviderAdapter
+    seconds: float | None = None
+    tokens: int | None = None
+    policies: Sequence[Policy] = ()
+    sections: Sequence[MakeSection] = ()
+    telemetry: SessionObserver | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TaskParams:
+    task: str
+
+
+class InterruptGate(Protocol):
+    """Decides where a KeyboardInterrupt may come."""
+
+    def let_through(self) -> AbstractContextManager[None]: ...
+
+    def held(self) -> AbstractContextManager[None]: ...
+
+
+class OpenGate:
+    """For a run in a thread, or where whoever starts it handles Ctrl-C."""
+
+    def let_through(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def held(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+class RunWatcher(Protocol):
+    """Gets every turn and every tool call as they happen. An exception that it raises fails the run at its end."""
+
+    def text(self, event: ModelText) -> None:
+        """A piece of a turn that the model still writes; `turn` has the whole of it."""
+
+    def retry(self, event: ModelRetry) -> None: ...
+
+    def turn(self, event: ModelTurn) -> None: ...
+
+    def call(self, receipt: Receipt, plan: Plan | None, answer: str) -> None:
+        """``plan`` is the one after the call, and ``answer`` the tool's output besides the receipt's message. Called
+        again for a call that an outer one has rolled back."""
+
+
+@dataclass(slots=True)
+class RunStats:
+    """Counts of a run so far."""
+
+    started: float = field(default_factory=monotonic)
+    turns: int = 0
+    outcomes: Counter[CallOutcome] = field(default_factory=Counter[CallOutcome])
+    usage: TokenUsage = TokenUsage()
+    parts: int = 1
+    """A run that was resumed has one more each time."""
+
+    def to_json(self) -> dict[str, object]:
+        """For `of_json`, which goes on from there."""
+        usage = serde.dump(self.usage)
+        outcomes = dict(self.outcomes)
+        return {"parts": self.parts, "seconds": self.seconds, "turns": self.turns, "outcomes": outcomes, "usage": usage}
+
+    @staticmethod
+    def of_json(record: Mapping[str, Any]) -> RunStats:
+        """Raises KeyError, TypeError and ValueError for another shape."""
+        usage = serde.parse(TokenUsage, record["usage"])
+        started = monotonic() - float(record["seconds"])
+        return RunStats(started, int(record["turns"]), Counter(record["outcomes"]), usage, int(record["parts"]))
+
+    @property
+    def seconds(self) -> float:
+        return monotonic() - self.started
+
+    @property
+    def calls(self) -> int:
+        return self.outcomes.total()
+
+    def describe(self) -> str:
+        counts = ((self.outcomes[outcome], outcome.replace("_", " ")) for outcome in CALL_OUTCOMES)
+        ended = ", ".join(f"{count} {word}" for count, word in counts if count)
+        tokens = self.usage.total_tokens
+        return (
+            f"{plural(self.turns, 'turn')}, {plural(self.calls, 'tool call')}"
+            + (f" ({ended})" if ended else "")
+            + (f", {tokens:,} tokens" if tokens is not None else "")
+            + (f", in {self.parts} parts" if self.parts > 1 else "")
+        )
+
+
+@dataclass(slots=True)
+class RunOutcome:
+    """How a run ended. ``changes`` and ``patch`` are those of its committed calls, however it ended."""
+
+    outcome: Outcome = "done"
+    error: str | None = None
+    text: str | None = None
+    """The model's final answer."""
+    plan: Plan | None = None
+    changes: Sequence[Change] = ()
+    patch: bytes = b""
+    applied: bool = False
+    conflicts: Sequence[str] = ()
+    """Paths that kept the changes from being applied."""
+    is_part: bool = False
+    """Whether changes and patch are those since the run was resumed."""
+    mixed: Sequence[str] = ()
+    """Paths of which another process changed the same lines during the run: their diff includes those changes."""
+    session_ids: Sequence[str] = ()
+    """Of all parts of the run, the last one's at the end: the steps in the history bear them."""
+    receipts: Sequence[Receipt] = ()
+    stats: RunStats = field(default_factory=RunStats)
+    steps: int = 0
+    """Steps on disk that the run has made."""
+    left_out: Sequence[LeftOut] = ()
+    """Paths that the agent does not see, or that the history does not cover."""
+
+    @property
+    def exit_code(self) -> int:
+        return EXIT_CODES[self.outcome]
+
+    @property
+    def usage(self) -> TokenUsage:
+        return self.stats.usage
+
+    def fail(self, error: str, outcome: Outcome = "failed") -> None:
+        self.outcome, self.error = outcome, error
+
+    def fail_interrupted(self) -> None:
+        kept = f"{plural(self.steps, 'step')} committed before stay" if self.steps else "nothing on disk was changed"
+        self.fail(f"interrupted: the running call was rolled back, and {kept}", "interrupted")
+
+    def to_json(self) -> dict[str, object]:
+        """The whole record; the shapes of ``changes`` are those of a receipt."""
+        stats = self.stats
+        left_out = {one.path: one.reason for one in self.left_out}
+        return {
+            "exit_code": self.exit_code,
+            "outcome": self.outcome,
+            "error": self.error,
+            "text": self.text,
+            "parts": stats.parts,
+            "session_ids": list(self.session_ids),
+            "is_part": self.is_part,
+            "mixed": [escape_path(path) for path in self.mixed],
+            "turns": stats.turns,
+            "tool_calls": {"total": stats.calls, **{outcome: stats.outcomes[outcome] for outcome in CALL_OUTCOMES}},
+            "plan": serde.dump(self.plan) if self.plan is not None else None,
+            "changes": [change_json(change) for change in self.changes],
+            **_patch_json(self.patch),
+            "applied": self.applied,
+            "steps": self.steps,
+            "conflicts": [escape_path(path) for path in self.conflicts],
+            "left_out": [{"path": escape_path(path), "reason": reason} for path, reason in left_out.items()],
+            "usage": serde.dump(stats.usage),
+            "duration_seconds": round(stats.seconds, 3),
+        }
+
+
+def _patch_json(patch: bytes) -> dict[str, object]:
+    """As text, or, since files need not be UTF-8, as bytes."""
+    try:
+        return {"patch": patch.decode(), "patch_base64": None}
+    except UnicodeDecodeError:
+        return {"patch": None, "patch_base64": base64.b64encode(patch).decode()}
+
+
+def check_task(task: AgentTask) -> None:
+    """Raises PromptValidationError where a policy is about a tool that the run does not have."""
+    _prompt(task, Session())
+
+
+def run_agent(
+    task: AgentTask,
+    *,
+    watchers: Sequence[RunWatcher] = (),
+    stats: RunStats | None = None,
+    gate: InterruptGate | None = None,
+    prepare: Callable[[Session], None] | None = None,
+    earlier_sessions: Sequence[str] = (),
+) -> RunOutcome:
+    """Let the model work until it is done, cannot go on, or is interrupted. Nothing is applied.
+
+    ``stats`` are counted on from those of earlier parts, whose sessions are ``earlier_sessions``. ``prepare`` is
+    called with the new session before the first turn; what it raises fails the run.
+
+    Raises:
+        PromptValidationError: as `check_task`, before anything is begun.
+    """
+    session, workspace = Session(), task.workspace
+    stats, gate = stats or RunStats(), gate or OpenGate()
+    if task.telemetry is not None:
+        task.telemetry.observe(session)
+    observer = RunObserver(session, gate, stats, watchers)
+    deadline = Deadline.after(task.seconds) if task.seconds is not None else None
+    outcome = RunOutcome(session_ids=(*earlier_sessions, str(session.session_id)), stats=stats)
+    prompt = _prompt(task, session)
+    try:
+        if prepare is not None:
+            prepare(session)
+        with gate.let_through():
+            response = task.adapter.evaluate(
+                prompt,
+                session=session,
+                deadline=deadline,
+                budget=Budget(max_total_tokens=task.tokens) if task.tokens is not None else None,
+            )
+        outcome.text = response.text
+    except KeyboardInterrupt:
+        outcome.steps = workspace.steps()
+        outcome.fail_interrupted()
+    except PromptEvaluationError as error:
+        # A limit is that of a part, while the counts beside it are those of all parts.
+        of_part = ", in this part of the run" if stats.parts > 1 and error.phase == "budget" else ""
+        outcome.fail(f"{error}{of_part}", _outcome_of(error, deadline))
+    except Exception as error:
+        outcome.fail(describe_error(error))
+    except BaseException as error:  # sys.exit in a tool of the user's own: its exit code would be ours
+        outcome.fail(f"a tool has ended the run: {describe_error(error)}")
+    observer.catch_up()
+    if stats.outcomes["doubtful"] and outcome.outcome == "interrupted":
+        outcome.fail("interrupted, and a rollback could not be completed: the files in the workspace are doubtful")
+    if observer.problems and outcome.outcome == "done":
+        outcome.fail(f"not everything could be written down: {one_line(describe_error(observer.problems[0]), 300)}")
+    outcome.plan = session[Plan].latest()
+    outcome.receipts = session[Receipt].all()
+    outcome.is_part = bool(workspace.is_part)
+    outcome.steps = workspace.steps()
+    outcome.left_out = (*workspace.left_out, *workspace.left_out_since())
+    own = workspace.own_changes()
+    outcome.changes, outcome.patch, outcome.mixed = own.changes, own.patch, own.mixed
+    return outcome
+
+
+def apply_changes(outcome: RunOutcome, workspace: RunWorkspace) -> None:
+    """Write the changes to the directory, if the task was done: all of them, or nothing."""
+    if outcome.outcome != "done" or not outcome.changes:
+        return
+    try:
+        workspace.apply(outcome.changes)
+        outcome.applied, outcome.steps = True, workspace.steps()
+    except WorkspaceConflictError as error:
+        outcome.conflicts = error.paths
+        outcome.fail("not applied, since files were changed on disk meanwhile")
+    except (OSError, ValueError, WorkspaceLockedError) as error:
+        outcome.fail(f"not applied: {describe_error(error)}")
+    except RestoreFailedError as error:
+        outcome.fail(f"applying failed, and not everything could be rolled back: {error}")
+
+
+def _prompt(task: AgentTask, session: Session) -> Prompt[None]:
+    ns, _, key = PROMPT_NAME.partition(":")
+    template = PromptTemplate(
+        ns=ns,
+        key=key,
+        name=PROMPT_NAME,
+        sections=[
+            MarkdownSection(title="Task", key="task", template=INSTRUCTIONS, default_params=TaskParams(task.text)),
+            PlanningToolsSection(session=session, strategy=PlanningStrategy.PLAN_ACT_REFLECT),
+            task.workspace.section(session),
+            *(make(session) for make in task.sections),
+        ],
+        policies=[ProtectedPathsPolicy(task.workspace), *task.policies],
+    )
+    return Prompt(template)
+
+
+def _outcome_of(error: PromptEvaluationError, deadline: Deadline | None) -> Outcome:
+    if isinstance(error.__cause__, RestoreFailedError):
+        return "failed"
+    expired = deadline is not None and deadline.expired
+    if expired or error.phase == "budget" or isinstance(error.__cause__, DeadlineExceededError):
+        return "limit_reached"
+    return "failed" if error.phase == "tool" else "provider_failed"
+
+
+class RunObserver:
+    """Passes the events of a session on to watchers, each once; nothing interrupts them."""
+
+    def __init__(self, session: Session, gate: InterruptGate, stats: RunStats, watchers: Sequence[RunWatcher]) -> None:
+        self.problems: list[Exception] = []
+        """Of watchers that could not write."""
+        self._session = session
+        self._gate = gate
+        self._stats = stats
+        self._watchers = watchers
+        self._known: dict[str, CallOutcome] = {}
+        session.dispatcher.subscribe(ModelText, self._text)
+        session.dispatcher.subscribe(ModelRetry, self._retry)
+        session.dispatcher.subscribe(ModelTurn, self._turn)
+        session.dispatcher.subscribe(Receipt, self._call)
+
+    def catch_up(self) -> None:
+        """Pass on the calls whose events an interrupt has suppressed."""
+        for receipt in self._session[Receipt].all():
+            self._call(receipt)
+
+    def _text(self, event: ModelText) -> None:
+        self._notify(lambda watcher: watcher.text(event))
+
+    def _retry(self, event: ModelRetry) -> None:
+        self._notify(lambda watcher: watcher.retry(event))
+
+    def _turn(self, event: ModelTurn) -> None:
+        with self._gate.held():
+            self._stats.turns += 1
+            if event.turn.usage is not None:
+                self._stats.usage += event.turn.usage
+            self._notify(lambda watcher: watcher.turn(event))
+
+    def _call(self, receipt: Receipt) -> None:
+        with self._gate.held():
+            before = self._known.get(receipt.receipt_id)
+            if before is not None:
+                if receipt.rolled_back_by is None or receipt.outcome == before:
+                    return
+                self._stats.outcomes[before] -= 1
+            self._known[receipt.receipt_id] = receipt.outcome
+            self._stats.outcomes[receipt.outcome] += 1
+            plan, answer = self._session[Plan].latest(), self._answer_of(receipt)
+            self._notify(lambda watcher: watcher.call(receipt, plan, answer))
+
+    def _answer_of(self, receipt: Receipt) -> str:
+        last = self._session[ToolInvoked].latest()
+        if last is not None and last.call_id == receipt.call_id:
+            return last.rendered_output
+        found = self._session[ToolInvoked].where(lambda invoked: invoked.call_id == receipt.call_id)
+        return found[-1].rendered_output if found else ""
+
+    def _notify(self, notify: Callable[[RunWatcher], None]) -> None:
+        for watcher in self._watchers:
+            try:
+                notify(watcher)
+            except Exception as error:  # whatever it is, the other watchers get the event
+                self.problems.append(error)

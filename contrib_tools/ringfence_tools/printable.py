@@ -1,0 +1,157 @@
+"""Text from a model or a file on its way to a terminal: nothing in it may act on the terminal or hide."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from ringfence.failures import describe_error, with_limit
+from ringfence.filesystem.paths import directories_above, display_path
+from ringfence.participants import Change, FileVersion
+from ringfence.runtime.events import RejectedToolParams
+from ringfence.runtime.receipts import Receipt
+
+# Control characters but tab and newline; surrogates; line separators; and the invisible ones that reorder or hide what
+# stands around them. The joiners (U+200C, U+200D) stay: scripts and emoji are written with them.
+_ACTIVE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f"
+    "\ud800-\udfff\ufeff\ufff9-\ufffb\U000e0000-\U000e0fff]"
+)
+MAX_VALUE_CHARACTERS = 40
+MAX_PARAMS_CHARACTERS = 120
+MAX_REASON_CHARACTERS = 300
+
+
+def printable(text: str) -> str:
+    """`text` with every character that could act on a terminal, or hide, as an escape. Newlines and tabs stay."""
+    return _ACTIVE.sub(_escape, text)
+
+
+def _escape(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def one_line(text: str, limit: int) -> str:
+    """`text` for one line of at most `limit` characters, which end in "..." where there was more."""
+    flat = " ".join(printable(text[: 4 * limit]).split())
+    return flat if len(flat) <= limit and len(text) <= 4 * limit else flat[: limit - 3] + "..."
+
+
+def why(error: Exception) -> str:
+    """What went wrong with a file that the message names already."""
+    return with_limit(error.strerror, error) if isinstance(error, OSError) and error.strerror else describe_error(error)
+
+
+def how_to_look(said: str, directory: Path) -> str:
+    """`said` of a rollback in a directory, with the command that shows what it has kept."""
+    show = f"`ringfence show {shlex.quote(str(directory))}"
+    return re.sub(r"is kept as aborted/(\d+)", lambda kept: f"is kept: {show} {kept[1]} --aborted` has it", said)
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def params_summary(params: object) -> str:
+    """The params of a tool call on one line: what differs from the defaults, long values cut."""
+    if isinstance(params, RejectedToolParams):
+        return one_line(str(params.raw_arguments), MAX_PARAMS_CHARACTERS)
+    if not dataclasses.is_dataclass(params):
+        return ""
+    said: list[str] = []
+    for field in dataclasses.fields(params):
+        value: object = getattr(params, field.name)
+        factory = field.default_factory
+        if value != (field.default if factory is dataclasses.MISSING else factory()):
+            said.append(f"{field.name}={_value(value)}")
+    return one_line(" ".join(said), MAX_PARAMS_CHARACTERS)
+
+
+def _value(value: object) -> str:
+    said = one_line(str(value), MAX_VALUE_CHARACTERS)
+    return f"'{said}'" if isinstance(value, str) else said
+
+
+def outcome_words(receipt: Receipt, directory: Path) -> str:
+    """How a call on the files of a directory ended and why, on one line."""
+    why = one_line(how_to_look(receipt.message, directory), MAX_REASON_CHARACTERS)
+    denial = next((verdict for verdict in receipt.policies if not verdict.allowed), None)
+    match receipt.outcome:
+        case "committed" | "rejected":
+            return f"{receipt.outcome}: {why}"
+        case "denied" if denial is not None:
+            reason = one_line(denial.reason or why, MAX_REASON_CHARACTERS)
+            return f"denied by the policy {one_line(denial.policy, 80)}: {reason}"
+        case "denied":
+            return f"denied: {why}"
+        case "failed":
+            return f"failed and rolled back: {why}"
+        case "interrupted":
+            return "interrupted and rolled back"
+        case "rolled_back":
+            return f"rolled back with the call {one_line(receipt.rolled_back_by or '', 80)} that made it"
+        case "doubtful":
+            return f"rollback not completed: {why}"
+
+
+def line_counts(patch: bytes) -> tuple[int, int]:
+    """How many lines a patch adds and removes; binary files have none."""
+    added = removed = 0
+    in_hunk = False
+    for line in patch.split(b"\n"):
+        if line.startswith(b"diff --git "):
+            in_hunk = False
+        elif line.startswith(b"@@ "):
+            in_hunk = True
+        elif in_hunk:
+            added += line.startswith(b"+")
+            removed += line.startswith(b"-")
+    return added, removed
+
+
+MAX_CHANGE_LINES = 20
+IN_A_PATCH = {0o644, 0o755}
+
+
+def unpatchable_changes(changes: Sequence[Change]) -> Iterator[str]:
+    """A line for each path whose change no patch can express: git knows no directories, and of permission bits one.
+
+    A directory that a patch makes or removes with its files is not among them.
+    """
+    made = {change.path for change in changes if _is_directory(change.after) and not _is_directory(change.before)}
+    gone = {change.path for change in changes if change.after is None and _is_directory(change.before)}
+    for change in changes:
+        above = {*directories_above(change.path)}
+        if change.after is not None:
+            made -= above
+        if change.before is not None and not _is_directory(change.before):
+            gone -= above
+    said = [line for change in changes for line in _change_lines(change, made, gone)]
+    yield from said[:MAX_CHANGE_LINES]
+    if len(said) > MAX_CHANGE_LINES:
+        yield f"{len(said) - MAX_CHANGE_LINES} more of these; --json lists all"
+
+
+def _change_lines(change: Change, made: set[str], gone: set[str]) -> Iterator[str]:
+    path, before, after = change.path, change.before, change.after
+    if path in made:
+        yield f"{display_path(path)} (directory made)"
+    elif path in gone and gone.isdisjoint(directories_above(path)):
+        yield f"{display_path(path)} (directory removed)"
+    elif before is not None and after is not None and _has_other_bits(before, after):
+        yield f"{display_path(path)} (permissions {before.mode:o} -> {after.mode:o})"
+
+
+def _has_other_bits(before: FileVersion, after: FileVersion) -> bool:
+    """Whether its permission bits are others, and a patch does not say so."""
+    if before.kind != after.kind or before.mode == after.mode:
+        return False
+    return after.kind != "file" or not {before.mode, after.mode} <= IN_A_PATCH
+
+
+def _is_directory(version: FileVersion | None) -> bool:
+    return version is not None and version.kind == "directory"

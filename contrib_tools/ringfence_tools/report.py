@@ -1,0 +1,348 @@
+"""The page of a run: one HTML file that needs nothing else. Values from models, tools and files are text in it."""
+
+from __future__ import annotations
+
+import base64
+import errno
+import hashlib
+import json
+import os
+import reprlib
+import secrets
+import shlex
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields, is_dataclass
+from datetime import datetime
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, cast
+
+from jinja2 import Environment, PackageLoader
+from markupsafe import Markup
+
+from ringfence import serde
+from ringfence.adapters.model import ModelRetry, ModelText, ModelTurn
+from ringfence.filesystem.paths import display_path, escape_path
+from ringfence.participants import Change, FileVersion
+from ringfence.runtime.events import RejectedToolParams
+from ringfence.runtime.limits import utc_now
+from ringfence.runtime.receipts import Receipt
+from ringfence_tools.agent_run import RunOutcome, RunStats
+from ringfence_tools.planning import Plan
+from ringfence_tools.printable import line_counts, one_line, outcome_words, params_summary, plural, printable
+from ringfence_tools.run_workspace import RunWorkspace
+
+HEADINGS = {
+    "done": "The task was done",
+    "failed": "The task failed",
+    "provider_failed": "The model's provider failed",
+    "limit_reached": "A limit was reached",
+    "interrupted": "The run was interrupted",
+}
+MARKS = {"pending": "to do", "in_progress": "begun", "done": "done"}
+MAX_VALUE_CHARACTERS = 4_000
+"""Of one parameter of one call."""
+MAX_TEXT_CHARACTERS = 20_000
+"""Of one turn's text, and of a task."""
+MAX_ROWS = 200
+"""Of any one list."""
+MAX_RECORD_CHARACTERS = 5_000_000
+"""Of HTML, for turns and calls."""
+MAX_PATCH_CHARACTERS = 3_000_000
+MAX_FILE_LINES, MAX_LINE_CHARACTERS = 2_000, 1_000
+OPENED_LINES = 400
+"""Files of a patch are open until so many lines are shown."""
+HEADER = b"diff --git "
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What was asked for. ``terms`` has policies and limits, as options; ``next_steps`` says what can be done now."""
+
+    task: str
+    model: str
+    terms: str
+    directory: str
+    started_at: datetime
+    ended_at: datetime
+    next_steps: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class PatchedFile:
+    name: str
+    added: int
+    removed: int
+    lines: Sequence[tuple[str, str]]
+    """The class of each line, and its text."""
+    more: int
+    is_open: bool
+
+
+def render_page(about: About, outcome: RunOutcome, workspace: RunWorkspace, record: Markup) -> bytes:
+    """The whole page, in UTF-8. ``record`` is what `ReportFile` has kept."""
+    styles = _template().style()
+    digest = base64.b64encode(hashlib.sha256(styles.encode()).digest()).decode()
+    # Should anything hostile ever get through the escaping, a browser still runs and fetches nothing.
+    policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    return _template().page(about, outcome, workspace, record, policy, styles, version("ringfence")).encode()
+
+
+def render_turn(event: ModelTurn) -> Markup:
+    return _template().turn(event)
+
+
+def render_call(receipt: Receipt, answer: str, directory: Path) -> Markup:
+    """One tool call on the files of a directory and its tool's answer, opened where it was not committed."""
+    return _template().call(receipt, answer, directory)
+
+
+def render_changes(changes: Sequence[Change]) -> Markup:
+    return _template().changes(changes)
+
+
+def render_patch(patch: bytes) -> Markup:
+    """A part for each file that can be folded. Of a patch that is larger than anybody reads the rest is counted."""
+    shown: list[PatchedFile] = []
+    room, opened, left = MAX_PATCH_CHARACTERS, 0, 0
+    for lines in _split_files(patch):
+        opened += len(lines)
+        file = _patched_file(lines, is_open=opened <= OPENED_LINES)
+        room -= sum(len(content) + len('<span class="same">\n</span>') for _, content in file.lines)
+        if room >= 0:
+            shown.append(file)
+        else:
+            left += 1
+    return _template().patch(shown, left)
+
+
+def _split_files(patch: bytes) -> Iterator[list[bytes]]:
+    """The lines of each file's part. (Those of content begin with a blank or a sign, so none looks like a header.)"""
+    part: list[bytes] = []
+    for line in patch.removesuffix(b"\n").split(b"\n") if patch else ():
+        if line.startswith(HEADER) and part:
+            yield part
+            part = []
+        part.append(line)
+    if part:
+        yield part
+
+
+def _patched_file(lines: list[bytes], *, is_open: bool) -> PatchedFile:
+    both = lines[0].removeprefix(HEADER).decode("utf-8", "surrogateescape")
+    one, other = both[: len(both) // 2], both[len(both) // 2 + 1 :]  # a/PATH b/PATH
+    added, removed = line_counts(b"\n".join(lines))
+    shown: list[tuple[str, str]] = []
+    kind = "head"
+    for line in lines[:MAX_FILE_LINES]:
+        if line.startswith(b"@@ "):
+            kind = ""
+        content = text(line.decode("utf-8", "surrogateescape"), MAX_LINE_CHARACTERS)
+        shown.append((kind or {b"@": "hunk", b"+": "add", b"-": "del"}.get(line[:1], "same"), content))
+    name = one[2:] if one[2:] == other[2:] else both
+    return PatchedFile(name, added, removed, shown, max(len(lines) - MAX_FILE_LINES, 0), is_open)
+
+
+def text(value: str, limit: int = MAX_TEXT_CHARACTERS) -> str:
+    rest = len(value) - limit
+    return printable(value[:limit]) + (f"[... {rest:,} more characters]" if rest > 0 else "")
+
+
+def _ends(value: str) -> str:
+    """Both ends: what a command prints last is its result."""
+    half = MAX_VALUE_CHARACTERS // 2
+    if len(value) <= MAX_VALUE_CHARACTERS:
+        return text(value)
+    return f"{text(value[:half])}[... {len(value) - 2 * half:,} characters left out ...]{text(value[-half:])}"
+
+
+def _line(value: str, limit: int = 300) -> str:
+    return one_line(value, limit)
+
+
+def _path(value: str) -> str:
+    return one_line(escape_path(value), 300)
+
+
+def _paths_line(paths: Sequence[str]) -> str:
+    return one_line(", ".join(map(display_path, paths)), 200)
+
+
+def _values(params: object) -> list[tuple[str, str]]:
+    if isinstance(params, RejectedToolParams):
+        found = [("As the model wrote it", _value(params.raw_arguments)), ("Why it does not fit", params.error)]
+    elif is_dataclass(params):
+        found = [(field.name, _value(getattr(params, field.name))) for field in fields(params)]
+    elif isinstance(params, Mapping):
+        named = cast("Mapping[object, object]", params)
+        found = [(str(name), _value(value)) for name, value in named.items()]
+    else:
+        found = [] if params is None else [("As the model wrote it", _value(params))]
+    return found[:MAX_ROWS]
+
+
+def _value(value: object) -> str:
+    if isinstance(value, str):
+        return value
+    try:
+        return json.dumps(serde.dump_any(value), ensure_ascii=False)
+    except (ValueError, TypeError, RecursionError):
+        return reprlib.repr(value)
+
+
+def _sizes(change: Change) -> str:
+    return ", then ".join(dict.fromkeys(_version(one) for one in (change.before, change.after) if one is not None))
+
+
+def _version(version: FileVersion) -> str:
+    if version.kind == "symlink":
+        return f"a link to {one_line(escape_path(version.target or ''), 200)}"
+    return "a directory" if version.kind == "directory" else f"{plural(version.size, 'byte')}, mode {version.mode:o}"
+
+
+def _seconds(value: float) -> str:
+    return f"{value * 1000:,.1f} ms" if value < 1 else f"{value:,.1f} s"
+
+
+def _utc(moment: datetime) -> str:
+    return f"{moment:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _facts(about: About, outcome: RunOutcome) -> Iterator[tuple[str, str]]:
+    stats, usage = outcome.stats, outcome.stats.usage
+    yield "Directory", one_line(escape_path(about.directory), 300)
+    yield "Exit code", str(outcome.exit_code)
+    yield "Model", one_line(about.model, 300)
+    if about.terms:
+        yield "Policies and limits", one_line(about.terms, 1_000)
+    yield "Began" if stats.parts == 1 else "Resumed", _utc(about.started_at)
+    yield "Ended", f"{_utc(about.ended_at)}, after {_seconds(stats.seconds)} of work"
+    yield "Came to", one_line(stats.describe(), 300)
+    counts = (("in", usage.input_tokens), ("of them cached", usage.cached_tokens), ("out", usage.output_tokens))
+    if tokens := [f"{count:,} {word}" for word, count in counts if count is not None]:
+        yield "Tokens", ", ".join(tokens)
+
+
+@cache
+def _template() -> Any:
+    """The macros of the template."""
+    environment = Environment(loader=PackageLoader("ringfence_tools"), autoescape=True)
+    values: dict[str, Any] = {
+        "headings": HEADINGS,
+        "marks": MARKS,
+        "max_rows": MAX_ROWS,
+        "max_value": MAX_VALUE_CHARACTERS,
+    }
+    filters: dict[str, Any] = {
+        "text": text,
+        "line": _line,
+        "path": _path,
+        "paths_line": _paths_line,
+        "quote": shlex.quote,
+        "ends": _ends,
+        "values": _values,
+        "sizes": _sizes,
+        "seconds": _seconds,
+        "utc": _utc,
+        "plural": plural,
+        "params_summary": params_summary,
+        "outcome_words": outcome_words,
+        "line_counts": line_counts,
+        "facts": _facts,
+        "diff": render_patch,
+    }
+    environment.globals.update(values)
+    environment.filters.update(filters)
+    return environment.get_template("report.html.j2").module
+
+
+class ReportFile:
+    """A watcher that renders each turn and call as it comes, and puts the page in its place whole, or not at all.
+
+    The directory is held open, so that nothing is written elsewhere if its name comes to mean another one.
+    """
+
+    def __init__(self, path: Path, directory: Path) -> None:
+        """``directory`` is where the run works.
+
+        Raises OSError for a path that cannot be written, or that is not a regular file.
+        """
+        self.started_at = utc_now()
+        self.path = Path(os.path.realpath(path.parent)) / path.name
+        self._workspace = Path(os.path.abspath(directory))  # whoever reads the page is somewhere else
+        self._record: list[Markup] = []
+        self._room = MAX_RECORD_CHARACTERS
+        self._turns = self._calls = self._left_turns = self._left_calls = 0
+        self._directory = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            found = self.find()
+            # In the place of a link or a device a file would be of no use, and the other gone.
+            if not path.name or (found is not None and not stat.S_ISREG(found.st_mode)):
+                raise OSError(errno.EINVAL, "something is there that is no regular file", str(path))
+            if not os.access(".", os.W_OK | os.X_OK, dir_fd=self._directory):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        except BaseException:
+            os.close(self._directory)
+            raise
+
+    def find(self) -> os.stat_result | None:
+        try:
+            return os.stat(self.path.name, dir_fd=self._directory, follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+
+    def text(self, event: ModelText) -> None: ...
+
+    def retry(self, event: ModelRetry) -> None: ...
+
+    def turn(self, event: ModelTurn) -> None:
+        self._turns += 1
+        self._left_turns += not self._keep(render_turn(event))
+
+    def call(self, receipt: Receipt, plan: Plan | None, answer: str) -> None:
+        self._calls += 1
+        self._left_calls += not self._keep(render_call(receipt, answer, self._workspace))
+
+    def _keep(self, piece: Markup) -> bool:
+        self._room -= len(piece)
+        if self._room >= 0:
+            self._record.append(piece)
+        return self._room >= 0
+
+    def record(self, stats: RunStats) -> Markup:
+        """Every turn and call that was kept, and how many were not."""
+        found = Markup().join(self._record)
+        if self._room < 0:
+            left = f"{plural(self._left_turns, 'more turn')} and {plural(self._left_calls, 'more tool call')}"
+            found += Markup("<p>There is no room for {}; --receipts FILE.jsonl has every call.</p>").format(left)
+        if stats.parts > 1:
+            turns, calls = stats.turns - self._turns, stats.calls - self._calls
+            before = f"{plural(turns, 'turn')} and {plural(calls, 'tool call')} of the parts before"
+            found = Markup("<p>The run was resumed: {} are not on this page.</p>").format(before) + found
+        return found
+
+    def write(self, page: bytes) -> None:
+        """Raises OSError, and leaves what was there before as it was."""
+        try:
+            self._put(page)
+        except OSError as error:  # of a name that nobody has given, or of none
+            raise OSError(error.errno, error.strerror, str(self.path)) from error
+
+    def _put(self, page: bytes) -> None:
+        name = f".{self.path.name[:100]}.{secrets.token_hex(8)}.part"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(name, flags, 0o666, dir_fd=self._directory)
+        try:
+            with open(descriptor, "wb") as file:
+                file.write(page)
+            os.replace(name, self.path.name, src_dir_fd=self._directory, dst_dir_fd=self._directory)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(name, dir_fd=self._directory)
+            raise
+
+    def close(self) -> None:
+        os.close(self._directory)

@@ -1,0 +1,419 @@
+"""Where the agent of a run works: on a directory's files, with or without commands, or on a copy in memory."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shlex
+import stat
+import weakref
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+
+from ringfence.errors import ToolValidationError
+from ringfence.filesystem.diff import patch_of
+from ringfence.filesystem.memory import InMemoryFilesystem
+from ringfence.filesystem.paths import check_names_are_utf8, escape_path, resolve_model_path, resolve_nofollow
+from ringfence.filesystem.protocol import Filesystem
+from ringfence.participants import Change, Step
+from ringfence.prompt.policy import PolicyDecision
+from ringfence.prompt.section import Section
+from ringfence.prompt.tool import Tool, ToolContext
+from ringfence.prompt.tool_types import Itself
+from ringfence.runtime.session import Session
+from ringfence.runtime.tool_result import ToolResult
+from ringfence_sandbox import HostFilesystem, SandboxLimits, Workspace
+from ringfence_sandbox.container.isolation import Network
+from ringfence_sandbox.scan.scan import Progress, told_nothing
+from ringfence_sandbox.steps.own_changes import OwnChanges
+from ringfence_tools.contents import LeftOut
+from ringfence_tools.files import VfsToolsSection
+from ringfence_tools.mounts import HostMount, mount_all
+from ringfence_tools.write_back import write_back
+
+if TYPE_CHECKING:
+    from ringfence_sandbox import PodmanSandbox
+
+WorkspaceKind: TypeAlias = Literal["memory", "disk", "podman"]
+MAX_BYTES = 1 << 30
+GIT = ".git"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a run works, and with which container. None is what was not said."""
+
+    workspace: WorkspaceKind | None = None
+    image: str | None = None
+    network: Network | None = None
+    keep_environment: bool = False
+    memory_bytes: int | None = None
+    cpus: float | None = None
+    command_seconds: float | None = None
+    """The most that a command may take."""
+
+    @property
+    def options(self) -> dict[str, str]:
+        """What was said of the container, by option."""
+        given = {
+            "--image": None if self.image is None else shlex.quote(self.image),
+            "--network": self.network,
+            "--keep-environment": "" if self.keep_environment else None,
+            "--memory": None if self.memory_bytes is None else f"{self.memory_bytes >> 20}m",
+            "--cpus": None if self.cpus is None else f"{self.cpus:g}",
+            "--command-timeout": None if self.command_seconds is None else f"{self.command_seconds:.9g}s",
+        }
+        return {option: value for option, value in given.items() if value is not None}
+
+    def describe(self) -> str:
+        """As options of the command line, if commands run."""
+        if self.workspace != "podman":
+            return ""
+        return " ".join(["--workspace podman", *(f"{one} {value}".strip() for one, value in self.options.items())])
+
+    def limits(self) -> SandboxLimits:
+        """Those of the container."""
+        usual = SandboxLimits()
+        memory = self.memory_bytes or usual.memory_bytes
+        tmp = min(usual.tmp_bytes, memory // 2)
+        return SandboxLimits(memory_bytes=memory, tmp_bytes=tmp, cpus=self.cpus or usual.cpus)
+
+
+class RunWorkspace(Protocol):
+    """Where an agent works: on disk, with or without commands, or in memory. Opened by its constructor."""
+
+    directory: Path
+    mount_point: str
+    """What absolute paths of a model may begin with."""
+    left_out: Sequence[LeftOut]
+    """What of the directory is not covered, and why; paths are relative to it."""
+    refused: Mapping[str, str]
+    """Paths that an agent is not to write, nor below, and why."""
+    is_part: str
+    """Why the changes are those since a resume alone; empty if they are all of the run's."""
+
+    @property
+    def filesystem(self) -> Filesystem: ...
+
+    @property
+    def history(self) -> Workspace | None:
+        """The history on disk, into which every step goes; None in memory."""
+        ...
+
+    def start_container(self, place: Place) -> None:
+        """Let commands run, in a container over the files. SandboxUnavailableError: they cannot."""
+        ...
+
+    def left_out_since(self) -> Sequence[LeftOut]:
+        """What the task has made that is in neither the changes nor the patch, and why."""
+        ...
+
+    def own_changes(self) -> OwnChanges:
+        """What the task has changed since the start, with the patch for it, such as ``git apply`` takes it."""
+        ...
+
+    def steps(self) -> int:
+        """How many steps on disk the task has made."""
+        ...
+
+    def own_steps(self) -> Sequence[Step]:
+        """The steps of the run, oldest first; in memory the one that has applied it."""
+        ...
+
+    def section(self, session: Session) -> Section[Any]:
+        """The tools that an agent works with here."""
+        ...
+
+    def apply(self, changes: Sequence[Change]) -> None:
+        """Write the changes to the directory: all of them, or nothing. On disk they are there already.
+
+        Raises WorkspaceConflictError, WorkspaceLockedError, OSError, ValueError and RestoreFailedError.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+def protect_path(workspace: RunWorkspace, file: Path, reason: str) -> None:
+    """Refuse what an agent writes to a file of the run's own, wherever that lies."""
+    root, real = (Path(os.path.realpath(path)) for path in (workspace.directory, file))
+    if real.is_relative_to(root):
+        workspace.refused = {**workspace.refused, real.relative_to(root).as_posix(): reason}
+
+
+class MemoryWorkspace:
+    """A copy of a directory's files. What an agent does to it, nothing on disk hears of."""
+
+    def __init__(self, directory: Path, *, store: Path | None = None) -> None:
+        """``store`` keeps the history of what is applied. ValueError: a directory that cannot be loaded, or is too
+        large."""
+        check_names_are_utf8()
+        self.directory = directory
+        self._store = store
+        try:  # held, so that no other directory can come to have its number
+            self._copied = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise ValueError(f"{escape_path(str(directory))} cannot be read: {error.strerror}") from None
+        weakref.finalize(self, os.close, self._copied)
+        self.filesystem = InMemoryFilesystem()
+        # Looked at first, before gigabytes are read that there is no room for.
+        if _size(directory) > MAX_BYTES:
+            raise ValueError(
+                f"{escape_path(str(directory))} holds more than the {MAX_BYTES >> 30} GiB of a workspace in memory: "
+                "name a smaller directory in it"
+            )
+        # A path, so that no name can be taken for a URL.
+        mount = HostMount(os.path.abspath(directory), exclude_glob=(GIT,), max_bytes=MAX_BYTES)
+        try:
+            (preview,) = mount_all(self.filesystem, [mount])
+        except ToolValidationError as error:
+            raise ValueError(str(error)) from None
+        self.left_out: Sequence[LeftOut] = preview.left_out
+        """What of the directory is not here, and why; paths are relative to it."""
+        if os.path.lexists(directory / GIT):
+            self.left_out = (LeftOut(GIT, "git's own data: an agent works on the files"), *preview.left_out)
+        self.refused: Mapping[str, str] = {left.path: left.reason for left in self.left_out}
+        self.mount_point = os.path.abspath(directory)
+        self.is_part = ""
+        self.history = None
+        self._loaded = self.filesystem.snapshot()
+        self._session: Session | None = None
+        self._steps: Sequence[Step] = ()
+        """That applying has made on disk."""
+
+    def is_there(self) -> bool:
+        """Whether the directory of which this is a copy is still at its path."""
+        try:
+            return os.path.samestat(os.stat(self.directory), os.fstat(self._copied))
+        except OSError:
+            return False
+
+    def own_changes(self) -> OwnChanges:
+        changes = self.filesystem.changes(self._loaded)
+        now = self.filesystem.snapshot()
+        self.filesystem.restore(self._loaded)
+        try:
+            before = {
+                change.path: self.filesystem.read_bytes(change.path).content
+                for change in changes
+                if change.before is not None and change.before.kind == "file"
+            }
+        finally:
+            self.filesystem.restore(now)
+        patch = patch_of(changes, before.__getitem__, lambda path: self.filesystem.read_bytes(path).content)
+        return OwnChanges(changes, patch)
+
+    def left_out_since(self) -> Sequence[LeftOut]:
+        return ()
+
+    def start_container(self, place: Place) -> None:
+        raise ValueError("commands run on the files of a directory, not on a copy in memory")
+
+    def steps(self) -> int:
+        return len(self._steps)
+
+    def own_steps(self) -> Sequence[Step]:
+        return self._steps
+
+    def section(self, session: Session) -> Section[Any]:
+        self._session = session
+        return VfsToolsSection(session=session, filesystem=self.filesystem, mount_point=self.mount_point)
+
+    def apply(self, changes: Sequence[Change]) -> None:
+        if not self.is_there():
+            raise ValueError(f"{escape_path(str(self.directory))} is not the directory any more that was copied")
+        step = write_back(self.filesystem, self.directory, changes, session=self._session, store=self._store)
+        self._steps = () if step is None else (step,)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class DiskWorkspace:
+    """A workspace on disk for the length of a task."""
+
+    def __init__(self, directory: Path, *, store: Path | None = None, progress: Progress = told_nothing) -> None:
+        """Raises what `Workspace.open` does."""
+        self.directory = directory
+        self.history = Workspace.open(directory, store=store, progress=progress)
+        self.mount_point = self.history.root
+        self.left_out: Sequence[LeftOut] = [
+            LeftOut(path, f"{reason}: its content before the first change is not in the history")
+            for path, reason in sorted(self.history.left_out.items())
+        ]
+        self.refused: Mapping[str, str] = {}
+        # Of those that the log shows: a resume looks for it there, and a newer one has changed nothing but times.
+        self.start = self.history.log(1)[0].commit
+        """The commit that what was changed is told from."""
+        self.is_part = ""
+        """Why that is not where the run began, but where it was resumed; empty if it is where it began."""
+        self._sessions: Collection[str] = ()
+        """Of all parts of the run: their steps are its own."""
+        self.sandbox: PodmanSandbox | None = None
+        """Where commands run, if they do."""
+        self._place = Place()
+
+    def start_container(self, place: Place) -> None:
+        """Have commands run as well, in a container over the files. SandboxUnavailableError: they cannot."""
+        from ringfence_sandbox import PodmanSandbox
+        from ringfence_sandbox.container.isolation import WORKSPACE
+
+        sandbox = PodmanSandbox(
+            self.directory,
+            filesystem=self.filesystem,
+            image=place.image,
+            limits=place.limits(),
+            network=place.network or "none",
+        )
+        try:
+            sandbox.start()
+        except BaseException:
+            sandbox.close()
+            raise
+        self.sandbox, self.mount_point, self._place = sandbox, WORKSPACE, place
+
+    @property
+    def filesystem(self) -> HostFilesystem:
+        return self.history.filesystem
+
+    def own_changes(self) -> OwnChanges:
+        own = self.history.own_since(self.start, self._sessions, without=self.refused)
+        return replace(own, changes=[change for change in own.changes if not is_git_data(change.path)])
+
+    def left_out_since(self) -> Sequence[LeftOut]:
+        unclear = self.history.unclear_since(self.start)
+        beside = {path: f"{reason}: what became of it is not in the patch" for path, reason in unclear.items()}
+        for path, reason in self.history.left_out_since.items():
+            beside[path] = f"{reason}: what commands did to it is not in the history, nor in the patch"
+        return [LeftOut(path, reason) for path, reason in sorted(beside.items()) if path not in self.refused]
+
+    def steps(self) -> int:
+        return len(self.own_steps())
+
+    def own_steps(self) -> Sequence[Step]:
+        """The steps of the run, oldest first."""
+        return [step for step in self.history.steps() if step.session_id in self._sessions]
+
+    def go_on_from(self, start: str, sessions: Collection[str]) -> None:
+        """Tell what these sessions have changed, too, from the commit where they began, if the history goes so far."""
+        known = itertools.takewhile(lambda entry: not entry.apart, self.history.log())
+        if any(entry.commit == start for entry in known):
+            self.start, self._sessions = start, (*sessions, *self._sessions)
+        else:
+            self.is_part = "`gc` has dropped steps of this run"
+
+    def changed_by_others(self, start: str, sessions: Collection[str]) -> Sequence[str]:
+        """The paths that others have changed since the last step of a run's sessions, or the commit where it began."""
+        paths: set[str] = set()
+        for entry in self.history.log():
+            if entry.session_id in sessions or entry.commit == start or entry.apart:
+                break
+            paths.update(entry.paths)
+        return sorted(filter(self._counts, paths))
+
+    def _counts(self, path: str) -> bool:
+        """Whether it is a file of the project: not one that a run writes for its user, nor git's own data, which as
+        little as `git status` changes."""
+        return path not in self.refused and not is_git_data(path)
+
+    def section(self, session: Session) -> Section[Any]:
+        self._sessions = (*self._sessions, str(session.session_id))
+        if self.sandbox is None:
+            return VfsToolsSection(session=session, filesystem=self.filesystem, mount_point=self.mount_point)
+        from ringfence_tools.shell import LONGEST_SECONDS, PodmanSandboxSection
+
+        return PodmanSandboxSection(
+            session=session,
+            sandbox=self.sandbox,
+            keep_environment=self._place.keep_environment,
+            longest_seconds=self._place.command_seconds or LONGEST_SECONDS,
+        )
+
+    def apply(self, changes: Sequence[Change]) -> None:
+        """They are there already."""
+
+    def close(self) -> None:
+        try:
+            if self.sandbox is not None:
+                self.sandbox.close()
+        finally:
+            self.history.close()
+
+
+class ProtectedPathsPolicy:
+    """Nothing is written where something was left out: it could not be written back, and the agent would not know."""
+
+    name = "off_limits"
+
+    def __init__(self, workspace: RunWorkspace) -> None:
+        self._workspace = workspace
+
+    def check(self, tool: Tool[Any, Any], params: Any, *, context: ToolContext) -> PolicyDecision:
+        if tool.writes is None:
+            return PolicyDecision.allow()
+        filesystem, mount_point = self._workspace.filesystem, self._workspace.mount_point
+        for written in tool.writes(params) or ():
+            named = written if isinstance(written, str) else written.path
+            try:
+                path = resolve_model_path(filesystem, named, mount_point=mount_point)
+            except (PermissionError, ValueError):
+                continue  # the tool says so itself
+            with suppress(OSError):  # a link that leads out, or in a circle: the tool says so itself
+                itself = isinstance(written, Itself)
+                place = resolve_nofollow(filesystem, path) if itself else filesystem.resolve(path)
+                if reason := self._refusal(path) or self._refusal(place):
+                    return PolicyDecision.deny(reason)
+        return PolicyDecision.allow()
+
+    def _refusal(self, path: str) -> str | None:
+        if is_git_data(path):
+            return f"{escape_path(path)} is git's own data, which only people change"
+        names = path.split("/")
+        for above in ("/".join(names[: depth + 1]) for depth in range(len(names))):
+            if above in self._workspace.refused:
+                reason = self._workspace.refused[above]
+                return f"{escape_path(above)} is not part of the workspace ({reason}): write elsewhere"
+        return None
+
+    def on_result(self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext) -> None:
+        """It remembers nothing."""
+
+    def check_effects(
+        self, tool: Tool[Any, Any], params: Any, changes: Sequence[Change], *, context: ToolContext
+    ) -> PolicyDecision:
+        """What a command writes, it says only by writing it."""
+        for change in changes:
+            if reason := self._refusal(change.path) or self._held_in(change):
+                return PolicyDecision.deny(reason)
+        return PolicyDecision.allow()
+
+    def _held_in(self, change: Change) -> str | None:
+        """What a directory still has that is gone for the agent alone: it could not be removed when that is applied."""
+        if change.before is None or change.before.kind != "directory" or change.after is not None:
+            return None
+        within = next((path for path in self._workspace.refused if path.startswith(f"{change.path}/")), None)
+        if within is None:
+            return None
+        reason = self._workspace.refused[within]
+        return f"{escape_path(within)} is not part of the workspace ({reason}): {escape_path(change.path)} cannot move"
+
+
+def is_git_data(path: str) -> bool:
+    """Whether git would take the path for its own data: hooks and settings, which can name programs to run."""
+    return any(name.casefold() == GIT for name in path.split("/"))
+
+
+def _size(directory: Path) -> int:
+    """The bytes of the regular files that would be loaded."""
+    size = 0
+    for parent, directories, files in os.walk(directory):
+        if parent == str(directory) and GIT in directories:
+            directories.remove(GIT)
+        for name in files:
+            with suppress(OSError):  # gone meanwhile
+                found = os.lstat(os.path.join(parent, name))
+                size += found.st_size if stat.S_ISREG(found.st_mode) else 0
+    return size

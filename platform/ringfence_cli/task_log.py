@@ -1,0 +1,55 @@
+"""The tasks of all runs in a directory, by session. Apart from `resume`, so that history commands load no prompts."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Container, Iterator
+from contextlib import closing
+from pathlib import Path
+
+from ringfence_cli.outputs import OutputFile
+from ringfence_sandbox.disk.places import store_of
+from ringfence_sandbox.disk.state_files import replacing
+
+TASKS_NAME = "tasks.jsonl"
+
+
+def record_task(directory: Path, session_id: str, task: str) -> None:
+    """Say what a session is for. The workspace has to be open. OSError where it cannot be written."""
+    with closing(OutputFile(_tasks_file(directory), append=True)) as file:
+        file.write(_line(session_id, task))
+
+
+def recorded_tasks(directory: Path) -> dict[str, str]:
+    """The tasks of all runs that are noted, by session."""
+    return dict(_read_tasks(_tasks_file(directory)))
+
+
+def forget_tasks(directory: Path, *, but: Container[str]) -> None:
+    """Leave only those of these sessions. The workspace has to be open. OSError where it cannot be written."""
+    path = _tasks_file(directory)
+    if path.exists():
+        with replacing(path) as file:
+            file.writelines(_line(session_id, task) for session_id, task in _read_tasks(path) if session_id in but)
+
+
+def _read_tasks(path: Path) -> Iterator[tuple[str, str]]:
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return
+    for line in lines:
+        try:
+            record = json.loads(line)
+            yield record["session"], record["task"]
+        except (ValueError, LookupError, TypeError):
+            continue  # torn: only that run has no name then
+
+
+def _tasks_file(directory: Path) -> Path:
+    return Path(store_of(os.path.realpath(directory)), TASKS_NAME)
+
+
+def _line(session_id: str, task: str) -> bytes:
+    return json.dumps({"session": session_id, "task": task}).encode() + b"\n"
