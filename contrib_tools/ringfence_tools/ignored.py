@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from typing import TypeAlias
-
-from pathspec import GitIgnoreSpec
-from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
+from typing import TYPE_CHECKING, TypeAlias
 
 from ringfence.filesystem.paths import escape_path
 from ringfence.filesystem.protocol import Filesystem
+
+if TYPE_CHECKING:
+    from pathspec import GitIgnoreSpec
+    from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
 
 GIT = ".git"
 MAX_RULES = 10_000
@@ -18,7 +19,7 @@ MAX_RULES = 10_000
 MAX_NAMED = 3
 
 
-_Rules: TypeAlias = tuple[tuple[int, GitIgnoreSpec], ...]
+_Rules: TypeAlias = "tuple[tuple[int, GitIgnoreSpec | None], ...]"
 """The rules of directories, from the root down; the last that matches decides. Each has the place in a path where names
 below its directory begin. Empty where a search goes through everything."""
 
@@ -36,7 +37,7 @@ class Ignored:
         self._skip = len(top) + 1 if top else 0
         self._below: dict[str, _Rules | None] = {}
         self._left_out: dict[str, None] = {}
-        self._at_top = self._with_own(((0, GitIgnoreSpec([])),), "")
+        self._at_top = self._with_own(((0, None),), "")
         directory = ""
         for name in top.split("/") if top else ():
             directory = f"{directory}/{name}" if directory else name
@@ -90,6 +91,10 @@ class Ignored:
         with suppress(OSError):  # a search, which no policy counts as a read by the model
             found = self._filesystem.grep(r"\S", path=f"{prefix}.gitignore", max_matches=MAX_RULES)
             lines = [match.line_content for match in found]
+        if not lines:
+            return rules
+        from pathspec import GitIgnoreSpec
+
         own = [pattern for line in lines if (pattern := _pattern(line)) is not None]
         return (*rules, (len(prefix), GitIgnoreSpec(own))) if own else rules
 
@@ -99,6 +104,8 @@ def _ignores(rules: _Rules, path: str, name: str, *, is_directory: bool) -> bool
     if name == GIT:
         return True
     for skip, spec in reversed(rules):
+        if spec is None:
+            continue
         # re2 takes no surrogates. A rule's text has U+FFFD for such bytes as well.
         below = path[skip:].encode("utf-8", "surrogateescape").decode("utf-8", "replace")
         matched = spec.check_file(f"{below}/" if is_directory else below).include
@@ -109,6 +116,8 @@ def _ignores(rules: _Rules, path: str, name: str, *, is_directory: bool) -> bool
 
 def _pattern(line: str) -> GitIgnoreSpecPattern | None:
     """One line of a ``.gitignore``; None where it matches nothing. Classes such as ``[:alpha:]`` are not supported."""
+    from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
+
     if "[:" in line or "[[" in line:  # pathspec would make a wrong regular expression of it
         return None
     try:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from itertools import chain
 
 PROVING = os.environ.get("RINGFENCE_PROVE") == "1"
 SEED = int(os.environ.get("RINGFENCE_SEED", "0"))
 
 
 def kill_points(stride: int, *, start: int = 0) -> Iterator[int]:
-    """Where to kill: at every point in the long form, else at one in ``stride``, the first of them by the seed."""
-    first = start if PROVING else start + SEED % stride
-    return iter(range(first, first + 10_000, 1 if PROVING else stride))
+    """Where to kill: everywhere in the long form, else first of all and at one point in ``stride``, by the seed."""
+    if PROVING:
+        return iter(range(start, start + 10_000))
+    return chain([start], range(start + 1 + SEED % stride, start + 10_000, stride))
 
 
 def amount(*, prove: int, test: int) -> int:

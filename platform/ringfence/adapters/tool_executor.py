@@ -69,7 +69,7 @@ def check_arguments(prompt: object, session: object) -> None:
         raise TypeError(f"the session is a {type(session).__name__}, not a Session")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ToolCallResult:
     """How a tool call ended: the result, what the model reads, and the receipt."""
 

@@ -83,7 +83,7 @@ class ProviderAdapter(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class ToolContext:
     """What surrounds one tool call. Made for the call, and of no use after it.
 

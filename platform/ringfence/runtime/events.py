@@ -188,7 +188,7 @@ class HandlerFailure:
     error: Exception
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DispatchResult:
     """Who was told of an event, in order, and which of them failed."""
 

@@ -77,17 +77,16 @@ class Items(Generic[T]):
         return self._items[self.length - 1] if self.length else None
 
     def append(self, item: T) -> Items[T]:
-        items = self._list_to_extend()
+        items, length = self._items, self.length  # in place: every call appends to logs
+        if not self._owns_list or len(items) != length:
+            items = items[:length]
         items.append(item)
-        return Items(items, self.length + 1)
+        return Items(items, length + 1)
 
     def extend(self, more: Sequence[T]) -> Items[T]:
-        items = self._list_to_extend()
+        items = self._items if self._owns_list and len(self._items) == self.length else self._items[: self.length]
         items.extend(more)
         return Items(items, self.length + len(more))
-
-    def _list_to_extend(self) -> list[T]:
-        return self._items if self._owns_list and len(self._items) == self.length else self._items[: self.length]
 
     def replace_item(self, old: T, new: T) -> Items[T]:
         items = self._items[: self.length]
@@ -232,16 +231,12 @@ class Slices:
             self._put_state(slice_type, items)
 
     def _put_state(self, slice_type: type[Any], items: Items[Any]) -> None:
-        self._count_change()
+        if self._refuse_ended() is not None:
+            self._changes_by_calls += 1  # made by code that a tool call runs
         if self._mark is not None:
             self._state = self._state.copy()
             self._mark = None
         self._state[slice_type] = items
-
-    def _count_change(self) -> None:
-        """Attribute a change of a STATE slice to the call that makes it."""
-        if self._refuse_ended() is not None:
-            self._changes_by_calls += 1
 
     def _refuse_ended(self) -> CallInfo | None:
         """The current call. Nobody would roll back the change of a call that has ended, by a thread of its handler."""
@@ -418,7 +413,8 @@ class Slices:
                     f"this session does not know the slices {', '.join(unknown)}; register or install them first"
                 )
             if STATE in policies:
-                self._count_change()
+                if self._refuse_ended() is not None:
+                    self._changes_by_calls += 1
                 self._state = {kind: captured.get(kind, EMPTY).share() for kind in self._state}
                 self._mark = None
             if LOG in policies:
