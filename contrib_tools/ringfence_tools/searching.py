@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from ringfence.errors import ToolValidationError
 from ringfence.filesystem.paths import escape_path, escape_text
@@ -22,7 +23,9 @@ from ringfence_tools.handlers import (
     is_directory,
     require_existing,
 )
-from ringfence_tools.ignored import Ignored
+
+if TYPE_CHECKING:
+    from ringfence_tools.ignored import Ignored
 
 MAX_MATCH_CHARACTERS = 400
 """Of a line that grep found."""
@@ -116,7 +119,7 @@ class SearchHandlers(FileHandlers):
         except ValueError as error:
             raise ToolValidationError(f"the pattern cannot be used: {error}") from None
         skip = len(path) + 1 if path else 0
-        ignored = Ignored(filesystem, path, pattern)
+        ignored = _read_ignored(filesystem, path, pattern)
         paths = [
             escape_path(match.path) + ("" if match.is_file or not is_directory(filesystem, match.path) else "/")
             for match in found
@@ -136,7 +139,7 @@ class SearchHandlers(FileHandlers):
         try:
             with explain_errors(filesystem, path):
                 check_size(filesystem, path)
-                ignored = Ignored(filesystem, path, params.glob)
+                ignored = _read_ignored(filesystem, path, params.glob)
                 found, all_found = _grep(filesystem, path, params, ignored)
         except ValueError as error:
             # What a program would say by an argument, a model says in the pattern.
@@ -164,6 +167,12 @@ class SearchHandlers(FileHandlers):
         mount = filesystem.root if self._mount_point is None else self._mount_point
         directory = f"{mount.rstrip('/')}/{path}".rstrip("/")
         return pattern.removeprefix(directory) if pattern.startswith(f"{directory}/") else pattern
+
+
+def _read_ignored(filesystem: Filesystem, path: str, pattern: str | None) -> Ignored:
+    from ringfence_tools.ignored import Ignored  # pathspec and re2, which a server's start does not need
+
+    return Ignored(filesystem, path, pattern)
 
 
 def _grep(filesystem: Filesystem, path: str, params: Grep, ignored: Ignored) -> tuple[Sequence[GrepMatch], bool]:
