@@ -59,7 +59,7 @@ class Listing:
         sizes = [f"{entry.size_bytes:,}" if entry.kind == "file" else "-" for entry in self.entries]
         width = max(map(len, sizes), default=0)
         lines = [
-            f"{entry.kind:<9}  {size:>{width}}  {_listed_name(entry)}"
+            f"{entry.kind:<9}  {size:>{width}}  {_format_entry(entry)}"
             for entry, size in zip(self.entries, sizes, strict=True)
         ]
         if self.left_out:
@@ -67,7 +67,7 @@ class Listing:
         return "\n".join(lines)
 
 
-def _listed_name(entry: FileInfo) -> str:
+def _format_entry(entry: FileInfo) -> str:
     name = entry.path.rpartition("/")[2]
     if entry.kind == "directory":
         return f"{name}/"
@@ -234,7 +234,7 @@ class _FileTools(ReadHandler, SearchHandlers, PatchHandler):
                 if not filesystem.exists(path):
                     raise
                 raise ToolValidationError(f"{format_path(path)} is a file: read it with read_file") from None
-        entries = tuple(_info(filesystem, entry) for entry in found[:MAX_LISTED])
+        entries = tuple(_file_info(filesystem, entry) for entry in found[:MAX_LISTED])
         directories = sum(entry.is_directory for entry in found)
         others = len(found) - directories
         listing = Listing(format_path(path), entries, left_out=len(found) - len(entries))
@@ -258,7 +258,7 @@ class _FileTools(ReadHandler, SearchHandlers, PatchHandler):
         except IsADirectoryError:
             raise ToolValidationError(f"{format_path(path)} is a directory: name a file in it") from None
         except NotADirectoryError:
-            raise ToolValidationError(_below_a_file(path)) from None
+            raise ToolValidationError(_describe_file_above(path)) from None
         action = "created" if created else "replaced"
         value = WrittenFile(format_path(path), written.bytes_written, created)
         return ToolResult.ok(value, f"{action} {format_path(path)} ({format_count(written.bytes_written, 'byte')})")
@@ -294,7 +294,7 @@ class _FileTools(ReadHandler, SearchHandlers, PatchHandler):
             filesystem.move(source, target, overwrite=True)
         except NotADirectoryError:
             there = f"{format_path(target)} is a file, which a directory does not replace: name another target"
-            raise ToolValidationError(there if filesystem.exists(target) else _below_a_file(target)) from None
+            raise ToolValidationError(there if filesystem.exists(target) else _describe_file_above(target)) from None
         except ValueError as error:
             raise ToolValidationError(str(error)) from None
         moved = MovedFile(format_path(source), format_path(target))
@@ -317,11 +317,11 @@ class _FileTools(ReadHandler, SearchHandlers, PatchHandler):
         return ToolResult.ok(RemovedFiles(format_path(path), entries), f"removed {format_path(path)}{many}")
 
 
-def _below_a_file(path: str) -> str:
+def _describe_file_above(path: str) -> str:
     return f"{format_path(path)} cannot be: a file stands where it has a directory"
 
 
-def _info(filesystem: Filesystem, entry: FileEntry) -> FileInfo:
+def _file_info(filesystem: Filesystem, entry: FileEntry) -> FileInfo:
     if entry.is_symlink:
         with suppress(OSError, ValueError):  # it is gone, or no link any more
             return FileInfo(

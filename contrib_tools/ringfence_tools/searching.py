@@ -129,7 +129,7 @@ class SearchHandlers(FileHandlers):
         kept = count_fitting_lines(paths[:MAX_LISTED])
         value = FoundPaths(format_path(path), params.pattern, tuple(paths[:kept]), left_out=len(paths) - kept)
         message = f"{format_count(len(paths), 'path')} below {format_path(path)} for {escape_text(params.pattern)}"
-        message += "" if paths else _braces(params.pattern, params.glob)
+        message += "" if paths else _explain_braces(params.pattern, params.glob)
         return ToolResult.ok(value, message + ignored.describe())
 
     def grep(self, params: Grep, *, context: ToolContext) -> ToolResult[FoundLines]:
@@ -146,7 +146,8 @@ class SearchHandlers(FileHandlers):
             problem = str(error).replace(LITERALLY, r"what stands between \Q and \E is taken as it is")
             raise ToolValidationError(f"the search cannot be made: {problem}") from None
         lines = [
-            FoundLine(escape_path(match.path), match.line_number, _around(match)) for match in found[:MAX_GREP_MATCHES]
+            FoundLine(escape_path(match.path), match.line_number, _cut_around_match(match))
+            for match in found[:MAX_GREP_MATCHES]
         ]
         kept = count_fitting_lines(line.render() for line in lines)
         cut = kept < len(found) or not all_found
@@ -158,7 +159,7 @@ class SearchHandlers(FileHandlers):
         else:
             ignored_only = f" but in ignored files, of which there are more than {MAX_SEARCHED:,}," if cut else ""
             message = f"no line{ignored_only} in {format_path(path)}"
-        message += f" for {escape_text(params.pattern)}{'' if kept else _braces(params.glob)}"
+        message += f" for {escape_text(params.pattern)}{'' if kept else _explain_braces(params.glob)}"
         return ToolResult.ok(value, message + ignored.describe())
 
     def _below(self, filesystem: Filesystem, path: str, pattern: str) -> str:
@@ -188,14 +189,14 @@ def _grep(filesystem: Filesystem, path: str, params: Grep, ignored: Ignored) -> 
         most *= 10
 
 
-def _braces(*globs: str | None) -> str:
+def _explain_braces(*globs: str | None) -> str:
     """What to say of globs that have found nothing, where that may be why."""
     if not any(ALTERNATIVES.search(glob) for glob in globs if glob is not None):
         return ""
     return "; braces are not expanded: call it once for each alternative"
 
 
-def _around(match: GrepMatch) -> str:
+def _cut_around_match(match: GrepMatch) -> str:
     """The line, or of a long one the part around the match."""
     line = match.line_content
     if len(line) <= MAX_MATCH_CHARACTERS:

@@ -98,7 +98,7 @@ class VfsToolsSection(Section[None]):
         text = "\n".join((INTRODUCTION, "", *(f"- {rule}" for rule in rules)))
         if not self.mounts:
             return text
-        return "\n".join((text, "", "What is there at the start:", "", *map(_mounted, self.mounts)))
+        return "\n".join((text, "", "What is there at the start:", "", *map(_describe_mount, self.mounts)))
 
     def clone(self, **changes: Any) -> Self:
         """The same section over the same files; with ``session`` or ``filesystem``, for that session or those files."""
@@ -110,7 +110,7 @@ class VfsToolsSection(Section[None]):
         return twin
 
 
-def _mounted(mount: HostMountPreview) -> str:
+def _describe_mount(mount: HostMountPreview) -> str:
     place = f"/{escape_path(mount.mount_path)}"
     if not mount.is_directory:
         return f"- `{place}`, a file"
