@@ -17,8 +17,8 @@ from ringfence.prompt import Prompt, PromptTemplate, ReadBeforeWritePolicy, Tool
 from ringfence.runtime import Session
 from ringfence_sandbox import HostFilesystem
 from ringfence_tools import HostMount, VfsToolsSection
-from ringfence_tools.file_results import EditedFile, FileText
-from ringfence_tools.file_tools import file_tools
+from ringfence_tools.files import EditedFile, file_tools
+from ringfence_tools.reading import FileText
 
 
 @pytest.fixture

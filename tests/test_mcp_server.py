@@ -30,7 +30,7 @@ from ringfence_cli.serve.results import MAX_STRUCTURED_CHARACTERS, fitted
 from ringfence_cli.serve.server import WorkspaceServer
 from ringfence_cli.serve.workspaces import ServedWorkspace, open_workspace
 from ringfence_tools import VfsToolsSection
-from ringfence_tools.file_results import Listing
+from ringfence_tools.files import Listing
 from ringfence_tools.run_workspace import Place
 
 pytestmark = pytest.mark.anyio

@@ -244,13 +244,13 @@ def test_a_call_whose_client_closes_the_output_is_rolled_back(root: Path) -> Non
     program = (
         "import time\n"
         "from ringfence_cli import main\n"
-        "from ringfence_tools import file_tools\n"
-        "class Slow(file_tools._FileTools):\n"
+        "from ringfence_tools import files\n"
+        "class Slow(files._FileTools):\n"
         "    def write_file(self, params, *, context):\n"
         "        result = super().write_file(params, context=context)\n"
         "        time.sleep(1)\n"
         "        return result\n"
-        "file_tools._FileTools = Slow\n"
+        "files._FileTools = Slow\n"
         "main.main()\n"
     )
     with talking([sys.executable, "-c", program, "serve", str(root)]) as server:
@@ -402,12 +402,12 @@ def test_a_handler_that_prints_cannot_reach_the_protocol(root: Path) -> None:
     program = (
         "import sys\n"
         "from ringfence_cli import main\n"
-        "from ringfence_tools import file_tools\n"
-        "class Loud(file_tools._FileTools):\n"
+        "from ringfence_tools import files\n"
+        "class Loud(files._FileTools):\n"
         "    def ls(self, params, *, context):\n"
         "        print('printed'); sys.stdout.flush(); assert sys.stdin.read() == ''\n"
         "        return super().ls(params, context=context)\n"
-        "file_tools._FileTools = Loud\n"
+        "files._FileTools = Loud\n"
         "main.main()\n"
     )
     with talking([sys.executable, "-c", program, "serve", str(root)]) as server:

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
         latest_workspace_digest,
         set_workspace_digest,
     )
-    from ringfence_tools.files import VfsToolsSection
     from ringfence_tools.frameworks import agents_tools, pydantic_toolset
     from ringfence_tools.fsspec_view import WorkspaceFileSystem
     from ringfence_tools.history import HistoryToolsSection
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
         UpdateStep,
     )
     from ringfence_tools.python_eval import AstevalSection
+    from ringfence_tools.sections import VfsToolsSection
     from ringfence_tools.shell import PodmanSandboxSection
 
 __all__ = [
@@ -73,7 +73,7 @@ _MODULES = {
     "HostMount": "mounts",
     "HostMountPreview": "mounts",
     "PodmanSandboxSection": "shell",
-    "VfsToolsSection": "files",
+    "VfsToolsSection": "sections",
     "WorkspaceFileSystem": "fsspec_view",
     "agents_tools": "frameworks",
     "pydantic_toolset": "frameworks",

@@ -1,120 +1,331 @@
-"""The section that gives a model a workspace of files."""
+"""The tools that a model works on files with. They take the filesystem from the call's context: any backend will do."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from os import PathLike
-from typing import Any, Self
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
-from ringfence.errors import PromptValidationError, SectionPath, SectionVisibility
-from ringfence.filesystem.memory import InMemoryFilesystem
+from ringfence.errors import ToolValidationError
+from ringfence.filesystem.edits import replace_exact
+from ringfence.filesystem.patch import parse_patch
 from ringfence.filesystem.paths import escape_path
-from ringfence.filesystem.protocol import Filesystem
-from ringfence.prompt.policy import Policy
-from ringfence.prompt.read_before_write import ReadBeforeWritePolicy
-from ringfence.prompt.section import Section
-from ringfence.resources import Binding, ResourceRegistry
-from ringfence.runtime.session import Session
-from ringfence_tools.file_results import count
-from ringfence_tools.file_tools import file_tools
-from ringfence_tools.mounts import HostMount, HostMountPreview, mount_all
-
-MAX_SHOWN_ENTRIES = 20
-"""Of one mount, in the section's text."""
-
-INTRODUCTION = "You work on a tree of files through these tools. Paths are relative to its root."
-FINDING = "Find out what is there with `ls`, `glob` and `grep`; read what matters with `read_file`."
-READING_FIRST = (
-    "Read a file before you change, move or remove it, and again when it was changed by somebody else. What you wrote "
-    "yourself you need not read."
+from ringfence.filesystem.protocol import MAX_WRITE_LENGTH, FileEntry, Filesystem
+from ringfence.prompt.tool import Tool, ToolContext
+from ringfence.prompt.tool_types import ContentOf, Itself
+from ringfence.runtime.tool_result import ToolResult
+from ringfence_tools.handlers import (
+    MAX_LISTED,
+    Unrendered,
+    check_below_root,
+    check_length,
+    check_size,
+    explain_errors,
+    format_count,
+    format_path,
+    is_directory,
+    require_existing,
 )
-CHANGING = (
-    "`edit_file` replaces one exact text, `apply_patch` takes a unified diff over any number of files: quote lines as "
-    "they are, without their numbers. `write_file` makes a new file, or replaces all of one."
-)
-FAILING = "A call that fails has changed nothing: what it says is how to get it right."
+from ringfence_tools.patching import ApplyPatch, PatchedFiles, PatchHandler, written_by
+from ringfence_tools.reading import FileText, ReadFile, ReadHandler
+from ringfence_tools.searching import FoundLines, FoundPaths, Glob, Grep, SearchHandlers
 
 
-class VfsToolsSection(Section[None]):
-    """Tools to list, read, search, write, edit, patch, move and remove files.
+@dataclass(frozen=True, slots=True)
+class ListDirectory:
+    path: str | None = field(
+        default=None, metadata={"description": "The directory, relative to the root; left out, the root."}
+    )
 
-    They are the files of ``filesystem``, where one is given, or of one in memory that is the section's own and that
-    ``mounts`` are copied into, once. It is the `Filesystem` resource of every prompt that has the section.
 
-    Git's own data and files of secrets can be changed like all others, unless a `ProtectedFilesPolicy` denies it.
-    """
+@dataclass(frozen=True, slots=True)
+class FileInfo:
+    path: str
+    kind: Literal["file", "directory", "symlink"]
+    size_bytes: int = 0
+    """0 for a directory; of a symlink, what it leads to."""
+    leads_to: str | None = None
+    """A symlink's target."""
 
-    def __init__(
-        self,
-        *,
-        session: Session,
-        mounts: Sequence[HostMount] = (),
-        filesystem: Filesystem | None = None,
-        allowed_host_roots: Iterable[str | PathLike[str]] | None = None,
-        policies: Sequence[Policy] | None = None,
-        mount_point: str | None = None,
-        accepts_overrides: bool = False,
-    ) -> None:
-        """
-        Args:
-            allowed_host_roots: the directories (and URLs) below which mounts have to be; None allows what they name.
-            policies: what governs the tools; left out, `ReadBeforeWritePolicy`.
-            mount_point: a prefix such as "/workspace" under which a model may name the root, besides relative paths;
-                left out, where the filesystem is on disk.
-            accepts_overrides: whether the texts of the section and its tools may be replaced from outside.
 
-        Raises:
-            PromptValidationError: mounts for a filesystem that is not in memory.
-            ToolValidationError: a mount that cannot be made.
-        """
-        if isinstance(filesystem, str) or hasattr(filesystem, "filesystem"):
-            raise TypeError(f"filesystem is a Filesystem, such as Workspace.open(path).filesystem, not {filesystem!r}")
-        self.session = session
-        self.filesystem: Filesystem = InMemoryFilesystem() if filesystem is None else filesystem
-        self.mounts: tuple[HostMountPreview, ...] = ()
-        """What was mounted, as it was then."""
-        if mounts:
-            if not isinstance(self.filesystem, InMemoryFilesystem):
-                raise PromptValidationError(
-                    f"mounts are copied into a filesystem in memory, not into {self.filesystem!r}: leave out one"
-                )
-            self.mounts = mount_all(self.filesystem, mounts, allowed_host_roots)
-        super().__init__(
-            title="Virtual filesystem",
-            key="vfs.tools",
-            tools=file_tools(mount_point=mount_point, accepts_overrides=accepts_overrides),
-            policies=(ReadBeforeWritePolicy(mount_point=mount_point),) if policies is None else policies,
+@dataclass(frozen=True, slots=True)
+class Listing:
+    path: str
+    entries: tuple[FileInfo, ...]
+    left_out: int = 0
+    """Entries for which there was no room."""
+
+    def render(self) -> str:
+        sizes = [f"{entry.size_bytes:,}" if entry.kind == "file" else "-" for entry in self.entries]
+        width = max(map(len, sizes), default=0)
+        lines = [
+            f"{entry.kind:<9}  {size:>{width}}  {_format_entry(entry)}"
+            for entry, size in zip(self.entries, sizes, strict=True)
+        ]
+        if self.left_out:
+            lines.append(f"[{self.left_out:,} more entries: use glob for a part of them]")
+        return "\n".join(lines)
+
+
+def _format_entry(entry: FileInfo) -> str:
+    name = entry.path.rpartition("/")[2]
+    if entry.kind == "directory":
+        return f"{name}/"
+    return name if entry.leads_to is None else f"{name} -> {entry.leads_to}"
+
+
+@dataclass(frozen=True, slots=True)
+class WriteFile:
+    file_path: str = field(metadata={"description": "The file, relative to the root; its directories are made."})
+    content: str = field(metadata={"description": f"All of the new content, at most {MAX_WRITE_LENGTH:,} characters."})
+
+    def __post_init__(self) -> None:
+        check_below_root("file_path", self.file_path)
+        check_length("content", len(self.content), "write the first part, then add the rest with edit_file")
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenFile(Unrendered):
+    path: str
+    size_bytes: int
+    created: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EditFile:
+    file_path: str = field(metadata={"description": "The file, relative to the root."})
+    old_string: str = field(
+        metadata={"description": "The text to replace, exactly as it is in the file, without line numbers."}
+    )
+    new_string: str = field(metadata={"description": "The text to put there; empty to remove the old one."})
+    replace_all: bool = field(
+        default=False, metadata={"description": "Replace every occurrence; else old_string must occur once."}
+    )
+
+    def __post_init__(self) -> None:
+        check_below_root("file_path", self.file_path)
+        for name, text in (("old_string", self.old_string), ("new_string", self.new_string)):
+            check_length(name, len(text), "make several smaller edits")
+        if not self.old_string:
+            raise ToolValidationError("old_string is empty: quote the text to replace (write_file makes a new file)")
+        if self.old_string == self.new_string:
+            raise ToolValidationError("old_string and new_string are the same: there is nothing to change")
+
+
+@dataclass(frozen=True, slots=True)
+class EditedFile(Unrendered):
+    path: str
+    replacements: int
+    lines: tuple[int, ...]
+    """Where they begin in the file as it is now, from 1; the first thousand."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    source: str = field(metadata={"description": "The file, symlink or directory to move."})
+    target: str = field(metadata={"description": "Its new path, name included. A file there is replaced."})
+
+    def __post_init__(self) -> None:
+        check_below_root("source", self.source)
+        check_below_root("target", self.target)
+
+
+@dataclass(frozen=True, slots=True)
+class MovedFile(Unrendered):
+    source: str
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class Remove:
+    path: str = field(metadata={"description": "The file, symlink or directory."})
+    recursive: bool = field(default=False, metadata={"description": "Remove a directory with everything in it."})
+
+    def __post_init__(self) -> None:
+        check_below_root("path", self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class RemovedFiles(Unrendered):
+    path: str
+    entries: int
+    """How many files, links and directories are gone."""
+
+
+def file_tools(*, mount_point: str | None = None, accepts_overrides: bool = False) -> tuple[Tool[Any, Any], ...]:
+    """The nine tools. ``mount_point`` is as in `VfsToolsSection`."""
+    tools = _FileTools(mount_point)
+    return (
+        Tool[ListDirectory, Listing](
+            name="ls",
+            description="List a directory: names, kinds and sizes.",
+            handler=tools.ls,
             accepts_overrides=accepts_overrides,
-        )
+            read_only=True,
+        ),
+        Tool[ReadFile, FileText](
+            name="read_file",
+            description="Read a text file, or a part of it, with line numbers. Of a binary file, kind, size and hash.",
+            handler=tools.read_file,
+            accepts_overrides=accepts_overrides,
+            read_only=True,
+        ),
+        Tool[WriteFile, WrittenFile](
+            name="write_file",
+            description="Create a file, or replace all of one that was read. For a change to a part use edit_file.",
+            handler=tools.write_file,
+            accepts_overrides=accepts_overrides,
+            writes=lambda params: (ContentOf(params.file_path),),
+        ),
+        Tool[EditFile, EditedFile](
+            name="edit_file",
+            description="Replace text in a file that was read. old_string must occur once, or set replace_all.",
+            handler=tools.edit_file,
+            accepts_overrides=accepts_overrides,
+            writes=lambda params: (ContentOf(params.file_path),),
+        ),
+        Tool[ApplyPatch, PatchedFiles](
+            name="apply_patch",
+            description="Apply a unified diff to many files: change, create, delete, rename. All of it or nothing.",
+            handler=tools.apply_patch,
+            accepts_overrides=accepts_overrides,
+            writes=lambda params: dict.fromkeys(one for file in parse_patch(params.patch) for one in written_by(file)),
+        ),
+        Tool[Move, MovedFile](
+            name="move",
+            description="Move or rename a file, symlink or directory.",
+            handler=tools.move,
+            accepts_overrides=accepts_overrides,
+            writes=lambda params: (Itself(params.source), Itself(params.target)),
+        ),
+        Tool[Glob, FoundPaths](
+            name="glob",
+            description="Find files and directories by their paths. What git ignores is only found where it is named.",
+            handler=tools.glob,
+            accepts_overrides=accepts_overrides,
+            read_only=True,
+        ),
+        Tool[Grep, FoundLines](
+            name="grep",
+            description="Search text files for a regular expression. What git ignores, only where it is named.",
+            handler=tools.grep,
+            accepts_overrides=accepts_overrides,
+            read_only=True,
+        ),
+        Tool[Remove, RemovedFiles](
+            name="rm",
+            description="Remove a file or symlink, or a directory (with what is in it if recursive is set).",
+            handler=tools.rm,
+            accepts_overrides=accepts_overrides,
+            writes=lambda params: (Itself(params.path),),
+        ),
+    )
 
-    def resources(self) -> ResourceRegistry:
-        return ResourceRegistry.of(Binding.instance(Filesystem, self.filesystem))
 
-    def render_body(
-        self, params: None, *, visibility: SectionVisibility, path: SectionPath, session: Session | None
-    ) -> str:
-        governed = any(isinstance(policy, ReadBeforeWritePolicy) for policy in self.policies())
-        rules = [FINDING, *([READING_FIRST] if governed else []), CHANGING, FAILING]
-        text = "\n".join((INTRODUCTION, "", *(f"- {rule}" for rule in rules)))
-        if not self.mounts:
-            return text
-        return "\n".join((text, "", "What is there at the start:", "", *map(_mounted, self.mounts)))
+class _FileTools(ReadHandler, SearchHandlers, PatchHandler):
+    """The handlers."""
 
-    def clone(self, **changes: Any) -> Self:
-        """The same section over the same files; with ``session`` or ``filesystem``, for that session or those files."""
-        twin = super().clone(**changes)
-        twin.session = changes.get("session", self.session)
-        twin.filesystem = changes.get("filesystem", self.filesystem)
-        if twin.filesystem is not self.filesystem:
-            twin.mounts = ()
-        return twin
+    def ls(self, params: ListDirectory, *, context: ToolContext) -> ToolResult[Listing]:
+        filesystem, path = self._open(context, params.path)
+        with explain_errors(filesystem, path):
+            try:
+                found = filesystem.list(path)
+            except NotADirectoryError:
+                if not filesystem.exists(path):
+                    raise
+                raise ToolValidationError(f"{format_path(path)} is a file: read it with read_file") from None
+        entries = tuple(_file_info(filesystem, entry) for entry in found[:MAX_LISTED])
+        directories = sum(entry.is_directory for entry in found)
+        others = len(found) - directories
+        listing = Listing(format_path(path), entries, left_out=len(found) - len(entries))
+        counts = f"{format_count(directories, 'directory')}, {format_count(others, 'file')}"
+        return ToolResult.ok(listing, f"{listing.path}: {counts}")
+
+    def write_file(self, params: WriteFile, *, context: ToolContext) -> ToolResult[WrittenFile]:
+        filesystem, path = self._open(context, params.file_path)
+        created = not filesystem.exists(path)
+        try:
+            params.content.encode()
+        except UnicodeEncodeError as error:
+            raise ToolValidationError(
+                f"the content cannot be written: character {error.start} is {params.content[error.start]!r}, half of a "
+                "surrogate pair, which no text has"
+            ) from None
+        try:
+            if not path:
+                raise IsADirectoryError
+            written = filesystem.write(path, params.content)
+        except IsADirectoryError:
+            raise ToolValidationError(f"{format_path(path)} is a directory: name a file in it") from None
+        except NotADirectoryError:
+            raise ToolValidationError(_describe_file_above(path)) from None
+        action = "created" if created else "replaced"
+        value = WrittenFile(format_path(path), written.bytes_written, created)
+        return ToolResult.ok(value, f"{action} {format_path(path)} ({format_count(written.bytes_written, 'byte')})")
+
+    def edit_file(self, params: EditFile, *, context: ToolContext) -> ToolResult[EditedFile]:
+        filesystem, path = self._open(context, params.file_path)
+        with explain_errors(filesystem, path, if_directory="is a directory, only files can be edited"):
+            check_size(filesystem, path)
+            content = filesystem.read_bytes(path).content
+        try:
+            edit = replace_exact(content, params.old_string, params.new_string, replace_all=params.replace_all)
+        except ValueError as error:
+            raise ToolValidationError(f"{format_path(path)} was not changed: {error}") from None
+        filesystem.write_bytes(path, edit.content)
+        lines = ", ".join(map(str, edit.lines[:20])) + (", ..." if edit.count > 20 else "")
+        places = f"line {lines}" if edit.count == 1 else f"{edit.count:,} places, at lines {lines}"
+        value = EditedFile(format_path(path), edit.count, edit.lines[:MAX_LISTED])
+        return ToolResult.ok(value, f"edited {format_path(path)}: {places}")
+
+    def move(self, params: Move, *, context: ToolContext) -> ToolResult[MovedFile]:
+        filesystem, source = self._open(context, params.source)
+        _, target = self._open(context, params.target)
+        if source == target:
+            raise ToolValidationError(f"{format_path(source)} is there already: source and target are the same")
+        require_existing(filesystem, source)
+        if is_directory(filesystem, target):
+            name = source.rpartition("/")[2]
+            inside = format_path(f"{target}/{name}".lstrip("/"))
+            raise ToolValidationError(
+                f"{format_path(target)} is a directory: target is the new path itself, such as {inside}"
+            )
+        try:
+            filesystem.move(source, target, overwrite=True)
+        except NotADirectoryError:
+            there = f"{format_path(target)} is a file, which a directory does not replace: name another target"
+            raise ToolValidationError(there if filesystem.exists(target) else _describe_file_above(target)) from None
+        except ValueError as error:
+            raise ToolValidationError(str(error)) from None
+        moved = MovedFile(format_path(source), format_path(target))
+        return ToolResult.ok(moved, f"moved {moved.source} to {moved.target}")
+
+    def rm(self, params: Remove, *, context: ToolContext) -> ToolResult[RemovedFiles]:
+        filesystem, path = self._open(context, params.path)
+        if not path:
+            raise ToolValidationError("the root cannot be removed: name what in it should go")
+        require_existing(filesystem, path)
+        entries = 1
+        if is_directory(filesystem, path) and not filesystem.stat(path).is_symlink:
+            entries += len(filesystem.glob("**", path=path))
+            if entries > 1 and not params.recursive:
+                raise ToolValidationError(
+                    f"{format_path(path)} is a directory that is not empty: set recursive to remove it all"
+                )
+        filesystem.delete(path, recursive=params.recursive)
+        many = f", {format_count(entries, 'entry')} in all" if entries > 1 else ""
+        return ToolResult.ok(RemovedFiles(format_path(path), entries), f"removed {format_path(path)}{many}")
 
 
-def _mounted(mount: HostMountPreview) -> str:
-    place = f"/{escape_path(mount.mount_path)}"
-    if not mount.is_directory:
-        return f"- `{place}`, a file"
-    names = [f"`{escape_path(name)}`" for name in mount.entries[:MAX_SHOWN_ENTRIES]]
-    if len(mount.entries) > MAX_SHOWN_ENTRIES:
-        names.append(f"and {len(mount.entries) - MAX_SHOWN_ENTRIES:,} more")
-    return f"- `{place}`, {count(mount.files, 'file')} in all: {', '.join(names) or 'nothing'}"
+def _describe_file_above(path: str) -> str:
+    return f"{format_path(path)} cannot be: a file stands where it has a directory"
+
+
+def _file_info(filesystem: Filesystem, entry: FileEntry) -> FileInfo:
+    if entry.is_symlink:
+        with suppress(OSError, ValueError):  # it is gone, or no link any more
+            return FileInfo(
+                escape_path(entry.path), "symlink", entry.size_bytes, escape_path(filesystem.readlink(entry.path))
+            )
+        return FileInfo(escape_path(entry.path), "symlink", entry.size_bytes)
+    return FileInfo(escape_path(entry.path), "directory" if entry.is_directory else "file", entry.size_bytes)

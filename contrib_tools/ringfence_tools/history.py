@@ -16,7 +16,7 @@ from ringfence.runtime.session import Session
 from ringfence.runtime.tool_result import ToolResult
 from ringfence_sandbox.steps.undo_plan import Outcome
 from ringfence_sandbox.workspace import LogEntry, Reversal, Workspace
-from ringfence_tools.file_results import MAX_CHARACTERS, MAX_LISTED, count
+from ringfence_tools.handlers import MAX_CHARACTERS, MAX_LISTED, format_count
 
 MAX_PATHS = 20
 """Of one step, in a listing."""
@@ -82,7 +82,7 @@ class HistoryEntry:
     def render(self) -> str:
         number = "-" if self.step is None else str(self.step)
         more = f" and {self.more_paths:,} more" if self.more_paths else ""
-        paths = f"{', '.join(self.paths)}{more}" if self.paths else count(self.more_paths, "path")
+        paths = f"{', '.join(self.paths)}{more}" if self.paths else format_count(self.more_paths, "path")
         names = "".join(f" [{name}]" for name in self.names)
         return f"{number:>4}  {self.at}  {self.made_by}: {paths}{names}"
 
@@ -215,7 +215,7 @@ class _HistoryTools:
         with _history_errors(), self._workspace() as workspace:
             entries = workspace.log(params.limit)
         found = HistoryEntries(tuple(map(_entry, entries)))
-        return ToolResult.ok(found, f"the newest {count(len(entries), 'entry')}")
+        return ToolResult.ok(found, f"the newest {format_count(len(entries), 'entry')}")
 
     def diff(self, params: ShowDiff, *, context: ToolContext) -> ToolResult[DiffText]:
         with _history_errors(), self._workspace() as workspace:
@@ -283,9 +283,8 @@ def _reversal_result(done: Reversal, dry_run: bool) -> ToolResult[Reversed]:
     numbers = Counter(outcome.outcome for outcome in outcomes)
     skipped = numbers["kept"] + numbers["conflict"]
     would = "would be " if dry_run else ""
-    message = (
-        f"{count(numbers['restored'], 'path')} {would}restored, {numbers['removed']} removed, {skipped} left as is"
-    )
+    restored = format_count(numbers["restored"], "path")
+    message = f"{restored} {would}restored, {numbers['removed']} removed, {skipped} left as is"
     message += "; undo takes that back" if done.has_changed and not dry_run else ""
     value = Reversed(tuple(kept), len(outcomes) - len(kept), tuple(done.notes[:MAX_PATHS]))
     return ToolResult.ok(value, message if outcomes else "nothing differs")

@@ -61,14 +61,14 @@ class Ignored:
         self._note(path, name)
         return True
 
-    def said(self) -> str:
-        """What to tell the model of what was left out; empty where that was nothing but git's own data."""
+    def describe(self) -> str:
+        """Name what was left out, for the model; empty if that was nothing but git's own data."""
         if not self._left_out:
             return ""
         names = ", ".join(escape_path(path) for path in list(self._left_out)[:MAX_NAMED])
         more = len(self._left_out) - MAX_NAMED
-        more_said = f" and {more:,} more" if more > 0 else ""
-        return f"; left out, as git ignores them: {names}{more_said} (name one in path to look there)"
+        others = f" and {more:,} more" if more > 0 else ""
+        return f"; left out, as git ignores them: {names}{others} (name one in path to look there)"
 
     def _entered(self, rules: _Rules, directory: str, name: str) -> _Rules | None:
         """The rules for what is in a directory; None where all of it is left out."""

@@ -114,7 +114,9 @@ class _Roots:
             try:
                 self._directories.append(os.path.realpath(root, strict=True))
             except OSError as error:
-                raise ToolValidationError(f"the allowed host root {os.fspath(root)!r} {_said(error)}") from error
+                raise ToolValidationError(
+                    f"the allowed host root {os.fspath(root)!r} {_describe_error(error)}"
+                ) from error
 
     def check(self, real_path: str) -> None:
         if not any(is_within(root, real_path) for root in self._directories):
@@ -140,7 +142,7 @@ def _is_url(path: str | os.PathLike[str]) -> bool:
     return isinstance(path, str) and URL.match(path) is not None and LOCAL_URL.match(path) is None
 
 
-def _said(error: OSError) -> str:
+def _describe_error(error: OSError) -> str:
     return "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be used: {error.strerror or error}"
 
 
@@ -207,7 +209,7 @@ def _collect_host(host_path: str, mount: HostMount, roots: _Roots | None, conten
         else:
             raise ToolValidationError("it is neither a file nor a directory")
     except OSError as error:
-        raise ToolValidationError(f"it {_said(error)}") from error
+        raise ToolValidationError(f"it {_describe_error(error)}") from error
     if not is_directory and contents.left_out:
         raise ToolValidationError(contents.left_out[0].reason)
     return resolved, is_directory

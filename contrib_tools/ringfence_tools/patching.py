@@ -4,33 +4,84 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
 from ringfence.errors import ToolValidationError
-from ringfence.filesystem.patch import SYMLINK, FilePatch, apply_patch
+from ringfence.filesystem.patch import SYMLINK, FilePatch, apply_patch, parse_patch
 from ringfence.filesystem.paths import directories_above, escape_path, is_link, os_error, path_message
 from ringfence.filesystem.protocol import AnnouncedWrites, Filesystem
+from ringfence.prompt.tool import ToolContext
 from ringfence.prompt.tool_types import ContentOf, Itself, Written
-from ringfence_tools.file_reading import too_large
-from ringfence_tools.file_results import Action, PatchedFile, PatchedFiles
+from ringfence.runtime.tool_result import ToolResult
+from ringfence_tools.handlers import FileHandlers, check_length, describe_excess_size, describe_missing, format_count
+
+Action = Literal["created", "modified", "deleted", "renamed", "copied"]
 
 MAX_PROBLEMS = 20
 
 
-def patch_files(
-    filesystem: Filesystem,
-    patches: Sequence[FilePatch],
-    *,
-    find: Callable[[str], str],
-    missing: Callable[[str], str],
-) -> PatchedFiles:
-    """Apply all of the patches, in their order. ``find`` turns a patch's path into one of the filesystem, ``missing``
-    says in words that there is no such file.
+@dataclass(frozen=True, slots=True)
+class ApplyPatch:
+    patch: str = field(
+        metadata={
+            "description": "A unified diff: for each file '--- a/PATH' and '+++ b/PATH' (/dev/null to create or delete)"
+            ", then hunks that begin with '@@ -START,COUNT +START,COUNT @@'; lines around a change quoted exactly."
+        }
+    )
+
+    def __post_init__(self) -> None:
+        check_length("patch", len(self.patch), "apply it in several patches")
+        try:
+            parse_patch(self.patch)
+        except ValueError as error:
+            raise ToolValidationError(str(error)) from None
+
+
+@dataclass(frozen=True, slots=True)
+class PatchedFile:
+    path: str
+    action: Action
+    added: int
+    removed: int
+    source: str | None = None
+    """Where a renamed or copied file comes from."""
+    shifts: tuple[int, ...] = ()
+    """For each hunk, how many lines below (negative: above) the stated place it was applied."""
+
+    def render(self) -> str:
+        came = f" from {self.source}" if self.source is not None else ""
+        moved = [
+            f"hunk {number} {format_count(abs(lines), 'line')} {'below' if lines > 0 else 'above'}"
+            for number, lines in enumerate(self.shifts, 1)
+            if lines
+        ]
+        where = f"; found {', '.join(moved)} the line in its header" if moved else ""
+        return f"{self.action} {self.path}{came} (+{self.added} -{self.removed}{where})"
+
+
+@dataclass(frozen=True, slots=True)
+class PatchedFiles:
+    files: tuple[PatchedFile, ...]
+
+    def render(self) -> str:
+        return "\n".join(file.render() for file in self.files)
+
+
+class PatchHandler(FileHandlers):
+    def apply_patch(self, params: ApplyPatch, *, context: ToolContext) -> ToolResult[PatchedFiles]:
+        filesystem, _ = self._open(context, "")
+        patched = patch_files(filesystem, parse_patch(params.patch), lambda name: self._open(context, name)[1])
+        return ToolResult.ok(patched, f"patched {format_count(len(patched.files), 'file')}")
+
+
+def patch_files(filesystem: Filesystem, patches: Sequence[FilePatch], find: Callable[[str], str]) -> PatchedFiles:
+    """Apply all of the patches, in their order. ``find`` turns a patch's path into one of the filesystem.
 
     Raises:
         ToolValidationError: anything does not fit; nothing was changed then, and all that does not fit is listed.
     """
-    plan = _Plan(filesystem, find, missing)
+    plan = _Plan(filesystem, find)
     for patch in patches:
         plan.add(patch)
     if plan.problems:
@@ -62,7 +113,7 @@ class _Node:
 
 
 class _Plan:
-    def __init__(self, filesystem: Filesystem, find: Callable[[str], str], missing: Callable[[str], str]) -> None:
+    def __init__(self, filesystem: Filesystem, find: Callable[[str], str]) -> None:
         self.problems: list[str] = []
         self.files: list[PatchedFile] = []
         self.changes: list[Callable[[], object]] = []
@@ -70,7 +121,6 @@ class _Plan:
         """What the changes write, in their order; of a file that is written more than once, the first."""
         self._filesystem = filesystem
         self._find = find
-        self._missing = missing
         self._known: dict[str, _Node | None] = {}
         """Files as the patches so far leave them; None for no file."""
 
@@ -90,7 +140,7 @@ class _Plan:
         # What git calls a copy is one of the file as it was before the whole patch.
         before = self._read(path) if patch.copy else self._node(path)
         if before is None and patch.source is not None and (not patch.hunks or any(hunk.old for hunk in patch.hunks)):
-            self.problems.append(self._missing(path))
+            self.problems.append(describe_missing(self._filesystem, path))
             return
         patched = apply_patch(patch, before.content if before is not None else None)
         problems = list(patched.problems)
@@ -177,7 +227,7 @@ class _Plan:
             return _Node(_target(self._filesystem, path), is_link=True)
         if stat.is_directory:
             raise os_error(errno.EISDIR, path)
-        if (reason := too_large(stat.size_bytes)) is not None:
+        if (reason := describe_excess_size(stat.size_bytes)) is not None:
             raise ValueError(reason)
         return _Node(self._filesystem.read_bytes(path).content, bool(stat.mode & 0o100))
 

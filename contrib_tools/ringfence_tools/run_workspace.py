@@ -30,8 +30,8 @@ from ringfence_sandbox.container.isolation import Network
 from ringfence_sandbox.scan.scan import Progress, told_nothing
 from ringfence_sandbox.steps.own_changes import OwnChanges
 from ringfence_tools.contents import LeftOut
-from ringfence_tools.files import VfsToolsSection
 from ringfence_tools.mounts import HostMount, mount_all
+from ringfence_tools.sections import VfsToolsSection
 from ringfence_tools.write_back import write_back
 
 if TYPE_CHECKING:

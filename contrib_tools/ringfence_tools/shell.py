@@ -27,9 +27,9 @@ from ringfence.runtime.session import Session
 from ringfence.runtime.tool_result import ToolResult
 from ringfence_sandbox import CommandResult, PodmanSandbox, SandboxLimits, ShellEnvironment
 from ringfence_sandbox.container.isolation import WORKSPACE, Network
-from ringfence_tools.file_params import check_length
-from ringfence_tools.file_tools import file_tools
-from ringfence_tools.files import CHANGING, FAILING, FINDING, READING_FIRST
+from ringfence_tools.files import file_tools
+from ringfence_tools.handlers import check_length
+from ringfence_tools.sections import CHANGING, FAILING, FINDING, READING_FIRST
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -21,9 +21,9 @@ from ringfence_cli.outputs import left_out_lines
 from ringfence_cli.workspace import in_memory, on_disk, start_container
 from ringfence_sandbox import HostFilesystem, Workspace
 from ringfence_sandbox.calls.half_done import killed_in
-from ringfence_tools.files import VfsToolsSection
 from ringfence_tools.history import HistoryToolsSection
 from ringfence_tools.run_workspace import Place, ProtectedPathsPolicy, RunWorkspace
+from ringfence_tools.sections import VfsToolsSection
 
 Sections = Callable[[Session], Sequence[Section[Any]]]
 

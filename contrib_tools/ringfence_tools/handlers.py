@@ -1,0 +1,138 @@
+"""What the handlers of the file tools share: a call's filesystem and path, bounds of an answer, and messages."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
+
+from ringfence.errors import ToolValidationError
+from ringfence.filesystem.paths import escape_path
+from ringfence.filesystem.protocol import MAX_TEXT_BYTES, MAX_WRITE_LENGTH, Filesystem
+from ringfence.prompt.tool import ToolContext
+
+MAX_LISTED = 1_000
+"""Entries or matches in one answer."""
+MAX_CHARACTERS = 60_000
+"""Of one answer's lines together. The first line is always complete."""
+MAX_NEAR_NAMES = 5
+
+
+class FileHandlers:
+    """The base of classes whose methods handle calls of file tools."""
+
+    def __init__(self, mount_point: str | None) -> None:
+        self._mount_point = mount_point
+
+    def _open(self, context: ToolContext, text: str | None) -> tuple[Filesystem, str]:
+        """The call's filesystem, and the path in it that the model means; None is the root."""
+        filesystem = context.filesystem
+        if filesystem is None:
+            raise ToolValidationError("no filesystem is bound to this prompt, so there are no files to work on")
+        return filesystem, context.resolve_path(text or "", mount_point=self._mount_point)
+
+
+class Unrendered:
+    """The base of results whose message tells the model everything."""
+
+    __slots__ = ()
+
+    def render(self) -> str:
+        return ""
+
+
+def format_count(number: int, noun: str) -> str:
+    plural = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    return f"{number:,} {noun if number == 1 else plural}"
+
+
+def count_fitting_lines(lines: Iterable[str]) -> int:
+    """How many of the lines one answer has room for: at least one, if there are any."""
+    room = MAX_CHARACTERS
+    fit = 0
+    for line in lines:
+        room -= len(line) + 1
+        if fit and room < 0:
+            break
+        fit += 1
+    return fit
+
+
+def format_path(path: str) -> str:
+    return escape_path(path) or "/"
+
+
+def is_directory(filesystem: Filesystem, path: str) -> bool:
+    try:
+        return filesystem.stat(path).is_directory
+    except OSError:
+        return False
+
+
+@contextmanager
+def explain_errors(filesystem: Filesystem, path: str, *, if_directory: str = "is a directory") -> Generator[None]:
+    """Turn a missing file, or a directory in its place, into a message for the model."""
+    try:
+        yield
+    except (FileNotFoundError, NotADirectoryError):
+        raise ToolValidationError(describe_missing(filesystem, path)) from None
+    except IsADirectoryError:
+        raise ToolValidationError(f"{format_path(path)} {if_directory}") from None
+
+
+def describe_missing(filesystem: Filesystem, path: str) -> str:
+    """A message for a path that does not exist, with near names from its directory and the one above.
+
+    The whole workspace is not searched, since a call holds its locks meanwhile."""
+    if filesystem.exists(path):
+        return f"{format_path(path)} is a symlink that leads nowhere"
+    name = path.rpartition("/")[2]
+    here = path
+    while here:
+        here = here.rpartition("/")[0]
+        if is_directory(filesystem, here):
+            break
+    wanted = path[len(here) :].lstrip("/").partition("/")[0]
+    names = {entry.name: entry.path for entry in filesystem.list(here)}
+    hints = [names[near] for near in difflib.get_close_matches(wanted, names, n=MAX_NEAR_NAMES)]
+    one_up = f"{here.rpartition('/')[0]}/{name}".lstrip("/")
+    if here and filesystem.exists(one_up):
+        hints.insert(0, one_up)
+    meant = f"; did you mean {' or '.join(map(format_path, hints[:MAX_NEAR_NAMES]))}?" if hints else ""
+    return f"there is no {format_path(path)}{meant}"
+
+
+def require_existing(filesystem: Filesystem, path: str) -> None:
+    if not filesystem.exists(path):
+        raise ToolValidationError(describe_missing(filesystem, path))
+
+
+def describe_excess_size(size: int) -> str | None:
+    """Why a file of so many bytes is not read; None for one that is."""
+    if size <= MAX_TEXT_BYTES:
+        return None
+    most = f"more than the {MAX_TEXT_BYTES:,} that these tools take"
+    return f"it has {size:,} bytes, {most}: leave it to a program that reads a part of it at a time"
+
+
+def check_size(filesystem: Filesystem, path: str) -> None:
+    """Raise ToolValidationError for a file that is too large. A missing file passes: a command's output can be read
+    and is in no directory."""
+    try:
+        size = filesystem.stat(path).size_bytes
+    except OSError:
+        return
+    if (reason := describe_excess_size(size)) is not None:
+        raise ToolValidationError(f"{format_path(path)}: {reason}")
+
+
+def check_below_root(name: str, path: str) -> None:
+    if all(part in ("", ".") for part in path.split("/")):
+        raise ToolValidationError(f"{name} is the root of the workspace, which stays: name what is in it")
+
+
+def check_length(name: str, characters: int, advice: str) -> None:
+    if characters > MAX_WRITE_LENGTH:
+        raise ToolValidationError(
+            f"{name} has {characters:,} characters, one call takes {MAX_WRITE_LENGTH:,}: {advice}"
+        )
