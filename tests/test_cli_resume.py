@@ -722,9 +722,9 @@ def test_the_time_that_a_run_has_taken_is_gone_for_its_resume(tree: Path) -> Non
     record.write_text("".join(f"{line}\n" for line in (*lines, json.dumps(spent))))
     before = interrupted_run(record)
     assert before is not None
-    assert before.left.seconds is not None
-    assert 500 < before.left.seconds < 600
-    assert before.left.resumed(RunLimits(seconds=5.0)).seconds == 5
+    assert before.remaining.seconds is not None
+    assert 500 < before.remaining.seconds < 600
+    assert before.remaining.resumed(RunLimits(seconds=5.0)).seconds == 5
     spent["spent"]["seconds"] += 600
     record.write_text("".join(f"{line}\n" for line in (*lines, json.dumps(spent))))
     refused = resumed(tree)

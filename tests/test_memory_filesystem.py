@@ -275,7 +275,7 @@ def test_a_call_copies_no_directory_whether_it_is_kept_or_taken_back(kept: bool,
     assert tree.overwrite("d/e/a", b"y")
     tree.put("d/e/b/c", File(b"z", 0o644, 0, 0))
     assert [change.path for change in changes_since(tree, mark)] == ["d/e/a", "d/e/b", "d/e/b/c"]
-    (tree.keep if kept else tree.take_back)(mark)
+    (tree.keep if kept else tree.roll_back)(mark)
     assert tree.find("d/e")[1] is before
     assert Counted.copies == copies
     node = tree.find("d/e/a")[1]

@@ -7,7 +7,7 @@ from typing import cast
 
 from ringfence.filesystem.paths import escape_path, escape_text, path_message
 
-SAID: tuple[tuple[type[BaseException], str], ...] = (
+MESSAGES: tuple[tuple[type[BaseException], str], ...] = (
     (FileNotFoundError, "there is no such file or directory"),
     (FileExistsError, "it exists already"),
     (IsADirectoryError, "that is a directory"),
@@ -32,7 +32,7 @@ LIMITS = {
 def describe_error(error: BaseException) -> str:
     """What went wrong, for somebody who cannot see the code: never empty, never a bare path."""
     error = innermost(error)
-    return with_limit(_said_of(error), error)
+    return with_limit(_describe(error), error)
 
 
 def innermost(error: BaseException) -> BaseException:
@@ -43,17 +43,17 @@ def innermost(error: BaseException) -> BaseException:
     return innermost(group.exceptions[0]) if len(group.exceptions) == 1 else group
 
 
-def with_limit(said: str, error: BaseException) -> str:
+def with_limit(text: str, error: BaseException) -> str:
     """What is said of an error, and where it was a limit of the system how to raise it."""
     limit = LIMITS.get(error.errno or 0) if isinstance(error, OSError) else None
-    if isinstance(error, RuntimeError) and "can't start new thread" in said:
+    if isinstance(error, RuntimeError) and "can't start new thread" in text:
         limit = _PROCESSES
-    return f"{said}: {limit}" if limit else said
+    return f"{text}: {limit}" if limit else text
 
 
-def _said_of(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     text = _text(error)
-    for kind, words in SAID:
+    for kind, words in MESSAGES:
         if isinstance(error, kind):
             return words if not text else text if " " in text.strip() else f"{words}: {text}"
     if isinstance(error, (ValueError, RuntimeError, OSError)) and text:

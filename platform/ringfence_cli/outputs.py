@@ -343,7 +343,7 @@ class ReceiptsFile(OutputFile):
         newest step of each session that the file tells of, where it does not tell of that step.
 
         click.UsageError where they cannot be written."""
-        store, said = Path(store_of(workspace.root)), self._said()
+        store, said = Path(store_of(workspace.root)), self._read_existing()
         steps = [entry for entry in workspace.log(_NEWEST) if entry.number]
         for killed in killed_calls(store):
             step = next((entry for entry in steps if entry.commit == killed.commit), None)
@@ -351,7 +351,7 @@ class ReceiptsFile(OutputFile):
             if receipt.receipt_id.encode() not in said:
                 self._complete_with(receipt)
         forget_killed(store)
-        said, last = self._said(), dict[str, "LogEntry"]()
+        said, last = self._read_existing(), dict[str, "LogEntry"]()
         for entry in steps:
             if entry.session_id:
                 last.setdefault(entry.session_id, entry)
@@ -367,7 +367,7 @@ class ReceiptsFile(OutputFile):
         except OSError as error:
             raise click.UsageError(f"{str(self.path)!r} cannot be written: {why(error)}") from None
 
-    def _said(self) -> bytes:
+    def _read_existing(self) -> bytes:
         try:
             if stat.S_ISREG(os.fstat(self._descriptor).st_mode):
                 return self.path.read_bytes()

@@ -86,7 +86,7 @@ def _section_of(spec: str, directory: Path) -> MakeSection:
     except click.BadParameter:
         raise
     except (Exception, SystemExit) as error:  # a program, say, that is not meant to be imported
-        raise _bad(f"{place} cannot be imported: {_told(error)}") from error
+        raise _bad(f"{place} cannot be imported: {_describe_failure(error)}") from error
     if isinstance(found, Section):
         section = cast("Section[Any]", found)
         return lambda session: section
@@ -99,7 +99,7 @@ def _section_of(spec: str, directory: Path) -> MakeSection:
         try:
             section = function(session)
         except (Exception, SystemExit) as error:
-            raise _bad(f"{spec!r} makes no section: {_told(error)}") from error
+            raise _bad(f"{spec!r} makes no section: {_describe_failure(error)}") from error
         if not isinstance(section, Section):
             raise _bad(f"{spec!r}: it made a {type(section).__name__}, and no section")
         return cast("Section[Any]", section)
@@ -149,7 +149,7 @@ def _refuse_in(directory: Path, *places: str) -> None:
             raise _bad(f"{place} is inside of the workspace, where the agent could change it: keep it elsewhere")
 
 
-def _told(error: BaseException) -> str:
+def _describe_failure(error: BaseException) -> str:
     if isinstance(error, SyntaxError):  # which says where
         return describe_error(error)
     *_, last = traceback.extract_tb(error.__traceback__)

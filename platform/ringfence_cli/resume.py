@@ -60,7 +60,7 @@ class Interrupted:
     messages: tuple[Message, ...]
     state: tuple[object, ...]
     """The items of the slices that are kept."""
-    left: RunLimits
+    remaining: RunLimits
     """What the next part may use, if it is not given limits of its own, and the policies that hold for it."""
     spent: RunStats
     """What all parts came to, as far as was written down."""
@@ -161,9 +161,9 @@ class RunRecord:
         before = f"; the one that was interrupted before that{_task_of(self.kept)} is forgotten"
         return said + before if newer and older else said
 
-    def left(self) -> RunLimits:
+    def remaining(self) -> RunLimits:
         """Of what this part may use."""
-        return _left(self.terms, RunStats.of_json(self._spent_before), self.stats)
+        return _remaining(self.terms, RunStats.of_json(self._spent_before), self.stats)
 
     def interrupt(self) -> None:
         """The run has come to an end that it can go on from."""
@@ -244,9 +244,11 @@ def interrupted_run(record_file: Path) -> Interrupted | None:
     if not lines:
         return None
     session_id = sessions[-1] if sessions else ""
-    left = _left(terms, began, spent)
+    remaining = _remaining(terms, began, spent)
     items = state.items()
-    return Interrupted(task, session_id, tuple(sessions), start, refused, tuple(messages), items, left, spent, killed)
+    return Interrupted(
+        task, session_id, tuple(sessions), start, refused, tuple(messages), items, remaining, spent, killed
+    )
 
 
 def _task_of(record_file: Path) -> str:
@@ -257,7 +259,7 @@ def _task_of(record_file: Path) -> str:
     return ""
 
 
-def _left(terms: RunLimits, began: RunStats, now: RunStats) -> RunLimits:
+def _remaining(terms: RunLimits, began: RunStats, now: RunStats) -> RunLimits:
     tokens = (now.usage.total_tokens or 0) - (began.usage.total_tokens or 0)
     return terms.less(now.seconds - began.seconds, tokens, now.turns - began.turns)
 
@@ -342,7 +344,7 @@ class RunLimits:
     def used_up(self) -> list[str]:
         """The options for those of the limits of which nothing is left."""
         limits = (("--deadline TIME", self.seconds), ("--max-tokens N", self.tokens), ("--max-turns N", self.turns))
-        return [option for option, left in limits if left is not None and left < LEAST]
+        return [option for option, remaining in limits if remaining is not None and remaining < LEAST]
 
     def resumed(self, given: RunLimits) -> RunLimits:
         """Merge the limits that are left with those given now: policies and sections are added, others replaced.

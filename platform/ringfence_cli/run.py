@@ -155,7 +155,7 @@ def _run(options: Options, signals: Signals, answer: JsonOutput, put_failure: Ca
                 if (moved_root := moved_from(str(options.directory), copied=is_copy)) is not None:
                     errors.say(f"ringfence: {printable(moved_root)}")
                 policies = policies_of(options.directory, options.policies)
-                terms = _terms(options)
+                terms = _limits_of(options)
                 record: RunRecord | None = None
                 if is_copy:
                     for line in recovered_before_copy(options.directory, quiet=options.quiet):
@@ -269,9 +269,9 @@ def _finish(
         errors.say("ringfence: the model does not tell how many tokens it uses: --max-tokens held nothing back")
     if not options.quiet:
         if outcome.outcome == "done" and isinstance(task.adapter, ScriptedAdapter) and task.adapter.unused:
-            left = plural(task.adapter.unused, "turn")
+            remaining = plural(task.adapter.unused, "turn")
             errors.say(
-                f"the script has {left} after the one that ended the run: a turn without tool calls is the answer"
+                f"the script has {remaining} after the one that ended the run: a turn without tool calls is the answer"
             )
         uncovered = workspace.left_out_since()
         lines = (*left_out_lines(uncovered), *summary(outcome, has_uncovered=bool(uncovered)))
@@ -356,7 +356,7 @@ def _next_steps(
     # A script that fails is wrong itself: its failure is the error.
     of_script = outcome.outcome == "provider_failed" and options.model.startswith("script:")
     if record is not None and outcome.outcome != "done" and not of_script and is_interrupted(options.directory):
-        anew = "".join(f" {option}" for option in record.left().used_up())
+        anew = "".join(f" {option}" for option in record.remaining().used_up())
         yield f"`ringfence run {quoted} --resume{anew} --model ...` goes on from there"
     if workspace.history is not None or outcome.applied or not outcome.changes:
         return
@@ -451,7 +451,7 @@ def task_of(text: str, signals: Signals) -> str:
     return text
 
 
-def _terms(options: Options) -> RunLimits:
+def _limits_of(options: Options) -> RunLimits:
     """What the command line says. For a resume a limit that it does not name is the run's."""
     turns = options.max_turns if options.max_turns is not None or options.task is None else MAX_TURNS
     policies = tuple(map(absolute_policy, options.policies))
@@ -475,7 +475,7 @@ def _record(directory: Path, task: str, terms: RunLimits, files: ExitStack) -> R
         if not task and before is None:
             raise click.UsageError(f"there is no interrupted run in {directory}: give a new one its --task")
         if before is not None:
-            task, terms = before.task, before.left.resumed(terms)
+            task, terms = before.task, before.remaining.resumed(terms)
         return files.enter_context(closing(RunRecord(directory, task, before, terms)))
     except (OSError, ValueError) as error:
         raise click.UsageError(describe_error(error)) from None

@@ -84,7 +84,7 @@ class Signals:
             self._holding = True
 
     @contextmanager
-    def heard_by(self, hear: Callable[[], object]) -> Generator[None]:
+    def notifying(self, hear: Callable[[], object]) -> Generator[None]:
         """A block outside of `let_through` in which `hear` is called when one has come to wait, amid whatever the main
         thread does; at once where one waits already."""
         self._hear = hear
@@ -164,14 +164,14 @@ def _hold_back() -> None:
     _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, ALIKE if _entered else ())
 
 
-def _let_in() -> None:
+def _unblock() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, _masks.before)
 
 
 def _forked() -> None:
     while _entered:
         _entered.pop().put_back()
-    _let_in()
+    _unblock()
 
 
-os.register_at_fork(before=_hold_back, after_in_parent=_let_in, after_in_child=_forked)
+os.register_at_fork(before=_hold_back, after_in_parent=_unblock, after_in_child=_forked)

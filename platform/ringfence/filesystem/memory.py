@@ -347,7 +347,7 @@ class InMemoryFilesystem(Transactional):
     def rollback(self, mark: TreeMark) -> RollbackReport:
         # A thread of the call that is in the middle of a change finishes it first, else it would come after the end.
         with self._lock.mutex:
-            self._tree.take_back(mark)
+            self._tree.roll_back(mark)
         return CLEAN
 
     def load(self, path: str, content: bytes, *, mode: int = 0o644, mtime_ns: int | None = None) -> None:

@@ -106,7 +106,7 @@ class Tree:
         if mark[2]:
             self._log = None
 
-    def take_back(self, mark: TreeMark) -> None:
+    def roll_back(self, mark: TreeMark) -> None:
         """Undo every change since a mark, and end it. May be called again where it was interrupted."""
         log, length, outermost = mark
         if self._log is not None and self._log is not log:

@@ -120,7 +120,7 @@ class ReadBeforeWritePolicy(BasePolicy):
                 read_as = (known.of(change.path), read.get(change.path))
                 if before in (after, *read_as) and before is not None:
                     continue
-                if before is None and (any(read_as) or not _took_unhashed(change)):
+                if before is None and (any(read_as) or not _replaces_unhashed(change)):
                     continue
                 if (change.path, before) in earlier or (change.path, before) in answered_for:
                     continue
@@ -185,7 +185,7 @@ def _left_by(
     return left_known if unread else left
 
 
-def _took_unhashed(change: Change) -> bool:
+def _replaces_unhashed(change: Change) -> bool:
     """Whether it took a file from its path that is too large to be hashed. That it was ever read has to do then."""
     before, after = change.before, change.after
     if before is None or before.kind != "file" or before.content_hash is not None or before.size == 0:

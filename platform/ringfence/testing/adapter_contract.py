@@ -119,7 +119,7 @@ class AdapterContract:
         outcomes = [receipt.outcome for receipt in session[Receipt].all()]
         assert outcomes == ["committed", "failed", "committed", "failed", "committed"]
 
-    def test_what_is_no_call_is_told_and_changes_nothing(self) -> None:
+    def test_a_malformed_call_is_answered_and_changes_nothing(self) -> None:
         bad = [
             _call("delete_everything", {}),
             _call("no/such tool!", {"text": "a"}),
@@ -134,7 +134,7 @@ class AdapterContract:
         assert (response.text, notes) == ("Done.", "good")
         assert [receipt.outcome for receipt in session[Receipt].all()] == ["rejected"] * len(bad) + ["committed"]
 
-    def test_calls_with_one_id_are_told_apart(self) -> None:
+    def test_calls_with_one_id_are_distinguished(self) -> None:
         twins = {"tool_calls": [{**_call("note", {"text": text}), "id": "same"} for text in "ab"]}
         _, session, notes = self.evaluated([twins, twins, {"text": "Done."}])
         assert notes == "abab"
@@ -216,7 +216,7 @@ class AdapterContract:
         late = Deadline(deadline.expires_at, deadline.started_at, clock=lambda: deadline.expires_at)
         assert self.refused([{"text": "Done."}], deadline=late).phase == "request"
 
-    def test_every_turn_beats_and_is_told(self) -> None:
+    def test_every_turn_beats_and_is_published(self) -> None:
         beats: list[int] = []
         heartbeat = Heartbeat()
         heartbeat.add_callback(lambda: beats.append(1))

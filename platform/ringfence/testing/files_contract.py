@@ -153,7 +153,7 @@ class FilesContract(FilesystemAbilities):
                 fs.write_bytes("a.txt", wrong)
         assert not fs.list("")
 
-    def test_a_write_makes_the_parents_unless_told_not_to(self, fs: Filesystem) -> None:
+    def test_a_write_makes_the_parents_by_default(self, fs: Filesystem) -> None:
         with refused(FileNotFoundError):
             fs.write("a/b/c.txt", "x", create_parents=False)
         assert len(fs.list()) == 0
@@ -256,7 +256,7 @@ class FilesContract(FilesystemAbilities):
             with refused(FileExistsError):
                 fs.mkdir("a", exist_ok=exist_ok)
 
-    def test_delete_takes_a_full_directory_only_when_told_so(self, fs: Filesystem) -> None:
+    def test_delete_removes_a_full_directory_only_if_recursive(self, fs: Filesystem) -> None:
         fs.write("d/e/a.txt", "x")
         fs.mkdir("empty")
         fs.delete("empty")
@@ -282,7 +282,7 @@ class FilesContract(FilesystemAbilities):
         assert paths(fs.glob("**")) == ["new", "new/d", "new/d/e", "new/d/e/b.txt", "new/place", "new/place/a.txt"]
         assert fs.read("new/d/e/b.txt").content == "y"
 
-    def test_move_replaces_a_file_only_when_told_so(self, fs: Filesystem) -> None:
+    def test_move_replaces_a_file_only_with_overwrite(self, fs: Filesystem) -> None:
         fs.write("a", "a")
         fs.write("b", "b")
         with refused(FileExistsError):

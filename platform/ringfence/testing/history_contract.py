@@ -188,7 +188,7 @@ class HistoryContract(FilesystemAbilities):
         assert report.conflicts == ()
         assert tree_of(fs) == before
 
-    def test_a_committed_call_stays(self, fs: Filesystem) -> None:
+    def test_a_committed_call_is_kept(self, fs: Filesystem) -> None:
         filled(fs)
         before = fs.snapshot()
         with held_call(fs) as call:
@@ -315,7 +315,7 @@ class HistoryContract(FilesystemAbilities):
 
     # What a call has read
 
-    def test_reads_are_noted_with_the_hash_of_the_whole_file(self, fs: Filesystem) -> None:
+    def test_reads_are_recorded_with_the_hash_of_the_whole_file(self, fs: Filesystem) -> None:
         fs.write("d/a.txt", "one\ntwo\n")
         fs.write("b.bin", "three")
         with held_call(fs) as call:
@@ -360,7 +360,7 @@ class HistoryContract(FilesystemAbilities):
             assert reads_of(call) == {"a.txt": sha256("")}
             call.rollback()
 
-    def test_a_read_after_the_call_has_ended_is_not_noted(self, fs: Filesystem) -> None:
+    def test_a_read_after_the_call_has_ended_is_not_recorded(self, fs: Filesystem) -> None:
         fs.write("a.txt", "x")
         with held_call(fs) as call:
             call.commit()

@@ -140,7 +140,7 @@ async def _until_a_signal(
 ) -> None:
     arrived = anyio.Event()
     # Not with asyncio's own handlers: when those go, a second signal kills the process in the middle of a rollback.
-    with signals.heard_by(partial(asyncio.get_running_loop().call_soon_threadsafe, arrived.set)):
+    with signals.notifying(partial(asyncio.get_running_loop().call_soon_threadsafe, arrived.set)):
         async with anyio.create_task_group() as group:
 
             async def wait_for_a_signal() -> None:

@@ -136,7 +136,7 @@ class WorkspaceServer:
             async with anyio.create_task_group() as group:
                 group.start_soon(_watch, params.name, cancellation, context.session.report_progress)
                 if context.request is not None:
-                    group.start_soon(_hear_of_the_end, context.request.receive, cancellation)
+                    group.start_soon(_cancel_on_disconnect, context.request.receive, cancellation)
                 result = await self._in_turn(call)
                 group.cancel_scope.cancel()
         finally:
@@ -194,7 +194,7 @@ async def _watch(name: str, cancellation: Cancellation, report: ReportProgress) 
         cancellation.cancel()
 
 
-async def _hear_of_the_end(receive: Receive, cancellation: Cancellation) -> None:
+async def _cancel_on_disconnect(receive: Receive, cancellation: Cancellation) -> None:
     """Cancels the call when the connection that waits for its answer is gone. Until 2025-11-25 the protocol has calls
     go on after that; but the answer is lost, so who asked would take for undone what was done."""
     while (await receive())["type"] != "http.disconnect":

@@ -185,7 +185,7 @@ async def _write(
     target: int, outgoing: MemoryObjectReceiveStream[SessionMessage], everything: anyio.CancelScope
 ) -> None:
     async with outgoing, anyio.create_task_group() as group:
-        group.start_soon(_hear_of_the_end, target, everything)
+        group.start_soon(_cancel_on_disconnect, target, everything)
         async for message in outgoing:
             text = message.message.model_dump_json(by_alias=True, exclude_unset=True)
             try:
@@ -195,7 +195,7 @@ async def _write(
         group.cancel_scope.cancel()
 
 
-async def _hear_of_the_end(target: int, everything: anyio.CancelScope) -> None:
+async def _cancel_on_disconnect(target: int, everything: anyio.CancelScope) -> None:
     """Ends everything when nobody reads any more: whoever asked would take for undone what a call does after that."""
     with suppress(PermissionError):  # a file
         await anyio.wait_readable(target)  # an error is something to read; what a terminal or a socket has is none
