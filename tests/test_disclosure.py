@@ -179,7 +179,8 @@ def test_the_loop_opens_sections_and_goes_on_with_their_tools() -> None:
     assert [tool["function"]["name"] for tool in second["tools"]] == ["plain", "ship", "deep", "read_section"]
     assert "All of inner." in second["messages"][0]["content"]
     assert second["messages"][-1]["content"].startswith("opened: ops, ops.inner")
-    assert [one.name for one in session[ToolInvoked].all() if one.result.success] == ["deep", "ship"]
+    assert [one.name for one in session[ToolInvoked].all() if one.result.success] == ["open_sections", "deep", "ship"]
+    assert {receipt.outcome for receipt in session[Receipt].all()} == {"committed"}
     assert len(session[PromptRendered].all()) == 2
 
 

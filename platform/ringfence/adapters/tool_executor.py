@@ -26,6 +26,7 @@ from ringfence.errors import (
 )
 from ringfence.failures import describe_error
 from ringfence.participants import Participants, Transactional, current_call, set_current_call, sort_participants
+from ringfence.prompt.disclosure import OPEN_SECTIONS
 from ringfence.prompt.policy import ALLOW, Policy, PolicyDecision
 from ringfence.prompt.tool import BoundTool, ProviderAdapter, ToolContext, bind_tool
 from ringfence.resources import CallResources
@@ -367,7 +368,13 @@ class ToolExecutor:
                     f"{call.name} runs programs, and no filesystem of this prompt scans for their changes: bind that "
                     "of a Workspace, or one of your own with tracks_external_writes = True"
                 )
-        result = tool.handler(call.params, context=context)
+        try:
+            result = tool.handler(call.params, context=context)
+        except VisibilityExpansionRequired as expansion:
+            if call.name != OPEN_SECTIONS:
+                raise
+            call.error = expansion  # the call has done its work: it commits, and then the loop renders again
+            result = ToolResult(str(expansion), None)
         context.scope.close()
         # By the real type: `isinstance` believes a `__class__` that lies.
         if not issubclass(type(result), ToolResult) or not isinstance(result.message, str):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -563,6 +570,8 @@ def _fail(call: Call, error: BaseException) -> None:
     call.rendered = ""
     if call.outcome == "committed":
         call.outcome = "failed"
+    if isinstance(call.error, VisibilityExpansionRequired):
+        call.error = None
     if isinstance(error, (VisibilityExpansionRequired, PromptEvaluationError, DeadlineExceededError)):
         call.error = error
         message = str(error)
