@@ -76,7 +76,7 @@ def decoder(cls: type[T], *, extra: Extra = "forbid", coerce: bool = True) -> De
     if not _is_dataclass_type(cls):
         raise TypeError(f"expected a dataclass, got {name_of(cls)}")
     adapter = _adapter(cls)
-    validate = adapter.validate_json
+    validate = adapter.validator.validate_json
 
     def decode(data: Mapping[str, object] | str | bytes) -> T:
         text = _as_text(data)

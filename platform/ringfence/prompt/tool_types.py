@@ -76,6 +76,8 @@ def result_type_of(kind: Any, name: str) -> tuple[Any, Literal["object", "array"
 
 def is_of_type(value: object, kind: Any) -> bool:
     """Whether a value is of a declared type; what a union or a type variable allows is not looked at."""
+    if type(value) is kind:
+        return True
     origin = get_origin(kind) or kind
     return not isinstance(origin, type) or origin is types.UnionType or isinstance(value, origin)
 

@@ -312,22 +312,20 @@ class Slices:
         failures: list[HandlerFailure] = []
         with self._mutex:
             for event in events:
-                registered = self._reducers.get(type(event))
-                if registered is None:
-                    self._append(event, state=state, logs=logs)
-                    continue
-                for one in registered:
-                    if logs if self._policies[one.target] is LOG else state:
-                        self._reduce(one, event, context, failures)
+                kind = type(event)
+                registered = self._reducers.get(kind)
+                if registered is not None:
+                    for one in registered:
+                        if logs if self._policies[one.target] is LOG else state:
+                            self._reduce(one, event, context, failures)
+                elif (log := self._logs.get(kind)) is None:
+                    self._append_to_state(event, state=state)
+                elif logs:
+                    self._logs[kind] = log.append(event)
         return tuple(failures) if failures else ()
 
-    def _append(self, event: object, *, state: bool, logs: bool) -> None:
+    def _append_to_state(self, event: object, *, state: bool) -> None:
         kind = type(event)
-        log = self._logs.get(kind)
-        if log is not None:
-            if logs:
-                self._logs[kind] = log.append(event)
-            return
         if kind not in self._state:
             if isinstance(event, type):
                 raise TypeError(f"an event is no class: give an instance of {event.__name__}")
