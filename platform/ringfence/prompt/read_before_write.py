@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ringfence.filesystem.paths import escape_path, is_link, path_message, resolve_nofollow
@@ -142,9 +142,11 @@ class ReadBeforeWritePolicy(BasePolicy):
             known = _hashes(state)
             learned: dict[str, str | None] = {**call.reads.get(lock, {})} if reads else {}
             if writes and lock in call.changes:
-                # Since then a call of its handler, or another policy of this name, may have learned what it has made.
-                begun = _hashes(policy_state(context, self.name, scope, before=True))
-                learned |= _left_by(call, lock, (learned.get, begun.of, known.of), declared=declared)
+
+                def known_before(path: str, scope: str = scope) -> str | None:
+                    return _hashes(policy_state(context, self.name, scope, before=True)).of(path)
+
+                learned |= _left_by(call, lock, known, learned, known_before, declared=declared)
             news = {path: content_hash for path, content_hash in learned.items() if known.of(path) != content_hash}
             if news:
                 update_policy_state(context, state, invoked_keys=known.updated(news))
@@ -159,14 +161,25 @@ def _hashes(state: PolicyState) -> PathHashes:
 
 
 def _left_by(
-    call: CallInfo, lock: CallLock, known: Sequence[Callable[[str], str | None]], *, declared: bool
+    call: CallInfo,
+    lock: CallLock,
+    known: PathHashes,
+    learned: Mapping[str, str | None],
+    known_before: Callable[[str], str | None],
+    *,
+    declared: bool,
 ) -> dict[str, str | None]:
     """The files that a call has changed, with their hashes where the model knows what is in them now, and None where
-    not: if it did not know by one of ``known`` what was in one of them, that may be in any of them now. Raises OSError
-    (ESTALE) where a call that has ``declared`` its changes has made another one."""
+    not: if it did not know what was in one of them, that may be in any of them now. Raises OSError (ESTALE) where a
+    call that has ``declared`` its changes has made another one."""
+
+    def is_known(content_hash: str, path: str) -> bool:
+        # The state before the call is the slowest to find, and seldom decides: a call of the handler, or another
+        # policy of this name, may have learned what the call has made.
+        return content_hash in (known.of(path), learned.get(path)) or content_hash == known_before(path)
+
     answered_for = (call.answered_for or {}).get(lock, ())
     left: dict[str, str | None] = {}
-    left_known: dict[str, str | None] = {}
     unread = False
     for change in call.changes[lock]:
         path = change.path
@@ -174,15 +187,15 @@ def _left_by(
         after = change.after.content_hash if change.after is not None else None
         if was is not None and was == after:  # nothing but its permissions
             continue
-        known_as = [one(path) for one in known]
-        seen = was is None or was in known_as
+        seen = was is None or is_known(was, path)
         if declared and not seen and (path, was) not in answered_for:
             said = "was not as it had been read when this call changed it; nothing is changed, read it again"
             raise OSError(errno.ESTALE, said, path)
         left[path] = after
-        left_known[path] = after if after in known_as else None
         unread = unread or not seen
-    return left_known if unread else left
+    if not unread:
+        return left
+    return {path: after if after and is_known(after, path) else None for path, after in left.items()}
 
 
 def _replaces_unhashed(change: Change) -> bool:
