@@ -262,19 +262,13 @@ class InMemoryFilesystem(Transactional):
     def stat(self, path: str) -> FileStat:
         normal = normalise(path)
         node = self._itself(normal)[1]
-        if is_link := isinstance(node, Link):
-            node = self._existing(normal)[1]
-        is_file = isinstance(node, File)
-        return FileStat(
-            normal or "/",
-            is_file,
-            not is_file,
-            len(node.content) if is_file else 0,
-            moment(node.birth_ns),
-            moment(node.mtime_ns),
-            node.mode,
-            is_link,
-        )
+        if isinstance(node, Link):
+            return _stat(normal, self._existing(normal)[1], is_link=True)
+        if not isinstance(node, File):
+            return _stat(normal, node)
+        if node.stat is None or node.stat.path != normal:
+            node.stat = _stat(normal, node)
+        return node.stat
 
     def list(self, path: str = "") -> Sequence[FileEntry]:
         normal = normalise(path)
@@ -459,3 +453,17 @@ def moment(ns: int) -> datetime:
 
 def _prefix(normal: str) -> str:
     return f"{normal}/" if normal else ""
+
+
+def _stat(path: str, node: File | Directory, *, is_link: bool = False) -> FileStat:
+    is_file = isinstance(node, File)
+    return FileStat(
+        path or "/",
+        is_file,
+        not is_file,
+        len(node.content) if is_file else 0,
+        moment(node.birth_ns),
+        moment(node.mtime_ns),
+        node.mode,
+        is_link,
+    )

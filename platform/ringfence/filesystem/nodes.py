@@ -8,14 +8,24 @@ import itertools
 from typing import Final, TypeAlias, final
 
 from ringfence.filesystem.paths import os_error, outside
-from ringfence.filesystem.protocol import FileEntry, ReadBytesResult, ReadResult
+from ringfence.filesystem.protocol import FileEntry, FileStat, ReadBytesResult, ReadResult
 from ringfence.filesystem.search import Child
 from ringfence.participants import FileVersion
 
 
 @final
 class File:
-    __slots__ = ("_file_version", "_sha256", "birth_ns", "bytes_read", "content", "mode", "mtime_ns", "text_read")
+    __slots__ = (
+        "_file_version",
+        "_sha256",
+        "birth_ns",
+        "bytes_read",
+        "content",
+        "mode",
+        "mtime_ns",
+        "stat",
+        "text_read",
+    )
 
     def __init__(self, content: bytes, mode: int, mtime_ns: int, birth_ns: int) -> None:
         self.content: Final = content
@@ -25,6 +35,7 @@ class File:
         # The last answers to the usual questions, whose making takes longer than all else about a read.
         self.bytes_read: ReadBytesResult | None = None
         self.text_read: ReadResult | None = None
+        self.stat: FileStat | None = None
         self._sha256: str | None = None
         self._file_version: FileVersion | None = None
 
