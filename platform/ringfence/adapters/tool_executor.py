@@ -7,7 +7,7 @@ import errno
 import logging
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -93,9 +93,9 @@ class Call:
     params: Any
     recorded: object
     """For the receipt: the params as they came, copied where a handler could change them."""
-    started_at: datetime = field(default_factory=lambda: now(UTC))
-    clock: float = field(default_factory=perf_counter)
-    verdicts: list[PolicyVerdict] = field(default_factory=list[PolicyVerdict])
+    started_at: datetime
+    clock: float
+    verdicts: list[PolicyVerdict]
     outcome: Outcome = "failed"
     result: ToolResult[Any] = UNFINISHED
     rendered: str = ""
@@ -237,7 +237,9 @@ class ToolExecutor:
             cancellation,
         )
         bound = self._tools.get(name)
-        call = Call(name, call_id, arguments, bound, transaction, context, arguments, arguments)
+        call = Call(
+            name, call_id, arguments, bound, transaction, context, arguments, arguments, now(UTC), perf_counter(), []
+        )
         if self.session.dispatcher.has_handlers(ToolCallStarted):
             self.session.notify(
                 ToolCallStarted(

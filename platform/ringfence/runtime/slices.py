@@ -90,8 +90,12 @@ class Items(Generic[T]):
 
     def replace_item(self, old: T, new: T) -> Items[T]:
         items = self._items[: self.length]
-        index = next((index for index, item in enumerate(items) if item is old), self.length)
-        items[index : index + 1] = [new]
+        for index, item in enumerate(items):
+            if item is old:
+                items[index] = new
+                break
+        else:
+            items.append(new)
         return Items(items, len(items))
 
     def reopen(self, *, truncate: bool) -> Items[T]:
