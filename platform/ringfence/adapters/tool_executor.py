@@ -376,7 +376,7 @@ class ToolExecutor:
             if call.name != OPEN_SECTIONS:
                 raise
             call.error = expansion  # the call has done its work: it commits, and then the loop renders again
-            result = ToolResult(str(expansion), None)
+            result = ToolResult[Any](str(expansion), None)
         context.scope.close()
         # By the real type: `isinstance` believes a `__class__` that lies.
         if not issubclass(type(result), ToolResult) or not isinstance(result.message, str):  # pyright: ignore[reportUnnecessaryIsInstance]
