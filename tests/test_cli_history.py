@@ -62,14 +62,20 @@ def ringfence(*arguments: str | Path) -> subprocess.CompletedProcess[bytes]:
     return ended
 
 
-def run_command(tree: Path, *arguments: str | Path, turns: tuple[Mapping[str, Any], ...] = TURNS) -> list[str]:
+def run_words(tree: Path, *arguments: str | Path, turns: tuple[Mapping[str, Any], ...] = TURNS) -> list[str]:
     script = tree.parent / "script.jsonl"
     script.write_text("".join(json.dumps(turn) + "\n" for turn in turns))
-    return command("run", tree, "--task", "Do it.", "--model", f"script:{script}", *arguments)
+    return ["run", str(tree), "--task", "Do it.", "--model", f"script:{script}", *map(str, arguments)]
 
 
-def run(tree: Path, *arguments: str | Path) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(run_command(tree, *arguments), capture_output=True, timeout=60)
+def run_command(tree: Path, *arguments: str | Path, turns: tuple[Mapping[str, Any], ...] = TURNS) -> list[str]:
+    return command(*run_words(tree, *arguments, turns=turns))
+
+
+def run(
+    tree: Path, *arguments: str | Path, turns: tuple[Mapping[str, Any], ...] = TURNS
+) -> subprocess.CompletedProcess[bytes]:
+    return command_line.ringfence(*run_words(tree, *arguments, turns=turns))
 
 
 def as_json(*arguments: str | Path) -> dict[str, Any]:
@@ -146,7 +152,7 @@ def test_a_step_is_known_by_the_task_of_its_run_as_long_as_it_is_in_the_history(
     run(tree)
     task = "Say it again, Sam,\nin words that are as many as no line has room for: " + "again " * 20
     again = {"tool_calls": [call("write_file", file_path="c.txt", content="c\n")]}
-    subprocess.run(run_command(tree, "--task", task, turns=(again, TURNS[-1])), timeout=60)
+    run(tree, "--task", task, turns=(again, TURNS[-1]))
     lines = ringfence("log", tree).stdout.decode().splitlines()
     assert lines[0].endswith("c.txt  (run: Say it again, Sam, in words that are ...)")
     assert b"\nrun: Say it again, Sam, in words" in ringfence("show", tree, "3").stdout
@@ -297,7 +303,7 @@ def test_a_restore_that_takes_nothing_of_others_says_nothing_of_them(tree: Path)
 
 def test_a_conflict_with_a_later_step_is_exit_code_1(tree: Path) -> None:
     again = call("edit_file", file_path="a.txt", old_string="2", new_string="zwei")
-    subprocess.run(run_command(tree, turns=({"tool_calls": [READ, EDIT]}, {"tool_calls": [again]}, TURNS[2])))
+    run(tree, turns=({"tool_calls": [READ, EDIT]}, {"tool_calls": [again]}, TURNS[2]))
     ended = ringfence("undo", tree, "--step", "1")
     assert (ended.returncode, ended.stdout) == (1, b"conflict  a.txt  (changed since by step 2 (edit_file))\n")
     assert (tree / "a.txt").read_bytes() == b"one\r\nzwei\r\nthree"

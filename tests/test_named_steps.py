@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from command_line import ringfence_text
 
 from ringfence.testing import held_call
 from ringfence_sandbox import Workspace
@@ -141,24 +140,20 @@ def test_a_name_given_after_an_edit_by_hand_is_said_to_be_of_that_too(root: Path
 
 
 def test_the_commands_give_names_and_take_them(root: Path) -> None:
-    def ringfence(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "ringfence_cli", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60)
-
     with Workspace.open(root) as workspace:
         write(workspace, "1\n")
     tree = str(root)
-    assert "goes back to it" in ringfence("checkpoint", tree, "good").stderr
-    assert "[good]" in ringfence("log", tree).stdout
+    assert "goes back to it" in ringfence_text("checkpoint", tree, "good").stderr
+    assert "[good]" in ringfence_text("log", tree).stdout
     (root / "x").write_text("2\n")
-    assert json.loads(ringfence("diff", tree, "good", "--json").stdout)["patch"] == ""
-    later = ringfence("checkpoint", tree, "later").stderr
+    assert json.loads(ringfence_text("diff", tree, "good", "--json").stdout)["patch"] == ""
+    later = ringfence_text("checkpoint", tree, "later").stderr
     assert "step 1, with what others have changed since, is called later: `ringfence restore" in later
-    assert ringfence("restore", tree, "good").returncode == 0
+    assert ringfence_text("restore", tree, "good").returncode == 0
     assert (root / "x").read_text() == "1\n"
-    assert ringfence("restore", tree, "0").returncode == 0
+    assert ringfence_text("restore", tree, "0").returncode == 0
     assert (root / "x").read_text() == "0\n"
-    dropped = json.loads(ringfence("checkpoint", tree, "good", "--drop", "--json").stdout)
+    dropped = json.loads(ringfence_text("checkpoint", tree, "good", "--drop", "--json").stdout)
     assert dropped == {"checkpoint": None}
-    bad = ringfence("restore", tree, "good")
+    bad = ringfence_text("restore", tree, "good")
     assert (bad.returncode, "no step is called" in bad.stderr) == (2, True)

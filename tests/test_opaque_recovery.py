@@ -146,7 +146,7 @@ def test_what_a_program_did_to_what_typed_changes_displaced_is_mended_by_recover
 
     case.damage = OF_DISPLACED[name]
     outcomes: set[bool] = set()
-    for again in kill_points(11):
+    for again in kill_points(23):
         case.fresh()
         assert killed_at(0, damaged)
         killed = killed_at(again, lambda before: case.reopened(before).close())
@@ -171,7 +171,7 @@ def test_a_recovery_of_an_opaque_call_killed_anywhere_is_done_again(case: Case, 
     def damaged(before: Before) -> None:
         case.run(lambda name: before(name) if name == "damaged" else None, "commit", typed=typed)
 
-    for again in kill_points(13):
+    for again in kill_points(31):
         case.fresh()
         assert killed_at(0, damaged)
         killed = killed_at(again, lambda before: case.reopened(before).close())
