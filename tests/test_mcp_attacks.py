@@ -25,8 +25,8 @@ from ringfence.prompt import MarkdownSection, Section, Tool, ToolContext, ToolPo
 from ringfence.runtime.receipts import Receipt
 from ringfence.runtime.session import Session
 from ringfence_cli.serve.clients import MAX_CLIENTS
-from ringfence_cli.serve.http import Address, Limits, listen, serve
 from ringfence_cli.serve.server import WorkspaceServer
+from ringfence_cli.serve.transports import Address, Limits, listen, serve_http
 from ringfence_tools import VfsToolsSection
 
 PATIENT = 30.0
@@ -166,7 +166,7 @@ def served(bench: Bench, limits: Limits) -> Iterator[Served]:
     async def serving(*, task_status: anyio.abc.TaskStatus[anyio.CancelScope]) -> None:
         with anyio.CancelScope() as scope:
             task_status.started(scope)
-            await serve(server.protocol(), listening, TOKEN, [], limits)
+            await serve_http(server.protocol(), listening, TOKEN, [], limits)
 
     with start_blocking_portal() as portal:
         running, scope = portal.start_task(serving)

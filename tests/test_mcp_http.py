@@ -25,7 +25,7 @@ from mcp.client.streamable_http import streamable_http_client
 from ringfence_cli.main import ringfence
 from ringfence_cli.options import Invocation
 from ringfence_cli.serve.clients import CLIENT_HEADER
-from ringfence_cli.serve.http import Address, address_of
+from ringfence_cli.serve.transports import Address, parse_address
 from ringfence_cli.signals import Signals
 from ringfence_sandbox import Workspace
 
@@ -273,7 +273,7 @@ def test_what_would_be_open_to_others_or_cannot_be_is_refused(
     ],
 )
 def test_an_address_is_of_this_machine_unless_it_says_otherwise(text: str, address: Address) -> None:
-    assert address_of(text) == address
+    assert parse_address(text) == address
     assert address.is_loopback
 
 

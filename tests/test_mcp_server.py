@@ -23,11 +23,9 @@ from ringfence.prompt import MarkdownSection, Section, Tool, ToolContext, ToolPo
 from ringfence.runtime.limits import Cancellation
 from ringfence.runtime.receipts import Receipt
 from ringfence.runtime.session import Session
-from ringfence_cli.serve import resources
-from ringfence_cli.serve.clients import MAX_REMEMBERED
+from ringfence_cli.serve.clients import MAX_ITEMS, MAX_STRUCTURED_CHARACTERS, fit_structured
 from ringfence_cli.serve.clients import Client as SessionOfClient
-from ringfence_cli.serve.results import MAX_STRUCTURED_CHARACTERS, fitted
-from ringfence_cli.serve.server import WorkspaceServer
+from ringfence_cli.serve.server import MAX_RESOURCE_BYTES, PAGE_SIZE, WorkspaceServer, resource_uri
 from ringfence_cli.serve.workspaces import ServedWorkspace, open_workspace
 from ringfence_tools import VfsToolsSection
 from ringfence_tools.files import Listing
@@ -373,7 +371,7 @@ async def test_a_result_that_is_a_list_is_an_object_with_items(bench: Bench, era
     ],
 )
 def test_what_is_cut_is_small_enough_whatever_it_is(value: dict[str, Any]) -> None:
-    small, cut = fitted(value)
+    small, cut = fit_structured(value)
     assert cut
     assert len(json.dumps(small)) <= MAX_STRUCTURED_CHARACTERS
 
@@ -474,7 +472,7 @@ async def test_nothing_outside_of_the_workspace_is_reached(
             assert result.is_error
             assert "secret\n" not in text(result)
         with pytest.raises(MCPError, match="is outside of the workspace root"):
-            await client.read_resource(resources.address(path))
+            await client.read_resource(resource_uri(path))
     assert (root.parent / "secret.txt").read_text() == "secret\n"
 
 
@@ -536,13 +534,13 @@ async def test_files_are_resources_a_page_at_a_time(served: ServedWorkspace, roo
         cursor = None
         while True:
             page = await client.list_resources(cursor=cursor)
-            assert len(page.resources) <= resources.PAGE
+            assert len(page.resources) <= PAGE_SIZE
             listed += [resource.name for resource in page.resources]
             cursor = page.next_cursor
             if cursor is None:
                 break
         templates = (await client.list_resource_templates()).resource_templates
-        odd = await client.read_resource(resources.address("many/odd name%.txt"))
+        odd = await client.read_resource(resource_uri("many/odd name%.txt"))
     assert len(listed) == len(set(listed))
     assert set(listed) == names
     assert [template.uri_template for template in templates] == ["workspace:///{+path}"]
@@ -550,7 +548,7 @@ async def test_files_are_resources_a_page_at_a_time(served: ServedWorkspace, roo
 
 
 async def test_a_resource_is_whole_or_refused(served: ServedWorkspace, root: Path, era: str) -> None:
-    (root / "large.bin").write_bytes(b"\xff" * (resources.MAX_BYTES + 1))
+    (root / "large.bin").write_bytes(b"\xff" * (MAX_RESOURCE_BYTES + 1))
     (root / "binary").write_bytes(b"\xff\x00")
     (root / "out").symlink_to("/etc/passwd")
     (root / "etc").symlink_to("/etc")
@@ -586,14 +584,14 @@ def test_a_session_does_not_grow_with_the_calls(served: ServedWorkspace) -> None
     client = SessionOfClient(served, [].append)
     for _ in range(250):
         assert not client.call("ls", {}, Cancellation()).is_error
-    assert len(client.session[Receipt].all()) <= MAX_REMEMBERED
-    assert len(client.session[Listing].all()) <= MAX_REMEMBERED
+    assert len(client.session[Receipt].all()) <= MAX_ITEMS
+    assert len(client.session[Listing].all()) <= MAX_ITEMS
     client.close()
 
 
 def test_what_a_cut_answer_names_is_there_however_many_calls_there_were(bench: Bench) -> None:
     client = SessionOfClient(bench, [].append)
-    for _ in range(MAX_REMEMBERED + 1):
+    for _ in range(MAX_ITEMS + 1):
         cut = text(client.call("long", {}, Cancellation()))
         (place,) = set(re.findall(r"\.ringfence/results/\w+", cut))
         assert not client.call("read_file", {"file_path": place, "limit": 1}, Cancellation()).is_error

@@ -21,7 +21,7 @@ from mcp_types import TextContent
 
 from ringfence.errors import WorkspaceLockedError
 from ringfence_cli.policies import owner_file
-from ringfence_cli.serve.stdio import MAX_LINE_BYTES
+from ringfence_cli.serve.transports import MAX_LINE_BYTES
 from ringfence_sandbox import Workspace
 
 SERVE = [sys.executable, "-m", "ringfence_cli", "serve"]

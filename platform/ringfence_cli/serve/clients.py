@@ -1,25 +1,31 @@
-"""The clients of a server. Each has a session of its own, so what one has read says nothing about the others."""
+"""The clients of an MCP server, and the results of their tool calls.
+
+Each client has its own session, so a file that one client has read is still unread for the others.
+"""
 
 from __future__ import annotations
 
+import json
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import is_dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from mcp.server.context import ServerRequestContext
-from mcp_types import CallToolResult
+from mcp_types import CallToolResult, TextContent
 
-from ringfence.adapters.tool_executor import ToolExecutor
+from ringfence import serde
+from ringfence.adapters.tool_executor import ToolCallResult, ToolExecutor
 from ringfence.errors import PromptEvaluationError
 from ringfence.failures import describe_error
 from ringfence.prompt.prompt import Prompt, PromptTemplate
+from ringfence.prompt.tool import Tool
 from ringfence.runtime.events import ToolInvoked
 from ringfence.runtime.limits import Cancellation
 from ringfence.runtime.receipts import Receipt
 from ringfence.runtime.session import Session
-from ringfence_cli.serve.results import called, failed
+from ringfence.runtime.tool_result import bounded
 from ringfence_cli.serve.workspaces import ServedWorkspace
 from ringfence_tools.agent_run import MakeSection
 
@@ -27,85 +33,92 @@ if TYPE_CHECKING:
     from ringfence.telemetry import Telemetry
 
 CLIENT_HEADER = "ringfence-client"
-"""By which clients that share a name, and have no connection that lasts, can tell themselves apart."""
+"""Tells apart clients of one name that have no lasting connection."""
 SESSION_HEADER = "mcp-session-id"
 MAX_CLIENTS = 64
-MAX_REMEMBERED = 32
-"""Events and values of one kind that a session keeps: a server may run for months."""
-REMEMBERED = 16
-"""Of these, when there are too many: the last ones, since an answer that was cut names the place of the whole."""
+MAX_ITEMS = 32
+"""Events and values of one type that a session keeps. A server may run for months."""
+RETAINED_ITEMS = 16
+"""The newest items, kept when there are more than MAX_ITEMS. A result that was cut names the file of the whole."""
+MAX_STRUCTURED_CHARACTERS = 200_000
+"""The limit of a structured result as JSON. The text has a limit of its own."""
+ITEMS = "items"
+"""The key of a result that is a list. MCP requires an object."""
+MESSAGE = "message"
+"""The key of the tool's message, unless the result has a field of that name."""
+CUT = "[the structured result was cut: ask for a smaller part]"
 
 
 class Client:
-    """One client's session over the shared workspace."""
+    """One client: its session, and its tools on the shared workspace."""
 
     def __init__(
         self,
         workspace: ServedWorkspace,
-        hear: Callable[[Receipt], None],
+        on_receipt: Callable[[Receipt], None],
         telemetry: Telemetry | None = None,
-        added: Sequence[MakeSection] = (),
+        extra_sections: Sequence[MakeSection] = (),
     ) -> None:
         self.session = Session()
         if telemetry is not None:
             telemetry.observe(self.session)
-        sections = [*workspace.sections(self.session), *(make(self.session) for make in added)]
+        sections = [*workspace.sections(self.session), *(make(self.session) for make in extra_sections)]
         template = PromptTemplate(ns="ringfence", key="serve", sections=sections, policies=workspace.policies)
         prompt = Prompt(template)
         self.calls = 0
-        """That run, or wait for their turn."""
+        """The number of calls that run or wait."""
         self._resources = ExitStack()
         self._resources.enter_context(prompt.resources)
         self._executor = ToolExecutor(prompt=prompt, session=self.session)
         tools = prompt.tools(session=self.session)
         self.tools = {tool.name: tool for tool in tools if tool.read_only or not workspace.read_only}
-        results = (tool.result_type for tool in tools)
-        self._kinds = {ToolInvoked, Receipt, *(kind for kind in results if kind is not None and is_dataclass(kind))}
-        self.session.dispatcher.subscribe(Receipt, hear)
+        results = {tool.result_type for tool in tools if tool.result_type is not None}
+        self._item_types = {ToolInvoked, Receipt, *filter(is_dataclass, results)}
+        self.session.dispatcher.subscribe(Receipt, on_receipt)
 
     def call(self, name: str, arguments: Mapping[str, object] | None, cancellation: Cancellation) -> CallToolResult:
-        """One tool call, on any thread; never two at once."""
+        """Execute one tool call, on any thread. Two calls must not overlap."""
         try:
-            answer = self._executor.execute(name, arguments, cancellation=cancellation)
-            return called(answer, self.tools.get(name))
+            call = self._executor.execute(name, arguments, cancellation=cancellation)
+            return tool_result(call, self.tools.get(name))
         except PromptEvaluationError as error:
-            return failed(str(error))
-        except SystemExit as error:  # of a tool of the user's own: the server goes on for all others
-            return failed(f"{name} has ended itself, and was rolled back: {describe_error(error)}")
+            return error_result(str(error))
+        except SystemExit as error:  # from a tool of the user: the other clients still need the server
+            return error_result(f"{name} has ended itself, and was rolled back: {describe_error(error)}")
         finally:
-            self._forget()
+            self._trim_session()
 
-    def _forget(self) -> None:
-        for kind in self._kinds:
-            items = self.session[kind].all()
-            if len(items) > MAX_REMEMBERED:
-                self.session[kind].seed(items[-REMEMBERED:])
+    def _trim_session(self) -> None:
+        for item_type in self._item_types:
+            items = self.session[item_type].all()
+            if len(items) > MAX_ITEMS:
+                self.session[item_type].seed(items[-RETAINED_ITEMS:])
 
     def close(self) -> None:
         self._resources.close()
 
 
 class Clients:
-    """The clients that one run of the server has had, the least recently seen first."""
+    """The clients of one run of the server, the least recently used first."""
 
-    def __init__(self, make: Callable[[], Client]) -> None:
-        self._make = make
+    def __init__(self, make_client: Callable[[], Client]) -> None:
+        self._make_client = make_client
         self._clients: OrderedDict[str, Client] = OrderedDict()
 
     def of(self, context: ServerRequestContext[Any, Any]) -> Client:
-        """The client that made a request. One who has not been heard of for long is a new one."""
+        """Return the client of a request. A client that was evicted starts anew."""
         key = _key(context)
         client = self._clients.get(key)
         if client is None:
-            client = self._make()
+            client = self._make_client()
             if len(self._clients) >= MAX_CLIENTS:
-                self._forget_one()
+                self._evict_one()
             self._clients[key] = client
         self._clients.move_to_end(key)
         return client
 
-    def _forget_one(self) -> None:
-        """Who has not been heard of for longest, and waits for no answer."""
+    def _evict_one(self) -> None:
+        """Close the least recently used client that has no call."""
         for key, client in self._clients.items():
             if not client.calls:
                 del self._clients[key]
@@ -119,11 +132,65 @@ class Clients:
 
 def _key(context: ServerRequestContext[Any, Any]) -> str:
     if context.request is None:
-        return ""  # standard input and output, or memory: one connection, one client
+        return ""  # stdio or memory: one connection, one client
     headers: Mapping[str, str] = context.request.headers
     if (session := headers.get(SESSION_HEADER)) is not None:
         return f"session {session}"
-    # 2026-07-28 and later: nothing lasts from one request to the next, so a client is who it says it is.
+    # From 2026-07-28 on, requests share no session: the client names itself.
     params = context.session.client_params
     name = f"{params.client_info.name} {params.client_info.version}" if params is not None else ""
     return f"client {headers.get(CLIENT_HEADER, '')} {name}"
+
+
+def tool_result(call: ToolCallResult, tool: Tool[Any, Any] | None) -> CallToolResult:
+    """Make the MCP result of a tool call: the text for the model, and the value if there is one."""
+    receipt = call.receipt
+    meta = {"ringfence/outcome": receipt.outcome, "ringfence/receipt": receipt.receipt_id}
+    if receipt.commit is not None:
+        meta["ringfence/commit"] = receipt.commit
+    text = call.text
+    structured: dict[str, Any] | None = None
+    if call.result.success and tool is not None and tool.result_type not in (None, str):
+        dumped = serde.dump_any(call.result.value)
+        value = dumped if tool.result_container == "object" else {ITEMS: dumped}
+        structured, cut = fit_structured(cast("dict[str, Any]", value))
+        message = bounded(call.result.message)
+        if cut:
+            message, text = f"{message}\n{CUT}", f"{text}\n{CUT}"
+        # Some clients show the model only the structured result.
+        structured = {MESSAGE: message, **structured}
+    return CallToolResult(
+        content=[TextContent(type="text", text=text)],
+        structured_content=structured,
+        is_error=not call.result.success,
+        _meta=meta,
+    )
+
+
+def error_result(message: str) -> CallToolResult:
+    return CallToolResult(content=[TextContent(type="text", text=bounded(message))], is_error=True)
+
+
+def fit_structured(value: dict[str, Any]) -> tuple[dict[str, Any], bool]:
+    """Cut the texts and lists of a JSON value until it is small enough. Return it, and whether it was cut.
+
+    The value still has the shape of its schema.
+    """
+    limit = 10_000
+    cut = False
+    while len(json.dumps(value, ensure_ascii=False)) > MAX_STRUCTURED_CHARACTERS and limit:
+        value = _cut(value, limit)
+        limit //= 4
+        cut = True
+    return value, cut
+
+
+def _cut(value: Any, limit: int) -> Any:
+    if isinstance(value, str):
+        return value if len(value) <= limit else f"{value[:limit]}[... {len(value) - limit:,} more characters]"
+    if isinstance(value, list):
+        return [_cut(item, limit) for item in cast("list[Any]", value)[:limit]]
+    if isinstance(value, dict):
+        items = list(cast("dict[str, Any]", value).items())[:limit]
+        return {key: _cut(item, limit) for key, item in items}
+    return value

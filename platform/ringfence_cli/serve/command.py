@@ -1,4 +1,4 @@
-"""``ringfence serve``: from the words of the command line to a server that runs, and to its end."""
+"""The command ``ringfence serve``: open the workspace, run the server, and stop it at a signal."""
 
 from __future__ import annotations
 
@@ -23,9 +23,17 @@ from ringfence_cli.options import UNAVAILABLE, NotStartedError
 from ringfence_cli.outputs import ErrorStream, ReceiptsFile, refuse_way_out
 from ringfence_cli.own_sections import reserve_stdout, sections_of
 from ringfence_cli.policies import policies_of, unfit
-from ringfence_cli.serve import stdio
 from ringfence_cli.serve.clients import Client
 from ringfence_cli.serve.server import WorkspaceServer
+from ringfence_cli.serve.transports import (
+    PATH,
+    Address,
+    listen,
+    parse_address,
+    refuse_stdio,
+    serve_http,
+    serve_stdio,
+)
 from ringfence_cli.serve.workspaces import ServedWorkspace, open_workspace
 from ringfence_cli.signals import Signals
 from ringfence_cli.telemetry import telemetry_of
@@ -42,7 +50,7 @@ MIN_TOKEN_CHARACTERS = 16
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """What was asked for. ``http`` is HOST:PORT, or None for standard input and output."""
+    """The options of the command. ``http`` is HOST:PORT, or None for stdio."""
 
     directory: Path
     place: Place
@@ -55,7 +63,7 @@ class ServeOptions:
 
 
 def serve(options: ServeOptions, signals: Signals) -> int:
-    """The exit code. Raises click.ClickException for what cannot be served."""
+    """Serve until the end and return the exit code. Raise click.ClickException for what cannot be served."""
     try:
         return _serve(options, signals)
     except (click.ClickException, StateDirectoryError) as raised:
@@ -78,18 +86,18 @@ def _serve(options: ServeOptions, signals: Signals) -> int:
                     errors.say(line)
                 owned = policies_of(options.directory, options.policies)
                 with reserve_stdout(options.sections):
-                    added = sections_of(options.sections, options.directory)
+                    extra_sections = sections_of(options.sections, options.directory)
                 workspace = open_workspace(
                     options.place, options.directory, read_only=options.read_only, policies=owned
                 )
                 stack.callback(workspace.close)
-                receipts = _receipts(options, stack)
+                receipts = _open_receipts(options, stack)
                 on_disk = workspace.writable
                 if receipts is not None and on_disk is not None and on_disk.history is not None:
                     protect_path(on_disk, receipts.path, "the receipts of this server come there")
                     receipts.complete(on_disk.history)
-                with reserve_stdout(added):
-                    _begin_once(workspace, added)
+                with reserve_stdout(extra_sections):
+                    _check_client(workspace, extra_sections)
         except PromptValidationError as error:
             raise unfit(error, options.directory, options.place.workspace) from None
         except KeyboardInterrupt:
@@ -101,70 +109,67 @@ def _serve(options: ServeOptions, signals: Signals) -> int:
             return UNAVAILABLE
         for line in (*workspace.notes, *hints):
             errors.say(line)
-        hear = partial(_write, receipts, errors) if receipts is not None else _nothing
-        server = WorkspaceServer(workspace, hear, telemetry, added)
+        on_receipt = partial(_write_receipt, receipts, errors) if receipts is not None else _ignore
+        server = WorkspaceServer(workspace, on_receipt, telemetry, extra_sections)
         stack.callback(server.wait)
-        gc.freeze()  # so that no collection looks through what is loaded in the middle of a call, either
+        gc.freeze()  # so that no collection during a call traverses what is loaded now
         gc.enable()
         return anyio.run(_run, server, transport, signals)
 
 
-def _begin_once(workspace: ServedWorkspace, added: Sequence[MakeSection]) -> None:
-    """What no client could begin with is said now."""
+def _check_client(workspace: ServedWorkspace, extra_sections: Sequence[MakeSection]) -> None:
+    """Make one client, so that an error of the tools is reported before the first request."""
     try:
-        Client(workspace, _nothing, added=added).close()
+        Client(workspace, _ignore, extra_sections=extra_sections).close()
     except (click.ClickException, PromptValidationError):
         raise
     except Exception as error:
-        if not added:
+        if not extra_sections:
             raise
         raise NotStartedError(f"--section: no client could begin with it: {describe_error(error)}") from error
 
 
-def _refuse(said: str, options: ServeOptions, signals: Signals) -> None:
+def _refuse(message: str, options: ServeOptions, signals: Signals) -> None:
     if options.http is None and not os.isatty(0):
-        anyio.run(_until_a_signal, partial(stdio.refuse, printable(f"ringfence: {said}")), signals)
+        anyio.run(_run_until_signal, partial(refuse_stdio, printable(f"ringfence: {message}")), signals)
 
 
 Transport = Callable[[WorkspaceServer], Awaitable[None]]
 
 
 async def _run(server: WorkspaceServer, transport: Transport, signals: Signals) -> int:
-    """Until the client goes away (0), or a signal comes."""
-    await _until_a_signal(partial(transport, server), signals, server.stop)
+    """Serve until the client disconnects or a signal arrives. Return the exit code."""
+    await _run_until_signal(partial(transport, server), signals, server.stop)
     return EXIT_CODES["interrupted"] if signals.arrived else 0
 
 
-async def _until_a_signal(
+async def _run_until_signal(
     work: Callable[[], Awaitable[None]], signals: Signals, stop: Callable[[], None] = lambda: None
 ) -> None:
     arrived = anyio.Event()
-    # Not with asyncio's own handlers: when those go, a second signal kills the process in the middle of a rollback.
+    # When the handlers of asyncio are removed, a second signal kills the process in the middle of a rollback.
     with signals.notifying(partial(asyncio.get_running_loop().call_soon_threadsafe, arrived.set)):
         async with anyio.create_task_group() as group:
 
-            async def wait_for_a_signal() -> None:
+            async def wait_for_signal() -> None:
                 await arrived.wait()
                 stop()
                 group.cancel_scope.cancel()
 
-            group.start_soon(wait_for_a_signal)
+            group.start_soon(wait_for_signal)
             await work()
             stop()
             group.cancel_scope.cancel()
 
 
 def _transport(options: ServeOptions, stack: ExitStack) -> tuple[Transport, Sequence[str]]:
-    """How clients are spoken to, and what a person has to know to be one."""
+    """Return the transport, and the lines that tell a person how to connect."""
     if options.http is None:
         if options.allowed_hosts:
             raise click.UsageError("--allow-host is for --http")
         return _over_stdio, ()
-    # Not needed for standard input and output, and slow to load.
-    from ringfence_cli.serve.http import PATH, Address, address_of, listen
-
     try:
-        address = address_of(options.http)
+        address = parse_address(options.http)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="'--http'") from None
     if not address.is_loopback and not options.allowed_hosts:
@@ -172,45 +177,43 @@ def _transport(options: ServeOptions, stack: ExitStack) -> tuple[Transport, Sequ
             f"{address.host} can be reached from other machines. If that is meant, say by which name clients call it: "
             "--allow-host NAME. The connection is not encrypted: put a proxy with TLS before it"
         )
-    token, said = _token()
+    token, token_hint = _token()
     try:
         listening = stack.enter_context(listen(address))
     except OSError as error:
         raise click.BadParameter(
             f"{options.http} cannot be used: {describe_error(error)}", param_hint="'--http'"
         ) from None
-    shown = Address(address.host, listening.getsockname()[1])
+    bound = Address(address.host, listening.getsockname()[1])
     hints = (
-        f"serving {options.directory} at http://{shown.written_host}:{shown.port}{PATH}",
-        f"clients send the header  Authorization: Bearer {said}",
+        f"serving {options.directory} at http://{bound.url_host}:{bound.port}{PATH}",
+        f"clients send the header  Authorization: Bearer {token_hint}",
     )
     return partial(_over_http, listening=listening, token=token, hosts=options.allowed_hosts), hints
 
 
 def _token() -> tuple[str, str]:
-    """The token, and what is said of it."""
-    given = os.environ.get(TOKEN_VARIABLE)
-    if given is None:
-        made = secrets.token_urlsafe(32)
-        return made, made
-    if len(given) < MIN_TOKEN_CHARACTERS or not given.isascii() or not given.isprintable() or " " in given:
+    """Return the token, and how to print it."""
+    token = os.environ.get(TOKEN_VARIABLE)
+    if token is None:
+        token = secrets.token_urlsafe(32)
+        return token, token
+    if len(token) < MIN_TOKEN_CHARACTERS or not token.isascii() or not token.isprintable() or " " in token:
         raise click.UsageError(
             f"{TOKEN_VARIABLE} has to be {MIN_TOKEN_CHARACTERS} or more printable ASCII characters without blanks"
         )
-    return given, f"${TOKEN_VARIABLE}"
+    return token, f"${TOKEN_VARIABLE}"
 
 
 async def _over_stdio(server: WorkspaceServer) -> None:
-    await stdio.serve(server.protocol())
+    await serve_stdio(server.protocol())
 
 
 async def _over_http(server: WorkspaceServer, listening: socket.socket, token: str, hosts: Sequence[str]) -> None:
-    from ringfence_cli.serve import http
-
-    await http.serve(server.protocol(), listening, token, hosts)
+    await serve_http(server.protocol(), listening, token, hosts)
 
 
-def _receipts(options: ServeOptions, stack: ExitStack) -> ReceiptsFile | None:
+def _open_receipts(options: ServeOptions, stack: ExitStack) -> ReceiptsFile | None:
     path = options.receipts
     if path is None:
         return None
@@ -221,12 +224,12 @@ def _receipts(options: ServeOptions, stack: ExitStack) -> ReceiptsFile | None:
         raise click.UsageError(f"{str(path)!r} cannot be written: {why(error)}") from None
 
 
-def _write(receipts: ReceiptsFile, errors: ErrorStream, receipt: Receipt) -> None:
+def _write_receipt(receipts: ReceiptsFile, errors: ErrorStream, receipt: Receipt) -> None:
     try:
         receipts.call(receipt, None, "")
     except OSError as error:
         errors.say(f"ringfence: the receipt of {receipt.tool} could not be written: {describe_error(error)}")
 
 
-def _nothing(receipt: Receipt) -> None:
-    """Nobody asked for receipts."""
+def _ignore(receipt: Receipt) -> None:
+    """Write no receipt."""

@@ -1,15 +1,19 @@
-"""An MCP server over one workspace: what clients ask, and the way of their tool calls to the executor and back."""
+"""The MCP server of a workspace: its tools, its resources, and the queue of calls to them."""
 
 from __future__ import annotations
 
+import base64
+import mimetypes
 import os
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import cached_property, partial
 from importlib.metadata import version
+from itertools import islice
 from time import monotonic
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+from urllib.parse import quote, unquote_to_bytes
 
 import anyio
 from anyio import to_thread
@@ -18,6 +22,8 @@ from mcp.server.lowlevel import Server
 from mcp.shared.exceptions import MCPError
 from mcp_types import (
     INTERNAL_ERROR,
+    INVALID_PARAMS,
+    BlobResourceContents,
     CallToolRequestParams,
     CallToolResult,
     ListResourcesResult,
@@ -26,58 +32,82 @@ from mcp_types import (
     PaginatedRequestParams,
     ReadResourceRequestParams,
     ReadResourceResult,
+    Resource,
+    ResourceTemplate,
+    TextResourceContents,
+    ToolAnnotations,
 )
 from mcp_types import Tool as ToolDescription
 
-from ringfence.filesystem.paths import escape_path
+from ringfence import serde
+from ringfence.filesystem.paths import escape_path, path_message
+from ringfence.filesystem.protocol import FileEntry, Filesystem
+from ringfence.prompt.tool import Tool
 from ringfence.runtime.limits import Cancellation
 from ringfence.runtime.receipts import Receipt
-from ringfence_cli.serve import resources
-from ringfence_cli.serve.clients import Client, Clients
-from ringfence_cli.serve.results import described, failed
+from ringfence_cli.serve.clients import ITEMS, MESSAGE, Client, Clients, error_result
 from ringfence_cli.serve.workspaces import ServedWorkspace
 from ringfence_tools.agent_run import MakeSection
+from ringfence_tools.run_workspace import is_git_data
 
 if TYPE_CHECKING:
     from ringfence.telemetry import Telemetry
 
-PATIENCE_SECONDS = 60.0
-"""How long a call waits for those before it."""
+QUEUE_SECONDS = 60.0
+"""How long a call waits for the calls before it."""
 PROGRESS_SECONDS = 1.0
-"""Between two signs of life of a call that takes long."""
+"""The time between two progress notifications of a call."""
 INSTRUCTIONS = """\
 Tools for the files of a workspace: {directory}. Paths are relative to its root. Every call is a transaction: one that
 fails, is denied or is cancelled has changed nothing, and says how to get it right. Read a file before you change, move
 or remove it."""
 
+ADDITIVE = frozenset({"checkpoint"})
+"""Tools that change something and remove nothing."""
+IDEMPOTENT = frozenset({"write_file", "rm", "restore"})
+"""Tools whose second call with the same arguments changes nothing more."""
+_NO_PARAMS: dict[str, object] = {"type": "object", "properties": {}, "additionalProperties": False}
+
+SCHEME = "workspace:///"
+PAGE_SIZE = 200
+"""Resources on one page."""
+MAX_RESOURCE_BYTES = 1 << 20
+"""The limit of one resource. `read_file` reads a larger file in parts."""
+TEMPLATE = ResourceTemplate(
+    uri_template=f"{SCHEME}{{+path}}", name="file", description="A file of the workspace, by its path from the root."
+)
+
 Context = ServerRequestContext[Clients, Any]
 Receive = Callable[[], Awaitable[Mapping[str, Any]]]
 ReportProgress = Callable[[float, float | None, str | None], Awaitable[None]]
-FoundT = TypeVar("FoundT")
+ResultT = TypeVar("ResultT")
 
 
 class WorkspaceServer:
-    """Serves a workspace to any number of clients. One call runs at a time, in the order they came, on a thread; a
-    call whose client cancels it, or vanishes, is rolled back."""
+    """Serve one workspace to any number of clients.
+
+    Calls run on a thread, one at a time, in the order of their arrival. A call is rolled back when its client cancels
+    it or disconnects.
+    """
 
     def __init__(
         self,
         workspace: ServedWorkspace,
-        hear: Callable[[Receipt], None],
+        on_receipt: Callable[[Receipt], None],
         telemetry: Telemetry | None = None,
-        added: Sequence[MakeSection] = (),
+        extra_sections: Sequence[MakeSection] = (),
     ) -> None:
-        """``hear`` is told the receipt of every call, on the thread of the call. The protocol's SDK makes spans of
-        requests itself; those of ``telemetry`` are within them."""
+        """``on_receipt`` gets the receipt of each call, on the thread of the call. The SDK of the protocol makes the
+        spans of requests; the spans of ``telemetry`` are inside them."""
         self._workspace = workspace
-        self._make = partial(Client, workspace, hear, telemetry, added)
+        self._make_client = partial(Client, workspace, on_receipt, telemetry, extra_sections)
         self._turn = anyio.Lock()
         self._working = threading.Lock()
         self._running: set[Cancellation] = set()
         self._stopped = False
 
     def protocol(self) -> Server[Clients]:
-        """The server as the SDK runs it, over any transport."""
+        """The server object of the SDK, for any transport."""
         return Server(
             "ringfence",
             version=version("ringfence"),
@@ -92,19 +122,19 @@ class WorkspaceServer:
         )
 
     def stop(self) -> None:
-        """Cancel what runs, so that it rolls back, and refuse what comes."""
+        """Cancel the running calls, so that they roll back, and every later call."""
         self._stopped = True
         for cancellation in self._running:
             cancellation.cancel()
 
     def wait(self) -> None:
-        """Until no handler runs. From here on the workspace can be closed."""
+        """Wait until no call runs. The workspace can be closed after that."""
         with self._working:
             pass
 
     @asynccontextmanager
     async def _clients(self, _: Server[Clients]) -> AsyncGenerator[Clients]:
-        clients = Clients(self._make)
+        clients = Clients(self._make_client)
         try:
             yield clients
         finally:
@@ -112,10 +142,10 @@ class WorkspaceServer:
 
     @cached_property
     def _tools(self) -> Sequence[ToolDescription]:
-        """Those of every client."""
-        client = self._make()
+        """The tools, which are the same for every client."""
+        client = self._make_client()
         client.close()
-        return [described(tool) for tool in client.tools.values()]
+        return [describe_tool(tool) for tool in client.tools.values()]
 
     def _schema(self, name: str) -> Mapping[str, Any] | None:
         return next((tool.input_schema for tool in self._tools if tool.name == name), None)
@@ -134,41 +164,43 @@ class WorkspaceServer:
             cancellation.cancel()
         try:
             async with anyio.create_task_group() as group:
-                group.start_soon(_watch, params.name, cancellation, context.session.report_progress)
+                group.start_soon(_report_progress, params.name, cancellation, context.session.report_progress)
                 if context.request is not None:
                     group.start_soon(_cancel_on_disconnect, context.request.receive, cancellation)
-                result = await self._in_turn(call)
+                result = await self._run_in_turn(call)
                 group.cancel_scope.cancel()
         finally:
             client.calls -= 1
             self._running.discard(cancellation)
         if result is None:
-            return failed(f"another call has been running for {PATIENCE_SECONDS:g} s: try again when it has ended")
+            return error_result(f"another call has been running for {QUEUE_SECONDS:g} s: try again when it has ended")
         return result
 
     async def _list_resources(self, context: Context, params: PaginatedRequestParams | None) -> ListResourcesResult:
         cursor = params.cursor if params is not None else None
-        return await self._looking(partial(resources.listed, self._workspace.filesystem, cursor))
+        return await self._read(partial(list_resources, self._workspace.filesystem, cursor))
 
     async def _list_templates(
         self, context: Context, params: PaginatedRequestParams | None
     ) -> ListResourceTemplatesResult:
-        return ListResourceTemplatesResult(resource_templates=[resources.TEMPLATE])
+        return ListResourceTemplatesResult(resource_templates=[TEMPLATE])
 
     async def _read_resource(self, context: Context, params: ReadResourceRequestParams) -> ReadResourceResult:
-        return await self._looking(partial(resources.read, self._workspace.filesystem, str(params.uri)))
+        return await self._read(partial(read_resource, self._workspace.filesystem, str(params.uri)))
 
-    async def _looking(self, look: Callable[[], FoundT]) -> FoundT:
-        """Between calls, so that nothing is seen that may be rolled back."""
-        found = await self._in_turn(look)
-        if found is None:
-            raise MCPError(code=INTERNAL_ERROR, message=f"a call has been running for {PATIENCE_SECONDS:g} s")
-        return found
+    async def _read(self, read: Callable[[], ResultT]) -> ResultT:
+        """Read between two calls. During a call the files hold changes that may be rolled back."""
+        result = await self._run_in_turn(read)
+        if result is None:
+            raise MCPError(code=INTERNAL_ERROR, message=f"a call has been running for {QUEUE_SECONDS:g} s")
+        return result
 
-    async def _in_turn(self, work: Callable[[], FoundT]) -> FoundT | None:
-        """Run it on a thread, after what came before; None if that takes too long. When this is cancelled it still
-        waits for the thread, which nothing can interrupt."""
-        with anyio.move_on_after(PATIENCE_SECONDS) as waiting:
+    async def _run_in_turn(self, work: Callable[[], ResultT]) -> ResultT | None:
+        """Run ``work`` on a thread after the calls before it. Return None if those take too long.
+
+        A cancellation still waits for the thread, because nothing can interrupt a thread.
+        """
+        with anyio.move_on_after(QUEUE_SECONDS) as waiting:
             await self._turn.acquire()
         if waiting.cancelled_caught:
             return None
@@ -177,13 +209,13 @@ class WorkspaceServer:
         finally:
             self._turn.release()
 
-    def _work(self, work: Callable[[], FoundT]) -> FoundT:
+    def _work(self, work: Callable[[], ResultT]) -> ResultT:
         with self._working:
             return work()
 
 
-async def _watch(name: str, cancellation: Cancellation, report: ReportProgress) -> None:
-    """Tells who asked that the call goes on, and the call when nobody asks any more."""
+async def _report_progress(name: str, cancellation: Cancellation, report: ReportProgress) -> None:
+    """Send progress notifications of a call. Cancel the call when its request is cancelled."""
     started = monotonic()
     try:
         while True:
@@ -195,8 +227,143 @@ async def _watch(name: str, cancellation: Cancellation, report: ReportProgress) 
 
 
 async def _cancel_on_disconnect(receive: Receive, cancellation: Cancellation) -> None:
-    """Cancels the call when the connection that waits for its answer is gone. Until 2025-11-25 the protocol has calls
-    go on after that; but the answer is lost, so who asked would take for undone what was done."""
+    """Cancel the call when the connection of its request is closed.
+
+    The protocol up to 2025-11-25 lets the call continue. But its result is lost, and the client would assume that
+    nothing was changed.
+    """
     while (await receive())["type"] != "http.disconnect":
         pass
     cancellation.cancel()
+
+
+def describe_tool(tool: Tool[Any, Any]) -> ToolDescription:
+    """Describe a tool for ``tools/list``."""
+    annotations = ToolAnnotations(
+        title=tool.name.replace("_", " ").capitalize(),
+        read_only_hint=tool.read_only,
+        destructive_hint=not tool.read_only and tool.name not in ADDITIVE,
+        idempotent_hint=tool.read_only or tool.name in IDEMPOTENT,
+        open_world_hint=False,
+    )
+    params = serde.schema(tool.params_type, extra="forbid") if tool.params_type is not None else _NO_PARAMS
+    return ToolDescription(
+        name=tool.name,
+        title=annotations.title,
+        # A client may search its tools by description alone, and have tools of its own with the same names.
+        description=f"{tool.description} (In the ringfence workspace; a call that fails changes nothing.)",
+        input_schema=params,
+        output_schema=_output_schema(tool),
+        annotations=annotations,
+    )
+
+
+def _output_schema(tool: Tool[Any, Any]) -> dict[str, object] | None:
+    if tool.result_type in (None, str):  # a text has no structured result
+        return None
+    schema = serde.schema(tool.result_type)
+    if tool.result_container == "array":
+        definitions = {"$defs": schema.pop("$defs")} if "$defs" in schema else {}
+        items = {"type": "array", "items": schema}
+        schema = {"type": "object", "properties": {ITEMS: items}, "required": [ITEMS], **definitions}
+    properties = cast("dict[str, object]", schema.setdefault("properties", {}))
+    properties.setdefault(MESSAGE, {"type": "string", "description": "What the tool says of it."})
+    return schema
+
+
+def list_resources(filesystem: Filesystem, cursor: str | None) -> ListResourcesResult:
+    """List one page of files. The cursor is the URI of the last file of the page before."""
+    after = resource_path(cursor) if cursor else ""
+    files = list(islice(iterate_files(filesystem, after), PAGE_SIZE + 1))
+    page = [
+        Resource(
+            uri=resource_uri(file.path),
+            name=escape_path(file.path),
+            size=file.size_bytes,
+            mime_type=_mime_type(file.path),
+        )
+        for file in files[:PAGE_SIZE]
+    ]
+    return ListResourcesResult(resources=page, next_cursor=page[-1].uri if len(files) > PAGE_SIZE else None)
+
+
+def read_resource(filesystem: Filesystem, uri: str) -> ReadResourceResult:
+    """Read one whole file. Raise MCPError if it is missing or too large."""
+    path = resource_path(uri)
+    try:
+        size = filesystem.stat(path).size_bytes
+        if size > MAX_RESOURCE_BYTES:
+            message = (
+                f"{_display_name(path)} has {size:,} bytes, a resource at most {MAX_RESOURCE_BYTES:,}: "
+                "use read_file with offset"
+            )
+            raise MCPError(code=INVALID_PARAMS, message=message)
+        content = filesystem.read_bytes(path, limit=MAX_RESOURCE_BYTES).content
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        message = path_message(_display_name(path), reason, " cannot be read: ")
+        raise MCPError(code=INVALID_PARAMS, message=message) from None
+    try:
+        text = content.decode()
+    except UnicodeDecodeError:
+        data = base64.b64encode(content).decode()
+        return ReadResourceResult(contents=[BlobResourceContents(uri=uri, mime_type=_mime_type(path), blob=data)])
+    return ReadResourceResult(contents=[TextResourceContents(uri=uri, mime_type=_mime_type(path), text=text)])
+
+
+def resource_uri(path: str) -> str:
+    return SCHEME + quote(path.encode("utf-8", "surrogateescape"))
+
+
+def resource_path(uri: str) -> str:
+    """Return the path of a resource. Raise MCPError for a URI of another scheme."""
+    if not uri.startswith(SCHEME):
+        raise MCPError(code=INVALID_PARAMS, message=f"the address of a file begins with {SCHEME}")
+    return unquote_to_bytes(uri[len(SCHEME) :]).decode("utf-8", "surrogateescape")
+
+
+def iterate_files(filesystem: Filesystem, after: str) -> Iterator[FileEntry]:
+    """Yield the regular files after the path `after`, in the order of their paths, without git's own data.
+
+    Directories whose files are all before `after` are not listed.
+    """
+    pending = [_entries(filesystem, "", after.split("/"))]
+    while pending:
+        following = next(pending[-1], None)
+        if following is None:
+            pending.pop()
+            continue
+        entry, rest = following
+        if entry.is_directory:
+            pending.append(_entries(filesystem, entry.path, rest))
+        else:
+            yield entry
+
+
+def _entries(filesystem: Filesystem, path: str, after: list[str]) -> Iterator[tuple[FileEntry, list[str]]]:
+    """Yield the entries of one directory that are after the path parts `after`, or may contain such files.
+
+    Each comes with the parts of `after` that apply inside it.
+    """
+    first = after[0] if after else ""
+    try:
+        entries = sorted(filesystem.list(path), key=lambda entry: entry.name)
+    except OSError:  # removed meanwhile, or not readable
+        return
+    for entry in entries:
+        if entry.is_symlink or is_git_data(entry.name) or entry.name < first:
+            continue
+        if entry.name > first:
+            yield entry, []
+        elif entry.is_directory:
+            yield entry, after[1:]
+
+
+def _display_name(path: str) -> str:
+    """Return the path for a message, cut to 300 characters."""
+    name = escape_path(path) or "the root of the workspace"
+    return name if len(name) <= 300 else f"{name[:300]}..."
+
+
+def _mime_type(path: str) -> str:
+    return mimetypes.guess_type(path)[0] or "text/plain"

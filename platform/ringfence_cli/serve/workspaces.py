@@ -1,4 +1,4 @@
-"""What a server serves: the one place where a kind of workspace becomes sections of tools."""
+"""The workspaces that a server can serve, and the tool sections of each kind."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ Sections = Callable[[Session], Sequence[Section[Any]]]
 
 @dataclass(frozen=True, slots=True)
 class ServedWorkspace:
-    """One workspace, which all clients of a server share."""
+    """The workspace that all clients of a server share."""
 
     directory: Path
     filesystem: Filesystem
     sections: Sections
-    """The tools, for the session of one client."""
+    """Makes the tool sections for the session of one client."""
     policies: Sequence[Policy]
-    """For every tool, besides those of the sections."""
+    """The policies for every tool. The sections may have more."""
     close: Callable[[], None]
     read_only: bool = False
     notes: Sequence[str] = ()
@@ -49,21 +49,21 @@ class ServedWorkspace:
 def open_workspace(
     place: Place, directory: Path, *, read_only: bool, policies: Sequence[Policy] = ()
 ) -> ServedWorkspace:
-    """``policies`` are those of the workspace's owner.
+    """Open the files, a copy in memory, or a read-only view. ``policies`` are those of the workspace's owner.
 
     Raises:
-        click.ClickException: in words for a person.
+        click.ClickException: the workspace cannot be opened.
         SandboxUnavailableError: commands cannot be run.
     """
     if place.workspace == "memory":
-        return _copy(directory, policies, read_only=read_only)
+        return _open_copy(directory, policies, read_only=read_only)
     if read_only:
-        return _read_only(directory, without_commands=place.workspace == "podman")
-    return _writable(place, directory, policies)
+        return _open_read_only(directory, without_commands=place.workspace == "podman")
+    return _open_writable(place, directory, policies)
 
 
-def _copy(directory: Path, policies: Sequence[Policy], *, read_only: bool) -> ServedWorkspace:
-    """A copy in memory: no change of a client reaches the disk."""
+def _open_copy(directory: Path, policies: Sequence[Policy], *, read_only: bool) -> ServedWorkspace:
+    """Copy the files into memory. No change of a client reaches the disk."""
     workspace = in_memory(directory)
     return ServedWorkspace(
         directory,
@@ -76,8 +76,8 @@ def _copy(directory: Path, policies: Sequence[Policy], *, read_only: bool) -> Se
     )
 
 
-def _writable(place: Place, directory: Path, policies: Sequence[Policy]) -> ServedWorkspace:
-    """The files as they are, with commands if there is a container. Every call that changes a file is a step."""
+def _open_writable(place: Place, directory: Path, policies: Sequence[Policy]) -> ServedWorkspace:
+    """Open the files on disk, with commands if there is a container. Every call that changes a file is a step."""
     workspace = on_disk(directory)
     if place.workspace == "podman":
         try:
@@ -103,13 +103,13 @@ def _writable(place: Place, directory: Path, policies: Sequence[Policy]) -> Serv
     )
 
 
-def _read_only(directory: Path, *, without_commands: bool) -> ServedWorkspace:
-    """The files as they are, not locked: an agent may work there meanwhile."""
-    directory = Path(os.path.abspath(directory))  # also when a tool goes to another working directory
+def _open_read_only(directory: Path, *, without_commands: bool) -> ServedWorkspace:
+    """View the files on disk without a lock. An agent may change them meanwhile."""
+    directory = Path(os.path.abspath(directory))  # a tool may change the working directory
     filesystem = HostFilesystem(directory, read_only=True)
 
     def sections(session: Session) -> Sequence[Section[Any]]:
-        # Opened anew for every call: an agent that works there makes steps.
+        # Opened for each call, because an agent may add steps meanwhile.
         history = partial(Workspace.open, directory, read_only=True)
         return [
             VfsToolsSection(session=session, filesystem=filesystem, mount_point=filesystem.root),
@@ -125,7 +125,7 @@ def _read_only(directory: Path, *, without_commands: bool) -> ServedWorkspace:
 
 
 class ReadOnlyPolicy:
-    """Only tools that change nothing run."""
+    """Deny every tool that changes something."""
 
     name = "read_only"
 
@@ -135,4 +135,4 @@ class ReadOnlyPolicy:
         return PolicyDecision.deny(f"this server was started read-only, and {tool.name} changes things")
 
     def on_result(self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext) -> None:
-        """It remembers nothing."""
+        """Keep no state."""
