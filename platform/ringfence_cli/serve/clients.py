@@ -72,8 +72,9 @@ class Client:
         self._executor = ToolExecutor(prompt=prompt, session=self.session)
         tools = prompt.tools(session=self.session)
         self.tools = {tool.name: tool for tool in tools if tool.read_only or not workspace.read_only}
-        results = {tool.result_type for tool in tools if tool.result_type is not None}
-        self._item_types = {ToolInvoked, Receipt, *filter(is_dataclass, results)}
+        results = (tool.result_type for tool in tools)
+        values = (result for result in results if result is not None and is_dataclass(result))
+        self._item_types = {ToolInvoked, Receipt, *values}
         self.session.dispatcher.subscribe(Receipt, on_receipt)
 
     def call(self, name: str, arguments: Mapping[str, object] | None, cancellation: Cancellation) -> CallToolResult:

@@ -16,7 +16,7 @@ import os
 import select
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, MutableMapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -295,6 +295,13 @@ async def serve_http(
     import uvicorn
     from mcp.server.transport_security import TransportSecuritySettings
 
+    class WebServer(uvicorn.Server):
+        """A server that leaves signals to the command."""
+
+        @contextmanager
+        def capture_signals(self) -> Generator[None]:
+            yield
+
     limits = limits or Limits()
     own = Address(*listening.getsockname()[:2])
     names = [*LOOPBACK_NAMES, *([own.url_host] if own.is_loopback else []), *map(_host_header, hosts)]
@@ -319,8 +326,7 @@ async def serve_http(
         server_header=False,
         timeout_graceful_shutdown=GRACE_SECONDS,
     )
-    web = uvicorn.Server(config)
-    web.capture_signals = nullcontext  # the command handles signals
+    web = WebServer(config)
     async with anyio.create_task_group() as group:
         group.start_soon(_stop_when_cancelled, web)
         with anyio.CancelScope(shield=True):
