@@ -30,6 +30,7 @@ lines = st.builds(
 rules = st.lists(lines, max_size=4).map("\n".join)
 
 
+@pytest.mark.prove
 @settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.dictionaries(st.sampled_from(("", "a/", "b/build/")), rules))
 def test_what_is_ignored_is_what_git_ignores(tmp_path: Path, found: dict[str, str]) -> None:

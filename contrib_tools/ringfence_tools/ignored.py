@@ -17,6 +17,7 @@ GIT = ".git"
 MAX_RULES = 10_000
 """Of one ``.gitignore``."""
 MAX_NAMED = 3
+_ALL_BELOW = re.compile(r"/\*\*(/?\s*)$")
 
 
 _Rules: TypeAlias = "tuple[tuple[int, GitIgnoreSpec | None], ...]"
@@ -121,7 +122,9 @@ def _pattern(line: str) -> GitIgnoreSpecPattern | None:
     if "[:" in line or "[[" in line:  # pathspec would make a wrong regular expression of it
         return None
     try:
-        pattern = GitIgnoreSpecPattern(line.removeprefix("\ufeff").removesuffix("\r"))
+        # What ends with "/**" is what is in a directory, and for pathspec the directory itself as well.
+        line = _ALL_BELOW.sub(r"/**/*\1", line.removeprefix("\ufeff").removesuffix("\r"))
+        pattern = GitIgnoreSpecPattern(line)
     except (ValueError, re.error):
         return None
     return None if pattern.include is None else pattern
