@@ -18,7 +18,7 @@ FILES = tuple(
     f"{d}{name}" for d in ("", *(f"{d}/" for d in DIRECTORIES)) for name in NAMES if d + name not in DIRECTORIES
 )
 
-PATTERNS = r"* ? ** a* *b *.py *a*b b? [ab] [!a] [^a] [a-c]* \a {a,b} !a #a \!a \#a".split()
+PATTERNS = r"* ? ** a* *b *.py *a*b b? [ab] [!a] [^a] [a-c]* [[:alpha:]] []a] [a\]b] \a {a,b} !a #a \!a \#a".split()
 segments = st.sampled_from((*NAMES, *PATTERNS, " ", "a\\ "))
 lines = st.builds(
     lambda no, start, names, end: f"{no}{start}{'/'.join(names)}{end}",
@@ -30,7 +30,6 @@ lines = st.builds(
 rules = st.lists(lines, max_size=4).map("\n".join)
 
 
-@pytest.mark.prove
 @settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.dictionaries(st.sampled_from(("", "a/", "b/build/")), rules))
 def test_what_is_ignored_is_what_git_ignores(tmp_path: Path, found: dict[str, str]) -> None:

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeAlias
+from dataclasses import dataclass
+from typing import TypeAlias
 
 from ringfence.filesystem.paths import escape_path
 from ringfence.filesystem.protocol import Filesystem
-
-if TYPE_CHECKING:
-    from pathspec import GitIgnoreSpec
-    from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
+from ringfence.filesystem.search import compiled_glob
 
 GIT = ".git"
 MAX_RULES = 10_000
 """Of one ``.gitignore``."""
 MAX_NAMED = 3
-_ALL_BELOW = re.compile(r"/\*\*(/?\s*)$")
 
 
-_Rules: TypeAlias = "tuple[tuple[int, GitIgnoreSpec | None], ...]"
-"""The rules of directories, from the root down; the last that matches decides. Each has the place in a path where names
-below its directory begin. Empty where a search goes through everything."""
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """One line of a ``.gitignore``."""
+
+    matches: Callable[[str], object]
+    of_name: bool
+    """Whether it is asked about a name alone, and not about the path below the directory of its file."""
+    ignores: bool
+    directories_only: bool
+
+
+_Rules: TypeAlias = tuple[tuple[int, tuple[_Rule, ...]], ...]
+"""The rules of directories, from the root down; the last that matches decides. Each with the place in a path where
+names below its directory begin. Empty where a search goes through everything."""
 
 
 class Ignored:
@@ -38,7 +46,7 @@ class Ignored:
         self._skip = len(top) + 1 if top else 0
         self._below: dict[str, _Rules | None] = {}
         self._left_out: dict[str, None] = {}
-        self._at_top = self._with_own(((0, None),), "")
+        self._at_top = self._with_own(((0, ()),), "")
         directory = ""
         for name in top.split("/") if top else ():
             directory = f"{directory}/{name}" if directory else name
@@ -89,42 +97,46 @@ class Ignored:
             return rules
         prefix = f"{directory}/" if directory else ""
         lines: list[str] = []
-        with suppress(OSError):  # a search, which no policy counts as a read by the model
+        with suppress(OSError):  # as a search, since a model has not read a file whose rules were looked at
             found = self._filesystem.grep(r"\S", path=f"{prefix}.gitignore", max_matches=MAX_RULES)
             lines = [match.line_content for match in found]
-        if not lines:
-            return rules
-        from pathspec import GitIgnoreSpec
-
-        own = [pattern for line in lines if (pattern := _pattern(line)) is not None]
-        return (*rules, (len(prefix), GitIgnoreSpec(own))) if own else rules
+        own = tuple(rule for line in reversed(lines) if (rule := _rule(line)) is not None)
+        return (*rules, (len(prefix), own)) if own else rules
 
 
 def _ignores(rules: _Rules, path: str, name: str, *, is_directory: bool) -> bool:
     """Whether a path is ignored whose parent is not."""
     if name == GIT:
         return True
-    for skip, spec in reversed(rules):
-        if spec is None:
-            continue
-        # re2 takes no surrogates. A rule's text has U+FFFD for such bytes as well.
-        below = path[skip:].encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-        matched = spec.check_file(f"{below}/" if is_directory else below).include
-        if matched is not None:
-            return matched
+    for skip, own in reversed(rules):
+        below = path[skip:]
+        for rule in own:
+            if (is_directory or not rule.directories_only) and rule.matches(name if rule.of_name else below):
+                return rule.ignores
     return False
 
 
-def _pattern(line: str) -> GitIgnoreSpecPattern | None:
-    """One line of a ``.gitignore``; None where it matches nothing. Classes such as ``[:alpha:]`` are not supported."""
-    from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
-
-    if "[:" in line or "[[" in line:  # pathspec would make a wrong regular expression of it
+def _rule(line: str) -> _Rule | None:
+    """As gitignore(5) has it; None for a comment, and for a line that matches nothing."""
+    line = line.removeprefix("\ufeff").removesuffix("\r")
+    if line.startswith("#"):
         return None
+    ignores = not line.startswith("!")
+    pattern = _without_ending_spaces(line if ignores else line[1:])
+    if pattern.startswith(("\\#", "\\!")):
+        pattern = pattern[1:]
+    directories_only = pattern.endswith("/")
+    pattern = pattern.removesuffix("/")
     try:
-        # What ends with "/**" is what is in a directory, and for pathspec the directory itself as well.
-        line = _ALL_BELOW.sub(r"/**/*\1", line.removeprefix("\ufeff").removesuffix("\r"))
-        pattern = GitIgnoreSpecPattern(line)
-    except (ValueError, re.error):
+        glob = compiled_glob(pattern.replace("[^", "[!"))
+    except ValueError:
         return None
-    return None if pattern.include is None else pattern
+    of_name = "/" not in pattern
+    return _Rule(glob.matches, of_name, ignores, directories_only)
+
+
+def _without_ending_spaces(pattern: str) -> str:
+    """Without the spaces at its end, but for one that a backslash keeps."""
+    stripped = pattern.rstrip(" ")
+    backslashes = len(stripped) - len(stripped.rstrip("\\"))
+    return stripped + " " if backslashes % 2 and len(stripped) < len(pattern) else stripped

@@ -171,7 +171,7 @@ class SearchHandlers(FileHandlers):
 
 
 def _read_ignored(filesystem: Filesystem, path: str, pattern: str | None) -> Ignored:
-    from ringfence_tools.ignored import Ignored  # pathspec and re2, which a server's start does not need
+    from ringfence_tools.ignored import Ignored  # which a server's start does not need
 
     return Ignored(filesystem, path, pattern)
 
