@@ -86,8 +86,6 @@ class Call:
     name: str
     call_id: str
     arguments: Arguments
-    bound: BoundTool | None
-    """None for a name that no tool has."""
     transaction: Transaction
     context: ToolContext
     params: Any
@@ -106,11 +104,6 @@ class Call:
     receipt: Receipt | None = None
     updates: ReceiptUpdates = ()
     """Reissued receipts of inner calls that were rolled back with this one."""
-
-    @property
-    def tool(self) -> BoundTool:
-        assert self.bound is not None
-        return self.bound
 
     def deny(self, policy: str, reason: str | None) -> None:
         self.outcome = "denied"
@@ -183,7 +176,8 @@ class ToolExecutor:
         """
         call = self._start(name, call_id or new_id(), arguments, cancellation)
         transaction = call.transaction
-        if not self._parse(call):
+        tool = self._parse(call)
+        if tool is None:
             self._record(call)
             self._publish(call)
             return self._finish(call)
@@ -193,12 +187,12 @@ class ToolExecutor:
                 set_current_call(transaction)
                 interrupts.allow()
                 transaction.acquire(self._participants_now(call))
-                if self._is_permitted(call):
+                if self._is_permitted(call, tool):
                     interrupts.hold()
                     transaction.begin()
                     interrupts.allow()
-                    self._run(call)
-                    self._settle(call)
+                    self._run(call, tool)
+                    self._settle(call, tool)
                 interrupts.hold()
                 if call.outcome == "committed":
                     self._commit(call)
@@ -236,11 +230,9 @@ class ToolExecutor:
             CallResources(resources, transaction),
             cancellation,
         )
-        bound = self._tools.get(name)
-        call = Call(
-            name, call_id, arguments, bound, transaction, context, arguments, arguments, now(UTC), perf_counter(), []
-        )
+        call = Call(name, call_id, arguments, transaction, context, arguments, arguments, now(UTC), perf_counter(), [])
         if self.session.dispatcher.has_handlers(ToolCallStarted):
+            bound = self._tools.get(name)
             self.session.notify(
                 ToolCallStarted(
                     call_id=call_id,
@@ -254,9 +246,10 @@ class ToolExecutor:
             )
         return call
 
-    def _parse(self, call: Call) -> bool:
-        """Decode the arguments. A call of an unknown tool, or with arguments that do not fit, is rejected."""
-        bound = call.bound
+    def _parse(self, call: Call) -> BoundTool | None:
+        """The tool, with the arguments decoded. None for a call that is rejected: of no tool, or with arguments that do
+        not fit."""
+        bound = self._tools.get(call.name)
         if bound is None or bound.handler is None:
             known = [name for name, one in self._tools.items() if one.handler is not None]
             near = difflib.get_close_matches(str(call.name), known, n=3)
@@ -264,7 +257,7 @@ class ToolExecutor:
             what = "there is no tool" if bound is None else "it is only described, and nothing runs the tool"
             message = f"{what} {call.name!r}; {hint}"
             call.reject(message, message)
-            return False
+            return None
         try:
             call.params = bound.decode({} if call.arguments in (None, "") else call.arguments)
         except Exception as error:  # the code of a params class may raise anything
@@ -272,10 +265,10 @@ class ToolExecutor:
                 logger.warning("the params of %s could not be made", call.name, exc_info=error)
             call.reject(f"the arguments of {call.name} do not fit: {describe_error(error)}", str(error))
             call.recorded = call.params
-            return False
+            return None
         call.recorded = _copy(call.params) if bound.tool.params_can_change else call.params
         call.transaction.opaque = bound.opaque
-        return True
+        return bound
 
     def _participants_now(self, call: Call) -> Participants:
         """The session and the live resources, sorted again only when there are others."""
@@ -285,9 +278,9 @@ class ToolExecutor:
             self._resources, self._participants = resources, sort_participants((self.session, *resources))
         return self._participants
 
-    def _is_permitted(self, call: Call) -> bool:
+    def _is_permitted(self, call: Call, tool: BoundTool) -> bool:
         """Ask the policies, of the section and then of the prompt, until one denies; then deadline and cancellation."""
-        tool, context = call.tool, call.context
+        context = call.context
         saved = call.transaction.save(self.session)
         for policy, verdict, asked in tool.policies:
             if asked:
@@ -309,15 +302,15 @@ class ToolExecutor:
             context.cancellation.check()
         return True
 
-    def _are_effects_permitted(self, call: Call) -> bool:
+    def _are_effects_permitted(self, call: Call, tool: BoundTool) -> bool:
         """Ask the effect policies until one denies. What they read does not count as read by the call."""
         transaction = call.transaction
         saved, reads = self.session.begin(transaction), {lock: dict(paths) for lock, paths in transaction.reads.items()}
         changes = [change for changes in transaction.changes.values() for change in changes]
         try:
-            for policy, verdict in call.tool.effect_policies:
+            for policy, verdict in tool.effect_policies:
                 try:
-                    decision = policy.check_effects(call.tool.tool, call.params, changes, context=call.context)
+                    decision = policy.check_effects(tool.tool, call.params, changes, context=call.context)
                     verdict = self._verdict(call, policy, decision, verdict, saved)
                 except BaseException as error:
                     verdict = self._verdict_of_error(call, policy, error, saved)
@@ -358,9 +351,9 @@ class ToolExecutor:
             self.session.rollback(saved)
             return True
 
-    def _run(self, call: Call) -> None:
+    def _run(self, call: Call, tool: BoundTool) -> None:
         """Run the handler in its resource scope. From its end on nothing changes through this call."""
-        tool, context, transaction = call.tool, call.context, call.transaction
+        context, transaction = call.context, call.transaction
         assert tool.handler is not None
         assert context.scope is not None
         if tool.opaque:
@@ -395,10 +388,15 @@ class ToolExecutor:
         if tool.opaque and result.success and isinstance(result.value, AcceptsChanges):
             call.result = replace(result, value=result.value.with_changes(transaction.all_changes()))
 
-    def _settle(self, call: Call) -> None:
+    def _settle(self, call: Call, tool: BoundTool) -> None:
         """Do everything that may still turn a successful call into a failed one."""
-        tool, transaction, result = call.tool, call.transaction, call.result
-        if result.success and tool.effect_policies and transaction.changes and not self._are_effects_permitted(call):
+        transaction, result = call.transaction, call.result
+        if (
+            result.success
+            and tool.effect_policies
+            and transaction.changes
+            and not self._are_effects_permitted(call, tool)
+        ):
             if (code := exit_code_of(result.value)) is not None:  # what a command found out was paid for
                 message = f"{call.result.message}; it had ended with exit code {code}, and its changes are rolled back"
                 call.result = replace(result, message=message, success=False)
