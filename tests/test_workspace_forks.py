@@ -14,8 +14,7 @@ import pytest
 
 from ringfence.testing import held_call
 from ringfence.testing.printed import capture_tree, lasting
-from ringfence_sandbox import Workspace
-from ringfence_sandbox.calls.half_done import running_in, waiting
+from ringfence_sandbox import Workspace, unfinished_calls
 from ringfence_sandbox.disk.locking import RootLock
 from ringfence_sandbox.disk.places import store_of
 
@@ -107,21 +106,13 @@ def test_a_child_of_a_handler_does_not_end_the_call_of_its_parent(
     assert lasting(capture_tree(root)) == before
 
 
-def looked_for_a_killed_call(root: Path) -> None:
-    waiting(str(root), store_of(str(root)))
-
-
-def looked_for_a_running_call(root: Path) -> None:
-    running_in(str(root))
-
-
 def locked(root: Path) -> None:
     descriptor = os.open(root, os.O_RDONLY)
     RootLock(descriptor, str(root), store_of(str(root))).close()
     os.close(descriptor)
 
 
-@pytest.mark.parametrize("use", [locked, looked_for_a_killed_call, looked_for_a_running_call])
+@pytest.mark.parametrize("use", [locked, unfinished_calls])
 def test_children_that_are_forked_while_another_thread_uses_a_workspace_do_not_keep_it(root: Path, use: Any) -> None:
     os.makedirs(store_of(str(root)))
     locked(root)

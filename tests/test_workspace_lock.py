@@ -15,7 +15,7 @@ import pytest
 
 from ringfence.errors import WorkspaceLockedError
 from ringfence.runtime import Session
-from ringfence_sandbox.calls.half_done import waiting
+from ringfence_sandbox.calls.half_done import unfinished_call
 from ringfence_sandbox.disk.places import store_of
 from ringfence_sandbox.host import HostFilesystem
 from ringfence_tools import HostMount, VfsToolsSection
@@ -119,7 +119,7 @@ def test_a_read_only_one_needs_no_lock(root: Path, fs: HostFilesystem) -> None:
 def test_whoever_only_reads_does_not_keep_an_opener_out_while_it_looks_for_a_killed_call(tmp_path: Path) -> None:
     holder = os.open(tmp_path / "holder", os.O_CREAT)
     os.mkfifo(tmp_path / "journal")
-    reader = threading.Thread(target=waiting, args=(str(tmp_path), str(tmp_path)))
+    reader = threading.Thread(target=unfinished_call, args=(str(tmp_path), str(tmp_path)))
     reader.start()
     try:
         reader.join(0.3)  # it waits for what the journal says

@@ -14,8 +14,7 @@ from ringfence.prompt.section import Section
 from ringfence.prompt.tool import Tool, ToolContext
 from ringfence.runtime.session import Session
 from ringfence.runtime.tool_result import ToolResult
-from ringfence_sandbox.steps.undo_plan import Outcome
-from ringfence_sandbox.workspace import LogEntry, Reversal, Workspace
+from ringfence_sandbox import LogEntry, Reversal, ReversalOutcome, Workspace
 from ringfence_tools.handlers import MAX_CHARACTERS, MAX_LISTED, format_count
 
 MAX_PATHS = 20
@@ -111,7 +110,7 @@ class DiffText:
 @dataclass(frozen=True, slots=True)
 class PathOutcome:
     path: str
-    outcome: Outcome
+    outcome: ReversalOutcome
     """restored, removed (it was not there), kept (as it is), or conflict (a later step or somebody else changed it)."""
     reason: str | None = None
     """Why it is kept or a conflict; or that what goes is somebody else's."""

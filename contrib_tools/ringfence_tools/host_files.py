@@ -11,7 +11,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from ringfence_sandbox.disk.confined import is_reserved
+from ringfence_sandbox import is_reserved
 from ringfence_tools.contents import Contents
 
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC

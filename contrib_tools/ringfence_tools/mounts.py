@@ -11,7 +11,7 @@ from operator import attrgetter
 from ringfence.errors import ToolValidationError
 from ringfence.filesystem.memory import InMemoryFilesystem
 from ringfence.filesystem.paths import escape_path, normalise
-from ringfence_sandbox.calls.half_done import killed_in
+from ringfence_sandbox import unfinished_calls
 from ringfence_tools.contents import (
     Contents,
     LeftOut,
@@ -199,8 +199,9 @@ def _collect_host(host_path: str, mount: HostMount, roots: _Roots | None, conten
         resolved = os.path.realpath(host_path, strict=True)
         if roots is not None:
             roots.check(resolved)
-        if (killed := killed_in(resolved)) is not None:
-            raise ToolValidationError(killed)
+        for call in unfinished_calls(resolved):
+            if not call.is_running:
+                raise ToolValidationError(str(call))
         is_directory = os.path.isdir(resolved)
         if is_directory:
             collect_directory(resolved, contents, follow_symlinks=mount.follow_symlinks)

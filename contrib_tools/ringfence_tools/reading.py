@@ -15,7 +15,7 @@ from ringfence.filesystem.paths import escape_path
 from ringfence.filesystem.protocol import DEFAULT_READ_LIMIT, Filesystem
 from ringfence.prompt.tool import ToolContext
 from ringfence.runtime.tool_result import ToolResult, kept_result
-from ringfence_sandbox.disk.outputs import is_output
+from ringfence_sandbox import is_output
 from ringfence_tools.handlers import FileHandlers, check_size, count_fitting_lines, explain_errors, format_count
 
 MAX_LINE_CHARACTERS = 2_000

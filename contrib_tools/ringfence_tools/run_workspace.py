@@ -7,7 +7,7 @@ import os
 import shlex
 import stat
 import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,10 +25,7 @@ from ringfence.prompt.tool import Tool, ToolContext
 from ringfence.prompt.tool_types import Itself
 from ringfence.runtime.session import Session
 from ringfence.runtime.tool_result import ToolResult
-from ringfence_sandbox import HostFilesystem, SandboxLimits, Workspace
-from ringfence_sandbox.container.isolation import Network
-from ringfence_sandbox.scan.scan import Progress, told_nothing
-from ringfence_sandbox.steps.own_changes import OwnChanges
+from ringfence_sandbox import HostFilesystem, Network, OwnChanges, SandboxLimits, Workspace
 from ringfence_tools.contents import LeftOut
 from ringfence_tools.mounts import HostMount, mount_all
 from ringfence_tools.sections import VfsToolsSection
@@ -235,7 +232,9 @@ class MemoryWorkspace:
 class DiskWorkspace:
     """A workspace on disk for the length of a task."""
 
-    def __init__(self, directory: Path, *, store: Path | None = None, progress: Progress = told_nothing) -> None:
+    def __init__(
+        self, directory: Path, *, store: Path | None = None, progress: Callable[[int], None] | None = None
+    ) -> None:
         """Raises what `Workspace.open` does."""
         self.directory = directory
         self.history = Workspace.open(directory, store=store, progress=progress)
@@ -259,7 +258,6 @@ class DiskWorkspace:
     def start_container(self, place: Place) -> None:
         """Have commands run as well, in a container over the files. SandboxUnavailableError: they cannot."""
         from ringfence_sandbox import PodmanSandbox
-        from ringfence_sandbox.container.isolation import WORKSPACE
 
         sandbox = PodmanSandbox(
             self.directory,
@@ -273,7 +271,7 @@ class DiskWorkspace:
         except BaseException:
             sandbox.close()
             raise
-        self.sandbox, self.mount_point, self._place = sandbox, WORKSPACE, place
+        self.sandbox, self.mount_point, self._place = sandbox, sandbox.mount_point, place
 
     @property
     def filesystem(self) -> HostFilesystem:

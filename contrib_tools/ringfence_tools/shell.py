@@ -25,8 +25,7 @@ from ringfence.prompt.tool import Tool, ToolContext
 from ringfence.resources import Binding, ResourceRegistry
 from ringfence.runtime.session import Session
 from ringfence.runtime.tool_result import ToolResult
-from ringfence_sandbox import CommandResult, PodmanSandbox, SandboxLimits, ShellEnvironment
-from ringfence_sandbox.container.isolation import WORKSPACE, Network
+from ringfence_sandbox import CommandResult, Network, PodmanSandbox, SandboxLimits, ShellEnvironment
 from ringfence_tools.files import file_tools
 from ringfence_tools.handlers import check_length
 from ringfence_tools.sections import CHANGING, FAILING, FINDING, READING_FIRST
@@ -34,6 +33,7 @@ from ringfence_tools.sections import CHANGING, FAILING, FINDING, READING_FIRST
 if TYPE_CHECKING:
     from types import TracebackType
 
+MOUNT_POINT = PodmanSandbox.mount_point
 SHORTEST_SECONDS, LONGEST_SECONDS = 1.0, 120.0
 """Between them every time limit is put, where a section has no other one for the longest."""
 COMMAND_SECONDS = 30.0
@@ -178,7 +178,7 @@ ENVIRONMENT: Mapping[str, str] = {
 themselves and what Python compiles would be changes of the workspace."""
 
 INTRODUCTION = (
-    f"You work on a tree of files and run commands in a container that has the same tree at {WORKSPACE}, where they "
+    f"You work on a tree of files and run commands in a container that has the same tree at {MOUNT_POINT}, where they "
     "begin. Paths are relative to it, or begin with it."
 )
 RUNNING = (
@@ -201,7 +201,7 @@ COMMANDS_FAILING = (
     "A command that takes too long is ended, and what it did is taken back. One with another exit code than 0 has "
     "failed by its own account: what it did stays, unless you set rollback_on_error."
 )
-CONFINED = f"Commands can write in {WORKSPACE} and /tmp alone, and have limits of memory, processes and time."
+CONFINED = f"Commands can write in {MOUNT_POINT} and /tmp alone, and have limits of memory, processes and time."
 NO_NETWORK = "They have no network: nothing can be downloaded."
 
 
@@ -260,7 +260,7 @@ class PodmanSandboxSection(Section[None]):
             title="Workspace and shell",
             key="podman.shell",
             tools=(
-                *file_tools(mount_point=WORKSPACE, accepts_overrides=accepts_overrides),
+                *file_tools(mount_point=MOUNT_POINT, accepts_overrides=accepts_overrides),
                 *command_tools(
                     sandbox,
                     keep_environment=keep_environment,
@@ -268,7 +268,7 @@ class PodmanSandboxSection(Section[None]):
                     accepts_overrides=accepts_overrides,
                 ),
             ),
-            policies=(ReadBeforeWritePolicy(mount_point=WORKSPACE),) if policies is None else policies,
+            policies=(ReadBeforeWritePolicy(mount_point=MOUNT_POINT),) if policies is None else policies,
             accepts_overrides=accepts_overrides,
         )
 
@@ -356,7 +356,7 @@ class _CommandTools:
 
     def shell_execute(self, params: ShellExecute, *, context: ToolContext) -> ToolResult[CommandOutcome]:
         # "." and other spellings of the root: the root itself, wherever the last command ended.
-        cwd = params.cwd and (resolve_model_path(self._sandbox.filesystem, params.cwd, mount_point=WORKSPACE) or ".")
+        cwd = params.cwd and (resolve_model_path(self._sandbox.filesystem, params.cwd, mount_point=MOUNT_POINT) or ".")
         kept = (context.session[ShellEnvironment].latest() or ShellEnvironment()) if self._keeps else None
         return self._run(
             params.command if params.command is not None else params.argv,
@@ -428,7 +428,7 @@ class _CommandTools:
 
 
 def _mounted(cwd: str) -> str:
-    return f"{WORKSPACE}/{escape_path(cwd)}" if cwd else WORKSPACE
+    return f"{MOUNT_POINT}/{escape_path(cwd)}" if cwd else MOUNT_POINT
 
 
 def _outcome(ended: CommandResult, began_in: str) -> CommandOutcome:

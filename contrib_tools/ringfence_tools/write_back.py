@@ -11,9 +11,7 @@ from ringfence.errors import WorkspaceConflictError
 from ringfence.filesystem.protocol import Filesystem
 from ringfence.participants import Change, Step
 from ringfence.runtime.session import Session
-from ringfence.runtime.transaction import tool_transaction
 from ringfence_sandbox import HostFilesystem, Workspace
-from ringfence_sandbox.workspace import Participants
 from ringfence_tools.host_files import target_within
 
 RWX = 0o777
@@ -53,7 +51,7 @@ def write_back(
     with Workspace.open(root, store=store) as workspace:
         disk = workspace.filesystem
         try:
-            with tool_transaction(session or Session(), Participants((disk,)), tag="apply"):
+            with workspace.transaction("apply", session=session):
                 if conflicts := sorted(_conflicts(disk, changes)):
                     raise WorkspaceConflictError(conflicts)
                 _write(disk, changes, {change.path: _content(filesystem, change) for change in changes})

@@ -24,16 +24,12 @@ from ringfence_cli.options import AS_JSON, DIRECTORY, BusyError, Command, NotSta
 from ringfence_cli.outputs import ErrorStream, OutputFile, Recording, json_line, put, put_diff, refuse_way_out
 from ringfence_cli.signals import Signals
 from ringfence_cli.task_log import forget_tasks, recorded_tasks
-from ringfence_sandbox import Workspace
-from ringfence_sandbox.moved_roots import moved_from
-from ringfence_sandbox.steps.history_plan import DROPPED
-from ringfence_sandbox.store.commit_messages import REPLACED
+from ringfence_sandbox import Workspace, describe_moved_root
 from ringfence_tools.printable import how_to_look, one_line, plural, printable, unpatchable_changes, why
 
 if TYPE_CHECKING:
     from ringfence.participants import Step
-    from ringfence_sandbox.calls.recovery import Recovered
-    from ringfence_sandbox.workspace import Export, LogEntry, Reversal, StepName
+    from ringfence_sandbox import Export, LogEntry, Recovered, Reversal, StepName
 
 P = ParamSpec("P")
 
@@ -222,13 +218,11 @@ def restore(signals: Signals, directory: Path, as_json: bool, step: StepName, dr
     with opened(directory, signals, changes=True, dry_run=dry_run) as workspace:
         done = workspace.restore(step, dry_run=dry_run)
         since = itertools.takewhile(lambda entry: step != entry.number and step not in entry.names, workspace.log())
-        if any(entry.kind == "external" and entry.tool == REPLACED for entry in since):
+        if any(entry.is_replacement for entry in since):
             note = "since then another directory came in the place of the one before, with all that is somebody else's"
             done = replace(done, notes=(*done.notes, note))
     code = _report(done, directory, as_json, dry_run)
-    # Nobody knows who made the changes that `gc` has dropped.
-    known = (path for path, reason in done.reasons.items() if reason != DROPPED)
-    external = sum(done.outcomes[path] in ("restored", "removed") for path in known)
+    external = len(done.lost_external_changes)
     if external and done.step is not None and not as_json:
         count = plural(external, "change")
         ErrorStream().say(f"it took away {count} of somebody else's, which --dry-run would have shown before")
@@ -289,7 +283,7 @@ def opened(directory: Path, signals: Signals, *, changes: bool, dry_run: bool = 
         click.ClickException: what went wrong, in words.
     """
     errors = ErrorStream()
-    if (moved := moved_from(str(directory))) is not None:
+    if (moved := describe_moved_root(directory)) is not None:
         errors.say(f"ringfence: {printable(moved)}")
     before: str | None = None
     try:
@@ -326,11 +320,11 @@ def opened(directory: Path, signals: Signals, *, changes: bool, dry_run: bool = 
 
 def _killed(workspace: Workspace, directory: Path) -> str | None:
     """The warning about a call that was killed and not rolled back yet."""
-    if workspace.waiting is None:
+    call = workspace.unfinished
+    if call is None or call.is_running:
         return None
-    call_id, tool = workspace.waiting
     back = f"`ringfence recover {_quoted(directory)}`, or whatever changes the workspace next, takes it back"
-    return f"the tool call {call_id} ({tool}) was killed, and what it had done is still there: {back}"
+    return f"the tool call {call.call_id} ({call.tool}) was killed, and what it had done is still there: {back}"
 
 
 def _interrupted(directory: Path, before: str | None) -> str:

@@ -326,7 +326,7 @@ def execute(signals: Signals) -> int:
         if nowhere and isinstance(error, FileNotFoundError):
             gone = "the current directory was removed: change to one that is there"
             return _show(invocation, NotStartedError(gone))
-        from ringfence_sandbox.disk.places import StateDirectoryError
+        from ringfence_sandbox import StateDirectoryError
 
         if isinstance(error, StateDirectoryError):
             return _show(invocation, NotStartedError.of(error))

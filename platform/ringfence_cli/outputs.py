@@ -26,15 +26,14 @@ import click
 from ringfence.filesystem.paths import escape_path
 from ringfence.runtime.receipts import Receipt
 from ringfence_cli.signals import interrupted
-from ringfence_sandbox.calls.killed_calls import KilledCall, forget_killed, killed_calls
-from ringfence_sandbox.disk.places import store_of
+from ringfence_sandbox import KilledCall
 from ringfence_tools.printable import one_line, plural, printable, why
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
     from ringfence.adapters.model import ModelRetry, ModelText, ModelTurn
-    from ringfence_sandbox.workspace import LogEntry, Workspace
+    from ringfence_sandbox import LogEntry, Workspace
     from ringfence_tools.contents import LeftOut
     from ringfence_tools.planning import Plan
 
@@ -343,14 +342,14 @@ class ReceiptsFile(OutputFile):
         newest step of each session that the file tells of, where it does not tell of that step.
 
         click.UsageError where they cannot be written."""
-        store, said = Path(store_of(workspace.root)), self._read_existing()
+        said = self._read_existing()
         steps = [entry for entry in workspace.log(_NEWEST) if entry.number]
-        for killed in killed_calls(store):
+        for killed in workspace.killed_calls():
             step = next((entry for entry in steps if entry.commit == killed.commit), None)
             receipt = _of_killed(killed, step, workspace)
             if receipt.receipt_id.encode() not in said:
                 self._complete_with(receipt)
-        forget_killed(store)
+        workspace.forget_killed_calls()
         said, last = self._read_existing(), dict[str, "LogEntry"]()
         for entry in steps:
             if entry.session_id:

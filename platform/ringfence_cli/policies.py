@@ -17,8 +17,7 @@ from ringfence.filesystem.paths import escape_path
 from ringfence.prompt.effects import DeletionLimitPolicy, PathPolicy, ProtectedFilesPolicy, RequireCleanTestsPolicy
 from ringfence.prompt.policy import Policy
 from ringfence_cli.options import DIRECTORY, Interruptible
-from ringfence_sandbox.disk.places import store_of
-from ringfence_sandbox.moved_roots import note_root
+from ringfence_sandbox import record_root, store_directory
 from ringfence_tools.printable import why
 
 FILE_NAME = "ringfence.toml"
@@ -84,7 +83,7 @@ class PolicyFile:
 
 def owner_file(directory: Path) -> Path:
     """Where the owner of a workspace keeps its policies: beside its store, whether there is one yet or not."""
-    return Path(store_of(os.path.realpath(directory)), FILE_NAME)
+    return store_directory(directory) / FILE_NAME
 
 
 def policies_of(directory: Path, specs: Sequence[str]) -> tuple[Policy, ...]:
@@ -99,7 +98,7 @@ def policies_of(directory: Path, specs: Sequence[str]) -> tuple[Policy, ...]:
     except click.BadParameter as error:
         raise click.UsageError(f"what the owner of the directory says cannot be understood: {error.message}") from None
     if owned:
-        note_root(os.path.realpath(directory), str(file.parent))
+        record_root(directory)
     return _strictest((*owned, *parse_specs(specs, directory)))
 
 

@@ -24,9 +24,7 @@ from ringfence.tagged import decode, encode, types_within
 from ringfence_cli.outputs import OutputFile
 from ringfence_cli.signals import Signals
 from ringfence_cli.task_log import record_task
-from ringfence_sandbox import ShellEnvironment
-from ringfence_sandbox.calls.recovery import Recovered
-from ringfence_sandbox.disk.places import store_of
+from ringfence_sandbox import Recovered, ShellEnvironment, store_directory
 from ringfence_tools.agent_run import PROMPT_NAME, RunStats
 from ringfence_tools.planning import Plan
 from ringfence_tools.printable import one_line
@@ -191,7 +189,7 @@ class RunRecord:
 
 
 def record_of(directory: Path) -> Path:
-    return Path(store_of(os.path.realpath(directory)), RECORD_NAME)
+    return store_directory(directory) / RECORD_NAME
 
 
 def run_to_resume(directory: Path) -> Interrupted | None:

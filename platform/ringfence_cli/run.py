@@ -42,8 +42,7 @@ from ringfence_cli.signals import Signals
 from ringfence_cli.task_log import record_task
 from ringfence_cli.telemetry import telemetry_of
 from ringfence_cli.workspace import in_memory, on_disk, recovered_before_copy, start_container
-from ringfence_sandbox.disk.places import StateDirectoryError
-from ringfence_sandbox.moved_roots import moved_from
+from ringfence_sandbox import StateDirectoryError, describe_moved_root
 from ringfence_tools.agent_run import (
     EXIT_CODES,
     AgentTask,
@@ -152,7 +151,7 @@ def _run(options: Options, signals: Signals, answer: JsonOutput, put_failure: Ca
             with signals.let_through():
                 adapter = model_of(options.model, files)
                 is_copy = options.place.workspace == "memory"
-                if (moved_root := moved_from(str(options.directory), copied=is_copy)) is not None:
+                if (moved_root := describe_moved_root(options.directory, copied=is_copy)) is not None:
                     errors.say(f"ringfence: {printable(moved_root)}")
                 policies = policies_of(options.directory, options.policies)
                 terms = _limits_of(options)

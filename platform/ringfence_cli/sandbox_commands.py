@@ -24,11 +24,11 @@ def doctor(image: str | None, as_json: bool) -> int:
     Exit codes: 0 everything works, 4 something does not.
     """
     from ringfence_cli.outputs import json_line
-    from ringfence_sandbox.doctor import Finding, examine
+    from ringfence_sandbox import Finding, examine_sandbox
     from ringfence_tools.printable import printable
 
     findings: list[Finding] = []
-    for finding in examine(image):
+    for finding in examine_sandbox(image):
         findings.append(finding)
         if not as_json:
             click.echo(printable(f"{'works' if finding.works else 'FAILS':6} {finding.name}: {finding.found}"))
@@ -55,18 +55,14 @@ def build(names: tuple[str, ...], source: Literal["registry", "debian"] | None) 
     NAME is python (the default image) or base (a shell, no Python). Built ones are left as they are.
     """
     from ringfence.errors import SandboxUnavailableError
-    from ringfence_sandbox.container.images import DEFAULT_RECIPE, SOURCES, build, recipe
-    from ringfence_sandbox.container.podman_connection import connect
+    from ringfence_sandbox import build_images
     from ringfence_tools.printable import printable
 
     try:
-        recipes = [recipe(name) for name in names or (DEFAULT_RECIPE,)]
+        for image in build_images(names, source):
+            click.echo(image)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
-    try:
-        with connect() as connection:
-            for wanted in recipes:
-                click.echo(build(connection, wanted, SOURCES if source is None else (source,)))
     except SandboxUnavailableError as error:
         click.echo(printable(f"ringfence: {error}"), err=True)
         return UNAVAILABLE

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Container, Iterator
 from contextlib import closing
 from pathlib import Path
 
 from ringfence_cli.outputs import OutputFile
-from ringfence_sandbox.disk.places import store_of
-from ringfence_sandbox.disk.state_files import replacing
+from ringfence_sandbox import store_directory
 
 TASKS_NAME = "tasks.jsonl"
 
@@ -30,8 +28,10 @@ def forget_tasks(directory: Path, *, but: Container[str]) -> None:
     """Leave only those of these sessions. The workspace has to be open. OSError where it cannot be written."""
     path = _tasks_file(directory)
     if path.exists():
-        with replacing(path) as file:
-            file.writelines(_line(session_id, task) for session_id, task in _read_tasks(path) if session_id in but)
+        kept = [_line(session_id, task) for session_id, task in _read_tasks(path) if session_id in but]
+        beside = path.with_name(f"tmp_{path.name}")
+        beside.write_bytes(b"".join(kept))
+        beside.replace(path)
 
 
 def _read_tasks(path: Path) -> Iterator[tuple[str, str]]:
@@ -48,7 +48,7 @@ def _read_tasks(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _tasks_file(directory: Path) -> Path:
-    return Path(store_of(os.path.realpath(directory)), TASKS_NAME)
+    return store_directory(directory) / TASKS_NAME
 
 
 def _line(session_id: str, task: str) -> bytes:

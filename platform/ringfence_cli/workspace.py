@@ -14,7 +14,7 @@ from ringfence.failures import describe_error
 from ringfence_cli.history import recovery
 from ringfence_cli.options import BusyError, NotStartedError
 from ringfence_cli.outputs import Recording
-from ringfence_sandbox.calls.half_done import killed_call, killed_in, running_in
+from ringfence_sandbox import unfinished_calls
 from ringfence_tools.run_workspace import DiskWorkspace, MemoryWorkspace, Place, RunWorkspace
 
 
@@ -40,12 +40,15 @@ def in_memory(directory: Path) -> MemoryWorkspace:
 
 def recovered_before_copy(directory: Path, *, quiet: bool = False) -> Iterator[str]:
     """Recover a directory before it is copied, if a call was killed there; lines that describe its state."""
-    if killed_call(os.path.realpath(directory)) is not None:
-        with closing(on_disk(directory, quiet=quiet)) as workspace:
-            if (recovered := workspace.history.recovered) is not None:
-                yield recovery(recovered, directory)
-    elif (half_done := killed_in(str(directory)) or running_in(str(directory))) is not None:
-        yield f"ringfence: {half_done}"
+    for call in unfinished_calls(directory):
+        if call.is_running:
+            yield f"ringfence: {call}: the copy has its changes"
+        elif call.root != os.path.realpath(directory):
+            yield f"ringfence: {call}"
+        else:
+            with closing(on_disk(directory, quiet=quiet)) as workspace:
+                if (recovered := workspace.history.recovered) is not None:
+                    yield recovery(recovered, directory)
 
 
 def start_container(workspace: RunWorkspace, place: Place) -> None:

@@ -1,38 +1,95 @@
-"""Where work happens other than in memory: workspaces on disk, their history, and commands in a container."""
+"""Where work happens other than in memory: workspaces on disk, their history, and commands in a container.
+
+Other packages import these names alone, and nothing from the modules below.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ringfence.errors import SandboxUnavailableError
-    from ringfence_sandbox.container.isolation import SandboxLimits
+    from ringfence_sandbox.calls.half_done import UnfinishedCall, unfinished_calls
+    from ringfence_sandbox.calls.killed_calls import KilledCall
+    from ringfence_sandbox.calls.recovery import Recovered
+    from ringfence_sandbox.container.images import build_images
+    from ringfence_sandbox.container.isolation import Network, SandboxLimits
     from ringfence_sandbox.container.shell_environment import ShellEnvironment
     from ringfence_sandbox.disk.call_process import CallProcess
+    from ringfence_sandbox.disk.confined import is_reserved
+    from ringfence_sandbox.disk.outputs import is_output
+    from ringfence_sandbox.disk.places import StateDirectoryError, store_directory
+    from ringfence_sandbox.doctor import Finding, examine_sandbox
     from ringfence_sandbox.host import HostFilesystem
+    from ringfence_sandbox.moved_roots import describe_moved_root, record_root
     from ringfence_sandbox.podman import CommandResult, PodmanSandbox
-    from ringfence_sandbox.workspace import Workspace
+    from ringfence_sandbox.steps.own_changes import OwnChanges
+    from ringfence_sandbox.steps.undo_plan import ReversalOutcome
+    from ringfence_sandbox.store.exports import Export
+    from ringfence_sandbox.store.finding_steps import StepName
+    from ringfence_sandbox.store.shown_history import LogEntry
+    from ringfence_sandbox.workspace import Reversal, Workspace
 
 __all__ = [
     "CallProcess",
     "CommandResult",
+    "Export",
+    "Finding",
     "HostFilesystem",
+    "KilledCall",
+    "LogEntry",
+    "Network",
+    "OwnChanges",
     "PodmanSandbox",
+    "Recovered",
+    "Reversal",
+    "ReversalOutcome",
     "SandboxLimits",
     "SandboxUnavailableError",
     "ShellEnvironment",
+    "StateDirectoryError",
+    "StepName",
+    "UnfinishedCall",
     "Workspace",
+    "build_images",
+    "describe_moved_root",
+    "examine_sandbox",
+    "is_output",
+    "is_reserved",
+    "record_root",
+    "store_directory",
+    "unfinished_calls",
 ]
 
 # Imported when asked for: a filesystem on its own needs no git, and a workspace no Podman.
 _MODULES = {
     "CallProcess": "ringfence_sandbox.disk.call_process",
     "CommandResult": "ringfence_sandbox.podman",
+    "Export": "ringfence_sandbox.store.exports",
+    "Finding": "ringfence_sandbox.doctor",
     "HostFilesystem": "ringfence_sandbox.host",
+    "KilledCall": "ringfence_sandbox.calls.killed_calls",
+    "LogEntry": "ringfence_sandbox.store.shown_history",
+    "Network": "ringfence_sandbox.container.isolation",
+    "OwnChanges": "ringfence_sandbox.steps.own_changes",
     "PodmanSandbox": "ringfence_sandbox.podman",
+    "Recovered": "ringfence_sandbox.calls.recovery",
+    "Reversal": "ringfence_sandbox.workspace",
+    "ReversalOutcome": "ringfence_sandbox.steps.undo_plan",
     "SandboxLimits": "ringfence_sandbox.container.isolation",
     "SandboxUnavailableError": "ringfence.errors",
     "ShellEnvironment": "ringfence_sandbox.container.shell_environment",
+    "StateDirectoryError": "ringfence_sandbox.disk.places",
+    "StepName": "ringfence_sandbox.store.finding_steps",
+    "UnfinishedCall": "ringfence_sandbox.calls.half_done",
     "Workspace": "ringfence_sandbox.workspace",
+    "build_images": "ringfence_sandbox.container.images",
+    "describe_moved_root": "ringfence_sandbox.moved_roots",
+    "examine_sandbox": "ringfence_sandbox.doctor",
+    "is_output": "ringfence_sandbox.disk.outputs",
+    "is_reserved": "ringfence_sandbox.disk.confined",
+    "record_root": "ringfence_sandbox.moved_roots",
+    "store_directory": "ringfence_sandbox.disk.places",
+    "unfinished_calls": "ringfence_sandbox.calls.half_done",
 }
 
 

@@ -1,6 +1,6 @@
 """Tries what a sandbox promises on this machine, for real, and says what works and what to do about the rest.
 
-`examine` starts a container over a small tree of its own and attacks it from inside.
+`examine_sandbox` starts a container over a small tree of its own and attacks it from inside.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was tried. ``advice`` says what to do where it does not work."""
+    """The result of one check of `examine_sandbox`. ``advice`` says what to do if it does not work."""
 
     name: str
     works: bool
@@ -71,8 +71,8 @@ print(json.dumps(held))
 """
 
 
-def examine(image: str | None = None, url: str | None = None) -> Iterator[Finding]:
-    """What works here, one finding after the other as they are tried. An image that is not there is not built."""
+def examine_sandbox(image: str | None = None, url: str | None = None) -> Iterator[Finding]:
+    """Try on this machine what a sandbox promises, and yield each finding as it is made. No image is built."""
     program = shutil.which("podman")
     yield Finding("Podman is installed", program is not None, program or "no program `podman`", INSTALL)
     try:

@@ -43,11 +43,14 @@ def replaced(root: str, store: str) -> bool:
     return (noted.inode, noted.born_ns) != (now.inode, now.born_ns)
 
 
-def note_root(root: str, store: str, *, opened: bool = False) -> None:
-    """Have a store that is there say which directory it is of, where that is not said yet. Never fails.
+def record_root(root: str | os.PathLike[str], store: str | None = None, *, opened: bool = False) -> None:
+    """Record in a store, if it exists, which directory it belongs to. Never fails.
 
-    That one is in the place of another is for who has ``opened`` it to say: the history has to be told.
+    ``store`` is the default one of the root if it is left out. An existing record is replaced only by who has
+    ``opened`` the workspace, because the history has to record the replacement first.
     """
+    root = os.path.realpath(root)
+    store = store or store_of(root)
     now, noted = _look(root), _read(Path(store))
     if now is None or (noted is not None and noted.path == now.path and not (opened and replaced(root, store))):
         return
@@ -56,9 +59,13 @@ def note_root(root: str, store: str, *, opened: bool = False) -> None:
         file.write(json.dumps([now.path, now.inode, now.born_ns, before]).encode())
 
 
-def moved_from(root: str, *, copied: bool = False) -> str | None:
-    """What to say of a directory whose history and policies are kept under another path, where it was before, or are
-    those of another directory that was here before. If it is only ``copied``, the history is not concerned."""
+def describe_moved_root(root: str | os.PathLike[str], *, copied: bool = False) -> str | None:
+    """Describe to a person that a directory was moved, or came in the place of another one; None if neither is so.
+
+    Its history and policies are then kept for another path, or are those of another directory. A root that is only
+    ``copied`` has no use for the history.
+    """
+    root = os.fspath(root)
     now, store = _look(os.path.realpath(root)), store_of(os.path.realpath(root))
     if now is None:
         return None

@@ -20,7 +20,7 @@ from ringfence_sandbox.disk.kernel import OVERLAY, Abilities, Before, Renames, a
 from ringfence_sandbox.disk.locking import RootLock, check_locks
 from ringfence_sandbox.disk.outputs import KeptOutputs
 from ringfence_sandbox.disk.places import made_outside, store_of
-from ringfence_sandbox.moved_roots import note_root
+from ringfence_sandbox.moved_roots import record_root
 from ringfence_sandbox.store.store_format import check_format, note_format
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class Opened:
         self._lock = RootLock(self._descriptor, self.root, store)
         self._copy_up_root()
         note_format(store)
-        note_root(self.root, store, opened=True)
+        record_root(self.root, store, opened=True)
         self._journal = Journal(os.path.join(store, "journal"), sync=self._power, before=self._before)
         recovery = Recovery(
             self.files,

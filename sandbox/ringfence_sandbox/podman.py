@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from ringfence.errors import TransactionError
 from ringfence.filesystem.paths import escape_path, normalise, os_error
@@ -73,6 +73,9 @@ class PodmanSandbox:
     Outside of a tool call each `run` is a transaction of its own; in one (which has to be opaque) it belongs to it.
     Files that a command makes belong to the owner of the tree. There is no network unless it is asked for.
     """
+
+    mount_point: ClassVar[str] = WORKSPACE
+    """The path of the tree in the container."""
 
     def __init__(
         self,

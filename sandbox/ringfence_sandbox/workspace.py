@@ -6,7 +6,7 @@ import itertools
 import os
 import sys
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -15,7 +15,8 @@ from ringfence.errors import TransactionError
 from ringfence.participants import Change, Step, Transactional
 from ringfence.runtime.session import Session
 from ringfence.runtime.transaction import Transaction, tool_transaction
-from ringfence_sandbox.calls.half_done import waiting
+from ringfence_sandbox.calls.half_done import UnfinishedCall, unfinished_call
+from ringfence_sandbox.calls.killed_calls import KilledCall, forget_killed, killed_calls
 from ringfence_sandbox.disk.confined import Confined
 from ringfence_sandbox.disk.kernel import Before, abilities, nothing_before
 from ringfence_sandbox.disk.places import made_outside, store_of
@@ -23,10 +24,10 @@ from ringfence_sandbox.host import Durability, HostFilesystem
 from ringfence_sandbox.moved_roots import replaced
 from ringfence_sandbox.scan.scan import DEFAULT_LIMITS, Exclusion, Progress, ScanLimits, ScanResult, told_nothing
 from ringfence_sandbox.steps.aborted_calls import look_at
-from ringfence_sandbox.steps.history_plan import HOLDS_MORE, HistoryPlan, Planner
+from ringfence_sandbox.steps.history_plan import DROPPED, HOLDS_MORE, HistoryPlan, Planner
 from ringfence_sandbox.steps.own_changes import OwnChanges, own_changes
 from ringfence_sandbox.steps.step_history import FOLDER, StepHistory
-from ringfence_sandbox.steps.undo_plan import Outcome
+from ringfence_sandbox.steps.undo_plan import ReversalOutcome
 from ringfence_sandbox.store import history_gc
 from ringfence_sandbox.store.commit_records import CommitRecord
 from ringfence_sandbox.store.exports import Export, mailbox, moved_between, unclear_between, unified
@@ -53,7 +54,7 @@ class Reversal:
     that stays, or somebody else, changed it. ``step`` is None where nothing was restored or removed.
     """
 
-    outcomes: Mapping[str, Outcome]
+    outcomes: Mapping[str, ReversalOutcome]
     reasons: Mapping[str, str] = field(default_factory=dict[str, str])
     """By path, in words, why it is kept or a conflict; and of what goes, that it is somebody else's."""
     step: Step | None = None
@@ -65,6 +66,18 @@ class Reversal:
         """Whether any path was restored or removed, or would be."""
         return not {"restored", "removed"}.isdisjoint(self.outcomes.values())
 
+    @property
+    def lost_external_changes(self) -> Sequence[str]:
+        """The paths at which changes by somebody else were reversed, or would be.
+
+        Those that `gc` has dropped the history of are not among them.
+        """
+        return [
+            path
+            for path, reason in self.reasons.items()
+            if reason != DROPPED and self.outcomes[path] in ("restored", "removed")
+        ]
+
 
 def _check_directory(path: str) -> None:
     if not os.path.lexists(path):
@@ -75,7 +88,7 @@ def _check_directory(path: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Participants:
-    """Who takes part in a transaction of one's own."""
+    """The participants of a transaction that no prompt has."""
 
     participants: tuple[Transactional, ...]
 
@@ -93,8 +106,8 @@ class Workspace:
         self._closed = False
         self._left_out_first: Mapping[str, tuple[Exclusion, object]] = {}
         self._tip_first = store.tip
-        self.waiting: tuple[str, str] | None = None
-        """Of one opened read-only: the id and tool of a call that was killed, and is still to be taken back."""
+        self.unfinished: UnfinishedCall | None = None
+        """If this one was opened read-only: the call that had begun to change the files, and was not committed."""
 
     @classmethod
     def open(
@@ -106,7 +119,7 @@ class Workspace:
         durability: Durability = "process",
         read_only: bool = False,
         only_this_host: bool = False,
-        progress: Progress = told_nothing,
+        progress: Progress | None = None,
         before: Before = nothing_before,
     ) -> Workspace:
         """Open the workspace at `root`: recover it, lock it, and take in what changed since its newest step.
@@ -115,8 +128,8 @@ class Workspace:
         ``store`` is the directory outside of the root that keeps its history; by default one that the root's real
         path leads to. Of another one only who names it knows: the commands, and copies of the root into memory, take
         what a killed call has left half done for the files as they are. ``only_this_host`` is as for
-        `HostFilesystem`. ``progress`` is told now and then how many files have been looked at so far: the first opening
-        reads all of them. ``before`` is for tests: it is called before every system call that changes the tree.
+        `HostFilesystem`. ``progress`` is called now and then with the number of files read so far: the first
+        opening reads all of them. ``before`` is for tests: it is called before every system call that changes the tree.
 
         Raises:
             WorkspaceLockedError: another opener has it; it is named.
@@ -137,7 +150,7 @@ class Workspace:
         history = StepHistory(
             Confined(descriptor, abilities()), Path(place), limits=limits, power=durability == "power", before=before
         )
-        history.progress = progress
+        history.progress = progress or told_nothing
         history.replaced = replaced(real, place)  # before it is noted that this one is there now
         with ExitStack() as opened:
             opened.callback(history.close)
@@ -179,7 +192,7 @@ class Workspace:
                 f"{root} has no history yet: `ringfence run {root}` or `ringfence serve {root}` begins one"
             ) from None
         workspace = cls(filesystem, store, None)
-        workspace.waiting = waiting(root, place)
+        workspace.unfinished = unfinished_call(root, place)
         return workspace
 
     def __enter__(self) -> Self:
@@ -252,6 +265,17 @@ class Workspace:
     def recovered(self) -> Recovered | None:
         """What opening did about a call that was killed; None where there was nothing to do."""
         return self.filesystem.recovered
+
+    def killed_calls(self) -> Sequence[KilledCall]:
+        """Return the calls that recovery has ended since `forget_killed_calls`, oldest first.
+
+        Their processes were killed before they could write a receipt.
+        """
+        return killed_calls(self._store.folder.parent)
+
+    def forget_killed_calls(self) -> None:
+        """Forget them, because their receipts are written. Raise OSError if that is impossible."""
+        forget_killed(self._store.folder.parent)
 
     # Looking.
 
@@ -446,6 +470,13 @@ class Workspace:
         plan.sort()
         return writer.notes
 
+    def transaction(self, tag: str, *, session: Session | None = None) -> AbstractContextManager[Transaction]:
+        """Make the changes of a ``with`` block one step, or none if it raises. ``tag`` is the tool that the step names.
+
+        ``session`` takes part too, and the step bears its id. Raises what `tool_transaction` does.
+        """
+        return tool_transaction(session or Session(), Participants((self.filesystem,)), tag=tag)
+
     def checkpoint(self, name: str) -> NamedStep:
         """Give the newest step, with what others have changed since, a name: a point that `restore` and `diff` take
         and `gc` keeps, until `drop_checkpoint`. A tool call that gives one and then fails does not take it back.
@@ -477,11 +508,7 @@ class Workspace:
         that, which then makes the step."""
         if self._history is None:
             raise PermissionError(f"{tool} changes the workspace, and this one was opened read-only")
-        participants = Participants((self.filesystem,))
-        with (
-            telling_of_damage(self._store.folder, (KeyError,)),
-            tool_transaction(Session(), participants, tag=tool) as transaction,
-        ):
+        with telling_of_damage(self._store.folder, (KeyError,)), self.transaction(tool) as transaction:
             if self.filesystem.has_uncommitted:
                 raise TransactionError(f"{tool} is for a tool call of its own: this one has changed files before")
             self._look()

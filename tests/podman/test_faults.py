@@ -16,12 +16,11 @@ from typing import Any
 import pytest
 
 from ringfence.runtime.limits import Cancellation
-from ringfence_sandbox import CallProcess, PodmanSandbox, SandboxLimits, SandboxUnavailableError
+from ringfence_sandbox import CallProcess, PodmanSandbox, SandboxLimits, SandboxUnavailableError, examine_sandbox
 from ringfence_sandbox.container.container import WORKSPACE_LABEL, remove_orphans
 from ringfence_sandbox.container.images import built, recipe
 from ringfence_sandbox.container.podman_connection import Connection, OwnService, answers, connect
 from ringfence_sandbox.disk.owners import OWNER_LABEL, own_label
-from ringfence_sandbox.doctor import examine
 
 MakeSandbox = Callable[..., PodmanSandbox]
 
@@ -242,7 +241,7 @@ def test_an_image_without_python_works_too(make_sandbox: MakeSandbox, podman: Co
     assert (result.exit_code, result.stdout, result.changed_paths) == (3, "made\n", ("made",))
     assert sandbox.run("sleep 20", timeout_seconds=0.5).timed_out
     assert {found.name for found in sandbox.properties if not found.holds and (found.essential or limiting)} == set()
-    assert [finding for finding in examine(base, podman.url) if not finding.works and limiting] == []
+    assert [finding for finding in examine_sandbox(base, podman.url) if not finding.works and limiting] == []
 
 
 def test_a_missing_podman_is_said_with_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

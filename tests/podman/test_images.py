@@ -11,10 +11,9 @@ from typing import cast
 
 import pytest
 
-from ringfence_sandbox import PodmanSandbox, SandboxUnavailableError
+from ringfence_sandbox import PodmanSandbox, SandboxUnavailableError, examine_sandbox
 from ringfence_sandbox.container.images import SOURCES, Recipe, build, built, recipe, recipe_names
 from ringfence_sandbox.container.podman_connection import Connection, socket_path
-from ringfence_sandbox.doctor import examine
 
 
 def test_an_image_that_is_built_is_not_built_again(podman: Connection) -> None:
@@ -66,7 +65,7 @@ def test_the_image_works_for_other_programs_too(podman: Connection, monkeypatch:
 
 @pytest.mark.usefixtures("limits_hold")
 def test_ringfence_says_what_works_here(podman: Connection) -> None:
-    findings = list(examine(url=podman.url))
+    findings = list(examine_sandbox(url=podman.url))
     assert [finding for finding in findings if not finding.works] == []
     assert {"refused: the network", "files belong to the tree's owner", "memory is limited"} <= {
         f.name for f in findings

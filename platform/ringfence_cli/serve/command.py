@@ -38,8 +38,7 @@ from ringfence_cli.serve.workspaces import ServedWorkspace, open_workspace
 from ringfence_cli.signals import Signals
 from ringfence_cli.telemetry import telemetry_of
 from ringfence_cli.workspace import recovered_before_copy
-from ringfence_sandbox.disk.places import StateDirectoryError
-from ringfence_sandbox.moved_roots import moved_from
+from ringfence_sandbox import StateDirectoryError, describe_moved_root
 from ringfence_tools.agent_run import EXIT_CODES, MakeSection
 from ringfence_tools.printable import printable, why
 from ringfence_tools.run_workspace import Place, protect_path
@@ -80,7 +79,7 @@ def _serve(options: ServeOptions, signals: Signals) -> int:
             with signals.let_through():
                 transport, hints = _transport(options, stack)
                 copied = options.place.workspace == "memory"
-                if (moved := moved_from(str(options.directory), copied=copied)) is not None:
+                if (moved := describe_moved_root(options.directory, copied=copied)) is not None:
                     errors.say(f"ringfence: {printable(moved)}")
                 for line in recovered_before_copy(options.directory) if copied else ():
                     errors.say(line)

@@ -19,8 +19,7 @@ from ringfence.runtime.tool_result import ToolResult
 from ringfence_cli.history import recovery
 from ringfence_cli.outputs import left_out_lines
 from ringfence_cli.workspace import in_memory, on_disk, start_container
-from ringfence_sandbox import HostFilesystem, Workspace
-from ringfence_sandbox.calls.half_done import killed_in
+from ringfence_sandbox import HostFilesystem, Workspace, unfinished_calls
 from ringfence_tools.history import HistoryToolsSection
 from ringfence_tools.run_workspace import Place, ProtectedPathsPolicy, RunWorkspace
 from ringfence_tools.sections import VfsToolsSection
@@ -116,7 +115,7 @@ def _open_read_only(directory: Path, *, without_commands: bool) -> ServedWorkspa
             HistoryToolsSection(session=session, workspace=history, read_only=True),
         ]
 
-    notes = [f"ringfence: {killed}"] if (killed := killed_in(str(directory))) is not None else []
+    notes = [f"ringfence: {call}" for call in unfinished_calls(directory) if not call.is_running]
     if without_commands:
         notes.append("it is read-only: shell_execute and evaluate_python, which change things, are left out")
     return ServedWorkspace(

@@ -1,38 +1,67 @@
-"""What a tool call has half done in a directory, for who only looks there. Nothing is changed."""
+"""Tool calls that have changed a workspace and are not committed. Looking for them changes nothing."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
+from dataclasses import dataclass
 from typing import IO
 
 from ringfence_sandbox.disk.places import StateDirectoryError, state_directory, store_of
 
 
-def killed_call(root: str) -> tuple[str, str] | None:
-    """The call, by its id and tool, that was killed in a workspace with this real path, and left it half done."""
-    return waiting(root, store_of(root))
+@dataclass(frozen=True, slots=True)
+class UnfinishedCall:
+    """A tool call that has begun to change the workspace at ``root``, and is not committed.
+
+    ``is_running`` is False if its process was killed. The next opening of the workspace then rolls it back. ``str()``
+    describes the call to a person.
+    """
+
+    root: str
+    call_id: str
+    tool: str
+    is_running: bool
+
+    def __str__(self) -> str:
+        call = f"the tool call {self.call_id} ({self.tool})"
+        if self.is_running:
+            return f"{call} of another process is at work there"
+        recover = f"`ringfence recover {shlex.quote(self.root)}` takes it back"
+        return f"{call} was killed, and what it had done is still there: {recover}"
 
 
-def waiting(root: str, store: str) -> tuple[str, str] | None:
-    """The call, by its id and tool, that a killed process left half done, for the next opening to take back. None where
-    there is none, or somebody has the workspace open."""
+def unfinished_calls(path: str | os.PathLike[str]) -> Sequence[UnfinishedCall]:
+    """Return the unfinished calls in a directory and in those above it, the nearest first."""
+    found = (unfinished_call(above, store_of(above)) for above in _with_those_above(path))
+    return [call for call in found if call is not None]
+
+
+def unfinished_call(root: str, store: str) -> UnfinishedCall | None:
+    """Return the unfinished call of the workspace with the real path `root`, if there is one."""
     with suppress(OSError, ValueError), open(os.path.join(store, "holder"), "rb") as holder:
-        _check_free(holder)
-        found = _begun(root, store)
-        _check_free(holder)  # nobody has come meanwhile
-        return found
+        is_running = _is_locked(holder)
+        call = _begun(root, store)
+        if call is not None and _is_locked(holder) == is_running:  # nobody has come or gone meanwhile
+            return UnfinishedCall(root, *call, is_running)
     return None
 
 
-def _check_free(holder: IO[bytes]) -> None:
-    """BlockingIOError where an opener has the lock. It is tried for no longer than an opener has patience with, and let
-    go of by name: a child that was forked meanwhile has it open, too."""
-    fcntl.flock(holder, fcntl.LOCK_SH | fcntl.LOCK_NB)
+def _is_locked(holder: IO[bytes]) -> bool:
+    """Whether an opener has the workspace.
+
+    The lock is tried for no longer than an opener has patience with. It is released by name: a child that was forked
+    meanwhile has it open, too.
+    """
+    try:
+        fcntl.flock(holder, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
     fcntl.flock(holder, fcntl.LOCK_UN)
+    return False
 
 
 def _begun(root: str, store: str) -> tuple[str, str] | None:
@@ -51,36 +80,13 @@ def _begun(root: str, store: str) -> tuple[str, str] | None:
     return None
 
 
-def killed_in(path: str) -> str | None:
-    """What to say where a call that was killed has left a directory half done, or one above it."""
-    for above in _with_those_above(path):
-        if (call := killed_call(above)) is not None:
-            recover = f"`ringfence recover {shlex.quote(above)}` takes it back"
-            return f"the tool call {call[0]} ({call[1]}) was killed, and what it had done is still there: {recover}"
-    return None
-
-
-def running_in(path: str) -> str | None:
-    """What to say where a call of another process runs in a directory, or in one above it."""
-    for above in _with_those_above(path):
-        store = store_of(above)
-        with suppress(OSError), open(os.path.join(store, "holder"), "rb") as holder:
-            try:
-                _check_free(holder)
-            except BlockingIOError:
-                if (call := _begun(above, store)) is not None:
-                    other = f"the tool call {call[0]} ({call[1]}) of another process"
-                    return f"{other} is at work there: the copy has its changes"
-    return None
-
-
-def _with_those_above(path: str) -> Iterator[str]:
+def _with_those_above(path: str | os.PathLike[str]) -> Iterator[str]:
     """The real path of a directory, and those of the directories that it is in; none where no call can have begun."""
     try:
         state_directory()
     except StateDirectoryError:
         return
-    above, below = os.path.realpath(path), ""
+    above, below = os.fspath(os.path.realpath(path)), ""
     while above != below:
         yield above
         above, below = os.path.dirname(above), above

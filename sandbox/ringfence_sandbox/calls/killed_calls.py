@@ -1,5 +1,6 @@
-"""Which calls were killed, and what became of them: noted in the store by who recovered it, until somebody has written
-their receipts, which went with their processes."""
+"""The calls that were killed and recovered. The store keeps them until their receipts are written.
+
+Their processes could write none."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ _MOST = 50
 
 @dataclass(frozen=True, slots=True)
 class KilledCall:
-    """One call. ``begun`` tells it from others of the same id."""
+    """A tool call that was killed and that recovery ended. ``begun`` distinguishes it from others of the same id."""
 
     begun: str
     call_id: str

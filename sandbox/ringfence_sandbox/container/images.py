@@ -9,7 +9,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Generator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Literal
 from podman.errors import APIError, BuildError, ImageNotFound
 
 from ringfence.errors import SandboxUnavailableError
-from ringfence_sandbox.container.podman_connection import UNREADABLE, Connection
+from ringfence_sandbox.container.podman_connection import UNREADABLE, Connection, connect
 from ringfence_sandbox.disk.places import podman_directory
 
 Source = Literal["registry", "debian"]
@@ -100,6 +100,21 @@ def existing(connection: Connection, image: str | None) -> str:
             "or leave the image out to use that of `ringfence sandbox build`"
         )
     return image
+
+
+def build_images(names: Sequence[str] = (), source: Source | None = None) -> Iterator[str]:
+    """Build the images that come with ringfence, and yield the name of each. One that exists is left as it is.
+
+    ``names`` are folders of `images/`, by default that of the default image. ``source`` is the only one to try.
+
+    Raises:
+        ValueError: no recipe has that name. Nothing is built then.
+        SandboxUnavailableError: Podman does not answer, or no source works.
+    """
+    recipes = [recipe(name) for name in names or (DEFAULT_RECIPE,)]
+    with connect() as connection:
+        for wanted in recipes:
+            yield build(connection, wanted, SOURCES if source is None else (source,))
 
 
 def build(connection: Connection, wanted: Recipe, sources: tuple[Source, ...] = SOURCES) -> str:

@@ -33,7 +33,7 @@ UNREACHABLE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 
 
 def is_reserved(path: str) -> bool:
-    """Whether a path is, or is in, a directory in which displaced files wait."""
+    """Whether a path of a workspace is, or is in, one of our own directories of displaced files."""
     return path.startswith(HOLDING_PREFIX) and _HOLDING.match(path.partition("/")[0]) is not None
 
 

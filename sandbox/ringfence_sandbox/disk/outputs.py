@@ -19,7 +19,7 @@ _NAME = re.compile(re.escape(_FOLDER) + r"/([0-9a-f]{16}\.std(?:out|err))\Z")
 
 
 def is_output(normal: str) -> bool:
-    """Whether a path of a workspace is one of those that outputs are read under: no file of the tree, never written."""
+    """Whether a normalised path of a workspace stands for the kept output of a command. No file of the tree has one."""
     return normal.startswith(_FOLDER) and _NAME.match(normal) is not None
 
 

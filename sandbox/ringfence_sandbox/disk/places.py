@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+from pathlib import Path
 
 from ringfence_sandbox.disk.kernel import birth_ns, boot_id
 from ringfence_sandbox.disk.records import Json
@@ -19,7 +20,7 @@ _RELATIVE = (
 
 
 class StateDirectoryError(OSError):
-    """It cannot be told where the state of workspaces is, or it cannot be there."""
+    """The directory of all stores is unknown, or cannot be made."""
 
 
 def state_directory() -> str:
@@ -48,6 +49,15 @@ def store_of(root: str) -> str:
     """The store of the workspace with the real path `root`."""
     name = hashlib.sha256(os.fsencode(root)).hexdigest()[:32]
     return os.path.join(state_directory(), "stores", name)
+
+
+def store_directory(root: str | os.PathLike[str]) -> Path:
+    """The directory of a workspace's history, and of what else is kept for its root. It need not exist.
+
+    Raises:
+        StateDirectoryError: as `state_directory`.
+    """
+    return Path(store_of(os.path.realpath(root)))
 
 
 def podman_directory() -> str:

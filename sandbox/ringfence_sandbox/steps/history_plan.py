@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ringfence.filesystem.paths import MAX_PATH_BYTES, directories_above, is_dotgit
-from ringfence_sandbox.steps.undo_plan import Difference, Outcome, TreeNow, plan_undo
+from ringfence_sandbox.steps.undo_plan import Difference, ReversalOutcome, TreeNow, plan_undo
 from ringfence_sandbox.store.commit_records import CommitRecord
 from ringfence_sandbox.store.entries import Entry, is_directory
 from ringfence_sandbox.store.store import Store
@@ -24,13 +24,13 @@ class HistoryPlan:
     """``outcomes`` by path, ``reasons`` for those that stay and for what is somebody else's. ``moves`` are to be made
     first, each from a path to a path; then ``states`` are to be written, with ``contents`` that no step has."""
 
-    outcomes: dict[str, Outcome] = field(default_factory=dict[str, Outcome])
+    outcomes: dict[str, ReversalOutcome] = field(default_factory=dict[str, ReversalOutcome])
     reasons: dict[str, str] = field(default_factory=dict[str, str])
     states: dict[str, Entry | None] = field(default_factory=dict[str, "Entry | None"])
     contents: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
     moves: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
 
-    def stays(self, path: str, reason: str, outcome: Outcome = "kept") -> None:
+    def stays(self, path: str, reason: str, outcome: ReversalOutcome = "kept") -> None:
         self.outcomes[path], self.reasons[path] = outcome, reason
 
     def leave_the_longest(self) -> None:

@@ -10,7 +10,7 @@ from ringfence_sandbox.steps.text_merge import merged
 from ringfence_sandbox.store.entries import Entry, is_directory
 from ringfence_sandbox.store.object_ids import blob_id
 
-Outcome: TypeAlias = Literal["restored", "removed", "kept", "conflict"]
+ReversalOutcome: TypeAlias = Literal["restored", "removed", "kept", "conflict"]
 _ValueT = TypeVar("_ValueT")
 _AS_BEFORE = "it is as it was before already"
 Difference: TypeAlias = tuple[str, Entry | None, Entry | None]
@@ -26,7 +26,7 @@ class UndoPlan:
     merge made and no step has. Paths with new states and without an outcome only have other times or owners.
     """
 
-    outcomes: dict[str, Outcome] = field(default_factory=dict[str, Outcome])
+    outcomes: dict[str, ReversalOutcome] = field(default_factory=dict[str, ReversalOutcome])
     reasons: dict[str, str] = field(default_factory=dict[str, str])
     states: dict[str, Entry | None] = field(default_factory=dict[str, "Entry | None"])
     contents: dict[str, bytes] = field(default_factory=dict[str, bytes])
@@ -95,7 +95,7 @@ class _Undo:
             else:
                 self._refuse(path)
 
-    def _refuse(self, path: str, why: str | None = None, *, outcome: Outcome = "conflict") -> None:
+    def _refuse(self, path: str, why: str | None = None, *, outcome: ReversalOutcome = "conflict") -> None:
         later = self._later(path)
         self.plan.states.pop(path, None)
         self.plan.outcomes[path] = "conflict" if later else outcome

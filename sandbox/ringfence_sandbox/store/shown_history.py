@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from ringfence.participants import Change, FileVersion, Step
-from ringfence_sandbox.store.commit_messages import CommitKind
+from ringfence_sandbox.store.commit_messages import REPLACED, CommitKind
 from ringfence_sandbox.store.commit_records import CommitRecord
 from ringfence_sandbox.store.exports import moved_between, unified
 from ringfence_sandbox.store.finding_steps import parent_of
@@ -31,6 +31,11 @@ class LogEntry:
     names: tuple[str, ...] = ()
     apart: bool = False
     """Whether `gc` has left it for its name alone, and dropped what was between it and the rest of the history."""
+
+    @property
+    def is_replacement(self) -> bool:
+        """Whether another directory has come in the place of the workspace's root."""
+        return self.kind == "external" and self.tool == REPLACED
 
 
 @dataclass(frozen=True, slots=True)
