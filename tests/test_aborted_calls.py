@@ -9,11 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from captured_tree import capture_tree
 from effort import amount
+from killing import killed_at
 
 from ringfence.testing import held_call
-from ringfence.testing.killing import killed_at
-from ringfence.testing.printed import capture_tree
 from ringfence_sandbox import HostFilesystem, Workspace
 from ringfence_sandbox.steps.aborted_calls import KEPT_BYTES
 from ringfence_sandbox.store.spool import MOST_CALLS

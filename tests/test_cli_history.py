@@ -19,12 +19,12 @@ from typing import Any
 
 import command_line
 import pytest
+from captured_tree import capture_tree, lasting
 
 from ringfence.errors import ToolValidationError
 from ringfence.filesystem import InMemoryFilesystem
 from ringfence.runtime.receipts import Receipt
 from ringfence.testing import held_call
-from ringfence.testing.printed import capture_tree, lasting
 from ringfence_cli.history import recovery
 from ringfence_cli.live import call_text
 from ringfence_cli.task_log import recorded_tasks

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from killing import as_nobody, killed_at
 
 from ringfence.testing import held_call
-from ringfence.testing.killing import as_nobody, killed_at
 from ringfence_sandbox import HostFilesystem, Workspace
 
 ACL = struct.pack(

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from captured_tree import capture_tree, lasting
 from effort import amount
+from killing import killed_at, killed_at_call
 
 from ringfence.testing import held_call
-from ringfence.testing.killing import killed_at, killed_at_call
-from ringfence.testing.printed import capture_tree, lasting
 from ringfence_sandbox import Workspace
 
 CALLS = ("write", "pwrite", "fsync", "fdatasync", "replace", "rename", "unlink", "ftruncate", "open", "close", "mkdir")

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from captured_tree import capture_tree
 from effort import amount
 
 from ringfence.adapters import ToolExecutor
 from ringfence.filesystem import Filesystem
 from ringfence.prompt import MarkdownSection, Prompt, Tool, ToolContext, ToolResult
 from ringfence.runtime import Session
-from ringfence.testing.printed import capture_tree
 from ringfence_sandbox import HostFilesystem
 
 ROUNDS = amount(prove=20_000, test=250)

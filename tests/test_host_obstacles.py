@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from captured_tree import capture_tree
+from killing import as_nobody, killed_at
 
 from ringfence.testing import held_call
-from ringfence.testing.killing import as_nobody, killed_at
-from ringfence.testing.printed import capture_tree
 from ringfence_sandbox import HostFilesystem, Workspace
 
 Change = Callable[[HostFilesystem], object]

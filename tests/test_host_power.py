@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from captured_tree import capture_tree, lasting
 from effort import kill_points
+from killing import killed_at
 
 from ringfence import Prompt, PromptTemplate, Session
 from ringfence.adapters import ToolExecutor
 from ringfence.testing import held_call
-from ringfence.testing.killing import killed_at
-from ringfence.testing.printed import capture_tree, lasting
 from ringfence_sandbox import HostFilesystem, Workspace
 from ringfence_sandbox.calls.journal import Journal
 from ringfence_tools import VfsToolsSection

@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from captured_tree import capture_tree, lasting
 from effort import amount, kill_points
+from killing import killed_at
 
 from ringfence.runtime import Receipt
 from ringfence.testing import held_call
-from ringfence.testing.killing import killed_at
-from ringfence.testing.printed import capture_tree, lasting
 from ringfence_sandbox.calls.history import ChangedFiles, Recorded, RolledBackCall
 from ringfence_sandbox.disk.kernel import Abilities
 from ringfence_sandbox.host import HostFilesystem

@@ -14,10 +14,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from captured_tree import CapturedPath, capture_tree
 
 from ringfence.errors import CallEndedError, SnapshotRestoreError
 from ringfence.testing import HeldCall, held_call
-from ringfence.testing.printed import Printed, capture_tree
 from ringfence_sandbox.disk.kernel import Abilities
 from ringfence_sandbox.host import HostFilesystem
 
@@ -46,7 +46,7 @@ def call(fs: HostFilesystem) -> Iterator[HeldCall]:
         yield call
 
 
-def without_held(root: Path) -> dict[str, Printed]:
+def without_held(root: Path) -> dict[str, CapturedPath]:
     return {path: one for path, one in capture_tree(root).items() if not path.startswith(".ringfence-hold")}
 
 

@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from captured_tree import CapturedPath, capture_tree
+from killing import killed_at
 
 from ringfence import Binding, Filesystem, InMemoryFilesystem, Prompt, PromptTemplate, Session
 from ringfence.adapters import ScriptedAdapter, ToolExecutor
@@ -38,8 +40,6 @@ from ringfence.prompt import (
 )
 from ringfence.runtime import Receipt, tool_transaction
 from ringfence.testing import held_call
-from ringfence.testing.killing import killed_at
-from ringfence.testing.printed import Printed, capture_tree
 from ringfence_sandbox import CallProcess, HostFilesystem, Workspace
 from ringfence_sandbox.opaque.owner_stamp import OwnerStamp
 from ringfence_sandbox.scan.scan import ScanLimits
@@ -89,7 +89,7 @@ def sh(root: Path, script: str) -> None:
     subprocess.run(["sh", "-ec", script], cwd=root, check=True)
 
 
-def shape(root: Path) -> dict[str, Printed]:
+def shape(root: Path) -> dict[str, CapturedPath]:
     """All that a rollback brings back; which inode it is, is no part of that."""
     return {path: replace(one, inode=0) for path, one in capture_tree(root).items()}
 

@@ -15,12 +15,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from captured_tree import CapturedPath, capture_tree, lasting
 from effort import SEED, amount, kill_points
+from killing import killed_at
 
 from ringfence.errors import RestoreFailedError
 from ringfence.testing import held_call
-from ringfence.testing.killing import killed_at
-from ringfence.testing.printed import Printed, capture_tree, lasting
 from ringfence_sandbox import CallProcess, HostFilesystem, Workspace
 from ringfence_sandbox.disk.kernel import boot_id
 from ringfence_sandbox.opaque.owner_stamp import GRACE_NS
@@ -57,7 +57,7 @@ def build(root: Path) -> None:
         os.utime(root / path, ns=(10**18, 10**18 + len(path)))
 
 
-def shape(root: Path) -> dict[str, Printed]:
+def shape(root: Path) -> dict[str, CapturedPath]:
     return {path: replace(one, inode=0) for path, one in capture_tree(root).items()}
 
 
@@ -160,7 +160,7 @@ def test_what_a_program_did_to_what_typed_changes_displaced_is_mended_by_recover
     assert outcomes == {True, False}
 
 
-def _differing(one: dict[str, Printed], other: dict[str, Printed]) -> list[object]:
+def _differing(one: dict[str, CapturedPath], other: dict[str, CapturedPath]) -> list[object]:
     return [
         (path, one.get(path), other.get(path)) for path in one.keys() | other.keys() if one.get(path) != other.get(path)
     ]

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from captured_tree import capture_tree
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -38,7 +39,6 @@ from ringfence.prompt import (
 from ringfence.prompt.overrides import find_problems
 from ringfence.runtime import PromptRendered, Session
 from ringfence.runtime.reducers import SetVisibilityOverride
-from ringfence.testing.printed import capture_tree
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from captured_tree import capture_tree, lasting
+from killing import as_nobody, killed_at
 
 from ringfence import Prompt, PromptTemplate, Session
 from ringfence.adapters import ToolExecutor
 from ringfence.filesystem.protocol import WriteMode
 from ringfence.testing import held_call
-from ringfence.testing.killing import as_nobody, killed_at
-from ringfence.testing.printed import capture_tree, lasting
 from ringfence_sandbox import HostFilesystem, Workspace
 from ringfence_sandbox.store.history_objects import MOST_PACKS
 from ringfence_sandbox.store.store import Store

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from effort import PROVING, SEED
+from killing import killed_at_call
 
-from ringfence.testing.killing import killed_at_call
 from ringfence_sandbox.store.commit_messages import CommitInfo
 from ringfence_sandbox.store.entries import Entry, Meta, Pending
 from ringfence_sandbox.store.exports import mailbox, unified

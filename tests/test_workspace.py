@@ -8,7 +8,9 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from captured_tree import capture_tree, lasting
 from effort import amount
+from killing import killed_at
 
 from ringfence import Prompt, PromptTemplate, Session
 from ringfence.adapters import ToolExecutor
@@ -16,8 +18,6 @@ from ringfence.errors import WorkspaceLockedError
 from ringfence.participants import Step
 from ringfence.runtime import Receipt
 from ringfence.testing import held_call
-from ringfence.testing.killing import killed_at
-from ringfence.testing.printed import capture_tree, lasting
 from ringfence_sandbox import HostFilesystem, Workspace
 from ringfence_sandbox.calls.history import ChangedFiles, Recorded
 from ringfence_sandbox.disk.confined import Confined

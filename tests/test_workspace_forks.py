@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from captured_tree import capture_tree, lasting
 
 from ringfence.testing import held_call
-from ringfence.testing.printed import capture_tree, lasting
 from ringfence_sandbox import Workspace, unfinished_calls
 from ringfence_sandbox.disk.locking import RootLock
 from ringfence_sandbox.disk.places import store_of

@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from captured_tree import capture_tree, lasting
 
 from ringfence.errors import TransactionError
 from ringfence.participants import CURRENT_CALL, CallInfo
 from ringfence.testing import held_call
-from ringfence.testing.printed import capture_tree, lasting
 from ringfence_sandbox import HostFilesystem, Workspace
 from ringfence_sandbox.store.store import Store
 

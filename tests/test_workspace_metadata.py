@@ -11,10 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from captured_tree import CapturedPath, capture_tree
+from killing import killed_at
 
 from ringfence.testing import held_call
-from ringfence.testing.killing import killed_at
-from ringfence.testing.printed import Printed, capture_tree
 from ringfence_sandbox import HostFilesystem, Workspace
 from ringfence_sandbox.store.entries import Meta
 
@@ -43,7 +43,7 @@ def workspace(root: Path) -> Iterator[Workspace]:
         yield workspace
 
 
-def all_but_inodes(root: Path) -> dict[str, Printed]:
+def all_but_inodes(root: Path) -> dict[str, CapturedPath]:
     return {path: replace(one, inode=0) for path, one in capture_tree(root).items()}
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from captured_tree import CapturedPath, capture_tree
 
-from ringfence.testing.printed import Printed, capture_tree
 from ringfence_sandbox import Workspace
 from ringfence_sandbox.container.podman_connection import Connection
 
@@ -36,7 +36,7 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path / "tree"
 
 
-def shape(root: Path) -> dict[str, Printed]:
+def shape(root: Path) -> dict[str, CapturedPath]:
     """All that a rollback brings back; which inode it is, is no part of that."""
     return {path: replace(one, inode=0) for path, one in capture_tree(root).items()}
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from captured_tree import CapturedPath, capture_tree
 
 from ringfence.adapters import ScriptedAdapter
 from ringfence.adapters.tool_executor import ToolExecutor
@@ -27,7 +28,6 @@ from ringfence.prompt import (
     ToolResult,
 )
 from ringfence.runtime import Session
-from ringfence.testing.printed import Printed, capture_tree
 from ringfence_sandbox import PodmanSandbox
 from ringfence_tools import PodmanSandboxSection
 from ringfence_tools.shell import MAX_CHANGES, CommandOutcome, EvaluatePython
@@ -83,7 +83,7 @@ def tools(make_tools: Callable[..., Tools]) -> Tools:
     return make_tools()
 
 
-def shape(root: Path) -> dict[str, Printed]:
+def shape(root: Path) -> dict[str, CapturedPath]:
     """All that a rollback brings back; which inode it is, is no part of that."""
     return {path: replace(one, inode=0) for path, one in capture_tree(root).items()}
 

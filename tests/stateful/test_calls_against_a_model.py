@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from captured_tree import CapturedPath, capture_tree, lasting
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -40,7 +41,6 @@ from ringfence.prompt import PolicyDecision, PromptTemplate
 from ringfence.resources import Binding
 from ringfence.runtime import Append, SlicePolicy, append_all, final_receipts, tool_transaction
 from ringfence.testing.looking import tree_of
-from ringfence.testing.printed import Printed, capture_tree, lasting
 from ringfence_sandbox import Workspace
 
 
@@ -373,7 +373,7 @@ def without_times(files: Filesystem) -> dict[str, object]:
 
 
 @contextmanager
-def on_disk() -> Generator[tuple[Workspace, Callable[[], dict[str, Printed]]]]:
+def on_disk() -> Generator[tuple[Workspace, Callable[[], dict[str, CapturedPath]]]]:
     with tempfile.TemporaryDirectory() as place:
         root = Path(place, "root")
         (root / "d").mkdir(parents=True)
@@ -382,7 +382,7 @@ def on_disk() -> Generator[tuple[Workspace, Callable[[], dict[str, Printed]]]]:
             yield workspace, lambda: capture_tree(root)
 
 
-def without_what_waits(tree: dict[str, Printed]) -> dict[str, object]:
+def without_what_waits(tree: dict[str, CapturedPath]) -> dict[str, object]:
     """What is there of the workspace in the middle of a call."""
     found = {path: one for path, one in lasting(tree).items() if path and not path.startswith(".ringfence-hold-")}
     return dict(found)

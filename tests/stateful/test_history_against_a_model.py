@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from captured_tree import CapturedPath, capture_tree
 from hypothesis import assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from ringfence import Filesystem, MarkdownSection, Prompt, Receipt, Session, Tool, ToolContext, ToolResult
 from ringfence.adapters import ToolExecutor
-from ringfence.testing.printed import Printed, capture_tree
 from ringfence_sandbox import Workspace
 from ringfence_sandbox.store.object_ids import blob_id
 from ringfence_sandbox.workspace import Reversal
@@ -113,12 +113,12 @@ def do(root: Path, deed: Deed) -> None:
         (root / "editor's").unlink()
 
 
-def shape(root: Path) -> dict[str, Printed]:
+def shape(root: Path) -> dict[str, CapturedPath]:
     """All that an undo or a restore brings back."""
     return {path: replace(one, inode=0) for path, one in capture_tree(root).items()}
 
 
-def seen(tree: Mapping[str, Printed]) -> Tree:
+def seen(tree: Mapping[str, CapturedPath]) -> Tree:
     return {path: (KINDS[one.kind], one.mode, one.content) for path, one in tree.items() if path}
 
 
@@ -133,7 +133,7 @@ class Made:
 
     before: Tree
     after: Tree
-    found: tuple[dict[str, Printed], dict[str, Printed]]
+    found: tuple[dict[str, CapturedPath], dict[str, CapturedPath]]
     known: bool
 
     @property
@@ -148,7 +148,7 @@ class HistoryIsTrees(RuleBasedStateMachine):
         self.root = self.top / "root"
         self.bytes: dict[str, bytes] = {}
         self.made: dict[int, Made] = {}
-        self.named: dict[str, dict[str, Printed]] = {}
+        self.named: dict[str, dict[str, CapturedPath]] = {}
         self.kept: set[int] = set()
         """The steps that can be undone: those which gc has left."""
         self.calls = 0
@@ -198,7 +198,7 @@ class HistoryIsTrees(RuleBasedStateMachine):
         assert result.success or fails, result.message
         return result.success
 
-    def look(self) -> dict[str, Printed]:
+    def look(self) -> dict[str, CapturedPath]:
         found = shape(self.root)
         for path, one in found.items():
             if one.kind == oct(stat.S_IFREG) and one.content not in self.bytes:
@@ -215,7 +215,7 @@ class HistoryIsTrees(RuleBasedStateMachine):
             if one is not None and path
         }
 
-    def settled(self, before: dict[str, Printed], *, looked: bool) -> int | None:
+    def settled(self, before: dict[str, CapturedPath], *, looked: bool) -> int | None:
         """Compare what the history has made of a call or a command with the trees before and after; its step, if any.
 
         What a person had changed is nobody's step. It is in the history when that has ``looked``, and of a path that a
@@ -347,7 +347,9 @@ class HistoryIsTrees(RuleBasedStateMachine):
         assert not fails or capture_tree(self.root) == before
         assert not self.done.notes
 
-    def _compare_undone(self, made: list[Made], before: dict[str, Printed], after: dict[str, Printed]) -> None:
+    def _compare_undone(
+        self, made: list[Made], before: dict[str, CapturedPath], after: dict[str, CapturedPath]
+    ) -> None:
         was, now = seen(before), seen(after)
         expected, outcomes = undone(made, was)
         assert now == expected

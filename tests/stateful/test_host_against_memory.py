@@ -12,13 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
 
+from captured_tree import CapturedPath, capture_tree
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from ringfence.filesystem import Filesystem, FilesystemSnapshot, InMemoryFilesystem
 from ringfence.filesystem.protocol import WriteMode
 from ringfence.testing import HeldCall
-from ringfence.testing.printed import Printed, capture_tree
 from ringfence_sandbox.host import HostFilesystem
 
 names = st.sampled_from(["a", "b", "c", "é", "\udcff"])
@@ -45,7 +45,7 @@ def tree_of(filesystem: Filesystem) -> Tree:
     return found
 
 
-def on_disk(root: Path) -> dict[str, Printed]:
+def on_disk(root: Path) -> dict[str, CapturedPath]:
     return {path: one for path, one in capture_tree(root).items() if not path.startswith(".ringfence-hold-")}
 
 
@@ -58,7 +58,7 @@ class HostAgainstMemory(RuleBasedStateMachine):
         self.memory.chmod("", (self.top / "root").stat().st_mode & 0o7777)
         self.disk = HostFilesystem(self.top / "root", store=self.top / "store")
         self.snapshots: list[tuple[FilesystemSnapshot, FilesystemSnapshot]] = []
-        self.calls: list[tuple[HeldCall, HeldCall, dict[str, Printed]]] = []
+        self.calls: list[tuple[HeldCall, HeldCall, dict[str, CapturedPath]]] = []
 
     def teardown(self) -> None:
         try:

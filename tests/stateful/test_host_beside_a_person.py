@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+from captured_tree import CapturedPath, capture_tree
 from effort import amount
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from killing import killed_at
 
 from ringfence.testing import held_call
-from ringfence.testing.killing import killed_at
-from ringfence.testing.printed import Printed, capture_tree
 from ringfence_sandbox import HostFilesystem, Workspace
 from ringfence_sandbox.store.object_ids import blob_id
 
@@ -201,7 +201,7 @@ def the_call(top: Path, case: Case, person: Person) -> Callable[[Callable[[str],
     return work
 
 
-def unchanged(before: Mapping[str, Printed], now: Mapping[str, Printed], conflicts: tuple[str, ...]) -> None:
+def unchanged(before: Mapping[str, CapturedPath], now: Mapping[str, CapturedPath], conflicts: tuple[str, ...]) -> None:
     """Every file is the very file that it was, but for conflicts and what the person saved."""
     for path, one in before.items():
         if one.kind == "0o100000" and not any(f"{path}/".startswith(f"{conflict}/") for conflict in conflicts):

@@ -13,11 +13,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from captured_tree import CapturedPath, capture_tree
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from ringfence.testing import HeldCall
-from ringfence.testing.printed import Printed, capture_tree
 from ringfence_sandbox.disk.confined import HOLDING_PREFIX, Confined
 from ringfence_sandbox.disk.kernel import Abilities, abilities
 from ringfence_sandbox.host import HostFilesystem
@@ -35,7 +35,7 @@ damages = st.tuples(kinds, st.integers(0, 30), st.integers(0, 30), paths, conten
 LIMIT = ScanLimits(max_file_bytes=1000)
 
 
-def shape(root: Path) -> dict[str, Printed]:
+def shape(root: Path) -> dict[str, CapturedPath]:
     """All that a rollback brings back; which inode it is, is no part of that, nor is what calls hold."""
     return {
         path: replace(one, inode=0, links=tuple(link for link in one.links if not link.startswith(HOLDING_PREFIX)))
@@ -44,7 +44,7 @@ def shape(root: Path) -> dict[str, Printed]:
     }
 
 
-def told(root: Path) -> dict[str, tuple[Printed, bool]]:
+def told(root: Path) -> dict[str, tuple[CapturedPath, bool]]:
     """What is said when it is brought back: the time of a directory is not, which any file made in it changes; whether
     a file has one name or more is, also where the other one is held."""
     links = {path: one.links for path, one in capture_tree(root).items()}
@@ -117,8 +117,8 @@ def damage(root: Path, what: tuple[str, int, int, str, bytes], *, held: bool = F
 class Open:
     call: HeldCall
     files: HostFilesystem
-    before: dict[str, Printed]
-    told: dict[str, tuple[Printed, bool]]
+    before: dict[str, CapturedPath]
+    told: dict[str, tuple[CapturedPath, bool]]
     exact: bool = True
     """Whether nothing changed unseen that is not within an opaque call of its own."""
 
@@ -262,7 +262,7 @@ class OpaqueRollback(RuleBasedStateMachine):
                 self.history.close()
 
 
-def _seen(tree: dict[str, Printed], path: str) -> object:
+def _seen(tree: dict[str, CapturedPath], path: str) -> object:
     """What counts as a change of a path: not its time, its owner, or its other names."""
     one = tree.get(path)
     if one is None:
@@ -274,11 +274,11 @@ def _same_but_link(one: Entry | Pending | None, other: Entry | None) -> bool:
     return one is not None and other is not None and replace(one, meta=replace(one.meta, link=other.meta.link)) == other
 
 
-def _without(tree: dict[str, Printed], paths: list[str]) -> dict[str, Printed]:
+def _without(tree: dict[str, CapturedPath], paths: list[str]) -> dict[str, CapturedPath]:
     return {path: one for path, one in tree.items() if path not in paths}
 
 
-def _special(*trees: dict[str, Printed]) -> list[str]:
+def _special(*trees: dict[str, CapturedPath]) -> list[str]:
     return [path for tree in trees for path, one in tree.items() if one.kind == oct(stat.S_IFIFO)]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
-class Printed:
+class CapturedPath:
     """One path. ``content`` is the sha256 of a file's bytes, or a link's target; ``links`` has the other names of the
     same inode below the root."""
 
@@ -29,7 +29,7 @@ class Printed:
         return self.kind, self.mode, self.size, self.owner, self.content
 
 
-def capture_tree(root: Path) -> dict[str, Printed]:
+def capture_tree(root: Path) -> dict[str, CapturedPath]:
     """Every path below `root`, and the root itself as ""; names that are not UTF-8 have surrogate escapes."""
     top = os.fsencode(root)
     found: dict[bytes, os.stat_result] = {b"": os.lstat(top)}
@@ -45,7 +45,7 @@ def capture_tree(root: Path) -> dict[str, Printed]:
     for path, one in found.items():
         names.setdefault(one.st_ino, []).append(os.fsdecode(path))
     return {
-        os.fsdecode(path): Printed(
+        os.fsdecode(path): CapturedPath(
             kind=oct(stat.S_IFMT(one.st_mode)),
             mode=stat.S_IMODE(one.st_mode),
             size=0 if stat.S_ISDIR(one.st_mode) else one.st_size,
@@ -68,6 +68,6 @@ def _content(path: bytes, found: os.stat_result) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def lasting(tree: dict[str, Printed]) -> dict[str, tuple[object, ...]]:
+def lasting(tree: dict[str, CapturedPath]) -> dict[str, tuple[object, ...]]:
     """`tree` without what differs between two runs of the same changes: times and inodes."""
     return {path: one.lasting for path, one in tree.items()}

@@ -63,7 +63,7 @@ def as_nobody(work: Callable[[], object], *owned: Path, foreign: Collection[str]
                     os.chown(path, _NOBODY, _NOBODY, follow_symlinks=False)
             for above in place.parents:
                 if above.stat().st_mode & 0o055 != 0o055:
-                    os.chmod(above, above.stat().st_mode | 0o055)  # noqa: S103 - for the other user
+                    os.chmod(above, above.stat().st_mode | 0o055)  # the other user passes
     codecs.lookup("ascii")  # the interpreter's own files may be nobody's to read
 
     def in_child(_: Callable[[str], None]) -> None:
