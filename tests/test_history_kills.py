@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,12 +10,12 @@ import pytest
 from captured_tree import capture_tree, lasting
 from effort import amount
 from killing import killed_at, killed_at_call
+from real_git import fsck, needs_git
 
 from ringfence.testing import held_call
 from ringfence_sandbox import Workspace
 
 CALLS = ("write", "pwrite", "fsync", "fdatasync", "replace", "rename", "unlink", "ftruncate", "open", "close", "mkdir")
-needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 
 
 def call(workspace: Workspace, content: str, call_id: str) -> None:
@@ -85,14 +83,7 @@ def test_killed_anywhere_in_the_store_the_step_is_whole_or_not_there(tmp_path: P
                 ends.add("before")
             assert lasting(capture_tree(root)) == before, number
             assert len([step for step in again.steps() if step.call_id.startswith("before")]) >= 1
-        found = subprocess.run(
-            ["git", "-C", str(store / "history"), "fsck", "--full", "--strict", "--no-dangling"],
-            env={"PATH": os.environ["PATH"], "GIT_CONFIG_NOSYSTEM": "1", "HOME": "/nonexistent"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert (found.returncode, found.stdout) == (0, ""), (number, found.stdout, found.stderr)
+        fsck(store / "history")
         shutil.rmtree(store)
         if not killed:
             break

@@ -40,9 +40,8 @@ from ringfence.prompt import (
 )
 from ringfence.runtime import Receipt, tool_transaction
 from ringfence.testing import held_call
-from ringfence_sandbox import CallProcess, HostFilesystem, Workspace
+from ringfence_sandbox import CallProcess, HostFilesystem, ScanLimits, Workspace
 from ringfence_sandbox.opaque.owner_stamp import OwnerStamp
-from ringfence_sandbox.scan.scan import ScanLimits
 from ringfence_tools import VfsToolsSection
 
 ODD = os.fsdecode(b"caf\xe9 \n")

@@ -21,10 +21,9 @@ from killing import killed_at
 
 from ringfence.errors import RestoreFailedError
 from ringfence.testing import held_call
-from ringfence_sandbox import CallProcess, HostFilesystem, Workspace
+from ringfence_sandbox import CallProcess, HostFilesystem, ScanLimits, Workspace
 from ringfence_sandbox.disk.kernel import boot_id
 from ringfence_sandbox.opaque.owner_stamp import GRACE_NS
-from ringfence_sandbox.scan.scan import ScanLimits
 
 DAMAGE = """
     printf changed > a.txt; echo new > d/n1; ln d/n1 n2; rm d/e/c.txt; mv m moved; mkdir -p x/y; echo y > x/y/z

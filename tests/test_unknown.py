@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from ringfence.testing import held_call
-from ringfence_sandbox import HostFilesystem, Workspace
-from ringfence_sandbox.scan.scan import ScanLimits
+from ringfence_sandbox import HostFilesystem, ScanLimits, Workspace
 from ringfence_sandbox.store.unknown import MOST_NAMED, Unknown
 
 SMALL = ScanLimits(max_file_bytes=1000)

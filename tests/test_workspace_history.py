@@ -4,30 +4,20 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from captured_tree import capture_tree, lasting
+from real_git import git, needs_git, repository
 
 from ringfence.errors import TransactionError
 from ringfence.participants import CURRENT_CALL, CallInfo
 from ringfence.testing import held_call
 from ringfence_sandbox import HostFilesystem, Workspace
-from ringfence_sandbox.store.store import Store
 
 LINES = "".join(f"line {n}\n" for n in range(1, 10))
-needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
-
-
-def git(folder: Path, *arguments: str, given: bytes | None = None) -> str:
-    clean = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "GIT_CONFIG_NOSYSTEM": "1"}
-    clean |= {f"GIT_{who}_{what}": "tester" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
-    done = subprocess.run(["git", "-C", str(folder), *arguments], env=clean, input=given, capture_output=True)
-    assert done.returncode == 0, done.stderr.decode(errors="replace")
-    return (done.stdout + done.stderr).decode()
 
 
 @pytest.fixture
@@ -120,22 +110,6 @@ def test_undo_brings_everything_back_and_can_be_undone(workspace: Workspace, roo
     workspace.undo(3)
     assert lasting(capture_tree(root)) == before
     assert [step.tool for step in workspace.steps()] == ["a test", "undo", "undo", "undo"]
-
-
-def test_an_undo_of_the_newest_step_does_not_read_the_whole_history(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read: list[str] = []
-    commit = Store.commit
-    monkeypatch.setattr(Store, "commit", lambda store, name: (read.append(name), commit(store, name))[1])
-    counts: list[int] = []
-    for steps in (3, 12):
-        for n in range(steps):
-            call(workspace, lambda fs, n=n: fs.write("a.txt", f"{n}\n"))
-        read.clear()
-        workspace.undo(1, dry_run=True)
-        counts.append(len(read))
-    assert counts[0] == counts[1]
 
 
 def test_a_preview_changes_nothing(workspace: Workspace, root: Path) -> None:
@@ -282,22 +256,16 @@ def test_a_restore_says_where_somebody_had_changed_what_a_step_had(workspace: Wo
     assert done.reasons == dict.fromkeys(("a.txt", "made"), "changed since by somebody else")
 
 
+@needs_git
 def test_a_restore_leaves_a_person_s_git_commits_alone(workspace: Workspace, root: Path) -> None:
-    def git(*arguments: str) -> str:
-        identity = ["-c", "user.name=p", "-c", "user.email=p@localhost"]
-        command = ["git", "-C", str(root), *identity, *arguments]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
-
     call(workspace, lambda fs: fs.write("x", "1"))
-    git("init", "-q")
-    git("add", "-A")
-    git("commit", "-qm", "by a person")
+    repository(root)
     call(workspace, lambda fs: (fs.write("x", "2"), fs.write("lib/.git/hooks/made", "by an agent")))
     done = workspace.restore(1)
     assert (root / "x").read_text() == "1"
     assert not (root / "lib").exists(), "what a step changed is taken back"
-    assert git("log", "--format=%s") == "by a person\n"
-    git("fsck", "--full", "--strict")
+    assert git(root, "log", "--format=%s") == "as it was\n"
+    git(root, "fsck", "--full", "--strict")
     assert done.outcomes["x"] == "restored"
     assert done.outcomes[".git/index"] == "kept"
 
@@ -348,69 +316,6 @@ def test_a_step_is_shown_with_its_patch_and_states_are_compared(workspace: Works
     assert workspace.diff(2) == b""
     with pytest.raises(ValueError, match="name the earlier one first"):
         workspace.diff(2, 1)
-
-
-@needs_git
-def test_git_reads_the_store(workspace: Workspace, root: Path) -> None:
-    call(workspace, everything)
-    (root / "a.txt").write_text("theirs\n")
-    call(workspace, lambda fs: fs.write("a.txt", "ours\n"))
-    workspace.undo()
-    workspace.close()
-    folder = root.parent / "store/history"
-    assert git(folder, "fsck", "--full", "--strict") == ""
-    titles = git(folder, "log", "--format=%s").splitlines()
-    assert titles == [
-        "undo: a.txt",
-        "a test: a.txt",
-        "changed by somebody else: a.txt",
-        f"a test: {len(workspace_paths(root))} paths",
-        "the workspace as it was found",
-    ]
-    assert "Call-Id: call-2" in git(folder, "log", "-p")
-
-
-def workspace_paths(root: Path) -> tuple[str, ...]:
-    with Workspace.open(root, store=root.parent / "store", read_only=True) as looking:
-        return looking.steps()[0].paths
-
-
-@needs_git
-@pytest.mark.parametrize("fmt", ["diff", "mbox"])
-def test_git_takes_what_is_exported(workspace: Workspace, root: Path, tmp_path: Path, fmt: str) -> None:
-    shutil.rmtree(root / ".git")
-    copy = tmp_path / "copy"
-    shutil.copytree(root, copy, symlinks=True)
-    git(copy, "init", "--quiet")
-    git(copy, "add", "--all")
-    git(copy, "commit", "--quiet", "--message", "as it was")
-    call(workspace, lambda fs: (fs.write("a.txt", LINES + "more\n"), fs.write_bytes("crlf.txt", b"one\r\n2\r\n")))
-    (root / "their.bin").write_bytes(b"\0theirs")
-    call(workspace, lambda fs: (fs.chmod("a.txt", 0o755), fs.delete("link"), fs.move("their.bin", "d/their.bin")))
-    exported = workspace.export("mbox" if fmt == "mbox" else "diff")
-    assert set(exported.left_out) <= {".git", ".git/HEAD"}
-    git(copy, *(["am", "--keep-cr"] if fmt == "mbox" else ["apply"]), given=exported.text)
-    shutil.rmtree(copy / ".git")
-    for path in ("a.txt", "crlf.txt", "d/their.bin"):
-        assert (copy / path).read_bytes() == (root / path).read_bytes()
-    assert (copy / "a.txt").stat().st_mode & 0o100
-    assert not os.path.lexists(copy / "link")
-
-
-@pytest.mark.parametrize("fmt", ["diff", "mbox"])
-def test_a_link_that_git_refuses_keeps_nothing_else_from_being_exported(
-    workspace: Workspace, root: Path, tmp_path: Path, fmt: str
-) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(root, copy, symlinks=True, ignore=shutil.ignore_patterns(".git"))
-    git(copy, "init", "--quiet")
-    git(copy, "add", "--all")
-    git(copy, "commit", "--quiet", "--message", "as it was")
-    call(workspace, lambda fs: (fs.symlink("d/.gitmodules", "x"), fs.write("new.txt", "new\n")))
-    exported = workspace.export("mbox" if fmt == "mbox" else "diff")
-    assert exported.left_out == ("d/.gitmodules",)
-    git(copy, "am" if fmt == "mbox" else "apply", given=exported.text)
-    assert (copy / "new.txt").read_text() == "new\n"
 
 
 def test_gc_keeps_the_newest_steps_and_what_they_need(workspace: Workspace, root: Path) -> None:

@@ -14,9 +14,8 @@ from ringfence import Prompt, PromptTemplate, Session
 from ringfence.adapters import ToolExecutor
 from ringfence.errors import WorkspaceLockedError
 from ringfence.testing import held_call
-from ringfence_sandbox import HostFilesystem, Workspace
+from ringfence_sandbox import HostFilesystem, ScanLimits, Workspace
 from ringfence_sandbox.disk.kernel import abilities
-from ringfence_sandbox.scan.scan import ScanLimits
 from ringfence_tools import VfsToolsSection
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ringfence_sandbox.host import HostFilesystem
     from ringfence_sandbox.moved_roots import describe_moved_root, record_root
     from ringfence_sandbox.podman import CommandResult, PodmanSandbox
+    from ringfence_sandbox.scan.scan import ScanLimits
     from ringfence_sandbox.steps.own_changes import OwnChanges
     from ringfence_sandbox.steps.undo_plan import ReversalOutcome
     from ringfence_sandbox.store.exports import Export
@@ -45,6 +46,7 @@ __all__ = [
     "ReversalOutcome",
     "SandboxLimits",
     "SandboxUnavailableError",
+    "ScanLimits",
     "ShellEnvironment",
     "StateDirectoryError",
     "StepName",
@@ -77,6 +79,7 @@ _MODULES = {
     "ReversalOutcome": "ringfence_sandbox.steps.undo_plan",
     "SandboxLimits": "ringfence_sandbox.container.isolation",
     "SandboxUnavailableError": "ringfence.errors",
+    "ScanLimits": "ringfence_sandbox.scan.scan",
     "ShellEnvironment": "ringfence_sandbox.container.shell_environment",
     "StateDirectoryError": "ringfence_sandbox.disk.places",
     "StepName": "ringfence_sandbox.store.finding_steps",

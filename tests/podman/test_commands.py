@@ -14,8 +14,7 @@ from ringfence.participants import CURRENT_CALL
 from ringfence.runtime.limits import Cancellation
 from ringfence.runtime.session import Session
 from ringfence.runtime.transaction import tool_transaction
-from ringfence_sandbox import HostFilesystem, PodmanSandbox
-from ringfence_sandbox.scan.scan import ScanLimits
+from ringfence_sandbox import HostFilesystem, PodmanSandbox, ScanLimits
 
 MakeSandbox = Callable[..., PodmanSandbox]
 

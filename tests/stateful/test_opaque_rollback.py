@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from ringfence.testing import HeldCall
+from ringfence_sandbox import ScanLimits
 from ringfence_sandbox.disk.confined import HOLDING_PREFIX, Confined
 from ringfence_sandbox.disk.kernel import Abilities, abilities
 from ringfence_sandbox.host import HostFilesystem
-from ringfence_sandbox.scan.scan import ScanLimits
 from ringfence_sandbox.steps.step_history import StepHistory
 from ringfence_sandbox.store.entries import Entry, Pending
 
