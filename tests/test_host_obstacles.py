@@ -8,13 +8,13 @@ import resource
 import shutil
 import stat
 import subprocess
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from captured_tree import capture_tree
 from killing import as_nobody, killed_at
+from mounts import mounted
 
 from ringfence.testing import held_call
 from ringfence_sandbox import HostFilesystem, Workspace
@@ -30,19 +30,6 @@ def root(tmp_path: Path) -> Path:
     (root / "a.txt").write_text("a\n")
     (root / "d/b.txt").write_text("b\n")
     return root
-
-
-@contextmanager
-def mounted(place: Path, *options: str) -> Generator[None]:
-    done = subprocess.run(["mount", *options, str(place)], capture_output=True, text=True, check=False)
-    if done.returncode:
-        if os.environ.get("RINGFENCE_REQUIRE_PODMAN") == "1":
-            pytest.fail(f"nothing can be mounted: {done.stderr}")
-        pytest.skip(f"nothing can be mounted here: {done.stderr.strip()}")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", str(place)], check=True)
 
 
 @pytest.fixture(params=["another filesystem", "the same one"])

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
-import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
-import tempfile
-import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from captured_tree import CapturedPath, capture_tree
-from killing import killed_at
+from killing import as_nobody, killed_at
+from mounts import small_disk
 
 from ringfence import Binding, Filesystem, InMemoryFilesystem, Prompt, PromptTemplate, Session
 from ringfence.adapters import ScriptedAdapter, ToolExecutor
@@ -39,9 +34,8 @@ from ringfence.prompt import (
     ToolsSection,
 )
 from ringfence.runtime import Receipt, tool_transaction
-from ringfence.testing import held_call
+from ringfence.testing import HeldCall, held_call
 from ringfence_sandbox import CallProcess, HostFilesystem, ScanLimits, Workspace
-from ringfence_sandbox.opaque.owner_stamp import OwnerStamp
 from ringfence_tools import VfsToolsSection
 
 ODD = os.fsdecode(b"caf\xe9 \n")
@@ -74,14 +68,9 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "root"
 
 
-@pytest.fixture(params=["a workspace", "a filesystem alone"])
-def files(root: Path, request: pytest.FixtureRequest) -> Iterator[HostFilesystem]:
-    if request.param == "a workspace":
-        with Workspace.open(root, store=root.parent / "store") as workspace:
-            yield workspace.filesystem
-    else:
-        with HostFilesystem(root, store=root.parent / "store") as files:
-            yield files
+@pytest.fixture
+def files(workspace: Workspace) -> HostFilesystem:
+    return workspace.filesystem
 
 
 def sh(root: Path, script: str) -> None:
@@ -125,72 +114,36 @@ SCRIPTS: dict[str, tuple[str, set[str]]] = {
         {"pipe", "s"},
     ),
     "another owner": ("chown 12345:54321 a.txt d", set()),
-    "a sparse file": ("truncate -s 1G sparse", {"sparse"}),
 }
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_what_a_failed_program_did_is_taken_back(root: Path, files: HostFilesystem, name: str) -> None:
-    script, changed = SCRIPTS[name]
-    before = shape(root)
-    with held_call(files, opaque=True) as call:
-        sh(root, script)
-        after = shape(root)
-        assert after != before
-        found = {change.path for change in call.changed()}
-        assert not changed or found == changed
-        report = call.rollback()
-    assert shape(root) == before
-    assert report.conflicts == ()
-    with held_call(files, opaque=True) as call:
-        assert call.changed() == []
-        assert call.rollback().notes == ()
-
-
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_what_a_program_did_is_a_step_with_exact_paths(root: Path, workspace: Workspace, name: str) -> None:
+def test_what_a_program_did_is_rolled_back_or_a_step_with_exact_paths(
+    root: Path, workspace: Workspace, name: str
+) -> None:
     script, changed = SCRIPTS[name]
     before = shape(root)
     with held_call(workspace.filesystem, opaque=True) as call:
         sh(root, script)
+        assert shape(root) != before
+        report = call.rollback()
+    assert (shape(root), report.conflicts) == (before, ())
+    with held_call(workspace.filesystem, opaque=True) as call:
+        assert call.changed() == []
+        sh(root, script)
         after = shape(root)
+        found = {change.path for change in call.changed()}
         step = call.commit()
     assert shape(root) == after
-    if changed:
-        assert step is not None
-        assert set(step.paths) == changed
+    assert not changed or found == changed == set(step.paths if step else ())
     if step is not None:
         assert [entry.kind for entry in workspace.log()] == ["step", "baseline"]
         workspace.undo()
-        kept = {path for path in ("pipe", "s", "sparse") if path in after}  # no history has what they are
+        kept = {path for path in ("pipe", "s") if path in after}  # no history has what they are
         now = shape(root)
         assert {path: (one.kind, one.content, one.mode) for path, one in now.items() if path not in kept} == {
             path: (one.kind, one.content, one.mode) for path, one in before.items()
         }
-
-
-DEEP = "i=0; while [ $i -lt 260 ]; do mkdir d; cd -P d; i=$((i + 1)); done"
-
-
-@pytest.mark.parametrize(
-    "script",
-    [
-        "rm -r d; mkfifo d",
-        "mv d e; mkfifo d",
-        "rm -r d/e; truncate -s 257M d/e",
-        f"mkdir x; cd x; {DEEP}; mv {{root}}/d {{root}}/a.txt {{root}}/empty .; mkfifo {{root}}/empty",
-    ],
-)
-def test_what_no_scan_takes_in_is_taken_away_where_a_directory_was(
-    root: Path, files: HostFilesystem, script: str
-) -> None:
-    before = shape(root)
-    with held_call(files, opaque=True) as call:
-        sh(root, script.replace("{root}", str(root)))
-        assert shape(root) != before
-        report = call.rollback()
-    assert shape(root) == before
-    assert report.conflicts == ()
 
 
 def test_an_undo_and_a_restore_leave_paths_that_are_too_long_and_do_the_rest(root: Path, workspace: Workspace) -> None:
@@ -247,26 +200,6 @@ def test_what_may_only_be_added_to_stays_and_is_said_and_the_rest_is_taken_back(
         assert "d/big may not be replaced or removed (Operation not permitted): see `lsattr`" in report.notes
     finally:
         sh(root, "chattr -a d/big")
-
-
-def test_a_name_that_may_not_be_replaced_keeps_no_other_name_of_its_file_from_coming_back(
-    root: Path, files: HostFilesystem
-) -> None:
-    before = shape(root)
-    with held_call(files, opaque=True) as call:
-        sh(root, "echo more >> one; rm d/two; echo of the call > d/two")
-        if (
-            os.geteuid() != 0
-            or subprocess.run(["chattr", "+i", root / "d"], check=False, capture_output=True).returncode
-        ):
-            pytest.skip("only root, on a filesystem that has such attributes, gives them")
-        try:
-            report = call.rollback()
-        finally:
-            sh(root, "chattr -i d")
-    assert report.conflicts == ("d/two",)
-    assert (root / "d/two").read_text() == "of the call\n"
-    assert replace(shape(root)["one"], links=()) == replace(before["one"], links=())
 
 
 # Somebody else
@@ -347,29 +280,6 @@ def test_what_a_person_writes_after_the_call_stays(root: Path, files: HostFilesy
     assert (root / "a.txt").read_bytes() == b"one\r\ntwo\r\n"
 
 
-def test_what_a_person_writes_after_the_call_stays_also_where_taking_back_is_tried_again(root: Path) -> None:
-    failing: list[str] = []
-
-    def before(name: str) -> None:
-        if name in failing:
-            failing.remove(name)
-            raise OSError(errno.EIO, "once")
-
-    with (
-        Workspace.open(root, store=root.parent / "store", before=before) as workspace,
-        held_call(workspace.filesystem, opaque=True) as call,
-    ):
-        sh(root, "rm -r d; rm a.txt")
-        call.changed()
-        (root / "d").write_text("person")
-        failing.append("create")
-        with pytest.raises(OSError, match="once"):
-            call.rollback()
-        assert "d" in call.rollback().conflicts
-    assert (root / "d").read_text() == "person"
-    assert (root / "a.txt").read_bytes() == b"one\r\ntwo\r\n"
-
-
 def test_a_file_comes_back_though_somebody_elses_is_in_the_place_of_another_name_of_it(
     root: Path, files: HostFilesystem
 ) -> None:
@@ -397,14 +307,6 @@ def test_paths_that_did_not_change_are_not_touched(root: Path, files: HostFilesy
     assert {path for path in before if now[path] != before[path]} == {"a.txt", "d/e/c.txt", "d/e"}
 
 
-def test_only_the_newest_of_what_was_taken_back_are_kept(root: Path, workspace: Workspace) -> None:
-    for number in range(53):
-        with held_call(workspace.filesystem, opaque=True) as call:
-            (root / f"n{number}").touch()
-            call.rollback()
-    assert [entry.number for entry in workspace.aborted()] == list(range(53, 3, -1))
-
-
 # What no scan takes in
 
 
@@ -426,15 +328,51 @@ def test_a_file_above_the_limit_that_was_there_is_never_deleted_or_overwritten(r
 
 
 @pytest.mark.parametrize(
-    "script", ["mv d/big b", "mv d gone", "mkdir n; mv d/big n/b; echo other > d/big", "mv a.txt t"]
+    "script",
+    [
+        "mv d/big b",
+        "mv d gone",
+        "mkdir n; mv d/big n/b; echo other > d/big",
+        "rm d/big",
+        "rm -r d",
+        "echo new > n; mv n d/big",
+        "rm -r d; echo file > d",
+        "rm d/big twin",
+        "rm -r d; mkfifo d",
+        "mv d e; mkfifo d",
+        "rm -r d; head -c 5000 /dev/zero > d",
+        "chmod 700 pipe d/big; mv d/big big",
+        "mv pipe d/pipe",
+    ],
 )
-def test_a_file_above_the_limit_that_moved_is_moved_back(root: Path, script: str) -> None:
+@pytest.mark.parametrize("nested", [False, True])
+def test_what_a_scan_leaves_out_and_a_program_moved_or_removed_is_back(root: Path, script: str, nested: bool) -> None:
+    os.link(root / "d/big", root / "twin")
+    os.mkfifo(root / "pipe")
     before, inode = shape(root), (root / "d/big").stat().st_ino
     with limited(root) as workspace, held_call(workspace.filesystem, opaque=True) as call:
+        if nested:
+            with held_call(workspace.filesystem, parent=call, opaque=True) as inner:
+                sh(root, script)
+                assert inner.rollback().conflicts == ()
         sh(root, script)
-        call.rollback()
+        assert call.rollback().conflicts == ()
     assert shape(root) == before
-    assert (root / "d/big").stat().st_ino == inode
+    assert (root / "d/big").stat().st_ino == inode or "rm" in script
+
+
+@pytest.mark.parametrize("made", ["mkfifo d", "head -c 5000 /dev/zero > d"])
+@pytest.mark.parametrize("script", ["mkdir -p d/e; echo x > d/new; echo x > d/e/c.txt", "true"])
+def test_what_the_history_has_of_a_directory_does_not_come_back_in_the_place_of_what_no_scan_takes_in(
+    root: Path, made: str, script: str
+) -> None:
+    with limited(root) as workspace:
+        sh(root, f"rm -r d; {made}")
+        before = shape(root)
+        with held_call(workspace.filesystem, opaque=True) as call:
+            sh(root, f"mv d moved; {script}")
+            assert call.rollback().conflicts == ()
+        assert shape(root) == before
 
 
 @pytest.mark.parametrize(
@@ -459,128 +397,6 @@ def test_a_file_above_the_limit_that_moved_stays_there_if_somebody_elses_is_in_i
     assert (root / place).read_bytes() == content
 
 
-def test_a_file_above_the_limit_is_kept_whole_if_somebody_saves_in_its_place_while_it_comes_back(root: Path) -> None:
-    content, saving = (root / "d/big").read_bytes(), list[str]()
-
-    def before(name: str) -> None:
-        if name in saving:
-            saving.remove(name)
-            (root / "d/big").write_text("person")
-
-    limits = ScanLimits(max_file_bytes=1000)
-    with (
-        Workspace.open(root, store=root.parent / "store", limits=limits, before=before) as workspace,
-        held_call(workspace.filesystem, opaque=True) as call,
-    ):
-        sh(root, "mv d/big moved")
-        saving.append("rename")
-        report = call.rollback()
-    assert report.conflicts == ("d/big",)
-    [kept] = (root.parent / "store/kept").iterdir()
-    assert f"what d/big was before the call is kept at {kept}: copy it back from there if it is wanted" in report.notes
-    assert kept.read_bytes() == content
-    assert (root / "d/big").read_text() == "person"
-
-
-def test_permission_bits_of_what_a_scan_leaves_out_are_seen_and_brought_back(root: Path) -> None:
-    os.mkfifo(root / "pipe")
-    with HostFilesystem(root, store=root.parent / "store", limits=ScanLimits(max_file_bytes=3000)) as files:
-        before = shape(root)
-        with held_call(files, opaque=True) as call:
-            sh(root, "chmod 700 pipe d/big; mv d/big big")
-            assert {change.path for change in call.changed()} == {"pipe", "d/big", "big"}
-            report = call.rollback()
-        assert shape(root) == before
-        assert report.conflicts == ()
-        assert "pipe has its permissions again" in report.notes
-
-
-def test_another_thing_that_has_the_inode_of_a_pipe_is_not_taken_for_it(root: Path, files: HostFilesystem) -> None:
-    os.mkfifo(root / "pipe")
-    inode = os.lstat(root / "pipe").st_ino
-    before = shape(root)
-    with held_call(files, opaque=True) as call:
-        (root / "pipe").unlink()
-        for number in range(1000):  # the number that is free now is given away soon
-            (root / "pipe").write_text("x")
-            if os.lstat(root / "pipe").st_ino == inode:
-                break
-            (root / "pipe").rename(root / f"n{number}")
-        notes = call.rollback().notes
-    assert [note for note in notes if note.startswith("pipe is gone")] != []
-    assert {path: one for path, one in before.items() if path != "pipe"} == shape(root)
-
-
-def test_a_directory_in_the_place_of_a_pipe_goes_with_all_that_is_in_it(root: Path, files: HostFilesystem) -> None:
-    os.mkfifo(root / "pipe")
-    before = shape(root)
-    with held_call(files, opaque=True) as call:
-        sh(root, "rm pipe; mkdir -p pipe/d; echo x > pipe/d/x")
-        report = call.rollback()
-    assert report.conflicts == ()
-    assert {path: one for path, one in before.items() if path != "pipe"} == shape(root)
-
-
-IN_PLACE = ["mkdir -p d/e; echo x > d/new; echo x > d/e/c.txt", "mkdir d; mkdir d/b.txt; echo x > d/b.txt/x", "true"]
-
-
-@pytest.mark.parametrize("script", IN_PLACE)
-@pytest.mark.parametrize("around", [True, False])
-@pytest.mark.parametrize("made", ["mkfifo d", "head -c 5000 /dev/zero > d"])
-def test_what_was_in_a_directory_before_what_is_not_taken_in_was_there_does_not_come_back_in_its_place(
-    root: Path, made: str, around: bool, script: str
-) -> None:
-    with limited(root) as workspace:
-        sh(root, f"rm -r d; {made}")
-        before = shape(root)
-        with held_call(workspace.filesystem, call_id="outer", opaque=around) as outer:
-            with held_call(workspace.filesystem, call_id="inner", parent=outer, opaque=True) as inner:
-                sh(root, f"mv d moved; {script}")
-                changed = [change.path for change in inner.changed()]
-                assert changed == ["d", *sorted(path for path in shape(root) if path.startswith("d/")), "moved"]
-                assert inner.rollback().conflicts == ()
-            assert outer.rollback().conflicts == ()
-        assert shape(root) == before
-
-
-def test_an_empty_file_that_a_command_moves_to_where_a_pipe_was_is_in_its_step(
-    root: Path, workspace: Workspace
-) -> None:
-    (root / "empty.txt").touch(mode=0o644)
-    os.mkfifo(root / "pipe", 0o644)
-    with held_call(workspace.filesystem, opaque=True) as call:
-        sh(root, "mv empty.txt pipe")
-        assert [change.path for change in call.changed()] == ["empty.txt", "pipe"]
-        step = call.commit()
-    assert step is not None
-    assert step.paths == ("empty.txt", "pipe")
-
-
-def test_a_pipe_that_a_typed_change_took_away_in_an_opaque_call_is_back_and_said(
-    root: Path, files: HostFilesystem
-) -> None:
-    os.mkfifo(root / "pipe")
-    before = shape(root)
-    with held_call(files, opaque=True) as call:
-        files.for_call(call).delete("pipe")
-        assert call.rollback().notes == ("pipe is back in its place",)
-    assert shape(root) == before
-
-
-@pytest.mark.parametrize("command", ["rm d/big", "rm -r d", "echo new > n; mv n d/big", "rm -r d; echo file > d"])
-@pytest.mark.parametrize("nested", [False, True])
-def test_a_file_above_the_limit_that_a_command_removes_comes_back(root: Path, command: str, nested: bool) -> None:
-    before = shape(root)
-    with limited(root) as workspace, held_call(workspace.filesystem, opaque=True) as call:
-        if nested:
-            with held_call(workspace.filesystem, parent=call, opaque=True) as inner:
-                sh(root, command)
-                assert "d/big is back in its place" in inner.rollback().notes
-        sh(root, command)
-        assert "d/big is back in its place" in call.rollback().notes
-    assert shape(root) == before
-
-
 def test_a_sparse_file_above_the_limit_that_a_command_removes_comes_back_with_its_holes(root: Path) -> None:
     with (root / "d/big").open("wb") as file:
         file.write(b"head")
@@ -593,47 +409,6 @@ def test_a_sparse_file_above_the_limit_that_a_command_removes_comes_back_with_it
         assert "d/big is back in its place" in call.rollback().notes
     assert shape(root) == before
     assert (root / "d/big").stat().st_blocks * 512 < 1 << 20
-
-
-def test_what_was_in_the_way_of_a_call_within_is_no_conflict_once_the_opaque_call_around_it_is_back(
-    root: Path, files: HostFilesystem
-) -> None:
-    before = shape(root)
-    with held_call(files, opaque=True) as call:
-        with held_call(files, parent=call) as inner:
-            files.for_call(inner).delete("a.txt")
-            sh(root, "echo program > a.txt")
-            assert inner.rollback().conflicts == ("a.txt",)
-        assert call.rollback().conflicts == ()
-    assert shape(root) == before
-
-
-def test_what_was_in_the_way_after_an_opaque_call_is_no_conflict_of_the_call_that_goes_back_before_it(
-    root: Path, files: HostFilesystem
-) -> None:
-    before = shape(root)
-    with held_call(files) as call:
-        with held_call(files, parent=call, opaque=True) as program:
-            sh(root, "echo program > n")
-            program.commit()
-        with held_call(files, parent=call) as inner:
-            files.for_call(inner).delete("a.txt")
-            sh(root, "echo somebody > a.txt")
-            assert inner.rollback().conflicts == ("a.txt",)
-        assert call.rollback().conflicts == ()
-    assert shape(root) == before
-
-
-def test_a_file_above_the_limit_that_came_back_in_a_call_is_no_change_of_the_one_around_it(root: Path) -> None:
-    with limited(root) as workspace, held_call(workspace.filesystem, opaque=True) as call:
-        with held_call(workspace.filesystem, parent=call, opaque=True) as inner:
-            sh(root, "rm d/big")
-            inner.rollback()
-        assert call.changed() == []
-        sh(root, "rm -r d")  # by somebody else, now that it was asked
-        [note] = [note for note in call.rollback().notes if "kept at" in note]
-    kept = note.partition("kept at ")[2].partition(":")[0]
-    assert Path(kept).stat().st_size > 1000
 
 
 def test_a_file_above_the_limit_that_is_gone_with_a_killed_process_is_said(root: Path) -> None:
@@ -650,37 +425,6 @@ def test_a_file_above_the_limit_that_is_gone_with_a_killed_process_is_said(root:
         assert workspace.recovered is not None
         said = "d/big is gone, and cannot be brought back: it was not taken in (too large)"
         assert said in workspace.recovered.notes
-
-
-def test_a_file_above_the_limit_comes_back_also_where_taking_back_is_tried_again(root: Path) -> None:
-    before, failing = shape(root), list[str]()
-
-    def fail(name: str) -> None:
-        if name in failing and (root / "d/big").exists():
-            failing.remove(name)
-            raise OSError(errno.EIO, "the disk does not answer")
-
-    limits = ScanLimits(max_file_bytes=1000)
-    with (
-        Workspace.open(root, store=root.parent / "store", limits=limits, before=fail) as workspace,
-        held_call(workspace.filesystem, opaque=True) as call,
-    ):
-        sh(root, "rm d/big")
-        failing.append("utime")
-        with pytest.raises(OSError, match="does not answer"):
-            call.rollback()
-        assert call.rollback().conflicts == ()
-    assert shape(root) == before
-
-
-def test_names_of_one_file_above_the_limit_come_back_as_names_of_one_file(root: Path) -> None:
-    os.link(root / "d/big", root / "twin")
-    before = shape(root)
-    with limited(root) as workspace, held_call(workspace.filesystem, opaque=True) as call:
-        sh(root, "rm d/big twin")
-        assert call.rollback().conflicts == ()
-    assert (root / "d/big").samefile(root / "twin")
-    assert shape(root) == before
 
 
 def test_what_a_call_made_above_the_limit_goes_and_is_named(root: Path) -> None:
@@ -702,16 +446,6 @@ def test_files_beyond_the_number_are_left_alone(root: Path) -> None:
         sh(root, "echo new > 0; echo new > d/0; echo new > zzz")
         call.rollback()
     assert shape(root) == before
-
-
-def test_a_socket_that_was_there_stays(root: Path, files: HostFilesystem) -> None:
-    with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(str(root / "s"))
-        before = shape(root)
-        with held_call(files, opaque=True) as call:
-            sh(root, "mv s t; echo x > a.txt")
-            call.rollback()
-        assert shape(root) == before
 
 
 # Links and names that lead elsewhere
@@ -743,23 +477,6 @@ def test_a_name_outside_is_not_written_through(root: Path, files: HostFilesystem
 # Together with typed calls
 
 
-@pytest.mark.parametrize("nested", [False, True])
-def test_what_a_program_saves_between_two_typed_changes_is_the_calls(
-    root: Path, files: HostFilesystem, nested: bool
-) -> None:
-    with held_call(files, opaque=not nested) as outer:
-        with held_call(files, parent=outer, opaque=True) if nested else nullcontext(outer) as running:
-            files.for_call(running).write("a.txt", "ours")
-            (root / "a.txt").write_text("the program's")
-            if nested:
-                assert [change.path for change in running.changed()] == ["a.txt"]
-                running.commit()
-        files.for_call(outer).write("a.txt", "ours again")
-        assert [change.path for change in outer.changed()] == ["a.txt"]
-        outer.commit()
-    assert (root / "a.txt").read_text() == "ours again"
-
-
 def test_typed_changes_within_an_opaque_call_go_back_with_it(root: Path, files: HostFilesystem) -> None:
     before = capture_tree(root)
     with held_call(files, opaque=True) as call:
@@ -778,17 +495,6 @@ def test_typed_changes_within_an_opaque_call_go_back_with_it(root: Path, files: 
     }
     for path in ("a.txt", "d/b.txt", "d/big", "one"):
         assert now[path].inode == before[path].inode
-
-
-def test_a_command_that_removes_what_typed_changes_displaced(root: Path, files: HostFilesystem) -> None:
-    before = shape(root)
-    with held_call(files, opaque=True) as call:
-        files.for_call(call).write("a.txt", "typed")
-        sh(root, "rm -rf .ringfence-hold-*")
-        files.for_call(call).write("d/b.txt", "typed")
-        sh(root, "mkdir away; mv .ringfence-hold-* away")
-        call.rollback()
-    assert shape(root) == before
 
 
 def test_an_opaque_call_in_a_typed_one(root: Path, workspace: Workspace) -> None:
@@ -824,225 +530,178 @@ def test_an_opaque_call_in_a_typed_one(root: Path, workspace: Workspace) -> None
     assert (root / "a.txt").read_bytes() == b"one\r\ntwo\r\n"
 
 
-def test_what_a_failed_call_had_changed_before_an_opaque_one_in_it_is_no_change_of_the_call_around_both(
-    root: Path, files: HostFilesystem
-) -> None:
-    with held_call(files, call_id="outer") as outer:
-        with held_call(files, call_id="failed", parent=outer) as failed:
-            files.for_call(failed).delete("a.txt")
-            with held_call(files, call_id="program", parent=failed, opaque=True) as program:
-                program.commit()
-            failed.rollback()
-        with held_call(files, call_id="another program", parent=outer, opaque=True) as program:
-            program.commit()
-        assert outer.changed() == []
-        assert outer.commit() is None
-
-
-@pytest.mark.parametrize("later", ["chmod 700 p p/q", "rm -r p", "true"])
-def test_typed_changes_are_known_again_after_two_ways_back_have_given_their_directories_other_inodes(
-    root: Path, files: HostFilesystem, later: str
-) -> None:
-    before = shape(root)
-    with held_call(files, call_id="outer") as outer:
-        files.for_call(outer).write("p/q/f", "outer")
-        with held_call(files, call_id="middle", parent=outer, opaque=True) as middle:
-            with held_call(files, call_id="inner", parent=middle, opaque=True) as inner:
-                sh(root, "mv p/q t; rmdir p; mv t p")  # the inode of the one is the other's now
-                assert inner.rollback().conflicts == ()
-            sh(root, later)
-            assert middle.rollback().conflicts == ()
-        assert outer.rollback().conflicts == ()
-    assert shape(root) == before
-
-
-def test_what_a_call_deleted_does_not_come_back_from_an_opaque_call_in_another(
-    root: Path, files: HostFilesystem
-) -> None:
-    before = shape(root)
-    with held_call(files, call_id="outer") as outer:
-        files.for_call(outer).delete("a.txt")
-        files.for_call(outer).delete("d/e", recursive=True)
-        for path in ("", "d"):
-            os.utime(root / path, ns=(0, before[path].mtime_ns))
-        time.sleep(0.05)  # from here on the directories are known by their stamps
-        with held_call(files, call_id="middle", parent=outer, opaque=True) as middle:
-            with held_call(files, call_id="inner", parent=middle, opaque=True) as inner:
-                sh(root, "echo new > n; echo new > d/n")
-                assert [change.path for change in inner.changed()] == ["d/n", "n"]
-                inner.rollback()
-            assert not (root / "a.txt").exists()
-            assert middle.changed() == []
-            middle.commit()
-        assert not (root / "d/e").exists()
-        assert outer.rollback().conflicts == ()
-    assert shape(root) == before
-
-
-def test_what_a_program_deletes_is_seen_again_where_its_directory_has_its_time_back(
-    root: Path, files: HostFilesystem
-) -> None:
-    before = shape(root)
-    with held_call(files, call_id="outer") as outer:
-        with held_call(files, call_id="inner", parent=outer, opaque=True) as inner:
-            sh(root, "touch -r d ref; rm d/b.txt; touch -r ref d; rm ref")
-            time.sleep(0.05)
-            assert [change.path for change in inner.changed()] == ["d/b.txt"]
-            inner.commit()
-        assert [change.path for change in outer.changed()] == ["d/b.txt"]
-        outer.rollback()
-    assert shape(root) == before
-
-
-@pytest.mark.parametrize("script", ["rm d/two", "echo x > d/two", "mv d/two gone", "rm -r d"])
-def test_what_a_typed_change_displaced_stays_its_own_when_another_name_of_it_comes_back(
-    root: Path, files: HostFilesystem, script: str
-) -> None:
-    before = shape(root)
-    with held_call(files, call_id="outer") as outer:
-        files.for_call(outer).write("one", "outer")
-        with held_call(files, call_id="inner", parent=outer, opaque=True) as inner:
-            sh(root, script)
-            assert inner.rollback().conflicts == ()
-        assert outer.rollback().conflicts == ()
-    assert shape(root) == before
-
-
-@pytest.mark.parametrize("asked", [True, False])
-@pytest.mark.parametrize("last", ["typed", "rolled back", "nothing"])
-def test_what_came_after_an_opaque_call_goes_back_with_the_call_around_both(
-    root: Path, files: HostFilesystem, asked: bool, last: str
-) -> None:
-    before = shape(root)
-    with held_call(files, call_id="outer") as outer:
-        with held_call(files, call_id="first", parent=outer, opaque=True) as inner:
-            sh(root, "echo inner > d/b.txt")
-            inner.changed()
-            inner.commit()
-        if asked:
-            outer.changed()
-        if last == "typed":
-            files.for_call(outer).write("late/n", "outer")
-            files.for_call(outer).write("d/b.txt", "outer")
-        elif last == "rolled back":
-            with held_call(files, call_id="second", parent=outer, opaque=True) as inner:
-                sh(root, "rm d/b.txt; touch d/n")
-                inner.rollback()
-        assert outer.rollback().conflicts == ()
-    assert shape(root) == before
-
-
+NESTED = {
+    "a program, then a tool": """
+        opaque
+        ! echo inner > d/b.txt
+        commit
+        write late/n
+        write d/b.txt""",
+    "a program, then one that fails": """
+        opaque
+        ! echo inner > d/b.txt
+        commit
+        opaque
+        ! rm d/b.txt; touch d/n
+        rollback""",
+    "a program between two writes of one file": """
+        opaque
+        write a.txt
+        ! echo program > a.txt
+        commit
+        write a.txt""",
+    "what was deleted before does not come back": """
+        delete a.txt
+        delete d/e
+        opaque
+        opaque
+        ! echo new > n; echo new > d/n
+        rollback
+        ! [ ! -e a.txt ] && [ ! -e d/e ]
+        commit""",
+    "a directory has its time back": """
+        opaque
+        ! touch -r d ref; rm d/b.txt; touch -r ref d; rm ref
+        commit""",
+    "inodes of directories change places": """
+        write p/q/f
+        opaque
+        opaque
+        ! mv p/q t; rmdir p; mv t p
+        rollback
+        ! chmod 700 p p/q
+        rollback""",
+    "another name of a displaced file": """
+        write one
+        opaque
+        ! echo x > d/two
+        rollback
+        opaque
+        ! rm -r d
+        rollback""",
+    "a program in the way of an inner rollback": """
+        opaque
+        typed
+        delete a.txt
+        ! echo program > a.txt
+        conflict
+        rollback""",
+    "what a program made is deleted in vain": """
+        opaque
+        ! echo new > n
+        commit
+        typed
+        delete n
+        rollback""",
+    "an empty program in a call that fails": """
+        typed
+        delete a.txt
+        opaque
+        commit
+        rollback
+        opaque
+        commit""",
+    "a command removes what tools displaced": """
+        opaque
+        write a.txt
+        ! rm -rf .ringfence*
+        write d/b.txt
+        ! mkdir away; mv .ringfence* away
+        commit""",
+}
+DISPLACED = """
+        write a.txt
+        write a.txt
+        write one
+        write d/e/c.txt
+        delete d/e
+        delete d/link
+        write d/b.txt
+        write new/n
+        delete new
+        opaque
+        ! held=$(echo .ringfence-hold*); """
 REACHED = {
     "overwrites": "for file in $(find $held -type f); do echo damaged > $file; done",
     "overwrites and hides it": "for file in $(find $held -type f); do cp -p $file t; tr 'a-z' 'b-za' < t > $file; "
     "touch -r t $file; rm t; done",
-    "appends": "for file in $(find $held -type f); do echo more >> $file; done",
     "chmod": "chmod -R 700 $held",
-    "touch": "find $held | xargs touch -h -d 2001-01-01",
     "replaces files": "for file in $(find $held -type f); do cp $file t; echo x >> t; mv t $file; done",
     "replaces it": "cp -r $held t; rm -r $held; mv t $held",
     "removes all": "rm -r $held",
-    "removes files": "find $held -type f -delete",
-    "puts a file there": "rm -r $held; echo x > $held",
     "puts a link there": "mv $held t; ln -s t $held",
     "moves all": "mkdir away; mv $held away",
     "moves into the tree": "for one in $held/*; do mv $one taken-$(basename $one); done",
-    "exchanges": "mv $held/0 t; mv $held/1 $held/0; mv t $held/1",
     "makes more": "for one in $(find $held -type d); do echo new > $one/new; mkdir $one/77; ln -s x $one/88; done",
-    "makes directories where more is to come": "for n in $(seq 0 99); do [ -e $held/$n ] || mkdir $held/$n; done",
-    "makes files where more is to come": "for n in $(seq 0 99) $(printf 9%.0s $(seq 255)); do "
-    "[ -e $held/$n ] || echo x > $held/$n; done",
     "links": "for file in $(find $held -type f); do ln $file other-$(basename $file); echo x > $file; done",
-    "other kinds": "for file in $(find $held -type f); do rm $file; mkdir $file; done; rm $(find $held -type l)",
     "another name": "echo through the tree > d/two; chmod 600 d/two",
     "everything": "rm -rf $held *",
 }
+for name, script in REACHED.items():
+    for end in ("rollback", "commit"):
+        NESTED[f"{name} what tools displaced, {end}"] = f"{DISPLACED}{script}\n{end}\nwrite late"
 
 
-@pytest.mark.parametrize("ends", ["rollback", "commit"])
-@pytest.mark.parametrize("name", REACHED)
-def test_what_a_program_does_to_what_a_call_around_it_displaced_is_mended_first(
-    root: Path, workspace: Workspace, name: str, ends: str
-) -> None:
-    files, before = workspace.filesystem, shape(root)
-    with held_call(files, call_id="outer") as outer:
-        displace(files.for_call(outer))
-        with held_call(files, call_id="inner", parent=outer, opaque=True) as inner:
-            sh(root, "held=$(echo .ringfence-hold-*); " + REACHED[name])
-            if ends == "commit":
-                assert not [change.path for change in inner.changed() if change.path.startswith(".ringfence")]
-            report = getattr(inner, ends)()
-            assert ends == "commit" or report.conflicts == ()
-        files.for_call(outer).write("late", "after it")
-        report = outer.rollback()
-    assert report.conflicts == ()
-    assert not [note for note in report.notes if " .ringfence" in note]
+def play(root: Path, files: HostFilesystem, script: str) -> Sequence[str]:
+    """Calls in calls, a line a step. `typed` and `opaque` begin one, `commit`, `rollback` and `conflict` (a rollback
+    that meets one) end it; `!` runs a command. The conflicts of the rollback of the outermost call."""
+    calls = [HeldCall("outer")]
+    calls[0].join(files)
+    for number, line in enumerate(script.split("\n")):
+        verb, _, what = line.strip().partition(" ")
+        match verb:
+            case "typed" | "opaque":
+                calls.append(HeldCall(f"call-{number}", calls[-1], opaque=verb == "opaque"))
+                calls[-1].join(files)
+            case "commit":
+                assert not [one.path for one in calls[-1].changed() if one.path.startswith(".ringfence")]
+                calls[-1].commit()
+                calls.pop().release()
+            case "rollback" | "conflict":
+                assert bool(calls[-1].rollback().conflicts) == (verb == "conflict")
+                calls.pop().release()
+            case "write":
+                files.for_call(calls[-1]).write(what, f"by {number}")
+            case "delete":
+                files.for_call(calls[-1]).delete(what, recursive=True)
+            case "!":
+                sh(root, what)
+            case _:
+                assert not verb
+    [outer] = calls
+    outer.changed()
+    report = outer.rollback()
+    outer.release()
+    return report.conflicts
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_programs_and_tools_in_calls_in_calls_are_all_rolled_back(root: Path, workspace: Workspace, name: str) -> None:
+    before = shape(root)
+    assert play(root, workspace.filesystem, NESTED[name]) == ()
     assert shape(root) == before
     assert [entry.kind for entry in workspace.log()] == ["baseline"]
 
 
-@pytest.mark.parametrize("script", ["mv .ringfence-hold-* theirs", "mkdir theirs; mv .ringfence-hold-*/* theirs"])
-def test_what_a_program_took_of_what_was_displaced_is_the_trees_when_the_calls_are_committed(
-    root: Path, workspace: Workspace, script: str
+def test_a_step_has_nothing_of_what_calls_displaced_but_what_a_program_took_into_the_tree(
+    root: Path, workspace: Workspace
 ) -> None:
     with held_call(workspace.filesystem, call_id="outer") as outer:
-        workspace.filesystem.for_call(outer).write("a.txt", "outer")
+        files = workspace.filesystem.for_call(outer)
+        files.write("a.txt", "outer")
+        files.delete("d/e", recursive=True)
         with held_call(workspace.filesystem, call_id="inner", parent=outer, opaque=True) as inner:
-            sh(root, script)
-            assert [change.path for change in inner.changed()] == ["theirs", "theirs/0"]
+            sh(root, "mkdir theirs; mv $(find .ringfence-hold* -type f | head -n 1) theirs/taken")
             inner.commit()
         outer.commit()
-    assert (root / "theirs/0").read_bytes() == b"one\r\ntwo\r\n"
-    assert workspace.steps()[-1].paths == ("a.txt", "theirs", "theirs/0")
-    assert not list(root.glob(".ringfence*"))
-
-
-def test_what_a_program_made_goes_though_a_failed_call_had_displaced_it_meanwhile(
-    root: Path, files: HostFilesystem
-) -> None:
-    before = shape(root)
-    with held_call(files, call_id="outer") as outer:
-        with held_call(files, call_id="program", parent=outer, opaque=True) as program:
-            sh(root, "echo new > n")
-            program.commit()
-        with held_call(files, call_id="typed", parent=outer) as typed:
-            files.for_call(typed).delete("n")
-            typed.rollback()
-        assert outer.rollback().conflicts == ()
-    assert shape(root) == before
-
-
-def displace(files: HostFilesystem) -> None:
-    files.write("a.txt", "first")
-    files.write("a.txt", "outer")
-    files.write("one", "outer")
-    files.write("d/e/c.txt", "outer")
-    files.delete("d/e", recursive=True)
-    files.delete("d/link")
-    files.write("d/b.txt", "outer")
-    files.move("empty", "moved")
-    files.move("d/big", "ignored", overwrite=True)
-    files.write("new/n", "outer")
-    files.delete("new", recursive=True)
-    files.chmod("d", 0o700)
-
-
-def test_a_step_has_nothing_of_what_calls_held(root: Path, workspace: Workspace) -> None:
-    files = workspace.filesystem
-    with held_call(files, call_id="outer") as outer:
-        displace(files.for_call(outer))
-        with held_call(files, call_id="inner", parent=outer, opaque=True) as inner:
-            sh(root, "echo damaged | tee .ringfence-hold-*/0 > n")
-            inner.commit()
-        outer.commit()
-    assert "n" in workspace.steps()[-1].paths
-    assert not [path for entry in workspace.log() for path in entry.paths if path.startswith(".ringfence")]
+    assert workspace.steps()[-1].paths == ("a.txt", "d/e", "d/e/c.txt", "theirs", "theirs/taken")
+    assert (root / "theirs/taken").exists()
     assert not list(root.glob(".ringfence*"))
     workspace.undo()
     assert (root / "a.txt").read_bytes() == b"one\r\ntwo\r\n"
 
 
-@pytest.mark.parametrize("script", ["echo x >> $held/0", "truncate -s 0 other"])
+@pytest.mark.parametrize("script", ["for file in $held/*; do echo x >> $file; done", "truncate -s 0 other"])
 def test_what_is_too_large_to_be_taken_in_and_was_displaced_is_said_if_a_program_reaches_it(
     root: Path, script: str
 ) -> None:
@@ -1051,24 +710,11 @@ def test_what_is_too_large_to_be_taken_in_and_was_displaced_is_said_if_a_program
     with limited(root, 4500) as workspace, held_call(workspace.filesystem, call_id="outer") as outer:
         workspace.filesystem.for_call(outer).delete("large")
         with held_call(workspace.filesystem, call_id="inner", parent=outer, opaque=True) as inner:
-            sh(root, "held=$(echo .ringfence-hold-*); " + script)
+            sh(root, "held=$(echo .ringfence-hold*); " + script)
             inner.commit()
         report = outer.rollback()
     assert report.conflicts == ("large",)
     assert any("what was at large before" in note for note in report.notes)
-
-
-def test_what_is_too_large_to_be_taken_in_and_was_displaced_comes_back_if_a_program_removes_it(root: Path) -> None:
-    (root / "large").write_bytes(b"l" * 5000)
-    os.link(root / "large", root / "other")
-    before = capture_tree(root)
-    with limited(root, 4500) as workspace, held_call(workspace.filesystem, call_id="outer") as outer:
-        workspace.filesystem.for_call(outer).delete("large")
-        with held_call(workspace.filesystem, call_id="inner", parent=outer, opaque=True) as inner:
-            sh(root, "rm .ringfence-hold-*/0")
-            inner.commit()
-        assert outer.rollback().conflicts == ()
-    assert capture_tree(root) == before
 
 
 # Through tools
@@ -1153,7 +799,6 @@ def test_an_opaque_tool_is_a_transaction(root: Path, workspace: Workspace) -> No
         (PathPolicy(deny=["d/e"]), "rm -r d; ln -s nested d", "d must not become a link"),
         (PathPolicy(deny=["d/b.txt"]), "touch -r d/b.txt r; printf 'B\n' > d/b.txt; touch -r r d/b.txt", "d/b.txt"),
         (PathPolicy(deny=["pipe"]), "mkfifo pipe", "pipe must not be created"),
-        (PathPolicy(deny=["large"]), "truncate -s 300M large", "large must not be created"),
         (PathPolicy(allow=["d"]), "echo x > d/n; echo x > n", "n is not among what may be changed"),
         (DeletionLimitPolicy(max_files=1), "rm d/b.txt; : > a.txt", "2 files removed"),
     ],
@@ -1271,41 +916,9 @@ def test_a_filesystem_alone_leaves_a_store_that_a_workspace_goes_on_with(root: P
         assert workspace.steps() == []
 
 
-def test_the_command_line_shows_what_was_taken_back(root: Path, tmp_path: Path) -> None:
-    environment = {**os.environ, "RINGFENCE_STATE_DIR": str(tmp_path / "state")}
-    code = (
-        "import sys; from ringfence.testing import held_call; from ringfence_sandbox import Workspace\n"
-        "with Workspace.open(sys.argv[1]) as w, held_call(w.filesystem, opaque=True) as call:\n"
-        "    open(sys.argv[1] + '/new', 'w').write('kept\\n'); call.rollback()\n"
-    )
-    subprocess.run([sys.executable, "-c", code, root], env=environment, check=True, timeout=60)
-
-    def ringfence(*arguments: str) -> str:
-        command = [sys.executable, "-m", "ringfence_cli", *arguments]
-        return subprocess.run(command, env=environment, check=True, capture_output=True, text=True, timeout=60).stdout
-
-    assert ringfence("log", str(root), "--aborted").split()[-1] == "new"
-    [entry] = json.loads(ringfence("log", str(root), "--aborted", "--json"))["log"]
-    assert (entry["number"], entry["kind"]) == (1, "aborted")
-    shown = ringfence("show", str(root), "1", "--aborted")
-    assert shown.startswith("taken back 1: a test, call ")
-    assert "session" not in shown.splitlines()[0], "it is not kept of what was taken back"
-    assert "+kept" in shown
-
-
-@contextmanager
-def small_disk(path: Path) -> Iterator[Path]:
-    path.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "small", path], check=True)
-    try:
-        yield path
-    finally:
-        subprocess.run(["umount", path], check=True)
-
-
 @pytest.mark.parametrize("where", ["root", "root and store"])
 def test_a_full_disk_keeps_nothing_from_being_taken_back(tmp_path: Path, where: str) -> None:
-    with small_disk(tmp_path / "small") as small:
+    with small_disk(tmp_path / "small", "4m") as small:
         root = small / "root"
         root.mkdir()
         build(root)
@@ -1325,7 +938,7 @@ def test_a_full_disk_keeps_nothing_from_being_taken_back(tmp_path: Path, where: 
 
 
 def test_without_room_for_the_state_before_it_a_call_does_not_begin(root: Path, tmp_path: Path) -> None:
-    with small_disk(tmp_path / "small") as small, HostFilesystem(root, store=small / "store") as files:
+    with small_disk(tmp_path / "small", "4m") as small, HostFilesystem(root, store=small / "store") as files:
         (root / "incompressible").write_bytes(os.urandom(8 << 20))
         before = shape(root)
         with executor(files, shell(root)) as run:
@@ -1338,7 +951,7 @@ def test_without_room_for_the_state_before_it_a_call_does_not_begin(root: Path, 
 
 
 def test_what_is_mounted_in_a_workspace_is_left_alone(root: Path, tmp_path: Path) -> None:
-    with small_disk(root / "mounted"):
+    with small_disk(root / "mounted", "4m"):
         (root / "mounted/before").write_text("mounted")
         before = shape(root)
         with Workspace.open(root, store=tmp_path / "store") as workspace:
@@ -1429,76 +1042,19 @@ def test_a_filesystem_that_is_bound_as_something_else_sees_what_programs_change(
     assert shape(root) == before
 
 
-def test_the_limits_of_a_filesystem_alone_are_its_own(root: Path) -> None:
-    with (
-        HostFilesystem(root, store=root.parent / "store", limits=ScanLimits(max_file_bytes=1000)) as files,
-        held_call(files, opaque=True) as call,
-    ):
-        sh(root, "rm d/big")
-        assert "d/big is back in its place" in call.rollback().notes
+def test_directories_that_a_user_who_is_not_root_locked_are_opened_up_again(root: Path) -> None:
+    before = {path: (one.content, one.mode & 0o777) for path, one in shape(root).items()}
 
+    def work() -> None:
+        opened = Workspace.open(root, store=root.parent / "store")
+        with opened as workspace, held_call(workspace.filesystem, opaque=True) as call:
+            (root / "d/e/new").touch()
+            (root / "d/e/c.txt").write_text("changed")
+            (root / "mine/sub").mkdir(parents=True)
+            (root / "mine/sub/f").touch()
+            for path, mode in (("d/e/c.txt", 0), ("d/e", 0o500), ("d", 0), ("mine/sub", 0)):
+                os.chmod(root / path, mode)
+            assert call.rollback().conflicts == ()
 
-NOT_ROOT = """
-import encodings.ascii, os, sys
-from pathlib import Path
-from ringfence.testing import held_call
-import ringfence_sandbox.opaque.opaque_calls, ringfence_sandbox.workspace
-from ringfence_sandbox import HostFilesystem
-root = Path(sys.argv[1])
-os.setegid(65534); os.seteuid(65534)
-with HostFilesystem(root, store=root.parent / "store") as files, held_call(files, opaque=True) as call:
-    (root / "d/e/new").touch()
-    (root / "d/e/c").write_text("changed")
-    os.chmod(root / "d/e/c", 0)
-    os.chmod(root / "d/e", 0o500)
-    os.chmod(root / "d", 0)
-    (root / "mine/sub").mkdir(parents=True)
-    (root / "mine/sub/f").touch()
-    os.chmod(root / "mine/sub", 0)
-    report = call.rollback()
-    assert not report.conflicts, report
-"""
-
-
-@pytest.fixture
-def public() -> Iterator[Path]:
-    """A directory that other users reach, as pytest's own are not."""
-    path = Path(tempfile.mkdtemp(prefix="opaque-calls-"))
-    path.chmod(0o711)
-    yield path
-    shutil.rmtree(path)
-
-
-def test_directories_that_a_user_who_is_not_root_locked_are_opened_up_again(public: Path) -> None:
-    root = public / "own/root"
-    (root / "d/e").mkdir(parents=True)
-    (root / "d/e/c").write_text("c")
-    for path in (root.parent, root, root / "d", root / "d/e", root / "d/e/c"):
-        os.chown(path, 65534, 65534)
-    before = shape(root)
-    subprocess.run([sys.executable, "-c", NOT_ROOT, root], check=True, timeout=60)
-    assert shape(root) == before
-
-
-def test_a_stamp_that_fails_leaves_its_descriptor_to_no_other_file(tmp_path: Path) -> None:
-    class Failing(OwnerStamp):
-        def _stamp(self, file: int) -> None:
-            if threading.current_thread() is not threading.main_thread():
-                failed.set()
-                raise OSError(errno.EIO, "the disk fails")
-            super()._stamp(file)
-
-    failed = threading.Event()
-    stamp = Failing(str(tmp_path / "alive"), sync=False)
-    stamp.start()
-    try:
-        assert failed.wait(10)
-        for thread in threading.enumerate():
-            if thread.name == "ringfence stamp":
-                thread.join(10)
-        with open(tmp_path / "another", "wb") as another:
-            assert another.fileno() != stamp.descriptor
-            assert os.path.samestat(os.fstat(stamp.descriptor), os.stat(tmp_path / "alive"))
-    finally:
-        stamp.stop()
-    assert stamp.descriptor == -1
+    as_nobody(work, root.parent)
+    assert {path: (one.content, one.mode & 0o777) for path, one in shape(root).items()} == before

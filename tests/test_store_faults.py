@@ -16,6 +16,7 @@ import pytest
 from captured_tree import capture_tree, lasting
 from effort import kill_points
 from killing import as_nobody, killed_at, killed_at_call
+from mounts import mounted, small_disk
 from real_git import fsck
 
 from ringfence import Prompt, PromptTemplate, Session
@@ -334,22 +335,6 @@ def test_a_store_that_becomes_unwritable_keeps_its_steps(root: Path, store: Path
 # Full
 
 
-@contextmanager
-def small(place: Path, size: str) -> Generator[Path]:
-    """A real filesystem of that size."""
-    place.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "ringfence-test", str(place)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        if os.environ.get("RINGFENCE_REQUIRE_PODMAN") == "1":
-            pytest.fail(f"no filesystem can be mounted: {done.stderr}")
-        pytest.skip(f"no filesystem can be mounted here: {done.stderr.strip()}")
-    try:
-        yield place
-    finally:
-        subprocess.run(["umount", str(place)], check=True)
-
-
 def fill(place: Path) -> None:
     """Take all the space that there is."""
     with open(place / "filler", "ab", buffering=0) as file:
@@ -369,7 +354,7 @@ def much(fs: HostFilesystem) -> None:
 
 def test_a_full_store_rolls_the_call_back_and_the_next_one_goes_through(root: Path, tmp_path: Path) -> None:
     before = capture_tree(root)
-    with small(tmp_path / "disk", "2m") as disk, Workspace.open(root, store=disk / "store") as workspace:
+    with small_disk(tmp_path / "disk", "2m") as disk, Workspace.open(root, store=disk / "store") as workspace:
         fill(disk)
         with pytest.raises(OSError, match="No space left") as caught:
             call(workspace, much)
@@ -387,7 +372,7 @@ def test_a_full_store_rolls_the_call_back_and_the_next_one_goes_through(root: Pa
 
 
 def test_a_store_that_fills_up_step_by_step_keeps_what_it_has(root: Path, tmp_path: Path) -> None:
-    with small(tmp_path / "disk", "3m") as disk:
+    with small_disk(tmp_path / "disk", "3m") as disk:
         made = 0
         with Workspace.open(root, store=disk / "store") as workspace:
             with pytest.raises(OSError, match="No space left"):
@@ -404,7 +389,7 @@ def test_a_store_that_fills_up_step_by_step_keeps_what_it_has(root: Path, tmp_pa
 
 
 def test_a_full_store_cannot_be_opened_and_is_as_it_was_afterwards(root: Path, tmp_path: Path) -> None:
-    with small(tmp_path / "disk", "2m") as disk:
+    with small_disk(tmp_path / "disk", "2m") as disk:
         with Workspace.open(root, store=disk / "store") as workspace:
             call(workspace, change)
         fill(disk)
@@ -422,7 +407,7 @@ def test_a_full_store_cannot_be_opened_and_is_as_it_was_afterwards(root: Path, t
 def test_a_store_cannot_be_begun_on_a_disk_without_a_byte_of_space_and_it_is_said_where(
     root: Path, tmp_path: Path
 ) -> None:
-    with small(tmp_path / "disk", "1m") as disk:
+    with small_disk(tmp_path / "disk", "1m") as disk:
         fill(disk)
         with pytest.raises(OSError, match="No space left on device: here the history is kept; make room") as caught:
             Workspace.open(root, store=disk / "store")
@@ -430,7 +415,7 @@ def test_a_store_cannot_be_begun_on_a_disk_without_a_byte_of_space_and_it_is_sai
 
 
 def test_an_opaque_call_that_finds_the_store_full_says_so(root: Path, tmp_path: Path) -> None:
-    with small(tmp_path / "disk", "2m") as disk, Workspace.open(root, store=disk / "store") as workspace:
+    with small_disk(tmp_path / "disk", "2m") as disk, Workspace.open(root, store=disk / "store") as workspace:
         fill(disk)
         with (
             pytest.raises(OSError, match="here the history is kept; make room"),
@@ -440,7 +425,7 @@ def test_an_opaque_call_that_finds_the_store_full_says_so(root: Path, tmp_path: 
 
 
 def test_a_gc_that_finds_the_store_full_says_so_and_takes_nothing_away(root: Path, tmp_path: Path) -> None:
-    with small(tmp_path / "disk", "2m") as disk, Workspace.open(root, store=disk / "store") as workspace:
+    with small_disk(tmp_path / "disk", "2m") as disk, Workspace.open(root, store=disk / "store") as workspace:
         for _ in range(2):
             call(workspace, lambda fs: fs.write_bytes("random", os.urandom(100_000)))
         fill(disk)
@@ -463,7 +448,7 @@ def test_a_gc_that_finds_the_store_full_says_so_and_takes_nothing_away(root: Pat
 def test_a_full_workspace_rolls_back_exactly(
     store: Path, tmp_path: Path, work: Callable[[HostFilesystem], object]
 ) -> None:
-    with small(tmp_path / "disk", "1m") as disk:
+    with small_disk(tmp_path / "disk", "1m") as disk:
         root = disk / "root"
         root.mkdir()
         build(root)
@@ -478,7 +463,7 @@ def test_a_full_workspace_rolls_back_exactly(
 
 
 def test_what_is_kept_leaves_its_rollback_room_also_where_the_process_was_killed(tmp_path: Path) -> None:
-    with small(tmp_path / "disk", "48m") as disk:
+    with small_disk(tmp_path / "disk", "48m") as disk:
         (disk / "root").mkdir()
         (disk / "root/old").write_bytes(os.urandom(16_000_000))
 
@@ -504,7 +489,7 @@ def test_what_is_kept_leaves_its_rollback_room_also_where_the_process_was_killed
 def test_a_write_that_does_not_fit_leaves_the_room_to_the_rest_of_its_call(
     store: Path, tmp_path: Path, path: str, mode: WriteMode
 ) -> None:
-    with small(tmp_path / "disk", "1m") as disk:
+    with small_disk(tmp_path / "disk", "1m") as disk:
         (disk / "root").mkdir()
         (disk / "root/old").write_bytes(os.urandom(100_000))
 
@@ -519,7 +504,7 @@ def test_a_write_that_does_not_fit_leaves_the_room_to_the_rest_of_its_call(
 
 
 def test_a_file_that_takes_two_tries_to_come_back_to_a_full_disk_comes_back(tmp_path: Path) -> None:
-    with small(tmp_path / "disk", "2m") as disk:
+    with small_disk(tmp_path / "disk", "2m") as disk:
         (disk / "root").mkdir()
         (disk / "root/old").write_bytes(os.urandom(500_000))
         with Workspace.open(disk / "root", store=disk / "store") as workspace:
@@ -537,7 +522,7 @@ def test_a_file_that_takes_two_tries_to_come_back_to_a_full_disk_comes_back(tmp_
 def test_what_is_kept_of_an_opaque_call_leaves_its_rollback_room_where_the_store_is_on_the_same_disk(
     tmp_path: Path,
 ) -> None:
-    with small(tmp_path / "disk", "48m") as disk:
+    with small_disk(tmp_path / "disk", "48m") as disk:
         (disk / "root").mkdir()
         (disk / "root/old").write_bytes(os.urandom(16_000_000))
         with Workspace.open(disk / "root", store=disk / "store") as workspace:
@@ -562,12 +547,8 @@ def ext4(place: Path) -> Generator[Path]:
     image.touch()
     os.truncate(image, 8 << 20)
     subprocess.run(["mkfs.ext4", "-q", "-m", "0", "-O", "^has_journal", image], check=True)
-    if subprocess.run(["mount", "-o", "loop", image, place], capture_output=True, check=False).returncode:
-        pytest.skip("no filesystem can be mounted here")
-    try:
+    with mounted(place, "-o", "loop", str(image)):
         yield place
-    finally:
-        subprocess.run(["umount", str(place)], check=True)
 
 
 def test_what_a_program_moved_away_and_removed_comes_back_where_a_file_that_it_wrote_on_fills_the_disk(
@@ -592,7 +573,7 @@ def test_what_a_program_moved_away_and_removed_comes_back_where_a_file_that_it_w
 
 
 def test_a_disk_with_no_inode_left_is_said(store: Path, tmp_path: Path) -> None:
-    with small(tmp_path / "disk", "1m,nr_inodes=8") as disk:
+    with small_disk(tmp_path / "disk", "1m,nr_inodes=8") as disk:
         (disk / "root").mkdir()
         (disk / "root/a").touch()
         with Workspace.open(disk / "root", store=store) as workspace:
