@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from functools import lru_cache
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import TypeVar
 
@@ -374,17 +374,24 @@ def shown_line(line: str) -> str:
     return "'" + _CONTROL.sub(lambda match: repr(match.group())[1:-1], cut) + "'"
 
 
-# Skipping in blocks of lines keeps the work in C; a match always exists, since the lines were counted before.
-_BLOCK = 256
 _NEWLINE = ord("\n")
-_BLOCK_OF_LINES = re.compile(rb"(?:[^\n]*\n){%d}" % _BLOCK)
+_CHUNK_BYTES = 1 << 14
 
 
-def line_window(content: bytes, offset: int, limit: int | None, encoding: str, path: str) -> tuple[str, int, int]:
+def count_newlines(content: bytes) -> list[int]:
+    """How many ``\\n`` come before the end of each chunk: with them, `line_window` reads no more than its window."""
+    chunks = range(0, len(content), _CHUNK_BYTES)
+    return list(accumulate(content.count(b"\n", start, start + _CHUNK_BYTES) for start in chunks))
+
+
+def line_window(
+    content: bytes, offset: int, limit: int | None, encoding: str, path: str, newlines: Sequence[int] | None = None
+) -> tuple[str, int, int]:
     """The text of lines ``offset`` to ``offset + limit``, how many lines that is, and how many there are in all.
 
     Lines end at \\n (a \\r before it belongs to the end), and at nothing else. ``limit`` is as in `Filesystem.read`.
-    Only the window is decoded, where the encoding lets a line end be recognised before that.
+    Only the window is decoded, where the encoding lets a line end be recognised before that. ``newlines`` is
+    `count_newlines` of the content, where that is known.
 
     Raises:
         ValueError: a bad window, an unknown encoding, or bytes that do not decode; ``path`` is for the message.
@@ -393,39 +400,33 @@ def line_window(content: bytes, offset: int, limit: int | None, encoding: str, p
         raise ValueError(f"offset counts lines from 0, it cannot be {offset}")
     if limit is not None and limit < READ_ENTIRE_FILE:
         raise ValueError(f"limit is a number of lines, or {READ_ENTIRE_FILE} for all of them; it cannot be {limit}")
+    if limit is None:
+        limit = DEFAULT_READ_LIMIT
     if _ends_lines_with_newline_bytes(encoding):
-        total = content.count(b"\n")
-        if content and content[-1] != _NEWLINE:
-            total += 1
-        returned = _returned(total, offset, limit)
+        newlines = count_newlines(content) if newlines is None else newlines
+        total = (newlines[-1] + (content[-1] != _NEWLINE)) if content else 0
+        end = total if limit == READ_ENTIRE_FILE else min(offset + limit, total)
+        returned = max(0, end - offset)
         if returned < total:
-            start = _after_lines(content, 0, offset) if returned else 0
-            content = content[start : _after_lines(content, start, returned)]
+            content = content[_line_start(content, newlines, offset) : _line_start(content, newlines, end)]
         return _decoded(content, encoding, path), returned, total
     lines = _decoded(content, encoding, path).split("\n")
     lines = [f"{line}\n" for line in lines[:-1]] + ([lines[-1]] if lines[-1] else [])
-    returned = _returned(len(lines), offset, limit)
-    return "".join(lines[offset : offset + returned]), returned, len(lines)
+    window = lines[offset:] if limit == READ_ENTIRE_FILE else lines[offset : offset + limit]
+    return "".join(window), len(window), len(lines)
 
 
-def _returned(total: int, offset: int, limit: int | None) -> int:
-    after = max(0, total - offset)
-    return after if limit == READ_ENTIRE_FILE else min(after, DEFAULT_READ_LIMIT if limit is None else limit)
-
-
-def _after_lines(content: bytes, start: int, count: int) -> int:
-    """Where the line after ``count`` lines from ``start`` begins; the end of the content if there is none."""
-    blocks, rest = divmod(count, _BLOCK)
-    for _ in range(blocks):
-        block = _BLOCK_OF_LINES.match(content, start)
-        if block is None:  # the last line has no end
-            return len(content)
-        start = block.end()
-    for _ in range(rest):
-        start = content.find(b"\n", start) + 1
-        if start == 0:
-            return len(content)
-    return start
+def _line_start(content: bytes, newlines: Sequence[int], line: int) -> int:
+    """Where a line begins, from 0; the end of the content if there is none."""
+    if line == 0:
+        return 0
+    chunk = bisect_left(newlines, line)
+    if chunk == len(newlines):
+        return len(content)
+    start = chunk * _CHUNK_BYTES
+    before = newlines[chunk - 1] if chunk else 0
+    rest = content[start : start + _CHUNK_BYTES].split(b"\n", line - before)[-1]
+    return min(start + _CHUNK_BYTES, len(content)) - len(rest)
 
 
 @lru_cache(maxsize=64)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from ringfence.errors import SnapshotRestoreError
 from ringfence.filesystem.edits import line_window
-from ringfence.filesystem.nodes import Directory, File, Link, Node
 from ringfence.filesystem.paths import below_root, check_link_target, normalise, one_encoding, os_error
 from ringfence.filesystem.protocol import (
     MAX_GREP_MATCHES,
@@ -32,7 +31,7 @@ from ringfence.filesystem.protocol import (
     plain_bytes,
 )
 from ringfence.filesystem.search import glob_below, grep_files, path_filter
-from ringfence.filesystem.tree import Tree, TreeMark, changes_since, differences
+from ringfence.filesystem.tree import Directory, File, Link, Node, Savepoint, Tree, differences
 from ringfence.participants import (
     CLEAN,
     LOCK_PATIENCE_SECONDS,
@@ -119,13 +118,12 @@ class InMemoryFilesystem(Transactional):
         if usual and file.text_read is not None and file.text_read.path == normal:
             result = file.text_read
         else:
-            text, returned, total = line_window(file.content, offset, limit, encoding, normal)
+            text, returned, total = line_window(file.content, offset, limit, encoding, normal, file.newlines)
             result = ReadResult(text, normal, total, offset, returned, offset + returned < total)
             if usual and len(file.content) <= _KEPT_TEXT_BYTES:
                 file.text_read = result
-        call = current_call()
-        if (call or self._call) and (result.content or not file.content):
-            self._note_read(call, place, file)
+        if self._call or current_call():
+            self._note_read(place, file, result.content)
         return result
 
     def read_bytes(self, path: str, *, offset: int = 0, limit: int | None = None) -> ReadBytesResult:
@@ -142,9 +140,8 @@ class InMemoryFilesystem(Transactional):
             result = ReadBytesResult(content, normal, size, offset, len(content), offset + len(content) < size)
             if whole:
                 file.bytes_read = result
-        call = current_call()
-        if (call or self._call) and (result.content or not file.content):
-            self._note_read(call, place, file)
+        if self._call or current_call():
+            self._note_read(place, file, result.content)
         return result
 
     def write(
@@ -192,7 +189,7 @@ class InMemoryFilesystem(Transactional):
             place, node = self._itself(normal)
             if isinstance(node, Directory) and node.entries and not recursive:
                 raise IsADirectoryError(errno.ENOTEMPTY, "the directory is not empty, it takes recursive=True", normal)
-            self._tree.remove(place)
+            self._tree.put(place, None)
 
     def mkdir(self, path: str, *, parents: bool = True, exist_ok: bool = True) -> None:
         normal = normalise(path)
@@ -320,25 +317,25 @@ class InMemoryFilesystem(Transactional):
             self._admit()
             self._tree.go_back(state)
 
-    def changes(self, since: FilesystemSnapshot | TreeMark) -> Sequence[Change]:
+    def changes(self, since: FilesystemSnapshot | Savepoint) -> Sequence[Change]:
         if isinstance(since, tuple):
             with self._lock.mutex:
-                return changes_since(self._tree, since)
+                return self._tree.changes(since)
         return differences(self._state(since), self._tree.root)
 
     @property
     def lock(self) -> CallLock:
         return self._lock
 
-    def begin(self, call: CallInfo) -> TreeMark:
+    def begin(self, call: CallInfo) -> Savepoint:
         # Without the mutex: whoever was in the middle of a change finished it before `call` got the lock.
-        return self._tree.mark(outermost=call.parent is None)
+        return self._tree.savepoint(outermost=call.parent is None)
 
-    def commit(self, mark: TreeMark, receipt: object) -> Step | None:
-        self._tree.keep(mark)
+    def commit(self, mark: Savepoint, receipt: object) -> Step | None:
+        self._tree.release(mark)
         return None
 
-    def rollback(self, mark: TreeMark) -> RollbackReport:
+    def rollback(self, mark: Savepoint) -> RollbackReport:
         # A thread of the call that is in the middle of a change finishes it first, else it would come after the end.
         with self._lock.mutex:
             self._tree.roll_back(mark)
@@ -378,25 +375,20 @@ class InMemoryFilesystem(Transactional):
     def _admit(self, *, loading: bool = False) -> None:
         if self._read_only and not loading:
             raise PermissionError(errno.EROFS, "the filesystem is read-only")
-        call = current_call()
-        if call is None:
-            call = self._call
-        elif call is not self._call:
-            call = self._innermost(call)
+        call = self._innermost_call()
         if call is not None or self._lock.holder is not None:
             self._lock.check_access(self, call)
 
-    def _innermost(self, call: CallInfo) -> CallInfo:
+    def _innermost_call(self) -> CallInfo | None:
         """Of the call that this object belongs to and the one that runs here, the inner one."""
-        own = self._call
+        call, own = current_call(), self._call
+        if call is None or call is own:
+            return own
         return call if own is None or call.within(own) else own
 
-    def _note_read(self, call: CallInfo | None, place: str, file: File) -> None:
-        if call is None:
-            call = self._call
-        elif call is not self._call:
-            call = self._innermost(call)
-        if call is not None and not call.sealed:
+    def _note_read(self, place: str, file: File, content: str | bytes) -> None:
+        call = self._innermost_call()
+        if call is not None and not call.sealed and (content or not file.content):
             call.note_read(self._lock, place, file.sha256)
 
     def _state(self, snapshot: FilesystemSnapshot) -> Directory:

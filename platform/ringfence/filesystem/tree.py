@@ -1,82 +1,179 @@
-"""The tree in which the filesystem in memory keeps its files: every state can be kept, and every change taken back.
+"""The tree in which the filesystem in memory keeps its files: every state can be kept, and every change undone.
 
 A state to keep is a frozen root. Files and links never change. A directory may be changed in place only in the
-generation that it was made or copied in; freezing the tree starts the next generation, so whoever holds a frozen root
+generation that it was made or copied in. Freezing the tree starts the next generation, so whoever holds a frozen root
 has that state for ever, and the first change after it copies the directories on its way and nothing else.
 
-A mark, to which a tool call goes back if it fails, copies nothing: from the first mark on, each change first notes in
-a log what was there, by path, and going back puts that back, the newest first.
+A savepoint copies nothing: from the first one on, each change first appends to a log what was at its path. A rollback
+puts that back, the newest first.
 
-Changes exclude each other and freezing (the filesystem's lock); looking does not wait for them. So what looks at
-a directory takes a copy of its names first, and what it derives is kept together with the version it was derived from.
+Changes exclude each other and freezing (the filesystem's lock). Readers do not wait for them: they copy the names of a
+directory before they go through them, and keep what they derive together with the version that it was derived from.
 """
 
 from __future__ import annotations
 
 import errno
+import hashlib
+import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, TypeAlias, final
+from typing import Any, Final, TypeAlias, final
 
-from ringfence.filesystem.nodes import Directory, File, Found, Link, Node, find_along_links
-from ringfence.filesystem.paths import os_error
-from ringfence.filesystem.protocol import FileEntry, GlobMatch
+from ringfence.filesystem.edits import count_newlines
+from ringfence.filesystem.paths import os_error, outside
+from ringfence.filesystem.protocol import FileEntry, FileStat, GlobMatch, ReadBytesResult, ReadResult
 from ringfence.filesystem.search import Child
-from ringfence.participants import Change
+from ringfence.participants import Change, FileVersion
 
-UndoEntry: TypeAlias = tuple[str, Node | None, str, Directory, int]
-"""What was at a path; its name in the directory above it, that directory, while it is not frozen, and its time."""
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class DirectoryUndo:
-    """A directory's own bits and time."""
-
-    path: str
-    mode: int
-    mtime_ns: int
+MAX_LINK_HOPS = 40
+"""As in Linux."""
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class DirectoryMoved:
-    """A directory has gone elsewhere, with all that is in it; and the times of those above both places."""
+class File:
+    __slots__ = (
+        "_file_version",
+        "_newlines",
+        "_sha256",
+        "birth_ns",
+        "bytes_read",
+        "content",
+        "mode",
+        "mtime_ns",
+        "stat",
+        "text_read",
+    )
 
-    source: str
-    target: str
-    source_mtime_ns: int
-    target_mtime_ns: int
+    def __init__(self, content: bytes, mode: int, mtime_ns: int, birth_ns: int) -> None:
+        self.content: Final = content
+        self.mode: Final = mode
+        self.mtime_ns: Final = mtime_ns
+        self.birth_ns: Final = birth_ns
+        # The last answers to the usual questions, whose making takes longer than all else about a read.
+        self.bytes_read: ReadBytesResult | None = None
+        self.text_read: ReadResult | None = None
+        self.stat: FileStat | None = None
+        self._newlines: list[int] | None = None
+        self._sha256: str | None = None
+        self._file_version: FileVersion | None = None
+
+    @property
+    def newlines(self) -> list[int]:
+        """`count_newlines` of the content."""
+        if self._newlines is None:
+            self._newlines = count_newlines(self.content)
+        return self._newlines
+
+    @property
+    def sha256(self) -> str:
+        if self._sha256 is None:
+            self._sha256 = hashlib.sha256(self.content).hexdigest()
+        return self._sha256
+
+    @property
+    def file_version(self) -> FileVersion:
+        if self._file_version is None:
+            self._file_version = FileVersion("file", self.mode, len(self.content), self.sha256)
+        return self._file_version
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class RootWas:
-    """All of the tree."""
+class Link:
+    __slots__ = ("birth_ns", "mtime_ns", "target")
 
-    root: Directory
+    def __init__(self, target: str, mtime_ns: int, birth_ns: int) -> None:
+        self.target: Final = target
+        self.mtime_ns: Final = mtime_ns
+        self.birth_ns: Final = birth_ns
+
+    @property
+    def file_version(self) -> FileVersion:
+        return FileVersion("symlink", 0o777, len(self.target.encode("utf-8", "surrogateescape")), None, self.target)
 
 
-Log: TypeAlias = list[UndoEntry | DirectoryUndo | DirectoryMoved | RootWas]
-"""What takes back the changes since a mark, oldest first. It is noted before the change itself, so that an interrupt in
-between does no harm."""
-TreeMark: TypeAlias = tuple[Log, int, bool]
-"""A log, how long it was, and whether it begins and ends with this mark."""
+@final
+class Directory:
+    __slots__ = (
+        "birth_ns",
+        "children",
+        "copied_from",
+        "entries",
+        "generation",
+        "listing",
+        "mode",
+        "mtime_ns",
+        "serial",
+        "touched",
+        "version",
+    )
+    _serials = itertools.count()
+
+    def __init__(self, generation: int, mode: int, mtime_ns: int, birth_ns: int) -> None:
+        self.entries: dict[str, Node] = {}
+        self.mode = mode
+        self.mtime_ns = mtime_ns
+        self.birth_ns: Final = birth_ns
+        self.generation: Final = generation
+        self.serial: Final = next(self._serials)
+        self.copied_from: int | None = None
+        """The serial of the directory that this one is a changed copy of; ``touched`` has the names that may differ.
+
+        A serial and no reference: a copy must not keep alive what nobody else holds."""
+        self.touched: set[str] | None = None
+        self.version = 0
+        """Counts changes in place. Raised after each, so what was derived during one is not taken for current."""
+        self.children: tuple[int, str, tuple[Child[Directory], ...]] | None = None
+        self.listing: tuple[int, str, tuple[FileEntry, ...]] | None = None
+
+    @property
+    def file_version(self) -> FileVersion:
+        return FileVersion("directory", self.mode, 0)
+
+    def copy(self, generation: int) -> Directory:
+        twin = Directory(generation, self.mode, self.mtime_ns, self.birth_ns)
+        twin.entries = self.entries.copy()
+        twin.copied_from = self.serial
+        twin.touched = set()
+        return twin
+
+    def put(self, name: str, node: Node | None) -> None:
+        """Set what a name stands for; None removes it."""
+        if node is None:
+            self.entries.pop(name, None)
+        else:
+            self.entries[name] = node
+        if self.touched is not None:
+            self.touched.add(name)
+        self.version += 1
+
+
+Node: TypeAlias = File | Link | Directory
+
+Found: TypeAlias = tuple[str, Node | None, OSError | None]
+"""A resolved path, what is there, and why nothing can be made there: a file in the way, or a dangling link."""
+
+UndoRecord: TypeAlias = tuple[str, Node | None, str, Directory, int]
+"""What was at a path; its name, the directory it is in (until that is frozen), and the directory's time. The path ""
+stands for the whole tree as it was, which is frozen."""
+
+Savepoint: TypeAlias = tuple[list[UndoRecord], int, bool]
+"""A log, how long it was, and whether it begins and ends with this savepoint."""
 
 
 class Tree:
-    """The current root. Callers exclude each other where they change it."""
+    """The current root. Callers exclude each other where they change it. Paths are resolved, unless stated."""
 
     def __init__(self, clock: Callable[[], int]) -> None:
         self.clock = clock
         now = clock()
         self._generation = 0
         self.root = Directory(0, 0o755, now, now)
-        self._log: Log | None = None
-        self._noted: set[str] | None = None
-        """The paths whose files the next change need not note again: so one that is overwritten a thousand times is
-        kept once a mark. Begun anew whenever something happens to a whole directory."""
+        self._log: list[UndoRecord] | None = None
+        """Of each record the change comes after it, so that an interrupt in between does no harm."""
+        self._logged: set[str] | None = None
+        """Paths of files that need no second record, so one that is overwritten a thousand times is kept once. Begun
+        anew with each savepoint, and whenever something happens to a whole directory."""
 
     def freeze(self) -> Directory:
         """The state now, for ever; O(1)."""
@@ -85,84 +182,88 @@ class Tree:
 
     def go_back(self, root: Directory) -> None:
         """Make a frozen state the current one; O(1)."""
-        if self._log is not None:
-            self._log.append(RootWas(self.freeze()))
-            self._noted = None
+        self._log_all()
         self._generation += 1
         self.root = root
 
-    def mark(self, *, outermost: bool) -> TreeMark:
-        """A place to go back to; O(1). Nested marks are ended before the outermost one, or together with it."""
+    def savepoint(self, *, outermost: bool) -> Savepoint:
+        """A place to go back to; O(1). Nested ones are ended before the outermost, or together with it."""
         log = self._log
-        self._noted = None
+        self._logged = None
         if outermost or log is None:
-            begun: Log = []
+            begun: list[UndoRecord] = []
             self._log = begun
             return begun, 0, True
         return log, len(log), False
 
-    def keep(self, mark: TreeMark) -> None:
-        """End a mark. What was changed since an inner one can still go back with the one around it."""
-        if mark[2]:
+    def release(self, savepoint: Savepoint) -> None:
+        """End a savepoint. What was changed since an inner one can still be undone by the one around it."""
+        if savepoint[2]:
             self._log = None
 
-    def roll_back(self, mark: TreeMark) -> None:
-        """Undo every change since a mark, and end it. May be called again where it was interrupted."""
-        log, length, outermost = mark
+    def roll_back(self, savepoint: Savepoint) -> None:
+        """Undo every change since a savepoint, and end it. May be called again where it was interrupted."""
+        log, length, outermost = savepoint
         if self._log is not None and self._log is not log:
             return  # it has ended long since
-        self._noted = None
+        self._logged = None
         while len(log) > length:
             self._undo(log[-1])
             log.pop()
         if outermost:
             self._log = None
 
-    def as_it_was(self, mark: TreeMark) -> Directory:
-        """The frozen state at a mark; the current one stays, and is frozen too."""
+    def changes(self, savepoint: Savepoint) -> Sequence[Change]:
+        """What has changed since, sorted by path: from the log alone, unless whole directories came or went."""
+        log, length, _ = savepoint
+        first: dict[str, Node | None] = {}
+        for path, node, *_ in log[length:]:
+            if type(node) is Directory and (node.entries or not path):
+                return differences(self._state_at(savepoint), self.root)
+            first.setdefault(path, node)
+        changes: list[Change] = []
+        for path in sorted(first):
+            was, now = first[path], self.find(path, follow=False)[1]
+            if not _alike(was, now):
+                changes.append(Change(path, was and was.file_version, now and now.file_version))
+        return changes
+
+    def _state_at(self, savepoint: Savepoint) -> Directory:
         before = Tree(self.clock)
         before.root = self.freeze()
         before._generation = self._generation
-        for entry in reversed(mark[0][mark[1] :]):
-            before._undo(entry)
-        return before.freeze()
+        for record in reversed(savepoint[0][savepoint[1] :]):
+            before._undo(record)
+        return before.root
 
-    def _undo(self, entry: UndoEntry | DirectoryUndo | DirectoryMoved | RootWas) -> None:
-        if isinstance(entry, tuple):
-            path, node, name, directory, mtime_ns = entry
-            if directory.generation != self._generation:
-                directory = self.changeable(path.rpartition("/")[0])
-            if node is None:
-                directory.remove(name)
-            else:
-                directory.put(name, node)
-            directory.mtime_ns = mtime_ns
-        elif isinstance(entry, DirectoryUndo):
-            directory = self.changeable(entry.path)
-            directory.mode, directory.mtime_ns = entry.mode, entry.mtime_ns
-        elif isinstance(entry, RootWas):
+    def _undo(self, record: UndoRecord) -> None:
+        path, node, name, directory, mtime_ns = record
+        if not path:
             self._generation += 1
-            self.root = entry.root
-        else:
-            source, _, old = entry.source.rpartition("/")
-            target, _, new = entry.target.rpartition("/")
-            node = self.changeable(target).entries.get(new)
-            if node is not None:
-                self.changeable(source).put(old, node)
-                self.changeable(target).remove(new)
-            self.changeable(source).mtime_ns = entry.source_mtime_ns
-            self.changeable(target).mtime_ns = entry.target_mtime_ns
+            self.root = directory
+            return
+        if directory.generation != self._generation:
+            directory = self.changeable(path.rpartition("/")[0])
+        directory.put(name, node)
+        directory.mtime_ns = mtime_ns
 
-    def _note(self, path: str, node: Node | None, name: str, above: Directory) -> None:
-        log, noted = self._log, self._noted
+    def _log_node(self, path: str, node: Node | None, name: str, directory: Directory) -> None:
+        log, logged = self._log, self._logged
         if log is None:
             return
-        if noted is None or (type(node) is Directory and node.entries):
-            self._noted = noted = _no_paths()
-        elif path in noted and type(node) is File:
+        if logged is None or (type(node) is Directory and node.entries):
+            self._logged = logged = _no_paths()
+        elif path in logged and type(node) is File:
             return
-        log.append((path, node, name, above, above.mtime_ns))
-        noted.add(path)
+        log.append((path, node, name, directory, directory.mtime_ns))
+        logged.add(path)
+
+    def _log_all(self) -> None:
+        """Log the whole tree, before a change to more than one path. It is frozen, so the log stays true."""
+        if self._log is not None:
+            root = self.freeze()
+            self._log.append(("", root, "", root, 0))
+            self._logged = None
 
     def find(self, path: str, *, follow: bool = True) -> Found:
         """What a normal path leads to; without `follow`, a link at its very end is itself.
@@ -177,43 +278,82 @@ class Tree:
                 for name in path.split("/"):
                     node = node.entries.get(name)
             except AttributeError:  # what is no directory has no entries
-                return find_along_links(self.root, path, follow)
+                return self._find_along_links(path, follow)
             if type(node) is Link and follow:
-                return find_along_links(self.root, path, follow)
+                return self._find_along_links(path, follow)
         return path, node, None
 
-    def put(self, path: str, node: Node) -> None:
-        """Set what is at a resolved path; directories that are missing above it are made."""
+    def _find_along_links(self, path: str, follow: bool) -> Found:
+        pending = path.split("/")[::-1]
+        own = len(pending)  # below this, what is pending is the caller's; above it, it came out of a link
+        names: list[str] = []
+        above = [self.root]
+        hops = 0
+        missing = False
+        obstacle: OSError | None = None
+        while pending:
+            out_of_link = len(pending) > own
+            name = pending.pop()
+            own = min(own, len(pending))
+            if name == "..":
+                if not names:
+                    raise outside(path)
+                names.pop()
+                above.pop()
+                continue
+            node = None if missing else above[-1].entries.get(name)
+            if type(node) is Link and (pending or follow):
+                hops += 1
+                if hops > MAX_LINK_HOPS:
+                    raise os_error(errno.ELOOP, path)
+                if node.target.startswith("/"):
+                    raise outside(path)
+                pending.extend(part for part in reversed(node.target.split("/")) if part not in ("", "."))
+                continue
+            names.append(name)
+            if type(node) is Directory:
+                above.append(node)
+                continue
+            if node is not None and not pending:
+                return "/".join(names), node, None
+            if not missing:
+                missing = True
+                if node is not None:
+                    obstacle = os_error(errno.ENOTDIR, path)
+                elif out_of_link:
+                    obstacle = FileNotFoundError(errno.ENOENT, "is a link that leads nowhere", path)
+            above.append(self.root)  # in its place: nothing is looked up any more
+        return "/".join(names), None if missing else above[-1], obstacle
+
+    def target(self, path: str) -> Node | None:
+        """What a path leads to, None where that is nothing or out of the root."""
+        try:
+            return self.find(path)[1]
+        except OSError:
+            return None
+
+    def put(self, path: str, node: Node | None) -> None:
+        """Set what is at a path, None to remove it. Directories that are missing above it are made."""
         parent, _, name = path.rpartition("/")
         directory = self.changeable(parent)
         old = directory.entries.get(name)
-        self._note(path, old, name, directory)
-        if old is None:
+        self._log_node(path, old, name, directory)
+        if old is None or node is None:
             directory.mtime_ns = self.clock()
         directory.put(name, node)
 
     def move(self, source: str, target: str) -> None:
-        """Rename what is at a resolved path; directories that are missing above the new one are made."""
-        above, _, name = source.rpartition("/")
-        to, _, new = target.rpartition("/")
-        node = self.changeable(above).entries[name]
-        if type(node) is not Directory:
-            self.put(target, node)
-            self.remove(source)
-            return
-        there, here = self.changeable(to), self.changeable(above)
-        if self._log is not None:
-            self._log.append(DirectoryMoved(source, target, here.mtime_ns, there.mtime_ns))
-            self._noted = None
-        there.put(new, node)
-        here.remove(name)
-        here.mtime_ns = there.mtime_ns = self.clock()
+        """Rename what is at a path. Directories that are missing above the new one are made."""
+        node = self.find(source, follow=False)[1]
+        if type(node) is Directory:
+            self._log_all()
+        self.put(target, node)
+        self.put(source, None)
 
     def set_directory(self, path: str, *, mode: int, mtime_ns: int | None = None) -> None:
-        """Give the directory at a resolved path these bits, and this time; it is made if it is missing."""
+        """Give a directory these bits, and this time. It is made if it is missing."""
+        self._log_all()
         directory = self.changeable(path)
-        if self._log is not None:
-            self._log.append(DirectoryUndo(path, directory.mode, directory.mtime_ns))
         directory.mode = mode
         if mtime_ns is not None:
             directory.mtime_ns = mtime_ns
@@ -226,7 +366,7 @@ class Tree:
         generation = self._generation
         directory = self.root
         if directory.generation != generation:
-            directory = self._changeable_root()
+            directory = self.root = directory.copy(generation)
         names = path.split("/")
         name = names.pop()
         try:
@@ -241,35 +381,30 @@ class Tree:
             return False
         if type(old) is not File:
             return False
-        log, noted = self._log, self._noted
-        if log is not None and (noted is None or path not in noted):  # `_note`, of a file
+        log, logged = self._log, self._logged
+        if log is not None and (logged is None or path not in logged):  # `_log_node`, of a file
             log.append((path, old, name, directory, directory.mtime_ns))
-            if noted is None:
-                self._noted = noted = _no_paths()
-            noted.add(path)
+            if logged is None:
+                self._logged = logged = _no_paths()
+            logged.add(path)
         directory.entries[name] = File(content, old.mode, self.clock(), old.birth_ns)
         if directory.touched is not None:
             directory.touched.add(name)
         directory.version += 1
         return True
 
-    def remove(self, path: str) -> None:
-        parent, _, name = path.rpartition("/")
-        directory = self.changeable(parent)
-        self._note(path, directory.entries[name], name, directory)
-        directory.remove(name)
-        directory.mtime_ns = self.clock()
-
     def changeable(self, path: str) -> Directory:
-        """The directory at a resolved path, of this generation: made if it is missing, copied if it is older."""
+        """The directory at a path, of this generation: made if it is missing, copied if it is older."""
         generation = self._generation
-        directory = self._changeable_root()
+        directory = self.root
+        if directory.generation != generation:
+            directory = self.root = directory.copy(generation)
         names = path.split("/") if path else ()
         for depth, name in enumerate(names, 1):
             child = directory.entries.get(name)
             if child is None:
                 child = self.new_directory()
-                self._note("/".join(names[:depth]), None, name, directory)
+                self._log_node("/".join(names[:depth]), None, name, directory)
                 directory.mtime_ns = child.mtime_ns
                 directory.put(name, child)
             elif type(child) is not Directory:
@@ -279,11 +414,6 @@ class Tree:
                 directory.put(name, child)
             directory = child
         return directory
-
-    def _changeable_root(self) -> Directory:
-        if self.root.generation != self._generation:
-            self.root = self.root.copy(self._generation)
-        return self.root
 
     def new_directory(self) -> Directory:
         now = self.clock()
@@ -299,8 +429,7 @@ class Tree:
         known, version = directory.children, directory.version
         if known is not None and known[0] == version and known[1] == prefix:
             return known[2]
-        found = [(name, node) for name, node in directory.entries.copy().items()]
-        found.sort(key=_walk_key)
+        found = sorted(directory.entries.copy().items(), key=_walk_key)
         children = tuple(self._child(prefix, name, node) for name, node in found)
         if not any(type(node) is Link for _, node in found):  # what a link leads to changes elsewhere
             directory.children = (version, prefix, children)
@@ -317,45 +446,32 @@ class Tree:
         known, version = directory.listing, directory.version
         if known is not None and known[0] == version and known[1] == prefix:
             return known[2]
-        entries: list[FileEntry] = []
-        found = directory.entries.copy()
-        linked = False
-        for name in sorted(found):
-            node: Node | None = found[name]
-            if is_link := type(node) is Link:
-                linked = True
-                node = self.target(prefix + name)
-            size = len(node.content) if type(node) is File else 0
-            entries.append(FileEntry(name, prefix + name, type(node) is File, type(node) is Directory, size, is_link))
-        listing = tuple(entries)
-        if not linked:
+        found = sorted(directory.entries.copy().items())
+        listing = tuple(self._entry(prefix, name, node) for name, node in found)
+        if not any(type(node) is Link for _, node in found):
             directory.listing = (version, prefix, listing)
         return listing
 
-    def target(self, path: str) -> Node | None:
-        """What a path leads to, None where that is nothing or out of the root."""
-        try:
-            return self.find(path)[1]
-        except OSError:
-            return None
+    def _entry(self, prefix: str, name: str, node: Node) -> FileEntry:
+        path = prefix + name
+        there = self.target(path) if type(node) is Link else node
+        size = len(there.content) if type(there) is File else 0
+        return FileEntry(name, path, type(there) is File, type(there) is Directory, size, type(node) is Link)
 
     def contents(self, directory: Directory, prefix: str) -> Iterator[tuple[str, bytes]]:
         """The files below a directory in the order of their paths, links passed over."""
-        waiting = [iter(self.children(directory, prefix))]
-        above = [directory]
+        waiting = [(directory, iter(self.children(directory, prefix)))]
         while waiting:
-            entries = above[-1].entries
-            for name, match, subdirectory in waiting[-1]:
+            directory, children = waiting[-1]
+            for name, match, subdirectory in children:
                 if subdirectory is not None:
-                    waiting.append(iter(self.children(subdirectory, f"{match.path}/")))
-                    above.append(subdirectory)
+                    waiting.append((subdirectory, iter(self.children(subdirectory, f"{match.path}/"))))
                     break
-                node = entries.get(name)
+                node = directory.entries.get(name)
                 if type(node) is File:
                     yield match.path, node.content
             else:
                 waiting.pop()
-                above.pop()
 
 
 def _no_paths() -> set[str]:
@@ -369,24 +485,6 @@ def _walk_key(found: tuple[str, Node]) -> str:
 
 
 _NOTHING = Directory(0, 0, 0, 0)
-
-
-def changes_since(tree: Tree, mark: TreeMark) -> Sequence[Change]:
-    """What has changed since a mark, sorted by path: from the log alone, unless whole directories came or went."""
-    log, length, _ = mark
-    if len(log) == length:
-        return []
-    first: dict[str, Node | None] = {}
-    for entry in log[length:]:
-        if not isinstance(entry, tuple) or (type(entry[1]) is Directory and entry[1].entries):
-            return differences(tree.as_it_was(mark), tree.root)
-        first.setdefault(entry[0], entry[1])
-    changes: list[Change] = []
-    for path in sorted(first):
-        was, now = first[path], tree.find(path, follow=False)[1]
-        if not _alike(was, now):
-            changes.append(Change(path, was and was.file_version, now and now.file_version))
-    return changes
 
 
 def differences(before: Directory, after: Directory) -> list[Change]:
