@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from functools import lru_cache
+from importlib import import_module
 from itertools import takewhile
 from operator import attrgetter, methodcaller
 from time import perf_counter
@@ -46,112 +47,7 @@ _Test: TypeAlias = Callable[[str], object]
 
 
 class Glob:
-    """A glob pattern, taken apart at its "/".
-
-    A segment is a name as it is, a test for one name, or None for ``**``. Names have no "/" in them, so ``*`` cannot
-    cross one.
-    """
-
-    __slots__ = ("after_fixed", "directories_only", "ending", "fixed", "segments")
-
-    def __init__(self, pattern: str) -> None:
-        names = [name for name in one_encoding(pattern, "glob pattern").split("/") if name not in ("", ".")]
-        if not names:
-            raise ValueError(f"a glob pattern needs a name to match, {pattern!r} has none")
-        if ".." in names:
-            raise ValueError(f"a glob pattern cannot have '..': {pattern!r}; give the directory as path instead")
-        self.directories_only: Final = pattern.endswith("/")
-        self.segments: Final = tuple(
-            None if name == "**" else _segment(name)
-            for place, name in enumerate(names)
-            if name != "**" or place == 0 or names[place - 1] != "**"
-        )
-        self.ending: Final = _ending(names[-1])
-        """Of the last names of all matches, where that is all they need."""
-        last = len(self.segments) - 1
-        literal = takewhile(lambda name: isinstance(name, str), self.segments[:last])
-        self.fixed: Final = tuple(str(name) for name in literal)
-        """The names that every match begins with, without the last name of a match."""
-        self.after_fixed: Final = self._open({len(self.fixed)})
-
-    def start(self) -> frozenset[int]:
-        return self._open({0})
-
-    def literal(self, at: frozenset[int]) -> str | None:
-        """The one name that can match next, if there is only one."""
-        segment = self.segments[min(at)]  # with several places the first is a "**", which it cannot leave behind
-        return segment if isinstance(segment, str) else None
-
-    def accepts(self, at: frozenset[int]) -> _Test | None:
-        """A test for the names that complete a match, or None where no name can."""
-        last = len(self.segments) - 1
-        if last not in at:
-            return None
-        segment = self.segments[last]
-        if segment is None:
-            return _any_name
-        return segment.__eq__ if isinstance(segment, str) else segment
-
-    def ends_at(self, at: frozenset[int]) -> bool:
-        return len(at) == 1 and len(self.segments) - 1 in at and self.segments[-1] is not None
-
-    def below(self, at: frozenset[int], name: str) -> frozenset[int]:
-        """Where a walk stands after it has gone down into `name`; empty if nothing below can match."""
-        reached: set[int] = set()
-        for place in at:
-            segment = self.segments[place]
-            if segment is None:
-                reached.add(place)
-            elif name == segment if isinstance(segment, str) else segment(name):
-                reached.add(place + 1)
-        return self._open(reached)
-
-    def matches(self, path: str) -> bool:
-        """Whether a whole path, relative to where the pattern starts, matches."""
-        *above, name = path.split("/")
-        at = self.start()
-        for directory in above:
-            at = self.below(at, directory)
-        test = self.accepts(at)
-        return test is not None and bool(test(name))
-
-    def _open(self, places: set[int]) -> frozenset[int]:
-        # "**" also stands for no directory at all; a place past the end is a match that can go no further down.
-        here = {place for place in places if place < len(self.segments)}
-        here |= {place + 1 for place in here if self.segments[place] is None and place + 1 < len(self.segments)}
-        return frozenset(here)
-
-
-def _any_name(name: str) -> bool:
-    return True
-
-
-_MAGIC = re.compile(r"[*?\[\\]")
-
-
-def _segment(name: str) -> str | _Test:
-    if not _MAGIC.search(name):
-        return name
-    if name == "*":
-        return _any_name
-    ending = _ending(name)
-    if ending is not None:
-        return methodcaller("endswith", ending)  # in C, where a function of our own takes twice as long
-    from wcmatch import fnmatch  # here, since it takes longer to import than most programs take to need it
-
-    translated, _ = fnmatch.translate(name, flags=fnmatch.DOTMATCH | fnmatch.CASE | fnmatch.FORCEUNIX)
-    # fullmatch, since "$" also matches before a newline that ends a name.
-    return re.compile(translated[0]).fullmatch
-
-
-def _ending(name: str) -> str | None:
-    """What a name ends with, if a segment asks for nothing else."""
-    return name[1:] if name[0] == "*" and name != "**" and not _MAGIC.search(name, 1) else None
-
-
-@lru_cache(maxsize=256)
-def compiled_glob(pattern: str) -> Glob:
-    """`pattern` ready to use.
+    """A glob pattern.
 
     ``*``, ``?`` and ``[...]`` (``[!...]``) match within a name, ``**`` as a whole segment any directories; case
     counts, a leading dot is a character like any other, braces and parentheses too; a backslash takes the magic
@@ -160,63 +56,120 @@ def compiled_glob(pattern: str) -> Glob:
     Raises:
         ValueError: nothing to match, "..", or what no name can have.
     """
-    return Glob(pattern)
+
+    __slots__ = ("directories_only", "ending", "literals", "tests")
+
+    def __init__(self, pattern: str) -> None:
+        names = [name for name in one_encoding(pattern, "glob pattern").split("/") if name not in ("", ".")]
+        if not names:
+            raise ValueError(f"a glob pattern needs a name to match, {pattern!r} has none")
+        if ".." in names:
+            raise ValueError(f"a glob pattern cannot have '..': {pattern!r}; give the directory as path instead")
+        if names[-1] == "**":
+            names.append("*")
+        self.directories_only: Final = pattern.endswith("/")
+        self.ending: Final = _ending(names[-1])
+        """What a last name has to end with, where that is its whole test."""
+        self.literals: Final = tuple(None if _MAGIC.search(name) else name for name in names)
+        """The names that stand for themselves; None for the other segments."""
+        self.tests: Final = tuple(None if name == "**" else _name_test(name) for name in names)
+        """A test of a name for each segment; None for ``**``."""
+
+    @property
+    def fixed(self) -> list[str]:
+        """The names that every match begins with, without the last name of a match."""
+        return [name for name in takewhile(bool, self.literals[:-1]) if name]
+
+    def matches(self, path: str) -> bool:
+        """Whether a whole path, relative to where the pattern starts, matches."""
+        names, tests = path.split("/"), self.tests
+        at = place = 0
+        retry: tuple[int, int] | None = None  # the last "**" takes one name more, and matching goes on after it
+        while at < len(names):
+            test = tests[place] if place < len(tests) else _no_name
+            if test is None:
+                place += 1
+                retry = at, place
+            elif test(names[at]):
+                at, place = at + 1, place + 1
+            elif retry is not None:
+                at, place = retry = retry[0] + 1, retry[1]
+            else:
+                return False
+        return place == len(tests)
+
+
+def _no_name(name: str) -> bool:
+    return False
+
+
+_MAGIC = re.compile(r"[*?\[\\]")
+
+
+def _name_test(pattern: str) -> _Test:
+    """Whether a name matches; in C where that goes, since a search asks for every name."""
+    if not _MAGIC.search(pattern):
+        return pattern.__eq__
+    if (ending := _ending(pattern)) is not None:
+        return methodcaller("endswith", ending)
+    from wcmatch import fnmatch  # here, since it takes longer to import than most programs take to need it
+
+    translated, _ = fnmatch.translate(pattern, flags=fnmatch.DOTMATCH | fnmatch.CASE | fnmatch.FORCEUNIX)
+    # fullmatch, since "$" also matches before a newline that ends a name.
+    return re.compile(translated[0]).fullmatch
+
+
+def _ending(pattern: str) -> str | None:
+    return pattern[1:] if pattern[0] == "*" and not _MAGIC.search(pattern, 1) else None
+
+
+compiled_glob = lru_cache(maxsize=256)(Glob)
 
 
 def path_filter(pattern: str) -> Callable[[str], bool]:
     """`pattern` as a filter of relative paths: without a "/" it is matched against their last names.
 
     Raises:
-        ValueError: as `compiled_glob`.
+        ValueError: as `Glob`.
     """
-    compiled = compiled_glob(pattern)
-    if "/" in pattern:
-        return compiled.matches
-    return lambda path: compiled.matches(path.rpartition("/")[2])
+    matches = compiled_glob(pattern).matches
+    return matches if "/" in pattern else lambda path: matches(path.rpartition("/")[2])
 
 
 def glob_below(pattern: str, directories: Directories[DirectoryT], top: DirectoryT, prefix: str) -> list[GlobMatch]:
     """What matches below `top`, sorted by path; links are matched and not descended into."""
     glob = compiled_glob(pattern)
+    tests, last, skip = glob.tests, len(glob.tests) - 1, len(prefix)
     found: list[GlobMatch] = []
-    for name in glob.fixed:
-        child = directories.child(top, prefix, name)
-        if child is None or child[2] is None:
-            return found
-        top, prefix = child[2], f"{prefix}{name}/"
-    waiting = [(top, prefix, glob.after_fixed)]
+    waiting = [(top, prefix, 0)]
     while waiting:
-        directory, prefix, at = waiting.pop()
-        name = glob.literal(at)
-        if name is None:
+        directory, prefix, depth = waiting.pop()
+        literal, test = glob.literals[depth], tests[depth]
+        if literal is None:
             children = directories.children(directory, prefix)
         else:
-            child = directories.child(directory, prefix, name)
+            child = directories.child(directory, prefix, literal)
             children = () if child is None else (child,)
-        accepted = glob.accepts(at)
-        if accepted is not None:
-            if glob.directories_only:
-                found += [match for name, match, sub in children if sub is not None and accepted(name)]
-            elif (ending := glob.ending) is not None:  # `accepted` says the same, and takes twice as long
-                found += [match for name, match, _ in children if name.endswith(ending)]
-            else:
-                found += [match for name, match, _ in children if accepted(name)]
-        if glob.ends_at(at):
+        if test is not None and depth < last:
+            waiting += [
+                (sub, f"{match.path}/", depth + 1) for name, match, sub in children if sub is not None and test(name)
+            ]
             continue
-        for name, match, subdirectory in children:
-            if subdirectory is not None and (below := glob.below(at, name)):
-                waiting.append((subdirectory, f"{match.path}/", below))
+        if test is None:  # below a "**" everything is looked at
+            waiting += [(sub, f"{match.path}/", depth) for _, match, sub in children if sub is not None]
+            test = tests[last]
+        if glob.directories_only:
+            children = [child for child in children if child[2] is not None]
+        if depth < last - 1:
+            found += [match for _, match, _ in children if glob.matches(match.path[skip:])]
+        elif (ending := glob.ending) is not None:  # `test` says the same, and takes twice as long
+            found += [match for name, match, _ in children if name.endswith(ending)]
+        elif test is not None:
+            found += [match for name, match, _ in children if test(name)]
     found.sort(key=attrgetter("path"))
     return found
 
 
-class _Match(Protocol):
-    def start(self) -> int: ...
-
-    def end(self) -> int: ...
-
-
-_Search: TypeAlias = Callable[[bytes, int, int], _Match | None]
 _Find: TypeAlias = Callable[[bytes, int], tuple[int, int] | None]
 _REGEX_MAGIC = re.compile(r"[\\.^$|?*+()\[\]{}]")
 LITERALLY = "literal=True looks for the text as it is"
@@ -320,7 +273,6 @@ def _literal_finder(needle: bytes) -> _Find:
 def _regex_finder(pattern: str, clock: Callable[[], float], at_once: int) -> _Find:
     """It looks at no more lines at once than take two seconds at worst, which nothing could end."""
     compiled = _compiled(_encoded(pattern))
-    search: _Search = compiled.search
     piece = max(1, at_once // compiled.programsize)
     spent = 0.0
 
@@ -335,7 +287,7 @@ def _regex_finder(pattern: str, clock: Callable[[], float], at_once: int) -> _Fi
             if spent > MAX_SEARCH_SECONDS:
                 raise TimeoutError(f"the search was given up after {MAX_SEARCH_SECONDS:.0f} seconds")
             began = clock()
-            match = search(content, at, end)
+            match = compiled.search(content, at, end)
             spent += clock() - began
             # What is empty at the end of a piece is in the next line.
             if match is not None and (match.start() < end or end == len(content)):
@@ -347,14 +299,8 @@ def _regex_finder(pattern: str, clock: Callable[[], float], at_once: int) -> _Fi
     return find
 
 
-def _re2() -> Any:
-    import re2  # pyright: ignore[reportMissingTypeStubs]  # it ships none; imported here, since few programs search
-
-    return re2
-
-
 def _compiled(pattern: bytes) -> Any:
-    re2 = _re2()
+    re2: Any = import_module("re2")  # here, since few programs search
     options = re2.Options()
     options.log_errors = False
     options.never_capture = True
