@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any, Final, TypeAlias, final
@@ -97,17 +96,13 @@ class Directory:
     __slots__ = (
         "birth_ns",
         "children",
-        "copied_from",
         "entries",
         "generation",
         "listing",
         "mode",
         "mtime_ns",
-        "serial",
-        "touched",
         "version",
     )
-    _serials = itertools.count()
 
     def __init__(self, generation: int, mode: int, mtime_ns: int, birth_ns: int) -> None:
         self.entries: dict[str, Node] = {}
@@ -115,12 +110,6 @@ class Directory:
         self.mtime_ns = mtime_ns
         self.birth_ns: Final = birth_ns
         self.generation: Final = generation
-        self.serial: Final = next(self._serials)
-        self.copied_from: int | None = None
-        """The serial of the directory that this one is a changed copy of; ``touched`` has the names that may differ.
-
-        A serial and no reference: a copy must not keep alive what nobody else holds."""
-        self.touched: set[str] | None = None
         self.version = 0
         """Counts changes in place. Raised after each, so what was derived during one is not taken for current."""
         self.children: tuple[int, str, tuple[Child[Directory], ...]] | None = None
@@ -133,8 +122,6 @@ class Directory:
     def copy(self, generation: int) -> Directory:
         twin = Directory(generation, self.mode, self.mtime_ns, self.birth_ns)
         twin.entries = self.entries.copy()
-        twin.copied_from = self.serial
-        twin.touched = set()
         return twin
 
     def put(self, name: str, node: Node | None) -> None:
@@ -143,8 +130,6 @@ class Directory:
             self.entries.pop(name, None)
         else:
             self.entries[name] = node
-        if self.touched is not None:
-            self.touched.add(name)
         self.version += 1
 
 
@@ -388,8 +373,6 @@ class Tree:
                 self._logged = logged = _no_paths()
             logged.add(path)
         directory.entries[name] = File(content, old.mode, self.clock(), old.birth_ns)
-        if directory.touched is not None:
-            directory.touched.add(name)
         directory.version += 1
         return True
 
@@ -495,10 +478,10 @@ def differences(before: Directory, after: Directory) -> list[Change]:
     changes: list[Change] = []
     if before.mode != after.mode:
         changes.append(Change("", before.file_version, after.file_version))
-    waiting = [("", before, after)]
+    waiting = [("", before, after)] if before is not after else []
     while waiting:
         prefix, old, new = waiting.pop()
-        for name in _names_that_may_differ(old, new):
+        for name in {*old.entries.copy(), *new.entries.copy()}:
             was, now = old.entries.get(name), new.entries.get(name)
             if was is now:
                 continue
@@ -511,14 +494,6 @@ def differences(before: Directory, after: Directory) -> list[Change]:
                 waiting.append((f"{path}/", below_was, below_now))
     changes.sort(key=attrgetter("path"))
     return changes
-
-
-def _names_that_may_differ(old: Directory, new: Directory) -> set[str]:
-    if new.touched is not None and new.copied_from == old.serial:
-        return new.touched.copy()
-    if old.touched is not None and old.copied_from == new.serial:
-        return old.touched.copy()
-    return {*old.entries.copy(), *new.entries.copy()} if old is not new else set()
 
 
 def _alike(was: Node | None, now: Node | None) -> bool:
