@@ -7,10 +7,11 @@ import hashlib
 import re
 import zlib
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from difflib import SequenceMatcher
+from difflib import Match, SequenceMatcher
+from typing import TypeAlias
 
 from ringfence.filesystem.patch import EXECUTABLE, REGULAR, SYMLINK, split_lines
 from ringfence.participants import Change, FileVersion
@@ -24,8 +25,9 @@ BINARY_LINE_BYTES = 52
 REVERSIBLE_BYTES = 1 << 20
 """Of a longer binary file only what it becomes is given: the patch can be applied, and not with ``git apply -R``."""
 
-Opcode = tuple[str, int, int, int, int]
+_Row: TypeAlias = "tuple[int, int, _Row | None]"
 _TO_QUOTE = re.compile(rb'[\x00-\x1f\x7f"\\]')
+_NOT_ASCII = re.compile(rb'[^\x20-\x7e]|["\\]')
 _C_NAMES = dict(zip(b'\a\b\t\n\v\f\r"\\', b'abtnvfr"\\', strict=True))
 
 
@@ -44,59 +46,58 @@ def patch_of(changes: Sequence[Change], before: Callable[[str], bytes], after: C
 
     Deletions and renames come first, so that a directory can take a file's place.
     """
-    deleted: list[bytes] = []
+    first: list[bytes] = []
     written: list[bytes] = []
-    came = moved(changes)
-    sources = {change.path for change in came.values()}
+    sources = moved(changes)
+    gone = {source.path for source in sources.values()}
     for change in changes:
-        old, new = _mode(change.before), _mode(change.after)
-        if (old == new and (old is None or _same(change))) or change.path in sources:
+        path, old, new = change.path, _mode(change.before), _mode(change.after)
+        if path in gone or (old == new and _identity(change.before) == _identity(change.after)):
             continue
-        if (source := came.get(change.path)) is not None:
-            deleted.append(rename_patch(source.path, change.path, modes=(_mode(source.before), new)))
+        if (source := sources.get(path)) is not None:
+            first.append(rename_patch(source.path, path, modes=(_mode(source.before), new)))
             continue
-        was = None if old is None else FileState(_content(change.path, change.before, before), old)
-        now = None if new is None else FileState(_content(change.path, change.after, after), new)
-        (deleted if now is None else written).append(unified_diff(change.path, was, now))
-    return b"".join((*deleted, *written))
+        was = None if old is None else FileState(_content(path, change.before, before), old)
+        now = None if new is None else FileState(_content(path, change.after, after), new)
+        (first if now is None else written).append(unified_diff(path, was, now))
+    return b"".join((*first, *written))
 
 
 def moved(changes: Sequence[Change]) -> dict[str, Change]:
     """By the path of each file or link that is new, the change of one that is gone and was alike, if there is any: of
     several, as git has it, rather one of the same name. Not where one path is above the other, which no patch can say.
     """
-    gone = [(known, one) for one in changes if one.after is None and (known := _known_by(one.before))]
-    new = [(known, one) for one in changes if one.before is None and (known := _known_by(one.after))] if gone else []
+    gone = [(known, one) for one in changes if one.after is None and (known := _identity(one.before))]
+    new = [(known, one) for one in changes if one.before is None and (known := _identity(one.after))]
     found: dict[str, Change] = {}
-    for named in (True, False):
+    for same_name in (True, False):
         taken = {source.path for source in found.values()}
-        like: dict[tuple[str, str, str], list[Change]] = {}
-        for known, change in reversed(gone):
-            if change.path not in taken:
-                like.setdefault((*known, _name(change.path) if named else ""), []).append(change)
-        for known, change in new:
-            if change.path in found:
-                continue
-            sources = like.get((*known, _name(change.path) if named else ""), [])
+        alike: defaultdict[tuple[object, ...], list[Change]] = defaultdict(list)
+        for known, one in reversed(gone):
+            if one.path not in taken:
+                alike[known, same_name and _name(one.path)].append(one)
+        for known, one in new:
+            sources = [] if one.path in found else alike[known, same_name and _name(one.path)]
             for place in reversed(range(len(sources))):
-                if not _one_above_the_other(change.path, sources[place].path):
-                    found[change.path] = sources.pop(place)
+                if not _is_above(one.path, sources[place].path) and not _is_above(sources[place].path, one.path):
+                    found[one.path] = sources.pop(place)
                     break
     return found
 
 
-def _known_by(version: FileVersion | None) -> tuple[str, str] | None:
-    """The kind of a file or a link, and what says that another one is the same."""
-    content = None if version is None else version.target if version.kind == "symlink" else version.content_hash
-    return None if version is None or content is None else (version.kind, content)
+def _identity(version: FileVersion | None) -> tuple[str, str] | None:
+    """What a file or a link of the same kind has in common with another one that is the same."""
+    if version is None or version.kind == "directory":
+        return None
+    return version.kind, (version.content_hash if version.kind == "file" else version.target) or ""
 
 
 def _name(path: str) -> str:
     return path.rpartition("/")[2]
 
 
-def _one_above_the_other(one: str, other: str) -> bool:
-    return one.startswith(f"{other}/") or other.startswith(f"{one}/")
+def _is_above(directory: str, path: str) -> bool:
+    return path.startswith(f"{directory}/")
 
 
 def _mode(version: FileVersion | None) -> int | None:
@@ -105,13 +106,6 @@ def _mode(version: FileVersion | None) -> int | None:
     if version.kind == "symlink":
         return SYMLINK
     return EXECUTABLE if version.mode & 0o100 else REGULAR
-
-
-def _same(change: Change) -> bool:
-    one, other = change.before, change.after
-    return (
-        one is not None and other is not None and (one.content_hash, one.target) == (other.content_hash, other.target)
-    )
 
 
 def _content(path: str, version: FileVersion | None, read: Callable[[str], bytes]) -> bytes:
@@ -131,13 +125,7 @@ def unified_diff(path: str, before: FileState | None, after: FileState | None) -
     if before is not None and after is not None and (before.mode == SYMLINK) != (after.mode == SYMLINK):
         return unified_diff(path, before, None) + unified_diff(path, None, after)
     raw = path.encode("utf-8", "surrogateescape")
-    lines = [b"diff --git %s %s\n" % (_quoted(b"a/" + raw), _quoted(b"b/" + raw))]
-    if before is None and after is not None:
-        lines.append(b"new file mode %o\n" % after.mode)
-    elif before is not None and after is None:
-        lines.append(b"deleted file mode %o\n" % before.mode)
-    elif before is not None and after is not None and before.mode != after.mode:
-        lines.append(b"old mode %o\nnew mode %o\n" % (before.mode, after.mode))
+    lines = [_header(raw, raw, before and before.mode, after and after.mode)]
     old, new = (state.content if state is not None else b"" for state in (before, after))
     if old != new or before is None or after is None:
         binary = b"\0" in old or b"\0" in new
@@ -149,12 +137,19 @@ def unified_diff(path: str, before: FileState | None, after: FileState | None) -
 def rename_patch(old: str, new: str, *, modes: tuple[int | None, int | None] = (None, None)) -> bytes:
     """The part of a patch that gives a file another path, and maybe another mode, and says nothing of its bytes."""
     one, other = (path.encode("utf-8", "surrogateescape") for path in (old, new))
-    lines = [b"diff --git %s %s\n" % (_quoted(b"a/" + one), _quoted(b"b/" + other))]
-    if modes[0] != modes[1]:
-        lines.append(b"old mode %o\nnew mode %o\n" % modes)
-    lines.append(b"similarity index 100%\n")
-    lines.append(b"rename from %s\nrename to %s\n" % (_quoted(one), _quoted(other)))
-    return b"".join(lines)
+    renamed = b"similarity index 100%%\nrename from %s\nrename to %s\n" % (_quoted(one), _quoted(other))
+    return _header(one, other, *modes) + renamed
+
+
+def _header(old: bytes, new: bytes, old_mode: int | None, new_mode: int | None) -> bytes:
+    line = b"diff --git %s %s\n" % (_quoted(b"a/" + old), _quoted(b"b/" + new))
+    if old_mode == new_mode:
+        return line
+    if old_mode is None:
+        return line + b"new file mode %o\n" % new_mode
+    if new_mode is None:
+        return line + b"deleted file mode %o\n" % old_mode
+    return line + b"old mode %o\nnew mode %o\n" % (old_mode, new_mode)
 
 
 def _index(before: FileState | None, after: FileState | None, digits: int) -> bytes:
@@ -172,16 +167,15 @@ def _quoted(name: bytes) -> bytes:
     """A name as git takes it: as it is, or in quotes if it has something that cannot stand in a line of UTF-8."""
     try:
         name.decode()
-        if _TO_QUOTE.search(name) is None:
-            return name
-        return b'"' + _TO_QUOTE.sub(lambda match: _escaped(match[0][0]), name) + b'"'
+        escaped = _TO_QUOTE.sub(_escaped, name)
     except UnicodeDecodeError:
-        return b'"' + b"".join(bytes([c]) if 0x20 <= c < 0x7F and c not in b'"\\' else _escaped(c) for c in name) + b'"'
+        escaped = _NOT_ASCII.sub(_escaped, name)
+    return name if escaped == name else b'"%s"' % escaped
 
 
-def _escaped(character: int) -> bytes:
-    letter = _C_NAMES.get(character)
-    return b"\\%c" % letter if letter is not None else b"\\%03o" % character
+def _escaped(match: re.Match[bytes]) -> bytes:
+    code = match[0][0]
+    return b"\\%c" % _C_NAMES[code] if code in _C_NAMES else b"\\%03o" % code
 
 
 def _text(raw: bytes, before: FileState | None, after: FileState | None) -> Iterator[bytes]:
@@ -195,7 +189,7 @@ def _text(raw: bytes, before: FileState | None, after: FileState | None) -> Iter
             sign,
             b"/dev/null" if state is None else name + (b"\t" if b" " in raw and name[:1] != b'"' else b""),
         )
-    for group in _groups(_opcodes(old, new), CONTEXT_LINES):
+    for group in _Matcher(None, old, new).get_grouped_opcodes(CONTEXT_LINES):
         yield b"@@ -%s +%s @@\n" % (_range(group[0][1], group[-1][2]), _range(group[0][3], group[-1][4]))
         for kind, i, j, k, m in group:
             if kind == "equal":
@@ -216,28 +210,36 @@ def _range(start: int, end: int) -> bytes:
     return b"%d" % (start + 1) if count == 1 else b"%d,%d" % (start + 1 if count else start, count)
 
 
-def _opcodes(old: Sequence[bytes], new: Sequence[bytes]) -> Iterator[Opcode]:
-    """How the new lines are made of the old ones; no two in a row are "equal"."""
-    i = k = 0
-    equal = 0
-    for at, new_at in (*_anchors(old, new), (len(old), len(new))):
-        for kind, first, last, new_first, new_last in _between(old[i:at], new[k:new_at]):
-            if kind == "equal":
-                equal += last - first
-                continue
-            if equal:
-                yield "equal", i + first - equal, i + first, k + new_first - equal, k + new_first
-            equal = 0
-            yield kind, i + first, i + last, k + new_first, k + new_last
-        equal += at < len(old) or new_at < len(new)
-        i, k = at + 1, new_at + 1
-    if equal:
-        yield "equal", len(old) - equal, len(old), len(new) - equal, len(new)
+class _Matcher(SequenceMatcher[bytes]):
+    """difflib between lines that certainly belong together: alone it takes the square of the number of changes."""
+
+    a: Sequence[bytes]
+    b: Sequence[bytes]
+
+    def get_matching_blocks(self) -> list[Match]:
+        blocks: list[Match] = []
+        i = k = 0
+        for anchor in _anchors(self.a, self.b):
+            between = _blocks(self.a[i : anchor.a], self.b[k : anchor.b])
+            for block in (*(Match(i + start, k + new_start, size) for start, new_start, size in between), anchor):
+                last = blocks[-1] if blocks else Match(0, 0, 0)
+                if (last.a + last.size, last.b + last.size) == (block.a, block.b):
+                    blocks[-1:] = [Match(last.a, last.b, last.size + block.size)]
+                else:
+                    blocks.append(block)
+            i, k = anchor.a + anchor.size, anchor.b + anchor.size
+        return blocks
 
 
-def _anchors(old: Sequence[bytes], new: Sequence[bytes]) -> list[tuple[int, int]]:
-    """Pairs of equal lines, in order: those at both ends, and between them the longest row of lines that both have just
-    once. difflib alone takes the square of the number of changes."""
+def _blocks(old: Sequence[bytes], new: Sequence[bytes]) -> Sequence[Match]:
+    lines = max(len(old), len(new))
+    if not old or not new or lines > MAX_COMPARED_LINES:
+        return ()
+    return SequenceMatcher(None, old, new, autojunk=lines > MAX_WEIGHED_LINES).get_matching_blocks()
+
+
+def _anchors(old: Sequence[bytes], new: Sequence[bytes]) -> list[Match]:
+    """Equal lines, in order: those at both ends, and between them the longest row of lines that both have just once."""
     top, shorter = 0, min(len(old), len(new))
     while top < shorter and old[top] == new[top]:
         top += 1
@@ -249,56 +251,22 @@ def _anchors(old: Sequence[bytes], new: Sequence[bytes]) -> list[tuple[int, int]
         for lines in (old, new)
         for times in [Counter(lines[top : len(lines) - bottom])]
     )
+    # The longest increasing row, by patience sorting: the last line of the best row of each length, and the row itself
+    # as (old line, new line, the row before it).
     ends: list[int] = []
-    rows: list[tuple[int, int, int]] = []
-    """(old line, new line, index of the one before it in the row or -1)"""
-    last_of: list[int] = []
+    rows: list[_Row] = []
     for line, at in once.items():
-        new_at = once_new.get(line)
-        if new_at is None:
-            continue
-        length = bisect_left(ends, new_at)
-        rows.append((at, new_at, last_of[length - 1] if length else -1))
-        ends[length : length + 1] = [new_at]
-        last_of[length : length + 1] = [len(rows) - 1]
-    row: list[tuple[int, int]] = []
-    here = last_of[-1] if last_of else -1
-    while here >= 0:
-        at, new_at, here = rows[here]
-        row.append((at, new_at))
-    first = [(n, n) for n in range(top)]
-    return [*first, *reversed(row), *((len(old) - n, len(new) - n) for n in range(bottom, 0, -1))]
-
-
-def _between(old: Sequence[bytes], new: Sequence[bytes]) -> list[Opcode]:
-    if not old and not new:
-        return []
-    lines = max(len(old), len(new))
-    if not old or not new or lines > MAX_COMPARED_LINES:
-        return [("replace", 0, len(old), 0, len(new))]
-    return list(SequenceMatcher(None, old, new, autojunk=lines > MAX_WEIGHED_LINES).get_opcodes())
-
-
-def _groups(opcodes: Iterator[Opcode], context: int) -> Iterator[list[Opcode]]:
-    """The opcodes of one hunk each, with so many equal lines around them. (difflib's own wants a whole matcher.)"""
-    group: list[Opcode] = []
-    changed = False
-    for kind, i, j, k, m in opcodes:
-        if kind != "equal":
-            group.append((kind, i, j, k, m))
-            changed = True
-        elif not changed:
-            group = [(kind, max(i, j - context), j, max(k, m - context), m)]
-        elif j - i > 2 * context:
-            yield [*group, (kind, i, i + context, k, k + context)]
-            group, changed = [(kind, j - context, j, m - context, m)], False
-        else:
-            group.append((kind, i, j, k, m))
-    if changed:
-        kind, i, j, k, m = group[-1]
-        if kind == "equal":
-            group[-1] = (kind, i, min(j, i + context), k, min(m, k + context))
-        yield group
+        if (new_at := once_new.get(line)) is not None:
+            length = bisect_left(ends, new_at)
+            ends[length : length + 1] = [new_at]
+            rows[length : length + 1] = [(at, new_at, rows[length - 1] if length else None)]
+    between: list[Match] = []
+    row = rows[-1] if rows else None
+    while row is not None:
+        between.append(Match(row[0], row[1], 1))
+        row = row[2]
+    end = Match(len(old) - bottom, len(new) - bottom, bottom)
+    return [Match(0, 0, top), *reversed(between), end]
 
 
 def _binary(old: bytes, new: bytes) -> Iterator[bytes]:
