@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from difflib import SequenceMatcher
+from difflib import get_close_matches
 from functools import lru_cache
 from itertools import accumulate, islice
 from pathlib import Path
@@ -23,13 +23,14 @@ MAX_LISTED = 20
 MAX_COUNTED = 10_000
 MAX_HINT_BYTES = 8_000_000
 """In a larger file nothing is looked for that is merely near."""
-MAX_COMPARED_LINES = 200_000
+MAX_COMPARED_LINES = 50_000
+MAX_COMPARED_CHARACTERS = 199
+"""Of one line; in a longer one difflib passes over letters that occur often."""
 MAX_HINTS = 3
 MAX_SHOWN_CHARACTERS = 200
 """Of one line, in a hint."""
 MAX_SHOWN_LINES = 8
 MAX_ALIGNED_CHARACTERS = 10_000
-MIN_LIKENESS = 0.6
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,22 +118,18 @@ def _with_ends(content: bytes, start: int, end: int, old: str, new: str) -> byte
     # Mixed ends: the lines that old and new share at the top and at the bottom keep their own, what is between takes
     # the end that follows the shared top.
     given = [line.encode() for line in old.replace("\r\n", "\n").split("\n")]
-    top = _shared(given, wanted)
+    breaks = len(wanted) - 1
+    top = min(_shared(given, wanted), len(ends))
     bottom = _shared(given[top:][::-1], wanted[top:][::-1])
-    top, breaks = min(top, len(ends)), len(wanted) - 1
     bottom = min(bottom, len(ends) - top, max(breaks - top, 0))
-    between = ends[min(top, len(ends) - 1)]
-    taken = [*ends[:top], *[between] * (breaks - top - bottom), *ends[len(ends) - bottom :]]
-    return b"".join(line + end for line, end in zip(wanted, [*taken[:breaks], b""], strict=True))
+    between = [ends[min(top, len(ends) - 1)]] * (breaks - top - bottom)
+    taken = [*ends[:top], *between, *ends[len(ends) - bottom :]][:breaks]
+    return b"".join(line + end for line, end in zip(wanted, [*taken, b""], strict=True))
 
 
 def _shared(one: Sequence[bytes], other: Sequence[bytes]) -> int:
-    count = 0
-    for a, b in zip(one, other, strict=False):
-        if a != b:
-            break
-        count += 1
-    return count
+    unlike = (at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+    return next(unlike, min(len(one), len(other)))
 
 
 def line_end_at(content: bytes, position: int) -> bytes:
@@ -195,25 +192,21 @@ def difference(one: str, other: str) -> str:
             codes = sorted({f"U+{ord(c):04X}" for c in set(odd_one) ^ set(odd_other)})
             said.append(f"{words} ({', '.join(codes)})" if codes else words)
         one, other = one.translate(table), other.translate(table)
-    pairs = list(zip(one.split("\n"), other.split("\n"), strict=False))
-    indents = [
-        (a[: -len(a.lstrip()) or None], b[: -len(b.lstrip()) or None]) for a, b in pairs if a.strip() and b.strip()
-    ]
-    unlike = [(a, b) for a, b in indents if a != b]
-    if any("\t" in a + b and a.replace("\t", "") != b.replace("\t", "") for a, b in unlike):
-        said.append("tabs against spaces in the indentation")
-    elif unlike:
-        said.append("the indentation")
+    pairs = list(zip(one.split("\n"), other.split("\n"), strict=True))
+    indents = [(_indent(a), _indent(b)) for a, b in pairs if a.strip()]
+    if unlike := "".join(a + b for a, b in indents if a != b):
+        said.append("tabs against spaces in the indentation" if {" ", "\t"} <= {*unlike} else "the indentation")
     if any(a[len(a.rstrip()) :] != b[len(b.rstrip()) :] for a, b in pairs):
         said.append("blanks at the end of a line")
-    inner = [(a.strip(), b.strip()) for a, b in pairs]
-    if any(a.split() != b.split() and "".join(a.split()) == "".join(b.split()) for a, b in inner) or any(
-        a != b and a.split() == b.split() for a, b in inner
-    ):
+    if any(a.strip() != b.strip() and _squeezed(a) == _squeezed(b) for a, b in pairs):
         said.append("blanks inside a line")
-    if any(_squeezed(a) != _squeezed(b) and _squeezed(a).casefold() == _squeezed(b).casefold() for a, b in inner):
+    if any(_squeezed(a) != _squeezed(b) for a, b in pairs):
         said.append("upper and lower case")
     return ", ".join(said)
+
+
+def _indent(line: str) -> str:
+    return line[: len(line) - len(line.lstrip())]
 
 
 def _squeezed(line: str) -> str:
@@ -344,19 +337,9 @@ def best_place(lines: Sequence[LineT], wanted: Sequence[LineT], *, near: int = 0
 
 
 def _nearest_lines(keys: Sequence[str], wanted: str) -> list[int]:
-    """The lines most like one, best first. Substrings find the few that are worth a real comparison."""
-    wanted = wanted[:MAX_SHOWN_CHARACTERS]
-    size = 4 if len(wanted) >= 8 else 2
-    parts = {wanted[i : i + size] for i in range(0, max(1, len(wanted) - size + 1), max(1, len(wanted) // 16))}
-    scored = [(sum(part in key for part in parts), -at) for at, key in enumerate(keys) if key]
-    best = sorted((score for score in scored if score[0]), reverse=True)[:30]
-    matcher = SequenceMatcher(autojunk=False)
-    matcher.set_seq2(wanted)
-    ratios: list[tuple[float, int]] = []
-    for _, negative in best:
-        matcher.set_seq1(keys[-negative][:MAX_SHOWN_CHARACTERS])
-        ratios.append((matcher.ratio(), negative))
-    return [-negative for ratio, negative in sorted(ratios, reverse=True)[:MAX_HINTS] if ratio >= MIN_LIKENESS]
+    """The lines most like one, best first; of lines that are the same the first."""
+    first = {key[:MAX_COMPARED_CHARACTERS]: at for at, key in reversed(list(enumerate(keys)))}
+    return [first[key] for key in get_close_matches(wanted[:MAX_COMPARED_CHARACTERS], first, MAX_HINTS)]
 
 
 def _where(start: int, count: int) -> str:
