@@ -7,11 +7,11 @@ import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-from ringfence.errors import CallEndedError, ParticipantBusyError, SnapshotRestoreError
+from ringfence.errors import CallEndedError, SnapshotRestoreError
 from ringfence.filesystem.protocol import Filesystem, FilesystemSnapshot
 from ringfence.participants import CURRENT_CALL, CallInfo, participant_of
 from ringfence.testing.calls import HeldCall, held_call
-from ringfence.testing.looking import FilesystemAbilities, kinds, refused, tree_of
+from ringfence.testing.looking import CHANGES, FilesystemAbilities, kinds, refused, tree_of
 
 
 def sha256(text: str) -> str:
@@ -59,19 +59,6 @@ class HistoryContract(FilesystemAbilities):
             fs.restore(snapshot)
             assert tree_of(fs) == tree
             fs.write("d/same.txt", "meanwhile")
-
-    def test_a_snapshot_is_out_of_the_reach_of_later_changes(self, fs: Filesystem) -> None:
-        fs.write("d/a.txt", "one")
-        first = fs.snapshot()
-        second = fs.snapshot()
-        fs.write("d/a.txt", "two")
-        third = fs.snapshot()
-        fs.restore(first)
-        fs.write("d/a.txt", "three")
-        fs.restore(third)
-        assert fs.read("d/a.txt").content == "two"
-        fs.restore(second)
-        assert fs.read("d/a.txt").content == "one"
 
     def test_a_snapshot_says_what_it_is(self, fs: Filesystem) -> None:
         one, two = fs.snapshot(tag="before"), fs.snapshot()
@@ -199,13 +186,6 @@ class HistoryContract(FilesystemAbilities):
         fs.restore(before)
         assert fs.read("a.txt").content == "a.txt"
 
-    def test_calls_one_after_the_other_roll_back_to_their_own_beginning(self, fs: Filesystem) -> None:
-        for number in range(5):
-            with held_call(fs, call_id=str(number)) as call:
-                fs.for_call(call).write(f"d/{number}.txt", "x")
-                _ = call.rollback() if number % 2 else call.commit()
-        assert [entry.name for entry in fs.list("d")] == ["0.txt", "2.txt", "4.txt"]
-
     def test_a_call_inside_a_call_rolls_back_to_its_own_beginning(self, fs: Filesystem) -> None:
         with held_call(fs) as outer:
             fs.for_call(outer).write("outer.txt", "x")
@@ -271,17 +251,7 @@ class HistoryContract(FilesystemAbilities):
             handle = fs.for_call(call)
             handle.write("a.txt", "x")
             call.commit()
-            changes: dict[str, Callable[[], object]] = {
-                "write": lambda: handle.write("b.txt", "x"),
-                "delete": lambda: handle.delete("a.txt"),
-                "mkdir": lambda: handle.mkdir("d"),
-                "move": lambda: handle.move("a.txt", "b.txt"),
-                "chmod": lambda: handle.chmod("a.txt", 0o600),
-                "symlink": lambda: handle.symlink("link", "a.txt"),
-            }
-            for change in self.able(changes).values():
-                with refused(CallEndedError):
-                    change()
+            self.all_refuse(CallEndedError, CHANGES, handle)
         with refused(CallEndedError):
             handle.write("b.txt", "x")
         assert handle.read("a.txt").content == "x"
@@ -298,13 +268,6 @@ class HistoryContract(FilesystemAbilities):
         outside.join(10)
         assert fs.read("a.txt").content == "call outside"
 
-    def test_a_second_call_gets_nothing_that_the_first_holds(self, fs: Filesystem) -> None:
-        participant = participant_of(fs)
-        assert participant is not None
-        with held_call(fs) as call, refused(ParticipantBusyError, saying="call-1"):
-            participant.lock.acquire(CallInfo("call-2", "another"), patience_seconds=0)
-        assert call.sealed
-
     def test_a_change_through_a_call_that_does_not_take_part_yet_makes_it_take_part(self, fs: Filesystem) -> None:
         call = HeldCall()
         fs.for_call(call).write("a.txt", "x")
@@ -315,15 +278,21 @@ class HistoryContract(FilesystemAbilities):
 
     # What a call has read
 
-    def test_reads_are_recorded_with_the_hash_of_the_whole_file(self, fs: Filesystem) -> None:
+    def test_reads_are_recorded_with_the_hash_of_the_whole_file_until_the_call_ends(self, fs: Filesystem) -> None:
         fs.write("d/a.txt", "one\ntwo\n")
         fs.write("b.bin", "three")
+        fs.write("empty", "")
+        fs.write("late", "x")
         with held_call(fs) as call:
             handle = fs.for_call(call)
             handle.read("./d//a.txt", offset=1, limit=1)
             handle.read_bytes("b.bin", limit=1)
-            assert reads_of(call) == {"d/a.txt": sha256("one\ntwo\n"), "b.bin": sha256("three")}
+            handle.read("empty")
+            reads = {"d/a.txt": sha256("one\ntwo\n"), "b.bin": sha256("three"), "empty": sha256("")}
+            assert reads_of(call) == reads
             call.rollback()
+            handle.read("late")
+            assert reads_of(call) == reads
 
     def test_a_read_through_a_link_is_a_read_of_the_file(self, fs: Filesystem) -> None:
         self.need(self.symlinks, "symlinks")
@@ -352,20 +321,6 @@ class HistoryContract(FilesystemAbilities):
             fs.read("a.txt")
             assert reads_of(call) == {}
             call.rollback()
-
-    def test_an_empty_file_can_be_read(self, fs: Filesystem) -> None:
-        fs.write("a.txt", "")
-        with held_call(fs) as call:
-            fs.for_call(call).read("a.txt")
-            assert reads_of(call) == {"a.txt": sha256("")}
-            call.rollback()
-
-    def test_a_read_after_the_call_has_ended_is_not_recorded(self, fs: Filesystem) -> None:
-        fs.write("a.txt", "x")
-        with held_call(fs) as call:
-            call.commit()
-            fs.for_call(call).read("a.txt")
-            assert reads_of(call) == {}
 
     def test_a_nested_call_notes_what_goes_through_the_outer_handle(self, fs: Filesystem) -> None:
         fs.write("a.txt", "x")

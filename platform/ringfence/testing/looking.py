@@ -3,17 +3,38 @@
 from __future__ import annotations
 
 import unittest
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from ringfence.filesystem.protocol import Filesystem
 from ringfence.participants import Change
 
-UseT = TypeVar("UseT")
-
 BAD_BYTE_NAME = "caf\udce9.txt"
 """A name that is not UTF-8: the byte 0xE9 stands alone in it."""
+
+
+FOLLOWING: dict[str, Callable[[Filesystem, str], object]] = {
+    "read": lambda fs, path: fs.read(path),
+    "read_bytes": lambda fs, path: fs.read_bytes(path),
+    "content_hash": lambda fs, path: fs.content_hash(path),
+    "stat": lambda fs, path: fs.stat(path),
+    "list": lambda fs, path: fs.list(path),
+    "chmod": lambda fs, path: fs.chmod(path, 0o600),
+}
+"""What needs something at a path, and goes through a link."""
+CHANGES: dict[str, Callable[[Filesystem], object]] = {
+    "write": lambda fs: fs.write("a.txt", "b"),
+    "write new": lambda fs: fs.write("new", "b"),
+    "write_bytes": lambda fs: fs.write_bytes("a.txt", b"b", mode="append"),
+    "delete": lambda fs: fs.delete("a.txt"),
+    "mkdir": lambda fs: fs.mkdir("new"),
+    "move": lambda fs: fs.move("a.txt", "b.txt"),
+    "chmod": lambda fs: fs.chmod("a.txt", 0o600),
+    "symlink": lambda fs: fs.symlink("link", "a.txt"),
+    "restore": lambda fs: fs.restore(fs.snapshot()),
+}
+"""A change of every kind, where there is a file "a.txt"."""
 
 
 class HasPath(Protocol):
@@ -34,10 +55,15 @@ class FilesystemAbilities:
         if not able:
             raise unittest.SkipTest(f"this filesystem has no {what}")
 
-    def able(self, uses: Mapping[str, UseT]) -> dict[str, UseT]:
-        """Those of `uses`, by the method that each is of, for which the backend has what they need."""
+    def all_refuse(
+        self, kind: type[BaseException], uses: Mapping[str, Callable[..., object]], *arguments: object
+    ) -> None:
+        """Each of `uses`, by its method, raises `kind`; without those that the backend is not able to."""
         needed = {"symlink": self.symlinks, "chmod": self.permission_bits}
-        return {name: use for name, use in uses.items() if needed.get(name, True)}
+        for name, use in uses.items():
+            if needed.get(name, True):
+                with refused(kind):
+                    raise AssertionError(f"{name} of {arguments[1:]!r} gave {use(*arguments)!r}")
 
 
 @contextmanager
