@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 
@@ -13,8 +13,6 @@ from ringfence.adapters import ToolExecutor
 from ringfence.errors import PromptValidationError
 from ringfence.prompt import MarkdownSection, Prompt, PromptTemplate, Tool, ToolContext, ToolExample, ToolResult
 from ringfence.runtime import Session
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -56,14 +54,10 @@ def test_no_types_at_all_are_refused() -> None:
         Tool(name="say", description="Say it.", handler=lambda params, *, context: ToolResult.ok(Result("a")))
 
 
-def test_one_specialisation_is_one_class_and_its_instances_are_tools() -> None:
-    assert Tool[Params, Result] is Tool[Params, Result]
-    assert isinstance(make(), Tool)
+def test_a_tool_with_type_arguments_is_a_plain_tool_and_a_value() -> None:
+    assert type(make()) is Tool
     assert make() == make()
-
-
-def test_a_generic_use_is_an_alias() -> None:
-    assert Tool[Any, T].__origin__ is Tool  # pyright: ignore[reportAttributeAccessIssue]
+    assert replace(make(handler=None), name="other").params_type is Params
 
 
 @pytest.mark.parametrize("name", ["", "Say", "say it", "say\n", "ä", "a" * 65, "say.it", " say"])

@@ -11,8 +11,7 @@ from ringfence.filesystem.edits import replace_exact
 from ringfence.filesystem.patch import parse_patch
 from ringfence.filesystem.paths import escape_path
 from ringfence.filesystem.protocol import MAX_WRITE_LENGTH, FileEntry, Filesystem
-from ringfence.prompt.tool import Tool, ToolContext
-from ringfence.prompt.tool_types import ContentOf, Itself
+from ringfence.prompt.tool import ContentOf, Itself, Tool, ToolContext
 from ringfence.runtime.tool_result import ToolResult
 from ringfence_tools.handlers import (
     MAX_LISTED,

@@ -11,8 +11,7 @@ from ringfence.errors import ToolValidationError
 from ringfence.filesystem.patch import SYMLINK, FilePatch, apply_patch, parse_patch
 from ringfence.filesystem.paths import directories_above, escape_path, is_link, os_error, path_message
 from ringfence.filesystem.protocol import AnnouncedWrites, Filesystem
-from ringfence.prompt.tool import ToolContext
-from ringfence.prompt.tool_types import ContentOf, Itself, Written
+from ringfence.prompt.tool import ContentOf, Itself, ToolContext, Written
 from ringfence.runtime.tool_result import ToolResult
 from ringfence_tools.handlers import FileHandlers, check_length, describe_excess_size, describe_missing, format_count
 

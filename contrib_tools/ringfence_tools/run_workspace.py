@@ -21,8 +21,7 @@ from ringfence.filesystem.protocol import Filesystem
 from ringfence.participants import Change, Step
 from ringfence.prompt.policy import PolicyDecision
 from ringfence.prompt.section import Section
-from ringfence.prompt.tool import Tool, ToolContext
-from ringfence.prompt.tool_types import Itself
+from ringfence.prompt.tool import Itself, Tool, ToolContext
 from ringfence.runtime.session import Session
 from ringfence.runtime.tool_result import ToolResult
 from ringfence_sandbox import HostFilesystem, Network, OwnChanges, SandboxLimits, Workspace

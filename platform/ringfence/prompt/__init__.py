@@ -40,8 +40,7 @@ from ringfence.prompt.read_before_write import ReadBeforeWritePolicy
 from ringfence.prompt.rendering import RenderedPrompt
 from ringfence.prompt.section import MarkdownSection, Section, SectionOverride, ToolsSection
 from ringfence.prompt.task_examples import TaskExample, TaskExamplesSection, TaskStep
-from ringfence.prompt.tool import Tool, ToolContext, ToolExample, ToolHandler
-from ringfence.prompt.tool_types import ContentOf, Itself
+from ringfence.prompt.tool import ContentOf, Itself, Tool, ToolContext, ToolExample, ToolHandler
 from ringfence.runtime.tool_result import ToolRenderableResult, ToolResult
 
 __all__ = [

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ringfence.errors import SectionPath, SectionVisibility, ToolValidationError, VisibilityExpansionRequired
-from ringfence.prompt.section_tree import SectionLocation
 from ringfence.prompt.tool import Tool, ToolContext
 from ringfence.runtime.tool_result import ToolResult
+
+if TYPE_CHECKING:
+    from ringfence.prompt.rendering import SectionLocation
 
 MAX_LISTED_KEYS = 20
 OPEN_SECTIONS = "open_sections"

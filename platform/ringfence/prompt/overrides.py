@@ -17,9 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from ringfence import serde
 from ringfence.errors import PromptOverridesError, PromptValidationError, SectionPath, SectionVisibility
-from ringfence.prompt.section import SECTION_KEY, SectionOverride
-from ringfence.prompt.section_tree import SectionNode
-from ringfence.prompt.text import find_placeholders
+from ringfence.prompt.section import SECTION_KEY, SectionNode, SectionOverride, find_placeholders
 from ringfence.prompt.tool import Tool, checked_description
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
 from functools import cached_property
 from itertools import chain
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType, NoneType, TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, overload
 
 from typing_extensions import TypeVar
@@ -25,19 +25,19 @@ from ringfence.prompt.overrides import (
     describe_prompt,
 )
 from ringfence.prompt.policy import BasePolicy, check_policy, observes_all_tools
-from ringfence.prompt.rendering import RenderedPrompt, offered_tools, render, render_text
-from ringfence.prompt.section import Section, as_tuple
-from ringfence.prompt.section_tree import (
+from ringfence.prompt.rendering import (
+    RenderedPrompt,
     SectionLocation,
-    SectionNode,
     SectionParams,
-    check_tool_names,
     locate_sections,
-    place_sections,
+    offered_tools,
+    render,
+    render_text,
 )
+from ringfence.prompt.section import Section, SectionNode, as_tuple, collect_tools, place_sections
 from ringfence.prompt.structured_output import StructuredOutput
 from ringfence.prompt.task_examples import TaskExample
-from ringfence.prompt.type_arguments import UNDECLARED, TypeArgument
+from ringfence.prompt.type_arguments import TypeArguments
 from ringfence.resources import ResourceContext, ResourceRegistry, ResourceType
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ ResourceT = TypeVar("ResourceT")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class PromptTemplate(TypeArgument, Generic[OutputT]):
+class PromptTemplate(TypeArguments, Generic[OutputT]):
     """A tree of sections, their tools, policies and resources, and the type of the final answer.
 
     ``PromptTemplate[Answer](...)`` wants an answer of the dataclass Answer, ``PromptTemplate[list[Answer]]`` several.
@@ -75,6 +75,8 @@ class PromptTemplate(TypeArgument, Generic[OutputT]):
     allow_extra_keys: bool = False
     """Whether a structured answer may have keys that are no fields."""
     resources: ResourceRegistry = field(default_factory=ResourceRegistry)
+    output: Any = field(default=None, repr=False)
+    """The type of the answer, as the type argument says it; None for text."""
 
     structured_output: StructuredOutput | None = field(init=False)
     nodes: tuple[SectionNode, ...] = field(init=False, repr=False)
@@ -82,10 +84,16 @@ class PromptTemplate(TypeArgument, Generic[OutputT]):
 
     def __post_init__(self) -> None:
         where = f"the prompt {self.ns}:{self.key}"
+        output = self.output or (self.type_arguments[0] if self.type_arguments else None)
+        if output in (Any, NoneType):
+            output = None
+        if output is None and self.allow_extra_keys:
+            raise PromptValidationError("allow_extra_keys is about a structured answer: write PromptTemplate[Answer]")
         values: dict[str, Any] = {
             "ns": _check_name("ns", self.ns),
             "key": _check_name("key", self.key),
-            "structured_output": self._structured_output(),
+            "output": output,
+            "structured_output": None if output is None else StructuredOutput.of(output, self.allow_extra_keys),
             "sections": tuple(self.sections),
             "feedback_providers": tuple(self.feedback_providers),
             "policies": as_tuple(self.policies, f"the policies of {where}"),
@@ -95,20 +103,13 @@ class PromptTemplate(TypeArgument, Generic[OutputT]):
             object.__setattr__(self, name, value)
         for policy in self.policies:
             check_policy(policy, where)
-        tools = check_tool_names(self.walk(), RESERVED_TOOL_NAMES)
+        tools = collect_tools(self.walk(), RESERVED_TOOL_NAMES)
         for node in self.walk():
             if isinstance(node.section, TaskExample):
                 node.section.check(tools, self.structured_output, node.path)
         for policy in chain(self.policies, *(node.policies for node in self.walk())):
             if isinstance(policy, BasePolicy):
                 policy.validate(frozenset(tools))
-
-    def _structured_output(self) -> StructuredOutput | None:
-        if self.type_argument not in (UNDECLARED, Any, None, type(None)):
-            return StructuredOutput.of(self.type_argument, allow_extra_keys=self.allow_extra_keys)
-        if self.allow_extra_keys:
-            raise PromptValidationError("allow_extra_keys is about a structured answer: write PromptTemplate[Answer]")
-        return None
 
     @cached_property
     def descriptor(self) -> PromptDescriptor:
@@ -197,7 +198,7 @@ class PromptResources:
         return self.context.get_optional(protocol)
 
 
-class Prompt(TypeArgument, Generic[OutputT]):
+class Prompt(TypeArguments, Generic[OutputT]):
     """A template with params and resources bound to it: what an adapter evaluates.
 
     ``Prompt(template)``, or all at once for a prompt that is used in one place: ``Prompt(ns=..., key=...,
@@ -239,16 +240,14 @@ class Prompt(TypeArgument, Generic[OutputT]):
 
         Raises what `PromptTemplate` raises, and TypeError for a template together with parts of one.
         """
-        declared = self.type_argument
+        declared = self.type_arguments[0] if self.type_arguments else Any
         if template is None:
-            made: type[PromptTemplate[Any]] = PromptTemplate if declared is UNDECLARED else PromptTemplate[declared]
-            template = made(**parts)
+            template = PromptTemplate(**parts, output=declared)
         elif parts:
             raise TypeError(f"a template has these already: {', '.join(parts)}")
         elif not isinstance(template, PromptTemplate):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"a prompt is made of a PromptTemplate, not of {template!r}")
-        is_text = declared in (None, type(None)) and template.structured_output is None
-        if not is_text and declared not in (UNDECLARED, Any, template.type_argument):
+        elif declared not in (Any, template.output or NoneType):
             raise PromptValidationError(f"the template's answer is not of type {declared!r}")
         self.template = template
         self.overrides_store = overrides_store

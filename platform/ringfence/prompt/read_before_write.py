@@ -19,7 +19,7 @@ from ringfence.prompt.policy import (
     policy_state,
     update_policy_state,
 )
-from ringfence.prompt.tool_types import ContentOf, Itself, Written
+from ringfence.prompt.tool import ContentOf, Itself, Written
 
 if TYPE_CHECKING:
     from ringfence.participants import CallInfo, CallLock, Change

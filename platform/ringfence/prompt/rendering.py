@@ -1,17 +1,18 @@
-"""From located sections to the text and the tools that a model gets."""
+"""From a template's sections to the text and the tools that a model gets."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+import copy
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, Literal
 
 from typing_extensions import TypeVar
 
-from ringfence.errors import SectionVisibility
+from ringfence.errors import PromptRenderError, SectionVisibility
 from ringfence.prompt.disclosure import describe_access, disclosure_tools
-from ringfence.prompt.section_tree import SectionLocation, blame
+from ringfence.prompt.section import SectionFunction, SectionNode, blame, find_placeholders
 from ringfence.prompt.structured_output import StructuredOutput
 from ringfence.prompt.tool import Tool
 
@@ -22,6 +23,93 @@ if TYPE_CHECKING:
     from ringfence.runtime.session import Session
 
 OutputT = TypeVar("OutputT", default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class SectionParams:
+    """The sources of sections' params: what is bound, their own defaults, other sections' defaults for the type."""
+
+    bound: Mapping[type[Any], Any]
+    defaults: Mapping[type[Any], Any]
+
+    def of(self, node: SectionNode) -> Any:
+        """The params of a section; None for a section without. Raises PromptRenderError where there is no source."""
+        section, kind = node.section, node.section.params_type
+        if kind is None:
+            return None
+        if kind in self.bound:
+            return self.bound[kind]
+        default = section.default_params if section.default_params is not None else self.defaults.get(kind)
+        if default is not None:
+            return copy.copy(default)  # a section that changes it must not change the next rendering
+        required = [f.name for f in fields(kind) if f.init and f.default is MISSING and f.default_factory is MISSING]
+        if required:
+            raise PromptRenderError(
+                f"section {'.'.join(node.path)} needs its params ({', '.join(required)}): "
+                f"bind them with Prompt.bind({kind.__name__}(...))",
+                section_path=node.path,
+                dataclass_type=kind,
+            )
+        with blame(node, f"its params, {kind.__name__}(), could not be made"):
+            return kind()
+
+
+@dataclass(frozen=True, slots=True)
+class SectionLocation:
+    """An enabled section in one rendering, with the enabled sections below it."""
+
+    node: SectionNode
+    params: Any
+    visibility: SectionVisibility
+    children: tuple[SectionLocation, ...]
+    missing: PromptRenderError | None = None
+    """Why the section has no params, where nothing that it shows needs them."""
+
+    def walk(self) -> Iterator[SectionLocation]:
+        """This location and all below it, depth first."""
+        yield self
+        for child in self.children:
+            yield from child.walk()
+
+    def walk_visible(self) -> Iterator[SectionLocation]:
+        """This location and, unless it is summarised, the visible ones below it."""
+        yield self
+        if self.visibility is SectionVisibility.FULL:
+            for child in self.children:
+                yield from child.walk_visible()
+
+    def has_tools(self) -> bool:
+        return any(location.node.tools for location in self.walk())
+
+
+def locate_sections(
+    nodes: Sequence[SectionNode], params: SectionParams, session: Session | None, *, hidden: bool = False
+) -> tuple[SectionLocation, ...]:
+    """The enabled sections. ``hidden`` are those below a summarised one: they may lack the params that they need.
+
+    Raises PromptRenderError for a predicate or selector that raises, and for missing params of a visible section.
+    """
+    located: list[SectionLocation] = []
+    for node in nodes:
+        values, missing = None, None
+        try:
+            values = params.of(node)
+        except PromptRenderError as error:  # matters only if the section needs them
+            missing = error
+        functions = (node.section.enabled, node.section.visibility)
+        if missing and any(isinstance(one, SectionFunction) and one.takes_params for one in functions):
+            if hidden:
+                continue
+            raise missing
+        if not node.is_enabled(values, session):
+            continue
+        visibility = node.visibility(values, session)
+        full = visibility is SectionVisibility.FULL
+        if missing and not hidden and (full or find_placeholders(node.summary)):
+            raise missing
+        children = locate_sections(node.children, params, session, hidden=hidden or not full)
+        located.append(SectionLocation(node, values, visibility, children, missing))
+    return tuple(located)
 
 
 @dataclass(frozen=True)

@@ -1,25 +1,31 @@
-"""Sections: the nodes of a prompt, each with its instructions and the tools that belong to them."""
+"""Sections: the nodes of a prompt, each with its instructions and tools; and the tree that they make in a template."""
 
 from __future__ import annotations
 
 import copy
 import inspect
+import json
 import re
+import textwrap
 import unicodedata
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, is_dataclass
-from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeAlias, TypedDict
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, is_dataclass
+from string import Template
+from types import NoneType
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, Self, TypeAlias, TypedDict
 
 from typing_extensions import TypeVar, Unpack
 
-from ringfence.errors import PromptValidationError, SectionPath, SectionVisibility
+from ringfence import serde
+from ringfence.errors import PromptError, PromptRenderError, PromptValidationError, SectionPath, SectionVisibility
 from ringfence.prompt.policy import check_policy
-from ringfence.prompt.text import expand, find_placeholders, format_examples, join_paragraphs
-from ringfence.prompt.tool import Tool
-from ringfence.prompt.type_arguments import UNDECLARED, TypeArgument
+from ringfence.prompt.tool import Tool, ToolExample
+from ringfence.prompt.type_arguments import TypeArguments
 from ringfence.resources import ResourceRegistry
 from ringfence.runtime.reducers import VisibilityOverrides
+from ringfence.runtime.tool_result import render_value
 
 if TYPE_CHECKING:
     from ringfence.prompt.policy import Policy
@@ -60,33 +66,20 @@ class SectionFunction:
         try:
             signature = inspect.signature(function)
             parameters = signature.parameters.values()
-            self.takes_session = any(_takes_session(parameter) for parameter in parameters)
-            self.takes_params = any(_takes_params(parameter) for parameter in parameters)
+            self.takes_session = any(one.name == "session" or one.kind is one.VAR_KEYWORD for one in parameters)
+            self.takes_params = any(_takes_params(one) for one in parameters)
             self._function = function
-            signature.bind(*self._positional(None), **self._keywords(None))
+            signature.bind(*((None,) * self.takes_params), **({"session": None} if self.takes_session else {}))
         except (TypeError, ValueError) as error:
             raise TypeError(f"{role} is a function of (params, *, session) or fewer of these: {error}") from None
 
     def __call__(self, params: object, session: Session | None) -> Any:
-        return self._function(*self._positional(params), **self._keywords(session))
-
-    def _positional(self, params: object) -> tuple[object, ...]:
-        return (params,) if self.takes_params else ()
-
-    def _keywords(self, session: Session | None) -> dict[str, Any]:
-        return {"session": session} if self.takes_session else {}
-
-
-def _takes_session(parameter: inspect.Parameter) -> bool:
-    if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-        return parameter.name == "session"
-    return parameter.kind is parameter.VAR_KEYWORD
+        positional = (params,) if self.takes_params else ()
+        return self._function(*positional, session=session) if self.takes_session else self._function(*positional)
 
 
 def _takes_params(parameter: inspect.Parameter) -> bool:
-    if parameter.kind is parameter.VAR_POSITIONAL:
-        return True
-    if parameter.kind not in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD) or _takes_session(parameter):
+    if parameter.kind in (parameter.KEYWORD_ONLY, parameter.VAR_KEYWORD) or parameter.name == "session":
         return False
     # A default, as in `lambda on=on: on`, binds a loop variable: such a parameter takes no params.
     return parameter.default is parameter.empty or parameter.name == "params"
@@ -126,7 +119,7 @@ class SectionOverride:
     visibility: SectionVisibility | None = None
 
 
-class Section(TypeArgument, ABC, Generic[ParamsT]):
+class Section(TypeArguments, ABC, Generic[ParamsT]):
     """A node of a prompt: a heading, a body made from its params, tools, and children below it.
 
     ``Section[Params]`` names the dataclass of its params. Without a type argument it is that of ``default_params``;
@@ -172,18 +165,17 @@ class Section(TypeArgument, ABC, Generic[ParamsT]):
         return f"{type(self).__name__}(key={self.key!r})"
 
     def _params_type(self) -> Any:
-        kind: type[Any] = type(self.default_params)
-        if self.type_argument in (UNDECLARED, Any):
-            if self.default_params is not None and not is_dataclass(kind):
-                raise TypeError(
-                    f"default_params of section {self.key!r} is a {kind.__name__}, not a dataclass instance"
-                )
-            return kind if self.default_params is not None else None
-        if self.type_argument not in (None, type(None)):
-            return self.type_argument
-        if self.default_params is not None:
-            raise TypeError(f"section {self.key!r} takes no params, so it has no default_params")
-        return None
+        declared = self.type_arguments[0] if self.type_arguments else Any
+        default: Any = self.default_params
+        if declared is NoneType:
+            if default is not None:
+                raise TypeError(f"section {self.key!r} takes no params, so it has no default_params")
+            return None
+        if declared is not Any:
+            return declared
+        if default is not None and (isinstance(default, type) or not is_dataclass(default)):
+            raise TypeError(f"default_params of section {self.key!r} is {default!r}, not a dataclass instance")
+        return None if default is None else type(default)
 
     # What a subclass may do differently
 
@@ -331,3 +323,198 @@ def as_tuple(values: Iterable[ItemT], what: str) -> tuple[ItemT, ...]:
     if isinstance(values, str) or not isinstance(values, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"{what} are a list, and this is a {type(values).__name__}: put it in brackets")
     return tuple(values)
+
+
+# Text
+
+
+def find_placeholders(*templates: str | None) -> frozenset[str]:
+    """The names that the templates mention; None stands for a template that is not there."""
+    return frozenset(name for template in templates if template for name in Template(template).get_identifiers())
+
+
+def expand(template: str, params: Any, path: SectionPath) -> str:
+    """Replace ``$name`` and ``${name}`` in a template by the fields of `params`, as they are.
+
+    Raises:
+        PromptRenderError: a placeholder that is no field, or a ``$`` that begins none.
+    """
+    kind: type[Any] | None = params.__class__ if params is not None else None
+    values = {field.name: getattr(params, field.name) for field in fields(kind)} if kind is not None else {}
+    where = f"section {'.'.join(path)}"
+    try:
+        return Template(textwrap.dedent(template).strip()).substitute(values).strip()
+    except KeyError as error:
+        name = str(error.args[0])
+        raise PromptRenderError(
+            f"{where}: the params have no {name!r} for the placeholder ${name}",
+            section_path=path,
+            dataclass_type=kind,
+            placeholder=name,
+        ) from None
+    except ValueError as error:
+        message = f"{where}: {error}; write $$ for a dollar sign"
+        raise PromptRenderError(message, section_path=path, dataclass_type=kind) from None
+
+
+def join_paragraphs(*parts: str) -> str:
+    return "\n\n".join(part for part in parts if part)
+
+
+def format_examples(tools: Iterable[Tool[Any, Any]]) -> str:
+    """List the example calls of tools; empty where no tool has one."""
+    lines: list[str] = []
+    for tool in tools:
+        if tool.examples:
+            lines.append(f"- {tool.name}: {tool.description}")
+        for example in tool.examples:
+            lines += [f"  - {example.description}", *format_call(example, indent="    ", json_indent=2)]
+    return "\n".join(["Examples of tool calls:", "", *lines]) if lines else ""
+
+
+def format_call(example: ToolExample[Any, Any], *, indent: str, json_indent: int | None = None) -> list[str]:
+    """The lines of an example's input, and of its output where it has one."""
+    arguments: object = None if example.input is None else serde.dump(example.input)
+    text = json.dumps(arguments, ensure_ascii=False, indent=json_indent)
+    lines = [f"{indent}input:", fence(text, "json")]
+    if example.output is not None:
+        lines += [f"{indent}output:", fence(render_value(example.output))]
+    return lines
+
+
+def fence(text: str, language: str = "") -> str:
+    """`text`, indented, in a fence that nothing inside of it can end."""
+    longest = max(map(len, re.findall("`+", text)), default=0)
+    ticks = "`" * max(3, longest + 1)
+    return textwrap.indent(f"{ticks}{language}\n{text}\n{ticks}", "    ")
+
+
+# The tree of a template
+
+
+@dataclass(frozen=True, slots=True)
+class SectionNode:
+    """A section at its place in a template.
+
+    The number is the same in every rendering: a disabled section leaves a gap.
+    """
+
+    section: Section[Any]
+    path: SectionPath
+    number: str
+    tools: tuple[Tool[Any, Any], ...]
+    policies: tuple[Policy, ...]
+    children: tuple[SectionNode, ...]
+    override: SectionOverride | None = None
+    param_descriptions: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
+    """By tool, by field of its params: the descriptions that overrides replace."""
+
+    @property
+    def summary(self) -> str:
+        replaced = self.override.summary if self.override is not None else None
+        return (self.section.summary if replaced is None else replaced) or ""
+
+    def is_enabled(self, params: Any, session: Session | None) -> bool:
+        with blame(self, "its enabled predicate raised"):
+            return self.section.is_enabled(params, session=session)
+
+    def visibility(self, params: Any, session: Session | None) -> SectionVisibility:
+        with blame(self, "its visibility selector raised"):
+            return self.section.effective_visibility(params, session=session, path=self.path, override=self.override)
+
+    def walk(self) -> Iterator[SectionNode]:
+        """This node and all below it, depth first."""
+        yield self
+        for child in self.children:
+            yield from child.walk()
+
+
+@contextmanager
+def blame(node: SectionNode, what: str) -> Generator[None]:
+    """Turn an exception of a section's own code into a PromptRenderError that names the section."""
+    try:
+        yield
+    except PromptError:
+        raise
+    except Exception as error:
+        raise PromptRenderError(
+            f"section {'.'.join(node.path)}: {what}: {type(error).__name__}: {error}",
+            section_path=node.path,
+            dataclass_type=node.section.params_type,
+        ) from error
+
+
+def place_sections(
+    sections: Iterable[Section[Any]], above: SectionPath = (), number_above: str = ""
+) -> Iterator[SectionNode]:
+    """The nodes of sections below ``above``, each checked by itself.
+
+    Raises:
+        TypeError: something among the sections that is none.
+        PromptValidationError: keys, params, placeholders, tools or policies that cannot be right.
+    """
+    keys: set[str] = set()
+    for position, section in enumerate(sections, 1):
+        if not isinstance(section, Section):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not type
+            raise TypeError(f"{section!r} among the sections is no Section")
+        path, number = (*above, section.key), f"{number_above}{position}"
+        if section.key in keys:
+            _refuse(f"two sections are called {'.'.join(path)}", path)
+        keys.add(section.key)
+        _check_params(section, path)
+        children = tuple(place_sections(section.children, path, f"{number}."))
+        node = SectionNode(section, path, number, section.tools(), section.policies(), children)
+        if node.policies and not any(one.tools for one in node.walk()):
+            names = ", ".join(policy.name for policy in node.policies)
+            where = ".".join(path)
+            _refuse(f"section {where} has policies ({names}) and no tools: put them where the tools are", path)
+        yield node
+
+
+def _check_params(section: Section[Any], path: SectionPath) -> None:
+    kind: type[Any] | None = section.params_type
+    where = f"section {'.'.join(path)}"
+    names: set[str] = set()
+    if kind is not None:
+        if not is_dataclass(kind):
+            _refuse(f"the params of {where} must be a dataclass, not {kind!r}", path)
+        if section.default_params is not None and type(section.default_params) is not kind:
+            _refuse(f"default_params of {where} must be of type {kind.__name__}", path, kind=kind)
+        names = {one.name for one in fields(kind)}
+    problem = f"{kind.__name__} has no such field" if kind is not None else "the section has no params"
+    for name in sorted(section.placeholder_names() - names):
+        _refuse(f"the placeholder ${name} of {where}: {problem}", path, kind=kind, placeholder=name)
+
+
+def collect_tools(nodes: Iterable[SectionNode], reserved: frozenset[str]) -> dict[str, Tool[Any, Any]]:
+    """All tools by name, depth first.
+
+    Raises PromptValidationError for what is no tool, and for a name that is reserved or there twice.
+    """
+    tools: dict[str, Tool[Any, Any]] = {}
+    owners: dict[str, SectionPath] = {}
+    for node in nodes:
+        where = f"in section {'.'.join(node.path)}"
+        for tool in node.tools:
+            if not isinstance(tool, Tool):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not type
+                kind: Any = node.section.params_type
+                message = f"{tool!r} {where} ({_name(kind)}) is no Tool: write Tool[Params, Result](name=...)"
+                _refuse(message, node.path, kind=kind, placeholder=getattr(tool, "__name__", repr(tool)))
+            kind = tool.params_type
+            if tool.name in reserved:
+                message = f"the tool name {tool.name!r} {where} is reserved"
+                _refuse(message, node.path, kind=kind, placeholder=tool.name)
+            if tool.name in tools:
+                other = f"in section {'.'.join(owners[tool.name])}"
+                message = f"two tools are called {tool.name!r}: one {other}, one {where} ({_name(kind)})"
+                _refuse(message, node.path, kind=kind, placeholder=tool.name)
+            tools[tool.name], owners[tool.name] = tool, node.path
+    return tools
+
+
+def _name(params: type[Any] | None) -> str:
+    return "no params" if params is None else params.__name__
+
+
+def _refuse(message: str, path: SectionPath, *, kind: type | None = None, placeholder: str | None = None) -> NoReturn:
+    raise PromptValidationError(message, section_path=path, dataclass_type=kind, placeholder=placeholder)

@@ -33,7 +33,7 @@ class StructuredOutput:
     """Whether an answer may have keys that are no fields; they are dropped."""
 
     @staticmethod
-    def of(declared: Any, *, allow_extra_keys: bool = False) -> StructuredOutput:
+    def of(declared: Any, allow_extra_keys: bool = False) -> StructuredOutput:
         """From a dataclass or ``list[Dataclass]``. Raises PromptValidationError for any other type."""
         arguments = get_args(declared)
         if get_origin(declared) is list and len(arguments) == 1 and is_dataclass_type(arguments[0]):

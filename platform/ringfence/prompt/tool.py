@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import inspect
 import json
 import re
-import typing
+import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, get_origin, runtime_checkable
+from dataclasses import Field, dataclass, field, fields, is_dataclass
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    Literal,
+    Never,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+    runtime_checkable,
+)
 
 from ringfence import serde
+from ringfence.errors import PromptValidationError
 from ringfence.filesystem.paths import resolve_model_path
 from ringfence.filesystem.protocol import Filesystem
 from ringfence.prompt.policy import EffectPolicy, ToolPolicy, has_hook, is_asked
-from ringfence.prompt.tool_types import (
-    MISSING,
-    Written,
-    annotated_types,
-    check_handler,
-    check_writes,
-    invalid,
-    is_of_type,
-    name_of,
-    params_type_of,
-    result_type_of,
-)
+from ringfence.prompt.type_arguments import TypeArguments
 from ringfence.runtime.limits import BudgetTracker, RunOptions
 from ringfence.runtime.receipts import PolicyVerdict
 from ringfence.runtime.tool_result import ToolResult
@@ -49,10 +51,10 @@ ContraParamsT = TypeVar("ContraParamsT", contravariant=True)
 CoResultT = TypeVar("CoResultT", covariant=True)
 WrappedParamsT = TypeVar("WrappedParamsT")
 WrappedResultT = TypeVar("WrappedResultT")
-OutputT = TypeVar("OutputT")
 
 TOOL_NAME = re.compile(r"[a-z0-9_-]{1,64}")
 MAX_DESCRIPTION_CHARACTERS = 200
+MISSING: Any = object()
 
 
 @runtime_checkable
@@ -99,7 +101,7 @@ class ToolContext:
     call: CallInfo | None = None
     scope: CallResources | None = None
     cancellation: Cancellation | None = None
-    _paths: dict[tuple[str, str | None], str] = dataclasses.field(default_factory=dict, repr=False, compare=False)
+    _paths: dict[tuple[str, str | None], str] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def deadline(self) -> Deadline | None:
@@ -182,8 +184,27 @@ class ToolExample(Generic[ParamsT, ResultT]):
     output: ResultT
 
 
+@dataclass(frozen=True, slots=True)
+class ContentOf:
+    """For `Tool.writes`: a tool writes the file that the path leads to. A directory has no content."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Itself:
+    """For `Tool.writes`: a tool moves, replaces or removes what is at the path. Of a link that is the link alone, and
+    not what it leads to; of a directory, all that is in it."""
+
+    path: str
+
+
+Written: TypeAlias = str | ContentOf | Itself
+"""What `Tool.writes` names: a path that may be meant either way is a text."""
+
+
 @dataclass(frozen=True)
-class Tool(Generic[ParamsT, ResultT]):
+class Tool(TypeArguments, Generic[ParamsT, ResultT]):
     """A callable affordance, checked when it is constructed.
 
     ``Tool[Params, Result](name=..., description=..., handler=...)``; where the type arguments are left out, the
@@ -193,9 +214,7 @@ class Tool(Generic[ParamsT, ResultT]):
     Files must be changed through the filesystem resource. A handler that opens files of the workspace itself makes
     changes that count as somebody else's, unless the tool is declared ``opaque``.
 
-    Raises:
-        PromptValidationError: a name, description, type, handler or example that does not fit.
-        TypeError: an argument of another type.
+    Raises PromptValidationError for a name, description, type, handler or example that does not fit.
     """
 
     name: str
@@ -215,88 +234,84 @@ class Tool(Generic[ParamsT, ResultT]):
     """The paths that a call with these params is about to change, which `ReadBeforeWritePolicy` governs; None where
     this call can change no file that is there. A path in `ContentOf` or `Itself` says what is changed of a link or a
     directory; a text alone is taken for both."""
+    declared_types: tuple[Any, Any] | None = field(default=None, kw_only=True, repr=False)
+    """The types of params and result, as the type arguments or the handler say them."""
 
-    params_type: type[ParamsT] | None = dataclasses.field(init=False, compare=False)
-    result_type: type[Any] | None = dataclasses.field(init=False, compare=False)
+    params_type: type[ParamsT] | None = field(init=False, compare=False)
+    result_type: type[Any] | None = field(init=False, compare=False)
     """The type of the value; of the items, where the result is an array."""
-    result_container: Literal["object", "array"] = dataclasses.field(init=False, compare=False)
-    decode: Callable[[Mapping[str, object] | str | bytes], ParamsT] = dataclasses.field(
-        init=False, compare=False, repr=False
-    )
+    result_container: Literal["object", "array"] = field(init=False, compare=False)
+    decode: Callable[[Mapping[str, object] | str | bytes], ParamsT] = field(init=False, compare=False, repr=False)
     """From a model's arguments to the params, extra keys forbidden. ValueError or TypeError says what does not fit."""
-    params_can_change: bool = dataclasses.field(init=False, compare=False, repr=False)
+    params_can_change: bool = field(init=False, compare=False, repr=False)
     """Whether a handler could change its params in place."""
 
-    type_arguments = None  # (ParamsT, ResultT) in the subclass that Tool[P, R] makes
-
-    if not TYPE_CHECKING:
-
-        def __class_getitem__(cls, item: Any) -> Any:
-            # typing's alias would tell the instance its arguments only after __init__, and swallow what is raised
-            # then. So Tool[P, R] is a subclass that knows them; only a use with type variables is an alias.
-            concrete = isinstance(item, tuple) and not any(isinstance(argument, TypeVar) for argument in item)
-            if cls.type_arguments is None and concrete and len(item) == 2:
-                return _specialised(cls, *item)
-            return super().__class_getitem__(item)
-
     def __post_init__(self) -> None:
-        _put(self, "description", checked_description(self.description, self.name))
         if TOOL_NAME.fullmatch(self.name) is None:
-            raise invalid(f"tool name {self.name!r}: use 1 to 64 lower-case letters, digits, '_' and '-'", self.name)
-        params, result = self._types()
-        _put(self, "params_type", params_type_of(params, self.name))
-        result_type, container = result_type_of(result, self.name)
-        _put(self, "result_type", result_type)
-        _put(self, "result_container", container)
-        if self.handler is not None:
-            check_handler(self.handler, self.name, params, result)
-        if self.writes is not None:
-            check_writes(self.writes, self.name)
-        _put(self, "decode", _decoder(self.params_type, self.name))
-        _put(self, "examples", tuple(self.examples))
-        for example in self.examples:
-            self.check_example(example)
-        _put(self, "params_can_change", can_change(self.params_type, unknown=True))
-
-    def _types(self) -> tuple[Any, Any]:
-        if self.type_arguments is not None:
-            return self.type_arguments
-        params, result = annotated_types(self.handler)
-        if params is MISSING or result is MISSING:
-            raise invalid(
+            raise _invalid(f"tool name {self.name!r}: use 1 to 64 lower-case letters, digits, '_' and '-'", self.name)
+        declared = self.declared_types or self.type_arguments or _annotated_types(self.handler)
+        if MISSING in declared:
+            raise _invalid(
                 f"tool {self.name!r}: write Tool[Params, Result](...), or annotate the handler's params and its "
                 "-> ToolResult[Result] with types that are defined in a module, not in a function",
                 self.name,
             )
-        return params, result
+        params, result = (None if kind is types.NoneType else kind for kind in declared)
+        if params is not None and not is_dataclass(get_origin(params) or params):
+            raise _invalid(f"tool {self.name!r}: params must be a dataclass or None, not {_name_of(params)}", self.name)
+        if self.handler is not None:
+            self._check_handler(self.handler, params, result)
+        item, container = _split_result(result, self.name)
+        values: dict[str, object] = {
+            "description": checked_description(self.description, self.name),
+            "examples": tuple(self.examples),
+            "declared_types": (params, result),
+            "params_type": params,
+            "result_type": item,
+            "result_container": container,
+            "decode": _decoder(params, self.name),
+            "params_can_change": can_change(params, unknown=True),
+        }
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+        for example in self.examples:
+            self.check_example(example)
+
+    def _check_handler(self, handler: object, params: Any, result: Any) -> None:
+        if not callable(handler):
+            raise _invalid(f"tool {self.name!r}: the handler {handler!r} cannot be called", "handler")
+        call = _function_of(handler)
+        kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+        if any(is_kind(call) for is_kind in kinds):
+            raise _invalid(f"tool {self.name!r}: a handler is a plain function, not async or a generator", "handler")
+        try:
+            inspect.signature(handler).bind(object(), context=object())
+        except (TypeError, ValueError) as error:
+            raise _invalid(f"tool {self.name!r}: a handler takes (params, *, context): {error}", "handler") from None
+        for said, declared in zip(_annotated_types(handler), (params, result), strict=True):
+            if said is not MISSING and _disagree(said, declared):
+                raise _invalid(
+                    f"tool {self.name!r}: declared with {_name_of(declared)}, but its handler is annotated with "
+                    f"{_name_of(said)}",
+                    "handler",
+                )
 
     def check_example(self, example: ToolExample[ParamsT, ResultT]) -> None:
         """Raises PromptValidationError for an example that is not of this tool's types, or that it would refuse."""
         checked_description(example.description, f"{self.name} example")
-        if not _is_exactly(example.input, self.params_type):
-            raise invalid(
+        if not _is_of_type(example.input, self.params_type):
+            raise _invalid(
                 f"tool {self.name!r}: an example's input is a {type(example.input).__name__}, not "
-                f"{name_of(self.params_type)}",
+                f"{_name_of(self.params_type)}",
                 "examples",
             )
         if example.input is not None:
             try:
                 self.decode(json.dumps(serde.dump(example.input)))
             except (TypeError, ValueError) as error:
-                raise invalid(f"tool {self.name!r}: a call like its example is refused: {error}", "examples") from None
-        output: Any = example.output
-        if self.result_container == "array":
-            fits = (
-                isinstance(output, Sequence)
-                and not isinstance(output, (str, bytes))
-                and all(_is_exactly(item, self.result_type) for item in typing.cast("Sequence[object]", output))
-            )
-        else:
-            fits = _is_exactly(output, self.result_type)
-        if not fits:
-            raise invalid(
-                f"tool {self.name!r}: an example's output is not of type {name_of(self.result_type)}", "examples"
-            )
+                raise _invalid(f"tool {self.name!r}: a call like its example is refused: {error}", "examples") from None
+        if (example.output is None and self.result_type is not None) or not self.fits(example.output):
+            raise _invalid(f"tool {self.name!r}: an example's output is not {self.result_words}", "examples")
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -311,17 +326,19 @@ class Tool(Generic[ParamsT, ResultT]):
 
     def fits(self, value: object) -> bool:
         """Whether a result's value is of the declared type, or none: a message may say it all."""
-        if value is None or self.result_container == "object":
-            return value is None or (self.result_type is not None and is_of_type(value, self.result_type))
+        kind = self.result_type
+        if value is None or (type(value) is kind and self.result_container == "object"):
+            return True
+        if self.result_container == "object":
+            return _is_of_type(value, kind)
         if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
             return False
-        items = typing.cast("Sequence[object]", value)
-        return all(is_of_type(item, self.result_type) for item in items)
+        return all(_is_of_type(item, kind) for item in cast("Sequence[object]", value))
 
     @property
     def result_words(self) -> str:
         """What the tool answers with, for messages."""
-        name = name_of(self.result_type)
+        name = _name_of(self.result_type)
         return f"a list of {name}" if self.result_container == "array" else name
 
     @classmethod
@@ -331,16 +348,13 @@ class Tool(Generic[ParamsT, ResultT]):
         name = handler.__name__
         description, _, _ = (inspect.getdoc(function) or "").partition("\n\n")
         if not description:
-            raise invalid(f"tool {name!r}: the function needs a docstring, it becomes the description", "description")
-        extra = [p for p in inspect.signature(function).parameters if p not in ("params", "context")]
-        if extra:
-            raise invalid(f"tool {name!r}: a handler takes (params, *, context), not {', '.join(extra)}", extra[0])
+            raise _invalid(f"tool {name!r}: the function needs a docstring, it becomes the description", "description")
         return Tool(name=name, description=description, handler=function)
 
 
 @dataclass(frozen=True, slots=True)
 class BoundTool:
-    """A tool in a prompt, and what a call needs of it. (To ask the tool itself takes longer: it has its own class.)"""
+    """A tool in a prompt, and what a call needs of it."""
 
     tool: Tool[Any, Any]
     handler: ToolHandler[Any, Any] | None
@@ -372,39 +386,74 @@ def bind_tool(tool: Tool[Any, Any], prompt: Prompt[Any]) -> BoundTool:
     )
 
 
-@functools.lru_cache(maxsize=1024)
-def _specialised(cls: type[Tool[Any, Any]], params: Any, result: Any) -> type[Tool[Any, Any]]:
-    name = f"{cls.__name__}[{name_of(params)}, {name_of(result)}]"
-    return type(
-        name, (cls,), {"type_arguments": (params, result), "__module__": cls.__module__, "__doc__": cls.__doc__}
-    )
-
-
-def _put(tool: object, name: str, value: object) -> None:
-    object.__setattr__(tool, name, value)
-
-
 def checked_description(text: str, name: str) -> str:
     """`text` without surrounding blanks. Raises PromptValidationError for what cannot be a tool's description."""
     stripped = text.strip()
     if not 1 <= len(stripped) <= MAX_DESCRIPTION_CHARACTERS or not stripped.isascii():
-        raise invalid(
+        raise _invalid(
             f"{name!r}: a description is ASCII text of 1 to {MAX_DESCRIPTION_CHARACTERS} characters, not {text!r}",
             "description",
         )
     return stripped
 
 
-def _is_exactly(value: object, kind: object) -> bool:
-    """A dataclass itself and none of its subclasses; an instance of another type."""
+def _invalid(message: str, placeholder: str, kind: type | None = None) -> PromptValidationError:
+    return PromptValidationError(message, placeholder=placeholder, dataclass_type=kind)
+
+
+def _name_of(kind: object) -> str:
+    return kind.__qualname__ if isinstance(kind, type) and not isinstance(kind, types.GenericAlias) else str(kind)
+
+
+def _fields_of(kind: Any) -> tuple[Field[Any], ...]:
+    return () if kind is None else fields(get_origin(kind) or kind)
+
+
+def _split_result(kind: Any, name: str) -> tuple[Any, Literal["object", "array"]]:
+    """The type of a result's value, or of its items where it is an array."""
+    origin: Any = get_origin(kind) or kind
+    arguments = get_args(kind) or (Any, ...)
+    if origin in (list, Sequence) or (origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis):
+        return arguments[0], "array"
+    if kind is None or origin in (str, dict, Mapping) or is_dataclass(origin):
+        return kind, "object"
+    raise _invalid(
+        f"tool {name!r}: a result is a dataclass, a mapping, a list, Sequence or tuple[T, ...], a str or None, not "
+        f"{_name_of(kind)}",
+        name,
+    )
+
+
+def _is_of_type(value: object, kind: Any) -> bool:
+    """Whether a value is of a declared type; what a union or a type variable allows is not looked at."""
+    origin = get_origin(kind) or kind
     if kind is None:
         return value is None
-    cls = get_origin(kind) or kind
-    return type(value) is cls if dataclasses.is_dataclass(cls) else is_of_type(value, kind)
+    return not isinstance(origin, type) or origin is types.UnionType or isinstance(value, origin)
 
 
-def _fields_of(kind: Any) -> tuple[dataclasses.Field[Any], ...]:
-    return () if kind is None else dataclasses.fields(get_origin(kind) or kind)
+def _function_of(handler: object) -> Any:
+    return handler if inspect.isroutine(handler) else getattr(handler, "__call__", handler)  # noqa: B004
+
+
+def _annotated_types(handler: object) -> tuple[Any, Any]:
+    """The params and result types that a handler's annotations name; MISSING for what they do not say."""
+    try:
+        hints = get_type_hints(_function_of(handler))
+        parameters = list(inspect.signature(handler).parameters)  # pyright: ignore[reportArgumentType]
+    except (NameError, TypeError, ValueError, AttributeError):  # among them, no handler
+        return MISSING, MISSING
+    returned = hints.get("return")
+    result = get_args(returned)[0] if get_origin(returned) is ToolResult else MISSING
+    return hints.get(parameters[0], MISSING) if parameters else MISSING, MISSING if result is Never else result
+
+
+def _disagree(said: Any, declared: Any) -> bool:
+    """Whether two classes have nothing in common. Of anything else that is not looked at."""
+    kinds = [types.NoneType if kind is None else kind for kind in (said, declared)]
+    if any(kind is Any or not isinstance(kind, type) or get_args(kind) for kind in kinds):
+        return False
+    return not issubclass(kinds[0], kinds[1]) and not issubclass(kinds[1], kinds[0])
 
 
 def _decoder(params: Any, name: str) -> Callable[[Mapping[str, object] | str | bytes], Any]:
@@ -414,7 +463,7 @@ def _decoder(params: Any, name: str) -> Callable[[Mapping[str, object] | str | b
         serde.schema(params, extra="forbid")  # a model could not call a tool without one
         return serde.decoder(params, extra="forbid")
     except TypeError as error:
-        raise invalid(f"tool {name!r}: {error}", name, params if isinstance(params, type) else None) from error
+        raise _invalid(f"tool {name!r}: {error}", name, params if isinstance(params, type) else None) from error
 
 
 def _decode_nothing(arguments: Mapping[str, object] | str | bytes) -> None:
