@@ -6,7 +6,8 @@ import os
 import re
 import shlex
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +21,11 @@ from ringfence.prompt.policy import (
     Hook,
     PathHashes,
     PolicyDecision,
+    PolicyState,
     check_names,
+    known_hashes,
     policy_state,
     refuse_unknown,
-    update_policy_state,
 )
 
 if TYPE_CHECKING:
@@ -143,16 +145,12 @@ class DeletionLimitPolicy(BasePolicy):
             for which, known in zip(("removed", "made"), self._after(changes, context), strict=True):
                 state = policy_state(context, self.name, self._scope(context, which))
                 if known != state.invoked_keys:
-                    update_policy_state(context, state, invoked_keys=known)
+                    context.session[PolicyState].replace_item(state, replace(state, invoked_keys=known))
 
     def _is_who_counts(self, tool: Tool[Any, Any], context: ToolContext) -> bool:
         """Of several of a name the first: counted again, a file of one's own that is gone would be somebody else's."""
-        try:
-            told = context.prompt.result_policies(tool.name)
-        except KeyError:  # a call of a past run, whose tools this prompt does not have
-            return True
-        counting = (one for one in told if isinstance(one, DeletionLimitPolicy) and one.name == self.name)
-        return next(counting, self) is self
+        told = context.prompt.result_policies(tool.name)
+        return next(one for one in told if isinstance(one, DeletionLimitPolicy) and one.name == self.name) is self
 
     def _after(self, changes: Sequence[Change], context: ToolContext) -> tuple[PathHashes, PathHashes]:
         """What counts as removed, and what as made by the session, when these changes are kept."""
@@ -192,8 +190,7 @@ class DeletionLimitPolicy(BasePolicy):
     def _known(self, context: ToolContext, which: str) -> PathHashes:
         """From before the call. What calls of its handler have counted is among its own changes once more: by those
         alone a file that they moved and then removed is one, and what was the session's own still is."""
-        keys = policy_state(context, self.name, self._scope(context, which), before=_made_calls(context)).invoked_keys
-        return keys if isinstance(keys, PathHashes) else PathHashes(keys)
+        return known_hashes(policy_state(context, self.name, self._scope(context, which), before=_made_calls(context)))
 
     def _scope(self, context: ToolContext, which: str) -> str:
         return f"{context.prompt.scope}#{which}"
@@ -263,7 +260,9 @@ class RequireCleanTestsPolicy(BasePolicy):
         else:
             return
         state = policy_state(context, self.name, self._scope(context))
-        update_policy_state(context, state, invoked_tools=frozenset({self.test_tool} if clean else ()))
+        passed = frozenset({self.test_tool} if clean else ())
+        if passed != state.invoked_tools:
+            context.session[PolicyState].replace_item(state, replace(state, invoked_tools=passed))
 
     def validate(self, tool_names: frozenset[str]) -> None:
         refuse_unknown(self.name, {self.test_tool, *self.before} - tool_names, tool_names)
@@ -406,31 +405,22 @@ def runs(params: Any, patterns: Sequence[str], value: object = None) -> bool:
     with nothing in its environment and nothing to read: ``cwd``, ``env`` and ``stdin`` make another command of it, and
     so does, in the result's ``value``, that it ``began_in`` another directory, where the one before it had ended.
     """
-    words = _words(_of(params, "command"), _of(params, "argv"))
+    given = {name: getattr(params, name, None) for name in ("command", "argv", "cwd", "env", "stdin")}
+    words = _words(given["command"], given["argv"])
     if not words or "=" in words[0] or words[0] == "!" or _RUN_NOTHING.intersection(words):
         return False
-    if _of(params, "env") or _of(params, "stdin"):
-        return False
-    if any(place not in (None, "", ".") for place in (_of(params, "cwd"), getattr(value, "began_in", None))):
+    directories = given["cwd"], getattr(value, "began_in", None)
+    if given["env"] or given["stdin"] or any(place not in (None, "", ".") for place in directories):
         return False
     return any(fnmatchcase(" ".join(words), pattern) for pattern in patterns)
 
 
-def _of(params: Any, name: str) -> object:
-    if isinstance(params, Mapping):  # of a receipt
-        known: Mapping[str, object] = params  # pyright: ignore[reportUnknownVariableType]
-        return known.get(name)
-    return getattr(params, name, None)
-
-
-def _words(command: object, argv: object) -> Sequence[str]:
-    if isinstance(command, str) and not argv:
-        if _MORE_THAN_WORDS.search(command):
-            return ()
-        try:
-            return shlex.split(command)
-        except ValueError:  # a quotation without an end
-            return ()
-    if isinstance(argv, tuple | list) and command is None:
-        return [str(word) for word in argv]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-    return ()
+def _words(command: object, argv: Any) -> Sequence[str]:
+    if command is None:
+        return [str(word) for word in argv or ()]
+    if argv or not isinstance(command, str) or _MORE_THAN_WORDS.search(command):
+        return ()
+    try:
+        return shlex.split(command)
+    except ValueError:  # a quotation without an end
+        return ()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, cast, runtime_checkable
 
 from ringfence.errors import PromptValidationError
@@ -129,26 +131,20 @@ Policy: TypeAlias = ToolPolicy | EffectPolicy
 """What stands among the ``policies`` of a section or a prompt: a `BasePolicy`, or a class with the same methods."""
 
 _HOOKS: Sequence[Hook] = ("check", "check_effects", "on_result")
-_BASE_ONLY = ("applies_to", "observes_all_tools", "validate")
+_BASE_ONLY = ("applies_to", "validate", "observes_all_tools")
 
 
 def has_hook(policy: Policy, hook: Hook) -> bool:
     """Whether a policy has a hook of its own."""
-    if isinstance(policy, BasePolicy):
-        return _definer(policy, hook) is not BasePolicy
-    return isinstance(policy, EffectPolicy) if hook == "check_effects" else isinstance(policy, ToolPolicy)
+    return hasattr(policy, hook) and getattr(type(policy), hook, None) is not getattr(BasePolicy, hook)
 
 
 def is_asked(policy: Policy, hook: Hook, tool: Tool[Any, Any]) -> bool:
     """Whether a hook has to be called for a tool."""
-    if not has_hook(policy, hook) or not isinstance(policy, BasePolicy):
+    if not isinstance(policy, BasePolicy):
         return has_hook(policy, hook)
-    own, filtered = _definer(policy, hook), _definer(policy, "applies_to")
-    return not issubclass(filtered, own) or policy.applies_to(tool, hook)
-
-
-def _definer(policy: BasePolicy, name: str) -> type[Any]:
-    return next(kind for kind in type(policy).__mro__ if name in vars(kind))
+    own, filtered = (next(kind for kind in type(policy).__mro__ if name in vars(kind)) for name in (hook, "applies_to"))
+    return own is not BasePolicy and (not issubclass(filtered, own) or policy.applies_to(tool, hook))
 
 
 def observes_all_tools(policy: Policy) -> bool:
@@ -157,28 +153,21 @@ def observes_all_tools(policy: Policy) -> bool:
 
 def check_policy(policy: object, where: str) -> None:
     """Raise TypeError for what is no policy, for a class of policies, and for a hook that would never be called."""
+    what = f"{policy!r} in {where}"
     if isinstance(policy, type):
         raise TypeError(f"the class {policy.__name__} in {where} is no policy yet: write {policy.__name__}(...)")
-    members: dict[str, object] = {}
-    for kind in reversed(type(policy).__mro__):
-        members |= {} if kind in (object, BasePolicy) else vars(kind)
-    members |= getattr(policy, "__dict__", {})
-    _refuse_misspelt(members, f"{policy!r} in {where}")
+    hooks = {hook for hook in _HOOKS if has_hook(cast("Policy", policy), hook)}
     if isinstance(policy, BasePolicy):
-        lacking = [] if hasattr(policy, "name") else ["name"]
-        if not any(has_hook(policy, hook) for hook in _HOOKS):
-            lacking.append("check, check_effects or on_result of its own")
+        is_policy = bool(hooks)
     else:
-        effects = hasattr(policy, "check_effects") and not (hasattr(policy, "check") or hasattr(policy, "on_result"))
-        wanted = ("name", "check_effects") if effects else ("name", "check", "on_result")
-        lacking = [name for name in wanted if not hasattr(policy, name)]
-        unused = [name for name in _BASE_ONLY if hasattr(policy, name)]
-        if unused and not lacking:
-            raise TypeError(f"{policy!r} in {where} has {unused[0]}, which only a BasePolicy has: inherit from it")
-    if lacking:
+        _refuse_misspelt(dict(inspect.getmembers_static(policy)), what)
+        if unused := [name for name in _BASE_ONLY if hasattr(policy, name)]:
+            raise TypeError(f"{what} has {unused[0]}, which only a BasePolicy has: inherit from it")
+        is_policy = hooks == {"check_effects"} or hooks >= {"check", "on_result"}
+    if not is_policy or not hasattr(policy, "name"):
         raise TypeError(
-            f"{policy!r} in {where} is no policy: a ToolPolicy has name, check and on_result, an EffectPolicy name and "
-            f"check_effects, and it has no {' and no '.join(lacking)}"
+            f"{what} is no policy: a ToolPolicy has name, check and on_result, an EffectPolicy name and check_effects, "
+            "a BasePolicy name and at least one of these hooks"
         )
 
 
@@ -210,35 +199,32 @@ class PathHashes(Set[tuple[str, str]]):
     """(path, sha256) pairs, one a path. Immutable, and the next version shares all but a few nodes with this one, so
     that the ten-thousandth file that an agent reads costs what the tenth did."""
 
-    __slots__ = ("_made_of", "_map")
+    __slots__ = ("_made_of", "_map", "of")
 
     def __init__(self, pairs: HashTrieMap[str, str] | Iterable[tuple[str, str]] = ()) -> None:
         from rpds import HashTrieMap
 
         given = isinstance(pairs, HashTrieMap)
         self._map: HashTrieMap[str, str] = cast("HashTrieMap[str, str]", pairs) if given else HashTrieMap(dict(pairs))
+        self.of: Callable[[str], str | None] = self._map.get
+        """The hash of a path."""
         self._made_of: tuple[PathHashes, Mapping[str, str | None]] | None = None
         """The version before, and what `updated` was given; of the newest alone, or all would be kept alive."""
-
-    def of(self, path: str) -> str | None:
-        return self._map.get(path)
 
     def updated(self, known: Mapping[str, str | None]) -> PathHashes:
         """With these hashes; None forgets the path."""
         result = self._map
         for path, content_hash in known.items():
             result = result.discard(path) if content_hash is None else result.insert(path, content_hash)
-        hashes = object.__new__(PathHashes)
-        hashes._map = result
+        hashes = PathHashes(result)
         self._made_of, hashes._made_of = None, (self, known)
         return hashes
 
     def since(self, earlier: PathHashes) -> Mapping[str, str | None]:
         """What `updated` makes these of an earlier version with; of the one just before it is known without a look at
         the rest."""
-        made_of = self._made_of
-        if made_of is not None and made_of[0] is earlier:
-            return made_of[1]
+        if self._made_of is not None and self._made_of[0] is earlier:
+            return self._made_of[1]
         before, now = dict(earlier), dict(self)
         return {**dict.fromkeys(before.keys() - now.keys()), **dict(now.items() - before.items())}
 
@@ -272,18 +258,10 @@ def policy_state(context: ToolContext, policy_name: str, scope: str, *, before: 
     return PolicyState(policy_name, scope=scope)
 
 
-def update_policy_state(
-    context: ToolContext,
-    state: PolicyState,
-    *,
-    invoked_tools: frozenset[str] | None = None,
-    invoked_keys: Set[tuple[str, str]] | None = None,
-) -> None:
-    """Put a new version in the place of `state`, if it differs."""
-    tools = state.invoked_tools if invoked_tools is None else invoked_tools
-    keys = state.invoked_keys if invoked_keys is None else invoked_keys
-    if (tools is not state.invoked_tools and tools != state.invoked_tools) or keys is not state.invoked_keys:
-        context.session[PolicyState].replace_item(state, PolicyState(state.policy_name, tools, keys, state.scope))
+def known_hashes(state: PolicyState) -> PathHashes:
+    """The keys of a state, which somebody else may have seeded as another kind of set."""
+    keys = state.invoked_keys
+    return keys if isinstance(keys, PathHashes) else PathHashes(keys)
 
 
 def refuse_unknown(policy: str, unknown: Set[str], tool_names: Set[str]) -> None:
@@ -321,15 +299,18 @@ class SequentialDependencyPolicy(BasePolicy):
         """
         self.dependencies = {tool: check_names(needed) for tool, needed in dependencies.items()}
         self._awaited = frozenset[str]().union(*self.dependencies.values())
-        self._refuse_cycles()
+        try:
+            TopologicalSorter(self.dependencies).prepare()
+        except CycleError as error:
+            cycle: Sequence[str] = error.args[1]
+            message = f"these tools wait for each other: {' -> '.join(reversed(cycle))}"
+            raise PromptValidationError(message, placeholder=cycle[0]) from None
 
     def applies_to(self, tool: Tool[Any, Any], hook: Hook) -> bool:
         return tool.name in (self.dependencies if hook == "check" else self._awaited)
 
     def check(self, tool: Tool[Any, Any], params: Any, *, context: ToolContext) -> PolicyDecision:
-        needed = self.dependencies.get(tool.name)
-        if not needed:
-            return ALLOW
+        needed = self.dependencies.get(tool.name, frozenset())
         missing = needed - policy_state(context, self.name, context.prompt.scope).invoked_tools
         if not missing:
             return ALLOW
@@ -338,26 +319,10 @@ class SequentialDependencyPolicy(BasePolicy):
         )
 
     def on_result(self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext) -> None:
-        if tool.name in self._awaited:
-            state = policy_state(context, self.name, context.prompt.scope)
-            update_policy_state(context, state, invoked_tools=state.invoked_tools | {tool.name})
+        state = policy_state(context, self.name, context.prompt.scope)
+        if tool.name in self._awaited - state.invoked_tools:
+            succeeded = replace(state, invoked_tools=state.invoked_tools | {tool.name})
+            context.session[PolicyState].replace_item(state, succeeded)
 
     def validate(self, tool_names: frozenset[str]) -> None:
-        unknown = {*self.dependencies, *(name for needed in self.dependencies.values() for name in needed)} - tool_names
-        refuse_unknown(self.name, unknown, tool_names)
-
-    def _refuse_cycles(self) -> None:
-        done: set[str] = set()
-
-        def visit(tool: str, way: tuple[str, ...]) -> None:
-            if tool in way:
-                raise PromptValidationError(
-                    f"these tools wait for each other: {' -> '.join((*way[way.index(tool) :], tool))}", placeholder=tool
-                )
-            if tool not in done:
-                for needed in sorted(self.dependencies.get(tool, ())):
-                    visit(needed, (*way, tool))
-                done.add(tool)
-
-        for tool in self.dependencies:
-            visit(tool, ())
+        refuse_unknown(self.name, (self._awaited | self.dependencies.keys()) - tool_names, tool_names)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ringfence.filesystem.paths import escape_path, is_link, path_message, resolve_nofollow
@@ -16,13 +16,13 @@ from ringfence.prompt.policy import (
     PolicyDecision,
     PolicyState,
     check_names,
+    known_hashes,
     policy_state,
-    update_policy_state,
 )
 from ringfence.prompt.tool import ContentOf, Itself, Written
 
 if TYPE_CHECKING:
-    from ringfence.participants import CallInfo, CallLock, Change
+    from ringfence.participants import CallLock, Change, FileVersion
     from ringfence.prompt.tool import Tool, ToolContext
     from ringfence.runtime.tool_result import ToolResult
 
@@ -58,51 +58,48 @@ class ReadBeforeWritePolicy(BasePolicy):
 
     def applies_to(self, tool: Tool[Any, Any], hook: Hook) -> bool:
         if hook == "check":
-            return self._governs(tool)
+            return tool.writes is not None or tool.name in self.write_tools
         # `on_result` looks at the effects of tools that declare all that they write, for less.
         return hook == "on_result" or not (tool.opaque or tool.name in self.write_tools)
 
     def check(self, tool: Tool[Any, Any], params: Any, *, context: ToolContext) -> PolicyDecision:
-        if not self._governs(tool):
+        if tool.writes is not None:
+            declared = tool.writes(params)
+            if declared is None:
+                return ALLOW
+            targets: list[Any] = [declared] if isinstance(declared, Written) else list(declared)
+        elif tool.name in self.write_tools:
+            targets = [path for name in _PATH_FIELDS if isinstance(path := getattr(params, name, None), str)]
+        else:
             return ALLOW
         filesystem = context.filesystem
-        targets = _targets(tool, params)
-        if targets is None:
-            return ALLOW
         if filesystem is None:
             return PolicyDecision.deny(f"{tool.name} is governed by {self.name}, but no filesystem is bound")
         if not targets:
             return PolicyDecision.deny(f"{self.name} cannot tell which files {tool.name} would change")
-        known = _hashes(policy_state(context, self.name, _files_scope(context, filesystem)))
+        scope = _scope(context, getattr(filesystem, "lock", None))
+        known = known_hashes(policy_state(context, self.name, scope))
         for written in targets:
+            if not isinstance(written, Written):
+                raise TypeError(f"the paths that {tool.name} says it writes are no strings: {targets!r}")
             target = written if isinstance(written, str) else written.path
             try:
-                meant = context.resolve_path(target, mount_point=self.mount_point)
+                path = context.resolve_path(target, mount_point=self.mount_point)
             except PermissionError as error:
                 return PolicyDecision.deny(f"{escape_path(target)} {error.strerror}")
             except ValueError as error:
                 return PolicyDecision.deny(str(error))
             try:
-                if (denial := self._denial(filesystem, meant, written, known)) is not None:
-                    return PolicyDecision.deny(denial)
+                for file, content_hash in _files_at(filesystem, path, written, known):
+                    read = known.of(file)
+                    if read is None or read != content_hash:
+                        return PolicyDecision.deny(_denial(path, file, is_stale=read is not None))
             except OSError as error:  # a name that is none for files, or what may not be read, or changes just now
                 if not isinstance(error, PermissionError) and error.errno != errno.ESTALE:
                     raise
-                return PolicyDecision.deny(
-                    path_message(escape_path(str(error.filename or meant)), error.strerror or "no access")
-                )
+                words = path_message(escape_path(str(error.filename or path)), error.strerror or "no access")
+                return PolicyDecision.deny(words)
         return ALLOW
-
-    def _denial(self, filesystem: Filesystem, meant: str, written: Written, known: PathHashes) -> str | None:
-        for file, content_hash in _files_at(filesystem, meant, written, known):
-            read = known.of(file)
-            if read is not None and read == content_hash:
-                continue
-            below = f"{escape_path(meant)} is a directory, and " if file.startswith(f"{meant}/") else ""
-            if read is None:
-                return f"{below}{escape_path(file)} exists and has not been read: read it first"
-            return f"{below}{escape_path(file)} has changed since it was read: read it again"
-        return None
 
     def check_effects(
         self, tool: Tool[Any, Any], params: Any, changes: Sequence[Change], *, context: ToolContext
@@ -113,16 +110,15 @@ class ReadBeforeWritePolicy(BasePolicy):
         for lock, changed in call.changes.items():
             read, earlier = call.reads.get(lock, {}), (call.read_before or {}).get(lock, ())
             answered_for = (call.answered_for or {}).get(lock, ())
-            known = _hashes(policy_state(context, self.name, _scope_of(context, lock)))
+            known = known_hashes(policy_state(context, self.name, _scope(context, lock)))
             for change in changed:
-                before = change.before.content_hash if change.before is not None else None
-                after = change.after.content_hash if change.after is not None else None
+                before, after = _hash_of(change.before), _hash_of(change.after)
                 read_as = (known.of(change.path), read.get(change.path))
-                if before in (after, *read_as) and before is not None:
-                    continue
-                if before is None and (any(read_as) or not _replaces_unhashed(change)):
-                    continue
-                if (change.path, before) in earlier or (change.path, before) in answered_for:
+                if before is None:
+                    is_known = any(read_as) or not _replaces_unhashed(change)
+                else:
+                    is_known = before in (after, *read_as)
+                if is_known or (change.path, before) in earlier or (change.path, before) in answered_for:
                     continue
                 return PolicyDecision.deny(
                     f"{tool.name} changed {escape_path(change.path)} without having read it: read it first"
@@ -133,69 +129,76 @@ class ReadBeforeWritePolicy(BasePolicy):
         call = context.call
         if call is None:
             return
-        reads, writes = tool.name in self.read_tools, not tool.opaque and (not call.inner or self._governs(tool))
-        # `check` has let these change what the model knows, and nothing else: what differs came after it.
-        declared = tool.name in self.write_tools
-        for lock in {**(call.reads if reads else {}), **(call.changes if writes else {})}:
-            scope = _scope_of(context, lock)
-            state = policy_state(context, self.name, scope)
-            known = _hashes(state)
-            learned: dict[str, str | None] = {**call.reads.get(lock, {})} if reads else {}
-            if writes and lock in call.changes:
-
-                def known_before(path: str, scope: str = scope) -> str | None:
-                    return _hashes(policy_state(context, self.name, scope, before=True)).of(path)
-
-                learned |= _left_by(call, lock, known, learned, known_before, declared=declared)
+        governed = tool.writes is not None or tool.name in self.write_tools
+        reads = call.reads if tool.name in self.read_tools else {}
+        writes = {} if tool.opaque or (call.inner and not governed) else call.changes
+        for lock in {**reads, **writes}:
+            state = policy_state(context, self.name, _scope(context, lock))
+            known = known_hashes(state)
+            learned: dict[str, str | None] = {**reads.get(lock, {})}
+            if lock in writes:
+                learned |= self._left_by(context, lock, state, known, learned, tool.name in self.write_tools)
             news = {path: content_hash for path, content_hash in learned.items() if known.of(path) != content_hash}
             if news:
-                update_policy_state(context, state, invoked_keys=known.updated(news))
+                new = PolicyState(self.name, state.invoked_tools, known.updated(news), state.scope)
+                context.session[PolicyState].replace_item(state, new)
 
-    def _governs(self, tool: Tool[Any, Any]) -> bool:
-        return tool.writes is not None or tool.name in self.write_tools
+    def _left_by(
+        self,
+        context: ToolContext,
+        lock: CallLock,
+        state: PolicyState,
+        known: PathHashes,
+        learned: Mapping[str, str | None],
+        declared: bool,
+    ) -> dict[str, str | None]:
+        """The files that a call has changed, with their hashes where the model knows what is in them now, else None.
+
+        If it did not know what was in one of them, that may be in any of them now. Raises OSError (ESTALE) where a call
+        of one of the ``write_tools`` has changed one of these: `check` has let it change what the model knows, so what
+        differs came after it.
+        """
+        call = context.call
+        assert call is not None
+
+        def is_known(content_hash: str, path: str) -> bool:
+            if content_hash in (known.of(path), learned.get(path)):
+                return True
+            # The state before the call is the slowest to find, and seldom decides: a call of the handler, or another
+            # policy of this name, may have learned what the call has made.
+            before = policy_state(context, self.name, state.scope, before=True)
+            return known_hashes(before).of(path) == content_hash
+
+        answered_for = (call.answered_for or {}).get(lock, ())
+        left: dict[str, str | None] = {}
+        unread = False
+        for change in call.changes[lock]:
+            path, before, after = change.path, change.before, change.after
+            was = None if before is None else before.content_hash
+            now = None if after is None else after.content_hash
+            if was is not None and was == now:  # nothing but its permissions
+                continue
+            left[path] = now
+            if was is None or is_known(was, path):
+                continue
+            if declared and (path, was) not in answered_for:
+                said = "was not as it had been read when this call changed it; nothing is changed, read it again"
+                raise OSError(errno.ESTALE, said, path)
+            unread = True
+        if not unread:
+            return left
+        return {path: now if now and is_known(now, path) else None for path, now in left.items()}
 
 
-def _hashes(state: PolicyState) -> PathHashes:
-    keys = state.invoked_keys
-    return keys if isinstance(keys, PathHashes) else PathHashes(keys)
+def _denial(path: str, file: str, *, is_stale: bool) -> str:
+    below = f"{escape_path(path)} is a directory, and " if file.startswith(f"{path}/") else ""
+    if is_stale:
+        return f"{below}{escape_path(file)} has changed since it was read: read it again"
+    return f"{below}{escape_path(file)} exists and has not been read: read it first"
 
 
-def _left_by(
-    call: CallInfo,
-    lock: CallLock,
-    known: PathHashes,
-    learned: Mapping[str, str | None],
-    known_before: Callable[[str], str | None],
-    *,
-    declared: bool,
-) -> dict[str, str | None]:
-    """The files that a call has changed, with their hashes where the model knows what is in them now, and None where
-    not: if it did not know what was in one of them, that may be in any of them now. Raises OSError (ESTALE) where a
-    call that has ``declared`` its changes has made another one."""
-
-    def is_known(content_hash: str, path: str) -> bool:
-        # The state before the call is the slowest to find, and seldom decides: a call of the handler, or another
-        # policy of this name, may have learned what the call has made.
-        return content_hash in (known.of(path), learned.get(path)) or content_hash == known_before(path)
-
-    answered_for = (call.answered_for or {}).get(lock, ())
-    left: dict[str, str | None] = {}
-    unread = False
-    for change in call.changes[lock]:
-        path = change.path
-        was = change.before.content_hash if change.before is not None else None
-        after = change.after.content_hash if change.after is not None else None
-        if was is not None and was == after:  # nothing but its permissions
-            continue
-        seen = was is None or is_known(was, path)
-        if declared and not seen and (path, was) not in answered_for:
-            said = "was not as it had been read when this call changed it; nothing is changed, read it again"
-            raise OSError(errno.ESTALE, said, path)
-        left[path] = after
-        unread = unread or not seen
-    if not unread:
-        return left
-    return {path: after if after and is_known(after, path) else None for path, after in left.items()}
+def _hash_of(version: FileVersion | None) -> str | None:
+    return None if version is None else version.content_hash
 
 
 def _replaces_unhashed(change: Change) -> bool:
@@ -206,36 +209,17 @@ def _replaces_unhashed(change: Change) -> bool:
     return after is None or (after.kind, after.size, after.content_hash) != ("file", before.size, None)
 
 
-def _files_scope(context: ToolContext, filesystem: Filesystem) -> str:
+def _scope(context: ToolContext, lock: CallLock | None) -> str:
     """A scope of the prompt and the filesystem: what was read of one workspace says nothing about another."""
-    root = filesystem.root
-    if root == "/" and (lock := getattr(filesystem, "lock", None)) is not None:
-        root = f"memory {lock.serial}"
-    return f"{context.prompt.scope}@{root}"
-
-
-def _scope_of(context: ToolContext, lock: CallLock) -> str:
-    """The scope of the filesystem that a call knows by this lock: the prompt's own, or another resource."""
     filesystem = context.filesystem
     if filesystem is not None and getattr(filesystem, "lock", None) is lock:
-        return _files_scope(context, filesystem)
+        root = filesystem.root
+        return f"{context.prompt.scope}@{root if root != '/' or lock is None else f'memory {lock.serial}'}"
+    assert lock is not None
     return f"{context.prompt.scope}@{lock.name} {lock.serial}"
 
 
 _PATH_FIELDS = ("file_path", "path", "source", "target")
-
-
-def _targets(tool: Tool[Any, Any], params: Any) -> list[Written] | None:
-    """None where the tool says that this call is to change no file that is there."""
-    if tool.writes is not None:
-        declared = tool.writes(params)
-        if declared is None:
-            return None
-        paths: list[Any] = [declared] if isinstance(declared, Written) else list(declared)
-        if not all(isinstance(path, Written) for path in paths):
-            raise TypeError(f"the paths that {tool.name} says it writes are no strings: {paths!r}")
-        return paths
-    return [path for field in _PATH_FIELDS if isinstance(path := getattr(params, field, None), str)]
 
 
 def _files_at(

@@ -101,7 +101,8 @@ class ToolContext:
     call: CallInfo | None = None
     scope: CallResources | None = None
     cancellation: Cancellation | None = None
-    _paths: dict[tuple[str, str | None], str] = field(default_factory=dict, repr=False, compare=False)
+    _paths: dict[tuple[str, str | None], str] = field(default_factory=dict, repr=False)
+    _filesystem: Any = field(default=MISSING, repr=False)
 
     @property
     def deadline(self) -> Deadline | None:
@@ -123,8 +124,9 @@ class ToolContext:
     @property
     def filesystem(self) -> Filesystem | None:
         """The prompt's filesystem, as this call's; None where none is bound."""
-        scope = self.scope
-        return self.resources.get_optional(Filesystem) if scope is None else scope.get_optional(Filesystem)
+        if self._filesystem is MISSING:
+            self._filesystem = self.resources.get_optional(Filesystem)
+        return self._filesystem
 
     def resolve_path(self, path: str, *, mount_point: str | None = None) -> str:
         """The path in `filesystem` that a model means by `path`: see `resolve_model_path`.
