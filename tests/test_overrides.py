@@ -36,7 +36,6 @@ from ringfence.prompt import (
     ToolOverride,
     ToolsSection,
 )
-from ringfence.prompt.overrides import find_problems
 from ringfence.runtime import PromptRendered, Session
 from ringfence.runtime.reducers import SetVisibilityOverride
 
@@ -269,11 +268,12 @@ class Wordy:
     deep: bool = field(default=False, metadata={"description": "How deep."})
 
 
-def test_all_that_is_seeded_fits(store: LocalPromptOverridesStore) -> None:
+def test_all_that_is_seeded_fits(store: LocalPromptOverridesStore, caplog: pytest.LogCaptureFixture) -> None:
     tool = Tool[Wordy, None](name="find", description="Find things.", handler=None)
     prompt = Prompt(PromptTemplate(ns="a", key="b", sections=[ToolsSection(title="Tools", tools=[tool])]))
     seeded = store.seed(prompt)
-    assert find_problems(prompt.descriptor, seeded) == []
+    assert store.resolve(prompt.descriptor) == seeded
+    assert caplog.text == ""
     assert seeded.tools[0].param_descriptions == {"deep": "How deep."}
 
 

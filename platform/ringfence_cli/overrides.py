@@ -60,7 +60,7 @@ def check(prompt: str, root: Path | None, tag: str) -> int:
     MODULE:NAME is a prompt of yours: an attribute of a module that Python finds from the current directory.
     """
     from ringfence.errors import PromptOverridesError
-    from ringfence.prompt.overrides import find_problems
+    from ringfence.prompt.overrides import select_fitting
     from ringfence_tools.printable import one_line, plural
 
     loaded, store = _load_prompt(prompt), _open_store(root)
@@ -69,7 +69,7 @@ def check(prompt: str, root: Path | None, tag: str) -> int:
         there = store.read(path)
     except PromptOverridesError as error:
         raise click.ClickException(str(error)) from None
-    problems = find_problems(loaded.descriptor, there) if there is not None else []
+    problems = select_fitting(loaded.descriptor, there)[1] if there is not None else []
     for problem in problems:
         click.echo(one_line(problem, 500))
     click.echo(f"{plural(len(problems), 'override')} of {path} would be left out" if problems else "all fit", err=True)

@@ -7,9 +7,7 @@ import json
 import logging
 import os
 import stat
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from string import Template
@@ -139,64 +137,40 @@ def _result_schema(kind: type[Any]) -> object:
 
 def own_texts(prompt: Prompt[Any], tag: str = LATEST) -> PromptOverride:
     """The prompt's texts as overrides, without the descriptions that no override may have."""
-    descriptor = prompt.descriptor
-    sections = {node.path: node.section for node in prompt.template.walk()}
-    tools = {tool.name: tool for node in prompt.template.walk() for tool in node.tools}
-    return PromptOverride(
-        descriptor.ns,
-        descriptor.key,
-        tag,
-        tuple(
-            SectionOverride(
-                one.path, one.content_hash, sections[one.path].original_body_template(), sections[one.path].summary
-            )
-            for one in descriptor.sections
-        ),
-        tuple(
-            ToolOverride(
-                one.name,
-                one.contract_hash,
-                tools[one.name].description,
-                {
-                    param: text
-                    for param, text in tools[one.name].described.items()
-                    if _description_problem(one.name, text) is None
-                },
-            )
-            for one in descriptor.tools
-        ),
-    )
+    descriptor, nodes = prompt.descriptor, tuple(prompt.template.walk())
+    bodies = {one.path: one.content_hash for one in descriptor.sections}
+    contracts = {one.name: one.contract_hash for one in descriptor.tools}
+    sections = [
+        SectionOverride(node.path, bodies[node.path], node.section.original_body_template(), node.section.summary)
+        for node in nodes
+        if node.path in bodies
+    ]
+    tools: list[ToolOverride] = []
+    for tool in (tool for node in nodes for tool in node.tools if tool.name in contracts):
+        fitting = {name: text for name, text in tool.described.items() if not _description_problem(tool.name, text)}
+        tools.append(ToolOverride(tool.name, contracts[tool.name], tool.description, fitting))
+    return PromptOverride(descriptor.ns, descriptor.key, tag, tuple(sections), tuple(tools))
 
 
 # What fits
 
 
-def find_problems(descriptor: PromptDescriptor, override: PromptOverride) -> list[str]:
-    """Why parts of an override do not fit the prompt: one message a part."""
-    sections, tools = _descriptors(descriptor)
-    found = (
-        *(_section_problem(one, sections.get(one.path)) for one in override.sections),
-        *(_tool_problem(one, tools.get(one.name)) for one in override.tools),
-    )
-    return [problem for problem in found if problem is not None]
+def select_fitting(descriptor: PromptDescriptor, override: PromptOverride) -> tuple[PromptOverride, list[str]]:
+    """The parts of an override that fit the prompt, and why the others do not: one message a part."""
+    sections = {one.path: one for one in descriptor.sections}
+    tools = {one.name: one for one in descriptor.tools}
+    problems: list[str] = []
 
+    def fits(problem: str | None) -> bool:
+        problems.extend([problem] if problem else [])
+        return not problem
 
-def _select_fitting(descriptor: PromptDescriptor, override: PromptOverride) -> PromptOverride:
-    name = f"{override.ns}:{override.prompt_key} ({override.tag})"
-    for problem in find_problems(descriptor, override):
-        logger.warning("an override of %s is left out: %s", name, problem)
-    sections, tools = _descriptors(descriptor)
-    return replace(
+    selected = replace(
         override,
-        sections=tuple(one for one in override.sections if _section_problem(one, sections.get(one.path)) is None),
-        tools=tuple(one for one in override.tools if _tool_problem(one, tools.get(one.name)) is None),
+        sections=tuple(one for one in override.sections if fits(_section_problem(one, sections.get(one.path)))),
+        tools=tuple(one for one in override.tools if fits(_tool_problem(one, tools.get(one.name)))),
     )
-
-
-def _descriptors(
-    descriptor: PromptDescriptor,
-) -> tuple[Mapping[SectionPath, SectionDescriptor], Mapping[str, ToolDescriptor]]:
-    return {one.path: one for one in descriptor.sections}, {one.name: one for one in descriptor.tools}
+    return selected, problems
 
 
 def _section_problem(one: SectionOverride, descriptor: SectionDescriptor | None) -> str | None:
@@ -223,8 +197,9 @@ def _tool_problem(one: ToolOverride, descriptor: ToolDescriptor | None) -> str |
         return f"{what}: it has changed since the override was made"
     if unknown := one.param_descriptions.keys() - set(descriptor.fields):
         return f"{what}: its params have no {', '.join(sorted(unknown))}"
-    texts = [*([] if one.description is None else [one.description]), *one.param_descriptions.values()]
-    return next((problem for text in texts if (problem := _description_problem(one.name, text))), None)
+    texts = [one.description, *one.param_descriptions.values()]
+    problems = (_description_problem(one.name, text) for text in texts if text is not None)
+    return next((problem for problem in problems if problem), None)
 
 
 def _description_problem(name: str, text: str) -> str | None:
@@ -241,16 +216,17 @@ def apply_overrides(nodes: Iterable[SectionNode], override: PromptOverride) -> t
     tools = {one.name: one for one in override.tools}
 
     def apply(node: SectionNode) -> SectionNode:
-        descriptions = {one.name: tools[one.name].description for one in node.tools if one.name in tools}
+        replaced = {one.name: tools[one.name] for one in node.tools if one.name in tools}
+        described = {name: one.description for name, one in replaced.items() if one.description is not None}
         return replace(
             node,
             children=tuple(map(apply, node.children)),
             override=sections.get(node.path),
             tools=tuple(
-                tool if (text := descriptions.get(tool.name)) is None else replace(tool, description=text)
+                replace(tool, description=described[tool.name]) if tool.name in described else tool
                 for tool in node.tools
             ),
-            param_descriptions={name: tools[name].param_descriptions for name in descriptions},
+            param_descriptions={name: one.param_descriptions for name, one in replaced.items()},
         )
 
     return tuple(map(apply, nodes))
@@ -282,7 +258,10 @@ class LocalPromptOverridesStore:
             return None
         known = self._read.get(path)
         if known is None or known[:2] != (content, descriptor):
-            known = self._read[path] = content, descriptor, _select_fitting(descriptor, _parse(path, content))
+            fitting, problems = select_fitting(descriptor, _parse(path, content))
+            for problem in problems:
+                logger.warning("an override in %s is left out: %s", path, problem)
+            known = self._read[path] = content, descriptor, fitting
         return known[2]
 
     def seed(self, prompt: Prompt[Any], tag: str = LATEST) -> PromptOverride:
@@ -292,7 +271,9 @@ class LocalPromptOverridesStore:
             return there
         texts = own_texts(prompt, tag)
         try:
-            _write(path, json.dumps({"version": VERSION, **serde.dump(texts)}, indent=2) + "\n")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("x", encoding="utf-8") as file:
+                file.write(json.dumps({"version": VERSION, **serde.dump(texts)}, indent=2) + "\n")
         except OSError as error:
             raise PromptOverridesError(f"overrides cannot be written to {path}: {error}") from error
         return texts
@@ -346,19 +327,6 @@ def _parse(path: Path, content: bytes) -> PromptOverride:
 
 def _unreadable(path: Path, why: object) -> PromptOverridesError:
     return PromptOverridesError(f"the overrides in {path} cannot be read: {why}")
-
-
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with open(descriptor, "w", encoding="utf-8") as out:
-            out.write(text)
-        os.replace(temporary, path)
-    except BaseException:
-        with suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise
 
 
 def _git_root() -> Path:
