@@ -375,19 +375,14 @@ def test_binding_again_replaces_the_value_of_that_type_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        ([Unused()], "no section takes Unused; the sections' params are: Task"),
-        ([Task("1"), Task("2")], "Task is bound twice"),
-        (["text"], "'text' is no dataclass instance"),
-        ([Task], "no dataclass instance"),
-    ],
+    ("values", "kind"), [([Unused()], Unused), ([Task("1"), Task("2")], Task), (["text"], str), ([Task], type)]
 )
-def test_what_cannot_be_bound_is_refused_and_leaves_the_prompt_as_it_was(values: list[Any], said: str) -> None:
+def test_what_cannot_be_bound_is_refused_and_leaves_the_prompt_as_it_was(values: list[Any], kind: type) -> None:
     bound = prompt(MarkdownSection[Task](title="T", template="Do $what.")).bind(Task("this"))
     before = bound.render()
-    with pytest.raises(PromptValidationError, match=said):
+    with pytest.raises(PromptValidationError) as caught:
         bound.bind(*values, resources={Client: Client("wrong")})
+    assert caught.value.dataclass_type is kind
     assert bound.render() == before
     assert source_of(bound) is None
     assert bound.bind(Task("that")).render().text.endswith("Do that.")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from dataclasses import dataclass
 from typing import Any, Self
 
 from ringfence.errors import SectionPath, SectionVisibility
-from ringfence.prompt.section import Section, SectionOverride, normalize_key
+from ringfence.prompt.section import Section, SectionOverride, expand, normalize_key
 from ringfence.runtime.session import Session
 
 logger = logging.getLogger(__name__)
@@ -69,12 +70,10 @@ class WorkspaceDigestSection(Section[None]):
         self.placeholder = placeholder
         super().__init__(title=title, key=key, summary="")
 
-    def effective_visibility(
-        self, params: None, *, session: Session | None, path: SectionPath, override: SectionOverride | None = None
-    ) -> SectionVisibility:
-        own = SectionVisibility.FULL if self._digest() is None else SectionVisibility.SUMMARY
-        own_override = SectionOverride(path, "", visibility=own)
-        return super().effective_visibility(params, session=session, path=path, override=own_override)
+    def effective_visibility(self, params: None, *, session: Session | None, path: SectionPath) -> SectionVisibility:
+        twin = copy.copy(self)
+        twin.visibility = SectionVisibility.FULL if self._digest() is None else SectionVisibility.SUMMARY
+        return super(WorkspaceDigestSection, twin).effective_visibility(params, session=session, path=path)
 
     def _digest(self) -> WorkspaceDigest | None:
         return latest_workspace_digest(self.session, self.key)
@@ -92,8 +91,11 @@ class WorkspaceDigestSection(Section[None]):
         digest = self._digest()
         return self.placeholder if digest is None else digest.summary
 
-    def render(self, *position: Any, override: SectionOverride | None = None, **options: Any) -> str:
-        return super().render(*position, override=override if self._digest() is None else None, **options)
+    def overridden(self, override: SectionOverride) -> Self:
+        twin = copy.copy(self)
+        if override.body is not None:
+            twin.placeholder = expand(override.body, None, override.path)
+        return twin
 
     def original_body_template(self) -> str | None:
         return self.placeholder.replace("$", "$$")

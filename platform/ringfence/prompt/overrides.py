@@ -218,10 +218,11 @@ def apply_overrides(nodes: Iterable[SectionNode], override: PromptOverride) -> t
     def apply(node: SectionNode) -> SectionNode:
         replaced = {one.name: tools[one.name] for one in node.tools if one.name in tools}
         described = {name: one.description for name, one in replaced.items() if one.description is not None}
+        override = sections.get(node.path)
         return replace(
             node,
+            section=node.section if override is None else node.section.overridden(override),
             children=tuple(map(apply, node.children)),
-            override=sections.get(node.path),
             tools=tuple(
                 replace(tool, description=described[tool.name]) if tool.name in described else tool
                 for tool in node.tools

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, is_dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from types import MappingProxyType, NoneType, TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Self, overload
+from typing import TYPE_CHECKING, Any, Generic, Self
 
 from typing_extensions import TypeVar
 
-from ringfence.errors import PromptRenderError, PromptValidationError, SectionPath, SectionVisibility
+from ringfence.errors import PromptValidationError, SectionPath, SectionVisibility
 from ringfence.filesystem.protocol import Filesystem
 from ringfence.prompt.disclosure import RESERVED_TOOL_NAMES
 from ringfence.prompt.feedback import FeedbackProviderConfig
@@ -29,8 +29,8 @@ from ringfence.prompt.rendering import (
     RenderedPrompt,
     SectionLocation,
     SectionParams,
+    is_surely_disabled,
     locate_sections,
-    offered_tools,
     render,
     render_text,
 )
@@ -89,9 +89,11 @@ class PromptTemplate(TypeArguments, Generic[OutputT]):
             output = None
         if output is None and self.allow_extra_keys:
             raise PromptValidationError("allow_extra_keys is about a structured answer: write PromptTemplate[Answer]")
+        if not self.ns.strip() or not self.key.strip():
+            raise PromptValidationError(f"{where}: ns and key are texts that are not blank")
         values: dict[str, Any] = {
-            "ns": _check_name("ns", self.ns),
-            "key": _check_name("key", self.key),
+            "ns": self.ns.strip(),
+            "key": self.key.strip(),
             "output": output,
             "structured_output": None if output is None else StructuredOutput.of(output, self.allow_extra_keys),
             "sections": tuple(self.sections),
@@ -137,12 +139,6 @@ class PromptTemplate(TypeArguments, Generic[OutputT]):
             if isinstance(node.section, kind):
                 return node.section
         raise KeyError(f"the prompt {self.ns}:{self.key} has no section of type {kind}")
-
-
-def _check_name(name: str, value: str) -> str:
-    if not value.strip():
-        raise PromptValidationError(f"a prompt's {name} is a text that is not blank, not {value!r}")
-    return value.strip()
 
 
 class PromptResources:
@@ -205,29 +201,6 @@ class Prompt(TypeArguments, Generic[OutputT]):
     sections=[...])``.
     """
 
-    @overload
-    def __init__(
-        self,
-        template: PromptTemplate[OutputT],
-        *,
-        overrides_store: PromptOverridesStore | None = None,
-        overrides_tag: str = LATEST,
-    ) -> None: ...
-    @overload
-    def __init__(
-        self,
-        *,
-        ns: str,
-        key: str,
-        name: str | None = None,
-        sections: Sequence[Section[Any]] = (),
-        policies: Sequence[Policy] = (),
-        feedback_providers: Sequence[FeedbackProviderConfig] = (),
-        allow_extra_keys: bool = False,
-        resources: ResourceRegistry = ...,
-        overrides_store: PromptOverridesStore | None = None,
-        overrides_tag: str = LATEST,
-    ) -> None: ...
     def __init__(
         self,
         template: PromptTemplate[OutputT] | None = None,
@@ -236,7 +209,9 @@ class Prompt(TypeArguments, Generic[OutputT]):
         overrides_tag: str = LATEST,
         **parts: Any,
     ) -> None:
-        """With a store, every rendering has the overrides that it has for this prompt under the tag.
+        """``parts`` are those of a `PromptTemplate`, where none is given.
+
+        With a store, every rendering has the overrides that it has for this prompt under the tag.
 
         Raises what `PromptTemplate` raises, and TypeError for a template together with parts of one.
         """
@@ -250,6 +225,8 @@ class Prompt(TypeArguments, Generic[OutputT]):
         elif declared not in (Any, template.output or NoneType):
             raise PromptValidationError(f"the template's answer is not of type {declared!r}")
         self.template = template
+        self.ns, self.key, self.name = template.ns, template.key, template.name
+        self.sections, self.structured_output = template.sections, template.structured_output
         self.overrides_store = overrides_store
         self.overrides_tag = overrides_tag or LATEST
         self._overridden: tuple[PromptOverride, tuple[SectionNode, ...]] | None = None
@@ -268,26 +245,6 @@ class Prompt(TypeArguments, Generic[OutputT]):
                 self._policies[tool.name] = (*node.policies, *template.policies)
         of_sections = {id(policy): policy for node in template.walk() for policy in node.policies}
         self._observers = tuple(policy for policy in of_sections.values() if observes_all_tools(policy))
-
-    @property
-    def ns(self) -> str:
-        return self.template.ns
-
-    @property
-    def key(self) -> str:
-        return self.template.key
-
-    @property
-    def name(self) -> str | None:
-        return self.template.name
-
-    @property
-    def sections(self) -> Sequence[Section[Any]]:
-        return self.template.sections
-
-    @property
-    def structured_output(self) -> StructuredOutput | None:
-        return self.template.structured_output
 
     @property
     def descriptor(self) -> PromptDescriptor:
@@ -309,37 +266,25 @@ class Prompt(TypeArguments, Generic[OutputT]):
         prompt is as it was.
 
         Raises:
-            PromptValidationError: params that are no dataclass instance, of a type that no section takes, or two of one
-                type.
+            PromptValidationError: params of a type that no section takes, or two of one type.
             RuntimeError: resources, while the prompt's resources are open: they would come too late.
-            TypeError: resources that are no mapping, or stand among the params; one that does not fit its protocol.
+            TypeError: a resource that does not fit its protocol.
         """
-        if resources is not None and not isinstance(resources, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"resources map protocols to instances, such as {{Filesystem: files}}, not {resources!r}")
-        if any(isinstance(value, Mapping) for value in params):
-            raise TypeError("params are instances of dataclasses; resources are given as bind(resources={...})")
         if resources and self.resources.is_open:
             raise RuntimeError("bind resources before `with prompt.resources:`, which has collected them already")
-        values = self._check_params(params)
-        self._bound_resources = self._bound_resources.merge(ResourceRegistry.build(resources or {}), strict=False)
-        self._bound |= values
-        return self
-
-    def _check_params(self, params: Sequence[object]) -> Mapping[type[Any], object]:
-        known = self.template.params_types
-        values: dict[type[Any], object] = {}
+        known, values = self.template.params_types, dict[type[Any], object]()
         for value in params:
             kind = type(value)
-            if isinstance(value, type) or not is_dataclass(value):
-                raise PromptValidationError(f"{value!r} is no dataclass instance to bind", dataclass_type=kind)
             if kind not in known:
                 names = ", ".join(sorted(one.__name__ for one in known)) or "none"
-                message = f"no section takes {kind.__name__}; the sections' params are: {names}"
+                message = f"no section takes {value!r}; the sections' params are: {names}"
                 raise PromptValidationError(message, dataclass_type=kind)
             if kind in values:
                 raise PromptValidationError(f"{kind.__name__} is bound twice at once", dataclass_type=kind)
             values[kind] = value
-        return values
+        self._bound_resources = self._bound_resources.merge(ResourceRegistry.build(resources or {}), strict=False)
+        self._bound |= values
+        return self
 
     def render(self, *, session: Session | None = None) -> RenderedPrompt[OutputT]:
         """The text and the tools as they are now; free of side effects.
@@ -361,8 +306,7 @@ class Prompt(TypeArguments, Generic[OutputT]):
 
     def tools(self, *, session: Session | None = None) -> tuple[Tool[Any, Any], ...]:
         """The tools that a rendering would offer, in the order of their declaration; raises what `render` raises."""
-        locations = self.locate_sections(session=session)
-        return offered_tools([inner for location in locations for inner in location.walk_visible()])
+        return self.render(session=session).tools
 
     def policies_for_tool(self, name: str) -> tuple[Policy, ...]:
         """The policies that govern a tool: those of the section that declares it, then the prompt's.
@@ -395,24 +339,15 @@ class Prompt(TypeArguments, Generic[OutputT]):
         return self._overridden[1]
 
     def _collect_resources(self) -> ResourceRegistry:
-        registry = self.template.resources
         params = SectionParams(self._bound, self._defaults)
-        nodes = list(reversed(self.template.nodes))
-        while nodes:
-            node = nodes.pop()
-            if not _is_surely_disabled(node, params):
-                registry = registry.merge(node.section.resources(), strict=False)
-                nodes.extend(reversed(node.children))
-        return registry.merge(self._bound_resources, strict=False)
 
+        def provided(nodes: Iterable[SectionNode]) -> Iterator[ResourceRegistry]:
+            for node in nodes:
+                if not is_surely_disabled(node, params):
+                    yield node.section.resources()
+                    yield from provided(node.children)
 
-def _is_surely_disabled(node: SectionNode, params: SectionParams) -> bool:
-    """Whether a section is disabled whatever the session and the params that are still missing."""
-    section = node.section
-    if section.enabled is None or section.enabled.takes_session or type(section).is_enabled is not Section.is_enabled:
-        return False
-    try:
-        values = params.of(node)
-    except PromptRenderError:
-        return False
-    return not node.is_enabled(values, None)
+        registry = self.template.resources
+        for one in (*provided(self.template.nodes), self._bound_resources):
+            registry = registry.merge(one, strict=False)
+        return registry

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import json
+import re
+import textwrap
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, field, fields
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, Literal
 
 from typing_extensions import TypeVar
 
-from ringfence.errors import PromptRenderError, SectionVisibility
+from ringfence import serde
+from ringfence.errors import PromptError, PromptRenderError, SectionVisibility
 from ringfence.prompt.disclosure import describe_access, disclosure_tools
-from ringfence.prompt.section import SectionFunction, SectionNode, blame, find_placeholders
+from ringfence.prompt.section import Section, SectionFunction, SectionNode, find_placeholders, join_paragraphs
 from ringfence.prompt.structured_output import StructuredOutput
-from ringfence.prompt.tool import Tool
+from ringfence.prompt.tool import Tool, ToolExample
+from ringfence.runtime.tool_result import render_value
 
 if TYPE_CHECKING:
     from ringfence.prompt.overrides import PromptDescriptor
@@ -23,6 +29,21 @@ if TYPE_CHECKING:
     from ringfence.runtime.session import Session
 
 OutputT = TypeVar("OutputT", default=None)
+
+
+@contextmanager
+def blame(node: SectionNode, what: str) -> Generator[None]:
+    """Turn an exception of a section's own code into a PromptRenderError that names the section."""
+    try:
+        yield
+    except PromptError:
+        raise
+    except Exception as error:
+        raise PromptRenderError(
+            f"section {'.'.join(node.path)}: {what}: {type(error).__name__}: {error}",
+            section_path=node.path,
+            dataclass_type=node.section.params_type,
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +103,23 @@ class SectionLocation:
         return any(location.node.tools for location in self.walk())
 
 
+def is_enabled(node: SectionNode, params: Any, session: Session | None) -> bool:
+    with blame(node, "its enabled predicate raised"):
+        return node.section.is_enabled(params, session=session)
+
+
+def is_surely_disabled(node: SectionNode, params: SectionParams) -> bool:
+    """Whether a section is disabled whatever the session and the params that are still missing."""
+    section = node.section
+    if section.enabled is None or section.enabled.takes_session or type(section).is_enabled is not Section.is_enabled:
+        return False
+    try:
+        values = params.of(node)
+    except PromptRenderError:
+        return False
+    return not is_enabled(node, values, None)
+
+
 def locate_sections(
     nodes: Sequence[SectionNode], params: SectionParams, session: Session | None, *, hidden: bool = False
 ) -> tuple[SectionLocation, ...]:
@@ -101,11 +139,12 @@ def locate_sections(
             if hidden:
                 continue
             raise missing
-        if not node.is_enabled(values, session):
+        if not is_enabled(node, values, session):
             continue
-        visibility = node.visibility(values, session)
+        with blame(node, "its visibility selector raised"):
+            visibility = node.section.effective_visibility(values, session=session, path=node.path)
         full = visibility is SectionVisibility.FULL
-        if missing and not hidden and (full or find_placeholders(node.summary)):
+        if missing and not hidden and (full or find_placeholders(node.section.summary)):
             raise missing
         children = locate_sections(node.children, params, session, hidden=hidden or not full)
         located.append(SectionLocation(node, values, visibility, children, missing))
@@ -191,7 +230,35 @@ def _text(location: SectionLocation, session: Session | None) -> str:
             path=node.path,
             visibility=location.visibility,
             session=session,
-            override=node.override,
-            tools=node.tools,
         )
-    return text if location.visibility is SectionVisibility.FULL else f"{text}\n\n{describe_access(location)}"
+        if location.visibility is SectionVisibility.SUMMARY:
+            return join_paragraphs(text, describe_access(location))
+        return join_paragraphs(text, format_examples(node.tools))
+
+
+def format_examples(tools: Iterable[Tool[Any, Any]]) -> str:
+    """List the example calls of tools; empty where no tool has one."""
+    lines: list[str] = []
+    for tool in tools:
+        if tool.examples:
+            lines.append(f"- {tool.name}: {tool.description}")
+        for example in tool.examples:
+            lines += [f"  - {example.description}", *format_call(example, indent="    ", json_indent=2)]
+    return "\n".join(["Examples of tool calls:", "", *lines]) if lines else ""
+
+
+def format_call(example: ToolExample[Any, Any], *, indent: str, json_indent: int | None = None) -> list[str]:
+    """The lines of an example's input, and of its output where it has one."""
+    arguments: object = None if example.input is None else serde.dump(example.input)
+    text = json.dumps(arguments, ensure_ascii=False, indent=json_indent)
+    lines = [f"{indent}input:", fence(text, "json")]
+    if example.output is not None:
+        lines += [f"{indent}output:", fence(render_value(example.output))]
+    return lines
+
+
+def fence(text: str, language: str = "") -> str:
+    """`text`, indented, in a fence that nothing inside of it can end."""
+    longest = max(map(len, re.findall("`+", text)), default=0)
+    ticks = "`" * max(3, longest + 1)
+    return textwrap.indent(f"{ticks}{language}\n{text}\n{ticks}", "    ")

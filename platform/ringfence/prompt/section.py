@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import copy
 import inspect
-import json
 import re
 import textwrap
 import unicodedata
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from string import Template
 from types import NoneType
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, Self, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypedDict
 
 from typing_extensions import TypeVar, Unpack
 
-from ringfence import serde
-from ringfence.errors import PromptError, PromptRenderError, PromptValidationError, SectionPath, SectionVisibility
+from ringfence.errors import PromptRenderError, PromptValidationError, SectionPath, SectionVisibility
 from ringfence.prompt.policy import check_policy
-from ringfence.prompt.tool import Tool, ToolExample
+from ringfence.prompt.tool import Tool
 from ringfence.prompt.type_arguments import TypeArguments
 from ringfence.resources import ResourceRegistry
 from ringfence.runtime.reducers import VisibilityOverrides
-from ringfence.runtime.tool_result import render_value
 
 if TYPE_CHECKING:
     from ringfence.prompt.policy import Policy
@@ -33,29 +29,8 @@ if TYPE_CHECKING:
 
 ItemT = TypeVar("ItemT")
 ParamsT = TypeVar("ParamsT", default=None)
-TakenT = TypeVar("TakenT", contravariant=True)
-ValueT = TypeVar("ValueT", covariant=True)
 
 SECTION_KEY = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
-
-
-class OfSession(Protocol[ValueT]):
-    def __call__(self, *, session: Session | None) -> ValueT: ...
-
-
-class OfParamsAndSession(Protocol[TakenT, ValueT]):
-    def __call__(self, params: TakenT, /, *, session: Session | None) -> ValueT: ...
-
-
-Predicate: TypeAlias = (
-    Callable[[], bool] | Callable[[ParamsT], bool] | OfSession[bool] | OfParamsAndSession[ParamsT, bool]
-)
-Selector: TypeAlias = (
-    Callable[[], SectionVisibility]
-    | Callable[[ParamsT], SectionVisibility]
-    | OfSession[SectionVisibility]
-    | OfParamsAndSession[ParamsT, SectionVisibility]
-)
 
 
 class SectionFunction:
@@ -93,7 +68,7 @@ class SectionOptions(TypedDict, Generic[ParamsT], total=False):
     default_params: ParamsT | None
     """The params as long as none of their type are bound to the prompt."""
     children: Sequence[Section[Any]]
-    enabled: Predicate[ParamsT] | None
+    enabled: Callable[..., bool] | None
     """A predicate of ``()``, ``(params)``, ``(*, session)`` or ``(params, *, session)``. While it is False, the prompt
     has neither the section nor its tools nor anything below it."""
     tools: Sequence[Tool[Any, Any]]
@@ -103,7 +78,7 @@ class SectionOptions(TypedDict, Generic[ParamsT], total=False):
     """Whether the text may be replaced from outside; True by default."""
     summary: str | None
     """A template: the body while the section's visibility is SUMMARY, when its tools and children are hidden."""
-    visibility: SectionVisibility | Selector[ParamsT]
+    visibility: SectionVisibility | Callable[..., SectionVisibility]
     """A value, or a selector with the shapes of ``enabled``; FULL by default."""
 
 
@@ -126,6 +101,9 @@ class Section(TypeArguments, ABC, Generic[ParamsT]):
     without either the section has no params. Instances do not change, so that prompts can share a section.
     """
 
+    _body: str | None = None
+    """The template of an override."""
+
     def __init__(self, *, title: str, **options: Unpack[SectionOptions[ParamsT]]) -> None:
         """See `SectionOptions` for the options.
 
@@ -143,7 +121,11 @@ class Section(TypeArguments, ABC, Generic[ParamsT]):
         self.key = normalize_key(key) if key is not None else _slug(self.title)
         what = f"section {self.key!r}"
         self.default_params = options.get("default_params")
-        self.params_type: type[ParamsT] | None = self._params_type()
+        declared: Any = self.type_arguments[0] if self.type_arguments else Any
+        kind: Any = type(self.default_params) if declared is Any else declared
+        self.params_type: type[ParamsT] | None = None if kind is NoneType else kind
+        if self.default_params is not None and not is_dataclass(self.params_type):
+            raise TypeError(f"{what} takes no params that are a dataclass, so it has no default_params")
         self.children = tuple(options.get("children", ()))
         self.enabled = SectionFunction(enabled, f"enabled of {what}") if enabled is not None else None
         self.accepts_overrides = options.get("accepts_overrides", True)
@@ -164,19 +146,6 @@ class Section(TypeArguments, ABC, Generic[ParamsT]):
     def __repr__(self) -> str:
         return f"{type(self).__name__}(key={self.key!r})"
 
-    def _params_type(self) -> Any:
-        declared = self.type_arguments[0] if self.type_arguments else Any
-        default: Any = self.default_params
-        if declared is NoneType:
-            if default is not None:
-                raise TypeError(f"section {self.key!r} takes no params, so it has no default_params")
-            return None
-        if declared is not Any:
-            return declared
-        if default is not None and (isinstance(default, type) or not is_dataclass(default)):
-            raise TypeError(f"default_params of section {self.key!r} is {default!r}, not a dataclass instance")
-        return None if default is None else type(default)
-
     # What a subclass may do differently
 
     @abstractmethod
@@ -193,29 +162,30 @@ class Section(TypeArguments, ABC, Generic[ParamsT]):
         """Whether a prompt with these params has the section."""
         return self.enabled is None or bool(self.enabled(params, session))
 
-    def effective_visibility(
-        self, params: Any, *, session: Session | None, path: SectionPath, override: SectionOverride | None = None
-    ) -> SectionVisibility:
-        """The visibility that the session sets for this path, else an override, else the section itself.
+    def effective_visibility(self, params: Any, *, session: Session | None, path: SectionPath) -> SectionVisibility:
+        """The visibility that the session sets for this path, else the section itself.
 
         Raises:
             TypeError: the selector returned something else than a SectionVisibility.
             PromptValidationError: SUMMARY is asked for, and there is no summary.
         """
         in_session = session[VisibilityOverrides].latest() if session is not None else None
-        chosen = in_session.get(path) if in_session is not None else None
-        if chosen is None and override is not None:
-            chosen = override.visibility
-        if chosen is None:
-            chosen = self.visibility
+        chosen = (in_session.get(path) if in_session is not None else None) or self.visibility
         if isinstance(chosen, SectionFunction):
             chosen = chosen(params, session)
             if not isinstance(chosen, SectionVisibility):
                 raise TypeError(f"it returned {chosen!r}, which is no SectionVisibility")
-        has_summary = self.summary is not None or (override is not None and override.summary is not None)
-        if chosen is SectionVisibility.SUMMARY and not has_summary:
+        if chosen is SectionVisibility.SUMMARY and self.summary is None:
             raise PromptValidationError(f"section {'.'.join(path)} has no summary to show", section_path=path)
         return chosen
+
+    def overridden(self, override: SectionOverride) -> Self:
+        """A copy with the texts and the visibility of an override."""
+        twin = copy.copy(self)
+        twin._body = override.body
+        twin.summary = self.summary if override.summary is None else override.summary
+        twin.visibility = override.visibility or self.visibility
+        return twin
 
     def original_body_template(self) -> str | None:
         """The body that an override may replace; None where there is none."""
@@ -250,24 +220,15 @@ class Section(TypeArguments, ABC, Generic[ParamsT]):
         path: SectionPath = (),
         visibility: SectionVisibility = SectionVisibility.FULL,
         session: Session | None = None,
-        override: SectionOverride | None = None,
-        tools: Sequence[Tool[Any, Any]] | None = None,
     ) -> str:
-        """The section without its children: heading, body, examples of its tools. ``depth`` is 0 at the top.
-
-        ``override`` and ``tools`` replace the section's own texts and tools.
-        """
+        """Heading and body, without what is below. ``depth`` is 0 at the top."""
         where = f" ({'.'.join(path)})" if path else ""
         heading = f"{'#' * (depth + 2)} {number}. {self.title}{where}"
         if visibility is SectionVisibility.SUMMARY:
-            if override is not None and override.summary is not None:
-                return join_paragraphs(heading, expand(override.summary, params, path))
             return join_paragraphs(heading, self.render_summary(params, path=path))
-        if override is not None and override.body is not None:
-            body = expand(override.body, params, path)
-        else:
-            body = self.render_body(params, visibility=visibility, path=path, session=session)
-        return join_paragraphs(heading, body, format_examples(self.tools() if tools is None else tools))
+        if self._body is not None:
+            return join_paragraphs(heading, expand(self._body, params, path))
+        return join_paragraphs(heading, self.render_body(params, visibility=visibility, path=path, session=session))
 
 
 class MarkdownSection(Section[ParamsT]):
@@ -361,34 +322,6 @@ def join_paragraphs(*parts: str) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def format_examples(tools: Iterable[Tool[Any, Any]]) -> str:
-    """List the example calls of tools; empty where no tool has one."""
-    lines: list[str] = []
-    for tool in tools:
-        if tool.examples:
-            lines.append(f"- {tool.name}: {tool.description}")
-        for example in tool.examples:
-            lines += [f"  - {example.description}", *format_call(example, indent="    ", json_indent=2)]
-    return "\n".join(["Examples of tool calls:", "", *lines]) if lines else ""
-
-
-def format_call(example: ToolExample[Any, Any], *, indent: str, json_indent: int | None = None) -> list[str]:
-    """The lines of an example's input, and of its output where it has one."""
-    arguments: object = None if example.input is None else serde.dump(example.input)
-    text = json.dumps(arguments, ensure_ascii=False, indent=json_indent)
-    lines = [f"{indent}input:", fence(text, "json")]
-    if example.output is not None:
-        lines += [f"{indent}output:", fence(render_value(example.output))]
-    return lines
-
-
-def fence(text: str, language: str = "") -> str:
-    """`text`, indented, in a fence that nothing inside of it can end."""
-    longest = max(map(len, re.findall("`+", text)), default=0)
-    ticks = "`" * max(3, longest + 1)
-    return textwrap.indent(f"{ticks}{language}\n{text}\n{ticks}", "    ")
-
-
 # The tree of a template
 
 
@@ -405,43 +338,14 @@ class SectionNode:
     tools: tuple[Tool[Any, Any], ...]
     policies: tuple[Policy, ...]
     children: tuple[SectionNode, ...]
-    override: SectionOverride | None = None
     param_descriptions: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
     """By tool, by field of its params: the descriptions that overrides replace."""
-
-    @property
-    def summary(self) -> str:
-        replaced = self.override.summary if self.override is not None else None
-        return (self.section.summary if replaced is None else replaced) or ""
-
-    def is_enabled(self, params: Any, session: Session | None) -> bool:
-        with blame(self, "its enabled predicate raised"):
-            return self.section.is_enabled(params, session=session)
-
-    def visibility(self, params: Any, session: Session | None) -> SectionVisibility:
-        with blame(self, "its visibility selector raised"):
-            return self.section.effective_visibility(params, session=session, path=self.path, override=self.override)
 
     def walk(self) -> Iterator[SectionNode]:
         """This node and all below it, depth first."""
         yield self
         for child in self.children:
             yield from child.walk()
-
-
-@contextmanager
-def blame(node: SectionNode, what: str) -> Generator[None]:
-    """Turn an exception of a section's own code into a PromptRenderError that names the section."""
-    try:
-        yield
-    except PromptError:
-        raise
-    except Exception as error:
-        raise PromptRenderError(
-            f"section {'.'.join(node.path)}: {what}: {type(error).__name__}: {error}",
-            section_path=node.path,
-            dataclass_type=node.section.params_type,
-        ) from error
 
 
 def place_sections(

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ringfence.errors import PromptValidationError, SectionPath, SectionVisibility
-from ringfence.prompt.section import Section, fence, format_call
+from ringfence.prompt.rendering import fence, format_call
+from ringfence.prompt.section import Section
 from ringfence.prompt.structured_output import StructuredOutput
 from ringfence.prompt.tool import Tool, ToolExample
 from ringfence.runtime.tool_result import render_value
