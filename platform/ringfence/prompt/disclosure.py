@@ -61,8 +61,8 @@ def describe_access(location: SectionLocation) -> str:
 
 def open_sections(params: OpenSections, *, context: ToolContext) -> ToolResult[None]:
     """Handle `open_sections`: the loop opens the sections and renders the prompt again."""
-    index = _Index(context)
-    requested = {path: SectionVisibility.FULL for key in params.section_keys for path in index.summarised_at(key)}
+    found = [one for key in params.section_keys for one in _find(key, context)]
+    requested = {path: SectionVisibility.FULL for _, summarised in found for path in summarised}
     if not requested:
         raise ToolValidationError(f"open already: {', '.join(params.section_keys)}")
     raise VisibilityExpansionRequired(
@@ -75,46 +75,32 @@ def open_sections(params: OpenSections, *, context: ToolContext) -> ToolResult[N
 
 def read_section(params: ReadSection, *, context: ToolContext) -> ToolResult[SectionText]:
     """Handle `read_section`."""
-    index = _Index(context)
-    if not any(index.summarised_at(params.section_key)):
+    hidden = [location for location, summarised in _find(params.section_key, context) if summarised]
+    if not hidden:
         raise ToolValidationError(f"{params.section_key} is not summarised: it is in the instructions")
-    texts = [
-        context.prompt.render_section(location, session=context.session)
-        for location, summarised in index.find(params.section_key)
-        if summarised
-    ]
+    texts = [context.prompt.render_section(location, session=context.session) for location in hidden]
     return ToolResult.ok(SectionText("\n\n".join(texts)), f"section {params.section_key}")
 
 
-class _Index:
-    """The enabled sections of a call's prompt by dotted key, each with the summarised sections that hide it.
+_Found = tuple["SectionLocation", tuple[SectionPath, ...]]
+"""An enabled section, and the paths of the summarised ones down to it, itself included."""
 
-    Keys may have dots themselves, so that two sections can have one dotted key: then both are meant.
+
+def _find(key: str, context: ToolContext) -> list[_Found]:
+    """The sections with a dotted key: of two whose keys have dots themselves, both are meant.
+
+    Raises ToolValidationError for a key that no section has.
     """
-
-    def __init__(self, context: ToolContext) -> None:
-        self._found: dict[str, list[tuple[SectionLocation, tuple[SectionPath, ...]]]] = {}
-        for location, summarised in _walk(context.prompt.locate_sections(session=context.session)):
-            self._found.setdefault(_key(location), []).append((location, summarised))
-
-    def find(self, key: str) -> list[tuple[SectionLocation, tuple[SectionPath, ...]]]:
-        """Raises ToolValidationError for a key that no section has."""
-        found = self._found.get(key.strip().strip("`\"'").lower())
-        if found is None:
-            hidden = [name for name, there in self._found.items() if any(summarised for _, summarised in there)]
-            names = ", ".join(hidden[:MAX_LISTED_KEYS]) or "none"
-            raise ToolValidationError(f"there is no section {key!r}; summarised are: {names}")
+    every = list(_walk(context.prompt.locate_sections(session=context.session)))
+    wanted = key.strip().strip("`\"'").lower()
+    if found := [one for one in every if _key(one[0]) == wanted]:
         return found
+    hidden = [_key(location) for location, summarised in every if summarised]
+    names = ", ".join(hidden[:MAX_LISTED_KEYS]) or "none"
+    raise ToolValidationError(f"there is no section {key!r}; summarised are: {names}")
 
-    def summarised_at(self, key: str) -> list[SectionPath]:
-        """The summarised sections at and above the ones with a key. Raises as `find` does."""
-        return [path for _, summarised in self.find(key) for path in summarised]
 
-
-def _walk(
-    locations: Iterable[SectionLocation], above: tuple[SectionPath, ...] = ()
-) -> Iterator[tuple[SectionLocation, tuple[SectionPath, ...]]]:
-    """All locations, depth first, each with the paths of the summarised ones down to it, itself included."""
+def _walk(locations: Iterable[SectionLocation], above: tuple[SectionPath, ...] = ()) -> Iterator[_Found]:
     for location in locations:
         is_summarised = location.visibility is SectionVisibility.SUMMARY
         summarised = (*above, location.node.path) if is_summarised else above

@@ -57,11 +57,10 @@ class ToolPolicy(Protocol):
 
     def check(self, tool: Tool[Any, Any], params: Any, *, context: ToolContext) -> PolicyDecision:
         """Before the handler. Must change nothing."""
-        ...
+        return ALLOW
 
     def on_result(self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext) -> None:
         """After a handler that succeeded, inside its transaction. Raising rolls the call back."""
-        ...
 
 
 @runtime_checkable
@@ -83,17 +82,17 @@ class EffectPolicy(Protocol):
         ``changes`` are of every filesystem that the call changed, with resolved paths, however a path was changed: also
         through links, or by moving or removing a directory above it. ``context.filesystem`` has the bytes.
         """
-        ...
+        return ALLOW
 
 
-class BasePolicy:
+class BasePolicy(ToolPolicy, EffectPolicy):
     """A policy with every hook, each of which allows everything or does nothing.
 
     A subclass overrides the hooks that it needs. A method with a name that is almost a hook's is a TypeError when the
     class is made: it would never be called.
     """
 
-    name: str
+    name: str  # pyright: ignore[reportIncompatibleMethodOverride]
     """For receipts and denials."""
     observes_all_tools: bool = False
     """Whether a section's policy gets the results of the tools of all sections."""
@@ -113,19 +112,6 @@ class BasePolicy:
     def validate(self, tool_names: frozenset[str]) -> None:
         """Raise PromptValidationError if the policy does not fit a prompt with these tools."""
 
-    def check(self, tool: Tool[Any, Any], params: Any, *, context: ToolContext) -> PolicyDecision:
-        """See `ToolPolicy.check`."""
-        return ALLOW
-
-    def check_effects(
-        self, tool: Tool[Any, Any], params: Any, changes: Sequence[Change], *, context: ToolContext
-    ) -> PolicyDecision:
-        """See `EffectPolicy.check_effects`."""
-        return ALLOW
-
-    def on_result(self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext) -> None:
-        """See `ToolPolicy.on_result`."""
-
 
 Policy: TypeAlias = ToolPolicy | EffectPolicy
 """What stands among the ``policies`` of a section or a prompt: a `BasePolicy`, or a class with the same methods."""
@@ -141,10 +127,10 @@ def has_hook(policy: Policy, hook: Hook) -> bool:
 
 def is_asked(policy: Policy, hook: Hook, tool: Tool[Any, Any]) -> bool:
     """Whether a hook has to be called for a tool."""
-    if not isinstance(policy, BasePolicy):
+    if not has_hook(policy, hook) or not isinstance(policy, BasePolicy):
         return has_hook(policy, hook)
     own, filtered = (next(kind for kind in type(policy).__mro__ if name in vars(kind)) for name in (hook, "applies_to"))
-    return own is not BasePolicy and (not issubclass(filtered, own) or policy.applies_to(tool, hook))
+    return not issubclass(filtered, own) or policy.applies_to(tool, hook)
 
 
 def observes_all_tools(policy: Policy) -> bool:
@@ -164,7 +150,7 @@ def check_policy(policy: object, where: str) -> None:
         if unused := [name for name in _BASE_ONLY if hasattr(policy, name)]:
             raise TypeError(f"{what} has {unused[0]}, which only a BasePolicy has: inherit from it")
         is_policy = hooks == {"check_effects"} or hooks >= {"check", "on_result"}
-    if not is_policy or not hasattr(policy, "name"):
+    if not is_policy or not isinstance(getattr(policy, "name", None), str):
         raise TypeError(
             f"{what} is no policy: a ToolPolicy has name, check and on_result, an EffectPolicy name and check_effects, "
             "a BasePolicy name and at least one of these hooks"

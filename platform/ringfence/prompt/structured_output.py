@@ -50,16 +50,14 @@ class StructuredOutput:
         item = serde.schema(self.dataclass_type, extra="ignore" if self.allow_extra_keys else "forbid")
         if self.container == "object":
             return item
-        definitions = item.pop("$defs", None)  # references are resolved from the root
-        whole: dict[str, object] = {
+        definitions = {"$defs": item.pop("$defs")} if "$defs" in item else {}  # references are from the root
+        items = {"items": {"type": "array", "items": item}}
+        return {
             "type": "object",
-            "properties": {"items": {"type": "array", "items": item}},
+            "properties": items,
             "required": ["items"],
             "additionalProperties": False,
-        }
-        if definitions is not None:
-            whole["$defs"] = definitions
-        return whole
+        } | definitions
 
     def parse(self, text: str) -> Any:
         """The value of a final answer.
@@ -78,9 +76,7 @@ class StructuredOutput:
     def parse_value(self, value: object) -> Any:
         """The same from JSON that is decoded already. Raises OutputParseError."""
         if self.container == "object":
-            if not isinstance(value, dict):
-                self._refuse(f"the answer must be a JSON object, not {_json_kind(value)}")
-            return self._item(cast("dict[str, object]", value), "the answer")
+            return self._item(value, "the answer")
         items = _array_items(value)
         if items is None:
             self._refuse(f'the answer must be a JSON array or an object with the key "items", not {_json_kind(value)}')
@@ -101,21 +97,17 @@ class StructuredOutput:
     def _decode(self, text: str) -> object:
         fence = _FENCE.search(text)
         try:
-            if fence is not None:
-                return self._decode_fence(text, fence.end())
+            if fence is not None:  # not cut at the next one: a JSON string may have backticks in it
+                value, end = STRICT_JSON.raw_decode(text, fence.end())
+                if _FENCE_END.match(text, end) is None:
+                    raise json.JSONDecodeError("Extra data", text, end)
+                return value
             try:
                 return STRICT_JSON.decode(text)
             except json.JSONDecodeError:
                 return self._find_embedded(text)
         except ValueError as error:  # not of the syntax only: a key twice, NaN, a number too long to read
             self._refuse(f"the answer is not acceptable JSON: {error}", error)
-
-    def _decode_fence(self, text: str, start: int) -> object:
-        # Not cut at the next fence: a JSON string may have backticks in it.
-        value, end = STRICT_JSON.raw_decode(text, start)
-        if _FENCE_END.match(text, end) is None:
-            raise json.JSONDecodeError("Extra data", text, end)
-        return value
 
     def _find_embedded(self, text: str) -> object:
         """The first value in a text that fits, else the first there is, which then says what does not."""

@@ -6,23 +6,10 @@ import inspect
 import json
 import re
 import types
+import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, is_dataclass
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Generic,
-    Literal,
-    Never,
-    Protocol,
-    TypeAlias,
-    TypeVar,
-    cast,
-    get_args,
-    get_origin,
-    get_type_hints,
-    runtime_checkable,
-)
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 from ringfence import serde
 from ringfence.errors import PromptValidationError
@@ -201,7 +188,7 @@ class Itself:
     path: str
 
 
-Written: TypeAlias = str | ContentOf | Itself
+Written = str | ContentOf | Itself
 """What `Tool.writes` names: a path that may be meant either way is a text."""
 
 
@@ -259,10 +246,10 @@ class Tool(TypeArguments, Generic[ParamsT, ResultT]):
                 self.name,
             )
         params, result = (None if kind is types.NoneType else kind for kind in declared)
-        if params is not None and not is_dataclass(get_origin(params) or params):
+        if params is not None and not is_dataclass(typing.get_origin(params) or params):
             raise _invalid(f"tool {self.name!r}: params must be a dataclass or None, not {_name_of(params)}", self.name)
         if self.handler is not None:
-            self._check_handler(self.handler, params, result)
+            self._check_handler(self.handler)
         item, container = _split_result(result, self.name)
         values: dict[str, object] = {
             "description": checked_description(self.description, self.name),
@@ -279,7 +266,7 @@ class Tool(TypeArguments, Generic[ParamsT, ResultT]):
         for example in self.examples:
             self.check_example(example)
 
-    def _check_handler(self, handler: object, params: Any, result: Any) -> None:
+    def _check_handler(self, handler: object) -> None:
         if not callable(handler):
             raise _invalid(f"tool {self.name!r}: the handler {handler!r} cannot be called", "handler")
         call = _function_of(handler)
@@ -290,13 +277,6 @@ class Tool(TypeArguments, Generic[ParamsT, ResultT]):
             inspect.signature(handler).bind(object(), context=object())
         except (TypeError, ValueError) as error:
             raise _invalid(f"tool {self.name!r}: a handler takes (params, *, context): {error}", "handler") from None
-        for said, declared in zip(_annotated_types(handler), (params, result), strict=True):
-            if said is not MISSING and _disagree(said, declared):
-                raise _invalid(
-                    f"tool {self.name!r}: declared with {_name_of(declared)}, but its handler is annotated with "
-                    f"{_name_of(said)}",
-                    "handler",
-                )
 
     def check_example(self, example: ToolExample[ParamsT, ResultT]) -> None:
         """Raises PromptValidationError for an example that is not of this tool's types, or that it would refuse."""
@@ -333,9 +313,9 @@ class Tool(TypeArguments, Generic[ParamsT, ResultT]):
             return True
         if self.result_container == "object":
             return _is_of_type(value, kind)
-        if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
+        if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
             return False
-        return all(_is_of_type(item, kind) for item in cast("Sequence[object]", value))
+        return all(_is_of_type(item, kind) for item in typing.cast("Sequence[object]", value))
 
     @property
     def result_words(self) -> str:
@@ -371,6 +351,7 @@ class BoundTool:
 
 
 def bind_tool(tool: Tool[Any, Any], prompt: Prompt[Any]) -> BoundTool:
+    """Sort the policies that concern a tool by their hooks."""
     policies = prompt.policies_for_tool(tool.name)
     checking = [policy for policy in policies if isinstance(policy, ToolPolicy) and has_hook(policy, "check")]
     observing = [policy for policy in prompt.result_policies(tool.name) if isinstance(policy, ToolPolicy)]
@@ -408,13 +389,13 @@ def _name_of(kind: object) -> str:
 
 
 def _fields_of(kind: Any) -> tuple[Field[Any], ...]:
-    return () if kind is None else fields(get_origin(kind) or kind)
+    return () if kind is None else fields(typing.get_origin(kind) or kind)
 
 
 def _split_result(kind: Any, name: str) -> tuple[Any, Literal["object", "array"]]:
     """The type of a result's value, or of its items where it is an array."""
-    origin: Any = get_origin(kind) or kind
-    arguments = get_args(kind) or (Any, ...)
+    origin: Any = typing.get_origin(kind) or kind
+    arguments = typing.get_args(kind) or (Any, ...)
     if origin in (list, Sequence) or (origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis):
         return arguments[0], "array"
     if kind is None or origin in (str, dict, Mapping) or is_dataclass(origin):
@@ -428,7 +409,7 @@ def _split_result(kind: Any, name: str) -> tuple[Any, Literal["object", "array"]
 
 def _is_of_type(value: object, kind: Any) -> bool:
     """Whether a value is of a declared type; what a union or a type variable allows is not looked at."""
-    origin = get_origin(kind) or kind
+    origin = typing.get_origin(kind) or kind
     if kind is None:
         return value is None
     return not isinstance(origin, type) or origin is types.UnionType or isinstance(value, origin)
@@ -441,21 +422,13 @@ def _function_of(handler: object) -> Any:
 def _annotated_types(handler: object) -> tuple[Any, Any]:
     """The params and result types that a handler's annotations name; MISSING for what they do not say."""
     try:
-        hints = get_type_hints(_function_of(handler))
-        parameters = list(inspect.signature(handler).parameters)  # pyright: ignore[reportArgumentType]
+        hints = inspect.get_annotations(_function_of(handler), eval_str=True)
+        first = next(iter(inspect.signature(handler).parameters), "")  # pyright: ignore[reportArgumentType]
     except (NameError, TypeError, ValueError, AttributeError):  # among them, no handler
         return MISSING, MISSING
     returned = hints.get("return")
-    result = get_args(returned)[0] if get_origin(returned) is ToolResult else MISSING
-    return hints.get(parameters[0], MISSING) if parameters else MISSING, MISSING if result is Never else result
-
-
-def _disagree(said: Any, declared: Any) -> bool:
-    """Whether two classes have nothing in common. Of anything else that is not looked at."""
-    kinds = [types.NoneType if kind is None else kind for kind in (said, declared)]
-    if any(kind is Any or not isinstance(kind, type) or get_args(kind) for kind in kinds):
-        return False
-    return not issubclass(kinds[0], kinds[1]) and not issubclass(kinds[1], kinds[0])
+    result = typing.get_args(returned)[0] if typing.get_origin(returned) is ToolResult else MISSING
+    return hints.get(first, MISSING), MISSING if result is typing.Never else result
 
 
 def _decoder(params: Any, name: str) -> Callable[[Mapping[str, object] | str | bytes], Any]:
