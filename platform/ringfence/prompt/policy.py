@@ -187,11 +187,10 @@ class PathHashes(Set[tuple[str, str]]):
 
     __slots__ = ("_made_of", "_map", "of")
 
-    def __init__(self, pairs: HashTrieMap[str, str] | Iterable[tuple[str, str]] = ()) -> None:
+    def __init__(self, pairs: Iterable[tuple[str, str]] = ()) -> None:
         from rpds import HashTrieMap
 
-        given = isinstance(pairs, HashTrieMap)
-        self._map: HashTrieMap[str, str] = cast("HashTrieMap[str, str]", pairs) if given else HashTrieMap(dict(pairs))
+        self._map: HashTrieMap[str, str] = HashTrieMap(dict(pairs))
         self.of: Callable[[str], str | None] = self._map.get
         """The hash of a path."""
         self._made_of: tuple[PathHashes, Mapping[str, str | None]] | None = None
@@ -202,7 +201,8 @@ class PathHashes(Set[tuple[str, str]]):
         result = self._map
         for path, content_hash in known.items():
             result = result.discard(path) if content_hash is None else result.insert(path, content_hash)
-        hashes = PathHashes(result)
+        hashes = object.__new__(PathHashes)
+        hashes._map, hashes.of = result, result.get
         self._made_of, hashes._made_of = None, (self, known)
         return hashes
 

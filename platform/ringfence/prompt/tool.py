@@ -112,7 +112,7 @@ class ToolContext:
     def filesystem(self) -> Filesystem | None:
         """The prompt's filesystem, as this call's; None where none is bound."""
         if self._filesystem is MISSING:
-            self._filesystem = self.resources.get_optional(Filesystem)
+            self._filesystem = (self.scope or self.resources).get_optional(Filesystem)
         return self._filesystem
 
     def resolve_path(self, path: str, *, mount_point: str | None = None) -> str:
