@@ -13,18 +13,26 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ringfence.adapters import ModelParams, ModelTurn, OpenAIAdapter, PromptEvaluationError, Request, ToolCall, Turn
-from ringfence.adapters.loop import evaluate_with
-from ringfence.adapters.model import Message
+from ringfence.adapters import (
+    LoopAdapter,
+    Message,
+    ModelParams,
+    ModelTurn,
+    OpenAIAdapter,
+    PromptEvaluationError,
+    Request,
+    ToolCall,
+    Turn,
+)
 from ringfence.filesystem import Filesystem, InMemoryFilesystem
 from ringfence.prompt import MarkdownSection, Prompt, PromptTemplate
-from ringfence.runtime import Deadline, Receipt, RunOptions, Session
+from ringfence.runtime import Deadline, Receipt, Session
 from ringfence_tools import VfsToolsSection
 
 logger = logging.getLogger(__name__)
@@ -160,11 +168,13 @@ Task: copy a.txt to b.txt
 """
 
 
-@dataclass(frozen=True)
-class ByActions:
-    """A `Model` whose calls are answers in a schema that its server enforces: what it writes always fits."""
+class ByActions(LoopAdapter):
+    """Its calls are answers in a schema that its server enforces: what it writes always fits."""
 
-    adapter: OpenAIAdapter
+    max_turns = 8
+
+    def __init__(self, adapter: OpenAIAdapter) -> None:
+        self.adapter = adapter
 
     def respond(self, request: Request) -> Turn:
         told = WORKED
@@ -186,9 +196,8 @@ def test_with_actions_that_its_server_enforces_it_does_the_task(url: str) -> Non
     witness = Witness(session, files)
     params = ModelParams(temperature=0.0, max_tokens=100)
     with OpenAIAdapter("local", api="chat", base_url=url, api_key="none", params=params) as adapter:
-        model = ByActions(adapter)
         prompt = work("Copy.", files, session)
-        evaluate_with(model, adapter, prompt, session=session, options=RunOptions(Deadline.after(120)), max_turns=8)
+        ByActions(adapter).evaluate(prompt, session=session, deadline=Deadline.after(120))
     assert files.read("b.txt").content.strip() == "the secret word is plum"
     assert witness.wrong == []
     assert [receipt.outcome for receipt in session[Receipt].all()] == ["committed", "committed"]

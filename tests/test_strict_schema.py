@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfence import serde
-from ringfence.adapters.provider import strict_schema
+from ringfence.adapters.strict_schema import strict_schema
 from ringfence.runtime import Session
 from ringfence_tools import PlanningToolsSection, VfsToolsSection
 

@@ -3,14 +3,13 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from ringfence.adapters.loop import LoopAdapter, evaluate_with, tool_schema
+from ringfence.adapters.loop import LoopAdapter, tool_schema
 from ringfence.adapters.model import (
     Conversation,
     EvaluationEnded,
     EvaluationStarted,
     Message,
     MessageAdded,
-    Model,
     ModelAnswered,
     ModelRequested,
     ModelRetry,
@@ -42,7 +41,6 @@ __all__ = [
     "LoopAdapter",
     "Message",
     "MessageAdded",
-    "Model",
     "ModelAnswered",
     "ModelParams",
     "ModelRequested",
@@ -63,7 +61,6 @@ __all__ = [
     "ToolChoice",
     "ToolExecutor",
     "Turn",
-    "evaluate_with",
     "tool_schema",
 ]
 

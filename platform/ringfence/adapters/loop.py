@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 from uuid import uuid4
 
 from ringfence import serde
@@ -15,7 +19,6 @@ from ringfence.adapters.model import (
     EvaluationStarted,
     Message,
     MessageAdded,
-    Model,
     ModelAnswered,
     ModelRequested,
     ModelRetry,
@@ -40,7 +43,7 @@ from ringfence.participants import current_call
 from ringfence.prompt.disclosure import OPEN_SECTIONS
 from ringfence.prompt.feedback import FeedbackContext, Feedbacks
 from ringfence.prompt.structured_output import parse_output
-from ringfence.prompt.tool import ProviderAdapter, Tool
+from ringfence.prompt.tool import Tool
 from ringfence.runtime.events import PromptExecuted, PromptRendered, PromptResponse, RenderedTools, ToolSchema
 from ringfence.runtime.limits import (
     Budget,
@@ -54,6 +57,7 @@ from ringfence.runtime.limits import (
 )
 from ringfence.runtime.reducers import SetVisibilityOverride, VisibilityOverrides
 from ringfence.runtime.session import Session
+from ringfence.runtime.tool_result import sendable
 
 if TYPE_CHECKING:
     from ringfence.prompt.prompt import Prompt
@@ -81,11 +85,19 @@ def tool_schema(tool: Tool[Any, Any], rendered: RenderedPrompt[Any]) -> ToolSche
     return ToolSchema(tool.name, tool.description, parameters, examples)
 
 
-class LoopAdapter(Model, Protocol):
-    """A provider's adapter that is its own model: it has `respond`, and the loop does the rest."""
+class LoopAdapter(ABC):
+    """A provider's adapter. A subclass has `respond`, and the loop does the rest.
+
+    Observers know it by its attributes ``provider`` and ``model``, both strings, where it has them.
+    """
 
     max_turns: int = MAX_TURNS
     tool_choice: ToolChoice = "auto"
+    """Of the first request, unless it is "none": a model that always had to call a tool could not end."""
+
+    @abstractmethod
+    def respond(self, request: Request) -> Turn:
+        """One request, one answer. Raises PromptEvaluationError when the provider fails."""
 
     def evaluate(
         self,
@@ -107,279 +119,232 @@ class LoopAdapter(Model, Protocol):
             heartbeat=heartbeat,
             run_context=run_context,
         )
-        return evaluate_with(
-            self,
-            self,
-            prompt,
-            session=session,
-            options=options,
-            max_turns=self.max_turns,
-            tool_choice=self.tool_choice,
-        )
-
-
-def evaluate_with(
-    model: Model,
-    adapter: ProviderAdapter,
-    prompt: Prompt[OutputT],
-    *,
-    session: Session,
-    options: RunOptions,
-    max_turns: int = MAX_TURNS,
-    tool_choice: ToolChoice = "auto",
-) -> PromptResponse[OutputT]:
-    """Evaluate `prompt` with `model`; `adapter` is what tool handlers get for nested evaluations.
-
-    A ``tool_choice`` other than "none" is the first request's only: a model that always had to call a tool could not
-    end.
-
-    Raises: what `ProviderAdapter.evaluate` raises.
-    """
-    with prompt.resources:
-        return _Evaluation(model, adapter, prompt, session, options, max_turns, tool_choice).run()
-
-
-@dataclass(frozen=True, slots=True)
-class _InvalidAnswer:
-    """Why a turn without tool calls is no final answer: for the caller, and for the model, which may try again."""
-
-    error: PromptEvaluationError
-    advice: str
+        run = _Evaluation(self, prompt, session, options)
+        with prompt.resources, run.published():
+            run.check_deadline("request")
+            run.render()
+            run.check_tool_choice()
+            run.resume()
+            invalid_answers = 0
+            for number in range(1, self.max_turns + 1):
+                turn = run.ask(number)
+                if turn.ended == "refused":
+                    raise run.failure(f"the model refused: {turn.text or 'it did not say why'}", "response")
+                if turn.tool_calls:
+                    invalid_answers = 0
+                    run.add(Message("assistant", turn.text, turn))
+                    run.call_tools(turn.tool_calls)
+                    continue
+                cause = None
+                if turn.ended == "cut":
+                    why = "the final answer was cut off at the provider's limit: allow it more tokens"
+                    advice = "Your answer was cut off at the limit of its length: give a shorter one."
+                elif not turn.text.strip() and turn.parsed is None:
+                    why = "the model answered nothing: neither text nor a tool call"
+                    advice = "You answered nothing. Go on, or if all is done, say what was done."
+                else:
+                    try:
+                        return run.finish(turn)
+                    except OutputParseError as error:
+                        cause = error
+                        why = f"the final answer is not what the prompt declares: {error}"
+                        advice = f"Your answer is not what was asked for: {error}. Answer again."
+                if invalid_answers == MAX_INVALID_ANSWERS:
+                    raise run.failure(why, "response") from cause
+                invalid_answers += 1
+                if turn.text.strip():  # a provider takes no empty message back
+                    run.add(Message("assistant", turn.text, turn))
+                run.add(Message("user", advice))
+            turns = f"{self.max_turns} turn{'s' if self.max_turns != 1 else ''}"
+            raise run.failure(f"{turns} without a final answer", "budget")
 
 
 class _Evaluation(Generic[OutputT]):
-    def __init__(
-        self,
-        model: Model,
-        adapter: ProviderAdapter,
-        prompt: Prompt[OutputT],
-        session: Session,
-        options: RunOptions,
-        max_turns: int,
-        tool_choice: ToolChoice,
-    ) -> None:
-        self.model = model
+    """The state of one evaluation, and the steps of its loop."""
+
+    rendered: RenderedPrompt[OutputT]
+    tools: Sequence[ToolSchema]
+    executor: ToolExecutor
+
+    def __init__(self, adapter: LoopAdapter, prompt: Prompt[OutputT], session: Session, options: RunOptions) -> None:
         self.adapter = adapter
         self.prompt = prompt
         self.session = session
         self.options = options
         self.tracker = options.budget_tracker
-        self.max_turns = max_turns
-        self.tool_choice: ToolChoice = tool_choice
+        self.id = uuid4()
         self.outer_call = current_call()
-        self.evaluation_id = uuid4()
-        self.provider: str = getattr(model, "provider", type(model).__name__)
-        self.model_name: str | None = getattr(model, "model", None)
-        self.usage = TokenUsage()
-        self.expansions_left = sum(1 for _ in prompt.template.walk())
         self.name = prompt.name or f"{prompt.ns}:{prompt.key}"
+        self.provider: str = getattr(adapter, "provider", type(adapter).__name__)
+        self.model: str | None = getattr(adapter, "model", None)
+        self.usage = TokenUsage()
+        self.messages: list[Message] = []
+        """The conversation, without the instructions."""
+        self.expansions_left = sum(1 for _ in prompt.template.walk())
         self.feedbacks = Feedbacks(prompt.template.feedback_providers, self.name)
         self.calls = 0
 
-    def run(self) -> PromptResponse[OutputT]:
+    @contextmanager
+    def published(self) -> Generator[None]:
+        """Publish the start, and the end, however it ends."""
         notify, session_id, context = self.session.notify, self.session.session_id, self.options.run_context
-        notify(EvaluationStarted(self.evaluation_id, self.name, self.provider, self.model_name, session_id, context))
+        notify(EvaluationStarted(self.id, self.name, self.provider, self.model, session_id, context))
         try:
-            response = self._evaluate()
+            yield
         except BaseException as error:
-            notify(EvaluationEnded(self.evaluation_id, self.usage, error))
+            notify(EvaluationEnded(self.id, self.usage, error))
             raise
-        notify(EvaluationEnded(self.evaluation_id, self.usage))
-        return response
+        notify(EvaluationEnded(self.id, self.usage))
 
-    def _evaluate(self) -> PromptResponse[OutputT]:
-        self._check_deadline("request")
-        self._render()
-        conversation = [Message("system", self.rendered.text), *self._resumed_messages()]
-        invalid_answers = 0
-        for number in range(1, self.max_turns + 1):
-            conversation[0] = Message("system", self.rendered.text)
-            turn = self._ask(number, conversation)
-            self.session.notify(ModelTurn(self.name, number, turn))
-            self._check_budget()  # after observers know what the turn cost
-            if turn.ended == "refused":
-                raise self._failure(f"the model refused: {turn.text or 'it did not say why'}", "response")
-            if turn.tool_calls:
-                invalid_answers = 0
-                conversation.append(self._add(Message("assistant", turn.text, turn)))
-                conversation.extend(self._run_calls(turn.tool_calls))
-                continue
-            response = self._response(turn)
-            if isinstance(response, PromptResponse):
-                return self._finish(response)
-            if invalid_answers == MAX_INVALID_ANSWERS:
-                raise response.error
-            invalid_answers += 1
-            if turn.text.strip():  # a provider takes no empty message back
-                conversation.append(self._add(Message("assistant", turn.text, turn)))
-            conversation.append(self._add(Message("user", response.advice)))
-        turns = f"{self.max_turns} turn{'s' if self.max_turns != 1 else ''}"
-        raise self._failure(f"{turns} without a final answer", "budget")
-
-    def _render(self) -> None:
-        deadline = self._nearest_deadline()
-        self.rendered = replace(self.prompt.render(session=self.session), deadline=deadline)
+    def render(self) -> None:
+        """Render the prompt as the session has it now, and offer its tools."""
+        prompt, session, options = self.prompt, self.session, self.options
+        deadline = self.nearest_deadline()
+        self.rendered = replace(prompt.render(session=session), deadline=deadline)
         self.executor = ToolExecutor(
-            prompt=self.prompt,
-            session=self.session,
+            prompt=prompt,
+            session=session,
             adapter=self.adapter,
             deadline=deadline,
             budget_tracker=self.tracker,
-            heartbeat=self.options.heartbeat,
+            heartbeat=options.heartbeat,
             rendered_prompt=self.rendered,
-            run_context=self.options.run_context,
+            run_context=options.run_context,
         )
         self.tools = tuple(tool_schema(tool, self.rendered) for tool in self.rendered.tools)
-        prompt, session_id, context = self.prompt, self.session.session_id, self.options.run_context
         rendered = PromptRendered(
             prompt_ns=prompt.ns,
             prompt_key=prompt.key,
             prompt_name=prompt.name,
             adapter=type(self.adapter).__name__,
-            session_id=session_id,
+            session_id=session.session_id,
             render_inputs=prompt.params,
             rendered_prompt=self.rendered.text,
             descriptor=prompt.descriptor if prompt.overrides_store is not None else None,
-            run_context=context,
+            run_context=options.run_context,
         )
-        self.session.dispatch(rendered)
-        self.session.dispatch(
+        session.dispatch(rendered)
+        session.dispatch(
             RenderedTools(
-                prompt.ns, prompt.key, self.tools, rendered.event_id, session_id=session_id, run_context=context
+                prompt.ns,
+                prompt.key,
+                self.tools,
+                rendered.event_id,
+                session_id=session.session_id,
+                run_context=options.run_context,
             )
         )
 
-    def _resumed_messages(self) -> list[Message]:
-        """The conversation that the session has for this evaluation to go on with, its last turn answered."""
+    def check_tool_choice(self) -> None:
+        choice = self.adapter.tool_choice
+        if choice not in ("auto", "none", "required", *({"name": tool.name} for tool in self.tools)):
+            choices = '"auto", "none", "required" or {"name": a tool on offer}'
+            raise self.failure(f"there is no tool choice {choice!r}: it is {choices}", "request")
+
+    def resume(self) -> None:
+        """Go on with the conversation that the session has for this evaluation; answer its last turn first."""
         resumed = self.session[Conversation].latest()
-        if resumed is None or resumed.prompt_name != self.name:
-            return []
-        self.session[Conversation].clear()
-        messages = [*resumed.messages, *self._run_calls(resumed.unanswered())]
-        return [*messages, self._add(Message("user", resumed.news))] if resumed.news else messages
+        if resumed is not None and resumed.prompt_name == self.name:
+            self.session[Conversation].clear()
+            self.messages += resumed.messages
+            self.call_tools(resumed.unanswered())
+            if resumed.news:
+                self.add(Message("user", resumed.news))
 
-    def _run_calls(self, calls: Sequence[ToolCall]) -> list[Message]:
-        """The answers to the calls, in their order. Sections are opened first, so that the rest has their tools."""
-        order = sorted(enumerate(calls), key=lambda numbered: numbered[1].name != OPEN_SECTIONS)
-        answers = {place: self._add(self._run_call(call)) for place, call in order}
-        return [answers[place] for place in range(len(answers))]
+    def ask(self, number: int) -> Turn:
+        """The next turn. A conversation that the model has no room for is shorter from then on."""
+        attempt = 1
+        while True:
+            self.beat()
+            self.check_deadline("request")
+            self.check_budget()
+            if self.outer_call is not None and self.outer_call.ended:  # in a thread of its handler, which goes on
+                raise self.failure("the tool call whose handler evaluates this has ended", "request")
+            try:
+                turn = self.request_turn(number)
+                break
+            except ContextWindowExceededError:
+                shorter = shorten(self.messages)
+                if shorter is None:
+                    raise
+            self.messages, left_out = shorter
+            attempt += 1
+            why = f"the conversation is too long for the model, and goes on without {left_out}"
+            self.report(ModelRetry(self.name, number, why, attempt, 0.0))
+        if turn.usage is not None:
+            self.usage += turn.usage
+            if self.tracker is not None:
+                self.tracker.record_cumulative(self.id, self.usage)
+        if number == 1 and self.usage.total_tokens is None and self.tracker is not None:
+            budget, who = self.tracker.budget, self.model or self.provider
+            if any((budget.max_total_tokens, budget.max_input_tokens, budget.max_output_tokens)):
+                logger.warning("%s reports no token counts: the limit of tokens holds nothing back", who)
+        self.session.notify(ModelTurn(self.name, number, turn))
+        self.check_budget()  # after observers know what the turn cost
+        return turn
 
-    def _run_call(self, call: ToolCall) -> Message:
+    def request_turn(self, number: int) -> Turn:
+        output, choice = self.rendered.structured_output, self.adapter.tool_choice
+        request = Request(
+            self.name,
+            (Message("system", self.rendered.text), *self.messages),
+            self.tools,
+            output_schema=output.schema() if output is not None else None,
+            deadline=self.nearest_deadline(),
+            tool_choice=choice if number == 1 or choice == "none" else "auto",
+            on_text=lambda text, attempt: self.report(ModelText(self.name, number, text, attempt)),
+            on_retry=lambda why, attempt, seconds: self.report(ModelRetry(self.name, number, why, attempt, seconds)),
+        )
+        notify, session_id = self.session.notify, self.session.session_id
+        notify(ModelRequested(self.id, number, request, self.provider, self.model, session_id))
         try:
-            ended = self.executor.execute(call.name, call.arguments, call_id=call.call_id)
-        except VisibilityExpansionRequired as expansion:
-            if self.expansions_left == 0:
-                raise
-            self.expansions_left -= 1
-            return self._open_sections(call, expansion)
-        self.calls += 1
-        context = FeedbackContext(self.prompt, self.session, self.calls, self.options.deadline)
-        feedback = self.feedbacks.after(context)
-        text = f"{ended.text}\n\n{feedback}" if feedback else ended.text
-        return Message("tool", text, call_id=call.call_id, failed=not ended.result.success)
+            turn = _clean(self.adapter.respond(request), self.messages)
+        except BaseException as error:
+            notify(ModelAnswered(self.id, number, None, error))
+            raise
+        notify(ModelAnswered(self.id, number, turn))
+        return turn
 
-    def _open_sections(self, call: ToolCall, expansion: VisibilityExpansionRequired) -> Message:
+    def call_tools(self, calls: Sequence[ToolCall]) -> None:
+        """Run the calls and add their answers. Sections are opened first, so that the rest has their tools."""
+        begun = len(self.messages)
+        for call in sorted(calls, key=lambda call: call.name != OPEN_SECTIONS):
+            try:
+                ended = self.executor.execute(call.name, call.arguments, call_id=call.call_id)
+            except VisibilityExpansionRequired as expansion:
+                if self.expansions_left == 0:
+                    raise
+                self.expansions_left -= 1
+                self.add(self.open_sections(call, expansion))
+                continue
+            self.calls += 1
+            context = FeedbackContext(self.prompt, self.session, self.calls, self.options.deadline)
+            feedback = self.feedbacks.after(context)
+            text = f"{ended.text}\n\n{feedback}" if feedback else ended.text
+            self.add(Message("tool", text, call_id=call.call_id, failed=not ended.result.success))
+        places = {call.call_id: place for place, call in enumerate(calls)}
+        self.messages[begun:] = sorted(self.messages[begun:], key=lambda answer: places[answer.call_id])
+
+    def open_sections(self, call: ToolCall, expansion: VisibilityExpansionRequired) -> Message:
         """Go on under instructions that have the requested sections in full."""
         before = self.session[VisibilityOverrides].all()
         for path, visibility in expansion.requested_overrides.items():
             self.session.dispatch(SetVisibilityOverride(path, visibility))
         try:
-            self._render()
+            self.render()
         except PromptError as error:
             self.session[VisibilityOverrides].seed(before)
             return Message("tool", f"that cannot be shown: {error}", call_id=call.call_id, failed=True)
         paths = ", ".join(".".join(path) for path in expansion.requested_overrides)
         return Message("tool", f"opened: {paths}; your instructions and tools have them now", call_id=call.call_id)
 
-    def _ask(self, number: int, conversation: list[Message]) -> Turn:
-        """The next turn. A conversation that the model has no room for is shorter from then on."""
-        attempt = 1
-        while True:
-            attempt += 1
-            try:
-                return self._request_turn(number, conversation)
-            except ContextWindowExceededError:
-                shorter = shorten(conversation)
-                if shorter is None:
-                    raise
-                conversation[:], left_out = shorter
-                why = f"the conversation is too long for the model, and goes on without {left_out}"
-                self._report(ModelRetry(self.name, number, why, attempt, 0.0))
-
-    def _request_turn(self, number: int, conversation: list[Message]) -> Turn:
-        self._beat()
-        self._check_deadline("request")
-        self._check_budget()
-        if self.outer_call is not None and self.outer_call.ended:  # in a thread of its handler, which nothing else ends
-            raise self._failure("the tool call whose handler evaluates this has ended", "request")
-        output = self.rendered.structured_output
-        request = Request(
-            self.name,
-            tuple(conversation),
-            self.tools,
-            output_schema=output.schema() if output is not None else None,
-            deadline=self._nearest_deadline(),
-            tool_choice=self.tool_choice if number == 1 or self.tool_choice == "none" else "auto",
-            on_text=lambda text, attempt: self._report(ModelText(self.name, number, text, attempt)),
-            on_retry=lambda why, attempt, seconds: self._report(ModelRetry(self.name, number, why, attempt, seconds)),
-        )
-        turn = _without_cut_arguments(self._respond(number, request))
-        if turn.usage is not None:
-            self.usage += turn.usage
-            if self.tracker is not None:
-                self.tracker.record_cumulative(self.evaluation_id, self.usage)
-        if self.usage.total_tokens is None and number == 1 and self.tracker is not None:
-            budget, who = self.tracker.budget, self.model_name or self.provider
-            if any((budget.max_total_tokens, budget.max_input_tokens, budget.max_output_tokens)):
-                logger.warning("%s reports no token counts: the limit of tokens holds nothing back", who)
-        return turn
-
-    def _respond(self, number: int, request: Request) -> Turn:
-        notify, session_id = self.session.notify, self.session.session_id
-        notify(ModelRequested(self.evaluation_id, number, request, self.provider, self.model_name, session_id))
-        try:
-            turn = self.model.respond(request)
-        except BaseException as error:
-            notify(ModelAnswered(self.evaluation_id, number, None, error))
-            raise
-        notify(ModelAnswered(self.evaluation_id, number, turn))
-        return turn
-
-    def _report(self, event: ModelText | ModelRetry) -> None:
-        self._beat()
-        self.session.notify(event)
-
-    def _beat(self) -> None:
-        if self.options.heartbeat is not None:
-            self.options.heartbeat.beat()
-
-    def _add(self, message: Message) -> Message:
-        self.session.notify(MessageAdded(self.name, message))
-        return message
-
-    def _response(self, turn: Turn) -> PromptResponse[OutputT] | _InvalidAnswer:
-        """The response that a turn without tool calls is, or why it is none."""
-        if turn.ended == "cut":
-            return _InvalidAnswer(
-                self._failure("the final answer was cut off at the provider's limit: allow it more tokens", "response"),
-                "Your answer was cut off at the limit of its length: give a shorter one.",
-            )
-        if not turn.text.strip() and turn.parsed is None:
-            return _InvalidAnswer(
-                self._failure("the model answered nothing: neither text nor a tool call", "response"),
-                "You answered nothing. Go on, or if all is done, say what was done.",
-            )
+    def finish(self, turn: Turn) -> PromptResponse[OutputT]:
+        """Publish the response that a turn without tool calls is. Raises OutputParseError where it is none."""
         if self.rendered.structured_output is None:
-            return PromptResponse(self.name, text=turn.text)
-        try:
-            return PromptResponse(self.name, output=parse_output(self.rendered, turn.text, parsed=turn.parsed))
-        except OutputParseError as error:
-            failure = self._failure(f"the final answer is not what the prompt declares: {error}", "response")
-            failure.__cause__ = error
-            return _InvalidAnswer(failure, f"Your answer is not what was asked for: {error}. Answer again.")
-
-    def _finish(self, response: PromptResponse[OutputT]) -> PromptResponse[OutputT]:
-        self._check_deadline("response")
+            response = PromptResponse[OutputT](self.name, text=turn.text)
+        else:
+            response = PromptResponse(self.name, output=parse_output(self.rendered, turn.text, parsed=turn.parsed))
+        self.check_deadline("response")
         self.session.dispatch(
             PromptExecuted(
                 prompt_name=self.name,
@@ -392,35 +357,66 @@ class _Evaluation(Generic[OutputT]):
         )
         return response
 
-    def _check_deadline(self, phase: EvaluationPhase) -> None:
-        if self.options.deadline is not None and self.options.deadline.expired:
-            raise self._failure("the deadline has passed", phase) from DeadlineExceededError("the deadline has passed")
+    def add(self, message: Message) -> None:
+        self.messages.append(message)
+        self.session.notify(MessageAdded(self.name, message))
 
-    def _nearest_deadline(self) -> Deadline | None:
+    def report(self, event: ModelText | ModelRetry) -> None:
+        self.beat()
+        self.session.notify(event)
+
+    def beat(self) -> None:
+        if self.options.heartbeat is not None:
+            self.options.heartbeat.beat()
+
+    def nearest_deadline(self) -> Deadline | None:
         """The evaluation's, or the budget's where that comes first."""
         deadlines = (self.options.deadline, self.tracker.budget.deadline if self.tracker is not None else None)
         return min((each for each in deadlines if each is not None), key=Deadline.remaining, default=None)
 
-    def _check_budget(self) -> None:
+    def check_deadline(self, phase: EvaluationPhase) -> None:
+        if self.options.deadline is not None and self.options.deadline.expired:
+            raise self.failure("the deadline has passed", phase) from DeadlineExceededError("the deadline has passed")
+
+    def check_budget(self) -> None:
         if self.tracker is not None:
             try:
                 self.tracker.check()
             except BudgetExceededError as error:
-                raise self._failure(str(error), "budget") from error
+                raise self.failure(str(error), "budget") from error
 
-    def _failure(self, why: str, phase: EvaluationPhase) -> PromptEvaluationError:
+    def failure(self, why: str, phase: EvaluationPhase) -> PromptEvaluationError:
         return PromptEvaluationError(why, prompt_name=self.name, phase=phase)
 
 
-def _without_cut_arguments(turn: Turn) -> Turn:
-    """In a turn that was cut off the last call's arguments may lack their end. A text shows that: it is no JSON then.
-    An object, and an empty text, look whole, so the call is rejected."""
-    if turn.ended != "cut" or not turn.tool_calls:
-        return turn
-    *calls, last = turn.tool_calls
-    if last.arguments and isinstance(last.arguments, str):
-        return turn
-    return replace(turn, tool_calls=(*calls, replace(last, arguments="{ cut off at the limit of tokens")))
+# Calls that any provider takes back, whatever the model wrote
+
+_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+
+
+def _clean(turn: Turn, conversation: Sequence[Message]) -> Turn:
+    """A turn whose calls can be sent back, and have ids of their own in this conversation.
+
+    In a turn that was cut off the last call's arguments may lack their end. A text shows that: it is no JSON then. An
+    object, and an empty text, look whole, so they are replaced, and the call is rejected.
+    """
+    known = {call.call_id for message in conversation if message.turn for call in message.turn.tool_calls}
+    calls: list[ToolCall] = []
+    for call in turn.tool_calls:
+        # A provider's SDK hands on whatever the JSON has.
+        call_id, name, arguments = cast("tuple[Any, Any, Any]", (call.call_id, call.name, call.arguments))
+        if not isinstance(call_id, str) or _ID.fullmatch(call_id) is None or call_id in known:
+            call_id = f"call_{len(known) + 1}"
+            while call_id in known:
+                call_id += "x"
+        known.add(call_id)
+        is_cut = turn.ended == "cut" and call is turn.tool_calls[-1]
+        if is_cut and not (arguments and isinstance(arguments, str)):
+            arguments = "{ cut off at the limit of tokens"
+        if not isinstance(arguments, Mapping):
+            arguments = sendable(arguments if isinstance(arguments, str) else json.dumps(arguments))
+        calls.append(ToolCall(call_id, sendable(name) if isinstance(name, str) else "", cast("Any", arguments)))
+    return replace(turn, tool_calls=tuple(calls))
 
 
 # A conversation that is too long for its model
@@ -436,35 +432,24 @@ TURNS_LEFT_OUT = (
 )
 
 
-def shorten(conversation: Sequence[Message]) -> tuple[list[Message], str] | None:
+def shorten(messages: Sequence[Message]) -> tuple[list[Message], str] | None:
     """A shorter conversation, and in words what it lacks; None where nothing can go.
 
     The answers of tools go first, from the oldest until half of their text is gone. When they are all short, the older
     half of the turns goes.
     """
-    return _without_answers(conversation) or _without_turns(conversation)
-
-
-def _without_answers(conversation: Sequence[Message]) -> tuple[list[Message], str] | None:
-    long = [place for place, each in enumerate(conversation) if each.role == "tool" and len(each.text) > SHORT]
-    if not long:
-        return None
-    found, left_out = list(conversation), 0
-    room = sum(len(conversation[place].text) for place in long) / 2
-    for place in long:
-        if room <= 0:
-            break
-        room -= len(conversation[place].text)
-        found[place] = replace(conversation[place], text=ANSWER_LEFT_OUT)
-        left_out += 1
-    return found, f"the answers to {left_out} earlier tool call{'s' if left_out > 1 else ''}"
-
-
-def _without_turns(conversation: Sequence[Message]) -> tuple[list[Message], str] | None:
-    instructions, *others = conversation
-    turns = [place for place, each in enumerate(others) if each.role == "assistant"]
-    if len(turns) < 2:
-        return None
+    long = [place for place, each in enumerate(messages) if each.role == "tool" and len(each.text) > SHORT]
+    if long:
+        found, left_out = list(messages), 0
+        excess = sum(len(messages[place].text) for place in long) / 2
+        while excess > 0:
+            place = long[left_out]
+            excess -= len(messages[place].text)
+            found[place] = replace(messages[place], text=ANSWER_LEFT_OUT)
+            left_out += 1
+        return found, f"the answers to {left_out} earlier tool call{'s' if left_out > 1 else ''}"
+    turns = [place for place, each in enumerate(messages) if each.role == "assistant"]
     left_out = len(turns) // 2
-    rest = others[turns[left_out] :]
-    return [instructions, Message("user", TURNS_LEFT_OUT), *rest], f"the {left_out} oldest turns of it"
+    if left_out == 0:
+        return None
+    return [Message("user", TURNS_LEFT_OUT), *messages[turns[left_out] :]], f"the {left_out} oldest turns of it"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal
 from uuid import UUID
 
 from ringfence.runtime.events import ToolSchema
@@ -181,13 +181,3 @@ class Conversation:
                 return tuple(call for call in message.turn.tool_calls if call.call_id not in answered)
             answered.add(message.call_id)
         return ()
-
-
-@runtime_checkable
-class Model(Protocol):
-    """One request, one answer. Raises PromptEvaluationError when the provider fails.
-
-    One that has the attributes ``provider`` and ``model``, both strings, is known by them to observers.
-    """
-
-    def respond(self, request: Request) -> Turn: ...

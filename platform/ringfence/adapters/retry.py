@@ -1,7 +1,7 @@
-"""Asking a provider again, later and later, until the deadline; and what the failures of its SDK mean.
+"""Repeat a request to a provider until the deadline, and classify the failures of its SDK.
 
-The SDKs' own retries know neither the deadline of a run nor its observers, and none of an answer that breaks off in the
-middle of its stream. So they are switched off.
+The SDKs' own retries know neither the deadline of a run nor its observers, and do not repeat an answer that breaks off
+in the middle of its stream. So they are switched off.
 """
 
 from __future__ import annotations
@@ -13,20 +13,18 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from email.utils import parsedate_to_datetime
-from typing import Protocol, TypeVar, cast
+from typing import cast
 
+from ringfence.adapters.model import Request, Turn
 from ringfence.errors import (
     ContextWindowExceededError,
     DeadlineExceededError,
-    EvaluationPhase,
     PromptEvaluationError,
     ThrottleDetails,
     ThrottleError,
     ThrottleKind,
 )
-from ringfence.runtime.limits import Deadline, utc_now
-
-AnswerT = TypeVar("AnswerT")
+from ringfence.runtime.limits import utc_now
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,79 +52,60 @@ class ThrottlePolicy:
         return max(self.jitter(min(self.base_delay, longest), longest), retry_after or 0.0)
 
 
-@dataclass(eq=False)
-class AttemptFailedError(Exception):
-    """One request to a provider failed. Without a ``kind`` there is no point in repeating it."""
-
-    message: str
-    kind: ThrottleKind | None = None
-    phase: EvaluationPhase = "request"
-    retry_after: float | None = None
-    payload: Mapping[str, object] | None = None
-    too_long: bool = False
-
-    def __str__(self) -> str:
-        return self.message
+CUT_OFF = "cut_off"
 
 
-class CutOffError(Exception):
-    """A stream ended before its end."""
-
-
-class ReportedError(Exception):
-    """A provider answered in order, and the answer is that it failed."""
+class AnswerError(Exception):
+    """A provider answered with something that is no turn. ``code`` is the provider's word for it, or CUT_OFF."""
 
     def __init__(self, message: str, code: str | None) -> None:
         super().__init__(message)
         self.body = {"code": code, "message": message}
 
 
-def retry(
-    attempt: Callable[[int], AnswerT],
-    policy: ThrottlePolicy,
-    *,
-    prompt_name: str,
-    deadline: Deadline | None,
-    on_retry: Callable[[str, int, float], object] | None = None,
-) -> AnswerT:
-    """The answer of the first attempt that has one; they are counted from 1. ``on_retry`` is as in `Request`.
+def retry(attempt: Callable[[int], Turn], request: Request, policy: ThrottlePolicy) -> Turn:
+    """Call ``attempt`` with 1, 2 ... until it returns a turn.
 
     Raises:
         ThrottleError: the attempts, or the time, are used up.
         ContextWindowExceededError: the request is longer than the model takes.
         PromptEvaluationError: a failure that repeating does not mend, or the deadline has passed.
     """
+    name, deadline = request.prompt_name, request.deadline
     number, waited = 1, 0.0
     while True:
         try:
             return attempt(number)
-        except AttemptFailedError as error:
-            failed = error
-        if deadline is not None and deadline.expired:
-            late = DeadlineExceededError(f"the deadline has passed: {failed}")
-            raise PromptEvaluationError(str(late), prompt_name=prompt_name, phase="request") from late
-        if failed.kind is None:
-            kind = ContextWindowExceededError if failed.too_long else PromptEvaluationError
-            raise kind(
-                str(failed), prompt_name=prompt_name, phase=failed.phase, provider_payload=failed.payload
-            ) from failed.__cause__
-        wait = policy.delay(number, failed.retry_after)
-        why = None
-        if failed.kind == "quota_exhausted":
-            why = "waiting does not help"
-        elif number >= policy.max_attempts:
-            why = f"asked {number} times"
-        elif waited + wait > policy.max_total_delay:
-            why = f"the next attempt would be in {wait:.1f} s, and {policy.max_total_delay:g} s is all that is waited"
-        elif deadline is not None and deadline.remaining().total_seconds() <= wait:
-            why = f"the next attempt would be in {wait:.1f} s, after the deadline"
-        if why is not None:
-            details = ThrottleDetails(failed.kind, failed.retry_after, number, False, failed.payload)
-            raise ThrottleError(f"{failed} ({why})", prompt_name=prompt_name, details=details) from failed.__cause__
+        except Exception as error:
+            failure = _classify(error)
+            if deadline is not None and deadline.expired:
+                late = DeadlineExceededError(f"the deadline has passed: {failure.message}")
+                raise PromptEvaluationError(str(late), prompt_name=name, phase="request") from late
+            if failure.kind is None:
+                kind = ContextWindowExceededError if failure.is_too_long else PromptEvaluationError
+                raise kind(
+                    failure.message,
+                    prompt_name=name,
+                    phase="response" if failure.is_unreadable else "request",
+                    provider_payload=failure.payload,
+                ) from error
+            wait = policy.delay(number, failure.retry_after)
+            why = None
+            if failure.kind == "quota_exhausted":
+                why = "waiting does not help"
+            elif number >= policy.max_attempts:
+                why = f"asked {number} times"
+            elif waited + wait > policy.max_total_delay:
+                why = f"the next attempt would be in {wait:.1f} s, and {policy.max_total_delay:g} s is the limit"
+            elif deadline is not None and deadline.remaining().total_seconds() <= wait:
+                why = f"the next attempt would be in {wait:.1f} s, after the deadline"
+            if why is not None:
+                details = ThrottleDetails(failure.kind, failure.retry_after, number, False, failure.payload)
+                raise ThrottleError(f"{failure.message} ({why})", prompt_name=name, details=details) from error
         waited += wait
         number += 1
-        if on_retry is not None:
-            on_retry(str(failed), number, wait)
+        if request.on_retry is not None:
+            request.on_retry(failure.message, number, wait)
         policy.sleep(wait)
 
 
@@ -150,80 +129,59 @@ TOO_LARGE = re.compile(r"request (body |entity )?too large", re.IGNORECASE)
 HINTS = {401: "; check the key", 403: "; check what the key may do", 404: "; check the model's name and the URL"}
 
 
-class Sdk(Protocol):
-    """The exceptions of a provider's SDK, which all have the same tree."""
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    message: str
+    kind: ThrottleKind | None = None
+    """None where there is no point in repeating the request."""
+    retry_after: float | None = None
+    payload: Mapping[str, object] | None = None
+    is_too_long: bool = False
+    is_unreadable: bool = False
 
-    @property
-    def APIError(self) -> type[Exception]: ...
-    @property
-    def APIConnectionError(self) -> type[Exception]: ...
-    @property
-    def APITimeoutError(self) -> type[Exception]: ...
 
-
-def attempt_failure(error: Exception, sdk: Sdk) -> AttemptFailedError:
-    """What became of a request, in words, and whether to repeat it."""
-    if not (isinstance(error, (CutOffError, ReportedError, sdk.APIError)) or _is_of_transport(error)):
+def _classify(error: Exception) -> _Failure:
+    # By name: both SDKs have the same tree, and let errors of their HTTP library through while they stream.
+    names = {kind.__name__ for kind in type(error).__mro__}
+    if not names & {"AnswerError", "APIError", "TransportError"}:
         text = f"the provider's answer cannot be read: {type(error).__name__}: {str(error)[:MAX_ERROR_CHARACTERS]}"
-        return AttemptFailedError(text, phase="response")
-    found: object = getattr(error, "body", None)
-    body = cast("Mapping[str, object]", found) if isinstance(found, Mapping) else None
-    codes, status = _codes(body), getattr(error, "status_code", None)
-    message = _message(error, body)
-    kind = _kind(error, sdk, codes, status)
-    too_long = _is_too_long(message, codes, status, kind)
-    text = f"{message}{f' (HTTP {status})' if status is not None else ''}{HINTS.get(status or 0, '')}"
-    if kind is not None and not too_long:
-        text = f"the provider did not answer ({kind.replace('_', ' ')}): {text}"
-    return AttemptFailedError(
-        text,
-        kind=None if too_long else kind,
-        retry_after=_retry_after(getattr(getattr(error, "response", None), "headers", {})),
-        payload=body,
-        too_long=too_long,
-    )
+        return _Failure(text, is_unreadable=True)
+    status = getattr(error, "status_code", None)
+    payload = _mapping(getattr(error, "body", None))
+    reported = _mapping(payload.get("error", payload))
+    codes = {value for key in ("code", "type") if isinstance(value := reported.get(key), str)}
+    message = reported.get("message")
+    message = message if isinstance(message, str) and message else str(error) or type(error).__name__
+    message = message[:MAX_ERROR_CHARACTERS]
 
-
-def _is_of_transport(error: Exception) -> bool:
-    """An error of the HTTP library that an SDK lets through while it streams."""
-    return any(kind.__name__ == "TransportError" for kind in type(error).__mro__)
-
-
-def _kind(error: Exception, sdk: Sdk, codes: set[str], status: int | None) -> ThrottleKind | None:
+    kind: ThrottleKind | None = None
     if codes & QUOTA_CODES or status == 402:
-        return "quota_exhausted"
-    if status == 429 or codes & RATE_CODES:
-        return "rate_limit"
-    if status in (408, 504) or isinstance(error, sdk.APITimeoutError) or "Timeout" in type(error).__name__:
-        return "timeout"
-    if codes & BUSY_CODES or (status is not None and status >= 500 and status != 501):
-        return "overloaded"
-    if isinstance(error, (CutOffError, sdk.APIConnectionError)) or _is_of_transport(error):
-        return "connection"
-    return None
+        kind = "quota_exhausted"
+    elif status == 429 or codes & RATE_CODES:
+        kind = "rate_limit"
+    elif status in (408, 504) or "Timeout" in type(error).__name__:
+        kind = "timeout"
+    elif codes & BUSY_CODES or (status is not None and status >= 500 and status != 501):
+        kind = "overloaded"
+    elif CUT_OFF in codes or names & {"APIConnectionError", "TransportError"}:
+        kind = "connection"
+
+    is_too_long = (
+        status == 413
+        or (kind != "quota_exhausted" and TOO_LARGE.search(message) is not None)
+        or (kind in (None, "overloaded") and bool(codes & TOO_LONG_CODES or TOO_LONG.search(message)))
+    )
+    text = f"{message}{f' (HTTP {status})' if status is not None else ''}{HINTS.get(status or 0, '')}"
+    if is_too_long:
+        kind = None
+    elif kind is not None:
+        text = f"the provider did not answer ({kind.replace('_', ' ')}): {text}"
+    retry_after = _retry_after(getattr(getattr(error, "response", None), "headers", {}))
+    return _Failure(text, kind, retry_after, payload or None, is_too_long)
 
 
-def _is_too_long(message: str, codes: set[str], status: int | None, kind: ThrottleKind | None) -> bool:
-    if status == 413 or (kind != "quota_exhausted" and TOO_LARGE.search(message)):
-        return True
-    found = bool(codes & TOO_LONG_CODES) or TOO_LONG.search(message) is not None
-    return found and kind in (None, "overloaded")
-
-
-def _codes(body: object) -> set[str]:
-    """Whatever names the kind of an error, at either level of its body."""
-    if not isinstance(body, Mapping):
-        return set()
-    known = cast("Mapping[str, object]", body)
-    found = {value for key in ("code", "type") if isinstance(value := known.get(key), str)}
-    return found | _codes(known.get("error"))
-
-
-def _message(error: Exception, body: Mapping[str, object] | None) -> str:
-    inner = (body or {}).get("error", body)
-    message = cast("Mapping[str, object]", inner).get("message") if isinstance(inner, Mapping) else None
-    found = message if isinstance(message, str) and message else str(error) or type(error).__name__
-    return found[:MAX_ERROR_CHARACTERS]
+def _mapping(value: object) -> Mapping[str, object]:
+    return cast("Mapping[str, object]", value) if isinstance(value, Mapping) else {}
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:

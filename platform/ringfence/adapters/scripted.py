@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -16,6 +15,7 @@ from ringfence.adapters.loop import MAX_TURNS, LoopAdapter
 from ringfence.adapters.model import Message, Request, ToolCall, Turn
 from ringfence.errors import PromptEvaluationError, format_error
 from ringfence.filesystem.edits import read_host_text
+from ringfence.runtime.events import ToolSchema
 from ringfence.runtime.limits import TokenUsage
 
 T = TypeVar("T")
@@ -24,12 +24,10 @@ ScriptedTurn = Mapping[str, Any]
 """``{"text": ..., "tool_calls": [{"name": ..., "arguments": {...} or raw text}], "usage": {...}}``, all optional.
 ``"ended": "cut"`` or ``"refused"`` is as in `Turn`."""
 
-Conversation = Sequence[Mapping[str, Any]]
+ChatMessages = Sequence[Mapping[str, Any]]
 """Messages in the style of a chat: ``{"role": ..., "content": ...}``, with ``tool_calls`` or ``tool_call_id``."""
 
-TURN_KEYS = frozenset({"text", "tool_calls", "usage", "ended"})
 ENDINGS = ("whole", "cut", "refused")
-CALL_KEYS = frozenset({"name", "arguments", "id"})
 
 
 class ScriptedAdapter(LoopAdapter):
@@ -43,7 +41,7 @@ class ScriptedAdapter(LoopAdapter):
 
     def __init__(
         self,
-        turns: Sequence[ScriptedTurn] | str | os.PathLike[str] | Callable[[Conversation], ScriptedTurn],
+        turns: Sequence[ScriptedTurn] | str | os.PathLike[str] | Callable[[ChatMessages], ScriptedTurn],
         *,
         max_turns: int = MAX_TURNS,
     ) -> None:
@@ -55,17 +53,16 @@ class ScriptedAdapter(LoopAdapter):
         """
         self.requests: list[Mapping[str, Any]] = []
         self.max_turns = max_turns
-        self.tool_choice = "auto"
         self._written: dict[int, tuple[object, Mapping[str, Any]]] = {}
         self._numbers = count(1)
-        self._function: Callable[[Conversation], ScriptedTurn] | None = None
+        self._function: Callable[[ChatMessages], ScriptedTurn] | None = None
         self._turns = deque[Turn]()
         if callable(turns):
             self._function = turns
         elif isinstance(turns, (str, os.PathLike)):
-            self._turns.extend(self._turn(turn, where) for turn, where in _lines(Path(turns)))
+            self._turns.extend(self._turn(turn, where) for turn, where in _lines(turns))
             if not self._turns:
-                raise ValueError(f"{os.fspath(turns)} has no turns")
+                raise ValueError(f"{turns} has no turns")
         else:
             self._turns.extend(self._turn(turn, f"turn {n}") for n, turn in enumerate(turns, 1))
 
@@ -75,39 +72,27 @@ class ScriptedAdapter(LoopAdapter):
         return len(self._turns)
 
     def respond(self, request: Request) -> Turn:
-        messages = [self._once(message, _as_chat) for message in request.messages]
-        sent: dict[str, Any] = {"messages": messages, "tools": [self._once(tool, _tool) for tool in request.tools]}
+        messages = [self._once(message, _chat_message) for message in request.messages]
+        sent: dict[str, Any] = {"messages": messages, "tools": [self._once(tool, _chat_tool) for tool in request.tools]}
         if request.output_schema is not None:
             sent["response_format"] = {"type": "json_schema", "json_schema": {"schema": request.output_schema}}
         self.requests.append(sent)
+        number = len(self.requests)
         if self._function is not None:
             try:
-                return self._numbered(self._turn(self._function(messages), f"turn {len(self.requests)}"), request)
+                return self._turn(self._function(messages), f"turn {number}")
             except Exception as error:
                 reason = str(error) if isinstance(error, ValueError) else format_error(error)
                 raise PromptEvaluationError(reason, prompt_name=request.prompt_name, phase="response") from error
-        if not self._turns:
-            calls = ", since its last turn calls tools" if messages and messages[-1]["role"] == "tool" else ""
-            raise PromptEvaluationError(
-                f"the script has no turn left, but {request.prompt_name} asks for one more (request "
-                f'{len(self.requests)}){calls}: end it with a turn that calls none, such as {{"text": "Done."}}',
-                prompt_name=request.prompt_name,
-                phase="response",
-            )
-        return self._numbered(self._turns.popleft(), request)
-
-    def _numbered(self, turn: Turn, request: Request) -> Turn:
-        """A turn whose calls have ids of their own in this conversation: one that is resumed has calls of a script that
-        began with the same number."""
-        taken = {call.call_id for message in request.messages if message.turn for call in message.turn.tool_calls}
-        calls: list[ToolCall] = []
-        for call in turn.tool_calls:
-            call_id = call.call_id
-            while not call_id or call_id in taken:
-                call_id = f"call_{next(self._numbers)}"
-            taken.add(call_id)
-            calls.append(replace(call, call_id=call_id))
-        return replace(turn, tool_calls=tuple(calls))
+        if self._turns:
+            return self._turns.popleft()
+        calls = ", since its last turn calls tools" if messages[-1]["role"] == "tool" else ""
+        raise PromptEvaluationError(
+            f"the script has no turn left, but {request.prompt_name} asks for one more (request {number}){calls}: "
+            'end it with a turn that calls none, such as {"text": "Done."}',
+            prompt_name=request.prompt_name,
+            phase="response",
+        )
 
     def _once(self, part: T, written: Callable[[T], Mapping[str, Any]]) -> Mapping[str, Any]:
         """The form of a message or tool in `requests`, made once: a request repeats all messages of those before it."""
@@ -117,50 +102,47 @@ class ScriptedAdapter(LoopAdapter):
         return kept[1]
 
     def _turn(self, turn: object, where: str) -> Turn:
-        written = _mapping(turn, where, TURN_KEYS)
-        text = "" if written.get("text") is None else written["text"]
-        calls = () if written.get("tool_calls") is None else written["tool_calls"]
-        if not isinstance(text, str) or not isinstance(calls, (list, tuple)):
+        written = _mapping(turn, where, {"text", "tool_calls", "usage", "ended"})
+        text, calls = written.get("text"), written.get("tool_calls")
+        if not isinstance(text, (str, type(None))) or not isinstance(calls, (list, tuple, type(None))):
             raise ValueError(f'{where}: "text" is a string and "tool_calls" a list')
-        asked = tuple(self._call(call, where) for call in cast("Sequence[object]", calls))
-        usage = _mapping(written.get("usage") or {}, f"{where}, usage", frozenset(TokenUsage.__dataclass_fields__))
+        usage = _mapping(written.get("usage") or {}, f"{where}, usage", set(TokenUsage.__dataclass_fields__))
         if not all(type(tokens) is int and tokens >= 0 for tokens in usage.values()):
             raise ValueError(f"{where}, usage: tokens are whole numbers from 0, not {usage!r}")
         ended = written.get("ended", "whole")
         if ended not in ENDINGS:
             raise ValueError(f'{where}: "ended" is one of {", ".join(ENDINGS)}, not {ended!r}')
-        return Turn(text, asked, TokenUsage(**usage) if usage else None, ended=ended)
+        asked = tuple(self._call(call, where) for call in cast("Sequence[object]", calls or ()))
+        return Turn(text or "", asked, TokenUsage(**usage) if usage else None, ended=ended)
 
     def _call(self, call: object, where: str) -> ToolCall:
-        written = _mapping(call, f"{where}, tool call", CALL_KEYS)
+        written = _mapping(call, f"{where}, tool call", {"name", "arguments", "id"})
         name, arguments = written.get("name"), written.get("arguments")
         if not isinstance(name, str):
             raise ValueError(f'{where}: a tool call needs a "name"')
         if arguments is not None and not isinstance(arguments, (str, dict)):
             raise ValueError(f'{where}: "arguments" of {name} is an object, or raw text')
-        return ToolCall(
-            str(written.get("id") or ""),
-            name,
-            cast("str | Mapping[str, object]", {} if arguments is None else arguments),
-        )
+        call_id = written.get("id") or f"call_{next(self._numbers)}"
+        given = cast("str | Mapping[str, object]", {} if arguments is None else arguments)
+        return ToolCall(str(call_id), name, given)
 
 
-def _mapping(value: object, where: str, keys: frozenset[str]) -> Mapping[str, Any]:
+def _mapping(value: object, where: str, keys: set[str]) -> Mapping[str, Any]:
+    known = ", ".join(sorted(keys))
     if not isinstance(value, Mapping):
-        raise ValueError(f"{where}: expected an object with {', '.join(sorted(keys))}, got {value!r}")
+        raise ValueError(f"{where}: expected an object with {known}, got {value!r}")
     written = cast("Mapping[str, Any]", value)
-    if extra := set(written) - keys:
-        raise ValueError(f"{where}: unknown {', '.join(map(repr, sorted(extra)))}; there are {', '.join(sorted(keys))}")
+    if unknown := set(written) - keys:
+        raise ValueError(f"{where}: unknown {', '.join(map(repr, sorted(unknown)))}; there are {known}")
     return written
 
 
-def _lines(path: Path) -> Iterator[tuple[object, str]]:
+def _lines(path: str | os.PathLike[str]) -> Iterable[tuple[object, str]]:
+    """The values of a JSON Lines file, and where they are."""
     try:
-        text = read_host_text(path)
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text: {error}") from None
+        text = read_host_text(Path(path))
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+        raise ValueError(f"{path} cannot be read as UTF-8 text: {error}") from None
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             try:
@@ -169,29 +151,20 @@ def _lines(path: Path) -> Iterator[tuple[object, str]]:
                 raise ValueError(f"{path}, line {number}: not JSON: {error}") from None
 
 
-def _tool(tool: Any) -> Mapping[str, Any]:
-    return {
-        "type": "function",
-        "function": {"name": tool.name, "description": tool.description, "parameters": tool.parameters},
-    }
+def _chat_tool(tool: ToolSchema) -> Mapping[str, Any]:
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+    return {"type": "function", "function": function}
 
 
-def _as_chat(message: Message) -> Mapping[str, Any]:
-    if message.turn is not None and message.turn.tool_calls:
-        calls = [
-            {
-                "id": call.call_id,
-                "type": "function",
-                "function": {
-                    "name": call.name,
-                    "arguments": call.arguments
-                    if isinstance(call.arguments, str)
-                    else json.dumps(serde.dump_any(call.arguments)),
-                },
-            }
-            for call in message.turn.tool_calls
-        ]
-        return {"role": message.role, "content": message.text, "tool_calls": calls}
+def _chat_message(message: Message) -> Mapping[str, Any]:
+    written: dict[str, Any] = {"role": message.role, "content": message.text}
     if message.role == "tool":
-        return {"role": "tool", "tool_call_id": message.call_id, "content": message.text}
-    return {"role": message.role, "content": message.text}
+        written["tool_call_id"] = message.call_id
+    if message.turn is not None and message.turn.tool_calls:
+        written["tool_calls"] = [_chat_call(call) for call in message.turn.tool_calls]
+    return written
+
+
+def _chat_call(call: ToolCall) -> Mapping[str, Any]:
+    arguments = call.arguments if isinstance(call.arguments, str) else json.dumps(serde.dump_any(call.arguments))
+    return {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
