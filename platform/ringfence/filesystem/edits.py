@@ -30,7 +30,6 @@ MAX_HINTS = 3
 MAX_SHOWN_CHARACTERS = 200
 """Of one line, in a hint."""
 MAX_SHOWN_LINES = 8
-MAX_ALIGNED_CHARACTERS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,9 +173,7 @@ _LOOKALIKES = (
     ("typographic against plain quotes", _QUOTES),
     ("dashes against hyphens", _DASHES),
 )
-_PLAIN = _SPACES | _INVISIBLE | _QUOTES | _DASHES
 _KEYED: dict[int, str | None] = {**_QUOTES, **_DASHES, **dict.fromkeys([*_SPACES, *_INVISIBLE, *map(ord, " \t\r\f\v")])}
-_BLANKS = r"[\s\xad\u200b-\u200d\u2060\ufeff]*"
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 _NUMBERED = re.compile(r"^ *\d+(?: \| ?|\t|\u2192|: )", re.MULTILINE)
 
@@ -252,9 +249,10 @@ def _hints(content: bytes, old: str) -> Iterator[str]:
             )
         text = content.decode(errors="replace")
     text = text.replace("\r\n", "\n")
+    old = old.strip("\n")
     lines, wanted = text.split("\n"), old.split("\n")
     key, wanted_key = _key(text), _key(old)
-    if not wanted_key.strip():
+    if not wanted_key:
         return
     alike = list(islice(_alike(key, wanted_key), MAX_HINTS))
     for start in alike:
@@ -277,23 +275,11 @@ def _alike(key: str, wanted: str) -> Iterator[int]:
 
 
 def _differs(old: str, there: str) -> str:
-    """In words, how `old` differs from the text in the lines there that looks like it. Its first and last line may be
-    parts of lines, so blanks around it count only where it has some itself."""
-    if len(old) > MAX_ALIGNED_CHARACTERS or len(there) > MAX_ALIGNED_CHARACTERS:
-        return "blanks"
-    core = old.strip()
-    before, _, after = old.partition(core)
-    # Each of these tables maps one character to one, so that positions stay.
-    plain = there.translate(_SPACES | _QUOTES | _DASHES)
-    letters = [re.escape(c) for c in _squeezed(core.translate(_PLAIN))]
-    found = re.search(_BLANKS.join(letters), plain, re.IGNORECASE)
-    if found is None:
-        return "blanks"
-    head, tail = there[: found.start()], there[found.end() :]
-    lead = head[len(head.rstrip(" \t")) :] if before else ""
-    trail = tail[: len(tail) - len(tail.lstrip(" \t"))] if after else ""
-    mine = before.rpartition("\n")[2] + core + after.partition("\n")[0]
-    return difference(mine, lead + there[found.start() : found.end()] + trail) or "blanks"
+    """In words, how `old` differs from the lines there that look like it. It may begin and end within a line, so blanks
+    around it count only where it has some itself."""
+    there = there if old[:1].isspace() else there.lstrip()
+    there = there if old[-1:].isspace() else there.rstrip()
+    return difference(old, there) or "blanks, upper and lower case, quotes or dashes"
 
 
 def _similar(
