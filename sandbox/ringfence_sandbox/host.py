@@ -31,8 +31,7 @@ from ringfence.filesystem.protocol import (
     check_bytes_asked,
     check_permission_bits,
     check_write_mode,
-    no_content,
-    plain_bytes,
+    encode_text,
 )
 from ringfence.filesystem.search import compiled_glob, glob_below, grep_files, path_filter
 from ringfence.participants import (
@@ -365,11 +364,7 @@ class HostFilesystem(Transactional):
     def write(
         self, path: str, content: str, *, mode: WriteMode = "overwrite", create_parents: bool = True
     ) -> WriteResult:
-        try:
-            encoded = content.encode()
-        except (UnicodeEncodeError, AttributeError) as error:
-            raise no_content(content, error) from None
-        return self.write_bytes(path, encoded, mode=mode, create_parents=create_parents)
+        return self.write_bytes(path, encode_text(content), mode=mode, create_parents=create_parents)
 
     def write_bytes(
         self, path: str, content: bytes, *, mode: WriteMode = "overwrite", create_parents: bool = True
@@ -379,7 +374,7 @@ class HostFilesystem(Transactional):
         if is_output(normal):
             raise PermissionError(errno.EROFS, "is what a command printed, which is kept as it is", normal)
         if type(content) is not bytes:
-            content = plain_bytes(content)
+            content = bytes(memoryview(content))
         with self._lock.mutex:
             self._admit()
             self._changes.write(normal, content, mode, create_parents)

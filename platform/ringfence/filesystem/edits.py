@@ -100,7 +100,7 @@ class _Ends:
         return position + bisect_left(self._shortened, position)
 
 
-def _places(content: bytes, wanted: bytes, step: int) -> Iterator[int]:
+def _places(content: LineT, wanted: LineT, step: int) -> Iterator[int]:
     # Not by a regular expression: that is quadratic on a file of one repeated letter, `bytes.find` is linear.
     start = content.find(wanted)
     while start >= 0:
@@ -147,16 +147,11 @@ def utf8(text: str, name: str) -> bytes:
 
 
 def _several(content: bytes, starts: Sequence[int]) -> str:
-    lines: list[int] = []
-    line, end = 1, 0
-    for start in starts[:MAX_LISTED]:
-        line += content.count(b"\n", end, start)
-        lines.append(line)
-        end = start
+    lines = [str(content.count(b"\n", 0, start) + 1) for start in starts[:MAX_LISTED]]
     count = f"more than {MAX_COUNTED:,}" if len(starts) > MAX_COUNTED else str(len(starts))
     more = ", ..." if len(starts) > MAX_LISTED else ""
     return (
-        f"old_string occurs {count} times, at lines {', '.join(map(str, lines))}{more}: quote more of the lines around "
+        f"old_string occurs {count} times, at lines {', '.join(lines)}{more}: quote more of the lines around "
         "the one that is meant, or set replace_all"
     )
 
@@ -254,24 +249,13 @@ def _hints(content: bytes, old: str) -> Iterator[str]:
     key, wanted_key = _key(text), _key(old)
     if not wanted_key:
         return
-    alike = list(islice(_alike(key, wanted_key), MAX_HINTS))
+    alike = [key.count("\n", 0, at) for at in islice(_places(key, wanted_key, 1), MAX_HINTS)]
     for start in alike:
         there = "\n".join(lines[start : start + len(wanted)])
         where, shown = _where(start, len(wanted)), _shown(lines, start, len(wanted))
         yield f"{where} would match but for {_differs(old, there)}:\n{shown}"
     if not alike and len(lines) <= MAX_COMPARED_LINES:
         yield from _similar(lines, key.split("\n"), wanted, wanted_key.split("\n"))
-
-
-def _alike(key: str, wanted: str) -> Iterator[int]:
-    """The lines, from 0, at which the text looks like the wanted one; its first and last may be parts of lines."""
-    line, end = 0, 0
-    start = key.find(wanted)
-    while start >= 0:
-        line += key.count("\n", end, start)
-        yield line
-        end = start
-        start = key.find(wanted, start + 1)
 
 
 def _differs(old: str, there: str) -> str:
@@ -426,9 +410,5 @@ def read_host_text(path: Path) -> str:
     with path.open(encoding="utf-8") as file:
         text = file.read(MAX_TEXT_BYTES + 1)
     if len(text) > MAX_TEXT_BYTES:
-        raise ValueError(too_long("characters"))
+        raise ValueError(f"it has more than {MAX_TEXT_BYTES:,} characters, which is too much to hold in memory")
     return text
-
-
-def too_long(unit: str) -> str:
-    return f"it has more than {MAX_TEXT_BYTES:,} {unit}, which is too much to hold in memory"

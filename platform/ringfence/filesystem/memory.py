@@ -27,8 +27,7 @@ from ringfence.filesystem.protocol import (
     check_bytes_asked,
     check_permission_bits,
     check_write_mode,
-    no_content,
-    plain_bytes,
+    encode_text,
 )
 from ringfence.filesystem.search import glob_below, grep_files, path_filter
 from ringfence.filesystem.tree import Directory, File, Link, Node, Savepoint, Tree, differences
@@ -147,11 +146,7 @@ class InMemoryFilesystem(Transactional):
     def write(
         self, path: str, content: str, *, mode: WriteMode = "overwrite", create_parents: bool = True
     ) -> WriteResult:
-        try:
-            encoded = content.encode()
-        except (UnicodeEncodeError, AttributeError) as error:
-            raise no_content(content, error) from None
-        return self.write_bytes(path, encoded, mode=mode, create_parents=create_parents)
+        return self.write_bytes(path, encode_text(content), mode=mode, create_parents=create_parents)
 
     def write_bytes(
         self, path: str, content: bytes, *, mode: WriteMode = "overwrite", create_parents: bool = True
@@ -160,7 +155,7 @@ class InMemoryFilesystem(Transactional):
             check_write_mode(mode)
         normal = normalise(path) or below_root(path)
         if type(content) is not bytes:
-            content = plain_bytes(content)
+            content = bytes(memoryview(content))
         with self._lock.mutex:
             self._admit()
             if mode != "overwrite" or not self._tree.overwrite(normal, content):
@@ -399,13 +394,12 @@ class InMemoryFilesystem(Transactional):
         return snapshot.state
 
     def _existing(self, normal: str) -> tuple[str, File | Directory]:
-        place, node, obstacle = self._tree.find(normal)
-        if node is None or isinstance(node, Link):  # a followed link is no link
-            raise obstacle or os_error(errno.ENOENT, normal)
+        place, node = self._itself(normal, follow=True)
+        assert not isinstance(node, Link)  # one that is followed is none
         return place, node
 
-    def _itself(self, normal: str) -> tuple[str, Node]:
-        place, node, obstacle = self._tree.find(normal, follow=False)
+    def _itself(self, normal: str, *, follow: bool = False) -> tuple[str, Node]:
+        place, node, obstacle = self._tree.find(normal, follow=follow)
         if node is None:
             raise obstacle or os_error(errno.ENOENT, normal)
         return place, node

@@ -293,10 +293,8 @@ def check_write_mode(mode: str) -> None:
 
 
 def check_permission_bits(mode: int) -> None:
-    """Raises ValueError for what are no permission bits, TypeError for what is no number of them."""
-    if not isinstance(mode, int):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers are not all type-checked
-        raise TypeError(f"mode has the permission bits, such as 0o644, it cannot be {mode!r}")
-    if not 0 <= mode <= 0o7777:
+    """Raises ValueError for what are no permission bits."""
+    if mode & ~0o7777:
         raise ValueError(f"mode has the permission bits, from 0 to 0o7777, it cannot be {mode:#o}")
 
 
@@ -306,19 +304,12 @@ def check_bytes_asked(offset: int, limit: int | None) -> None:
         raise ValueError(f"offset and limit count bytes, they cannot be negative: {offset}, {limit}")
 
 
-def plain_bytes(content: bytes) -> bytes:
-    """The bytes of anything that has some. Raises TypeError where it has none."""
+def encode_text(text: str) -> bytes:
+    """The UTF-8 of a text. Raises ValueError for one that no file can hold."""
     try:
-        return bytes(memoryview(content))
-    except TypeError:
-        raise TypeError(f"write_bytes takes bytes, not {content!r:.80}; write takes a text") from None
-
-
-def no_content(text: object, error: UnicodeEncodeError | AttributeError) -> ValueError | TypeError:
-    """What is said of a text that no file can hold, and of what is no text."""
-    if isinstance(error, AttributeError):
-        return TypeError(f"the content of a file is a text, not {text!r:.80}; write_bytes takes bytes")
-    return ValueError(
-        f"the text cannot be written as UTF-8: it has the lone surrogate {error.object[error.start]!r} at "
-        f"character {error.start}; write_bytes takes any bytes"
-    )
+        return str.encode(text)
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"the text cannot be written as UTF-8: it has the lone surrogate {text[error.start]!r} at "
+            f"character {error.start}; write_bytes takes any bytes"
+        ) from None
