@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from ringfence.errors import CallEndedError, ParticipantBusyError
 from ringfence.filesystem import Filesystem, InMemoryFilesystem
 from ringfence.filesystem.edits import line_window
-from ringfence.filesystem.search import glob_below
 from ringfence.filesystem.tree import Directory, File, Node, Savepoint, Tree, differences
 from ringfence.participants import CURRENT_CALL, CallInfo, participant_of
 from ringfence.runtime.transaction import Transaction
@@ -118,18 +117,6 @@ def test_a_directory_has_the_time_of_its_last_new_or_lost_name() -> None:
     assert times == sorted(set(times))
 
 
-def test_a_rollback_brings_times_back() -> None:
-    filesystem = InMemoryFilesystem(clock=Days())
-    filesystem.write("d/a.txt", "x")
-    before = filesystem.stat("d"), filesystem.stat("d/a.txt"), filesystem.stat("")
-    with held_call(filesystem) as call:
-        filesystem.for_call(call).write("d/a.txt", "x")
-        filesystem.for_call(call).write("d/b.txt", "x")
-        filesystem.for_call(call).delete("d", recursive=True)
-        call.rollback()
-    assert (filesystem.stat("d"), filesystem.stat("d/a.txt"), filesystem.stat("")) == before
-
-
 def test_a_time_that_no_datetime_holds_is_the_nearest_one() -> None:
     filesystem = InMemoryFilesystem()
     filesystem.load("future", b"", mtime_ns=10**30)
@@ -212,12 +199,6 @@ def test_what_is_not_changed_is_neither_copied_nor_looked_at() -> None:
     tree.go_back(before)
     tree.put("busy/d/e", File(b"y", 0o644, 0, 0))
     assert [change.path for change in differences(before, tree.root)] == ["busy/d", "busy/d/e"]
-
-
-class Unlistable(dict[str, Node]):
-    """Entries that may be asked for one by one only."""
-
-    keys = items = values = copy = __iter__ = Untouchable.refuse
 
 
 class Counted(dict[str, Node]):
@@ -330,29 +311,6 @@ def test_a_snapshot_that_nobody_keeps_is_gone() -> None:
     assert kept.snapshot_id
     del kept
     assert nodes() == before
-
-
-def test_the_listing_of_an_unchanged_directory_is_made_once() -> None:
-    filesystem = InMemoryFilesystem()
-    filesystem.write("d/a.txt", "x")
-    assert filesystem.list("d") is filesystem.list("./d")
-    before = filesystem.list("d")
-    filesystem.write("e/a.txt", "x")
-    assert filesystem.list("d") is before
-
-
-def test_what_a_glob_found_in_an_unchanged_directory_is_found_again() -> None:
-    filesystem = InMemoryFilesystem()
-    filesystem.write("d/a.txt", "x")
-    assert filesystem.glob("d/*")[0] is filesystem.glob("**/*.txt")[0]
-
-
-def test_a_glob_goes_straight_to_a_name_without_magic() -> None:
-    tree = Tree(time.time_ns)
-    tree.put("d/a", File(b"x", 0o644, 0, 0))
-    top = tree.freeze()
-    top.entries = Unlistable(top.entries)
-    assert [match.path for match in glob_below("d/*", tree, top, "")] == ["d/a"]
 
 
 def test_what_was_answered_before_is_not_answered_after_a_change() -> None:
