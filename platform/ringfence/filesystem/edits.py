@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -158,17 +159,15 @@ def _several(content: bytes, starts: Sequence[int]) -> str:
 
 # -- what to say where nothing matches
 
-_SPACES = dict.fromkeys([0xA0, 0x1680, *range(0x2000, 0x200B), 0x202F, 0x205F, 0x3000], " ")
-_INVISIBLE = dict.fromkeys([0xAD, 0x200B, 0x200C, 0x200D, 0x2060, 0xFEFF], "")
-_QUOTES = dict.fromkeys([0x2018, 0x2019, 0x201A], "'") | dict.fromkeys([0x201C, 0x201D, 0x201E], '"')
-_DASHES = dict.fromkeys([*range(0x2010, 0x2016), 0x2212], "-")
-_LOOKALIKES = (
-    ("unusual blanks", _SPACES),
-    ("invisible characters", _INVISIBLE),
-    ("typographic against plain quotes", _QUOTES),
-    ("dashes against hyphens", _DASHES),
-)
-_KEYED: dict[int, str | None] = {**_QUOTES, **_DASHES, **dict.fromkeys([*_SPACES, *_INVISIBLE, *map(ord, " \t\r\f\v")])}
+_PLAIN: dict[int, str] = {
+    **dict.fromkeys([0xA0, 0x1680, *range(0x2000, 0x200B), 0x202F, 0x205F, 0x3000], " "),
+    **dict.fromkeys([0xAD, 0x200B, 0x200C, 0x200D, 0x2060, 0xFEFF], ""),
+    **dict.fromkeys([0x2018, 0x2019, 0x201A], "'"),
+    **dict.fromkeys([0x201C, 0x201D, 0x201E], '"'),
+    **dict.fromkeys([*range(0x2010, 0x2016), 0x2212], "-"),
+}
+"""Blanks, invisible characters, quotes and dashes, and what they look like."""
+_KEYED = {code: plain.strip() for code, plain in _PLAIN.items()} | dict.fromkeys(map(ord, " \t\r\f\v"), "")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 _NUMBERED = re.compile(r"^ *\d+(?: \| ?|\t|\u2192|: )", re.MULTILINE)
 
@@ -178,12 +177,11 @@ def difference(one: str, other: str) -> str:
     if _key(one) != _key(other):
         return ""
     said: list[str] = []
-    for words, table in _LOOKALIKES:
-        odd_one, odd_other = ([c for c in text if ord(c) in table] for text in (one, other))
-        if odd_one != odd_other:
-            codes = sorted({f"U+{ord(c):04X}" for c in set(odd_one) ^ set(odd_other)})
-            said.append(f"{words} ({', '.join(codes)})" if codes else words)
-        one, other = one.translate(table), other.translate(table)
+    odd_one, odd_other = ({character for character in text if ord(character) in _PLAIN} for text in (one, other))
+    if odd := odd_one ^ odd_other:
+        names = ", ".join(sorted(unicodedata.name(character) for character in odd))
+        said.append(f"characters that look like plain ones ({names})")
+    one, other = one.translate(_PLAIN), other.translate(_PLAIN)
     pairs = list(zip(one.split("\n"), other.split("\n"), strict=True))
     indents = [(_indent(a), _indent(b)) for a, b in pairs if a.strip()]
     if unlike := "".join(a + b for a, b in indents if a != b):
