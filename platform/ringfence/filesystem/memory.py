@@ -338,34 +338,31 @@ class InMemoryFilesystem(Transactional):
 
     def load(self, path: str, content: bytes, *, mode: int = 0o644, mtime_ns: int | None = None) -> None:
         """Set a file with its permission bits and time, as mounts do. A read-only filesystem gets its files so."""
-        now = self._tree.clock()
         with self._lock.mutex:
-            self._admit(loading=True)
-            place, node = self._place(below_root(path))
-            if isinstance(node, Directory):
-                raise os_error(errno.EISDIR, path)
+            place, now = self._loading(below_root(path), File, os_error(errno.EISDIR, path))
             self._tree.put(place, File(content, mode, now if mtime_ns is None else mtime_ns, now))
 
     def load_directory(self, path: str, *, mode: int = 0o755, mtime_ns: int | None = None) -> None:
         """Set a directory's permission bits and time. Loading something into it afterwards changes the time again."""
         with self._lock.mutex:
-            self._admit(loading=True)
-            place, node = self._place(normalise(path))
-            if node is not None and not isinstance(node, Directory):
-                raise os_error(errno.EEXIST, path)
+            place, _ = self._loading(normalise(path), Directory, os_error(errno.EEXIST, path))
             self._tree.set_directory(place, mode=mode, mtime_ns=mtime_ns)
 
     def load_symlink(self, path: str, target: str, *, mtime_ns: int | None = None) -> None:
         """Set a link with its time."""
         check_link_target(target)
-        now = self._tree.clock()
         with self._lock.mutex:
-            self._admit(loading=True)
-            place, node = self._place(below_root(path), follow=False)
-            if node is not None and not isinstance(node, Link):
-                raise os_error(errno.EEXIST, path)
+            place, now = self._loading(below_root(path), Link, os_error(errno.EEXIST, path))
             modified = now if mtime_ns is None else mtime_ns
             self._tree.put(place, Link(one_encoding(target, "link's target"), modified, now))
+
+    def _loading(self, normal: str, kind: type[Node], otherwise: OSError) -> tuple[str, int]:
+        """Where something of a kind is to be loaded, and the time. Raises ``otherwise`` where another kind is there."""
+        self._admit(loading=True)
+        place, node = self._place(normal, follow=kind is not Link)
+        if node is not None and type(node) is not kind:
+            raise otherwise
+        return place, self._tree.clock()
 
     def _admit(self, *, loading: bool = False) -> None:
         if self._read_only and not loading:
