@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import lru_cache
+from heapq import nlargest
 from itertools import accumulate, islice
 from pathlib import Path
 from typing import TypeVar
@@ -24,7 +25,7 @@ MAX_LISTED = 20
 MAX_COUNTED = 10_000
 MAX_HINT_BYTES = 8_000_000
 """In a larger file nothing is looked for that is merely near."""
-MAX_COMPARED_LINES = 50_000
+MAX_COMPARED_LINES = 200_000
 MAX_COMPARED_CHARACTERS = 199
 """Of one line; in a longer one difflib passes over letters that occur often."""
 MAX_HINTS = 3
@@ -305,9 +306,16 @@ def best_place(lines: Sequence[LineT], wanted: Sequence[LineT], *, near: int = 0
 
 
 def _nearest_lines(keys: Sequence[str], wanted: str) -> list[int]:
-    """The lines most like one, best first; of lines that are the same the first."""
-    first = {key[:MAX_COMPARED_CHARACTERS]: at for at, key in reversed(list(enumerate(keys)))}
-    return [first[key] for key in get_close_matches(wanted[:MAX_COMPARED_CHARACTERS], first, MAX_HINTS)]
+    """The lines most like one, best first; of lines that are the same the first. Substrings find the few that are worth
+    a real comparison."""
+    wanted = wanted[:MAX_COMPARED_CHARACTERS]
+    size = 4 if len(wanted) >= 8 else 2
+    parts = {wanted[at : at + size] for at in range(0, max(1, len(wanted) - size + 1), max(1, len(wanted) // 16))}
+    first: dict[str, int] = {}
+    for at, key in enumerate(keys):
+        first.setdefault(key[:MAX_COMPARED_CHARACTERS], at)
+    likely = nlargest(30, first, key=lambda key: sum(part in key for part in parts))
+    return [first[key] for key in get_close_matches(wanted, likely, MAX_HINTS)]
 
 
 def _where(start: int, count: int) -> str:
