@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ringfence.adapters.tool_executor import ToolExecutor
 from ringfence.filesystem import InMemoryFilesystem
-from ringfence.filesystem.patch import EXECUTABLE, FilePatch, Patched, apply_hunks, apply_patch, parse_patch
+from ringfence.filesystem.patch import EXECUTABLE, FilePatch, Patched, apply_patch, parse_patch
 from ringfence.prompt import Prompt, PromptTemplate, ToolResult
 from ringfence.runtime import Session
 from ringfence_tools import VfsToolsSection
@@ -394,10 +394,6 @@ def test_what_diff_writes_applies(tmp_path: Path, options: str) -> None:
     patch = output_of(tmp_path, "diff", options, "a", "b")
     # It cannot say that an empty file is new.
     assert made_of(OLD, patch) == {path: content for path, content in NEW.items() if path != "new and empty"}
-
-
-def test_hunks_apply_to_nothing_as_well() -> None:
-    assert apply_hunks(b"a", ()) == Patched(b"a")
 
 
 # The tool

@@ -64,7 +64,7 @@ def test_new_files_and_directories_have_the_usual_bits() -> None:
 
 def test_what_is_written_is_copied() -> None:
     filesystem, content = InMemoryFilesystem(), bytearray(b"abc")
-    filesystem.write_bytes("a", content)  # pyright: ignore[reportArgumentType]
+    filesystem.write_bytes("a", content)
     content[0] = 0
     assert filesystem.read_bytes("a").content == b"abc"
 

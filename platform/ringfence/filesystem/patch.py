@@ -335,14 +335,14 @@ def apply_patch(patch: FilePatch, content: bytes | None) -> Patched:
             return Patched(content, problems=("it is to be created, but it exists already",))
     elif content is None and (not patch.hunks or any(hunk.old for hunk in patch.hunks)):
         return Patched(b"", problems=("there is no such file",))
-    patched = apply_hunks(content or b"", patch.hunks)
+    patched = _apply_hunks(content or b"", patch.hunks)
     if patch.target is None and patched.content and not patched.problems:
         left = _count_lines(split_lines(patched.content))
         return Patched(content or b"", problems=(f"it is to be deleted, but has {left} more than the patch",))
     return patched
 
 
-def apply_hunks(content: bytes, hunks: Sequence[Hunk]) -> Patched:
+def _apply_hunks(content: bytes, hunks: Sequence[Hunk]) -> Patched:
     """All of the hunks, or none and the problems.
 
     Every old line must be there, in its place or shifted as little as possible. Nothing is matched loosely but line
@@ -350,7 +350,7 @@ def apply_hunks(content: bytes, hunks: Sequence[Hunk]) -> Patched:
     order mark stays too, unless the hunks have one.
     """
     if content.startswith(BOM_UTF8) and not any(BOM_UTF8 in line for hunk in hunks for _, line in hunk.lines):
-        patched = apply_hunks(content.removeprefix(BOM_UTF8), hunks)
+        patched = _apply_hunks(content.removeprefix(BOM_UTF8), hunks)
         return replace(patched, content=BOM_UTF8 + patched.content if patched.content or patched.problems else b"")
     file = _File(content)
     parts: list[bytes] = []
