@@ -138,9 +138,9 @@ Node: TypeAlias = File | Link | Directory
 Found: TypeAlias = tuple[str, Node | None, OSError | None]
 """A resolved path, what is there, and why nothing can be made there: a file in the way, or a dangling link."""
 
-UndoRecord: TypeAlias = tuple[str, Node | None, str, Directory, int]
+UndoRecord: TypeAlias = tuple[str, Node | int | None, str, Directory, int]
 """What was at a path; its name, the directory it is in (until that is frozen), and the directory's time. The path ""
-stands for the whole tree as it was, which is frozen."""
+stands for the whole tree as it was, which is frozen. A number is a directory's own permission bits."""
 
 Savepoint: TypeAlias = tuple[list[UndoRecord], int, bool]
 """A log, how long it was, and whether it begins and ends with this savepoint."""
@@ -203,7 +203,7 @@ class Tree:
         log, length, _ = savepoint
         first: dict[str, Node | None] = {}
         for path, node, *_ in log[length:]:
-            if type(node) is Directory and (node.entries or not path):
+            if isinstance(node, int) or (type(node) is Directory and (node.entries or not path)):
                 return differences(self._state_at(savepoint), self.root)
             first.setdefault(path, node)
         changes: list[Change] = []
@@ -223,13 +223,17 @@ class Tree:
 
     def _undo(self, record: UndoRecord) -> None:
         path, node, name, directory, mtime_ns = record
-        if not path:
+        if isinstance(node, int):
+            directory = self.changeable(path)
+            directory.mode = node
+        elif not path:
             self._generation += 1
             self.root = directory
             return
-        if directory.generation != self._generation:
-            directory = self.changeable(path.rpartition("/")[0])
-        directory.put(name, node)
+        else:
+            if directory.generation != self._generation:
+                directory = self.changeable(path.rpartition("/")[0])
+            directory.put(name, node)
         directory.mtime_ns = mtime_ns
 
     def _log_node(self, path: str, node: Node | None, name: str, directory: Directory) -> None:
@@ -337,8 +341,9 @@ class Tree:
 
     def set_directory(self, path: str, *, mode: int, mtime_ns: int | None = None) -> None:
         """Give a directory these bits, and this time. It is made if it is missing."""
-        self._log_all()
         directory = self.changeable(path)
+        if self._log is not None:
+            self._log.append((path, directory.mode, "", directory, directory.mtime_ns))
         directory.mode = mode
         if mtime_ns is not None:
             directory.mtime_ns = mtime_ns
