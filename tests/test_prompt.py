@@ -113,8 +113,8 @@ def test_a_template_strips_its_names_and_cannot_be_changed() -> None:
         ([text("Top", children=[text("A", key="x"), text("B", key="x")])], "top.x", ("top", "x")),
         ([MarkdownSection[int](title="One", template="")], "must be a dataclass, not <class 'int'>", ("one",)),
         ([MarkdownSection[Task](title="One", template="", default_params=Style())], "must be of type Task", ("one",)),
-        ([text("One", tools=[tool("a")]), text("Two", tools=[tool("a")])], "called 'a'.* one.* two", ("two",)),
-        ([text("One", tools=[tool("a"), tool("a")])], "two tools are called 'a'", ("one",)),
+        ([text("One", tools=[tool("a")]), text("Two", tools=[tool("a")])], "taken", ("two",)),
+        ([text("One", tools=[tool("a"), tool("a")])], "taken", ("one",)),
         ([text("One", tools=[tool("read_section")])], "reserved", ("one",)),
         ([text("One", tools=[tool("open_sections")])], "reserved", ("one",)),
     ],
@@ -128,11 +128,10 @@ def test_a_tree_that_cannot_be_right_is_refused(sections: list[Section[Any]], sa
 
 def test_a_tool_that_is_there_twice_is_named_with_its_section_and_params() -> None:
     twins = text("Top", children=[text("One", tools=[tool("a")]), text("Two", tools=[tool("a")])])
-    with pytest.raises(PromptValidationError) as caught:
+    with pytest.raises(PromptValidationError, match=r"top\.two.*top\.one") as caught:
         PromptTemplate(ns="n", key="k", sections=[twins])
     error = caught.value
     assert (error.section_path, error.placeholder, error.dataclass_type) == (("top", "two"), "a", LookupParams)
-    assert all(name in str(error) for name in ("top.one", "top.two", "'a'", "LookupParams"))
 
 
 def test_what_is_no_tool_is_named_with_its_section_and_params() -> None:
@@ -141,13 +140,6 @@ def test_what_is_no_tool_is_named_with_its_section_and_params() -> None:
         prompt(text("Top", children=[text("In", tools=[tool("a"), wrong], default_params=Style())]))
     error = caught.value
     assert (error.section_path, error.placeholder, error.dataclass_type) == (("top", "in"), "lookup", Style)
-    assert all(name in str(error) for name in ("top.in", "lookup", "Style"))
-
-
-@pytest.mark.parametrize("wrong", [tool("a"), "tool", 3], ids=["a tool", "a name", "a number"])
-def test_tools_that_are_no_list_are_refused(wrong: Any) -> None:
-    with pytest.raises(TypeError, match="tools of section 't' are a list"):
-        text("T", tools=wrong)
 
 
 def test_a_policy_needs_a_tool_in_its_section_or_below() -> None:

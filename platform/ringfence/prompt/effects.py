@@ -69,16 +69,14 @@ class PathPolicy(BasePolicy):
                 )
         if self.allow is None:
             return ALLOW
-        outside = [change for change in changes if not self._allowed(change.path)]
-        if outside:
-            # A directory may come into being on the way to what is allowed.
-            on_the_way = {
-                above for change in changes if self._allowed(change.path) for above in directories_above(change.path)
-            }
-            # A file before the directory that was made for it, which nobody has asked for.
-            for change in sorted(outside, key=lambda one: _is_directory(one.after)):
-                if not (change.before is None and _is_directory(change.after) and change.path in on_the_way):
-                    return PolicyDecision.deny(f"{_named(change)} is not among what may be changed")
+        allowed = {change.path for change in changes if self._allowed(change.path)}
+        # A directory may come into being on the way to what is allowed.
+        on_the_way = {above for path in allowed for above in directories_above(path)}
+        # A file before the directory that was made for it, which nobody has asked for.
+        for change in sorted(changes, key=lambda one: _is_directory(one.after)):
+            is_made = change.before is None and _is_directory(change.after)
+            if change.path not in allowed and not (is_made and change.path in on_the_way):
+                return PolicyDecision.deny(f"{_named(change)} is not among what may be changed")
         return ALLOW
 
 

@@ -34,7 +34,7 @@ from ringfence.prompt.rendering import (
     render,
     render_text,
 )
-from ringfence.prompt.section import Section, SectionNode, as_tuple, collect_tools, place_sections
+from ringfence.prompt.section import Section, SectionNode, collect_tools, place_sections
 from ringfence.prompt.structured_output import StructuredOutput
 from ringfence.prompt.task_examples import TaskExample
 from ringfence.prompt.type_arguments import TypeArguments
@@ -98,7 +98,7 @@ class PromptTemplate(TypeArguments, Generic[OutputT]):
             "structured_output": None if output is None else StructuredOutput.of(output, self.allow_extra_keys),
             "sections": tuple(self.sections),
             "feedback_providers": tuple(self.feedback_providers),
-            "policies": as_tuple(self.policies, f"the policies of {where}"),
+            "policies": tuple(self.policies),
             "nodes": tuple(place_sections(self.sections)),
         }
         for name, value in values.items():

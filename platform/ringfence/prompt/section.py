@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from ringfence.prompt.policy import Policy
     from ringfence.runtime.session import Session
 
-ItemT = TypeVar("ItemT")
 ParamsT = TypeVar("ParamsT", default=None)
 
 SECTION_KEY = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
@@ -138,8 +137,8 @@ class Section(TypeArguments, ABC, Generic[ParamsT]):
             self.visibility = SectionFunction(visibility, f"visibility of {what}")
         if visibility is SectionVisibility.SUMMARY and self.summary is None:
             raise PromptValidationError(f"{what} is to be summarised, but has no summary=")
-        self._tools = as_tuple(options.get("tools", ()), f"the tools of {what}")
-        self._policies = as_tuple(options.get("policies", ()), f"the policies of {what}")
+        self._tools = tuple(options.get("tools", ()))
+        self._policies = tuple(options.get("policies", ()))
         for policy in self._policies:
             check_policy(policy, what)
 
@@ -279,13 +278,6 @@ def _slug(title: str) -> str:
     return slug
 
 
-def as_tuple(values: Iterable[ItemT], what: str) -> tuple[ItemT, ...]:
-    """Raises TypeError for one thing in the place of several."""
-    if isinstance(values, str) or not isinstance(values, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(f"{what} are a list, and this is a {type(values).__name__}: put it in brackets")
-    return tuple(values)
-
-
 # Text
 
 
@@ -401,23 +393,17 @@ def collect_tools(nodes: Iterable[SectionNode], reserved: frozenset[str]) -> dic
         where = f"in section {'.'.join(node.path)}"
         for tool in node.tools:
             if not isinstance(tool, Tool):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not type
-                kind: Any = node.section.params_type
-                message = f"{tool!r} {where} ({_name(kind)}) is no Tool: write Tool[Params, Result](name=...)"
-                _refuse(message, node.path, kind=kind, placeholder=getattr(tool, "__name__", repr(tool)))
-            kind = tool.params_type
-            if tool.name in reserved:
-                message = f"the tool name {tool.name!r} {where} is reserved"
-                _refuse(message, node.path, kind=kind, placeholder=tool.name)
-            if tool.name in tools:
-                other = f"in section {'.'.join(owners[tool.name])}"
-                message = f"two tools are called {tool.name!r}: one {other}, one {where} ({_name(kind)})"
-                _refuse(message, node.path, kind=kind, placeholder=tool.name)
+                name, kind = getattr(tool, "__name__", repr(tool)), node.section.params_type
+                message = f"{tool!r} {where} is no Tool: write Tool[Params, Result](name=...)"
+                _refuse(message, node.path, kind=kind, placeholder=name)
+            problem = "is reserved" if tool.name in reserved else None
+            if tool.name in owners:
+                problem = f"is taken by the one in section {'.'.join(owners[tool.name])}"
+            if problem:
+                message = f"the name of the tool {tool.name!r} {where} {problem}"
+                _refuse(message, node.path, kind=tool.params_type, placeholder=tool.name)
             tools[tool.name], owners[tool.name] = tool, node.path
     return tools
-
-
-def _name(params: type[Any] | None) -> str:
-    return "no params" if params is None else params.__name__
 
 
 def _refuse(message: str, path: SectionPath, *, kind: type | None = None, placeholder: str | None = None) -> NoReturn:
