@@ -6,7 +6,8 @@ import errno
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ringfence.filesystem.paths import escape_path, is_link, path_message, resolve_nofollow
+from ringfence.failures import describe_error
+from ringfence.filesystem.paths import escape_path, is_link, resolve_nofollow
 from ringfence.filesystem.protocol import Filesystem
 from ringfence.prompt.policy import (
     ALLOW,
@@ -85,20 +86,16 @@ class ReadBeforeWritePolicy(BasePolicy):
             target = written if isinstance(written, str) else written.path
             try:
                 path = context.resolve_path(target, mount_point=self.mount_point)
-            except PermissionError as error:
-                return PolicyDecision.deny(f"{escape_path(target)} {error.strerror}")
-            except ValueError as error:
-                return PolicyDecision.deny(str(error))
-            try:
                 for file, content_hash in _files_at(filesystem, path, written, known):
                     read = known.of(file)
                     if read is None or read != content_hash:
                         return PolicyDecision.deny(_denial(path, file, is_stale=read is not None))
-            except OSError as error:  # a name that is none for files, or what may not be read, or changes just now
-                if not isinstance(error, PermissionError) and error.errno != errno.ESTALE:
+            except (ValueError, PermissionError) as error:
+                return PolicyDecision.deny(describe_error(error))
+            except OSError as error:
+                if error.errno != errno.ESTALE:  # it changes just now
                     raise
-                words = path_message(escape_path(str(error.filename or path)), error.strerror or "no access")
-                return PolicyDecision.deny(words)
+                return PolicyDecision.deny(describe_error(error))
         return ALLOW
 
     def check_effects(
