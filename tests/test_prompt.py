@@ -26,7 +26,7 @@ from ringfence.prompt import (
     ToolResult,
     ToolsSection,
 )
-from ringfence.resources import Binding, ResourceRegistry, Scope
+from ringfence.resources import Binding, ResourceRegistry
 from ringfence.runtime.session import Session
 
 
@@ -113,7 +113,6 @@ def test_a_template_strips_its_names_and_cannot_be_changed() -> None:
         ([text("Top", children=[text("A", key="x"), text("B", key="x")])], "top.x", ("top", "x")),
         ([MarkdownSection[int](title="One", template="")], "must be a dataclass, not <class 'int'>", ("one",)),
         ([MarkdownSection[Task](title="One", template="", default_params=Style())], "must be of type Task", ("one",)),
-        ([text("One", tools=[tool("a")]), text("Two", tools=[tool("a")])], "taken", ("two",)),
         ([text("One", tools=[tool("a"), tool("a")])], "taken", ("one",)),
         ([text("One", tools=[tool("read_section")])], "reserved", ("one",)),
         ([text("One", tools=[tool("open_sections")])], "reserved", ("one",)),
@@ -155,11 +154,6 @@ def test_a_policy_needs_a_tool_in_its_section_or_below() -> None:
 def test_a_prompt_is_made_of_a_template(wrong: Any) -> None:
     with pytest.raises(TypeError, match="PromptTemplate"):
         Prompt(wrong)
-
-
-def test_equal_keys_under_different_parents_are_fine() -> None:
-    both = [text("A", children=[text("Same")]), text("B", children=[text("Same")])]
-    assert "(b.same)" in prompt(*both).render().text
 
 
 @pytest.mark.parametrize("wrong", [{"sections": ["text"]}, {"policies": ["read first"]}], ids=str)
@@ -590,21 +584,3 @@ def test_the_filesystem_is_a_resource_like_another() -> None:
     with with_files.resources, without.resources:
         assert with_files.filesystem() is files
         assert without.filesystem() is None
-
-
-def test_the_documented_kinds_of_bindings_work_together() -> None:
-    @dataclass
-    class Config:
-        url: str = "https://example.com"
-
-    class Tracer:
-        pass
-
-    bound = prompt().bind(
-        resources={
-            Config: Binding(Config, lambda r: Config()),
-            Client: Binding(Client, lambda r: Client(r.get(Config).url)),
-            Tracer: Binding(Tracer, lambda r: Tracer(), scope=Scope.TOOL_CALL),
-        }
-    )
-    assert source_of(bound) == "https://example.com"

@@ -151,10 +151,6 @@ def test_the_params_come_from_the_default_where_there_is_no_type_argument() -> N
     assert MarkdownSection[Any](title="T", template="", default_params=Task()).params_type is Task
 
 
-def test_a_section_with_neither_has_no_params() -> None:
-    assert MarkdownSection(title="T", template="").params_type is None
-
-
 OtherT = TypeVar("OtherT")
 
 
@@ -193,12 +189,6 @@ def test_a_body_is_a_dedented_template_over_the_params(template: str, text: str)
 
 def test_blanks_around_a_body_are_stripped_after_its_values_are_in() -> None:
     assert body("$what", Task(what="\n  x \n"), default_params=Task()) == "x"
-
-
-def test_values_are_inserted_as_they_are() -> None:
-    assert body("Say $what.", Task(what="$count $$ ${nothing} {0}"), default_params=Task()) == (
-        "Say $count $$ ${nothing} {0}."
-    )
 
 
 @given(st.text().map(str.strip))
@@ -253,16 +243,6 @@ def test_a_tools_section_describes_but_does_not_list_its_tools() -> None:
     section = ToolsSection(title="Available Tools", tools=[finder()], description="Use $what.", default_params=Task())
     assert rendered(section) == "## 1. Available Tools (available-tools)\n\nUse it."
     assert [tool.name for tool in section.tools()] == ["find"]
-
-
-def test_a_tools_section_needs_no_description() -> None:
-    assert rendered(ToolsSection(title="Tools", tools=[finder()])) == "## 1. Tools (tools)"
-
-
-def test_a_placeholder_of_a_description_must_be_a_field() -> None:
-    section = ToolsSection[Task](title="Tools", tools=[], description="$nothing")
-    with pytest.raises(PromptValidationError, match="nothing"):
-        PromptTemplate(ns="n", key="k", sections=[section])
 
 
 # Examples of tools
@@ -344,15 +324,6 @@ def test_a_section_says_whether_it_is_enabled_for_params_alone() -> None:
     assert not section.is_enabled(Task(count=3), session=Session())
 
 
-def test_a_disabled_section_takes_everything_below_along() -> None:
-    below = MarkdownSection(title="Below", template="$name", key="b", tools=[finder()], default_params=Needed("x"))
-    section = MarkdownSection(title="T", template="", enabled=lambda: False, children=[below])
-    prompt = Prompt(ns="n", key="k", sections=[section, MarkdownSection(title="Next", template="")])
-    assert prompt.render().text == "## 2. Next (next)"
-    assert prompt.render().tools == ()
-    assert prompt.tools() == ()
-
-
 def test_a_predicate_that_raises_is_a_render_error() -> None:
     section = MarkdownSection(title="T", template="", default_params=Task(), enabled=lambda params: params.missing)
     with pytest.raises(PromptRenderError, match=r"section t: .*predicate.*AttributeError") as caught:
@@ -384,11 +355,6 @@ def test_a_summarised_section_shows_its_summary_and_hides_its_tools_and_what_is_
     assert "t.below" in how
     assert [tool.name for tool in prompt.render().tools] == ["open_sections"]
     assert prompt.tools() == prompt.render().tools
-
-
-def test_a_summary_is_a_template_too() -> None:
-    text = rendered(hidden(summary="About $what.", default_params=Task()))
-    assert text.startswith("## 1. T (t)\n\nAbout it.\n\nThis is a summary.")
 
 
 @pytest.mark.parametrize(
