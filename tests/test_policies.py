@@ -231,7 +231,7 @@ def test_any_tool_that_declares_its_writes_is_governed(files: InMemoryFilesystem
 
 def test_targets_that_cannot_be_told_are_denied(files: InMemoryFilesystem) -> None:
     with agent(files=files) as call:
-        assert "cannot tell" in call("nowhere", "a.txt").message
+        assert "does not know" in call("nowhere", "a.txt").message
 
 
 def appended(params: At, *, context: ToolContext) -> ToolResult[Said]:

@@ -1,4 +1,4 @@
-"""Policies that see effects: what a call has really changed, before any of it is kept."""
+"""Policies on effects: what a call has changed, before the commit."""
 
 from __future__ import annotations
 
@@ -113,8 +113,8 @@ class ProtectedFilesPolicy(BasePolicy):
 class DeletionLimitPolicy(BasePolicy):
     """A session removes at most so many files of those that it did not make itself.
 
-    Emptied, or replaced by something else than a file, counts as removed; moved does not. What comes back under its
-    path counts no longer. Several of one name, in a prompt and its sections, have one count, and each its limit.
+    A file that is emptied, or replaced by something else than a file, counts as removed. A moved file does not. A file
+    that comes back under its path counts no longer. Policies of one name share the count, and each has its limit.
     """
 
     name = "deletion_limit"
@@ -139,16 +139,16 @@ class DeletionLimitPolicy(BasePolicy):
 
     def on_result(self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext) -> None:
         changes = changes_of(context)
-        if (changes or _made_calls(context)) and self._is_who_counts(tool, context):
+        if (changes or _made_calls(context)) and self._is_first_of_name(tool, context):
             for which, known in zip(("removed", "made"), self._after(changes, context), strict=True):
                 state = policy_state(context, self.name, self._scope(context, which))
                 if known != state.invoked_keys:
                     context.session[PolicyState].replace_item(state, replace(state, invoked_keys=known))
 
-    def _is_who_counts(self, tool: Tool[Any, Any], context: ToolContext) -> bool:
-        """Of several of a name the first: counted again, a file of one's own that is gone would be somebody else's."""
-        told = context.prompt.result_policies(tool.name)
-        return next(one for one in told if isinstance(one, DeletionLimitPolicy) and one.name == self.name) is self
+    def _is_first_of_name(self, tool: Tool[Any, Any], context: ToolContext) -> bool:
+        """Whether this is the first policy of its name. A second count would take its own files for others'."""
+        observers = context.prompt.result_policies(tool.name)
+        return next(one for one in observers if isinstance(one, DeletionLimitPolicy) and one.name == self.name) is self
 
     def _after(self, changes: Sequence[Change], context: ToolContext) -> tuple[PathHashes, PathHashes]:
         """What counts as removed, and what as made by the session, when these changes are kept."""
@@ -158,20 +158,20 @@ class DeletionLimitPolicy(BasePolicy):
             if change.before is None or not _lost(change.before, change.after):
                 continue
             own = made.of(change.path) is not None
-            # What it has moved to, what that had there before, and so on; and whose each of them was.
-            way, last_own = list[tuple[str, bool]](), own
+            # Where its content moved to, where the content that it replaced there moved to, and so on.
+            moves, last_own = list[tuple[str, bool]](), own
             target = arrivals.take(change.before)
             while target is not None:
-                way.append((target.path, last_own))
+                moves.append((target.path, last_own))
                 if not _has_file(target.before):
                     break
                 last_own = made.of(target.path) is not None
                 target = arrivals.take(target.before)
             if change.after is None:
                 made = made.updated({change.path: None})
-            if target is not None or last_own:  # nobody else's is lost; whose it was, it stays
-                moved_to |= {path for path, _ in way}
-                made = made.updated({path: "made" if mine else None for path, mine in way})
+            if target is not None or last_own:  # the last one replaced nothing, or the session's own
+                moved_to |= {path for path, _ in moves}
+                made = made.updated({path: "made" if mine else None for path, mine in moves})
             elif not own:
                 removed = removed.updated({change.path: "removed"})
         for change in changes:
@@ -186,8 +186,10 @@ class DeletionLimitPolicy(BasePolicy):
         return removed, made
 
     def _known(self, context: ToolContext, which: str) -> PathHashes:
-        """From before the call. What calls of its handler have counted is among its own changes once more: by those
-        alone a file that they moved and then removed is one, and what was the session's own still is."""
+        """The paths that counted before the call.
+
+        What inner calls counted is left out, since the outer call's changes contain theirs.
+        """
         return known_hashes(policy_state(context, self.name, self._scope(context, which), before=_made_calls(context)))
 
     def _scope(self, context: ToolContext, which: str) -> str:
@@ -198,9 +200,9 @@ class RequireCleanTestsPolicy(BasePolicy):
     """Certain tools run, and certain files change, only when the tests have passed since the last change of a file.
 
     The tests have passed when ``test_tool`` succeeded (with an exit code of 0, where its result has one), and ran one
-    of the commands that are named, if any are. It hears of the calls of all tools. In a section it lets only that
-    section's tools wait, so it belongs to the prompt where files have to. What a call has changed is later than tests
-    that calls of its handler have run: what the handler itself has changed after them cannot be told apart.
+    of the commands that are named, if any are. The policy observes the calls of all tools, but governs only those of
+    its section: bind it to the prompt where files have to wait. The changes of a call count as later than tests that
+    its inner calls ran.
     """
 
     name = "require_clean_tests"
@@ -266,7 +268,7 @@ class RequireCleanTestsPolicy(BasePolicy):
         refuse_unknown(self.name, {self.test_tool, *self.before} - tool_names, tool_names)
 
     def _scope(self, context: ToolContext) -> str:
-        """What counts as the tests for another policy beside this one does not for this."""
+        """A scope of its own for each definition of the tests."""
         return "#".join((context.prompt.scope, self.test_tool, *self.command))
 
     def _decision(self, what: str, context: ToolContext) -> PolicyDecision:
@@ -321,11 +323,11 @@ def _each_name(patterns: Iterable[str], *, besides: Iterable[str]) -> Matches:
 
 def _tests(pattern: str) -> Iterator[Matches]:
     if ALTERNATIVES.search(pattern) is not None:  # it would match nothing, and so deny nothing
-        said = f"braces are not expanded in {pattern!r}: give each alternative a pattern of its own"
-        raise PromptValidationError(f"{said} (a brace itself is \\{{)", placeholder=pattern)
+        message = f"braces are not expanded in {pattern!r}: give each alternative a pattern of its own"
+        raise PromptValidationError(f"{message} (a brace itself is \\{{)", placeholder=pattern)
     if ".." in pattern.split("/"):
-        said = f"{pattern!r} is from the root of the workspace, so it cannot have '..'"
-        raise PromptValidationError(said, placeholder=pattern)
+        message = f"{pattern!r} is from the root of the workspace, so it cannot have '..'"
+        raise PromptValidationError(message, placeholder=pattern)
     try:
         yield path_filter(pattern)
         if pattern.endswith("/**") and pattern.strip("/*"):
@@ -358,25 +360,25 @@ def _lost(version: FileVersion, other: FileVersion | None) -> bool:
 
 
 def _content(version: FileVersion | None) -> str | None:
-    """What a file or a link is known by, wherever it lies."""
+    """The identity of a file's or a link's content, independent of its path."""
     if version is None or version.kind != "symlink":
         return version and version.content_hash
     return f"-> {version.target}"
 
 
 class _Arrivals:
-    """What came to paths in a call, by content, and each only once."""
+    """The paths at which content appeared in a call. Each is taken once."""
 
     def __init__(self, changes: Sequence[Change]) -> None:
         self._by_content: dict[str, list[Change]] = {}
-        # Taken from the end: rather a path where nothing was.
+        # `take` pops from the end, so the paths where nothing was come last.
         for change in sorted(changes, key=lambda change: (not _has_file(change.before), change.path)):
             content = _content(change.after)
             if content is not None and content != _content(change.before):
                 self._by_content.setdefault(content, []).append(change)
 
     def take(self, version: FileVersion | None) -> Change | None:
-        """Where what there was has come to, if it has."""
+        """A path at which this content appeared, if there is one."""
         found = self._by_content.get(_content(version) or "")
         return found.pop() if found else None
 

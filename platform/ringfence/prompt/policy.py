@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 Hook: TypeAlias = Literal["check", "check_effects", "on_result"]
-"""What a policy may have to say about a call: before its handler, about its changes, after its success."""
+"""When a policy is asked: before the handler, about its changes, after its success."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyDecision:
-    """Whether a call may run; ``reason`` is what the model is told where it may not."""
+    """Whether a call may run; ``reason`` is for the model, where it may not."""
 
     allowed: bool
     reason: str | None = None
@@ -254,9 +254,9 @@ def refuse_unknown(policy: str, unknown: Set[str], tool_names: Set[str]) -> None
     """Raises PromptValidationError where a policy names tools that there are not, and says which there are."""
     if unknown:
         near = {name: difflib.get_close_matches(name, sorted(tool_names), n=1) for name in sorted(unknown)}
-        said = [f"{name} (did you mean {meant[0]}?)" if meant else name for name, meant in near.items()]
+        names = [f"{name} (did you mean {meant[0]}?)" if meant else name for name, meant in near.items()]
         raise PromptValidationError(
-            f"the policy {policy} names tools that this prompt does not have: {', '.join(said)}; "
+            f"the policy {policy} names tools that this prompt does not have: {', '.join(names)}; "
             f"it has {', '.join(sorted(tool_names)) or 'none'}",
             placeholder=min(unknown),
         )

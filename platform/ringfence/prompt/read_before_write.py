@@ -31,13 +31,15 @@ if TYPE_CHECKING:
 class ReadBeforeWritePolicy(BasePolicy):
     """An existing file is written, moved or removed only with the content that the model has read, or written itself.
 
-    What counts is the sha256 of the very bytes that the read returned or the call wrote, so an edit by anybody else
-    makes a read stale. The tools named in ``write_tools``, and every tool that declares `Tool.writes`, are denied
-    before they run; one of them whose targets cannot be told is, too. What ``write_tools`` have changed was read as it
-    was then, else the call fails: somebody may have come between. Any other tool, and one that has written more
-    than it declared, is denied what it has done, unless the handler itself had read the file in that call; what it has
-    made of that the model does not know. Not governed: opaque tools, whose commands read what they like, and what a
-    handler does through calls of its own, which have policies of theirs.
+    Known is the sha256 of the very bytes that a read returned or a call wrote. An edit by anybody else makes it stale.
+
+    - The tools in ``write_tools``, and every tool that declares `Tool.writes`, are denied before they run. One whose
+      targets are unknown is denied, too.
+    - A call of ``write_tools`` fails if a file changed between the check and the write.
+    - Any other tool, and one that wrote more than it declared, is rolled back unless its handler read the file in
+      that call. The model does not know what the handler wrote then.
+    - Opaque tools are not governed: their commands read what they like. Calls that a handler makes are governed by
+      their own policies.
     """
 
     name = "read_before_write"
@@ -77,7 +79,7 @@ class ReadBeforeWritePolicy(BasePolicy):
         if filesystem is None:
             return PolicyDecision.deny(f"{tool.name} is governed by {self.name}, but no filesystem is bound")
         if not targets:
-            return PolicyDecision.deny(f"{self.name} cannot tell which files {tool.name} would change")
+            return PolicyDecision.deny(f"{self.name} does not know which files {tool.name} would change")
         scope = _scope(context, getattr(filesystem, "lock", None))
         known = known_hashes(policy_state(context, self.name, scope))
         for written in targets:
@@ -149,11 +151,10 @@ class ReadBeforeWritePolicy(BasePolicy):
         learned: Mapping[str, str | None],
         declared: bool,
     ) -> dict[str, str | None]:
-        """The files that a call has changed, with their hashes where the model knows what is in them now, else None.
+        """The files that a call changed: path to the hash of a content that the model knows, else None.
 
-        If it did not know what was in one of them, that may be in any of them now. Raises OSError (ESTALE) where a call
-        of one of the ``write_tools`` has changed one of these: `check` has let it change what the model knows, so what
-        differs came after it.
+        If the model did not know one of the files, its content may be in any of them now. Raises OSError (ESTALE)
+        where a call of ``write_tools`` changed an unknown file: `check` had passed, so the file changed after it.
         """
         call = context.call
         assert call is not None
@@ -161,8 +162,8 @@ class ReadBeforeWritePolicy(BasePolicy):
         def is_known(content_hash: str, path: str) -> bool:
             if content_hash in (known.of(path), learned.get(path)):
                 return True
-            # The state before the call is the slowest to find, and seldom decides: a call of the handler, or another
-            # policy of this name, may have learned what the call has made.
+            # The state before the call comes last: it is the slowest to find, and seldom decides. It differs where an
+            # inner call, or another policy of this name, has recorded this call's changes already.
             before = policy_state(context, self.name, state.scope, before=True)
             return known_hashes(before).of(path) == content_hash
 
@@ -179,8 +180,8 @@ class ReadBeforeWritePolicy(BasePolicy):
             if was is None or is_known(was, path):
                 continue
             if declared and (path, was) not in answered_for:
-                said = "was not as it had been read when this call changed it; nothing is changed, read it again"
-                raise OSError(errno.ESTALE, said, path)
+                message = "was not as it had been read when this call changed it; nothing is changed, read it again"
+                raise OSError(errno.ESTALE, message, path)
             unread = True
         if not unread:
             return left
@@ -199,7 +200,7 @@ def _hash_of(version: FileVersion | None) -> str | None:
 
 
 def _replaces_unhashed(change: Change) -> bool:
-    """Whether it took a file from its path that is too large to be hashed. That it was ever read has to do then."""
+    """Whether it replaced or removed a file too large to be hashed. There, any earlier read counts."""
     before, after = change.before, change.after
     if before is None or before.kind != "file" or before.content_hash is not None or before.size == 0:
         return False
@@ -207,7 +208,7 @@ def _replaces_unhashed(change: Change) -> bool:
 
 
 def _scope(context: ToolContext, lock: CallLock | None) -> str:
-    """A scope of the prompt and the filesystem: what was read of one workspace says nothing about another."""
+    """The scope of one filesystem's state: what was read of one workspace says nothing about another."""
     filesystem = context.filesystem
     if filesystem is not None and getattr(filesystem, "lock", None) is lock:
         root = filesystem.root
@@ -222,9 +223,11 @@ _PATH_FIELDS = ("file_path", "path", "source", "target")
 def _files_at(
     filesystem: Filesystem, path: str, written: Written, known: PathHashes
 ) -> Iterable[tuple[str, str | None]]:
-    """The files that a change of `path` reaches: itself, or all below a directory; none where nothing is, or a pipe.
-    With the hashes of those that were ever read. What a link out of the workspace leads to is nobody's to change, and
-    the filesystem sees to that; one in a circle, or with a name that is too long for any file, leads to nothing."""
+    """The existing files that a change of `path` reaches: itself, or all below a directory. Pipes are none.
+
+    A file that was ever read comes with its hash. A link out of the workspace reaches no file: the filesystem refuses
+    to write through it. Neither does a link in a circle, nor a name too long for any file.
+    """
     try:
         if isinstance(written, Itself):
             path = resolve_nofollow(filesystem, path)
