@@ -80,7 +80,7 @@ def test_the_outcome_is_of_the_prompt_s_output_type(outcome: Any, output: Any) -
         (lambda: example("two\nlines"), "objective"),
         (lambda: example(steps=()), "no steps"),
         (lambda: TaskExamplesSection(examples=[]), "no task examples"),
-        (lambda: template(example(outcome=Answer(True))), "outcome is not a text"),
+        (lambda: template(example(outcome=Answer(True))), "outcome is not a str"),
         (lambda: template(example(), Answer), "not a Answer"),
         (lambda: template(example(outcome=Answer(True)), list[Answer]), "not a list of Answer"),
         (lambda: template(example(outcome=[Found("x")]), list[Answer]), "not a list of Answer"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -56,6 +57,10 @@ class FeedbackTrigger:
         if not given or min(given) <= 0:
             raise PromptValidationError("a trigger needs every_n_calls or every_n_seconds, more than 0")
 
+    def is_due(self, calls: int, seconds: float) -> bool:
+        """Whether so many calls or seconds after the last text are enough."""
+        return calls >= (self.every_n_calls or math.inf) or seconds >= (self.every_n_seconds or math.inf)
+
 
 @dataclass(frozen=True, slots=True)
 class FeedbackProviderConfig:
@@ -90,11 +95,10 @@ class Feedbacks:
     def after(self, context: FeedbackContext) -> str:
         """The text of the first provider that is due after a call and has one. The session gets it, too."""
         for place, config in enumerate(self._providers):
-            provider = config.provider
+            provider, (last_index, last_time) = config.provider, self._last[place]
+            calls, seconds = context.call_index - last_index, (self._clock() - last_time).total_seconds()
             try:
-                if not self._due(config.trigger, context.call_index, *self._last[place]) or not provider.should_run(
-                    context=context
-                ):
+                if not config.trigger.is_due(calls, seconds) or not provider.should_run(context=context):
                     continue
                 text = str(provider.provide(context=context)).strip()
             except Exception:
@@ -106,9 +110,3 @@ class Feedbacks:
                 context.session.dispatch(Feedback(self._prompt_name, provider.name, text, context.call_index, now))
                 return text
         return ""
-
-    def _due(self, trigger: FeedbackTrigger, call_index: int, last_index: int, last_time: datetime) -> bool:
-        calls, seconds = trigger.every_n_calls, trigger.every_n_seconds
-        if calls is not None and call_index - last_index >= calls:
-            return True
-        return seconds is not None and (self._clock() - last_time).total_seconds() >= seconds

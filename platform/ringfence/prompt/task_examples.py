@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ringfence.errors import PromptValidationError, SectionPath, SectionVisibility
 from ringfence.prompt.rendering import fence, format_call
-from ringfence.prompt.section import Section
+from ringfence.prompt.section import MarkdownSection, Section
 from ringfence.prompt.structured_output import StructuredOutput
 from ringfence.prompt.tool import Tool, ToolExample
 from ringfence.runtime.tool_result import render_value
@@ -68,21 +68,18 @@ class TaskExample(Section[None]):
     def check(self, tools: Mapping[str, Tool[Any, Any]], output: StructuredOutput | None, path: SectionPath) -> None:
         """Raises PromptValidationError where a step or the outcome does not fit the prompt."""
         for step in self.steps:
-            tool = tools.get(step.tool_name)
-            if tool is None:
+            if step.tool_name not in tools:
                 self._refuse(f"there is no tool {step.tool_name!r}", path, step.tool_name)
             try:
-                tool.check_example(step.example)
+                tools[step.tool_name].check_example(step.example)
             except PromptValidationError as error:
                 self._refuse(str(error), path, step.tool_name)
-        if output is None:
-            fits, wanted = isinstance(self.outcome, str), "a text"
-        elif output.container == "object":
-            fits, wanted = type(self.outcome) is output.dataclass_type, f"a {output.dataclass_type.__name__}"
+        outcome, kind = self.outcome, str if output is None else output.dataclass_type
+        if output is None or output.container == "object":
+            fits, wanted = type(outcome) is kind, f"a {kind.__name__}"
         else:
-            items: Any = self.outcome
-            fits = type(items) in (list, tuple) and all(type(item) is output.dataclass_type for item in items)
-            wanted = f"a list of {output.dataclass_type.__name__}"
+            fits = type(outcome) in (list, tuple) and all(type(item) is kind for item in outcome)
+            wanted = f"a list of {kind.__name__}"
         if not fits:
             self._refuse(f"its outcome is not {wanted}, which is what the prompt answers", path, "outcome")
 
@@ -91,21 +88,13 @@ class TaskExample(Section[None]):
         raise PromptValidationError(message, section_path=path, placeholder=placeholder)
 
 
-class TaskExamplesSection(Section[None]):
+class TaskExamplesSection(MarkdownSection[None]):
     """Holds task examples, each a section below it."""
 
     def __init__(
         self, *, examples: Sequence[TaskExample], title: str = "Task examples", key: str = "task-examples"
     ) -> None:
-        """Raises PromptValidationError for none, TypeError for something else than a `TaskExample`."""
+        """Raises PromptValidationError for no examples."""
         if not examples:
             raise PromptValidationError(f"the section {key!r} has no task examples", placeholder="examples")
-        for example in examples:
-            if not isinstance(example, TaskExample):  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise TypeError(f"{example!r} in the section {key!r} is no TaskExample")
-        super().__init__(title=title, key=key, children=examples)
-
-    def render_body(
-        self, params: None, *, visibility: SectionVisibility, path: SectionPath, session: Session | None
-    ) -> str:
-        return ""
+        super().__init__(title=title, key=key, template="", children=examples, accepts_overrides=False)
