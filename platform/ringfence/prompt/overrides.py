@@ -215,20 +215,18 @@ def apply_overrides(nodes: Iterable[SectionNode], override: PromptOverride) -> t
     sections = {one.path: one for one in override.sections}
     tools = {one.name: one for one in override.tools}
 
+    def replaced(tool: Tool[Any, Any]) -> Tool[Any, Any]:
+        one = tools.get(tool.name)
+        if one is None:
+            return tool
+        description = tool.description if one.description is None else one.description
+        return replace(tool, description=description, param_descriptions=one.param_descriptions)
+
     def apply(node: SectionNode) -> SectionNode:
-        replaced = {one.name: tools[one.name] for one in node.tools if one.name in tools}
-        described = {name: one.description for name, one in replaced.items() if one.description is not None}
-        override = sections.get(node.path)
-        return replace(
-            node,
-            section=node.section if override is None else node.section.overridden(override),
-            children=tuple(map(apply, node.children)),
-            tools=tuple(
-                replace(tool, description=described[tool.name]) if tool.name in described else tool
-                for tool in node.tools
-            ),
-            param_descriptions={name: one.param_descriptions for name, one in replaced.items()},
-        )
+        one = sections.get(node.path)
+        section = node.section if one is None else node.section.overridden(one)
+        children, own_tools = tuple(map(apply, node.children)), tuple(map(replaced, node.tools))
+        return replace(node, section=section, children=children, tools=own_tools)
 
     return tuple(map(apply, nodes))
 

@@ -197,13 +197,11 @@ def render(
     """Render the visible ones of these sections, free of side effects."""
     visible = [inner for location in locations for inner in location.walk_visible()]
     tools = offered_tools(visible)
-    replaced = {name: texts for location in visible for name, texts in location.node.param_descriptions.items()}
-    descriptions = {tool.name: {**tool.described, **replaced.get(tool.name, {})} for tool in tools}
     return RenderedPrompt(
         text=render_text(visible, session),
         tools=tools,
         structured_output=template.structured_output,
-        tool_param_descriptions={name: texts for name, texts in descriptions.items() if texts},
+        tool_param_descriptions={tool.name: texts for tool in tools if (texts := tool.described)},
         template=template,
     )
 

@@ -8,8 +8,8 @@ import re
 import textwrap
 import unicodedata
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from string import Template
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypedDict
@@ -330,8 +330,6 @@ class SectionNode:
     tools: tuple[Tool[Any, Any], ...]
     policies: tuple[Policy, ...]
     children: tuple[SectionNode, ...]
-    param_descriptions: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
-    """By tool, by field of its params: the descriptions that overrides replace."""
 
     def walk(self) -> Iterator[SectionNode]:
         """This node and all below it, depth first."""

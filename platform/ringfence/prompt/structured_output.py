@@ -51,13 +51,9 @@ class StructuredOutput:
         if self.container == "object":
             return item
         definitions = {"$defs": item.pop("$defs")} if "$defs" in item else {}  # references are from the root
-        items = {"items": {"type": "array", "items": item}}
-        return {
-            "type": "object",
-            "properties": items,
-            "required": ["items"],
-            "additionalProperties": False,
-        } | definitions
+        properties = {"items": {"type": "array", "items": item}}
+        whole = {"type": "object", "properties": properties, "required": ["items"], "additionalProperties": False}
+        return whole | definitions
 
     def parse(self, text: str) -> Any:
         """The value of a final answer.

@@ -223,6 +223,8 @@ class Tool(TypeArguments, Generic[ParamsT, ResultT]):
     """The paths that a call with these params is about to change, which `ReadBeforeWritePolicy` governs; None where
     this call can change no file that is there. A path in `ContentOf` or `Itself` says what is changed of a link or a
     directory; a text alone is taken for both."""
+    param_descriptions: Mapping[str, str] = field(default_factory=dict[str, str], kw_only=True, compare=False)
+    """By field of the params, what it is for, in the place of ``description`` in its metadata."""
     declared_types: tuple[Any, Any] | None = field(default=None, kw_only=True, repr=False)
     """The types of params and result, as the type arguments or the handler say them."""
 
@@ -302,9 +304,10 @@ class Tool(TypeArguments, Generic[ParamsT, ResultT]):
 
     @property
     def described(self) -> dict[str, str]:
-        """What the params' fields are for, by name, where their metadata says it."""
-        known = _fields_of(self.params_type)
-        return {one.name: str(one.metadata["description"]) for one in known if "description" in one.metadata}
+        """By field of the params, what it is for, where that is known."""
+        metadata = {one.name: one.metadata for one in _fields_of(self.params_type)}
+        own = {name: str(texts["description"]) for name, texts in metadata.items() if "description" in texts}
+        return {**own, **self.param_descriptions}
 
     def fits(self, value: object) -> bool:
         """Whether a result's value is of the declared type, or none: a message may say it all."""
