@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -52,6 +52,8 @@ def test_extra_keys_are_about_a_structured_answer() -> None:
 def test_a_template_keeps_its_output_type() -> None:
     assert PromptTemplate[Shape](ns="n", key="k").structured_output == one
     assert PromptTemplate[list[Shape]](ns="n", key="k").structured_output == many
+    assert Prompt(ns="n", key="k", output=Shape).structured_output == one
+    assert replace(PromptTemplate[Shape](ns="n", key="k"), key="other").structured_output == one
 
 
 # Schemas

@@ -217,7 +217,8 @@ class Prompt(TypeArguments, Generic[OutputT]):
         """
         declared = self.type_arguments[0] if self.type_arguments else Any
         if template is None:
-            template = PromptTemplate(**parts, output=declared)
+            parts.setdefault("output", declared)
+            template = PromptTemplate(**parts)
         elif parts:
             raise TypeError(f"a template has these already: {', '.join(parts)}")
         elif not isinstance(template, PromptTemplate):  # pyright: ignore[reportUnnecessaryIsInstance]

@@ -70,7 +70,7 @@ class ReadBeforeWritePolicy(BasePolicy):
             declared = tool.writes(params)
             if declared is None:
                 return ALLOW
-            targets: list[Any] = [declared] if isinstance(declared, Written) else list(declared)
+            targets = [declared] if isinstance(declared, (str, ContentOf, Itself)) else list(declared)
         elif tool.name in self.write_tools:
             targets = [path for name in _PATH_FIELDS if isinstance(path := getattr(params, name, None), str)]
         else:
@@ -83,8 +83,6 @@ class ReadBeforeWritePolicy(BasePolicy):
         scope = _scope(context, getattr(filesystem, "lock", None))
         known = known_hashes(policy_state(context, self.name, scope))
         for written in targets:
-            if not isinstance(written, Written):
-                raise TypeError(f"the paths that {tool.name} says it writes are no strings: {targets!r}")
             target = written if isinstance(written, str) else written.path
             try:
                 path = context.resolve_path(target, mount_point=self.mount_point)
