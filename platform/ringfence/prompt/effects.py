@@ -128,72 +128,77 @@ class DeletionLimitPolicy(BasePolicy):
     def check_effects(
         self, tool: Tool[Any, Any], params: Any, changes: Sequence[Change], *, context: ToolContext
     ) -> PolicyDecision:
-        removed, _ = self._after(changes, context)
-        if len(removed) <= self.max_files or len(removed) <= len(self._known(context, "removed")):
+        removed = _removed(self._after(changes, context))
+        if len(removed) <= max(self.max_files, len(_removed(self._known(context)))):
             return ALLOW
         files = "1 file" if len(removed) == 1 else f"{len(removed)} files"
+        more = f" and {len(removed) - 5} more" if len(removed) > 5 else ""
         return PolicyDecision.deny(
             f"that makes {files} removed in this session, {self.max_files} are allowed: "
-            f"{_listed(path for path, _ in removed)}"
+            f"{', '.join(map(escape_path, removed[:5]))}{more}"
         )
 
     def on_result(self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext) -> None:
         changes = changes_of(context)
         if (changes or _made_calls(context)) and self._is_first_of_name(tool, context):
-            for which, known in zip(("removed", "made"), self._after(changes, context), strict=True):
-                state = policy_state(context, self.name, self._scope(context, which))
-                if known != state.invoked_keys:
-                    context.session[PolicyState].replace_item(state, replace(state, invoked_keys=known))
+            state, known = policy_state(context, self.name, context.prompt.scope), self._after(changes, context)
+            if known != state.invoked_keys:
+                context.session[PolicyState].replace_item(state, replace(state, invoked_keys=known))
 
     def _is_first_of_name(self, tool: Tool[Any, Any], context: ToolContext) -> bool:
         """Whether this is the first policy of its name. A second count would take its own files for others'."""
         observers = context.prompt.result_policies(tool.name)
         return next(one for one in observers if isinstance(one, DeletionLimitPolicy) and one.name == self.name) is self
 
-    def _after(self, changes: Sequence[Change], context: ToolContext) -> tuple[PathHashes, PathHashes]:
-        """What counts as removed, and what as made by the session, when these changes are kept."""
-        removed, made = self._known(context, "removed"), self._known(context, "made")
+    def _known(self, context: ToolContext) -> PathHashes:
+        """The paths that counted before the call: each is "removed", or "made" by the session.
+
+        What inner calls counted is left out, since the outer call's changes contain theirs.
+        """
+        return known_hashes(policy_state(context, self.name, context.prompt.scope, before=_made_calls(context)))
+
+    def _after(self, changes: Sequence[Change], context: ToolContext) -> PathHashes:
+        """The paths that count when these changes are kept."""
+        known, news = self._known(context), dict[str, str | None]()
+
+        def is_made(path: str) -> bool:
+            return news.get(path, known.of(path)) == "made"
+
         arrivals, moved_to = _Arrivals(changes), set[str]()
         for change in changes:
             if change.before is None or not _lost(change.before, change.after):
                 continue
-            own = made.of(change.path) is not None
+            own = last_own = is_made(change.path)
             # Where its content moved to, where the content that it replaced there moved to, and so on.
-            moves, last_own = list[tuple[str, bool]](), own
+            moves: list[tuple[str, bool]] = []
             target = arrivals.take(change.before)
             while target is not None:
                 moves.append((target.path, last_own))
                 if not _has_file(target.before):
                     break
-                last_own = made.of(target.path) is not None
+                last_own = is_made(target.path)
                 target = arrivals.take(target.before)
-            if change.after is None:
-                made = made.updated({change.path: None})
+            if own and change.after is None:
+                news[change.path] = None
             if target is not None or last_own:  # the last one replaced nothing, or the session's own
                 moved_to |= {path for path, _ in moves}
-                made = made.updated({path: "made" if mine else None for path, mine in moves})
+                news |= {path: "made" if mine else None for path, mine in moves}
             elif not own:
-                removed = removed.updated({change.path: "removed"})
+                news[change.path] = "removed"
         for change in changes:
             if change.after is None or not _lost(change.after, change.before):
                 continue
             if change.before is not None and change.before.kind != change.after.kind:
                 continue
-            if removed.of(change.path) is not None:
-                removed = removed.updated({change.path: None})
+            if news.get(change.path, known.of(change.path)) == "removed":
+                news[change.path] = None
             elif change.before is None and change.path not in moved_to:
-                made = made.updated({change.path: "made"})
-        return removed, made
+                news[change.path] = "made"
+        return known.updated(news)
 
-    def _known(self, context: ToolContext, which: str) -> PathHashes:
-        """The paths that counted before the call.
 
-        What inner calls counted is left out, since the outer call's changes contain theirs.
-        """
-        return known_hashes(policy_state(context, self.name, self._scope(context, which), before=_made_calls(context)))
-
-    def _scope(self, context: ToolContext, which: str) -> str:
-        return f"{context.prompt.scope}#{which}"
+def _removed(known: PathHashes) -> list[str]:
+    return sorted(path for path, status in known if status == "removed")
 
 
 class RequireCleanTestsPolicy(BasePolicy):
@@ -385,11 +390,6 @@ class _Arrivals:
 
 def _has_file(version: FileVersion | None) -> bool:
     return version is not None and version.kind != "directory"
-
-
-def _listed(paths: Iterable[str]) -> str:
-    names = sorted(escape_path(path) for path in paths)
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 # Other commands beside it, redirections, expansions, comments: also where they are quoted, `argv` is there for that.
