@@ -371,20 +371,6 @@ def test_a_session_that_is_observed_twice_makes_each_span_once(collected: Collec
     assert len(collected.spans) == 2
 
 
-def test_a_call_that_had_begun_before_has_a_span_all_the_same(collected: Collected) -> None:
-    session = Session()
-
-    def handler(params: Nothing, *, context: ToolContext) -> ToolResult[None]:
-        collected.telemetry().observe(session)
-        return ToolResult.ok(None, message="observed")
-
-    prompt = with_tool(handler)
-    with prompt.resources:
-        assert ToolExecutor(prompt=prompt, session=session).call("own", {}).success
-    (span,) = collected.spans
-    assert span.attributes["ringfence.outcome"] == "committed"
-
-
 def test_durations_and_tokens_are_measured_without_names_that_a_model_made_up(collected: Collected) -> None:
     evaluate(collected, calls(READ, READ, ("fly", {}), input_tokens=9, output_tokens=2), {"text": "Done."})
     tools = {

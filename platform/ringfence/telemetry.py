@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar, Token
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
 from typing import Any
@@ -27,7 +27,7 @@ from ringfence.runtime.tool_result import sendable
 try:
     from opentelemetry import metrics, trace
     from opentelemetry.context import Context, attach, detach
-    from opentelemetry.metrics import MeterProvider
+    from opentelemetry.metrics import Histogram, MeterProvider
     from opentelemetry.trace import Span, SpanKind, StatusCode, TracerProvider
 except ModuleNotFoundError as error:
     if error.name is None or not error.name.startswith("opentelemetry"):
@@ -41,22 +41,17 @@ MAX_CONTENT_CHARACTERS = 32_768
 """Of one attribute with content."""
 CAPTURE_VARIABLE = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 CAPTURING = frozenset({"true", "1", "span_only", "span_and_event"})
-SECONDS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
-"""Boundaries of the histograms of durations."""
+SECONDS = tuple(0.01 * 2**power for power in range(14))
 TOKENS = tuple(4**power for power in range(14))
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 INTERRUPTED = "interrupted"
 OTHER = "_OTHER"
 """In the place of a name that a model has made up."""
 ERROR_TYPE = "error.type"
-OUTCOME_ERRORS = {
-    "failed": "tool_error",
-    "interrupted": INTERRUPTED,
-    "doubtful": "rollback_failed",
-    "rolled_back": "rolled_back",
-}
+OUTCOME_ERRORS = {"failed": "tool_error", "interrupted": INTERRUPTED, "doubtful": "rollback_failed"}
 
-Attributes = dict[str, str | int | Sequence[str]]
+Attributes = dict[str, str | int | Sequence[str] | None]
+"""Those that are None are left out."""
 
 
 @dataclass(slots=True, eq=False)
@@ -67,10 +62,9 @@ class _OpenSpan:
     span: Span
     token: Token[Context]
     outer: _OpenSpan | None
+    began: datetime
     labels: Attributes
     """The attributes of its measurements."""
-    began: datetime
-    captured: Attributes = field(default_factory=dict[str, Any])
 
 
 _innermost: ContextVar[_OpenSpan | None] = ContextVar("ringfence_open_span", default=None)
@@ -100,22 +94,14 @@ class Telemetry:
             capture_content = os.environ.get(CAPTURE_VARIABLE, "").strip().lower() in CAPTURING
         self._captures = capture_content
         self._tracer = trace.get_tracer("ringfence", version("ringfence"), tracer_provider)
-        histogram = metrics.get_meter("ringfence", version("ringfence"), meter_provider).create_histogram
-        self._tool_seconds = histogram(
-            "gen_ai.execute_tool.duration", "s", "Duration of tool calls.", explicit_bucket_boundaries_advisory=SECONDS
-        )
-        self._model_seconds = histogram(
-            "gen_ai.client.operation.duration",
-            "s",
-            "Duration of model calls.",
-            explicit_bucket_boundaries_advisory=SECONDS,
-        )
-        self._tokens = histogram(
-            "gen_ai.client.token.usage",
-            "{token}",
-            "Tokens of model calls.",
-            explicit_bucket_boundaries_advisory=TOKENS,
-        )
+        meter = metrics.get_meter("ringfence", version("ringfence"), meter_provider)
+
+        def histogram(name: str, unit: str, description: str, bounds: Sequence[float]) -> Histogram:
+            return meter.create_histogram(name, unit, description, explicit_bucket_boundaries_advisory=bounds)
+
+        self._tool_seconds = histogram("gen_ai.execute_tool.duration", "s", "Duration of tool calls.", SECONDS)
+        self._model_seconds = histogram("gen_ai.client.operation.duration", "s", "Duration of model calls.", SECONDS)
+        self._tokens = histogram("gen_ai.client.token.usage", "{token}", "Tokens of model calls.", TOKENS)
 
     def observe(self, session: Session) -> None:
         """Subscribe to the events of the session's dispatcher; a second time does nothing."""
@@ -130,121 +116,148 @@ class Telemetry:
         if self._captures:
             handlers[ToolInvoked] = self._capture_result
         for event_type, handler in handlers.items():
-            while session.dispatcher.unsubscribe(event_type, handler):
-                pass
+            session.dispatcher.unsubscribe(event_type, handler)
             session.dispatcher.subscribe(event_type, handler)
 
     def _start_evaluation(self, event: EvaluationStarted) -> None:
-        found = _provider_attributes("invoke_agent", event.provider, event.model)
-        found |= {"gen_ai.agent.name": event.prompt_name, "gen_ai.conversation.id": str(event.session_id)}
-        if event.run_context is not None:
-            found["ringfence.run.id"] = str(event.run_context.run_id)
+        found: Attributes = {
+            "gen_ai.operation.name": "invoke_agent",
+            "gen_ai.provider.name": event.provider,
+            "gen_ai.request.model": event.model,
+            "gen_ai.agent.name": event.prompt_name,
+            "gen_ai.conversation.id": str(event.session_id),
+            "ringfence.run.id": str(event.run_context.run_id) if event.run_context is not None else None,
+        }
         name = f"invoke_agent {event.prompt_name}"
         self._start(event.evaluation_id, name, SpanKind.INTERNAL, found, event.created_at)
 
     def _end_evaluation(self, event: EvaluationEnded) -> None:
-        self._end(event.evaluation_id, _usage_attributes(event.usage), _exception_error(event.error), event.created_at)
+        _end(event.evaluation_id, _usage_attributes(event.usage), _exception_error(event.error), event.created_at)
 
     def _start_chat(self, event: ModelRequested) -> None:
-        labels = _provider_attributes("chat", event.provider, event.model)
-        name = f"chat {event.model}" if event.model else "chat"
-        key = (event.evaluation_id, event.number)
+        labels: Attributes = {
+            "gen_ai.operation.name": "chat",
+            "gen_ai.provider.name": event.provider,
+            "gen_ai.request.model": event.model,
+        }
         found = labels | {"gen_ai.conversation.id": str(event.session_id)}
-        self._start(key, name, SpanKind.CLIENT, found, event.created_at, labels=labels)
+        name = f"chat {event.model}" if event.model else "chat"
+        self._start((event.evaluation_id, event.number), name, SpanKind.CLIENT, found, event.created_at, labels)
 
     def _end_chat(self, event: ModelAnswered) -> None:
         turn, error = event.turn, _exception_error(event.error)
-        usage = (turn.usage if turn is not None else None) or TokenUsage()
         found: Attributes = {}
+        usage = (turn.usage if turn is not None else None) or TokenUsage()
         if turn is not None:
             found = {"gen_ai.response.finish_reasons": [_finish_reason(turn)], **_usage_attributes(usage)}
             if self._captures:
                 found["gen_ai.output.messages"] = _messages(turn)
-        ended = self._end((event.evaluation_id, event.number), found, error, event.created_at)
+        ended = _end((event.evaluation_id, event.number), found, error, event.created_at)
         if ended is None:
             return
-        labels = ended.labels if error is None else ended.labels | {ERROR_TYPE: error}
-        self._model_seconds.record((event.created_at - ended.began).total_seconds(), labels)
+        seconds = (event.created_at - ended.began).total_seconds()
+        self._model_seconds.record(seconds, _present(ended.labels | {ERROR_TYPE: error}))
         for kind, tokens in (("input", usage.input_tokens), ("output", usage.output_tokens)):
             if tokens is not None:
-                self._tokens.record(tokens, ended.labels | {"gen_ai.token.type": kind})
+                self._tokens.record(tokens, _present(ended.labels | {"gen_ai.token.type": kind}))
 
     def _start_call(self, event: ToolCallStarted) -> None:
-        found = _call_attributes(event.name, event.call_id, event.prompt_name, str(event.session_id))
         # A name that a model has made up would make as many kinds of spans as there are such names.
         name = "execute_tool" if event.description is None else f"execute_tool {event.name}"
-        if event.description is not None:
-            found["gen_ai.tool.description"] = event.description
+        found: Attributes = {
+            "gen_ai.operation.name": "execute_tool",
+            "gen_ai.tool.name": sendable(event.name[:MAX_NAME_CHARACTERS]),
+            "gen_ai.tool.type": "function",
+            "gen_ai.tool.description": event.description,
+            "gen_ai.tool.call.id": sendable(event.call_id[:MAX_NAME_CHARACTERS]),
+            "gen_ai.agent.name": event.prompt_name,
+            "gen_ai.conversation.id": str(event.session_id),
+        }
         if self._captures:
-            arguments = event.arguments
-            text = _bounded(arguments) if isinstance(arguments, str) else _json_text(arguments or {})
-            found["gen_ai.tool.call.arguments"] = text
+            given = event.arguments
+            found["gen_ai.tool.call.arguments"] = _bounded(given) if isinstance(given, str) else _json_text(given or {})
         self._start(event.call_id, name, SpanKind.INTERNAL, found, event.started_at)
 
     def _capture_result(self, event: ToolInvoked) -> None:
         running = _innermost.get()
         if running is not None and running.key == event.call_id:
             result = {"message": event.result.message, "output": _bounded(event.rendered_output)}
-            running.captured["gen_ai.tool.call.result"] = _json_text(result)
+            running.span.set_attribute("gen_ai.tool.call.result", _json_text(result))
 
     def _end_call(self, receipt: Receipt) -> None:
         if receipt.rolled_back_by is not None:  # its span has ended; that of the call around it reports the rollback
             return
-        error = _receipt_error(receipt)
+        denied_by = next((verdict.policy for verdict in receipt.policies if not verdict.allowed), None)
+        match receipt.outcome:
+            case "committed":
+                error = None
+            case "denied":  # the one thing besides a policy that denies is the deadline
+                error = "policy_denied" if denied_by is not None else "timeout"
+            case "rejected":
+                error = "validation_error" if isinstance(receipt.params, RejectedToolParams) else "unknown_tool"
+            case outcome:
+                error = OUTCOME_ERRORS[outcome]
+        files = [change.after or change.before for change in receipt.changes]
+        before, after = receipt.diff_bytes
+        found: Attributes = {
+            "ringfence.outcome": receipt.outcome,
+            "ringfence.receipt.id": receipt.receipt_id,
+            "ringfence.files.read": len(receipt.read or ()),
+            "ringfence.files.changed": sum(file is not None and file.kind != "directory" for file in files),
+            "ringfence.files.conflicts": len(receipt.conflicts),
+            "ringfence.diff.bytes_before": before,
+            "ringfence.diff.bytes_after": after,
+            "ringfence.policy.denied_by": denied_by,
+            "ringfence.commit.id": receipt.commit,
+            "process.exit.code": receipt.exit_code,
+        }
         ended_at = receipt.started_at + timedelta(seconds=receipt.duration_seconds)
-        found = _receipt_attributes(receipt)
-        if self._end(receipt.call_id, found, error, ended_at) is None:  # it had begun before the session was observed
-            at_start = _call_attributes(receipt.tool, receipt.call_id, receipt.prompt_name, receipt.session_id)
-            self._start(receipt.call_id, "execute_tool", SpanKind.INTERNAL, at_start, receipt.started_at)
-            self._end(receipt.call_id, found, error, ended_at)
+        _end(receipt.call_id, found, error, ended_at)
         labels: Attributes = {
             "gen_ai.tool.name": OTHER if error == "unknown_tool" else receipt.tool,
             "gen_ai.tool.type": "function",
             "gen_ai.agent.name": receipt.prompt_name,
+            ERROR_TYPE: error,
         }
-        self._tool_seconds.record(receipt.duration_seconds, labels | ({ERROR_TYPE: error} if error else {}))
+        self._tool_seconds.record(receipt.duration_seconds, _present(labels))
 
     def _start(
-        self,
-        key: object,
-        name: str,
-        kind: SpanKind,
-        found: Attributes,
-        at: datetime,
-        *,
-        labels: Attributes | None = None,
+        self, key: object, name: str, kind: SpanKind, found: Attributes, at: datetime, labels: Attributes | None = None
     ) -> None:
-        span = self._tracer.start_span(name, kind=kind, attributes=found, start_time=_nanoseconds(at))
+        span = self._tracer.start_span(name, kind=kind, attributes=_present(found), start_time=_nanoseconds(at))
         token = attach(trace.set_span_in_context(span))
-        _innermost.set(_OpenSpan(key, span, token, _innermost.get(), labels or {}, at))
+        _innermost.set(_OpenSpan(key, span, token, _innermost.get(), at, labels or {}))
 
-    def _end(self, key: object, found: Attributes, error: str | None, at: datetime) -> _OpenSpan | None:
-        """End the span of that key; what an interrupt left open within it ends, too. None: there is no such span."""
-        ending = innermost = _innermost.get()
-        while ending is not None and ending.key != key:
-            ending = ending.outer
-        if ending is None:
-            return None
-        while innermost is not None and innermost is not ending:
-            _finish(innermost.span, {}, INTERRUPTED, at)
-            innermost = innermost.outer
-        detach(ending.token)
-        _innermost.set(ending.outer)
-        _finish(ending.span, found | ending.captured, error, at)
-        return ending
+
+def _end(key: object, found: Attributes, error: str | None, at: datetime) -> _OpenSpan | None:
+    """End the span of that key; what an interrupt left open within it ends, too. None: there is no such span."""
+    ending = innermost = _innermost.get()
+    while ending is not None and ending.key != key:
+        ending = ending.outer
+    if ending is None:
+        return None
+    while innermost is not None and innermost is not ending:
+        _finish(innermost.span, {}, INTERRUPTED, at)
+        innermost = innermost.outer
+    detach(ending.token)
+    _innermost.set(ending.outer)
+    _finish(ending.span, found, error, at)
+    return ending
 
 
 def _finish(span: Span, found: Attributes, error: str | None, at: datetime) -> None:
-    span.set_attributes(found)
+    span.set_attributes(_present(found | {ERROR_TYPE: error}))
     if error is not None:
-        # Without a description: messages may quote arguments and files.
-        span.set_attribute(ERROR_TYPE, error)
-        span.set_status(StatusCode.ERROR)
+        span.set_status(StatusCode.ERROR)  # without a description: messages may quote arguments and files
     span.end(_nanoseconds(at))
 
 
 def _nanoseconds(moment: datetime) -> int:
     return (moment - EPOCH) // timedelta(microseconds=1) * 1000
+
+
+def _present(attributes: Attributes) -> dict[str, str | int | Sequence[str]]:
+    return {name: value for name, value in attributes.items() if value is not None}
 
 
 def _exception_error(error: BaseException | None) -> str | None:
@@ -253,66 +266,12 @@ def _exception_error(error: BaseException | None) -> str | None:
     return INTERRUPTED if isinstance(error, KeyboardInterrupt) else type(error).__name__
 
 
-def _receipt_error(receipt: Receipt) -> str | None:
-    """How a call failed, in one of few words; None for one that was committed."""
-    match receipt.outcome:
-        case "committed":
-            return None
-        case "denied":
-            # The one thing besides a policy that denies is the deadline.
-            return "policy_denied" if _denying_policy(receipt) is not None else "timeout"
-        case "rejected":
-            return "validation_error" if isinstance(receipt.params, RejectedToolParams) else "unknown_tool"
-        case other:
-            return OUTCOME_ERRORS[other]
-
-
-def _denying_policy(receipt: Receipt) -> str | None:
-    return next((verdict.policy for verdict in receipt.policies if not verdict.allowed), None)
-
-
-def _provider_attributes(operation: str, provider: str, model: str | None) -> Attributes:
-    found: Attributes = {"gen_ai.operation.name": operation, "gen_ai.provider.name": provider}
-    return found | {"gen_ai.request.model": model} if model else found
-
-
-def _call_attributes(tool: str, call_id: str, prompt_name: str, session_id: str) -> Attributes:
-    return {
-        "gen_ai.operation.name": "execute_tool",
-        "gen_ai.tool.name": _short(tool),
-        "gen_ai.tool.type": "function",
-        "gen_ai.tool.call.id": _short(call_id),
-        "gen_ai.agent.name": prompt_name,
-        "gen_ai.conversation.id": session_id,
-    }
-
-
-def _receipt_attributes(receipt: Receipt) -> Attributes:
-    before, after = receipt.diff_bytes
-    files = [change.after or change.before for change in receipt.changes]
-    found: Mapping[str, str | int | None] = {
-        "ringfence.outcome": receipt.outcome,
-        "ringfence.receipt.id": receipt.receipt_id,
-        "ringfence.files.read": len(receipt.read or ()),
-        "ringfence.files.changed": sum(file is not None and file.kind != "directory" for file in files),
-        "ringfence.files.conflicts": len(receipt.conflicts),
-        "ringfence.diff.bytes_before": before,
-        "ringfence.diff.bytes_after": after,
-        ERROR_TYPE: _receipt_error(receipt),
-        "ringfence.policy.denied_by": _denying_policy(receipt),
-        "ringfence.commit.id": receipt.commit,
-        "process.exit.code": receipt.exit_code,
-    }
-    return {name: value for name, value in found.items() if value is not None}
-
-
 def _usage_attributes(usage: TokenUsage) -> Attributes:
-    counts = {
+    return {
         "gen_ai.usage.input_tokens": usage.input_tokens,
         "gen_ai.usage.output_tokens": usage.output_tokens,
         "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
     }
-    return {name: count for name, count in counts.items() if count is not None}
 
 
 def _finish_reason(turn: Turn) -> str:
@@ -333,17 +292,9 @@ def _messages(turn: Turn) -> str:
 
 
 def _json_text(value: object) -> str:
-    try:
-        return _bounded(json.dumps(serde.dump_any(value), ensure_ascii=False))
-    except (ValueError, TypeError, RecursionError) as error:
-        return f"[no JSON holds it: {type(error).__name__}]"
+    return _bounded(json.dumps(serde.dump_any(value), ensure_ascii=False))
 
 
 def _bounded(text: str) -> str:
     rest = len(text) - MAX_CONTENT_CHARACTERS
     return sendable(text if rest <= 0 else f"{text[:MAX_CONTENT_CHARACTERS]}[... {rest:,} more characters]")
-
-
-def _short(name: str) -> str:
-    """A name that a model may have made up, as text that every exporter can write."""
-    return sendable(name[:MAX_NAME_CHARACTERS])

@@ -18,30 +18,28 @@ if TYPE_CHECKING:
     from ringfence.telemetry import Telemetry
 
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
-OF_TRACES, OF_METRICS = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT"
+TRACES_ENDPOINT, METRICS_ENDPOINT = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT"
 PROTOCOL = "http/protobuf"
 PACKAGES = "opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
-PATIENCE_SECONDS = 5.0
-"""That is waited at the end for a collector to take what is left."""
+SHUTDOWN_SECONDS = 5.0
+"""That the command waits at its end for a collector to take what is left."""
 
 
 def telemetry_of(errors: ErrorStream, files: ExitStack) -> Telemetry | None:
-    """What observes sessions, if the environment asks for it; ``files`` sends at the end what is left to send.
+    """The observer of sessions, if the environment asks for it; ``files`` sends at the end what is left to send.
 
     An OTLP endpoint asks for it, or ``opentelemetry-instrument``, which has set everything up when we run. What is
     traced belongs to the ``TRACEPARENT`` of the environment, if there is one.
     """
-    if _variable("OTEL_SDK_DISABLED").lower() == "true":
-        return None
-    asked = any(map(_variable, (ENDPOINT, OF_TRACES, OF_METRICS)))
-    if not asked and "opentelemetry" not in sys.modules:
+    is_asked = any(map(_variable, (ENDPOINT, TRACES_ENDPOINT, METRICS_ENDPOINT)))
+    if _variable("OTEL_SDK_DISABLED").lower() == "true" or not (is_asked or "opentelemetry" in sys.modules):
         return None
     try:
         from opentelemetry import propagate, trace
         from opentelemetry.context import attach
 
         if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
-            if not asked:
+            if not is_asked:
                 return None
             _set_up(errors, files)
         from ringfence.telemetry import Telemetry
@@ -56,7 +54,7 @@ def telemetry_of(errors: ErrorStream, files: ExitStack) -> Telemetry | None:
 
 
 def _set_up(errors: ErrorStream, files: ExitStack) -> None:
-    """The global providers: libraries of MCP and of model providers use them, too."""
+    """Set the global providers: libraries of MCP and of model providers use them, too."""
     protocol = _variable("OTEL_EXPORTER_OTLP_PROTOCOL") or PROTOCOL
     if protocol != PROTOCOL:
         raise ValueError(f"ringfence speaks {PROTOCOL}; `opentelemetry-instrument ringfence ...` speaks {protocol}")
@@ -69,53 +67,51 @@ def _set_up(errors: ErrorStream, files: ExitStack) -> None:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    complaints = _Complaints()
-    logging.getLogger("opentelemetry").addHandler(complaints)
+    log = _LastMessage()
+    logging.getLogger("opentelemetry").addHandler(log)
     resource = Resource.create()
     if str(resource.attributes["service.name"]).startswith("unknown_service"):
         resource = resource.merge(Resource({"service.name": "ringfence"}))
     tracers = TracerProvider(resource=resource, shutdown_on_exit=False)
-    if _exported("OTEL_TRACES_EXPORTER", OF_TRACES):
+    if _is_exported("OTEL_TRACES_EXPORTER", TRACES_ENDPOINT):
         tracers.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-    readers = (
-        [PeriodicExportingMetricReader(OTLPMetricExporter())] if _exported("OTEL_METRICS_EXPORTER", OF_METRICS) else []
-    )
+    exported = _is_exported("OTEL_METRICS_EXPORTER", METRICS_ENDPOINT)
+    readers = [PeriodicExportingMetricReader(OTLPMetricExporter())] if exported else []
     meters = MeterProvider(metric_readers=readers, resource=resource, shutdown_on_exit=False)
     trace.set_tracer_provider(tracers)
     metrics.set_meter_provider(meters)
-    files.callback(_end, (tracers.shutdown, meters.shutdown), complaints, errors)
+    files.callback(_shut_down, (tracers.shutdown, meters.shutdown), log, errors)
 
 
-def _exported(variable: str, endpoint: str) -> bool:
+def _is_exported(variable: str, endpoint: str) -> bool:
     return bool(_variable(ENDPOINT) or _variable(endpoint)) and _variable(variable).lower() != "none"
 
 
-def _end(shutdowns: tuple[Callable[[], None], ...], complaints: _Complaints, errors: ErrorStream) -> None:
-    """The SDK's own time limits are longer than anybody wants to wait for, and not all of them are kept."""
-    until = monotonic() + PATIENCE_SECONDS
-    ending = [Thread(target=shutdown, daemon=True) for shutdown in shutdowns]
-    for thread in ending:
+def _shut_down(shutdowns: tuple[Callable[[], None], ...], log: _LastMessage, errors: ErrorStream) -> None:
+    """Send what is left. The SDK's own time limits are too long to wait for, and not all of them are kept."""
+    until = monotonic() + SHUTDOWN_SECONDS
+    threads = [Thread(target=shutdown, daemon=True) for shutdown in shutdowns]
+    for thread in threads:
         thread.start()
-    for thread in ending:
+    for thread in threads:
         thread.join(max(until - monotonic(), 0))
-    late = any(thread.is_alive() for thread in ending)
-    if complaints.failed or late:
-        said = complaints.last or f"the collector took more than {PATIENCE_SECONDS:g} s"
-        errors.say(f"ringfence: telemetry is not complete: {one_line(said, 300)}")
+    if log.has_error or any(thread.is_alive() for thread in threads):
+        why = log.text or f"the collector took more than {SHUTDOWN_SECONDS:g} s"
+        errors.say(f"ringfence: telemetry is not complete: {one_line(why, 300)}")
 
 
-class _Complaints(logging.Handler):
-    """What the SDK has to complain about, which never raises."""
+class _LastMessage(logging.Handler):
+    """The last message of the SDK, which reports failures in no other way."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self.last = ""
-        self.failed = False
+        self.text = ""
+        self.has_error = False
         """Whether something was given up, and not only tried again."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.last = record.getMessage()
-        self.failed = self.failed or record.levelno >= logging.ERROR
+        self.text = record.getMessage()
+        self.has_error = self.has_error or record.levelno >= logging.ERROR
 
 
 def _variable(name: str) -> str:
