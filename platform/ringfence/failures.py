@@ -1,4 +1,4 @@
-"""Exceptions in words for a model: the one table."""
+"""Exceptions in words for a model."""
 
 from __future__ import annotations
 
@@ -32,7 +32,15 @@ LIMITS = {
 def describe_error(error: BaseException) -> str:
     """What went wrong, for somebody who cannot see the code: never empty, never a bare path."""
     error = innermost(error)
-    return with_limit(_describe(error), error)
+    text, kind = _text(error), type(error).__name__
+    words = next((words for known, words in MESSAGES if isinstance(error, known)), None)
+    if words is not None:
+        text = text if " " in text.strip() else f"{words}: {text}" if text else words
+    elif not text:
+        text = kind
+    elif not isinstance(error, (ValueError, RuntimeError, OSError)) and not text.startswith(f"{kind}: "):
+        text = f"{kind}: {text}"
+    return with_limit(text, error)
 
 
 def innermost(error: BaseException) -> BaseException:
@@ -44,22 +52,11 @@ def innermost(error: BaseException) -> BaseException:
 
 
 def with_limit(text: str, error: BaseException) -> str:
-    """What is said of an error, and where it was a limit of the system how to raise it."""
+    """The text, and where the error is a limit of the system how to raise that."""
     limit = LIMITS.get(error.errno or 0) if isinstance(error, OSError) else None
     if isinstance(error, RuntimeError) and "can't start new thread" in text:
         limit = _PROCESSES
     return f"{text}: {limit}" if limit else text
-
-
-def _describe(error: BaseException) -> str:
-    text = _text(error)
-    for kind, words in MESSAGES:
-        if isinstance(error, kind):
-            return words if not text else text if " " in text.strip() else f"{words}: {text}"
-    if isinstance(error, (ValueError, RuntimeError, OSError)) and text:
-        return text
-    kind = type(error).__name__
-    return text if text.startswith(f"{kind}: ") else f"{kind}: {text}" if text else kind
 
 
 def _text(error: BaseException) -> str:
