@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 from provider_server import ProviderServer
@@ -14,32 +14,30 @@ from ringfence.testing.adapter_contract import Turns
 
 class TestScripted(AdapterContract):
     @contextmanager
-    def adapter(self, turns: Turns) -> Iterator[ProviderAdapter]:
+    def adapter(self, turns: Turns) -> Generator[ProviderAdapter]:
         yield ScriptedAdapter(turns)
 
 
-class TestResponses(AdapterContract):
+class OverHttp(AdapterContract):
     @contextmanager
-    def adapter(self, turns: Turns) -> Iterator[ProviderAdapter]:
-        with (
-            ProviderServer(turns) as server,
-            OpenAIAdapter("m", base_url=server.openai_url, api_key="k") as adapter,
-        ):
+    def adapter(self, turns: Turns) -> Generator[ProviderAdapter]:
+        with ProviderServer(turns) as server, self.connected(server) as adapter:
             yield adapter
 
-
-class TestChat(AdapterContract):
-    @contextmanager
-    def adapter(self, turns: Turns) -> Iterator[ProviderAdapter]:
-        with (
-            ProviderServer(turns) as server,
-            OpenAIAdapter("m", api="chat", base_url=server.openai_url, api_key="k") as adapter,
-        ):
-            yield adapter
+    def connected(self, server: ProviderServer) -> OpenAIAdapter | AnthropicAdapter:
+        raise NotImplementedError
 
 
-class TestMessages(AdapterContract):
-    @contextmanager
-    def adapter(self, turns: Turns) -> Iterator[ProviderAdapter]:
-        with ProviderServer(turns) as server, AnthropicAdapter("m", base_url=server.url, api_key="k") as adapter:
-            yield adapter
+class TestResponses(OverHttp):
+    def connected(self, server: ProviderServer) -> OpenAIAdapter:
+        return OpenAIAdapter("m", base_url=server.openai_url, api_key="k")
+
+
+class TestChat(OverHttp):
+    def connected(self, server: ProviderServer) -> OpenAIAdapter:
+        return OpenAIAdapter("m", api="chat", base_url=server.openai_url, api_key="k")
+
+
+class TestMessages(OverHttp):
+    def connected(self, server: ProviderServer) -> AnthropicAdapter:
+        return AnthropicAdapter("m", base_url=server.url, api_key="k")
