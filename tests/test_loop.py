@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -145,21 +144,6 @@ def test_a_malformed_script_is_refused_with_its_line(tmp_path: Path, line: str, 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def ticking(*seconds: float) -> Callable[[], datetime]:
-    left = list(seconds)
-    return lambda: START + timedelta(seconds=left.pop(0) if len(left) > 1 else left[0])
-
-
-def test_a_passed_deadline_ends_the_evaluation_before_the_model_is_asked() -> None:
-    adapter = ScriptedAdapter([{"text": "done"}])
-    with pytest.raises(PromptEvaluationError) as caught:
-        adapter.evaluate(
-            prompt(), session=Session(), deadline=Deadline(START + timedelta(seconds=5), START, ticking(9))
-        )
-    assert caught.value.phase == "request"
-    assert adapter.requests == []
-
-
 def test_the_deadline_of_a_budget_is_looked_at_before_each_tool_call() -> None:
     now, session = [START], Session()
 
@@ -185,21 +169,12 @@ def test_a_limit_of_tokens_that_nobody_counts_is_said_once(caplog: pytest.LogCap
     assert not caplog.text
 
 
-def test_usage_is_added_up_and_a_budget_ends_the_evaluation() -> None:
+def test_a_turn_that_breaks_the_budget_runs_no_tool() -> None:
     turns = [{**calls("a"), "usage": {"input_tokens": 40, "output_tokens": 2}} for _ in range(5)]
     session = Session()
-    with pytest.raises(PromptEvaluationError) as caught:
+    with pytest.raises(PromptEvaluationError):
         ScriptedAdapter(turns).evaluate(prompt(), session=session, budget=Budget(max_total_tokens=100))
-    assert caught.value.phase == "budget"
-    assert len(session[ToolInvoked].all()) == 2, "the turn that broke the budget runs no tool"
-    tracker = BudgetTracker(Budget(max_input_tokens=80))
-    ScriptedAdapter([turns[0], {**turns[0], "tool_calls": []}]).evaluate(
-        prompt(), session=session, budget_tracker=tracker
-    )
-    assert tracker.consumed.input_tokens == 80
-    executed = session[PromptExecuted].latest()
-    assert executed is not None
-    assert executed.usage == tracker.consumed
+    assert len(session[ToolInvoked].all()) == 2
 
 
 def test_events_say_what_was_rendered_offered_and_answered() -> None:

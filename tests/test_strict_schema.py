@@ -6,13 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ringfence import serde
 from ringfence.adapters.strict_schema import strict_schema
-from ringfence.runtime import Session
-from ringfence_tools import PlanningToolsSection, VfsToolsSection
 
 
 @dataclass(frozen=True)
@@ -73,18 +69,3 @@ def test_the_given_schema_is_not_changed() -> None:
     given_schema = serde.schema(Outer, extra="forbid")
     strict_schema(given_schema)
     assert given_schema == serde.schema(Outer, extra="forbid")
-
-
-def test_most_tools_have_a_strict_form() -> None:
-    session = Session()
-    tools = [*VfsToolsSection(session=session).tools(), *PlanningToolsSection(session=session).tools()]
-    assert [tool.name for tool in tools if strict_schema(serde.schema(tool.params_type, extra="forbid")) is None] == []
-
-
-@given(st.builds(Inner, count=st.integers(1, 9), kind=st.sampled_from(["a", "b"])))
-def test_what_fits_the_strict_form_is_parsed(value: Inner) -> None:
-    dumped = serde.dump(value)
-    strict = strict_schema(serde.schema(Inner))
-    assert strict is not None
-    assert list(dumped) == strict["required"]
-    assert serde.parse(Inner, dumped) == value

@@ -241,15 +241,13 @@ def test_a_child_s_evaluation_is_within_the_call_that_made_it(collected: Collect
     assert len({span.context.trace_id for span in collected.spans}) == 1
 
 
-def test_a_child_that_fails_leaves_its_error_where_it_belongs(collected: Collected) -> None:
-    evaluate(collected, calls(DELEGATE), REFUSED, {"text": "Done."}, prompt=delegating)
+def test_only_the_child_that_fails_and_its_call_have_an_error_and_each_call_is_measured_once(
+    collected: Collected,
+) -> None:
+    evaluate(collected, calls(DELEGATE), calls(("ls", {})), REFUSED, {"text": "Done."}, prompt=delegating)
     failed = [span.name for span in collected.spans if span.status.status_code is StatusCode.ERROR]
     assert failed == ["execute_tool delegate", "invoke_agent helper"]
     assert collected.named("invoke_agent helper").attributes["error.type"] == "PromptEvaluationError"
-
-
-def test_a_call_that_was_taken_back_with_another_is_one_span_and_measured_once(collected: Collected) -> None:
-    evaluate(collected, calls(DELEGATE), calls(("ls", {})), REFUSED, {"text": "Done."}, prompt=delegating)
     assert [span.name for span in collected.spans if span.name == "execute_tool ls"] == ["execute_tool ls"]
     points = collected.points("gen_ai.execute_tool.duration")
     assert sorted(point.count for point in points) == [1, 1]
@@ -308,7 +306,7 @@ class Nothing:
 
 
 def with_tool(handler: Any) -> Prompt[Any]:
-    tool = Tool[Nothing, None](name="own", description="One's own.", handler=handler)
+    tool = Tool(name="own", description="One's own.", handler=handler)
     section = MarkdownSection(title="Own", key="own", template="Use it.", tools=[tool])
     return Prompt(PromptTemplate(ns="tests", key="own", name="owner", sections=[section]))
 
@@ -332,10 +330,7 @@ def test_a_command_s_exit_code_is_said(collected: Collected) -> None:
     def handler(params: Nothing, *, context: ToolContext) -> ToolResult[Ran]:
         return ToolResult.ok(Ran(3), message="ran")
 
-    tool = Tool[Nothing, Ran](name="own", description="One's own.", handler=handler)
-    section = MarkdownSection(title="Own", key="own", template="Use it.", tools=[tool])
-    prompt = Prompt(PromptTemplate(ns="tests", key="own", name="owner", sections=[section]))
-    evaluate(collected, calls(("own", {})), {"text": "Done."}, prompt=lambda session: prompt)
+    evaluate(collected, calls(("own", {})), {"text": "Done."}, prompt=lambda session: with_tool(handler))
     span = collected.named("execute_tool own")
     assert (span.attributes["process.exit.code"], span.status.status_code) == (3, StatusCode.UNSET)
 

@@ -30,9 +30,10 @@ from ringfence.runtime.events import PromptResponse
 if TYPE_CHECKING:
     from ringfence.adapters.anthropic import AnthropicAdapter
     from ringfence.adapters.openai import OpenAIAdapter
-    from ringfence.adapters.provider import ModelParams
+    from ringfence.adapters.provider import AdapterOptions, ModelParams
 
 __all__ = [
+    "AdapterOptions",
     "AnthropicAdapter",
     "ContextWindowExceededError",
     "Conversation",
@@ -65,7 +66,12 @@ __all__ = [
 ]
 
 # Imported when asked for; the SDKs themselves only when an adapter is made.
-_LATER = {"AnthropicAdapter": "anthropic", "ModelParams": "provider", "OpenAIAdapter": "openai"}
+_LATER = {
+    "AdapterOptions": "provider",
+    "AnthropicAdapter": "anthropic",
+    "ModelParams": "provider",
+    "OpenAIAdapter": "openai",
+}
 
 
 def __getattr__(name: str) -> object:

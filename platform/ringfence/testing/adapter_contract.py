@@ -179,7 +179,9 @@ class AdapterContract:
     def test_a_list_is_an_answer(self) -> None:
         items = [{"title": "one"}, {"title": "two", "certain": False}]
         response, _, _ = self.evaluated([{"text": json.dumps({"items": items})}], list[Finding])
-        assert response.output == [Finding("one"), Finding("two", certain=False)]
+        output: Any = response.output
+        assert output == [Finding("one"), Finding("two", certain=False)]
+        assert [finding.certain for finding in output] == [True, False]
 
     def test_an_answer_of_another_type_is_none(self) -> None:
         for text in ("no json", '{"titel": "one"}', "[]", '{"title": 1}'):
