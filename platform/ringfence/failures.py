@@ -65,5 +65,5 @@ def _text(error: BaseException) -> str:
             words = escape_text(str(error.strerror))
             return words if error.filename in (None, "") else path_message(escape_path(str(error.filename)), words)
         return escape_text(str(error))
-    except Exception:  # a class of somebody's own may do anything there
+    except Exception:  # a foreign class may do anything there
         return ""

@@ -88,7 +88,7 @@ class Telemetry:
         Args:
             tracer_provider, meter_provider: left out, the global ones of OpenTelemetry.
             capture_content: have the arguments and results of tools and the model's words in the spans, too, which may
-                hold anything; left out, ``OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT`` says so.
+                hold anything; left out, ``OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT`` decides.
         """
         if capture_content is None:
             capture_content = os.environ.get(CAPTURE_VARIABLE, "").strip().lower() in CAPTURING

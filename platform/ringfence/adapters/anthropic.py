@@ -26,8 +26,11 @@ if TYPE_CHECKING:
     import anthropic
 
 MAX_TOKENS = 16_384
-"""Of one turn, where nothing else is said; every model of the last years can write so much."""
+"""Of one turn, by default; every model of the last years can write so much."""
 PARAMS = {"max_tokens": "max_tokens", "temperature": "temperature", "top_p": "top_p", "stop": "stop_sequences"}
+DELTA_KEYS = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}
+"""Of the pieces of a stream, the key of the block that they continue."""
+INPUT_COUNTS = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
 
 
 class AnthropicAdapter(SdkAdapter):
@@ -125,7 +128,10 @@ class MessagesApi(ProviderApi):
             raise AnswerError("the answer broke off", CUT_OFF)
         if stopped == "pause_turn":  # of a provider that runs tools of its own, which it was not offered
             raise AnswerError("the provider paused its answer and did not end it", stopped)
-        usage = _usage(answer.get("usage"))
+        counts, usage = _counts(answer.get("usage")), None
+        if counts:
+            inputs = sum(counts.get(name, 0) for name in INPUT_COUNTS)  # cached input is counted apart
+            usage = TokenUsage(inputs, counts.get("output_tokens"), counts.get("cache_read_input_tokens"))
         text = "".join(block["text"] for block in blocks if block["type"] == "text")
         if stopped == "refusal":
             return Turn(text or "it gave no reason", (), usage, ended="refused")
@@ -146,9 +152,16 @@ class MessagesApi(ProviderApi):
             elif event.type == "content_block_start":
                 blocks[event.index] = event.content_block.to_dict(mode="json", warnings=False)
             elif event.type == "content_block_delta":
-                _add(blocks[event.index], event.delta)
-                if event.delta.type == "text_delta":
-                    on_text(event.delta.text)
+                block, delta = blocks[event.index], event.delta
+                if delta.type == "text_delta":
+                    on_text(delta.text)
+                if (key := DELTA_KEYS.get(delta.type)) is not None:
+                    block[key] = block.get(key, "") + getattr(delta, key)
+                elif delta.type == "input_json_delta":
+                    # The SDK's own parser makes ``{}`` of arguments that broke off; here they stay text. An object at
+                    # the beginning is all of them, where no text follows.
+                    before = block.get("input")
+                    block["input"] = (before if isinstance(before, str) else "") + delta.partial_json
             elif event.type == "message_delta":
                 stopped = event.delta.stop_reason or stopped
                 usage |= _counts(event.usage)
@@ -156,45 +169,17 @@ class MessagesApi(ProviderApi):
         return self.turn({"content": content, "stop_reason": stopped, "usage": usage})
 
 
-def _add(block: dict[str, Any], delta: Any) -> None:
-    """A piece of a block. The SDK's own parser makes ``{}`` of arguments that broke off; here they stay text."""
-    match delta.type:
-        case "text_delta":
-            block["text"] = block.get("text", "") + delta.text
-        case "input_json_delta":
-            before = block.get("input")  # an object at the beginning, which is all where no text follows
-            block["input"] = (before if isinstance(before, str) else "") + delta.partial_json
-        case "thinking_delta":
-            block["thinking"] = block.get("thinking", "") + delta.thinking
-        case "signature_delta":
-            block["signature"] = delta.signature
-        case _:
-            return
-
-
-INPUT_COUNTS = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
-
-
 def _counts(usage: Any) -> dict[str, int]:
     found = {name: count_tokens(usage, name) for name in (*INPUT_COUNTS, "output_tokens")}
     return {name: count for name, count in found.items() if count is not None}
 
 
-def _usage(usage: Any) -> TokenUsage | None:
-    """Cached input is counted apart there."""
-    counts = _counts(usage)
-    if not counts:
-        return None
-    inputs = sum(counts.get(name, 0) for name in INPUT_COUNTS)
-    return TokenUsage(inputs, counts.get("output_tokens"), counts.get("cache_read_input_tokens"))
-
-
 def _blocks_to_send(turn: Turn) -> Iterable[dict[str, Any]]:
-    """The blocks as they came, thinking included; of the calls, what is sure to be taken back."""
+    """The blocks as they came, thinking included; the calls in a form that is accepted."""
     calls = iter(turn.tool_calls)
     for block in cast("list[dict[str, Any]]", turn.raw):
         if block["type"] == "tool_use":
             call = next(calls)
             yield {**block, "id": call.call_id, "name": name_to_send(call), "input": arguments_to_send(call)}
-        elif block["type"] != "text" or block["text"].strip():  # an empty text is not taken back
+        elif block["type"] != "text" or block["text"].strip():  # an empty text is not accepted
             yield block

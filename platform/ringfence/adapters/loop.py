@@ -389,7 +389,7 @@ class _Evaluation(Generic[OutputT]):
         return PromptEvaluationError(why, prompt_name=self.name, phase=phase)
 
 
-# Calls that any provider takes back, whatever the model wrote
+# Calls in a form that any provider accepts, whatever the model wrote
 
 _ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 

@@ -63,9 +63,9 @@ class Request:
     deadline: Deadline | None = None
     tool_choice: ToolChoice = "auto"
     on_text: Callable[[str, int], object] | None = None
-    """Told of text as it comes, and of the attempt that it belongs to: what came of an earlier one is void."""
+    """Gets each piece of text, and the number of the attempt it belongs to. A higher number voids earlier pieces."""
     on_retry: Callable[[str, int, float], object] | None = None
-    """Told why the provider did not answer, which attempt comes next, from 2, and in how many seconds."""
+    """Gets the reason of a failed attempt, the number of the next one, from 2, and the seconds until then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ class ModelAnswered:
 
 @dataclass(frozen=True, slots=True)
 class MessageAdded:
-    """An event for observers: a message has joined the conversation of an evaluation. Instructions are not told."""
+    """An event for observers: a message has joined the conversation. None is published for the instructions."""
 
     prompt_name: str
     message: Message
@@ -171,7 +171,7 @@ class Conversation:
     messages: tuple[Message, ...]
     """Without the instructions, which are rendered anew."""
     news: str = ""
-    """What the model is told before it is asked."""
+    """A message of the user that is added before the model is asked."""
 
     def unanswered(self) -> tuple[ToolCall, ...]:
         """The calls of the last turn that have no answer."""

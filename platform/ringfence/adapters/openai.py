@@ -150,7 +150,7 @@ class ResponsesApi(ProviderApi):
 
 
 def _items_to_send(turn: Turn) -> Iterable[dict[str, Any]]:
-    """The items as they came, reasoning included; of the calls, what is sure to be taken back."""
+    """The items as they came, reasoning included; the calls in a form that is accepted."""
     calls = iter(turn.tool_calls)
     for item in cast("list[dict[str, Any]]", turn.raw):
         if item.get("type") == "function_call":

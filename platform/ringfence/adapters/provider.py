@@ -158,7 +158,7 @@ class SdkAdapter(LoopAdapter):
 
 
 def package(name: str, *, extra: str) -> ModuleType:
-    """A package that is only needed for this provider. ImportError says how to get it."""
+    """Import a package that is only needed for one provider. The ImportError names the command that installs it."""
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
@@ -210,7 +210,7 @@ def _sendable_json(value: Any) -> Any:
 
 
 def name_to_send(call: ToolCall) -> str:
-    """The name of a call as every provider takes it back, whatever the model had made up."""
+    """The name of a call in a form that every provider accepts, whatever the model had made up."""
     return _NOT_IN_NAMES.sub("_", call.name)[:64] or "unnamed"
 
 
