@@ -15,7 +15,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from provider_server import Asked, ProviderServer, Reply
 
-from ringfence.adapters import AnthropicAdapter, ModelParams, OpenAIAdapter, PromptEvaluationError
+from ringfence.adapters import (
+    AnthropicAdapter,
+    Conversation,
+    Message,
+    ModelParams,
+    OpenAIAdapter,
+    PromptEvaluationError,
+    ToolCall,
+    Turn,
+)
 from ringfence.prompt import MarkdownSection, Prompt, PromptTemplate, Tool, ToolContext, ToolExample, ToolResult
 from ringfence.runtime import Session
 from ringfence.testing.adapter_contract import Finding, called
@@ -129,6 +138,18 @@ def test_messages() -> None:
         ("tool_result", call_id) for call_id in ("one", "two", "three")
     ]
     assert [block.get("is_error", False) for block in answers["content"]] == [False, True, True]
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("raw", [None, [{"type": "text"}], {"another": []}])
+def test_a_conversation_of_another_model_is_gone_on_with(wire: str, raw: object) -> None:
+    turn = Turn("I look.", (ToolCall("one", "look", {"where": "a"}),), raw=raw)
+    session = Session()
+    session[Conversation].seed(Conversation("tests:sent", (Message("assistant", turn.text, turn),)))
+    with ProviderServer([DONE]) as server, adapter_of(wire, server) as adapter:
+        assert adapter.evaluate(prompt(), session=session).text == DONE["text"]
+    text = json.dumps(server.asked[0].body)
+    assert (text.count('"one"'), text.count("I look."), "seen" in text) == (2, 1, True)
 
 
 NAMED = {"chat": {"type": "function", "function": {"name": "look"}}, "responses": {"type": "function", "name": "look"}}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Unpack, cast
+from typing import TYPE_CHECKING, Any, Unpack
 
 from ringfence.adapters.model import Request, ToolCall, Turn
 from ringfence.adapters.provider import (
@@ -16,6 +16,7 @@ from ringfence.adapters.provider import (
     count_tokens,
     name_to_send,
     package,
+    raw_of,
     schema_in_words,
 )
 from ringfence.adapters.retry import CUT_OFF, AnswerError
@@ -139,7 +140,7 @@ class MessagesApi(ProviderApi):
             ToolCall(block["id"], block["name"], block["input"]) for block in blocks if block["type"] == "tool_use"
         )
         ended = "cut" if stopped in ("max_tokens", "model_context_window_exceeded") else "whole"
-        return Turn(text, calls, usage, raw=blocks, ended=ended)
+        return Turn(text, calls, usage, raw={"messages": blocks}, ended=ended)
 
     def turn_of_events(self, events: Iterable[Any], on_text: Callable[[str], None]) -> Turn:
         """Put the pieces together to a whole answer."""
@@ -177,7 +178,8 @@ def _counts(usage: Any) -> dict[str, int]:
 def _blocks_to_send(turn: Turn) -> Iterable[dict[str, Any]]:
     """The blocks as they came, thinking included; the calls in a form that is accepted."""
     calls = iter(turn.tool_calls)
-    for block in cast("list[dict[str, Any]]", turn.raw):
+    rebuilt = [{"type": "text", "text": turn.text}, *({"type": "tool_use"} for _ in turn.tool_calls)]
+    for block in raw_of(turn, "messages") or rebuilt:
         if block["type"] == "tool_use":
             call = next(calls)
             yield {**block, "id": call.call_id, "name": name_to_send(call), "input": arguments_to_send(call)}

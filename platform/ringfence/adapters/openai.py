@@ -18,6 +18,7 @@ from ringfence.adapters.provider import (
     name_to_send,
     named_schema,
     package,
+    raw_of,
     schema_in_words,
 )
 from ringfence.adapters.retry import CUT_OFF, AnswerError
@@ -136,7 +137,7 @@ class ResponsesApi(ProviderApi):
         usage = _usage(answer.get("usage"), "input_tokens", "output_tokens")
         if refusal or (details and details["reason"] == "content_filter"):
             return Turn(refusal or WITHHELD, (), usage, ended="refused")
-        return Turn(text, calls, usage, raw=output, ended="cut" if status == "incomplete" else "whole")
+        return Turn(text, calls, usage, raw={"responses": output}, ended="cut" if status == "incomplete" else "whole")
 
     def turn_of_events(self, events: Iterable[Any], on_text: Callable[[str], None]) -> Turn:
         for event in events:
@@ -152,7 +153,9 @@ class ResponsesApi(ProviderApi):
 def _items_to_send(turn: Turn) -> Iterable[dict[str, Any]]:
     """The items as they came, reasoning included; the calls in a form that is accepted."""
     calls = iter(turn.tool_calls)
-    for item in cast("list[dict[str, Any]]", turn.raw):
+    text = [{"role": "assistant", "content": turn.text}] if turn.text.strip() else []
+    rebuilt: list[dict[str, Any]] = [*text, *({"type": "function_call"} for _ in turn.tool_calls)]
+    for item in raw_of(turn, "responses") or rebuilt:
         if item.get("type") == "function_call":
             call = next(calls)
             arguments = json.dumps(arguments_to_send(call))

@@ -209,6 +209,11 @@ def _sendable_json(value: Any) -> Any:
     return value
 
 
+def raw_of(turn: Turn, api: str) -> list[dict[str, Any]] | None:
+    """The parts of a turn as this API sent them. None for the turn of another: a run may go on with another model."""
+    return cast("dict[str, Any]", turn.raw).get(api) if isinstance(turn.raw, dict) else None
+
+
 def name_to_send(call: ToolCall) -> str:
     """The name of a call in a form that every provider accepts, whatever the model had made up."""
     return _NOT_IN_NAMES.sub("_", call.name)[:64] or "unnamed"
