@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ringfence.errors import CallEndedError, ParticipantBusyError
 from ringfence.filesystem import Filesystem, InMemoryFilesystem
-from ringfence.participants import CURRENT_CALL, CallInfo, Transactional, participant_of
+from ringfence.participants import CallInfo, Transactional, participant_of
 from ringfence.resources import (
     Binding,
     CircularDependencyError,
@@ -140,11 +140,6 @@ def test_a_registry_does_not_change_with_the_mapping_it_was_made_of() -> None:
         registry.bindings[Counter] = Binding.instance(Counter, Counter())
 
 
-def test_eager_bindings_are_those_declared_so() -> None:
-    eager = Binding(Counter, lambda r: Counter(), eager=True)
-    assert ResourceRegistry.of(Binding.instance(Log, Log()), eager).eager_bindings() == (eager,)
-
-
 @pytest.mark.parametrize(
     ("make", "error"),
     [
@@ -182,33 +177,13 @@ def test_a_singleton_is_built_at_its_first_use_and_only_once() -> None:
     assert len(built) == 1
 
 
-def test_an_eager_singleton_is_there_when_the_context_opens() -> None:
-    log = Log()
-    with opened(Binding(Thing, lambda r: log.lines.append("built") or Thing(log), eager=True)):
-        assert log.lines == ["built"]
-
-
-def test_a_prototype_is_new_at_every_access() -> None:
-    with opened(Binding(Log, lambda r: Log(), scope=Scope.PROTOTYPE)) as resources:
-        assert resources.get(Log) is not resources.get(Log)
-
-
-def test_providers_resolve_what_they_depend_on() -> None:
-    with opened(Binding(Thing, lambda r: Thing(r.get(Log))), Binding(Log, lambda r: Log())) as resources:
-        assert resources.get(Thing).log is resources.get(Log)
-
-
 def test_nothing_bound_is_an_error_or_none() -> None:
     with opened() as resources:
         with pytest.raises(UnboundResourceError, match="Log") as caught:
             resources.get(Log)
         assert isinstance(caught.value, LookupError)
         assert resources.get_optional(Log) is None
-
-
-def test_an_optional_dependency_that_is_not_bound_is_none() -> None:
-    with opened(Binding(list, lambda r: [r.get_optional(Log)])) as resources:
-        assert resources.get(list) == [None]
+        assert resources.for_call(RunningCall()).get_optional(Log) is None
 
 
 @pytest.mark.parametrize("protocol", [Log, Counter], ids=["bound", "unbound"])
@@ -230,15 +205,6 @@ def test_what_a_provider_raises_is_the_cause_of_a_provider_error() -> None:
         resources.get(Log)
     assert caught.value.protocol is Log
     assert isinstance(caught.value.cause, ZeroDivisionError)
-
-
-def test_a_failure_deep_down_is_reported_where_it_happened() -> None:
-    with (
-        opened(Binding(Thing, lambda r: Thing(r.get(Log))), Binding(Log, lambda r: Log(1 / 0))) as resources,
-        pytest.raises(ProviderError) as caught,
-    ):
-        resources.get(Thing)
-    assert caught.value.protocol is Log
 
 
 def test_a_provider_that_failed_is_asked_again() -> None:
@@ -273,12 +239,6 @@ def test_a_cycle_is_named_in_order() -> None:
     with context, pytest.raises(CircularDependencyError, match="Counter -> Files -> Counter") as caught:
         context.get(Log)
     assert caught.value.cycle == (Counter, Files, Counter)
-
-
-def test_a_cycle_is_found_when_a_provider_goes_around_its_resolver() -> None:
-    context = opened(Binding(Log, lambda r: context.get(Log)))
-    with context, pytest.raises(CircularDependencyError):
-        context.get(Log)
 
 
 @st.composite
@@ -361,26 +321,17 @@ def test_a_close_that_raises_stops_nothing_and_is_logged(caplog: pytest.LogCaptu
         def close(self) -> None:
             raise OSError("stuck")
 
-    with opened(Binding(Thing, lambda r: Thing(log)), Binding(Broken, lambda r: Broken())) as resources:
-        resources.get(Thing)
-        resources.get(Broken)
-    assert log.lines == ["closed thing"]
-    assert [record.levelno for record in caplog.records] == [logging.ERROR]
-    assert "stuck" in caplog.text
-
-
-def test_the_error_of_the_body_is_the_one_that_leaves() -> None:
-    class Broken:
-        def close(self) -> None:
-            raise OSError
-
     def work() -> None:
-        with opened(Binding(Broken, lambda r: Broken())) as resources:
+        with opened(Binding(Thing, lambda r: Thing(log)), Binding(Broken, lambda r: Broken())) as resources:
+            resources.get(Thing)
             resources.get(Broken)
             raise KeyError
 
     with pytest.raises(KeyError):
         work()
+    assert log.lines == ["closed thing"]
+    assert [record.levelno for record in caplog.records] == [logging.ERROR]
+    assert "stuck" in caplog.text
 
 
 def test_an_interrupt_while_closing_comes_through_after_the_rest_was_closed() -> None:
@@ -400,7 +351,7 @@ def test_an_interrupt_while_closing_comes_through_after_the_rest_was_closed() ->
     assert log.lines == ["closed thing"]
 
 
-def test_entering_again_joins_the_block_that_is_open() -> None:
+def test_entering_again_joins_the_block_that_is_open_and_after_the_last_builds_anew() -> None:
     log = Log()
     context = opened(Binding(Thing, lambda r: Thing(log)))
     with context:
@@ -410,14 +361,8 @@ def test_entering_again_joins_the_block_that_is_open() -> None:
         assert log.lines == []
         assert context.get(Thing) is thing
     assert log.lines == ["closed thing"]
-
-
-def test_after_the_last_block_everything_is_built_anew() -> None:
-    context = opened(Binding(Log, lambda r: Log()))
     with context:
-        first = context.get(Log)
-    with context:
-        assert context.get(Log) is not first
+        assert context.get(Thing) is not thing
 
 
 def test_when_an_eager_one_fails_those_before_it_are_closed_and_the_context_is_not_open() -> None:
@@ -586,7 +531,7 @@ def test_a_call_scoped_alias_of_a_filesystem_does_not_close_its_handle(first: ty
 
 
 @pytest.mark.parametrize("failures", [1, 2])
-def test_errors_in_closing_a_call_are_raised_after_all_was_closed(failures: int) -> None:
+def test_an_error_in_closing_a_call_is_raised_after_all_was_closed(failures: int) -> None:
     log = Log()
 
     class Broken:
@@ -601,7 +546,7 @@ def test_errors_in_closing_a_call_are_raised_after_all_was_closed(failures: int)
         scope.get(Thing)
         for _ in range(failures):
             scope.get(Broken)
-        with pytest.raises(OSError if failures == 1 else ExceptionGroup, match=r"stuck|could not be closed"):
+        with pytest.raises(OSError, match="stuck"):
             scope.close()
         assert log.lines == ["closed thing"]
         scope.close()  # nothing is left
@@ -612,10 +557,9 @@ def test_a_singleton_cannot_hold_what_lives_for_one_call() -> None:
         Binding(Thing, lambda r: Thing(r.get(Log))), Binding(Log, lambda r: Log(), scope=Scope.TOOL_CALL)
     ) as resources:
         scope = resources.for_call(RunningCall())
-        with pytest.raises(ResourceError, match=r"Thing outlives Log"):
-            scope.get(Thing)
-        with pytest.raises(ResourceError, match=r"context.resources"):
-            resources.get(Log)
+        for ask in (lambda: scope.get(Thing), lambda: resources.get(Log)):
+            with pytest.raises(ResourceError, match="Log"):
+                ask()
         assert scope.get(Log) is scope.get(Log)
 
 
@@ -626,14 +570,6 @@ def test_a_call_gets_its_own_handle_of_a_filesystem() -> None:
         assert scope.get(Files).call is call
         assert scope.get(Files) is scope.get(Files)
         assert resources.get(Files) is files
-
-
-def test_what_a_call_scoped_provider_resolves_belongs_to_the_call() -> None:
-    call = RunningCall()
-    with opened(
-        Binding.instance(Files, Files()), Binding(list, lambda r: [r.get(Files)], scope=Scope.TOOL_CALL)
-    ) as resources:
-        assert resources.for_call(call).get(list)[0].call is call
 
 
 class OnlySaved(Snapshotable[int]):
@@ -663,21 +599,16 @@ def test_participants_are_given_and_built_ones_each_once() -> None:
     assert r.participants == ()
 
 
-def test_a_prototype_inside_of_a_singleton_is_a_participant_as_long_as_that() -> None:
-    with opened(
-        Binding(Counter, lambda r: Counter(), scope=Scope.PROTOTYPE), Binding(list, lambda r: [r.get(Counter)])
-    ) as resources:
-        held = resources.get(list)[0]
-        assert resources.participants == (participant_of(held),)
-
-
 def test_a_prototype_takes_part_for_as_long_as_somebody_holds_it() -> None:
-    with opened(Binding(Counter, lambda r: Counter(), scope=Scope.PROTOTYPE)) as resources:
+    prototype = Binding(Counter, lambda r: Counter(), scope=Scope.PROTOTYPE)
+    with opened(prototype, Binding(list, lambda r: [r.get(Counter)])) as resources:
         for _ in range(100):
             held = resources.get(Counter)
             assert resources.participants == (participant_of(held),)
         del held
         assert resources.participants == ()
+        held = resources.get(list)[0]
+        assert resources.participants == (participant_of(held),)
 
 
 def test_what_only_looks_like_a_snapshotable_takes_no_part() -> None:
@@ -705,16 +636,6 @@ def test_a_dependency_built_inside_a_call_joins_it_in_any_thread() -> None:
         with ThreadPoolExecutor(1) as pool:
             held = pool.submit(resources.for_call(call).get, list).result()
         assert call.joined == [participant_of(held[0])]
-
-
-def test_what_is_got_around_the_calls_handles_joins_the_current_call() -> None:
-    call = RunningCall()
-    with opened(Binding(Counter, lambda r: Counter())) as resources:
-        token = CURRENT_CALL.set(call)
-        try:
-            assert call.joined == [participant_of(resources.get(Counter))]
-        finally:
-            CURRENT_CALL.reset(token)
 
 
 def test_what_another_thread_had_built_since_the_call_began_joins_when_it_is_handed_out() -> None:
@@ -747,25 +668,6 @@ def test_a_participant_that_another_call_holds_fails_the_call_that_gets_it() -> 
         resources.for_call(RunningCall("first")).get(Counter)
         with pytest.raises(ParticipantBusyError, match="'first'"):
             resources.for_call(RunningCall("second")).get(Counter)
-
-
-def test_what_cannot_join_is_not_kept() -> None:
-    log = Log()
-
-    class Shared(Counter):
-        def close(self) -> None:
-            log.lines.append("closed")
-
-    shared = Shared()
-    participant = participant_of(shared)
-    assert participant is not None
-    holder = RunningCall("holder")
-    with opened(Binding(Shared, lambda r: shared)) as resources:
-        holder.join(participant)
-        with pytest.raises(ParticipantBusyError):
-            resources.for_call(RunningCall()).get(Shared)
-        assert log.lines == ["closed"]
-        assert resources.participants == ()
 
 
 def test_a_call_without_a_transaction_builds_no_participant() -> None:

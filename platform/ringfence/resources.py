@@ -9,12 +9,15 @@ from __future__ import annotations
 import inspect
 import logging
 import threading
-import weakref
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from enum import Enum
-from types import MappingProxyType, TracebackType
+from operator import methodcaller
+from types import MappingProxyType
 from typing import Any, Generic, Protocol, Self, TypeAlias, TypeVar, cast, runtime_checkable
+from weakref import WeakValueDictionary
 
 from ringfence.errors import ResourceError, TransactionError, format_error
 from ringfence.filesystem.protocol import Filesystem
@@ -108,10 +111,26 @@ class PostConstruct(Protocol):
 class ResourceResolver(Protocol):
     """Where a provider gets what it depends on."""
 
-    def get(self, protocol: ResourceType[ResourceT]) -> ResourceT:
-        """The resource bound to `protocol`. Raises UnboundResourceError where nothing is, and other ResourceErrors."""
-        ...
+    __slots__ = ()
 
+    def get(self, protocol: ResourceType[ResourceT]) -> ResourceT:
+        """The resource bound to `protocol`, built now if necessary.
+
+        Raises:
+            UnboundResourceError: nothing is bound to it.
+            CircularDependencyError, ProviderError: it cannot be built.
+            ResourceError: it is bound per tool call, and this does not belong to a call that is running.
+            RuntimeError: the context is not open.
+        """
+        value = self.get_optional(protocol)
+        if value is None:
+            name = cast("type[ResourceT]", protocol).__name__
+            raise UnboundResourceError(
+                f"nothing is bound to {name}; bind it with Prompt.bind(resources={{{name}: ...}})"
+            )
+        return value
+
+    @abstractmethod
     def get_optional(self, protocol: ResourceType[ResourceT]) -> ResourceT | None:
         """The same, or None where nothing is bound."""
         ...
@@ -152,13 +171,13 @@ class Binding(Generic[ResourceT]):
             raise TypeError(f"the provider of {name} cannot be called; use Binding.instance for a value")
         if self.eager and self.scope is not Scope.SINGLETON:
             raise ValueError(f"the eager binding of {name} must be a singleton: nothing else outlives its use")
-        if isinstance(self.provider, InstanceProvider):
-            _check_instance(self.protocol, self.provider.value)
 
     @staticmethod
     def instance(protocol: type[InstanceT], value: InstanceT) -> Binding[InstanceT]:
         """A binding of a ready-made instance, which its maker keeps: it is not closed with the context."""
-        return Binding(protocol, InstanceProvider(value))
+        binding = Binding(protocol, InstanceProvider(value))
+        _check_instance(protocol, value)
+        return binding
 
 
 def _check_instance(protocol: type[Any], value: object) -> None:
@@ -167,10 +186,7 @@ def _check_instance(protocol: type[Any], value: object) -> None:
         raise ValueError(f"None is no instance of {name}; leave the binding out")
     # A class can be called, and so may itself be what a protocol with `__call__` asks for.
     if isinstance(value, type) and not issubclass(protocol, type) and "__call__" not in dir(protocol):
-        made = value.__name__
-        raise TypeError(
-            f"the class {made} is no {name} yet: write {made}(...), or Binding({name}, ...) to make it later"
-        )
+        raise TypeError(f"the class {value.__name__} is no {name} yet: write {value.__name__}(...)")
     if getattr(protocol, "_is_runtime_protocol", False) and not isinstance(value, protocol):
         near = name.lower()  # where a Workspace is given, say, for its filesystem
         hint = f"; give its .{near}" if isinstance(getattr(value, near, None), protocol) else ""
@@ -179,39 +195,34 @@ def _check_instance(protocol: type[Any], value: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ResourceRegistry:
-    """An immutable set of bindings, one per protocol; iterating gives the protocols."""
+    """An immutable set of bindings, one per protocol; iterating gives the protocols.
+
+    Raises ValueError for a binding under another protocol than its own.
+    """
 
     bindings: Mapping[type[Any], Binding[Any]] = field(default_factory=dict[type[Any], Binding[Any]])
 
     def __post_init__(self) -> None:
+        for protocol, binding in self.bindings.items():
+            if binding.protocol is not protocol:
+                raise ValueError(f"the binding of {binding.protocol.__name__} stands under {protocol.__name__}")
         object.__setattr__(self, "bindings", MappingProxyType(dict(self.bindings)))
 
     @staticmethod
     def of(*bindings: Binding[Any]) -> ResourceRegistry:
         """The registry of these bindings. Raises DuplicateBindingError where two are for one protocol."""
-        found: dict[type[Any], Binding[Any]] = {}
+        registry = ResourceRegistry()
         for binding in bindings:
-            if binding.protocol in found:
-                raise DuplicateBindingError(f"{binding.protocol.__name__} is bound twice")
-            found[binding.protocol] = binding
-        return ResourceRegistry(found)
+            registry = registry.merge(ResourceRegistry({binding.protocol: binding}))
+        return registry
 
     @staticmethod
     def build(resources: Mapping[type[Any], object]) -> ResourceRegistry:
-        """The registry of instances and bindings by protocol; entries that are None are left out.
-
-        Raises:
-            ValueError: a binding stands under another protocol than its own.
-        """
+        """The registry of instances and bindings by protocol; entries that are None are left out."""
         found: dict[type[Any], Binding[Any]] = {}
         for protocol, value in resources.items():
-            if isinstance(value, Binding):
-                binding = cast("Binding[Any]", value)  # isinstance leaves the type argument unknown
-                if binding.protocol is not protocol:
-                    raise ValueError(f"the binding of {binding.protocol.__name__} stands under {protocol.__name__}")
-                found[protocol] = binding
-            elif value is not None:
-                found[protocol] = Binding.instance(protocol, value)
+            if value is not None:
+                found[protocol] = value if isinstance(value, Binding) else Binding.instance(protocol, value)
         return ResourceRegistry(found)
 
     def merge(self, other: ResourceRegistry, *, strict: bool = True) -> ResourceRegistry:
@@ -219,7 +230,7 @@ class ResourceRegistry:
         twice = self.conflicts(other)
         if strict and twice:
             names = ", ".join(sorted(protocol.__name__ for protocol in twice))
-            raise DuplicateBindingError(f"bound in both registries: {names}; strict=False lets the second one win")
+            raise DuplicateBindingError(f"bound twice: {names}; merge(..., strict=False) lets the second one win")
         return ResourceRegistry({**self.bindings, **other.bindings})
 
     def conflicts(self, other: ResourceRegistry) -> frozenset[type[Any]]:
@@ -246,7 +257,39 @@ class ResourceRegistry:
         return protocol in self.bindings
 
 
-class ResourceContext:
+class _Owner(ResourceResolver):
+    """Instances by protocol, and what is closed in the end: of a context, or of one tool call."""
+
+    __slots__ = ("closing", "instances")
+
+    def __init__(self) -> None:
+        self.instances: dict[Any, Any] = {}
+        self.closing: list[Closeable] = []
+
+    def has(self, value: object) -> bool:
+        return any(value is one for one in (*self.instances.values(), *self.closing))
+
+    def take(self, value: object) -> None:
+        """Complete the construction of ``value``, to close it in the end; at once where that fails."""
+        if isinstance(value, PostConstruct):
+            try:
+                value.post_construct()
+            except BaseException:
+                _close_or_log(value)
+                raise
+        if isinstance(value, Closeable):
+            self.closing.append(value)
+
+    def close_all(self, close: Callable[[Any], None]) -> None:
+        """Close everything in reverse order of construction. Of several errors the last one is raised."""
+        self.instances.clear()
+        with ExitStack() as stack:
+            for value in self.closing:
+                stack.callback(close, value)
+            self.closing = []
+
+
+class ResourceContext(_Owner):
     """The instances of one registry, from entering the outermost ``with`` block to leaving it.
 
     Entering again, in this thread or another, joins the open block. After the last one has been left the context can
@@ -254,36 +297,43 @@ class ResourceContext:
     """
 
     def __init__(self, registry: ResourceRegistry) -> None:
+        super().__init__()
         self.registry = registry
-        self._owned = _Owned()
-        self._participants: tuple[Transactional, ...] = ()
-        self._prototypes: dict[int, weakref.ref[Any]] = {}
-        """By id. A prototype takes part for as long as somebody holds it."""
-        self._joining: dict[type[Any], Transactional] = {}
         # One lock for all building: with one per binding, two threads that enter a cycle at its two ends would wait
-        # for each other for ever. Re-entrant, because providers resolve.
-        self.lock = self._owned.lock
-        self._path = _Path()
+        # for each other for ever. Re-entrant, because providers resolve. Nobody waits for a participant under it.
+        self.lock = threading.RLock()
+        self._participants: tuple[Transactional, ...] = ()
+        # By id. A prototype takes part for as long as somebody holds it.
+        self._prototypes: WeakValueDictionary[int, Any] = WeakValueDictionary()
+        self._building = threading.local()
         self._blocks = 0
 
     def __enter__(self) -> Self:
         with self.lock:
-            if not self._blocks:
+            self._blocks += 1
+            if self._blocks == 1:
                 try:
                     self._start()
                 except BaseException:
-                    self._stop()
+                    self.__exit__()
                     raise
-            self._blocks += 1
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         with self.lock:
             self._blocks -= 1
             if not self._blocks:
-                self._stop()
+                self._participants = ()
+                self._prototypes.clear()
+                self.close_all(_close_or_log)
+
+    def _start(self) -> None:
+        for protocol, binding in self.registry.bindings.items():
+            if isinstance(binding.provider, InstanceProvider):
+                _check_transactional(protocol, binding.provider.value)
+                self._keep(protocol, binding.provider.value)
+        for binding in self.registry.eager_bindings():
+            self.get(binding.protocol)
 
     @property
     def is_open(self) -> bool:
@@ -294,28 +344,15 @@ class ResourceContext:
         """What takes part in transactions of everything that lives here now."""
         if not self._prototypes:
             return self._participants
-        living = [reference() for reference in list(self._prototypes.values())]
-        return (*self._participants, *filter(None, map(participant_of, living)))
-
-    def get(self, protocol: ResourceType[ResourceT]) -> ResourceT:
-        """The resource bound to `protocol`, built now if necessary.
-
-        Raises:
-            UnboundResourceError: nothing is bound to it.
-            CircularDependencyError, ProviderError: it cannot be built.
-            ResourceError: it is bound per tool call, and this is no tool call's `CallResources`.
-            RuntimeError: the context is not open.
-        """
-        return _require_bound(self.get_optional(protocol), protocol)
+        return (*self._participants, *filter(None, map(participant_of, self._prototypes.values())))
 
     def get_optional(self, protocol: ResourceType[ResourceT]) -> ResourceT | None:
-        """The same, or None where nothing is bound to `protocol`."""
         return self.resolve(protocol, current_call())
 
     def snapshotable(self) -> Mapping[type[Any], Snapshotable[Any]]:
         """The living instances for all calls that can be snapshotted and restored, by their protocols."""
         with self.lock:
-            return {kind: value for kind, value in self._owned.instances.items() if is_snapshotable(value)}
+            return {kind: value for kind, value in self.instances.items() if is_snapshotable(value)}
 
     def for_call(self, call: CallInfo) -> CallResources:
         """These resources as `call` gets them."""
@@ -323,55 +360,50 @@ class ResourceContext:
 
     def resolve(self, protocol: Any, call: CallInfo | None) -> Any:
         """`get_optional` for `call`: the resource takes part in its transaction."""
-        value = self.find(protocol, call)
-        return self._build(protocol, call) if value is None else value
-
-    def find(self, protocol: Any, call: CallInfo | None) -> Any:
-        """`resolve` for what is built already and is for all calls; None for anything else."""
-        value = self._owned.instances.get(protocol)
-        if value is not None and call is not None and self._joining and not call.sealed:
-            participant = self._joining.get(protocol)
-            # Another thread, or a policy of this call, may have had it built since the call locked its participants.
-            if participant is not None and participant.lock.holder is not call:
-                call.join(participant)
+        value = self.instances.get(protocol)
+        if value is None:
+            value = self._build(protocol, call)
+        # Another thread, or a policy of this call, may have had it built since the call locked its participants.
+        _join(value, call)
         return value
 
     def _build(self, protocol: Any, call: CallInfo | None) -> Any:
-        self._check_open()
+        if not self._blocks:
+            raise RuntimeError("resources live inside their context: use them within `with prompt.resources:`")
         binding = self.registry.binding_for(protocol)
         if binding is None:
             return None
         if binding.scope is Scope.TOOL_CALL:
-            raise ResourceError(self._describe_missing_call(protocol))
+            raise ResourceError(
+                f"{protocol.__name__} is made for each tool call: a handler gets it from its context.resources, and "
+                "what is built of it is Scope.TOOL_CALL too"
+            )
         with self.lock:
-            if binding.scope is Scope.PROTOTYPE:
-                value = self.construct(binding, self, call, self._owned)
-                self._track_prototype(value)
-                return value
-            if protocol not in self._owned.instances:
-                self._keep(protocol, self.construct(binding, self, call, self._owned))
-        return self.resolve(protocol, call)
+            value = self.instances.get(protocol)
+            if value is None:
+                value = self.construct(binding, self, call)
+                if binding.scope is Scope.SINGLETON:
+                    self._keep(protocol, value)
+                elif participant_of(value) not in (None, *self._participants):
+                    self._prototypes[id(value)] = value
+            return value
 
-    def construct(
-        self, binding: Binding[ResourceT], resolver: ResourceResolver, call: CallInfo | None, owned: _Owned
-    ) -> ResourceT:
-        """A new instance, complete and part of `call`, which `owned` closes unless something owns it already."""
-        self._check_open()
-        protocol, path = binding.protocol, self._path.protocols
+    def construct(self, binding: Binding[ResourceT], owner: _Owner, call: CallInfo | None) -> ResourceT:
+        """A new instance, which ``owner`` closes unless something owns it already."""
+        protocol = binding.protocol
+        path: list[type[Any]] = vars(self._building).setdefault("path", [])  # of this thread, outermost first
         if protocol in path:
             raise CircularDependencyError([*path[path.index(protocol) :], protocol])
         token = CURRENT_CALL.set(call)
         path.append(protocol)
         try:
-            value = binding.provider(resolver)
+            value = binding.provider(owner)
             if value is None:
                 raise TypeError("the provider returned None")
             _check_transactional(protocol, value)
             # A provider may return what it got (an alias): that has an owner, who opened it and will close it.
-            if not (is_alias := value in self._owned or value in owned):
-                self._open(value, call)
-            else:
-                _join(value, call)
+            if not self.has(value) and not owner.has(value):
+                owner.take(value)
         except (ResourceError, TransactionError):
             raise
         except Exception as error:
@@ -379,82 +411,30 @@ class ResourceContext:
         finally:
             path.pop()
             CURRENT_CALL.reset(token)
-        if not is_alias:
-            owned.add(value)
         return value
-
-    def _open(self, value: object, call: CallInfo | None) -> None:
-        try:
-            post_construct = _find_method(value, "post_construct")
-            if post_construct is not None:
-                post_construct()
-            _join(value, call)
-        except BaseException:
-            _log(_close(value))
-            raise
-
-    def _start(self) -> None:
-        for protocol, binding in self.registry.bindings.items():
-            if isinstance(binding.provider, InstanceProvider):
-                value = binding.provider.value
-                _check_transactional(protocol, value)
-                self._keep(protocol, value)
-                self._owned.know(value)
-        self._blocks += 1  # open to the providers, which resolve through it
-        try:
-            for binding in self.registry.eager_bindings():
-                self.get(binding.protocol)
-        finally:
-            self._blocks -= 1
-
-    def _stop(self) -> None:
-        self._joining, self._participants, self._prototypes = {}, (), {}
-        _log(self._owned.close())
 
     def _keep(self, protocol: type[Any], value: object) -> None:
         participant = participant_of(value)
-        if participant is not None:
-            self._joining[protocol] = participant
-            if not self._has_participant(participant):
-                self._participants = (*self._participants, participant)
-        self._owned.instances[protocol] = value
-
-    def _track_prototype(self, value: object) -> None:
-        participant = participant_of(value)
-        if participant is not None and not self._has_participant(participant):
-            key, prototypes = id(value), self._prototypes
-            prototypes[key] = weakref.ref(value, lambda _: prototypes.pop(key, None))
-
-    def _has_participant(self, participant: Transactional) -> bool:
-        return any(participant is known for known in self._participants)
-
-    def _check_open(self) -> None:
-        if not self._blocks:
-            raise RuntimeError("resources live inside their context: use them within `with prompt.resources:`")
-
-    def _describe_missing_call(self, protocol: type[Any]) -> str:
-        name = protocol.__name__
-        if path := self._path.protocols:
-            return f"{path[-1].__name__} outlives {name}, which is made for each tool call: make it Scope.TOOL_CALL too"
-        return f"{name} is made for each tool call: a handler gets it from its context.resources"
+        if participant is not None and participant not in self._participants:
+            self._participants = (*self._participants, participant)
+        self.instances[protocol] = value
 
 
-class CallResources:
+class CallResources(_Owner):
     """A context's resources as one tool call gets them.
 
     It holds the call's own instances (``Scope.TOOL_CALL``, and prototypes that the call asked for). Of a resource with
     a method ``for_call(call)`` it returns what that returns, once per call.
     """
 
-    # Made at every tool call, and many calls ask for nothing: so nothing else is allocated before it is needed.
-    __slots__ = ("_call", "_closed", "_context", "_handles", "_own")
+    __slots__ = ("_call", "_context", "_is_closed")
 
     def __init__(self, context: ResourceContext, call: CallInfo) -> None:
+        self.instances = {}  # set here, since every tool call makes one of these
+        self.closing = []
         self._context = context
         self._call = call
-        self._handles: dict[Any, Any] | None = None
-        self._own: _Owned | None = None
-        self._closed = False
+        self._is_closed = False
 
     @property
     def participants(self) -> tuple[Transactional, ...]:
@@ -463,150 +443,54 @@ class CallResources:
 
     def snapshotable(self) -> Mapping[type[Any], Snapshotable[Any]]:
         """See `ResourceContext.snapshotable`."""
-        return {protocol: self._for_call(value) for protocol, value in self._context.snapshotable().items()}
-
-    def get(self, protocol: ResourceType[ResourceT]) -> ResourceT:
-        """The resource bound to `protocol`; raises what `ResourceContext.get` raises."""
-        return _require_bound(self.get_optional(protocol), protocol)
+        return {protocol: self._handle(value) for protocol, value in self._context.snapshotable().items()}
 
     def get_optional(self, protocol: ResourceType[ResourceT]) -> ResourceT | None:
-        """The same, or None where nothing is bound to `protocol`."""
-        if self._handles is not None:
-            handle = self._handles.get(protocol)
-            if handle is not None:
-                return handle
-        context = self._context
-        value = context.find(protocol, self._call)
+        value = self.instances.get(protocol)
         if value is None:
-            binding = context.registry.binding_for(cast("type[ResourceT]", protocol))
-            if binding is not None and binding.scope is not Scope.SINGLETON:
-                return self._own_instance(binding)
-            value = context.resolve(protocol, self._call)
+            return self._resolve(protocol)
+        _join(value, self._call)
+        return value
+
+    def _resolve(self, protocol: Any) -> Any:
+        context, call = self._context, self._call
+        binding = context.registry.bindings.get(protocol)
+        if binding is None or binding.scope is Scope.SINGLETON:
+            value = context.resolve(protocol, call)
+            handle = self._handle(value)
+            return value if handle is value else self.instances.setdefault(protocol, handle)
+        with context.lock:
+            if self._is_closed:
+                raise ResourceError(f"{call!r} has ended: it gets no {protocol.__name__} any more")
+            value = self.instances.get(protocol)
             if value is None:
-                return None
-        handle = self._for_call(value)
-        if handle is value:
-            return value
-        if self._handles is None:
-            self._handles = {}
-        return self._handles.setdefault(protocol, handle)
+                value = self._handle(context.construct(binding, self, call))
+                if binding.scope is Scope.TOOL_CALL:
+                    self.instances[protocol] = value
+        _join(value, call)
+        return value
+
+    def _handle(self, value: Any) -> Any:
+        for_call = getattr(cast("type[object]", type(value)), "for_call", None)
+        return value if for_call is None else for_call(value, self._call)
 
     def close(self) -> None:
         """Close the call's own instances, in reverse order of construction. Nothing is built for the call after it.
 
-        Raises what a ``close()`` raised, after all were closed; an ExceptionGroup where there was more than one.
+        Raises what a ``close()`` raised, after all were closed: the last error, with the others as its context.
         """
-        self._closed = True
-        own, self._own = self._own, None
-        errors = [] if own is None else own.close()
-        failures: list[Exception] = []
-        for error in errors:
-            if not isinstance(error, Exception):
-                raise error
-            failures.append(error)
-        if len(failures) == 1:
-            raise failures[0]
-        if failures:
-            raise ExceptionGroup("resources of a tool call could not be closed", failures)
-
-    def _own_instance(self, binding: Binding[ResourceT]) -> ResourceT:
-        own = self._owned()
-        with own.lock:
-            if self._closed:
-                raise ResourceError(f"{self._call!r} has ended: it gets no {binding.protocol.__name__} any more")
-            value = own.instances.get(binding.protocol)
-            if value is not None:
-                _join(value, self._call)
-                return value
-            value = self._for_call(self._context.construct(binding, self, self._call, own))
-            if binding.scope is Scope.TOOL_CALL:
-                own.instances[binding.protocol] = value
-            return value
-
-    def _owned(self) -> _Owned:
-        with self._context.lock:
-            if self._own is None:
-                self._own = _Owned()
-                for handle in (self._handles or {}).values():
-                    self._own.know(handle)
-            return self._own
-
-    def _for_call(self, value: ResourceT) -> ResourceT:
-        for_call = getattr(type(value), "for_call", None)
-        if for_call is None:
-            return value
-        handle = for_call(value, self._call)
-        if self._own is not None:
-            self._own.know(handle)  # an own instance may be an alias of it, and must not close what is not the call's
-        return handle
+        self._is_closed = True
+        if self.closing:
+            self.close_all(methodcaller("close"))
 
 
-class _Path(threading.local):
-    """The protocols that this thread is building, outermost first."""
-
-    def __init__(self) -> None:
-        self.protocols: list[type[Any]] = []
-
-
-class _Owned:
-    """What a context or a call closes in the end, and what it must neither open nor close a second time."""
-
-    __slots__ = ("_closing", "_known", "instances", "lock")
-
-    def __init__(self) -> None:
-        self.lock = threading.RLock()
-        self.instances: dict[type[Any], Any] = {}
-        self._closing: list[object] = []
-        self._known: dict[int, object] = {}  # by id; the value keeps its id taken
-
-    def __contains__(self, value: object) -> bool:
-        return id(value) in self._known
-
-    def know(self, value: object) -> None:
-        self._known[id(value)] = value
-
-    def add(self, value: object) -> None:
-        closes = _find_method(value, "close") is not None
-        if closes:
-            self._closing.append(value)
-        if closes or _find_method(value, "post_construct") is not None:
-            self.know(value)
-
-    def close(self) -> list[BaseException]:
-        """Close everything in reverse order; the errors are returned."""
-        errors: list[BaseException] = []
-        self.instances.clear()
-        while self._closing:
-            errors.extend(_close(self._closing.pop()))
-        self._known.clear()
-        return errors
-
-
-def _find_method(value: object, name: str) -> Callable[[], object] | None:
-    """What isinstance with the protocols `Closeable` and `PostConstruct` would find, which is 40 times as slow."""
-    method = None if isinstance(value, type) else getattr(value, name, None)
-    return method if callable(method) else None
-
-
-def _close(value: object) -> list[BaseException]:
-    close = _find_method(value, "close")
+def _close_or_log(value: object) -> None:
+    """Close ``value``, if it can be closed. An error is logged, since it must hide no other error."""
     try:
-        if close is not None:
-            close()
-    except BaseException as error:
-        error.add_note(f"while closing {type(value).__name__}")
-        return [error]
-    return []
-
-
-def _log(errors: list[BaseException]) -> None:
-    """Log what closing raised, since it must hide no other error. Then raise an interrupt, which is the program's."""
-    for error in errors:
-        if isinstance(error, Exception):
-            logger.error("a resource could not be closed", exc_info=error)
-    for error in errors:
-        if not isinstance(error, Exception):
-            raise error
+        if isinstance(value, Closeable):
+            value.close()
+    except Exception:
+        logger.exception("the resource %s could not be closed", type(value).__name__)
 
 
 def _join(value: object, call: CallInfo | None) -> None:
@@ -623,16 +507,7 @@ def _check_transactional(protocol: object, value: object) -> None:
         return
     if not isinstance(getattr(value, "lock", None), CallLock):  # that of the filesystem that it passes everything on to
         raise ResourceError(
-            f"{type(value).__name__} is bound to Filesystem, but takes part in no transaction: what a failed call did "
-            "to it would stay, and no policy would see it. Let the class inherit from "
-            "ringfence.participants.Transactional; one that passes everything on to another filesystem has the lock "
-            "of that one as its attribute `lock`"
+            f"{type(value).__name__} is bound to Filesystem, but takes part in no transaction, so no rollback and no "
+            "policy would reach it. Let the class inherit from ringfence.participants.Transactional; one that passes "
+            "everything on to another filesystem has the lock of that one as its attribute `lock`"
         )
-
-
-def _require_bound(value: ResourceT | None, protocol: Any) -> ResourceT:
-    if value is None:
-        raise UnboundResourceError(
-            f"nothing is bound to {protocol.__name__}; bind it with Prompt.bind(resources={{{protocol.__name__}: ...}})"
-        )
-    return value
