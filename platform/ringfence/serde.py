@@ -22,7 +22,7 @@ import math
 import re
 import reprlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import fields, is_dataclass
 from datetime import date, time, timedelta
 from decimal import Decimal
@@ -33,7 +33,6 @@ from operator import attrgetter
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, get_args, get_origin, overload
 from uuid import UUID
-from weakref import WeakKeyDictionary
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -75,15 +74,19 @@ def decoder(cls: type[T], *, extra: Extra = "forbid", coerce: bool = True) -> De
     _check_extra(extra)
     if not _is_dataclass_type(cls):
         raise TypeError(f"expected a dataclass, got {name_of(cls)}")
-    adapter = _adapter(cls)
-    validate = adapter.validator.validate_json
+    validate = _adapter(cls).validator.validate_json
 
     def decode(data: Mapping[str, object] | str | bytes) -> T:
-        try:  # most tool calls are flat, and this takes a third of the time
-            flat = isinstance(data, dict) and _SCALARS.issuperset(map(type, data.values()))
-            text = to_json(data) if flat else _as_text(data)
-        except PydanticSerializationError:  # a lone surrogate
-            text = _as_text(data)
+        if isinstance(data, (str, bytes)):
+            read_json(data)
+            text = data
+        elif isinstance(data, (dict, Mapping)):  # pyright: ignore[reportUnnecessaryIsInstance]  # a dict is found sooner
+            try:
+                text = to_json(data, bytes_mode="base64", fallback=dump)
+            except PydanticSerializationError as error:  # such as for a lone surrogate, half of a character
+                raise ValueError(f"not acceptable as JSON: {encodable(str(error))}") from None
+        else:
+            raise TypeError(f"expected a mapping or the text of a JSON object, got {type(data).__name__}")
         try:
             return validate(text, strict=True, extra=extra, by_alias=True, by_name=True)
         except ValidationError as error:
@@ -94,53 +97,33 @@ def decoder(cls: type[T], *, extra: Extra = "forbid", coerce: bool = True) -> De
                 return validate(json.dumps(value), strict=True, extra=extra, by_alias=True, by_name=True)
             except ValidationError as error:
                 problems = error.errors(include_url=False)
-        raise ValueError(format_errors(problems, value, schema(cls)))
+        raise ValueError(describe_problems(problems, value, schema(cls)))
 
     return decode
 
 
-def schema(cls: type[object], *, extra: Extra = "ignore") -> dict[str, object]:
-    """The JSON Schema (2020-12) of what ``parse`` takes without coercion; yours to change.
-
-    ``extra="forbid"`` puts ``additionalProperties: false`` into every object. Types inside of ``cls`` are in ``$defs``.
-    Raises TypeError for a type that has no schema.
-    """
-    _check_extra(extra)
-    kept = _kept_with(cls)
-    if f"schema {extra}" not in kept:
-        kept[f"schema {extra}"] = json.dumps(_trim(_schema(cls), extra == "forbid"))
-    return json.loads(kept[f"schema {extra}"])
-
-
-def _schema(cls: type[object]) -> dict[str, Any]:
-    from pydantic import PydanticUserError
-
-    try:
-        found: dict[str, Any] = _adapter(cls).json_schema(schema_generator=_schema_generator())
-    except PydanticUserError as error:
-        raise TypeError(f"{name_of(cls)} has no JSON Schema: {error.message.splitlines()[0]}") from None
-    if _is_dataclass_type(cls):  # `_adapter` made it optional
-        found |= found.pop("anyOf")[0]
-    if "$ref" in found:  # providers want an object at the root
-        name = found.pop("$ref").removeprefix("#/$defs/")
-        root = found["$defs"][name]
-        if f'"#/$defs/{name}"' not in json.dumps(found):
-            del found["$defs"][name]
-        found = {**root, **{key: value for key, value in found.items() if value}}
-    return found
+def _convert_texts(value: Any, problems: Sequence[Any]) -> bool:
+    """Put numbers and booleans where strict parsing refused their text; say whether there were any."""
+    is_converted = False
+    for problem in problems:
+        given, kinds = problem["input"], _KINDS_OF_TEXT.get(problem["type"], ())
+        converted: object = int(given) if isinstance(given, float) and given.is_integer() else None
+        if isinstance(given, str) and kinds:
+            try:
+                converted = STRICT_JSON.decode(given.lower())
+            except (ValueError, RecursionError):
+                continue
+        if type(converted) in kinds:
+            *around, last = _data_path(value, problem)
+            holder = value
+            for part in around:
+                holder = holder[part]
+            holder[last] = converted
+            is_converted = True
+    return is_converted
 
 
-@cache
-def _schema_generator() -> type[GenerateJsonSchema]:
-    from pydantic.json_schema import GenerateJsonSchema
-
-    class Generator(GenerateJsonSchema):
-        ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012
-
-        def field_is_present(self, field: Any) -> bool:
-            return field.get("init", True) and super().field_is_present(field)
-
-    return Generator
+_KINDS_OF_TEXT: Mapping[str, tuple[type, ...]] = {"int_type": (int,), "float_type": (int, float), "bool_type": (bool,)}
 
 
 def read_json(text: str | bytes) -> dict[str, object]:
@@ -149,13 +132,10 @@ def read_json(text: str | bytes) -> dict[str, object]:
     Raises ValueError for anything else, for a key that occurs twice, and for NaN and Infinity.
     """
     try:
-        text = text if isinstance(text, str) else text.decode()
-        try:  # most texts have no blanks around the object, and looking for them takes longer than the rest
-            value, end = _scan_once(text, 0)
-        except StopIteration:
-            value, end = None, -1
+        text = (text if isinstance(text, str) else text.decode()).strip(" \t\r\n")
+        value, end = STRICT_JSON.raw_decode(text)
         if end != len(text):
-            value = STRICT_JSON.decode(text)
+            raise json.JSONDecodeError("Extra data", text, end)
     except UnicodeDecodeError as error:
         raise ValueError(f"not UTF-8: {error}") from None
     except json.JSONDecodeError as error:
@@ -181,20 +161,31 @@ def _refuse_constant(name: str) -> object:
 
 STRICT_JSON = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse_constant)
 """Refuses a key that occurs twice, NaN and Infinity, all of them with ValueError."""
-_scanner: Any = STRICT_JSON  # the types of the standard library leave its scanner out
-_scan_once: Callable[[str, int], tuple[object, int]] = _scanner.scan_once
-"""The value at a place and where it ends; StopIteration where none begins."""
 
 
-# The adapter of a class
+# The adapter of a class and its schema
 
 
+def _kept(make: Callable[[type[Any]], T]) -> Callable[[type[Any]], T]:
+    """Keep what was made for a dataclass on the class itself, since a cache elsewhere would keep the class alive."""
+    name = f"__ringfence{make.__name__}__"
+
+    def get(cls: type[Any]) -> T:
+        try:
+            return cls.__dict__[name]
+        except KeyError:
+            made = make(cls)
+        if isinstance(cls, type) and is_dataclass(cls):  # pyright: ignore[reportUnnecessaryIsInstance]  # Box[int]
+            type.__setattr__(cls, name, made)
+        return made
+
+    return get
+
+
+@_kept
 def _adapter(cls: type[Any]) -> TypeAdapter[Any]:
-    from pydantic import ConfigDict, PydanticUndefinedAnnotation, PydanticUserError, TypeAdapter
+    from pydantic import ConfigDict, TypeAdapter
 
-    kept = _kept_with(cls)
-    if "adapter" in kept:
-        return kept["adapter"]
     # pydantic takes a configuration for the type around a dataclass, which then holds inside.
     kind = cast("type[Any]", cls | None if _is_dataclass_type(cls) else cls)
     config = ConfigDict(val_json_bytes="base64", ser_json_bytes="base64", allow_inf_nan=False)
@@ -202,40 +193,78 @@ def _adapter(cls: type[Any]) -> TypeAdapter[Any]:
         adapter: TypeAdapter[Any] = TypeAdapter(kind, config=config)
         if not adapter.pydantic_complete:
             adapter.rebuild(_types_namespace=_enclosing_locals(cls))
-    except PydanticUndefinedAnnotation as error:
-        advice = "define it at module level, or parse while the function that defines it runs"
-        raise TypeError(f"{name_of(cls)} cannot be parsed: {error.message}; {advice}") from None
-    except PydanticUserError as error:
-        raise TypeError(f"{name_of(cls)} cannot be parsed: {error.message.splitlines()[0]}") from None
-    except Exception as error:  # pydantic-core's SchemaError, such as for a pattern that is no regular expression
-        raise TypeError(f"{name_of(cls)} cannot be parsed: {' '.join(str(error).split())}") from None
-    kept["adapter"] = adapter
+    except Exception as error:  # of pydantic for a type, of pydantic-core for a pattern that is no regular expression
+        reason = " ".join(str(error).split()).partition(" For further information")[0]
+        if isinstance(error, NameError):
+            reason += "; define it at module level, or parse while the function that defines it runs"
+        raise TypeError(f"{name_of(cls)} cannot be parsed: {reason}") from None
     return adapter
 
 
-def _kept_with(cls: type[Any]) -> dict[str, Any]:
-    """What was compiled for a dataclass: kept on the class itself, since a cache elsewhere would keep the class alive.
-    Nothing is kept for other types."""
-    if not isinstance(cls, type) or not is_dataclass(cls):  # pyright: ignore[reportUnnecessaryIsInstance]  # Box[int]
-        return {}
-    if "__ringfence_serde__" not in vars(cls):
-        type.__setattr__(cls, "__ringfence_serde__", {})
-    return vars(cls)["__ringfence_serde__"]
-
-
 def _enclosing_locals(cls: type[Any]) -> dict[str, Any]:
-    """The local names of the running functions in which ``cls`` was defined: its annotations may name them."""
-    functions: set[tuple[str, str]] = set()
-    for each in (get_origin(cls) or cls, *get_args(cls)):
-        scopes = name_of(each).split(".<locals>")
-        functions |= {(each.__module__, ".<locals>".join(scopes[:depth])) for depth in range(1, len(scopes))}
+    """The local names of the running functions of the modules of ``cls``: its annotations may name them."""
+    modules = {each.__module__ for each in (cls, *get_args(cls))}
     found: dict[str, Any] = {}
     frame = inspect.currentframe()
     while frame is not None:
-        if (frame.f_globals.get("__name__"), frame.f_code.co_qualname) in functions:
+        if frame.f_globals.get("__name__") in modules and frame.f_locals is not frame.f_globals:
             found = {**frame.f_locals, **found}
         frame = frame.f_back
     return found
+
+
+def schema(cls: type[object], *, extra: Extra = "ignore") -> dict[str, object]:
+    """The JSON Schema (2020-12) of what ``parse`` takes without coercion; yours to change.
+
+    ``extra="forbid"`` puts ``additionalProperties: false`` into every object. Types inside of ``cls`` are in ``$defs``.
+    Raises TypeError for a type that has no schema.
+    """
+    _check_extra(extra)
+
+    def tidy(node: dict[str, object]) -> dict[str, object]:
+        is_object = node.get("type") == "object" and "properties" in node
+        if (is_object or "enum" in node) and isinstance(node.get("title"), str):
+            del node["title"]  # the name of the class
+        if is_object and extra == "forbid":
+            node["additionalProperties"] = False
+        return node
+
+    return json.loads(_schema_text(cls), object_hook=tidy)
+
+
+@_kept
+def _schema_text(cls: type[object]) -> str:
+    from pydantic import PydanticUserError
+
+    try:
+        found: dict[str, Any] = _adapter(cls).json_schema(schema_generator=_schema_generator())
+    except PydanticUserError as error:
+        raise TypeError(f"{name_of(cls)} has no JSON Schema: {error.message.splitlines()[0]}") from None
+    if _is_dataclass_type(cls):  # `_adapter` made it optional
+        found |= found.pop("anyOf")[0]
+    if "$ref" in found:  # providers want an object at the root
+        name = found.pop("$ref").removeprefix("#/$defs/")
+        root = found["$defs"][name]
+        if f'"#/$defs/{name}"' not in json.dumps(found):
+            del found["$defs"][name]
+        found = {**root, **{key: value for key, value in found.items() if value}}
+    return json.dumps(found)
+
+
+@cache
+def _schema_generator() -> type[GenerateJsonSchema]:
+    from pydantic.json_schema import GenerateJsonSchema
+
+    class Generator(GenerateJsonSchema):
+        ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012
+
+        def field_is_present(self, field: Any) -> bool:
+            return field.get("init", True) and super().field_is_present(field)
+
+        def field_title_should_be_set(self, schema: Any) -> bool:
+            return False
+
+    return Generator
 
 
 def _is_dataclass_type(cls: object) -> bool:
@@ -252,92 +281,26 @@ def _check_extra(extra: str) -> None:
         raise ValueError(f"extra must be 'forbid' or 'ignore', not {extra!r}")
 
 
-_SCALARS = frozenset({str, int, bool, type(None)})
-
-
-def _as_text(data: object) -> str | bytes:
-    """``data`` as JSON text that `read_json` would take."""
-    if isinstance(data, (str, bytes)):
-        read_json(data)
-        return data if isinstance(data, str) else data.decode()
-    if not isinstance(data, Mapping):
-        raise TypeError(f"expected a mapping or the text of a JSON object, got {type(data).__name__}")
-    mapping = cast("Mapping[str, object]", data)
-    try:
-        return _ENCODER.encode(mapping if isinstance(mapping, dict) else {**mapping})
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-
-
-def _convert_texts(value: Any, problems: Sequence[Any]) -> bool:
-    """Put numbers and booleans where strict parsing refused their text; say whether there were any."""
-    is_converted = False
-    for problem in problems:
-        kinds = _KINDS_OF_TEXT.get(problem["type"])
-        converted = None if kinds is None else _converted(problem["input"])
-        if kinds is not None and type(converted) in kinds:
-            *around, last = _data_path(value, problem)
-            holder = value
-            for part in around:
-                holder = holder[part]
-            holder[last] = converted
-            is_converted = True
-    return is_converted
-
-
-_KINDS_OF_TEXT: Mapping[str, tuple[type, ...]] = {"int_type": (int,), "float_type": (int, float), "bool_type": (bool,)}
-
-
-def _converted(value: object) -> object:
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    try:
-        return STRICT_JSON.decode(value.lower()) if isinstance(value, str) else None
-    except (ValueError, RecursionError):
-        return None
-
-
-def _trim(node: Any, forbid: bool) -> Any:
-    """A schema without titles, which only repeat names, and closed to other keys if those are forbidden."""
-    if isinstance(node, list):
-        return [_trim(each, forbid) for each in cast("list[Any]", node)]
-    if not isinstance(node, dict):
-        return node
-    out: dict[str, Any] = {}
-    for key, value in cast("dict[str, Any]", node).items():
-        if key in ("properties", "$defs"):
-            out[key] = {name: _trim(each, forbid) for name, each in value.items()}
-        elif key != "title":
-            out[key] = value if key in ("default", "enum", "const", "examples") else _trim(value, forbid)
-    if forbid and "properties" in out:
-        out["additionalProperties"] = False
-    return out
-
-
 # Error messages
 
 
-def format_errors(problems: Sequence[Any], value: object, schema: Mapping[str, object]) -> str:
+def describe_problems(problems: Sequence[Any], value: object, schema: Mapping[str, object]) -> str:
     """One line for pydantic's errors, for a model that can only change ``value``.
 
-    The places are those of ``value``; pydantic's labels of union members are left out, and what several members
-    expected in one place is said once.
+    The places are those of ``value``; pydantic's labels of union members are left out. What several members expected
+    in one place is joined: "expected a string or an array (got 3)".
     """
     # Items that do not fit are not counted: then "too short" says nothing.
     around = {problem["loc"][:depth] for problem in problems for depth in range(len(problem["loc"]))}
-    problems = [each for each in problems if each["type"] != "too_short" or each["loc"] not in around]
-    expected: dict[tuple[str, str], list[str]] = {}
-    more = ""
-    for number, problem in enumerate(problems):
-        if len(expected) == MAX_PROBLEMS:
-            more = f"; and {len(problems) - number} more problems"
-            break
-        path = _data_path(value, problem)
-        got = "" if problem["type"] in _WITHOUT_INPUT else f" (got {show_value(problem['input'])})"
-        words = expected.setdefault((path_text(path), got), [])
-        if (message := _message(problem, path, schema)) not in words:
-            words.append(message)
-    return "; ".join(_sentence(where, words, got) for (where, got), words in expected.items()) + more
+    found: dict[tuple[str, str], list[str]] = {}
+    for problem in problems:
+        if problem["type"] != "too_short" or problem["loc"] not in around:
+            path = _data_path(value, problem)
+            got = "" if problem["type"] in _WITHOUT_INPUT else f" (got {show_value(problem['input'])})"
+            found.setdefault((path_text(path), got), []).append(_message(problem, path, schema))
+    sentences = [f"{where}: " * bool(where) + _join(messages) + got for (where, got), messages in found.items()]
+    more = len(sentences) - MAX_PROBLEMS
+    return "; ".join(sentences[:MAX_PROBLEMS]) + (f"; and {more} more problems" if more > 0 else "")
 
 
 _UNKNOWN_KEY = frozenset({"unexpected_keyword_argument", "extra_forbidden"})
@@ -350,9 +313,7 @@ def _message(problem: Any, path: Sequence[str | int], schema: Mapping[str, objec
         return _unknown_key(str(path[-1]), _known_keys(schema, path[:-1]))
     if kind == "missing":
         return "required, but missing"
-    if kind == "json_invalid" and "hex escape" in problem["ctx"]["error"]:
-        return "not acceptable JSON: a lone surrogate, half of a character that no text has"
-    if kind == "json_invalid":
+    if kind == "json_invalid":  # a lone surrogate, say, half of a character that no text has
         return f"not acceptable JSON: {problem['ctx']['error']}"
     if kind in ("value_error", "assertion_error"):  # raised by the class itself
         return str(problem["ctx"]["error"])
@@ -365,12 +326,9 @@ def _message(problem: Any, path: Sequence[str | int], schema: Mapping[str, objec
     return re.sub(r"^\w+ (?=should )| after validation", "", text)
 
 
-def _sentence(where: str, words: Sequence[str], got: str) -> str:
-    """Expectations of one place are joined: "expected a string or an array (got 3)"."""
-    kinds = [each.removeprefix("expected ") for each in words if each.startswith("expected ")]
-    parts = [f"expected {' or '.join(kinds)}"] if kinds else []
-    parts += [each for each in words if not each.startswith("expected ")]
-    return (f"{where}: " if where else "") + ", or ".join(parts) + got
+def _join(messages: Sequence[str]) -> str:
+    messages = sorted(dict.fromkeys(messages), key=lambda text: not text.startswith("expected "))
+    return " or ".join([messages[0], *(text.removeprefix("expected ") for text in messages[1:])])
 
 
 def _unknown_key(key: str, known: Sequence[str]) -> str:
@@ -383,41 +341,37 @@ def _unknown_key(key: str, known: Sequence[str]) -> str:
 def _data_path(value: Any, problem: Any) -> list[str | int]:
     """The place of a problem in the data. Its location has pydantic's labels of union members and keys, too."""
     path: list[str | int] = []
-    location: tuple[Any, ...] = problem["loc"] or (None,)
-    *around, last = location
-    for part in around:
-        if (isinstance(value, dict) and part in value) or (isinstance(value, list) and isinstance(part, int)):
-            value = cast("Any", value)[part]
+    location: tuple[Any, ...] = problem["loc"]
+    for depth, part in enumerate(location, 1):
+        is_index = isinstance(value, list) and isinstance(part, int) and part < len(cast("list[Any]", value))
+        is_here = is_index or (isinstance(value, dict) and part in value)
+        if is_here or (depth == len(location) and problem["type"] == "missing"):
             path.append(part)
-    is_missing = problem["type"] == "missing"
-    if (isinstance(value, dict) and last in value) or (isinstance(value, list) and isinstance(last, int)) or is_missing:
-        path.append(last)
+        if is_here:
+            value = cast("Any", value)[part]
     return path
 
 
 def _known_keys(schema: Mapping[str, Any], path: Sequence[str | int]) -> list[str]:
     """The keys that the schema has for the object at ``path``."""
-    nodes: list[Any] = [schema]
-    for part in (*path, None):
-        nodes = [option for node in nodes for option in _options(schema, node)]
-        if part is not None:
-            nodes = [inner for node in nodes if (inner := _inside(node, part)) is not None]
-    return list(dict.fromkeys(key for node in nodes for key in node.get("properties", ())))
+    return list(dict.fromkeys(key for node in _nodes(schema, schema, path) for key in node.get("properties", ())))
 
 
-def _options(schema: Mapping[str, Any], node: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
-    while "$ref" in node:
+def _nodes(schema: Mapping[str, Any], node: Any, path: Sequence[str | int]) -> Iterator[Any]:
+    """What the schema has for the place at ``path`` below ``node``: several nodes, where there is a union."""
+    if node in (None, True, False):  # ``additionalProperties: true``
+        return
+    if "$ref" in node:
         node = schema["$defs"][node["$ref"].removeprefix("#/$defs/")]
     for option in node.get("anyOf", node.get("oneOf", ())):
-        yield from _options(schema, option)
-    yield node
-
-
-def _inside(node: Mapping[str, Any], part: str | int) -> Any:
-    if isinstance(part, int):
-        return node.get("items")
-    found: Any = node.get("properties", {}).get(part, node.get("additionalProperties"))
-    return cast("Any", found) if isinstance(found, dict) else None
+        yield from _nodes(schema, option, path)
+    if not path:
+        yield node
+    elif isinstance(path[0], int):
+        yield from _nodes(schema, node.get("items"), path[1:])
+    else:
+        inner = node.get("properties", {}).get(path[0], node.get("additionalProperties"))
+        yield from _nodes(schema, inner, path[1:])
 
 
 def show_value(value: object) -> str:
@@ -438,9 +392,7 @@ def path_text(parts: Iterable[str | int]) -> str:
     """``edits[2].count``; the middle of a very long one is left out."""
     text = ""
     for part in parts:
-        if isinstance(part, int):
-            text += f"[{part}]"
-        elif part.isidentifier() and len(part) <= 60:
+        if isinstance(part, str) and part.isidentifier() and len(part) <= 60:
             text += f".{part}" if text else part
         else:
             text += f"[{show_value(part)}]"
@@ -474,37 +426,101 @@ def dump(obj: object, *, exclude_none: bool = False) -> object:
         ValueError: an object that contains itself, is nested more than 200 levels deep, or has two keys that would
             become one, and where it is.
     """
+    dumper = _Dumper(exclude_none, lenient=False)
     try:
-        return _plain(obj, exclude_none, 0)
-    except _NotDumpable as problem:
-        where = path_text(reversed(problem.path))
-        raise problem.kind(f"{where}: {problem.message}" if where else problem.message) from None
+        return dumper.dump(obj)
+    except (TypeError, ValueError) as error:
+        where = path_text(reversed(dumper.path))
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"{where}: {error}" if where else str(error)) from None
 
 
 def dump_any(obj: object, *, exclude_none: bool = False) -> object:
     """``dump`` for what must not fail: what has no JSON form becomes its repr, cut to a bounded length, and so does
     what contains itself or is nested too deeply."""
-    try:
-        return dump(obj, exclude_none=exclude_none)
-    except Exception:
-        return _lenient(obj, frozenset())
+    return _Dumper(exclude_none, lenient=True).dump(obj)
 
 
-def _lenient(value: Any, around: frozenset[int]) -> Any:
-    try:
-        if id(value) in around or len(around) > MAX_DEPTH:
-            return f"<{type(value).__name__} again>" if id(value) in around else _short_repr(value)
-        inside = around | {id(value)}
-        kind: type[Any] = value.__class__
-        if (attributes := _attributes(kind)) is not None:
-            return {key: _lenient(getattr(value, name), inside) for name, key in attributes}
-        if issubclass(kind, Mapping):
-            return {str(key): _lenient(item, inside) for key, item in dict(value).items()}
-        if issubclass(kind, (list, tuple, set, frozenset)):
-            return [_lenient(item, inside) for item in [*value]]
-        return dump(value)
-    except Exception:  # whatever its own methods do
-        return _short_repr(value)
+class _Dumper:
+    __slots__ = ("around", "exclude_none", "lenient", "path")
+
+    def __init__(self, exclude_none: bool, *, lenient: bool) -> None:
+        self.exclude_none = exclude_none
+        self.lenient = lenient
+        self.around: set[int] = set()  # the ids of the values around the one that is dumped
+        self.path: list[str | int] = []  # where an error was, innermost first
+
+    def dump(self, value: Any) -> Any:
+        kind = value.__class__
+        if kind is str:
+            return encodable(value)
+        if kind is bool or value is None:
+            return value
+        if kind is float:
+            return value if math.isfinite(value) else _NOT_FINITE[str(value)]
+        if kind is int and value.bit_length() <= MAX_INT_BITS:
+            return value
+        key = id(value)
+        try:
+            if key in self.around or len(self.around) > MAX_DEPTH:
+                if self.lenient and key in self.around:
+                    return f"<{kind.__name__} again>"
+                raise ValueError(f"a {kind.__name__} that contains itself, or is nested too deeply")
+            self.around.add(key)
+            try:
+                return self._dump_inside(value, kind)
+            finally:
+                self.around.discard(key)
+        except Exception:
+            if self.lenient:  # whatever its own methods do
+                return _short_repr(value)
+            raise
+
+    def _dump_inside(self, value: Any, kind: type[Any]) -> Any:
+        if kind is list or kind is tuple:
+            return self._array(value)
+        if kind is dict:
+            return self._object([(_key_text(key), item) for key, item in value.items()])
+        if "__pydantic_serializer__" in kind.__dict__:  # with aliases and computed fields of its own
+            return _adapter(kind).dump_python(value, mode="json", by_alias=True, exclude_none=self.exclude_none)
+        if is_dataclass(kind):
+            pairs = [(key, getattr(value, name)) for name, key in _attributes(kind)]
+            return self._object([pair for pair in pairs if pair[1] is not None] if self.exclude_none else pairs)
+        if kind is int:
+            raise ValueError("an integer of thousands of digits")
+        for types, simpler in _FORMS:
+            if isinstance(value, types):
+                out = self.dump(simpler(value))
+                return _sorted(out) if types is Set else out
+        raise TypeError(f"the type {name_of(kind)} has no JSON form")
+
+    def _object(self, pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+        out: dict[str, Any] = {}
+        for key, item in pairs:
+            try:
+                out[key] = self.dump(item)
+            except Exception:
+                self.path.append(key)
+                raise
+        if len(out) != len(pairs):
+            raise ValueError("two keys become the same text in JSON")
+        return out
+
+    def _array(self, items: Iterable[Any]) -> list[Any]:
+        out: list[Any] = []
+        for item in items:
+            try:
+                out.append(self.dump(item))
+            except Exception:
+                self.path.append(len(out))
+                raise
+        return out
+
+
+@_kept
+def _attributes(cls: type[Any]) -> tuple[tuple[str, str], ...]:
+    """The attributes of a dataclass and the keys that they have in JSON."""
+    return tuple((each.name, each.metadata.get("alias") or each.name) for each in fields(cls))
 
 
 def _short_repr(value: object) -> str:
@@ -514,60 +530,20 @@ def _short_repr(value: object) -> str:
         return f"<{type(value).__name__}>"
 
 
-class _NotDumpable(Exception):
-    """Collects, on its way out, where in the object the problem is."""
-
-    def __init__(self, kind: type[Exception], message: str) -> None:
-        super().__init__(message)
-        self.kind = kind
-        self.message = message
-        self.path: list[str | int] = []
-
-
-_known_attributes: WeakKeyDictionary[type, tuple[tuple[str, str], ...] | None] = WeakKeyDictionary()
+def _key_text(key: object) -> str:
+    if key.__class__ is str:
+        return encodable(cast("str", key))
+    text = dump(key)
+    if isinstance(text, (list, dict)):
+        raise TypeError(f"the type {name_of(type(key))} cannot be a key in JSON")
+    return text if isinstance(text, str) else json.dumps(text)
 
 
-def _attributes(cls: type) -> tuple[tuple[str, str], ...] | None:
-    """The attributes of a dataclass and the keys that they have in JSON; None for another class."""
+def _sorted(items: list[Any]) -> list[Any]:
     try:
-        return _known_attributes[cls]
-    except KeyError:
-        found = None
-        if is_dataclass(cls):
-            found = tuple((each.name, each.metadata.get("alias") or each.name) for each in fields(cls))
-        _known_attributes[cls] = found
-        return found
-
-
-def _plain(value: Any, exclude_none: bool, depth: int) -> Any:
-    kind = value.__class__
-    if kind is str:
-        return encodable(value)
-    if kind is int:
-        if value.bit_length() > MAX_INT_BITS:
-            raise _NotDumpable(ValueError, "an integer of thousands of digits")
-        return value
-    if kind is bool or value is None:
-        return value
-    if kind is float:
-        return value if math.isfinite(value) else _NOT_FINITE[str(value)]
-    if depth > MAX_DEPTH:
-        raise _NotDumpable(ValueError, f"a {kind.__name__} that contains itself, or is nested too deeply")
-    if "__pydantic_serializer__" in kind.__dict__:  # with aliases and computed fields of its own
-        return _adapter(kind).dump_python(value, mode="json", by_alias=True, exclude_none=exclude_none)
-    if (attributes := _attributes(kind)) is not None:
-        pairs = [(key, getattr(value, name)) for name, key in attributes]
-        pairs = [pair for pair in pairs if pair[1] is not None] if exclude_none else pairs
-        return _object(pairs, exclude_none, depth)
-    if kind is dict:
-        return _object([(_key_text(key), item) for key, item in value.items()], exclude_none, depth)
-    if kind is list or kind is tuple:
-        return _array(value, exclude_none, depth)
-    for types, simpler in _FORMS:
-        if isinstance(value, types):
-            out = _plain(simpler(value), exclude_none, depth + 1)
-            return _sorted(out) if types is Set else out
-    raise _NotDumpable(TypeError, f"the type {name_of(kind)} has no JSON form")
+        return sorted(items)
+    except TypeError:
+        return sorted(items, key=lambda item: json.dumps(item, sort_keys=True))
 
 
 def _duration(value: timedelta) -> str:
@@ -589,45 +565,3 @@ _FORMS: tuple[tuple[Any, Callable[[Any], object]], ...] = (
     (Set, list),
     (Sequence, list),
 )
-
-
-def _object(pairs: Sequence[tuple[str, Any]], exclude_none: bool, depth: int) -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    key = ""
-    try:
-        for key, item in pairs:
-            out[key] = _plain(item, exclude_none, depth + 1)
-    except _NotDumpable as problem:
-        problem.path.append(key)
-        raise
-    if len(out) != len(pairs):
-        raise _NotDumpable(ValueError, "two keys become the same text in JSON")
-    return out
-
-
-def _array(items: Iterable[Any], exclude_none: bool, depth: int) -> list[Any]:
-    out: list[Any] = []
-    try:
-        for item in items:
-            out.append(_plain(item, exclude_none, depth + 1))  # noqa: PERF401 (its length is where a problem is)
-    except _NotDumpable as problem:
-        problem.path.append(len(out))
-        raise
-    return out
-
-
-def _sorted(items: list[Any]) -> list[Any]:
-    try:
-        return sorted(items)
-    except TypeError:
-        return sorted(items, key=lambda item: json.dumps(item, sort_keys=True))
-
-
-def _key_text(key: object) -> str:
-    text = _plain(key, False, 0)
-    if type(text) in (list, dict):
-        raise _NotDumpable(TypeError, f"the type {name_of(type(key))} cannot be a key in JSON")
-    return text if isinstance(text, str) else json.dumps(text)
-
-
-_ENCODER = json.JSONEncoder(default=dump, allow_nan=False)

@@ -10,9 +10,7 @@ import base64
 import itertools
 import json
 import math
-import os
 import sys
-import threading
 import typing
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Set
@@ -25,7 +23,7 @@ from pathlib import Path, PurePath, PurePosixPath
 from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
-from weakref import WeakSet
+from weakref import ref
 
 from ringfence.serde import name_of
 
@@ -39,21 +37,54 @@ _TEXTS: dict[type[Any], tuple[str, Callable[[Any], str], Callable[[str], object]
     Decimal: ("$decimal", str, Decimal),
     bytes: ("$bytes", lambda value: base64.b64encode(value).decode(), base64.b64decode),
 }
-_OF_TAG: dict[str, Callable[[str], object]] = {tag: read for tag, _, read in _TEXTS.values()}
+_READERS: dict[str, Callable[[Any], object]] = {
+    **{tag: read for tag, _, read in _TEXTS.values()},
+    "$float": float,
+    "$timedelta": lambda parts: timedelta(*parts),
+    "$path": Path,
+    "$purepath": PurePosixPath,
+}
 
 
 def type_id(kind: type[Any]) -> str:
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
-def encode(value: Any) -> Any:
+def encode(value: Any, depth: int = 0) -> Any:
     """What `json.dumps` takes, always the same for the same value.
 
     Raises:
         TypeError: a value without such a form (a function, an open file).
         ValueError: it contains itself, or is nested more than 200 levels deep.
     """
-    return _encoded(value, 0)
+    kind: type[Any] = value.__class__
+    if value is None or kind in (bool, int, str):
+        return value
+    if kind is float:
+        return value if math.isfinite(value) else {"$float": repr(value)}
+    if depth > MAX_DEPTH:
+        raise ValueError(f"a {kind.__name__} that contains itself, or is nested too deeply")
+    if isinstance(value, Enum):
+        return {"$enum": type_id(kind), "name": value.name}
+    if is_dataclass(kind):
+        held = {field.name: encode(getattr(value, field.name), depth + 1) for field in fields(kind)}
+        return {"$type": type_id(kind), "fields": held}
+    if kind in _TEXTS:
+        tag, write, _ = _TEXTS[kind]
+        return {tag: write(value)}
+    if kind is timedelta:
+        return {"$timedelta": [value.days, value.seconds, value.microseconds]}
+    if isinstance(value, PurePath):
+        return {"$path" if isinstance(value, Path) else "$purepath": str(value)}
+    if isinstance(value, Mapping):
+        pairs = typing.cast("Mapping[object, object]", value).items()
+        return {"$dict": [[encode(key, depth + 1), encode(item, depth + 1)] for key, item in pairs]}
+    if kind in (list, tuple) or isinstance(value, Set):
+        items = [encode(item, depth + 1) for item in typing.cast("Iterable[object]", value)]
+        if kind in (list, tuple):
+            return items if kind is list else {"$tuple": items}
+        return {"$set" if kind is set else "$frozenset": sorted(items, key=json.dumps)}
+    raise TypeError(f"the type {name_of(kind)} has no JSON form")
 
 
 def decode(data: Any, types: Mapping[str, type[Any]]) -> Any:
@@ -67,11 +98,11 @@ def decode(data: Any, types: Mapping[str, type[Any]]) -> Any:
     if not isinstance(data, dict):
         return data
     tagged = typing.cast("dict[str, Any]", data)
-    tag = next(iter(sorted(tagged)), "")
+    tag = min(tagged, default="")
     content: Any = tagged.get(tag)
     try:
-        if tag in _OF_TAG:
-            return _OF_TAG[tag](content)
+        if tag in _READERS:
+            return _READERS[tag](content)
         match tag:
             case "$tuple":
                 return tuple(decode(item, types) for item in content)
@@ -79,14 +110,6 @@ def decode(data: Any, types: Mapping[str, type[Any]]) -> Any:
                 return (set if tag == "$set" else frozenset)(decode(item, types) for item in content)
             case "$dict":
                 return {decode(key, types): decode(item, types) for key, item in content}
-            case "$float":
-                return float(content)
-            case "$timedelta":
-                return timedelta(days=content[0], seconds=content[1], microseconds=content[2])
-            case "$path":
-                return Path(content)
-            case "$purepath":
-                return PurePosixPath(content)
             case "$enum":
                 return _known(content, types, Enum)[tagged["name"]]
             case "$type":
@@ -97,28 +120,41 @@ def decode(data: Any, types: Mapping[str, type[Any]]) -> Any:
         raise ValueError(f"not a value of the form {tag!r}: {error}") from None
 
 
-_registered: WeakSet[type[Any]] = WeakSet()
-_registered_lock = threading.Lock()
+def _known(name: object, types: Mapping[str, type[Any]], base: type[Any] | None) -> Any:
+    kind = types.get(str(name))
+    if kind is None or (base is not None and not issubclass(kind, base)) or (base is None and not is_dataclass(kind)):
+        raise ValueError(f"the type {name} is not known here, or two types have this name")
+    return kind
 
 
-def _replace_lock() -> None:
-    global _registered_lock  # noqa: PLW0603
-    _registered_lock = threading.Lock()  # the thread that held it is not in the child
+def _instance(kind: type[Any], held: Mapping[str, Any], types: Mapping[str, type[Any]]) -> Any:
+    declared = {field.name: field for field in fields(kind)}
+    if unknown := held.keys() - declared.keys():
+        raise ValueError(f"{kind.__qualname__} has no field {', '.join(sorted(unknown))}")
+    values = {name: decode(item, types) for name, item in held.items()}
+    try:
+        made = kind(**{name: value for name, value in values.items() if declared[name].init})
+    except Exception as error:  # a class may refuse in its own words
+        raise ValueError(f"no {kind.__qualname__} can be made of this: {error}") from error
+    for name, value in values.items():
+        if not declared[name].init:
+            object.__setattr__(made, name, value)
+    return made
 
 
-os.register_at_fork(after_in_child=_replace_lock)
+_registered: dict[int, ref[type[Any]]] = {}
+"""By id. A type that the program does not keep any more goes by itself."""
 
 
 def register_type(kind: type[Any]) -> None:
     """Let `registered_types` have the type, for as long as the program keeps it."""
-    with _registered_lock:
-        _registered.add(kind)
+    key = id(kind)
+    _registered[key] = ref(kind, lambda _: _registered.pop(key, None))
 
 
 def registered_types() -> dict[str, type[Any]]:
     """The registered types by `type_id`. Of two types with one name neither is there: a reader has to name one."""
-    with _registered_lock:
-        kinds = list(_registered)
+    kinds = [kind for one in list(_registered.values()) if (kind := one()) is not None]
     count = Counter(map(type_id, kinds))
     return {type_id(kind): kind for kind in kinds if count[type_id(kind)] == 1}
 
@@ -170,59 +206,3 @@ def _declared(kind: type[Any]) -> list[Any]:
         with suppress(Exception):
             found += typing.get_type_hints(SimpleNamespace(__annotations__={field.name: field.type}), names).values()
     return found
-
-
-def _encoded(value: Any, depth: int) -> Any:
-    kind: type[Any] = value.__class__
-    if value is None or kind in (bool, int, str):
-        return value
-    if kind is float:
-        return value if math.isfinite(value) else {"$float": repr(value)}
-    if depth > MAX_DEPTH:
-        raise ValueError(f"a {kind.__name__} that contains itself, or is nested too deeply")
-    inner = depth + 1
-    if isinstance(value, Enum):
-        return {"$enum": type_id(kind), "name": value.name}
-    if is_dataclass(kind):
-        held = {field.name: _encoded(getattr(value, field.name), inner) for field in fields(kind)}
-        return {"$type": type_id(kind), "fields": held}
-    if kind in _TEXTS:
-        tag, write, _ = _TEXTS[kind]
-        return {tag: write(value)}
-    if kind is timedelta:
-        return {"$timedelta": [value.days, value.seconds, value.microseconds]}
-    if isinstance(value, PurePath):
-        return {"$path" if isinstance(value, Path) else "$purepath": str(value)}
-    if kind is list:
-        return [_encoded(item, inner) for item in value]
-    if kind is tuple:
-        return {"$tuple": [_encoded(item, inner) for item in value]}
-    if isinstance(value, Mapping):
-        pairs = typing.cast("Mapping[object, object]", value).items()
-        return {"$dict": [[_encoded(key, inner), _encoded(item, inner)] for key, item in pairs]}
-    if isinstance(value, Set):
-        items = [_encoded(item, inner) for item in typing.cast("Set[object]", value)]
-        return {"$set" if kind is set else "$frozenset": sorted(items, key=json.dumps)}
-    raise TypeError(f"the type {name_of(kind)} has no JSON form")
-
-
-def _known(name: object, types: Mapping[str, type[Any]], base: type[Any] | None) -> Any:
-    kind = types.get(str(name))
-    if kind is None or (base is not None and not issubclass(kind, base)) or (base is None and not is_dataclass(kind)):
-        raise ValueError(f"the type {name} is not known here, or two types have this name")
-    return kind
-
-
-def _instance(kind: type[Any], held: Mapping[str, Any], types: Mapping[str, type[Any]]) -> Any:
-    declared = {field.name: field for field in fields(kind)}
-    if unknown := held.keys() - declared.keys():
-        raise ValueError(f"{kind.__qualname__} has no field {', '.join(sorted(unknown))}")
-    values = {name: decode(item, types) for name, item in held.items()}
-    try:
-        made = kind(**{name: value for name, value in values.items() if declared[name].init})
-    except Exception as error:  # a class may refuse in its own words
-        raise ValueError(f"no {kind.__qualname__} can be made of this: {error}") from error
-    for name, value in values.items():
-        if not declared[name].init:
-            object.__setattr__(made, name, value)
-    return made
