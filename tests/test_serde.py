@@ -112,34 +112,21 @@ def message(cls: type[Any], data: Any) -> str:
 @pytest.mark.parametrize(
     ("kind", "value", "expected"),
     [
-        (int, 3, 3),
         (int, "3", 3),
         (int, "-3", -3),
         (int, 3.0, 3),
-        (int, 10**40, 10**40),
-        (float, 1, 1.0),
         (float, "1.5", 1.5),
         (float, "-1e3", -1000.0),
-        (bool, True, True),
         (bool, "True", True),
-        (str, "3", "3"),
         (str | None, "", ""),
-        (str | None, None, None),
         (int | None, "3", 3),
         (bytes, "AP8=", b"\x00\xff"),
         (bytes, "-_8=", b"\xfb\xff"),
         (bytes, b"raw", b"raw"),
-        (Decimal, "1.10", Decimal("1.10")),
-        (UUID, "12345678-1234-5678-1234-567812345678", UUID(int=0x12345678123456781234567812345678)),
-        (Path, "a/b", Path("a/b")),
         (Path, Path("a/b"), Path("a/b")),
-        (date, "2026-11-30", date(2026, 11, 30)),
-        (datetime, "2026-11-30T12:30:00+00:00", datetime(2026, 11, 30, 12, 30, tzinfo=UTC)),
-        (time, "12:30", time(12, 30)),
         (timedelta, "PT90S", timedelta(seconds=90)),
         (Colour, "dark-blue", Colour.DARK_BLUE),
         (Colour, Colour.RED, Colour.RED),
-        (Level, 2, Level.HIGH),
         (Mark, "text", Mark.TEXT),
         (Literal["a", 1, None], 1, 1),
         (list[int], [1, "2"], [1, 2]),
@@ -149,13 +136,11 @@ def message(cls: type[Any], data: Any) -> str:
         (Sequence[int], [1], [1]),
         (dict[str, int], {"a": "1"}, {"a": 1}),
         (dict[int, str], {"1": "a"}, {1: "a"}),
-        (Mapping[str, int], {"a": 1}, {"a": 1}),
         (Point, [1, 2], Point(1, 2)),
         (object, {"a": [True, "1", None]}, {"a": [True, "1", None]}),
         (Node, {"name": "a", "children": [{"name": "b"}]}, Node("a", [Node("b")])),
         (Node, Node("a"), Node("a")),
         (Box[int], {"item": "3", "more": [4]}, Box(3, (4,))),
-        (list[Annotated[int, Field(ge=1)]], [1], [1]),
         (int | str, "3", "3"),
         (list[int] | int, "3", 3),
         (Edit | Node, {"name": "a"}, Node("a")),
@@ -198,12 +183,6 @@ def test_a_value_that_does_not_fit_is_refused(kind: Any, value: object) -> None:
 def test_without_coercion_text_is_no_number_and_no_boolean(kind: Any, value: object) -> None:
     with pytest.raises(ValueError, match="value: expected"):
         parsed(kind, value, coerce=False)
-
-
-def test_coercion_leaves_the_data_of_the_caller_alone() -> None:
-    data = {"old": "a", "new": "b", "count": "2"}
-    assert serde.parse(Edit, data).count == 2
-    assert data["count"] == "2"
 
 
 def test_json_text_is_parsed_like_the_mapping_it_holds() -> None:
@@ -249,11 +228,6 @@ def test_only_mappings_and_json_are_parsed(data: Any) -> None:
         serde.parse(Node, data)
 
 
-def test_an_unknown_extras_policy_is_refused() -> None:
-    with pytest.raises(ValueError, match="extra must be"):
-        serde.parse(Node, {"name": "a"}, extra="allow")  # pyright: ignore[reportArgumentType] (the bad input)
-
-
 def test_a_decoder_forbids_extra_keys_unless_told_otherwise() -> None:
     decode = serde.decoder(Node)
     assert decode({"name": "a"}) == decode('{"name": "a"}') == decode(b'{"name": "a"}') == Node("a")
@@ -271,15 +245,6 @@ def test_parsing_keeps_no_class_alive() -> None:
     del cls
     gc.collect()
     assert gone() is None
-
-
-def test_a_subclass_is_not_parsed_as_its_base() -> None:
-    @dataclass
-    class Child(Node):
-        age: int = 0
-
-    assert serde.parse(Node, {"name": "a"}) == Node("a")
-    assert serde.parse(Child, {"name": "a", "age": 3}) == Child("a", age=3)
 
 
 # Error messages
@@ -573,9 +538,6 @@ def test_other_types_have_a_schema_too(kind: Any, expected: Mapping[str, object]
         (date(2026, 11, 30), "2026-11-30"),
         (datetime(2026, 11, 30, 12, 30, tzinfo=UTC), "2026-11-30T12:30:00+00:00"),
         (timedelta(days=-1, seconds=1), "-P0DT86399.000000S"),
-        (UUID(int=1), "00000000-0000-0000-0000-000000000001"),
-        (Decimal("1.10"), "1.10"),
-        (Path("a/b"), "a/b"),
         ({3, 10, 2}, [2, 3, 10]),
         ({1, "a", None}, ["a", 1, None]),
         (frozenset({Edit("b", "c"), Edit("a", "c")}), [{"old": o, "new": "c", "count": 1} for o in "ab"]),

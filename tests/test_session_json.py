@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field, is_dataclass
 from datetime import UTC, date, datetime, timedelta
@@ -144,21 +143,6 @@ def test_what_the_runtime_and_the_tools_keep_comes_back() -> None:
     assert twin[PolicyState].latest() == session[PolicyState].latest()
 
 
-def test_logs_come_along_where_they_are_asked_for() -> None:
-    def act(params: Inner, *, context: ToolContext) -> ToolResult[Inner]:
-        return ToolResult.ok(params)
-
-    tool = Tool[Inner, Inner](name="act", description="Act.", handler=act)
-    prompt = Prompt(ns="t", key="t", sections=[MarkdownSection(title="T", template="x", tools=[tool])])
-    turns = [{"tool_calls": [{"name": "act", "arguments": {"name": "n"}}]}, {"text": "done"}]
-    session = Session()
-    ScriptedAdapter(turns).evaluate(prompt, session=session)
-    text = session.snapshot(include_all=True).to_json()
-    back = Snapshot.from_json(text, types=session.slice_types)
-    for kind in (ToolInvoked, Receipt, PromptExecuted, Inner):
-        assert back.slices[kind] == session[kind].all() != ()
-
-
 @dataclass(frozen=True)
 class Paint:
     colour: Colour
@@ -182,7 +166,10 @@ def test_what_an_evaluation_has_logged_comes_back_with_the_types_of_its_session(
     calls = [{"name": "paint", "arguments": arguments}, {"name": "paint", "arguments": "{"}, {"name": "nothing"}]
     ScriptedAdapter([{"tool_calls": calls}, {"text": '{"name": "done"}'}]).evaluate(prompt, session=session)
     snapshot = session.snapshot(include_all=True)
-    assert Snapshot.from_json(snapshot.to_json(), types=session.slice_types) == snapshot
+    back = Snapshot.from_json(snapshot.to_json(), types=session.slice_types)
+    assert back == snapshot
+    for kind in (ToolInvoked, Receipt, PromptExecuted, Painted):
+        assert back.slices[kind] == session[kind].all() != ()
 
 
 def test_the_json_is_the_same_whatever_the_order_in_which_slices_came() -> None:
@@ -206,20 +193,15 @@ def test_a_slice_of_several_types_comes_back() -> None:
     assert restored(session)[Fact].latest() == Fact(Line("in a field that says nothing"))
 
 
-@pytest.mark.parametrize("value", [print, threading.Lock(), sys.stdout, object()], ids=["f", "lock", "file", "object"])
-def test_what_has_no_json_form_is_said_with_its_slice(value: object) -> None:
+ENDLESS: list[object] = []
+ENDLESS.append(ENDLESS)
+
+
+@pytest.mark.parametrize(("value", "error"), [(print, TypeError), (sys.stdout, TypeError), (ENDLESS, ValueError)])
+def test_what_has_no_json_form_is_refused_with_its_slice(value: object, error: type[Exception]) -> None:
     session = Session()
     session.dispatch(Fact(value))
-    with pytest.raises(TypeError, match="Fact"):
-        session.snapshot().to_json()
-
-
-def test_what_contains_itself_is_said_too() -> None:
-    around: list[object] = []
-    around.append(around)
-    session = Session()
-    session.dispatch(Fact(around))
-    with pytest.raises(ValueError, match="nested"):
+    with pytest.raises(error, match="Fact"):
         session.snapshot().to_json()
 
 
@@ -270,43 +252,16 @@ RICH = Fact(
     Inner("n", Colour.BLUE),
     (Box(Inner("b")),),
 )
-TAGS = (
-    "$date",
-    "$timedelta",
-    "$decimal",
-    "$bytes",
-    "$set",
-    "$dict",
-    "$float",
-    "$path",
-    "$enum",
-    "$type",
-    "$no",
-    "name",
-)
+FACT = f"{__name__}:Fact"
+TAGS = "$date $timedelta $decimal $bytes $set $dict $float $path $enum $type $no name".split()
 HOSTILE = st.recursive(
     st.sampled_from(
-        [
-            None,
-            True,
-            -1,
-            1e308,
-            10**20,
-            "",
-            "x",
-            "\0",
-            "\ud800",
-            "sNaN",
-            "__class__",
-            "RED",
-            "os:system",
-            f"{__name__}:Fact",
-        ]
+        [None, True, -1, 1e308, 10**20, *("", "x", "\0", "\ud800", "sNaN", "__class__", "RED", "os:system"), FACT]
     ),
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(st.sampled_from(TAGS), inner, max_size=1)
-        | st.fixed_dictionaries({"$type": st.sampled_from([f"{__name__}:Fact", "os:system"]), "fields": inner})
+        | st.fixed_dictionaries({"$type": st.sampled_from([FACT, "os:system"]), "fields": inner})
         | st.fixed_dictionaries({"$enum": st.sampled_from([f"{__name__}:Colour", f"{__name__}:Inner"]), "name": inner})
     ),
     max_leaves=4,
