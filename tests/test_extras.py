@@ -1,4 +1,4 @@
-"""What is said where a package of an extra is missing."""
+"""The message for a missing package of an extra."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ EXTRAS: dict[str, list[str]] = tomllib.loads(PYPROJECT.read_text())["project"]["
 
 @pytest.mark.parametrize("extra", EXTRAS)
 def test_the_command_installs_what_the_extra_needs_from_any_environment(extra: str) -> None:
-    said, _, command = missing("a.module", extra).partition(": pip install ")
-    assert said == f"the package a is not installed, which ringfence's extra {extra!r} needs"
+    message, _, command = missing("a.module", extra).partition(": pip install ")
+    assert message == f"the package a is not installed, which ringfence's extra {extra!r} needs"
     assert sorted(shlex.split(command)) == sorted(EXTRAS[extra])
 
 

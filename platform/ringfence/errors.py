@@ -224,8 +224,8 @@ class RestoreFailedError(TransactionError):
     """A rollback could not be completed; ``failures`` says which participants are in a doubtful state and why."""
 
     def __init__(self, failures: Sequence[tuple[str, BaseException]]) -> None:
-        said = "; ".join(f"{name}: {format_error(error)}" for name, error in failures)
-        super().__init__(f"the rollback could not be completed, this state is doubtful: {said}")
+        listed = "; ".join(f"{name}: {format_error(error)}" for name, error in failures)
+        super().__init__(f"the rollback could not be completed, this state is doubtful: {listed}")
         self.failures = tuple(failures)
 
 
