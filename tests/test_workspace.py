@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -374,3 +375,45 @@ def test_tools_work_on_the_files_and_leave_steps(workspace: Workspace, root: Pat
     assert (root / "d/b.txt").read_text() == "a c\n"
     assert session[Receipt].all()[-1].commit == made.commit
     assert others(workspace) == [("d/b.txt",)]
+
+
+def count_calls(work: Callable[[], object]) -> int:
+    """How many functions ``work`` calls, those of C included."""
+    called = 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal called
+        called += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        work()
+    finally:
+        sys.setprofile(before)
+    return called
+
+
+def read_and_delete(fs: HostFilesystem, paths: list[str]) -> None:
+    for path in paths:
+        fs.read(path)
+        fs.delete(path)
+
+
+def write_anew(fs: HostFilesystem, paths: list[str]) -> None:
+    for path in paths:
+        fs.delete(path)
+    for path in paths:
+        fs.write(path, "new")
+
+
+@pytest.mark.parametrize("change", [read_and_delete, write_anew])
+def test_a_call_that_changes_twice_as_many_files_costs_twice_as_much(
+    workspace: Workspace, root: Path, change: Callable[[HostFilesystem, list[str]], None]
+) -> None:
+    costs: list[int] = []
+    for count in (300, 600):
+        paths = [f"d/{count} {number}" for number in range(count)]
+        call(workspace, lambda fs, paths=paths: [fs.write(path, "x") for path in paths])
+        costs.append(count_calls(lambda paths=paths: call(workspace, lambda fs: change(fs, paths))))
+    assert costs[1] < 2.2 * costs[0]

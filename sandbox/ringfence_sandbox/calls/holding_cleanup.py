@@ -77,7 +77,8 @@ def saved_after(deeds: Iterable[Deed], since: Differences) -> str | None:
     left: dict[str, Identity | None] = {}
     for deed in deeds:
         if deed.kind in ("take", "rmdir", "move"):
-            below = [path for path in left if path.startswith(f"{deed.path}/")]
+            is_tree = deed.new is None or deed.new.is_directory
+            below = [path for path in left if path.startswith(f"{deed.path}/")] if is_tree else []
             moved = {deed.to + path[len(deed.path) :]: left.pop(path) for path in below}
             left |= moved if deed.kind == "move" else {}
             made, left[deed.path] = left.get(deed.path), None

@@ -52,15 +52,12 @@ class Seen:
         """A deed was done: what it took from a path, and what it put there."""
         if deed.kind in ("take", "rmdir", "move"):
             self._vacated.add(deed.path)
-        if deed.kind == "move" and self._vacated:
-            self._fill(deed.to)
-        elif deed.kind in ("put", "mkdir", "swap") and self._vacated:
-            self._fill(deed.path)
-
-    def _fill(self, path: str) -> None:
-        if path in self._vacated:
-            below = f"{path}/"
-            self._vacated = {one for one in self._vacated if one != path and not one.startswith(below)}
+        filled = deed.to if deed.kind == "move" else deed.path if deed.kind in ("put", "mkdir", "swap") else ""
+        if filled in self._vacated:
+            self._vacated.discard(filled)
+            if deed.new is None or deed.new.is_directory:
+                below = f"{filled}/"
+                self._vacated = {one for one in self._vacated if not one.startswith(below)}
 
     def forget_vacated(self) -> None:
         """An operation was taken back half way."""
@@ -73,8 +70,10 @@ class Seen:
 
     def forget(self, place: str) -> None:
         """The call itself has changed what is at a place, or below it."""
+        if self._known.pop(place, None) is not None:  # a file
+            return
         below = f"{place}/"
-        for known in [known for known in self._known if known == place or known.startswith(below)]:
+        for known in [known for known in self._known if known.startswith(below)]:
             del self._known[known]
 
     def check(self, place: str, found: os.stat_result) -> None:

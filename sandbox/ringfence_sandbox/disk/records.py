@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 
 Json: TypeAlias = str | int | float | bool | list["Json"] | dict[str, "Json"] | None
 
-_REGULAR = oct(stat.S_IFREG)
+_REGULAR, _DIRECTORY = oct(stat.S_IFREG), oct(stat.S_IFDIR)
 
 Kind = Literal["put", "take", "swap", "move", "mkdir", "rmdir", "mode", "times", "opaque"]
 """put: what is held gets a name. take: what has the name is held. swap: both at once. times: of a directory, noted
@@ -40,6 +40,10 @@ class Identity:
         if stat.S_ISDIR(mode):
             return cls(kind, found.st_ino)
         return cls(kind, found.st_ino, found.st_size, found.st_mtime_ns, sha256)
+
+    @property
+    def is_directory(self) -> bool:
+        return self.kind == _DIRECTORY
 
     def fits(self, found: os.stat_result | None) -> bool:
         if found is None:
