@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable
@@ -417,3 +418,16 @@ def test_a_call_that_changes_twice_as_many_files_costs_twice_as_much(
         call(workspace, lambda fs, paths=paths: [fs.write(path, "x") for path in paths])
         costs.append(count_calls(lambda paths=paths: call(workspace, lambda fs: change(fs, paths))))
     assert costs[1] < 2.2 * costs[0]
+
+
+def test_the_first_opening_does_not_look_at_every_other_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RINGFENCE_STATE_DIR", str(tmp_path / "state"))
+    costs: list[int] = []
+    for number in range(3):
+        (tmp_path / f"root {number}").mkdir()
+        costs.append(count_calls(lambda number=number: Workspace.open(tmp_path / f"root {number}").close()))
+        for other in range(500):
+            store = tmp_path / f"state/stores/{number} {other}"
+            store.mkdir()
+            (store / "root").write_text(json.dumps([f"/somewhere/{other}", other, other, ""]))
+    assert costs[2] < costs[1] + 200

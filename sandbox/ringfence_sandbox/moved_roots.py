@@ -7,7 +7,6 @@ import itertools
 import json
 import os
 import shlex
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,6 @@ from ringfence_sandbox.disk.places import state_directory, store_of
 from ringfence_sandbox.disk.state_files import replacing
 
 _NAME = "root"
-_MOST_LOOKED_AT = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +55,13 @@ def record_root(root: str | os.PathLike[str], store: str | None = None, *, opene
     before = "" if noted is not None and noted.inode == now.inode else _search(now)
     with suppress(OSError), replacing(Path(store, _NAME)) as file:
         file.write(json.dumps([now.path, now.inode, now.born_ns, before]).encode())
+    with suppress(OSError):
+        if store == store_of(now.path):
+            link = _link(now)
+            os.makedirs(os.path.dirname(link), mode=0o700, exist_ok=True)
+            with suppress(FileNotFoundError):
+                os.unlink(link)
+            os.symlink(store, link)
 
 
 def describe_moved_root(root: str | os.PathLike[str], *, copied: bool = False) -> str | None:
@@ -100,16 +105,17 @@ def _aside(store: str, why: str) -> str:
 
 def _search(now: _Root) -> str:
     """The store of a directory that had another path."""
-    for store in itertools.islice(_stores(), _MOST_LOOKED_AT):
-        noted = _read(store)
+    with suppress(OSError):
+        store = os.readlink(_link(now))
+        noted = _read(Path(store))
         if noted is not None and (noted.inode, noted.born_ns) == (now.inode, now.born_ns) and noted.path != now.path:
-            return str(store)
+            return store
     return ""
 
 
-def _stores() -> Iterator[Path]:
-    with suppress(OSError), os.scandir(os.path.join(state_directory(), "stores")) as found:
-        yield from (Path(entry.path) for entry in found if "." not in entry.name)
+def _link(root: _Root) -> str:
+    """The link to the store that a directory has, whatever its path is. Nobody needs to look at every store for it."""
+    return os.path.join(state_directory(), "roots", f"{root.inode}-{root.born_ns}")
 
 
 def _look(path: str) -> _Root | None:
