@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import shutil
@@ -207,6 +208,25 @@ def test_what_changes_long_after_the_owner_was_killed_is_somebody_elses(case: Ca
     assert now.keys().isdisjoint({"n/f", "m/n"})
     for path in ("a.txt", "d/e/c.txt", "d/e", "m/x"):
         assert now[path] == case.before[path]
+
+
+@pytest.mark.parametrize("nameless", [True, False], ids=["files without a name", "as on NFS"])
+def test_a_filesystem_may_have_another_clock_than_the_system(
+    case: Case, monkeypatch: pytest.MonkeyPatch, nameless: bool
+) -> None:
+    real_time, real_open = time.time_ns, os.open
+
+    def open_named(path: Any, flags: int, *arguments: Any, **options: Any) -> int:
+        if flags & os.O_TMPFILE == os.O_TMPFILE:
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+        return real_open(path, flags, *arguments, **options)
+
+    monkeypatch.setattr(time, "time_ns", lambda: real_time() - 60 * 10**9)
+    if not nameless:
+        monkeypatch.setattr(os, "open", open_named)
+    killed_after(case, "echo call > a.txt; mkdir n; echo call > n/f; rm d/e/c.txt")
+    assert case.recover().conflicts == ()
+    assert shape(case.root) == case.before
 
 
 def test_a_time_to_come_that_a_program_gave_a_directory_is_taken_back_when_it_was_killed(case: Case) -> None:

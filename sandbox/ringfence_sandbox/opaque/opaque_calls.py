@@ -23,6 +23,7 @@ from ringfence_sandbox.opaque.kept_open import KeptOpen
 from ringfence_sandbox.opaque.owner_stamp import GRACE_NS, OwnerStamp
 from ringfence_sandbox.opaque.scanned_files import ScannedFiles
 from ringfence_sandbox.opaque.tree_rollback import TreeRollback
+from ringfence_sandbox.scan.scan import clock_ahead_ns
 from ringfence_sandbox.store.entries import Entry, is_directory
 
 MOST_LISTED = 20
@@ -192,7 +193,12 @@ class OpaqueCalls:
         before.know_again(became)
         after, opened = self._brackets.made_readable(before, self._brackets.after(before))
         known = self._brackets.kept_states(before, kept)
-        limit_ns = OwnerStamp.last_ns(stamp_path) + GRACE_NS
+        # The stamp is of the system's clock, and the times of files may be of a server's.
+        try:
+            ahead_ns = clock_ahead_ns(self._files.root)
+        except OSError:
+            ahead_ns = clock_ahead_ns(hold.make().descriptor, "clock")
+        limit_ns = OwnerStamp.last_ns(stamp_path) + ahead_ns + GRACE_NS
         judge = _ended(self._files, limit_ns, known, opened)
         chosen = Chosen(self._files, before, after, judge)
         paths = sorted(chosen.items)
