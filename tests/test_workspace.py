@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 from captured_tree import capture_tree, lasting
+from counting import count_calls
 from effort import amount
 from killing import killed_at
 
@@ -376,23 +376,6 @@ def test_tools_work_on_the_files_and_leave_steps(workspace: Workspace, root: Pat
     assert (root / "d/b.txt").read_text() == "a c\n"
     assert session[Receipt].all()[-1].commit == made.commit
     assert others(workspace) == [("d/b.txt",)]
-
-
-def count_calls(work: Callable[[], object]) -> int:
-    """How many functions ``work`` calls, those of C included."""
-    called = 0
-
-    def count(frame: object, event: str, argument: object) -> None:
-        nonlocal called
-        called += event in ("call", "c_call")
-
-    before = sys.getprofile()
-    sys.setprofile(count)
-    try:
-        work()
-    finally:
-        sys.setprofile(before)
-    return called
 
 
 def read_and_delete(fs: HostFilesystem, paths: list[str]) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from captured_tree import capture_tree, lasting
+from counting import count_calls
 from real_git import git, needs_git, repository
 
 from ringfence.errors import TransactionError
@@ -362,3 +363,22 @@ def test_permission_bits_of_the_root_are_a_step_and_undone(workspace: Workspace,
     assert workspace.undo().outcomes == {"": "restored"}
     assert capture_tree(root) == before
     assert [entry.paths for entry in workspace.log(2)] == [("",), ("",)]
+
+
+def test_an_undo_does_not_read_every_file_of_a_tree_that_is_linked_to_a_cache(tmp_path: Path) -> None:
+    """As uv and pnpm do. One file has another name here, too, which comes back with it."""
+    costs: list[int] = []
+    for count in (100, 1100):
+        root, cache = tmp_path / f"{count}", tmp_path / f"{count} cache"
+        cache.mkdir()
+        for number in range(count):
+            (cache / str(number)).write_text(f"{number}\n")
+            (root / f"{number // 20}").mkdir(parents=True, exist_ok=True)
+            os.link(cache / str(number), root / f"{number // 20}" / f"{number}")
+        os.link(root / "0/0", root / "1/other name")
+        with Workspace.open(root, store=tmp_path / f"{count} store") as workspace:
+            call(workspace, lambda fs: fs.write("0/0", "changed"))
+            costs.append(count_calls(lambda workspace=workspace: workspace.undo(1)))
+        assert (root / "0/0").read_text() == (root / "1/other name").read_text() == "0\n"
+        assert (root / "0/0").stat().st_ino == (root / "1/other name").stat().st_ino
+    assert costs[1] - costs[0] < 10 * 1000
