@@ -17,8 +17,7 @@ from ringfence.prompt import Prompt, PromptTemplate, ReadBeforeWritePolicy, Tool
 from ringfence.runtime import Session
 from ringfence_sandbox import HostFilesystem
 from ringfence_tools import HostMount, VfsToolsSection
-from ringfence_tools.files import EditedFile, file_tools
-from ringfence_tools.reading import FileText
+from ringfence_tools.files import EditedFile, FileText, file_tools
 
 
 @pytest.fixture

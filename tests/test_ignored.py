@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ringfence.filesystem import InMemoryFilesystem
-from ringfence_tools.ignored import Ignored
+from ringfence_tools.searching import Ignored
 
 NAMES = ("a", "b", "ab", "a.b", ".a", "A", "b c", "build", "x.py")
 DIRECTORIES = ("a", "b", "build", "a/b", "b/build", "build/a")

@@ -2,32 +2,42 @@
 
 from __future__ import annotations
 
+import hashlib
+import mimetypes
+import re
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ringfence.errors import ToolValidationError
 from ringfence.filesystem.edits import replace_exact
-from ringfence.filesystem.patch import parse_patch
-from ringfence.filesystem.paths import escape_path
-from ringfence.filesystem.protocol import MAX_WRITE_LENGTH, FileEntry, Filesystem
-from ringfence.prompt.tool import ContentOf, Itself, Tool, ToolContext
-from ringfence.runtime.tool_result import ToolResult
+from ringfence.filesystem.patch import split_lines
+from ringfence.filesystem.paths import display_path, escape_path
+from ringfence.filesystem.protocol import DEFAULT_READ_LIMIT, MAX_WRITE_LENGTH, FileEntry, Filesystem
+from ringfence.prompt.tool import ContentOf, Itself, Tool, ToolContext, Written
+from ringfence.runtime.tool_result import ToolResult, kept_result
+from ringfence_sandbox import is_output
 from ringfence_tools.handlers import (
     MAX_LISTED,
+    PATH_ERRORS,
+    FileHandlers,
     Unrendered,
     check_below_root,
     check_length,
     check_size,
-    explain_errors,
+    count_fitting_lines,
+    explain,
     format_count,
-    format_path,
     is_directory,
     require_existing,
 )
-from ringfence_tools.patching import ApplyPatch, PatchedFiles, PatchHandler, written_by
-from ringfence_tools.reading import FileText, ReadFile, ReadHandler
-from ringfence_tools.searching import FoundLines, FoundPaths, Glob, Grep, SearchHandlers
+from ringfence_tools.patching import PatchHandler, files_written_by
+from ringfence_tools.searching import SearchHandlers
+
+MAX_LINE_CHARACTERS = 2_000
+_LONG_LINE = re.compile(rb"[^\n]{%d}" % (MAX_LINE_CHARACTERS + 1))
+BYTE_ORDER_MARK = "\ufeff"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,20 +67,53 @@ class Listing:
     def render(self) -> str:
         sizes = [f"{entry.size_bytes:,}" if entry.kind == "file" else "-" for entry in self.entries]
         width = max(map(len, sizes), default=0)
-        lines = [
-            f"{entry.kind:<9}  {size:>{width}}  {_format_entry(entry)}"
-            for entry, size in zip(self.entries, sizes, strict=True)
-        ]
+        lines: list[str] = []
+        for entry, size in zip(self.entries, sizes, strict=True):
+            end = "/" if entry.kind == "directory" else "" if entry.leads_to is None else f" -> {entry.leads_to}"
+            lines.append(f"{entry.kind:<9}  {size:>{width}}  {entry.path.rpartition('/')[2]}{end}")
         if self.left_out:
             lines.append(f"[{self.left_out:,} more entries: use glob for a part of them]")
         return "\n".join(lines)
 
 
-def _format_entry(entry: FileInfo) -> str:
-    name = entry.path.rpartition("/")[2]
-    if entry.kind == "directory":
-        return f"{name}/"
-    return name if entry.leads_to is None else f"{name} -> {entry.leads_to}"
+@dataclass(frozen=True, slots=True)
+class ReadFile:
+    file_path: str = field(metadata={"description": "The file, relative to the root."})
+    offset: int = field(default=0, metadata={"description": "How many lines to skip."})
+    limit: int = field(
+        default=DEFAULT_READ_LIMIT, metadata={"description": f"How many lines to read, at most {DEFAULT_READ_LIMIT}."}
+    )
+
+    def __post_init__(self) -> None:
+        if self.offset < 0:
+            raise ToolValidationError(f"offset is the number of lines to skip, it cannot be {self.offset}")
+        if self.limit <= 0:
+            raise ToolValidationError(f"limit is the number of lines to read, it cannot be {self.limit}")
+
+
+@dataclass(frozen=True, slots=True)
+class FileText:
+    """Lines of a file, or what is known of one that is not text."""
+
+    path: str
+    content: str
+    """Each line after its number, from 1; "" for a binary file."""
+    offset: int
+    """How many lines are before these."""
+    limit: int
+    """How many lines these are."""
+    total_lines: int
+    notes: tuple[str, ...] = ()
+    """What cannot be seen in the lines: what is left, unusual line ends, an encoding."""
+    kind: str = "text"
+    """Of a file that is not text: what it seems to be."""
+    size_bytes: int | None = None
+    sha256: str | None = None
+
+    def render(self) -> str:
+        if self.size_bytes is not None:
+            return f"kind: {self.kind}\nsize: {format_count(self.size_bytes, 'byte')}\nsha256: {self.sha256}"
+        return "\n".join((self.content, *(f"[{note}]" for note in self.notes))) if self.notes else self.content
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,180 +194,255 @@ class RemovedFiles(Unrendered):
     """How many files, links and directories are gone."""
 
 
-def file_tools(*, mount_point: str | None = None, accepts_overrides: bool = False) -> tuple[Tool[Any, Any], ...]:
-    """The nine tools. ``mount_point`` is as in `VfsToolsSection`."""
-    tools = _FileTools(mount_point)
-    return (
-        Tool[ListDirectory, Listing](
-            name="ls",
-            description="List a directory: names, kinds and sizes.",
-            handler=tools.ls,
-            accepts_overrides=accepts_overrides,
-            read_only=True,
-        ),
-        Tool[ReadFile, FileText](
-            name="read_file",
-            description="Read a text file, or a part of it, with line numbers. Of a binary file, kind, size and hash.",
-            handler=tools.read_file,
-            accepts_overrides=accepts_overrides,
-            read_only=True,
-        ),
-        Tool[WriteFile, WrittenFile](
-            name="write_file",
-            description="Create a file, or replace all of one that was read. For a change to a part use edit_file.",
-            handler=tools.write_file,
-            accepts_overrides=accepts_overrides,
-            writes=lambda params: (ContentOf(params.file_path),),
-        ),
-        Tool[EditFile, EditedFile](
-            name="edit_file",
-            description="Replace text in a file that was read. old_string must occur once, or set replace_all.",
-            handler=tools.edit_file,
-            accepts_overrides=accepts_overrides,
-            writes=lambda params: (ContentOf(params.file_path),),
-        ),
-        Tool[ApplyPatch, PatchedFiles](
-            name="apply_patch",
-            description="Apply a unified diff to many files: change, create, delete, rename. All of it or nothing.",
-            handler=tools.apply_patch,
-            accepts_overrides=accepts_overrides,
-            writes=lambda params: dict.fromkeys(one for file in parse_patch(params.patch) for one in written_by(file)),
-        ),
-        Tool[Move, MovedFile](
-            name="move",
-            description="Move or rename a file, symlink or directory.",
-            handler=tools.move,
-            accepts_overrides=accepts_overrides,
-            writes=lambda params: (Itself(params.source), Itself(params.target)),
-        ),
-        Tool[Glob, FoundPaths](
-            name="glob",
-            description="Find files and directories by their paths. What git ignores is only found where it is named.",
-            handler=tools.glob,
-            accepts_overrides=accepts_overrides,
-            read_only=True,
-        ),
-        Tool[Grep, FoundLines](
-            name="grep",
-            description="Search text files for a regular expression. What git ignores, only where it is named.",
-            handler=tools.grep,
-            accepts_overrides=accepts_overrides,
-            read_only=True,
-        ),
-        Tool[Remove, RemovedFiles](
-            name="rm",
-            description="Remove a file or symlink, or a directory (with what is in it if recursive is set).",
-            handler=tools.rm,
-            accepts_overrides=accepts_overrides,
-            writes=lambda params: (Itself(params.path),),
-        ),
-    )
-
-
-class _FileTools(ReadHandler, SearchHandlers, PatchHandler):
-    """The handlers."""
+class _FileTools(SearchHandlers, PatchHandler, FileHandlers):
+    """The handlers of the nine tools, each named as its tool."""
 
     def ls(self, params: ListDirectory, *, context: ToolContext) -> ToolResult[Listing]:
         filesystem, path = self._open(context, params.path)
-        with explain_errors(filesystem, path):
-            try:
-                found = filesystem.list(path)
-            except NotADirectoryError:
-                if not filesystem.exists(path):
-                    raise
-                raise ToolValidationError(f"{format_path(path)} is a file: read it with read_file") from None
+        try:
+            found = filesystem.list(path)
+        except PATH_ERRORS as error:
+            raise explain(error, filesystem, path, ": read it with read_file") from None
         entries = tuple(_file_info(filesystem, entry) for entry in found[:MAX_LISTED])
         directories = sum(entry.is_directory for entry in found)
-        others = len(found) - directories
-        listing = Listing(format_path(path), entries, left_out=len(found) - len(entries))
-        counts = f"{format_count(directories, 'directory')}, {format_count(others, 'file')}"
+        listing = Listing(display_path(path), entries, left_out=len(found) - len(entries))
+        counts = f"{format_count(directories, 'directory')}, {format_count(len(found) - directories, 'file')}"
         return ToolResult.ok(listing, f"{listing.path}: {counts}")
+
+    def read_file(self, params: ReadFile, *, context: ToolContext) -> ToolResult[FileText]:
+        filesystem, path = self._open(context, params.file_path)
+        limit = min(params.limit, DEFAULT_READ_LIMIT)
+        if path.startswith(".ringfence"):
+            if (kept := kept_result(context.session, path)) is not None and not filesystem.exists(path):
+                return _show_output(path, kept, params.offset, limit, "a call answered")
+            if (printed := _find_long_lined_output(filesystem, path)) is not None:
+                return _show_output(path, printed, params.offset, limit, "a command printed")
+        check_size(filesystem, path)
+        try:
+            read = filesystem.read(path, offset=params.offset, limit=limit)
+        except PATH_ERRORS as error:
+            raise explain(error, filesystem, path, ": list it with ls") from None
+        except ValueError:  # not UTF-8, and the path has been looked at before
+            return _show_unusual_file(filesystem, path, params.offset, limit)
+        if "\0" in read.content:
+            return _show_unusual_file(filesystem, path, params.offset, limit)
+        return _show_lines(path, read.content, params.offset, read.total_lines)
 
     def write_file(self, params: WriteFile, *, context: ToolContext) -> ToolResult[WrittenFile]:
         filesystem, path = self._open(context, params.file_path)
-        created = not filesystem.exists(path)
+        shown = display_path(path)
         try:
-            params.content.encode()
+            content = params.content.encode()
         except UnicodeEncodeError as error:
             raise ToolValidationError(
                 f"the content cannot be written: character {error.start} is {params.content[error.start]!r}, half of a "
                 "surrogate pair, which no text has"
             ) from None
+        created = not filesystem.exists(path)
         try:
             if not path:
                 raise IsADirectoryError
-            written = filesystem.write(path, params.content)
+            filesystem.write_bytes(path, content)
         except IsADirectoryError:
-            raise ToolValidationError(f"{format_path(path)} is a directory: name a file in it") from None
+            raise ToolValidationError(f"{shown} is a directory: name a file in it") from None
         except NotADirectoryError:
             raise ToolValidationError(_describe_file_above(path)) from None
         action = "created" if created else "replaced"
-        value = WrittenFile(format_path(path), written.bytes_written, created)
-        return ToolResult.ok(value, f"{action} {format_path(path)} ({format_count(written.bytes_written, 'byte')})")
+        size = len(content)
+        return ToolResult(f"{action} {shown} ({format_count(size, 'byte')})", WrittenFile(shown, size, created))
 
     def edit_file(self, params: EditFile, *, context: ToolContext) -> ToolResult[EditedFile]:
         filesystem, path = self._open(context, params.file_path)
-        with explain_errors(filesystem, path, if_directory="is a directory, only files can be edited"):
-            check_size(filesystem, path)
+        check_size(filesystem, path)
+        try:
             content = filesystem.read_bytes(path).content
+        except PATH_ERRORS as error:
+            raise explain(error, filesystem, path, ", only files can be edited") from None
+        shown = display_path(path)
         try:
             edit = replace_exact(content, params.old_string, params.new_string, replace_all=params.replace_all)
         except ValueError as error:
-            raise ToolValidationError(f"{format_path(path)} was not changed: {error}") from None
+            raise ToolValidationError(f"{shown} was not changed: {error}") from None
         filesystem.write_bytes(path, edit.content)
         lines = ", ".join(map(str, edit.lines[:20])) + (", ..." if edit.count > 20 else "")
         places = f"line {lines}" if edit.count == 1 else f"{edit.count:,} places, at lines {lines}"
-        value = EditedFile(format_path(path), edit.count, edit.lines[:MAX_LISTED])
-        return ToolResult.ok(value, f"edited {format_path(path)}: {places}")
+        return ToolResult.ok(EditedFile(shown, edit.count, edit.lines[:MAX_LISTED]), f"edited {shown}: {places}")
 
     def move(self, params: Move, *, context: ToolContext) -> ToolResult[MovedFile]:
         filesystem, source = self._open(context, params.source)
         _, target = self._open(context, params.target)
+        moved = MovedFile(display_path(source), display_path(target))
         if source == target:
-            raise ToolValidationError(f"{format_path(source)} is there already: source and target are the same")
+            raise ToolValidationError(f"{moved.source} is there already: source and target are the same")
         require_existing(filesystem, source)
         if is_directory(filesystem, target):
-            name = source.rpartition("/")[2]
-            inside = format_path(f"{target}/{name}".lstrip("/"))
-            raise ToolValidationError(
-                f"{format_path(target)} is a directory: target is the new path itself, such as {inside}"
-            )
+            inside = display_path(f"{target}/{source.rpartition('/')[2]}".lstrip("/"))
+            raise ToolValidationError(f"{moved.target} is a directory: target is the new path itself, such as {inside}")
         try:
             filesystem.move(source, target, overwrite=True)
         except NotADirectoryError:
-            there = f"{format_path(target)} is a file, which a directory does not replace: name another target"
+            there = f"{moved.target} is a file, which a directory does not replace: name another target"
             raise ToolValidationError(there if filesystem.exists(target) else _describe_file_above(target)) from None
         except ValueError as error:
             raise ToolValidationError(str(error)) from None
-        moved = MovedFile(format_path(source), format_path(target))
         return ToolResult.ok(moved, f"moved {moved.source} to {moved.target}")
 
     def rm(self, params: Remove, *, context: ToolContext) -> ToolResult[RemovedFiles]:
         filesystem, path = self._open(context, params.path)
-        if not path:
-            raise ToolValidationError("the root cannot be removed: name what in it should go")
+        shown = display_path(path)
         require_existing(filesystem, path)
         entries = 1
         if is_directory(filesystem, path) and not filesystem.stat(path).is_symlink:
             entries += len(filesystem.glob("**", path=path))
             if entries > 1 and not params.recursive:
-                raise ToolValidationError(
-                    f"{format_path(path)} is a directory that is not empty: set recursive to remove it all"
-                )
+                raise ToolValidationError(f"{shown} is a directory that is not empty: set recursive to remove it all")
         filesystem.delete(path, recursive=params.recursive)
         many = f", {format_count(entries, 'entry')} in all" if entries > 1 else ""
-        return ToolResult.ok(RemovedFiles(format_path(path), entries), f"removed {format_path(path)}{many}")
+        return ToolResult.ok(RemovedFiles(shown, entries), f"removed {shown}{many}")
+
+
+def file_tools(*, mount_point: str | None = None, accepts_overrides: bool = False) -> tuple[Tool[Any, Any], ...]:
+    """The nine tools. ``mount_point`` is as in `VfsToolsSection`."""
+    tools = _FileTools(mount_point)
+    described: tuple[tuple[Callable[..., ToolResult[Any]], Callable[[Any], Iterable[Written]] | None, str], ...] = (
+        (tools.ls, None, "List a directory: names, kinds and sizes."),
+        (
+            tools.read_file,
+            None,
+            "Read a text file, or a part of it, with line numbers. Of a binary file, kind, size and hash.",
+        ),
+        (
+            tools.write_file,
+            lambda params: (ContentOf(params.file_path),),
+            "Create a file, or replace all of one that was read. For a change to a part use edit_file.",
+        ),
+        (
+            tools.edit_file,
+            lambda params: (ContentOf(params.file_path),),
+            "Replace text in a file that was read. old_string must occur once, or set replace_all.",
+        ),
+        (
+            tools.apply_patch,
+            files_written_by,
+            "Apply a unified diff to many files: change, create, delete, rename. All of it or nothing.",
+        ),
+        (
+            tools.move,
+            lambda params: (Itself(params.source), Itself(params.target)),
+            "Move or rename a file, symlink or directory.",
+        ),
+        (
+            tools.glob,
+            None,
+            "Find files and directories by their paths. What git ignores is only found where it is named.",
+        ),
+        (
+            tools.grep,
+            None,
+            "Search text files for a regular expression. What git ignores, only where it is named.",
+        ),
+        (
+            tools.rm,
+            lambda params: (Itself(params.path),),
+            "Remove a file or symlink, or a directory (with what is in it if recursive is set).",
+        ),
+    )
+    return tuple(
+        Tool(
+            handler.__name__,
+            description,
+            handler,
+            accepts_overrides=accepts_overrides,
+            read_only=writes is None,
+            writes=writes,
+        )
+        for handler, writes, description in described
+    )
 
 
 def _describe_file_above(path: str) -> str:
-    return f"{format_path(path)} cannot be: a file stands where it has a directory"
+    return f"{display_path(path)} cannot be: a file stands where it has a directory"
 
 
 def _file_info(filesystem: Filesystem, entry: FileEntry) -> FileInfo:
-    if entry.is_symlink:
-        with suppress(OSError, ValueError):  # it is gone, or no link any more
-            return FileInfo(
-                escape_path(entry.path), "symlink", entry.size_bytes, escape_path(filesystem.readlink(entry.path))
-            )
-        return FileInfo(escape_path(entry.path), "symlink", entry.size_bytes)
-    return FileInfo(escape_path(entry.path), "directory" if entry.is_directory else "file", entry.size_bytes)
+    path = escape_path(entry.path)
+    if not entry.is_symlink:
+        return FileInfo(path, "directory" if entry.is_directory else "file", entry.size_bytes)
+    with suppress(OSError, ValueError):  # it is gone, or no link any more
+        return FileInfo(path, "symlink", entry.size_bytes, escape_path(filesystem.readlink(entry.path)))
+    return FileInfo(path, "symlink", entry.size_bytes)
+
+
+def _show_lines(path: str, text: str, offset: int, total: int, notes: tuple[str, ...] = ()) -> ToolResult[FileText]:
+    """The answer to reading lines: ``text`` from the line after ``offset``, of ``total``."""
+    shown = escape_path(path)
+    if offset == 0 and text.startswith(BYTE_ORDER_MARK):
+        text = text.removeprefix(BYTE_ORDER_MARK)
+        notes += ("the file begins with a byte order mark, which is not shown",)
+    lines = text.split("\n")
+    ended = not lines[-1]
+    if ended:
+        lines.pop()
+    if "\r\n" in text:
+        # Of the last line, if no newline ends it, a "\r" is its own.
+        whole = lines if ended else lines[:-1]
+        bare = [line.removesuffix("\r") for line in whole]
+        every = all(line.endswith("\r") for line in whole)
+        notes += ("lines end with CRLF" if every else "some lines end with CRLF, some with LF",)
+        lines[: len(bare)] = bare
+    if not lines:
+        where = "it is empty" if total == 0 else f"no lines from offset {offset}: it has {format_count(total, 'line')}"
+        return ToolResult(f"{shown}: {where}", FileText(shown, "", offset, 0, total))
+    width = len(str(offset + len(lines)))
+    numbered = [
+        f"{number:>{width}} | {line if len(line) <= MAX_LINE_CHARACTERS else _cut(line)}"
+        for number, line in enumerate(lines, offset + 1)
+    ]
+    kept = count_fitting_lines(numbered)
+    last = offset + kept
+    if last < total:
+        notes += (f"{format_count(total - last, 'line')} left: read on with offset={last}",)
+    elif not ended:
+        notes += ("no newline at the end of the file",)
+    value = FileText(shown, "\n".join(numbered[:kept]), offset, kept, total, notes)
+    return ToolResult(f"{shown}: lines {offset + 1} to {last} of {total:,}", value)
+
+
+def _cut(line: str) -> str:
+    return f"{line[:MAX_LINE_CHARACTERS]} [... {len(line) - MAX_LINE_CHARACTERS:,} more characters in this line]"
+
+
+def _show_output(path: str, text: str, offset: int, limit: int, what: str) -> ToolResult[FileText]:
+    """The answer to reading what a call answered. Long lines go on in the next, so that none is out of reach."""
+    lines = text.split("\n")
+    folded = [
+        line[at : at + MAX_LINE_CHARACTERS] for line in lines for at in range(0, len(line) or 1, MAX_LINE_CHARACTERS)
+    ]
+    notes = (f"this is no file of the workspace, but all that {what}",)
+    if len(folded) > len(lines):
+        notes += (f"lines of more than {MAX_LINE_CHARACTERS:,} characters go on in the next",)
+    window = "".join(f"{line}\n" for line in folded[offset : offset + limit])
+    return _show_lines(path, window, offset, len(folded), notes)
+
+
+def _find_long_lined_output(filesystem: Filesystem, path: str) -> str | None:
+    """The text of what a command printed, if a line of it is too long to be shown; None for any other path."""
+    if is_output(path):
+        with suppress(OSError):
+            content = filesystem.read_bytes(path).content
+            return content.decode("utf-8", "backslashreplace") if _LONG_LINE.search(content) else None
+    return None
+
+
+def _show_unusual_file(filesystem: Filesystem, path: str, offset: int, limit: int) -> ToolResult[FileText]:
+    """The answer to reading what is not UTF-8. It reads all of the file, and tells the model its hash."""
+    content = filesystem.read_bytes(path).content
+    if b"\0" not in content:
+        lines = split_lines(content)
+        window = b"".join(lines[offset : offset + limit])
+        note = "the file is not UTF-8: other bytes are shown as \\xNN, and stay as they are when other text is edited"
+        return _show_lines(path, window.decode(errors="backslashreplace"), offset, len(lines), (note,))
+    kind = mimetypes.guess_type(path)[0] or "binary"
+    digest = hashlib.sha256(content).hexdigest()
+    value = FileText(escape_path(path), "", 0, 0, 0, kind=kind, size_bytes=len(content), sha256=digest)
+    return ToolResult.ok(value, f"{escape_path(path)} is not text")

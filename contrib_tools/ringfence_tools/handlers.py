@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Generator, Iterable
-from contextlib import contextmanager
+from collections.abc import Iterable
 
 from ringfence.errors import ToolValidationError
-from ringfence.filesystem.paths import escape_path
+from ringfence.filesystem.paths import display_path
 from ringfence.filesystem.protocol import MAX_TEXT_BYTES, MAX_WRITE_LENGTH, Filesystem
 from ringfence.prompt.tool import ToolContext
 
@@ -16,6 +15,8 @@ MAX_LISTED = 1_000
 MAX_CHARACTERS = 60_000
 """Of one answer's lines together. The first line is always complete."""
 MAX_NEAR_NAMES = 5
+PATH_ERRORS = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+"""What `explain` takes."""
 
 
 class FileHandlers:
@@ -42,24 +43,20 @@ class Unrendered:
 
 
 def format_count(number: int, noun: str) -> str:
-    plural = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
-    return f"{number:,} {noun if number == 1 else plural}"
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number:,} {noun[:-1]}ies" if noun.endswith("y") else f"{number:,} {noun}s"
 
 
 def count_fitting_lines(lines: Iterable[str]) -> int:
     """How many of the lines one answer has room for: at least one, if there are any."""
-    room = MAX_CHARACTERS
-    fit = 0
+    room, fit = MAX_CHARACTERS, 0
     for line in lines:
         room -= len(line) + 1
         if fit and room < 0:
             break
         fit += 1
     return fit
-
-
-def format_path(path: str) -> str:
-    return escape_path(path) or "/"
 
 
 def is_directory(filesystem: Filesystem, path: str) -> bool:
@@ -69,15 +66,12 @@ def is_directory(filesystem: Filesystem, path: str) -> bool:
         return False
 
 
-@contextmanager
-def explain_errors(filesystem: Filesystem, path: str, *, if_directory: str = "is a directory") -> Generator[None]:
-    """Turn a missing file, or a directory in its place, into a message for the model."""
-    try:
-        yield
-    except (FileNotFoundError, NotADirectoryError):
-        raise ToolValidationError(describe_missing(filesystem, path)) from None
-    except IsADirectoryError:
-        raise ToolValidationError(f"{format_path(path)} {if_directory}") from None
+def explain(error: OSError, filesystem: Filesystem, path: str, advice: str = "") -> ToolValidationError:
+    """The message for one of `PATH_ERRORS`: the path is missing, or the directory or file that it is does not do."""
+    if not isinstance(error, FileNotFoundError) and filesystem.exists(path):
+        kind = "directory" if isinstance(error, IsADirectoryError) else "file"
+        return ToolValidationError(f"{display_path(path)} is a {kind}{advice}")
+    return ToolValidationError(describe_missing(filesystem, path))
 
 
 def describe_missing(filesystem: Filesystem, path: str) -> str:
@@ -85,21 +79,18 @@ def describe_missing(filesystem: Filesystem, path: str) -> str:
 
     The whole workspace is not searched, since a call holds its locks meanwhile."""
     if filesystem.exists(path):
-        return f"{format_path(path)} is a symlink that leads nowhere"
-    name = path.rpartition("/")[2]
+        return f"{display_path(path)} is a symlink that leads nowhere"
     here = path
-    while here:
+    while here and not is_directory(filesystem, here):
         here = here.rpartition("/")[0]
-        if is_directory(filesystem, here):
-            break
     wanted = path[len(here) :].lstrip("/").partition("/")[0]
     names = {entry.name: entry.path for entry in filesystem.list(here)}
     hints = [names[near] for near in difflib.get_close_matches(wanted, names, n=MAX_NEAR_NAMES)]
-    one_up = f"{here.rpartition('/')[0]}/{name}".lstrip("/")
+    one_up = f"{here.rpartition('/')[0]}/{path.rpartition('/')[2]}".lstrip("/")
     if here and filesystem.exists(one_up):
         hints.insert(0, one_up)
-    meant = f"; did you mean {' or '.join(map(format_path, hints[:MAX_NEAR_NAMES]))}?" if hints else ""
-    return f"there is no {format_path(path)}{meant}"
+    meant = f"; did you mean {' or '.join(map(display_path, hints[:MAX_NEAR_NAMES]))}?" if hints else ""
+    return f"there is no {display_path(path)}{meant}"
 
 
 def require_existing(filesystem: Filesystem, path: str) -> None:
@@ -122,12 +113,12 @@ def check_size(filesystem: Filesystem, path: str) -> None:
         size = filesystem.stat(path).size_bytes
     except OSError:
         return
-    if (reason := describe_excess_size(size)) is not None:
-        raise ToolValidationError(f"{format_path(path)}: {reason}")
+    if size > MAX_TEXT_BYTES:
+        raise ToolValidationError(f"{display_path(path)}: {describe_excess_size(size)}")
 
 
 def check_below_root(name: str, path: str) -> None:
-    if all(part in ("", ".") for part in path.split("/")):
+    if {"", "."}.issuperset(path.split("/")):
         raise ToolValidationError(f"{name} is the root of the workspace, which stays: name what is in it")
 
 

@@ -1,23 +1,23 @@
-"""A patch over many files of a filesystem: worked out in full first, then carried out."""
+"""The tool ``apply_patch``: a patch over many files is worked out in full first, then carried out."""
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 from ringfence.errors import ToolValidationError
 from ringfence.filesystem.patch import SYMLINK, FilePatch, apply_patch, parse_patch
-from ringfence.filesystem.paths import directories_above, escape_path, is_link, os_error, path_message
+from ringfence.filesystem.paths import directories_above, display_path, escape_path, is_link, os_error, path_message
 from ringfence.filesystem.protocol import AnnouncedWrites, Filesystem
 from ringfence.prompt.tool import ContentOf, Itself, ToolContext, Written
 from ringfence.runtime.tool_result import ToolResult
 from ringfence_tools.handlers import FileHandlers, check_length, describe_excess_size, describe_missing, format_count
 
-Action = Literal["created", "modified", "deleted", "renamed", "copied"]
-
 MAX_PROBLEMS = 20
+Action = Literal["created", "modified", "deleted", "renamed", "copied"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,37 +69,33 @@ class PatchedFiles:
 
 class PatchHandler(FileHandlers):
     def apply_patch(self, params: ApplyPatch, *, context: ToolContext) -> ToolResult[PatchedFiles]:
+        """Raises ToolValidationError where anything does not fit: nothing was changed then, and all that does not fit
+        is listed."""
         filesystem, _ = self._open(context, "")
-        patched = patch_files(filesystem, parse_patch(params.patch), lambda name: self._open(context, name)[1])
-        return ToolResult.ok(patched, f"patched {format_count(len(patched.files), 'file')}")
+        plan = _Plan(filesystem, lambda name: self._open(context, name)[1])
+        for patch in parse_patch(params.patch):
+            plan.add(patch)
+        if plan.problems:
+            listed = [f"- {problem}" for problem in plan.problems[:MAX_PROBLEMS]]
+            if len(plan.problems) > MAX_PROBLEMS:
+                listed.append(f"- ... and {len(plan.problems) - MAX_PROBLEMS} more")
+            raise ToolValidationError("\n".join(("the patch does not apply, and nothing was changed:", *listed)))
+        if not plan.changes:
+            raise ToolValidationError("the patch changes nothing: every file is already as it says")
+        if isinstance(filesystem, AnnouncedWrites):
+            filesystem.announce(plan.writes)
+        for change in plan.changes:
+            change()
+        return ToolResult.ok(PatchedFiles(tuple(plan.files)), f"patched {format_count(len(plan.files), 'file')}")
 
 
-def patch_files(filesystem: Filesystem, patches: Sequence[FilePatch], find: Callable[[str], str]) -> PatchedFiles:
-    """Apply all of the patches, in their order. ``find`` turns a patch's path into one of the filesystem.
-
-    Raises:
-        ToolValidationError: anything does not fit; nothing was changed then, and all that does not fit is listed.
-    """
-    plan = _Plan(filesystem, find)
-    for patch in patches:
-        plan.add(patch)
-    if plan.problems:
-        more = [f"... and {len(plan.problems) - MAX_PROBLEMS} more"] if len(plan.problems) > MAX_PROBLEMS else []
-        listed = "\n".join(f"- {problem}" for problem in (*plan.problems[:MAX_PROBLEMS], *more))
-        raise ToolValidationError(f"the patch does not apply, and nothing was changed:\n{listed}")
-    if not plan.changes:
-        raise ToolValidationError("the patch changes nothing: every file is already as it says")
-    if isinstance(filesystem, AnnouncedWrites):
-        filesystem.announce(plan.writes)
-    for change in plan.changes:
-        change()
-    return PatchedFiles(tuple(plan.files))
-
-
-def written_by(patch: FilePatch) -> list[Written]:
-    """What a patch for one file changes, for `Tool.writes`: of a link, if it says that it is one, that alone."""
-    of_a_link = SYMLINK in (patch.old_mode, patch.new_mode)
-    return [Itself(path) if of_a_link else ContentOf(path) for path in patch.paths]
+def files_written_by(params: ApplyPatch) -> Iterable[Written]:
+    """What a patch changes, for `Tool.writes`: of a link, if the patch says that it is one, that alone."""
+    return dict.fromkeys(
+        Itself(path) if SYMLINK in (patch.old_mode, patch.new_mode) else ContentOf(path)
+        for patch in parse_patch(params.patch)
+        for path in patch.paths
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +103,14 @@ class _Node:
     """A file or a symlink as it will be at some point of the plan."""
 
     content: bytes
+    """Of a symlink, its target."""
     executable: bool = False
     is_link: bool = False
 
 
 class _Plan:
     def __init__(self, filesystem: Filesystem, find: Callable[[str], str]) -> None:
+        """``find`` turns a patch's path into one of the filesystem."""
         self.problems: list[str] = []
         self.files: list[PatchedFile] = []
         self.changes: list[Callable[[], object]] = []
@@ -120,82 +118,70 @@ class _Plan:
         """What the changes write, in their order; of a file that is written more than once, the first."""
         self._filesystem = filesystem
         self._find = find
-        self._known: dict[str, _Node | None] = {}
+        self._nodes: dict[str, _Node | None] = {}
         """Files as the patches so far leave them; None for no file."""
 
     def add(self, patch: FilePatch) -> None:
         try:
-            source, target = (self._path(name, patch) for name in (patch.source, patch.target))
-            self._add(patch, source, target)
+            self._add(patch)
         except IsADirectoryError as error:
-            self.problems.append(f"{escape_path(error.filename) or '/'} is a directory: only files can be patched")
+            self.problems.append(f"{display_path(error.filename)} is a directory: only files can be patched")
         except (OSError, ValueError) as error:
             words = getattr(error, "strerror", None) or str(error)
             self.problems.append(path_message(escape_path(patch.paths[0]), words))
 
-    def _add(self, patch: FilePatch, source: str | None, target: str | None) -> None:
-        path = source if source is not None else target
-        assert path is not None  # a patch names at least one file
+    def _add(self, patch: FilePatch) -> None:
+        path, target = ([self._resolve(name, patch) for name in patch.paths] * 2)[:2]
         # What git calls a copy is one of the file as it was before the whole patch.
         before = self._read(path) if patch.copy else self._node(path)
         if before is None and patch.source is not None and (not patch.hunks or any(hunk.old for hunk in patch.hunks)):
             self.problems.append(describe_missing(self._filesystem, path))
             return
-        patched = apply_patch(patch, before.content if before is not None else None)
+        patched = apply_patch(patch, None if before is None else before.content)
         problems = list(patched.problems)
-        renamed = source is not None and target is not None and source != target
-        if renamed and target is not None and self._node(target) is not None:
+        if target != path and self._node(target) is not None:
             problems.append(f"it cannot become {escape_path(target)}, which exists already")
-        if target is not None and self._node(target) is None and (above := self._file_above(target)) is not None:
+        if patch.target is not None and self._node(target) is None and (above := self._file_above(target)) is not None:
             problems.append(f"{escape_path(above)} is a file, where it would need a directory")
         if before is not None and before.is_link != (patch.old_mode == SYMLINK):
             problems.append("it is not a symlink")
         if problems:
             self.problems += [f"{escape_path(path)}: {problem}" for problem in problems]
             return
-        changes = len(self.changes)
-        if target is None:
-            self._do(path, None, lambda: self._filesystem.delete(path))
+        planned = len(self.changes)
+        if patch.target is None:
+            self._plan(path, None, partial(self._filesystem.delete, path))
         else:
-            if renamed and not patch.copy:
-                self._do(target, before, lambda: self._filesystem.move(path, target))
-                self._known[path] = None
-            present, after = self._node(target), _after(patch, before, patched.content)
-            if present != after:
-                if not after.is_link and (present is None or present.content != after.content):
+            if target != path and not patch.copy:
+                self._plan(target, before, partial(self._filesystem.move, path, target))
+                self._nodes[path] = None
+            now, after = self._node(target), _after(patch, before, patched.content)
+            if now != after:
+                if not after.is_link and (now is None or now.content != after.content):
                     self.writes.setdefault(target, after.content)
-                self._do(target, after, lambda: self._put(target, present, after))
-        if len(self.changes) > changes:
-            origin = escape_path(path) if renamed else None
-            self.files.append(
-                PatchedFile(
-                    path=escape_path(target if target is not None else path),
-                    action=_action(patch, before, target, renamed),
-                    added=patch.count("+"),
-                    removed=patch.count("-"),
-                    source=origin,
-                    shifts=patched.shifts,
-                )
-            )
+                self._plan(target, after, partial(self._put, target, now, after))
+        if len(self.changes) > planned:
+            action = _action(patch, before, renamed=target != path)
+            origin = escape_path(path) if target != path else None
+            added, removed = patch.count("+"), patch.count("-")
+            self.files.append(PatchedFile(escape_path(target), action, added, removed, origin, patched.shifts))
 
-    def _do(self, path: str, after: _Node | None, change: Callable[[], object]) -> None:
-        self._known[path] = after
+    def _plan(self, path: str, after: _Node | None, change: Callable[[], object]) -> None:
+        self._nodes[path] = after
         self.changes.append(change)
 
-    def _path(self, name: str | None, patch: FilePatch) -> str | None:
+    def _resolve(self, name: str, patch: FilePatch) -> str:
         """The filesystem's path for a name in the patch. A patch for a regular file goes through a link to what it
         leads to, as reading and writing do."""
-        if name is None:
-            return None
         path = self._find(name)
         for above in directories_above(path):
-            node = self._known.get(above)
+            node = self._nodes.get(above)
             if node is not None and node.is_link:
                 # Where it leads is known only when the link is there, and then nobody has looked at what is behind it.
                 raise ValueError(
                     f"it is below {escape_path(above)}, a symlink that the same patch makes: use two patches"
                 )
-        if path in self._known or SYMLINK in (patch.old_mode, patch.new_mode) or not self._filesystem.exists(path):
+        if path in self._nodes or SYMLINK in (patch.old_mode, patch.new_mode) or not self._filesystem.exists(path):
             return path
         if patch.source != patch.target and is_link(self._filesystem, path):
             raise ValueError("it is a symlink: remove or move it with rm or move")
@@ -204,26 +190,23 @@ class _Plan:
     def _file_above(self, path: str) -> str | None:
         """What stands, at this point of the plan, where the path has a directory."""
         for above in directories_above(path):
-            if self._known.get(above) is not None:
+            if self._nodes.get(above) is not None:
                 return above
-            if above not in self._known and self._filesystem.exists(above):
+            if above not in self._nodes and self._filesystem.exists(above):
                 return None if self._filesystem.stat(above).is_directory else above
         return None
 
     def _node(self, path: str) -> _Node | None:
-        if path not in self._known:
-            self._known[path] = self._read(path)
-        return self._known[path]
+        if path not in self._nodes:
+            self._nodes[path] = self._read(path)
+        return self._nodes[path]
 
     def _read(self, path: str) -> _Node | None:
         if not self._filesystem.exists(path):
             return None
-        try:
-            stat = self._filesystem.stat(path)
-        except OSError:  # a link that leads nowhere, out, or in a circle
-            return _Node(_target(self._filesystem, path), is_link=True)
-        if stat.is_symlink:
-            return _Node(_target(self._filesystem, path), is_link=True)
+        if is_link(self._filesystem, path):
+            return _Node(self._filesystem.readlink(path).encode("utf-8", "surrogateescape"), is_link=True)
+        stat = self._filesystem.stat(path)
         if stat.is_directory:
             raise os_error(errno.EISDIR, path)
         if (reason := describe_excess_size(stat.size_bytes)) is not None:
@@ -246,10 +229,6 @@ class _Plan:
             filesystem.chmod(path, mode | (mode & 0o444) >> 2 if after.executable else mode & ~0o111)
 
 
-def _target(filesystem: Filesystem, path: str) -> bytes:
-    return filesystem.readlink(path).encode("utf-8", "surrogateescape")
-
-
 def _after(patch: FilePatch, before: _Node | None, content: bytes) -> _Node:
     executable = before is not None and before.executable
     if patch.new_mode is not None and patch.new_mode != patch.old_mode:
@@ -257,9 +236,9 @@ def _after(patch: FilePatch, before: _Node | None, content: bytes) -> _Node:
     return _Node(content, executable, is_link=patch.new_mode == SYMLINK)
 
 
-def _action(patch: FilePatch, before: _Node | None, target: str | None, renamed: bool) -> Action:
-    if target is None:
+def _action(patch: FilePatch, before: _Node | None, *, renamed: bool) -> Action:
+    if patch.target is None:
         return "deleted"
-    if before is None:
-        return "created"
-    return "modified" if not renamed else "copied" if patch.copy else "renamed"
+    if renamed:
+        return "copied" if patch.copy else "renamed"
+    return "modified" if before is not None else "created"

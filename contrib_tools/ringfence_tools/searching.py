@@ -2,35 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from ringfence.errors import ToolValidationError
-from ringfence.filesystem.paths import escape_path, escape_text
+from ringfence.filesystem.paths import display_path, escape_path, escape_text
 from ringfence.filesystem.protocol import MAX_GREP_MATCHES, Filesystem, GrepMatch
-from ringfence.filesystem.search import ALTERNATIVES, LITERALLY, path_filter
+from ringfence.filesystem.search import ALTERNATIVES, LITERALLY, compiled_glob, path_filter
 from ringfence.prompt.tool import ToolContext
 from ringfence.runtime.tool_result import ToolResult
 from ringfence_tools.handlers import (
     MAX_LISTED,
+    PATH_ERRORS,
     FileHandlers,
     check_size,
     count_fitting_lines,
-    explain_errors,
+    explain,
     format_count,
-    format_path,
     is_directory,
     require_existing,
 )
-
-if TYPE_CHECKING:
-    from ringfence_tools.ignored import Ignored
 
 MAX_MATCH_CHARACTERS = 400
 """Of a line that grep found."""
 MAX_SEARCHED = 100_000
 """Lines that a search goes through where most of them are ignored."""
+GIT = ".git"
+MAX_RULES = 10_000
+"""Of one ``.gitignore``."""
+MAX_NAMED = 3
+"""Of the ignored paths."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,15 +114,15 @@ class SearchHandlers(FileHandlers):
         filesystem, path = self._open(context, params.path)
         require_existing(filesystem, path)
         if not is_directory(filesystem, path):
-            raise ToolValidationError(f"{format_path(path)} is not a directory: glob looks below one")
-        pattern = self._below(filesystem, path, params.pattern)
+            raise ToolValidationError(f"{display_path(path)} is not a directory: glob looks below one")
+        pattern = self._relative_to(filesystem, path, params.pattern)
         try:
-            wanted = path_filter(self._below(filesystem, path, params.glob)) if params.glob is not None else None
+            wanted = None if params.glob is None else path_filter(self._relative_to(filesystem, path, params.glob))
             found = filesystem.glob(pattern, path=path)
         except ValueError as error:
             raise ToolValidationError(f"the pattern cannot be used: {error}") from None
         skip = len(path) + 1 if path else 0
-        ignored = _read_ignored(filesystem, path, pattern)
+        ignored = Ignored(filesystem, path, pattern)
         paths = [
             escape_path(match.path) + ("" if match.is_file or not is_directory(filesystem, match.path) else "/")
             for match in found
@@ -127,20 +130,20 @@ class SearchHandlers(FileHandlers):
             and not ignored.has(match.path, is_directory=not match.is_file)
         ]
         kept = count_fitting_lines(paths[:MAX_LISTED])
-        value = FoundPaths(format_path(path), params.pattern, tuple(paths[:kept]), left_out=len(paths) - kept)
-        message = f"{format_count(len(paths), 'path')} below {format_path(path)} for {escape_text(params.pattern)}"
+        value = FoundPaths(display_path(path), params.pattern, tuple(paths[:kept]), left_out=len(paths) - kept)
+        message = f"{format_count(len(paths), 'path')} below {display_path(path)} for {escape_text(params.pattern)}"
         message += "" if paths else _explain_braces(params.pattern, params.glob)
         return ToolResult.ok(value, message + ignored.describe())
 
     def grep(self, params: Grep, *, context: ToolContext) -> ToolResult[FoundLines]:
         filesystem, path = self._open(context, params.path)
-        if params.glob is not None:
-            params = replace(params, glob=self._below(filesystem, path, params.glob))
+        glob = None if params.glob is None else self._relative_to(filesystem, path, params.glob)
+        check_size(filesystem, path)
         try:
-            with explain_errors(filesystem, path):
-                check_size(filesystem, path)
-                ignored = _read_ignored(filesystem, path, params.glob)
-                found, all_found = _grep(filesystem, path, params, ignored)
+            ignored = Ignored(filesystem, path, glob)
+            found, complete = _grep(filesystem, path, params.pattern, glob, ignored)
+        except PATH_ERRORS as error:
+            raise explain(error, filesystem, path) from None
         except ValueError as error:
             # What a program would say by an argument, a model says in the pattern.
             problem = str(error).replace(LITERALLY, r"what stands between \Q and \E is taken as it is")
@@ -150,19 +153,18 @@ class SearchHandlers(FileHandlers):
             for match in found[:MAX_GREP_MATCHES]
         ]
         kept = count_fitting_lines(line.render() for line in lines)
-        cut = kept < len(found) or not all_found
-        value = FoundLines(format_path(path), params.pattern, tuple(lines[:kept]), cut)
-        files = len({line.path for line in value.matches})
+        cut = kept < len(found) or not complete
+        value = FoundLines(display_path(path), params.pattern, tuple(lines[:kept]), cut)
         if kept:
-            first = "the first " if cut else ""
-            message = f"{first}{format_count(kept, 'line')} in {format_count(files, 'file')}"
+            files = format_count(len({line.path for line in value.matches}), "file")
+            message = f"{'the first ' if cut else ''}{format_count(kept, 'line')} in {files}"
         else:
             ignored_only = f" but in ignored files, of which there are more than {MAX_SEARCHED:,}," if cut else ""
-            message = f"no line{ignored_only} in {format_path(path)}"
+            message = f"no line{ignored_only} in {value.path}"
         message += f" for {escape_text(params.pattern)}{'' if kept else _explain_braces(params.glob)}"
         return ToolResult.ok(value, message + ignored.describe())
 
-    def _below(self, filesystem: Filesystem, path: str, pattern: str) -> str:
+    def _relative_to(self, filesystem: Filesystem, path: str, pattern: str) -> str:
         """A pattern as it is below a directory, where it begins with that directory's own path as a model sees it.
         A "/" stays in front of it, by which a filter knows that it is not for names at any depth."""
         mount = filesystem.root if self._mount_point is None else self._mount_point
@@ -170,30 +172,24 @@ class SearchHandlers(FileHandlers):
         return pattern.removeprefix(directory) if pattern.startswith(f"{directory}/") else pattern
 
 
-def _read_ignored(filesystem: Filesystem, path: str, pattern: str | None) -> Ignored:
-    from ringfence_tools.ignored import Ignored  # which a server's start does not need
-
-    return Ignored(filesystem, path, pattern)
-
-
-def _grep(filesystem: Filesystem, path: str, params: Grep, ignored: Ignored) -> tuple[Sequence[GrepMatch], bool]:
+def _grep(
+    filesystem: Filesystem, path: str, pattern: str, glob: str | None, ignored: Ignored
+) -> tuple[Sequence[GrepMatch], bool]:
     """The lines that are not ignored, one more than is shown where there are more; whether these are all there are."""
     most = MAX_GREP_MATCHES + 1
     while True:
-        found = filesystem.grep(params.pattern, path=path, glob=params.glob, max_matches=most)
-        asked = [match for match in found if not ignored.has(match.path)]
-        if len(found) < most:
-            return asked, True
-        if len(asked) > MAX_GREP_MATCHES or most >= MAX_SEARCHED:
-            return asked, False
+        found = filesystem.grep(pattern, path=path, glob=glob, max_matches=most)
+        kept = [match for match in found if not ignored.has(match.path)]
+        if len(found) < most or len(kept) > MAX_GREP_MATCHES or most >= MAX_SEARCHED:
+            return kept, len(found) < most
         most *= 10
 
 
 def _explain_braces(*globs: str | None) -> str:
     """What to say of globs that have found nothing, where that may be why."""
-    if not any(ALTERNATIVES.search(glob) for glob in globs if glob is not None):
-        return ""
-    return "; braces are not expanded: call it once for each alternative"
+    if any(ALTERNATIVES.search(glob or "") for glob in globs):
+        return "; braces are not expanded: call it once for each alternative"
+    return ""
 
 
 def _cut_around_match(match: GrepMatch) -> str:
@@ -204,3 +200,118 @@ def _cut_around_match(match: GrepMatch) -> str:
     start = max(0, min(match.match_start - MAX_MATCH_CHARACTERS // 4, len(line) - MAX_MATCH_CHARACTERS))
     end = start + MAX_MATCH_CHARACTERS
     return f"{'...' if start else ''}{line[start:end]}{'...' if end < len(line) else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """One line of a ``.gitignore``."""
+
+    matches: Callable[[str], object]
+    for_names: bool
+    """Whether it matches a name alone, and not the path below the directory of its file."""
+    ignores: bool
+    directories_only: bool
+
+
+_Rules: TypeAlias = tuple[tuple[int, tuple[_Rule, ...]], ...]
+"""The rules of directories, from the root down; the last that matches decides. Each with the place in a path where
+names below its directory begin. Empty where a search goes through everything."""
+
+
+class Ignored:
+    """What git ignores below one directory, for one search.
+
+    A directory that is ignored and named, by the path that is searched or by a segment of the pattern, is searched
+    whole, without git's own data in it. Rules are read from the filesystem, in the directories that have matches.
+    """
+
+    def __init__(self, filesystem: Filesystem, top: str, pattern: str | None) -> None:
+        self._filesystem = filesystem
+        self._named = frozenset((pattern or "").split("/"))
+        self._skip = len(top) + 1 if top else 0
+        self._below: dict[str, _Rules | None] = {}
+        """The rules for what is in a directory; None where all of it is left out."""
+        self._left_out: dict[str, None] = {}
+        self._at_top = self._with_own(((0, ()),), "")
+        directory = ""
+        for name in top.split("/") if top else ():
+            directory = f"{directory}/{name}" if directory else name
+            ignored = _is_ignored(self._at_top, directory, name, is_directory=True)
+            self._at_top = () if ignored else self._with_own(self._at_top, directory)
+
+    def has(self, path: str, *, is_directory: bool = False) -> bool:
+        """Whether a path below the top is left out."""
+        rules, start = self._at_top, self._skip
+        while (end := path.find("/", start)) != -1:
+            directory = path[:end]
+            if directory not in self._below:
+                self._below[directory] = self._enter(rules, directory, path[start:end])
+            if (below := self._below[directory]) is None:
+                return True
+            rules, start = below, end + 1
+        name = path[start:]
+        if not name or name in self._named or not _is_ignored(rules, path, name, is_directory=is_directory):
+            return False
+        self._left_out[path] = None
+        return True
+
+    def describe(self) -> str:
+        """Name what was left out, for the model; empty if that was nothing but git's own data."""
+        paths = [escape_path(path) for path in self._left_out if path.rpartition("/")[2] != GIT]
+        if not paths:
+            return ""
+        more = f" and {len(paths) - MAX_NAMED:,} more" if len(paths) > MAX_NAMED else ""
+        return f"; left out, as git ignores them: {', '.join(paths[:MAX_NAMED])}{more} (name one in path to look there)"
+
+    def _enter(self, rules: _Rules, directory: str, name: str) -> _Rules | None:
+        if not _is_ignored(rules, directory, name, is_directory=True):
+            return self._with_own(rules, directory)
+        if name in self._named:
+            return ()
+        self._left_out[directory] = None
+        return None
+
+    def _with_own(self, rules: _Rules, directory: str) -> _Rules:
+        if not rules:
+            return rules
+        prefix = f"{directory}/" if directory else ""
+        own: list[_Rule] = []
+        with suppress(OSError):  # as a search, since a model has not read a file whose rules were looked at
+            found = self._filesystem.grep(r"\S", path=f"{prefix}.gitignore", max_matches=MAX_RULES)
+            own = [rule for match in reversed(found) if (rule := _parse_rule(match.line_content)) is not None]
+        return (*rules, (len(prefix), tuple(own))) if own else rules
+
+
+def _is_ignored(rules: _Rules, path: str, name: str, *, is_directory: bool) -> bool:
+    """Whether a path is ignored whose parent is not."""
+    if name == GIT:
+        return True
+    for skip, own in reversed(rules):
+        for rule in own:
+            if (is_directory or not rule.directories_only) and rule.matches(name if rule.for_names else path[skip:]):
+                return rule.ignores
+    return False
+
+
+def _parse_rule(line: str) -> _Rule | None:
+    """As gitignore(5) has it; None for a comment, and for a line that matches nothing."""
+    line = line.removeprefix("\ufeff").removesuffix("\r")
+    if line.startswith("#"):
+        return None
+    ignores = not line.startswith("!")
+    pattern = _strip_spaces(line if ignores else line[1:])
+    if pattern.startswith(("\\#", "\\!")):
+        pattern = pattern[1:]
+    bare = pattern.removesuffix("/")
+    try:
+        matches = compiled_glob(bare.replace("[^", "[!")).matches
+    except ValueError:
+        return None
+    return _Rule(matches, "/" not in bare, ignores, directories_only=bare != pattern)
+
+
+def _strip_spaces(pattern: str) -> str:
+    """Without the spaces at its end, but for one that a backslash keeps."""
+    stripped = pattern.rstrip(" ")
+    backslashes = len(stripped) - len(stripped.rstrip("\\"))
+    return stripped + " " if backslashes % 2 and len(stripped) < len(pattern) else stripped
