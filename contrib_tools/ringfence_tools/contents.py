@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ringfence.errors import ToolValidationError
 from ringfence.filesystem.paths import normalise
@@ -23,120 +23,83 @@ class LeftOut:
 
 
 @dataclass(frozen=True, slots=True)
-class MountedFile:
-    content: bytes
-    mode: int
-    mtime_ns: int | None
+class Entry:
+    """A file with its bytes, a link with its target, or a directory."""
+
+    content: bytes | str | None
+    mode: int | None = None
+    """The permission bits; None for the usual ones."""
+    mtime_ns: int | None = None
+
+    @property
+    def is_directory(self) -> bool:
+        return self.content is None
 
 
-@dataclass(frozen=True, slots=True)
-class MountedDirectory:
-    mode: int
-    mtime_ns: int | None
+class Contents:
+    """Paths below a mount and what is there; "" is the mounted directory itself.
 
+    A mount takes the files that match an include pattern, or all where there is none; but none that matches an exclude
+    pattern, or is in a directory that does.
+    """
 
-@dataclass(frozen=True, slots=True)
-class MountedLink:
-    target: str
-    mtime_ns: int | None
-
-
-Mounted = MountedFile | MountedDirectory | MountedLink
-
-
-class Selection:
-    """Which paths a mount takes: those that match an include pattern, or all where there is none; of these, those that
-    match no exclude pattern and are in no directory that does."""
-
-    def __init__(self, include: Sequence[str], exclude: Sequence[str]) -> None:
+    def __init__(self, include: Sequence[str] = (), exclude: Sequence[str] = (), max_bytes: int | None = None) -> None:
         """ValueError for a pattern that is none."""
         self._include = [compiled_glob(pattern) for pattern in include]
         self._exclude = [compiled_glob(pattern) for pattern in exclude]
-
-    @property
-    def includes_all(self) -> bool:
-        return not self._include
-
-    def excludes(self, path: str, *, is_directory: bool) -> bool:
-        """Whether an exclude pattern matches the path itself."""
-        return any(_matches(glob, path, is_directory) for glob in self._exclude)
-
-    def includes(self, path: str, *, is_directory: bool = False) -> bool:
-        return not self._include or any(_matches(glob, path, is_directory) for glob in self._include)
-
-
-def _matches(glob: Glob, path: str, is_directory: bool) -> bool:
-    return (is_directory or not glob.directories_only) and glob.matches(path)
-
-
-@dataclass(slots=True)
-class Contents:
-    """Paths below a mount and what is there; "" is the mounted directory itself."""
-
-    selection: Selection
-    max_bytes: int | None = None
-    entries: dict[str, Mounted] = field(default_factory=dict[str, Mounted])
-    left_out: list[LeftOut] = field(default_factory=list[LeftOut])
-    excluded: int = 0
-    size: int = 0
-    _directories: dict[str, MountedDirectory] = field(default_factory=dict[str, MountedDirectory])
+        self._max_bytes = max_bytes
+        self.entries: dict[str, Entry] = {}
+        self.left_out: list[LeftOut] = []
+        self.excluded = 0
+        self.size = 0
 
     def wants(self, path: str, *, is_directory: bool = False) -> bool:
         """Whether to go on with a path: into it, if it is a directory. What is not wanted is counted."""
-        if self.selection.excludes(path, is_directory=is_directory) or not (
-            is_directory or self.selection.includes(path)
-        ):
+        included = is_directory or not self._include or _any_matches(self._include, path, is_directory=False)
+        if not included or _any_matches(self._exclude, path, is_directory=is_directory):
             self.excluded += 1
             return False
         try:
-            fits = normalise(path) == path
+            if normalise(path) == path:
+                return True
         except (ValueError, PermissionError):
-            fits = False
-        if not fits:
-            self.leave_out(path, "cannot be a path of a workspace")
-        return fits
+            pass
+        self.leave_out(path, "cannot be a path of a workspace")
+        return False
 
     def leave_out(self, path: str, reason: str) -> None:
         self.left_out.append(LeftOut(path, reason))
 
-    def add_file(self, path: str, content: bytes, mode: int, mtime_ns: int | None) -> None:
-        self.size += len(content)
-        self.entries[path] = MountedFile(content, mode, mtime_ns)
-        self._check_bounds()
-
-    def add_link(self, path: str, target: str, mtime_ns: int | None) -> None:
-        self.entries[path] = MountedLink(target, mtime_ns)
-        self._check_bounds()
-
-    def add_directory(self, path: str, mode: int = 0o755, mtime_ns: int | None = None) -> None:
-        """Whether it becomes part of the mount is decided at the end: `take_directories`."""
-        self._directories[path] = MountedDirectory(mode, mtime_ns)
-        self._check_bounds()
-
-    def bytes_left(self) -> int | None:
-        return None if self.max_bytes is None else self.max_bytes - self.size
+    def add(self, path: str, entry: Entry) -> None:
+        self.entries[path] = entry
+        if isinstance(entry.content, bytes):
+            self.size += len(entry.content)
+            self.expect(0)
+        if len(self.entries) > MAX_ENTRIES:
+            raise ToolValidationError(f"it has more than {MAX_ENTRIES} files and directories: mount a part of it")
 
     def expect(self, size: int) -> None:
-        """ToolValidationError if so many bytes more would be too many."""
-        if self.max_bytes is not None and self.size + size > self.max_bytes:
+        """Raise ToolValidationError if so many bytes more would be too many."""
+        if self._max_bytes is not None and self.size + size > self._max_bytes:
             raise ToolValidationError(
-                f"it has more than the {self.max_bytes} bytes of max_bytes: raise that, or take less by include_glob "
+                f"it has more than the {self._max_bytes} bytes of max_bytes: raise that, or take less by include_glob "
                 "or exclude_glob"
             )
 
-    def take_directories(self) -> None:
-        """Take in the directories that hold something, and of the empty ones those that the include patterns match."""
-        wanted = {"", *(above for path in self.entries for above in directories_above(path))}
-        for path in self._directories:
-            if self.selection.includes_all or (path and self.selection.includes(path, is_directory=True)):
+    def drop_unwanted_directories(self) -> None:
+        """Keep the directories that hold something, and of the empty ones those that the include patterns match."""
+        wanted = {""}
+        for path, entry in self.entries.items():
+            if not entry.is_directory:
+                wanted.update(directories_above(path))
+            elif not self._include or (path and _any_matches(self._include, path, is_directory=True)):
                 wanted.update((path, *directories_above(path)))
-        for path in wanted:
-            self.entries[path] = self._directories.get(path, MountedDirectory(0o755, None))
+        kept = {path: entry for path, entry in self.entries.items() if not entry.is_directory or path in wanted}
+        self.entries = dict.fromkeys(wanted, Entry(None)) | kept
 
-    def _check_bounds(self) -> None:
-        self.expect(0)
-        if len(self.entries) + len(self._directories) > MAX_ENTRIES:
-            raise ToolValidationError(f"it has more than {MAX_ENTRIES} files and directories: mount a part of it")
+
+def _any_matches(globs: Sequence[Glob], path: str, *, is_directory: bool) -> bool:
+    return any((is_directory or not glob.directories_only) and glob.matches(path) for glob in globs)
 
 
 def directories_above(path: str) -> Iterator[str]:

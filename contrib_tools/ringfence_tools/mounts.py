@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -12,16 +12,7 @@ from ringfence.errors import ToolValidationError
 from ringfence.filesystem.memory import InMemoryFilesystem
 from ringfence.filesystem.paths import escape_path, normalise
 from ringfence_sandbox import unfinished_calls
-from ringfence_tools.contents import (
-    Contents,
-    LeftOut,
-    Mounted,
-    MountedDirectory,
-    MountedFile,
-    MountedLink,
-    Selection,
-    directories_above,
-)
+from ringfence_tools.contents import Contents, Entry, LeftOut, directories_above
 from ringfence_tools.host_files import collect_directory, collect_file, is_within
 
 URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(?:://|::)")
@@ -91,51 +82,67 @@ def mount_all(
     Raises:
         ToolValidationError: a mount that cannot be made, and what to do about it.
     """
-    roots = None if allowed_host_roots is None else _Roots(allowed_host_roots)
+    roots = None if allowed_host_roots is None else [_resolve_root(root) for root in allowed_host_roots]
     collected = [_collect(mount, roots) for mount in mounts]
-    layout = _Layout(filesystem)
-    for one in collected:
-        layout.add(one)
-    layout.load()
-    return tuple(one.preview for one in collected)
-
-
-# -- from where
-
-
-class _Roots:
-    def __init__(self, roots: Iterable[str | os.PathLike[str]]) -> None:
-        self._urls: list[str] = []
-        self._directories: list[str] = []
-        for root in roots:
-            if _is_url(root):
-                self._urls.append(str(root).rstrip("/"))
+    was_empty = not filesystem.list("")
+    places: dict[str, tuple[Entry, str]] = {}
+    for preview, entries in collected:
+        for path, entry in entries.items():
+            there, source = places.get(path, (None, "what the workspace has already"))
+            if there is None and not was_empty and filesystem.exists(path):
+                is_directory = filesystem.resolve(path) == path and filesystem.stat(path).is_directory
+            elif there is None:
+                places[path] = entry, preview.host_path
                 continue
-            try:
-                self._directories.append(os.path.realpath(root, strict=True))
-            except OSError as error:
+            else:
+                is_directory = there.is_directory
+                if there.mtime_ns is None:
+                    places[path] = entry, preview.host_path
+            if not is_directory or not entry.is_directory:
                 raise ToolValidationError(
-                    f"the allowed host root {os.fspath(root)!r} {_describe_error(error)}"
-                ) from error
+                    f"{escape_path(path)!r} would come from both {escape_path(source)} and "
+                    f"{escape_path(preview.host_path)}: give one of them another mount_path"
+                )
+    _load(filesystem, {path: entry for path, (entry, _) in places.items()})
+    return tuple(preview for preview, _ in collected)
 
-    def check(self, real_path: str) -> None:
-        if not any(is_within(root, real_path) for root in self._directories):
-            raise ToolValidationError(
-                f"it is not below an allowed host root ({', '.join(self._directories) or 'there are none'}): "
-                "mount something that is, or add its directory to allowed_host_roots"
-            )
 
-    def check_url(self, url: str) -> None:
-        *archives, stored = url.split("::")
-        unknown = [one for one in archives if one.partition(":")[0] not in ARCHIVES]
-        if not unknown and not _is_url(stored):
-            return self.check(os.path.realpath(LOCAL_URL.sub("", stored)))
-        inside = any(stored == root or stored.startswith(f"{root}/") for root in self._urls)
-        if unknown or not inside or ".." in stored.split("/"):
-            raise ToolValidationError(
-                "it is not below an allowed host root: add the URL that it begins with to allowed_host_roots"
-            )
-        return None
+def _load(filesystem: InMemoryFilesystem, entries: Mapping[str, Entry]) -> None:
+    for path, entry in entries.items():
+        if isinstance(entry.content, bytes):
+            filesystem.load(path, entry.content, mode=_mode(entry, 0o644), mtime_ns=entry.mtime_ns)
+        elif isinstance(entry.content, str):
+            filesystem.load_symlink(path, entry.content, mtime_ns=entry.mtime_ns)
+    # What is put into a directory changes its time, so they come last, each after those in it.
+    for path in sorted((path for path, entry in entries.items() if entry.is_directory), reverse=True):
+        if path or entries[path].mtime_ns is not None:
+            filesystem.load_directory(path, mode=_mode(entries[path], 0o755), mtime_ns=entries[path].mtime_ns)
+
+
+def _mode(entry: Entry, usual: int) -> int:
+    return usual if entry.mode is None else entry.mode
+
+
+def _resolve_root(root: str | os.PathLike[str]) -> str:
+    if _is_url(root):
+        return str(root).rstrip("/")
+    try:
+        return os.path.realpath(root, strict=True)
+    except OSError as error:
+        raise ToolValidationError(f"the allowed host root {os.fspath(root)!r} {_describe_error(error)}") from error
+
+
+def _check_allowed(place: str, roots: Sequence[str]) -> None:
+    """Raise ToolValidationError for a path or a URL that is below none of the roots."""
+    *archives, stored = place.split("::") if _is_url(place) else [place]
+    if not _is_url(stored):
+        stored = os.path.realpath(LOCAL_URL.sub("", stored))
+    known = all(archive.partition(":")[0] in ARCHIVES for archive in archives)
+    if not known or ".." in stored.split("/") or not any(is_within(root, stored) for root in roots):
+        raise ToolValidationError(
+            f"it is not below an allowed host root ({', '.join(roots) or 'there are none'}): mount something that is, "
+            "or add its directory, or what its URL begins with, to allowed_host_roots"
+        )
 
 
 def _is_url(path: str | os.PathLike[str]) -> bool:
@@ -146,21 +153,14 @@ def _describe_error(error: OSError) -> str:
     return "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be used: {error.strerror or error}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Collected:
-    preview: HostMountPreview
-    below: str
-    """The directory of the workspace that the paths in `contents` are relative to."""
-    contents: Contents
-
-
-def _collect(mount: HostMount, roots: _Roots | None) -> _Collected:
+def _collect(mount: HostMount, roots: Sequence[str] | None) -> tuple[HostMountPreview, Mapping[str, Entry]]:
+    """What a mount puts where in the workspace."""
     host_path = os.fspath(mount.host_path)
     try:
         if not host_path or "\0" in host_path:
             raise ValueError("host_path is empty, or has a NUL: name a file, a directory or a URL")
         target = normalise(mount.mount_path or "")
-        contents = Contents(Selection(mount.include_glob, mount.exclude_glob), mount.max_bytes)
+        contents = Contents(mount.include_glob, mount.exclude_glob, mount.max_bytes)
         if _is_url(mount.host_path):
             resolved, is_directory = host_path, _collect_url(host_path, roots, contents)
         else:
@@ -169,56 +169,53 @@ def _collect(mount: HostMount, roots: _Roots | None) -> _Collected:
         raise ToolValidationError(f"{escape_path(host_path)!r} cannot be mounted: {error}") from error
     below = target
     if is_directory:
-        contents.take_directories()
+        contents.drop_unwanted_directories()
     elif target and not str(mount.mount_path).endswith("/"):
         below, _, name = target.rpartition("/")
         contents.entries = dict.fromkeys([name], *contents.entries.values()) if contents.entries else {}
-    return _Collected(_preview(host_path, resolved, target, is_directory, contents), below, contents)
-
-
-def _preview(host_path: str, resolved: str, target: str, is_directory: bool, contents: Contents) -> HostMountPreview:
     top = {path.partition("/")[0] for path in contents.entries if path}
-    return HostMountPreview(
+    preview = HostMountPreview(
         host_path=host_path,
         resolved_host=resolved,
         mount_path=target,
-        entries=tuple(
-            f"{name}/" if isinstance(contents.entries[name], MountedDirectory) else name for name in sorted(top)
-        ),
+        entries=tuple(f"{name}/" if contents.entries[name].is_directory else name for name in sorted(top)),
         is_directory=is_directory,
         left_out=tuple(sorted(contents.left_out, key=attrgetter("path"))),
         excluded=contents.excluded,
-        files=sum(isinstance(mounted, MountedFile) for mounted in contents.entries.values()),
+        files=sum(isinstance(entry.content, bytes) for entry in contents.entries.values()),
         size=contents.size,
     )
+    if not below:
+        return preview, contents.entries
+    above = dict.fromkeys((below, *directories_above(below)), Entry(None))
+    return preview, above | {f"{below}/{path}".rstrip("/"): entry for path, entry in contents.entries.items()}
 
 
-def _collect_host(host_path: str, mount: HostMount, roots: _Roots | None, contents: Contents) -> tuple[str, bool]:
+def _collect_host(
+    host_path: str, mount: HostMount, roots: Sequence[str] | None, contents: Contents
+) -> tuple[str, bool]:
     """The real path, and whether that is a directory."""
     try:
         resolved = os.path.realpath(host_path, strict=True)
         if roots is not None:
-            roots.check(resolved)
+            _check_allowed(resolved, roots)
         for call in unfinished_calls(resolved):
             if not call.is_running:
                 raise ToolValidationError(str(call))
-        is_directory = os.path.isdir(resolved)
-        if is_directory:
+        if os.path.isdir(resolved):
             collect_directory(resolved, contents, follow_symlinks=mount.follow_symlinks)
-        elif os.path.isfile(resolved):
-            collect_file(resolved, os.path.basename(os.path.abspath(host_path)), contents)
-        else:
+            return resolved, True
+        if not os.path.isfile(resolved):
             raise ToolValidationError("it is neither a file nor a directory")
+        collect_file(resolved, os.path.basename(os.path.abspath(host_path)), contents)
+        return resolved, False
     except OSError as error:
         raise ToolValidationError(f"it {_describe_error(error)}") from error
-    if not is_directory and contents.left_out:
-        raise ToolValidationError(contents.left_out[0].reason)
-    return resolved, is_directory
 
 
-def _collect_url(url: str, roots: _Roots | None, contents: Contents) -> bool:
+def _collect_url(url: str, roots: Sequence[str] | None, contents: Contents) -> bool:
     if roots is not None:
-        roots.check_url(url)
+        _check_allowed(url, roots)
     from ringfence_tools.stored_files import collect_url  # fsspec, which most mounts do not need
 
     try:
@@ -227,60 +224,3 @@ def _collect_url(url: str, roots: _Roots | None, contents: Contents) -> bool:
         raise
     except Exception as error:  # whatever library is behind the URL
         raise ToolValidationError(f"{type(error).__name__}: {error}") from error
-
-
-# -- into the workspace
-
-
-class _Layout:
-    """What is to be where, looked at as a whole before any of it is loaded."""
-
-    def __init__(self, filesystem: InMemoryFilesystem) -> None:
-        self._filesystem = filesystem
-        self._was_empty = not filesystem.list("")
-        self._places: dict[str, tuple[Mounted, str]] = {}
-
-    def add(self, collected: _Collected) -> None:
-        source = collected.preview.host_path
-        below = collected.below
-        for path in (below, *directories_above(below)) if below else ():
-            self._put(path, MountedDirectory(0o755, None), source)
-        prefix = f"{below}/" if below else ""
-        for path, mounted in collected.contents.entries.items():
-            self._put(prefix + path if path else below, mounted, source)
-
-    def _put(self, path: str, mounted: Mounted, source: str) -> None:
-        there, other = self._places.get(path, (None, "what the workspace has already"))
-        is_directory = isinstance(mounted, MountedDirectory)
-        if there is None and not self._was_empty and self._filesystem.exists(path):
-            if not (is_directory and self._is_directory(path)):
-                raise self._collision(path, other, source)
-            return
-        if there is not None and not (is_directory and isinstance(there, MountedDirectory)):
-            raise self._collision(path, other, source)
-        if there is None or there.mtime_ns is None:
-            self._places[path] = (mounted, source)
-
-    def _is_directory(self, path: str) -> bool:
-        return self._filesystem.resolve(path) == path and self._filesystem.stat(path).is_directory
-
-    @staticmethod
-    def _collision(path: str, one: str, other: str) -> ToolValidationError:
-        return ToolValidationError(
-            f"{escape_path(path)!r} would come from both {escape_path(one)} and {escape_path(other)}: "
-            "give one of them another mount_path"
-        )
-
-    def load(self) -> None:
-        directories: list[tuple[str, MountedDirectory]] = []
-        for path, (mounted, _) in self._places.items():
-            if isinstance(mounted, MountedFile):
-                self._filesystem.load(path, mounted.content, mode=mounted.mode, mtime_ns=mounted.mtime_ns)
-            elif isinstance(mounted, MountedLink):
-                self._filesystem.load_symlink(path, mounted.target, mtime_ns=mounted.mtime_ns)
-            else:
-                directories.append((path, mounted))
-        # What is put into a directory changes its time, so they come last, each after those in it.
-        for path, mounted in sorted(directories, reverse=True):
-            if path or mounted.mtime_ns is not None:
-                self._filesystem.load_directory(path, mode=mounted.mode, mtime_ns=mounted.mtime_ns)
