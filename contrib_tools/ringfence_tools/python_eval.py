@@ -8,23 +8,24 @@ import os
 import subprocess
 import sys
 import threading
-from collections import Counter
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from keyword import iskeyword
 from pathlib import Path
+from time import monotonic
 from typing import Any, Literal, Self
 
+from ringfence import serde
 from ringfence.errors import SectionPath, SectionVisibility, ToolValidationError
 from ringfence.filesystem.paths import escape_path, resolve_model_path
-from ringfence.filesystem.protocol import MAX_WRITE_LENGTH, READ_ENTIRE_FILE, Filesystem, WriteMode
+from ringfence.filesystem.protocol import READ_ENTIRE_FILE, Filesystem, WriteMode
 from ringfence.prompt.read_before_write import ReadBeforeWritePolicy
 from ringfence.prompt.section import Section
 from ringfence.prompt.tool import Tool, ToolContext
 from ringfence.resources import Binding, ResourceRegistry
 from ringfence.runtime.session import Session
 from ringfence.runtime.tool_result import ToolResult
+from ringfence_tools.handlers import check_length
 from ringfence_tools.python_evaluator import MEMORY_BYTES
 
 WALL_SECONDS = 5.0
@@ -83,8 +84,7 @@ class EvalParams:
             except ValueError as error:
                 raise ToolValidationError(f"globals: the value of {name} is no JSON: {error}") from None
         for write in self.writes:
-            if len(write.content) > MAX_WRITE_LENGTH:
-                raise ToolValidationError(f"{write.path}: at most {MAX_WRITE_LENGTH:,} characters of content")
+            check_length(write.path, len(write.content), "write less at once")
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,21 +152,17 @@ class AstevalSection(Section[None]):
 
 def evaluate_python(params: EvalParams, *, context: ToolContext) -> ToolResult[EvalResult]:
     files = _Files(context.filesystem, params)
-    outcome = _run(
-        {
-            "code": params.code,
-            "globals": {name: json.loads(text) for name, text in params.globals.items()},
-            "reads": files.read_declared(),
-        },
-        files,
-    )
-    result = EvalResult(
-        outcome["value_repr"], outcome["stdout"], outcome["stderr"], outcome["globals"], tuple(files.read)
-    )
-    if (failed := outcome.get("failed")) is not None:
-        return ToolResult(f"the code failed, and nothing was written: {failed}", result, success=False)
-    written = files.write({path: (content, mode) for path, content, mode in outcome["writes"]})
-    return ToolResult.ok(replace(result, writes=written), "Evaluated.")
+    try:
+        texts = {read.path: files.text(read.path) for read in params.reads}
+    except ValueError as error:
+        raise ToolValidationError(str(error)) from None
+    values = {name: json.loads(text) for name, text in params.globals.items()}
+    outcome = _run({"code": params.code, "globals": values, "reads": texts}, files)
+    reads = tuple(files.read)
+    result = EvalResult(outcome.value_repr, outcome.stdout, outcome.stderr, outcome.globals, reads)
+    if outcome.failed is not None:
+        return ToolResult(f"the code failed, and nothing was written: {outcome.failed}", result, success=False)
+    return ToolResult.ok(replace(result, writes=files.write(outcome.writes)), "Evaluated.")
 
 
 class _Files:
@@ -174,66 +170,78 @@ class _Files:
 
     def __init__(self, filesystem: Filesystem | None, params: EvalParams) -> None:
         self._filesystem = filesystem
-        self._named = [read.path for read in params.reads]
-        self._writes = {self._resolve(write.path): write for write in params.writes}
-        if len(self._writes) < len(params.writes):
-            raise ToolValidationError("writes has one file twice: put its contents together")
-        if both := self._writes.keys() & {self._resolve(path) for path in self._named}:
-            raise ToolValidationError(f"{escape_path(min(both))} is to be read and written: use two calls")
+        self._declared = {self._resolve(write.path): write for write in params.writes}
         self.read: list[str] = []
+        if len(self._declared) < len(params.writes):
+            raise ToolValidationError("writes has one file twice: put its contents together")
+        if both := self._declared.keys() & {self._resolve(read.path) for read in params.reads}:
+            raise ToolValidationError(f"{escape_path(min(both))} is to be read and written: use two calls")
+
+    def _open(self, path: str) -> tuple[Filesystem, str]:
+        if self._filesystem is None:
+            raise ToolValidationError("this prompt has no files: neither reads nor writes are possible")
+        return self._filesystem, self._resolve(path)
 
     def _resolve(self, path: str) -> str:
         return path if self._filesystem is None else resolve_model_path(self._filesystem, path)
 
-    def _bound_filesystem(self) -> Filesystem:
-        if self._filesystem is None:
-            raise ToolValidationError("this prompt has no files: neither reads nor writes are possible")
-        return self._filesystem
-
-    def read_declared(self) -> dict[str, str]:
-        try:
-            return {path: self.text(path) for path in self._named}
-        except ValueError as error:
-            raise ToolValidationError(str(error)) from None
-
     def text(self, path: str) -> str:
-        place = self._resolve(path)
-        size = self._bound_filesystem().stat(place).size_bytes
+        filesystem, place = self._open(path)
+        size = filesystem.stat(place).size_bytes
         if size > MAX_READ_CHARACTERS:
             raise ValueError(f"{escape_path(place)} has {size:,} bytes, too many to evaluate with")
-        content = self._bound_filesystem().read(place, limit=READ_ENTIRE_FILE).content
+        content = filesystem.read(place, limit=READ_ENTIRE_FILE).content
         self.read.append(place)
         return content
 
-    def write(self, computed: Mapping[str, tuple[str, WriteMode]]) -> tuple[str, ...]:
+    def write(self, computed: Sequence[tuple[str, str, WriteMode]]) -> tuple[str, ...]:
         """All of the writes; what cannot be written raises, and the call takes back the others."""
-        wanted: dict[str, tuple[str, WriteMode]] = {
-            path: (write.content, write.mode) for path, write in self._writes.items()
-        }
-        places = {path: self._resolve(path) for path in computed}
-        if twice := [place for place, times in Counter(places.values()).items() if times > 1]:
-            raise ToolValidationError(f"{escape_path(twice[0])} is written twice: put its contents together")
-        for path, (content, mode) in computed.items():
-            place = places[path]
+        wanted: dict[str, tuple[str, WriteMode]] = {}
+        for path, text, mode in computed:
+            place = self._resolve(path)
+            if place in wanted:
+                raise ToolValidationError(f"{escape_path(place)} is written twice: put its contents together")
             if place in self.read:
                 raise ToolValidationError(f"{escape_path(place)} was read in this call: write it in another one")
-            declared = self._writes.get(place)
+            declared = self._declared.get(place)
             if declared is None and mode != "create":
                 raise ToolValidationError(f"{escape_path(place)}: to {mode} a file, name it in writes with that mode")
-            text = content if declared is None else content + declared.content
-            if len(text) > MAX_WRITE_LENGTH:
-                raise ToolValidationError(f"{escape_path(place)}: at most {MAX_WRITE_LENGTH:,} characters at once")
-            wanted[place] = (text, mode if declared is None else declared.mode)
+            wanted[place] = (text, mode) if declared is None else (text + declared.content, declared.mode)
+            check_length(escape_path(place), len(wanted[place][0]), "write less at once")
+        for place, write in self._declared.items():
+            wanted.setdefault(place, (write.content, write.mode))
         if len(wanted) > MAX_WRITES:
             raise ToolValidationError(f"{len(wanted):,} files are to be written, at most {MAX_WRITES} in a call")
         for place, (content, mode) in wanted.items():
-            if mode != "create" and not self._bound_filesystem().exists(place):
-                raise FileNotFoundError(f"{escape_path(place)} is not there: create it")
-            self._bound_filesystem().write(place, content, mode=mode)
+            filesystem, _ = self._open(place)
+            if mode != "create" and not filesystem.exists(place):
+                raise ToolValidationError(f"{escape_path(place)} is not there: create it")
+            filesystem.write(place, content, mode=mode)
         return tuple(wanted)
 
 
-def _run(request: dict[str, Any], files: _Files) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """What the process says in the end."""
+
+    value_repr: str | None = None
+    stdout: str = ""
+    stderr: str = ""
+    globals: dict[str, str] = field(default_factory=dict[str, str])
+    writes: tuple[tuple[str, str, WriteMode], ...] = ()
+    failed: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    """A line from the process, which is not trusted: a file that it asks for, its outcome, or why there is none."""
+
+    read: str | None = None
+    outcome: _Outcome | None = None
+    error: str | None = None
+
+
+def _run(request: dict[str, Any], files: _Files) -> _Outcome:
     spec = importlib.util.find_spec("asteval")
     assert spec is not None, "asteval is a dependency"
     assert spec.origin is not None
@@ -247,82 +255,40 @@ def _run(request: dict[str, Any], files: _Files) -> dict[str, Any]:
         env={},
         start_new_session=True,
     )
-    late = threading.Event()
-
-    def end() -> None:
-        late.set()  # before its end, which is seen at once below
-        process.kill()
-
-    # Killed, it closes its ends of the pipes: whatever waits for it below ends with it.
-    limit = threading.Timer(WALL_SECONDS, end)
+    began = monotonic()
+    # Killed, it closes its ends of the pipes: whatever waits for it ends with it.
+    limit = threading.Timer(WALL_SECONDS, process.kill)
     limit.start()
     try:
         outcome = _converse(process, request, files)
     finally:
         limit.cancel()
         process.kill()
-        assert process.stdin is not None
-        with process, suppress(BrokenPipeError):  # it ended before it read everything
-            process.stdin.close()
+        process.communicate()
     if outcome is not None:
         return outcome
-    failed = f"it ended without an answer, perhaps for want of more than {MEMORY_BYTES >> 20} MiB of memory"
-    if late.is_set():
-        failed = f"it did not end within {WALL_SECONDS:g} seconds"
-    return {"failed": failed, "value_repr": None, "stdout": "", "stderr": "", "globals": {}}
+    if monotonic() - began >= WALL_SECONDS:
+        return _Outcome(failed=f"it did not end within {WALL_SECONDS:g} seconds")
+    memory = f"more than {MEMORY_BYTES >> 20} MiB of memory"
+    return _Outcome(failed=f"it ended without an answer, perhaps for want of {memory}")
 
 
-def _converse(process: subprocess.Popen[bytes], request: object, files: _Files) -> dict[str, Any] | None:
-    """The outcome; None where the process ended without one. What it says is data from an untrusted place."""
+def _converse(process: subprocess.Popen[bytes], request: object, files: _Files) -> _Outcome | None:
+    """The outcome; None where the process ended without one."""
+    assert process.stdin is not None
     assert process.stdout is not None
     try:
-        _send(process, request)
         while True:
-            line = process.stdout.readline(_LONGEST_MESSAGE_BYTES)
-            message = json.loads(line) if line.endswith(b"\n") else None
-            match message:
-                case {"read": str(path)}:
-                    _send(process, _read_file(files, path))
-                case {"error": str(message)}:
-                    raise RuntimeError(message)
-                case {"outcome": {} as outcome}:
-                    return _check_outcome(outcome)
-                case _:
-                    return None
+            process.stdin.write(json.dumps(request).encode() + b"\n")
+            process.stdin.flush()
+            message = serde.parse(_Message, process.stdout.readline(_LONGEST_MESSAGE_BYTES))
+            if message.error is not None:
+                raise RuntimeError(message.error)
+            if message.read is None:
+                return message.outcome
+            try:
+                request = {"content": files.text(message.read)}
+            except (OSError, ValueError) as error:
+                request = {"error": str(error)}
     except (BrokenPipeError, ValueError):
         return None
-
-
-def _read_file(files: _Files, path: str) -> dict[str, str]:
-    try:
-        return {"content": files.text(path)}
-    except (OSError, ValueError, ToolValidationError) as error:
-        return {"error": str(error)}
-
-
-def _send(process: subprocess.Popen[bytes], message: object) -> None:
-    assert process.stdin is not None
-    process.stdin.write(json.dumps(message).encode() + b"\n")
-    process.stdin.flush()
-
-
-def _check_outcome(outcome: dict[Any, Any]) -> dict[str, Any]:
-    match outcome:
-        case {
-            "value_repr": str() | None,
-            "stdout": str(),
-            "stderr": str(),
-            "globals": {},
-            "writes": [*writes],
-        } if all(_is_write(write) for write in writes) and isinstance(outcome.get("failed"), str | None):
-            return outcome
-        case _:
-            raise ValueError("not an outcome")
-
-
-def _is_write(write: object) -> bool:
-    match write:
-        case [str(), str(), "create" | "overwrite" | "append"]:
-            return True
-        case _:
-            return False

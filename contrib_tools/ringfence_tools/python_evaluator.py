@@ -11,7 +11,6 @@ import ast
 import builtins
 import ctypes
 import json
-import math
 import os
 import platform
 import resource
@@ -67,7 +66,7 @@ class Stream:
         pass
 
     def text(self) -> str:
-        return "".join(self._parts) + ("\n[... cut here ...]" if self._cut else "")
+        return plain("".join(self._parts)) + ("\n[... cut here ...]" if self._cut else "")
 
 
 class Files:
@@ -77,19 +76,25 @@ class Files:
         self.writes: dict[str, tuple[str, str]] = {}
 
     def read_text(self, path: str) -> str:
-        send({"read": path})
+        send({"read": plain(str(path))})
         answer = receive()
         if "error" in answer:
             raise FileNotFoundError(answer["error"])
         return answer["content"]
 
     def write_text(self, path: str, content: str, mode: str = "create") -> None:
-        path, content = str(path), str(content)
+        path, content = plain(str(path)), str(content)
+        content.encode()  # raises for what no file can hold
         if mode not in ("create", "overwrite", "append"):
             raise ValueError(f"mode is create, overwrite or append, not {mode!r}")
         if path in self.writes:
             raise ValueError(f"{path} is written twice")
         self.writes[path] = (content, mode)
+
+
+def plain(text: str) -> str:
+    """The text with lone surrogates escaped, which JSON cannot carry."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def send(message: object) -> None:
@@ -107,12 +112,9 @@ def receive() -> dict[str, Any]:
 
 def confine() -> None:
     """Bound the memory, die with the parent, and give up every system call that is not needed to compute."""
-    for kind, limit in (
-        (resource.RLIMIT_AS, MEMORY_BYTES),
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_FSIZE, 0),
-    ):
-        resource.setrlimit(kind, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     if sys.platform != "linux" or platform.machine() not in _CALLS:
         return
     architecture, calls = _CALLS[platform.machine()]
@@ -139,7 +141,7 @@ def public(module: ModuleType) -> SimpleNamespace:
 
 
 def render(value: object) -> str:
-    text = repr(value)
+    text = plain(repr(value))
     return text if len(text) <= MAX_STREAM_CHARACTERS else f"{text[:MAX_STREAM_CHARACTERS]}[... cut here ...]"
 
 
@@ -182,14 +184,12 @@ def evaluate(request: dict[str, Any]) -> dict[str, Any]:
     sys.path.append(request["packages"])
     cast("dict[str, object]", sys.modules)["numpy"] = None  # slow to import, and nothing that code may reach
     asteval: Any = import_module("asteval")
-    symbols: dict[str, Any] = {name: getattr(builtins, name) for name in _NAMES}
-    symbols["math"] = public(math)
-    if "statistics" in request["code"]:
-        import statistics
-
-        symbols["statistics"] = public(statistics)
     files, stdout, stderr = Files(), Stream(), Stream()
+    symbols: dict[str, Any] = {name: getattr(builtins, name) for name in _NAMES}
     symbols |= {"read_text": files.read_text, "write_text": files.write_text, "vfs_reads": request["reads"]}
+    for name in ("math", "statistics"):
+        if name in request["code"]:  # statistics takes long to import
+            symbols[name] = public(import_module(name))
     interpreter: Any = asteval.Interpreter(
         symtable=symbols | request["globals"],
         use_numpy=False,
@@ -199,7 +199,7 @@ def evaluate(request: dict[str, Any]) -> dict[str, Any]:
     )
     complete(interpreter)
     confine()
-    outcome: dict[str, Any] = {"stdout": "", "stderr": "", "value_repr": None, "globals": {}, "writes": []}
+    outcome: dict[str, Any] = {}
     try:
         value: object = interpreter.eval(request["code"], show_errors=False)
         failed = [" ".join(map(str, error.get_error()[:2])) for error in interpreter.error[-1:]]
@@ -214,7 +214,7 @@ def evaluate(request: dict[str, Any]) -> dict[str, Any]:
         failed = [f"{type(error).__name__}: {error}"]
     outcome["stdout"], outcome["stderr"] = stdout.text(), stderr.text()
     if failed:
-        outcome["failed"] = failed[0][:MAX_STREAM_CHARACTERS]
+        outcome["failed"] = plain(failed[0][:MAX_STREAM_CHARACTERS])
     return outcome
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from ringfence.errors import (
     PromptValidationError,
@@ -29,9 +28,6 @@ from ringfence_sandbox import CommandResult, Network, PodmanSandbox, SandboxLimi
 from ringfence_tools.files import file_tools
 from ringfence_tools.handlers import check_length
 from ringfence_tools.sections import CHANGING, FAILING, FINDING, READING_FIRST
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 MOUNT_POINT = PodmanSandbox.mount_point
 SHORTEST_SECONDS, LONGEST_SECONDS = 1.0, 120.0
@@ -75,7 +71,6 @@ class ShellExecute:
         if any("\0" in word for word in (*words, *self.env, *self.env.values())):
             raise ToolValidationError("a command and its environment have no zero characters")
         _check_variables(self.env)
-        _check_number(self.timeout_seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +84,6 @@ class EvaluatePython:
         check_length("code", len(self.code), "write it with write_file and run that with shell_execute")
         if any(character < " " and character not in "\n\t" for character in self.code):
             raise ToolValidationError("code has control characters other than newlines and tabs")
-        _check_number(self.timeout_seconds)
 
 
 def _check_variables(env: Mapping[str, str]) -> None:
@@ -105,11 +99,6 @@ def _check_variables(env: Mapping[str, str]) -> None:
                 f"env: the value of {name} has {len(value):,} characters, one call takes {MAX_VALUE_CHARACTERS}: set "
                 "it in the command"
             )
-
-
-def _check_number(seconds: float) -> None:
-    if math.isnan(seconds):
-        raise ToolValidationError("timeout_seconds is not a number")
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,30 +233,29 @@ class PodmanSandboxSection(Section[None]):
         """
         if (sandbox is None) == (root is None):
             raise PromptValidationError("PodmanSandboxSection takes either root=, a directory, or sandbox=")
+        if not longest_seconds >= SHORTEST_SECONDS:
+            raise PromptValidationError(f"longest_seconds is at least {SHORTEST_SECONDS:g}, not {longest_seconds:g}")
         self.session = session
         self._own: PodmanSandbox | None = None
-        if sandbox is None:
-            assert root is not None
+        if root is not None:
             sandbox = self._own = PodmanSandbox(root, image=image, limits=limits, network=network, session=session)
         elif image is not None or limits is not None or network != "none":
             raise PromptValidationError("image, limits and network are those of the sandbox that was given: leave them")
-        if not longest_seconds >= SHORTEST_SECONDS:
-            raise PromptValidationError(f"longest_seconds is at least {SHORTEST_SECONDS:g}, not {longest_seconds:g}")
+        assert sandbox is not None
         self.sandbox = sandbox
         self.keep_environment = keep_environment
         self.longest_seconds = longest_seconds
+        files = file_tools(mount_point=MOUNT_POINT, accepts_overrides=accepts_overrides)
+        commands = command_tools(
+            sandbox,
+            keep_environment=keep_environment,
+            longest_seconds=longest_seconds,
+            accepts_overrides=accepts_overrides,
+        )
         super().__init__(
             title="Workspace and shell",
             key="podman.shell",
-            tools=(
-                *file_tools(mount_point=MOUNT_POINT, accepts_overrides=accepts_overrides),
-                *command_tools(
-                    sandbox,
-                    keep_environment=keep_environment,
-                    longest_seconds=longest_seconds,
-                    accepts_overrides=accepts_overrides,
-                ),
-            ),
+            tools=(*files, *commands),
             policies=(ReadBeforeWritePolicy(mount_point=MOUNT_POINT),) if policies is None else policies,
             accepts_overrides=accepts_overrides,
         )
@@ -275,9 +263,7 @@ class PodmanSandboxSection(Section[None]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -297,17 +283,17 @@ class PodmanSandboxSection(Section[None]):
     ) -> str:
         governed = any(isinstance(policy, ReadBeforeWritePolicy) for policy in self.policies())
         longest = f"A command may take {self.longest_seconds:g} seconds, if its timeout_seconds says so."
-        confined = f"{CONFINED} {longest}" + ("" if self.sandbox.network != "none" else f" {NO_NETWORK}")
+        network = "" if self.sandbox.network != "none" else f" {NO_NETWORK}"
         rules = (
-            *(FINDING, *([READING_FIRST, READING_AGAIN] if governed else []), CHANGING),
-            *(
-                RUNNING_ON if self.keep_environment else RUNNING,
-                SHORT_OF_IT,
-                READING_OUTPUT,
-                COMMANDS_FAILING,
-                confined,
-                FAILING,
-            ),
+            FINDING,
+            *([READING_FIRST, READING_AGAIN] if governed else []),
+            CHANGING,
+            RUNNING_ON if self.keep_environment else RUNNING,
+            SHORT_OF_IT,
+            READING_OUTPUT,
+            COMMANDS_FAILING,
+            f"{CONFINED} {longest}{network}",
+            FAILING,
         )
         return "\n".join((INTRODUCTION, "", *(f"- {rule}" for rule in rules)))
 
@@ -325,7 +311,7 @@ def command_tools(
     keep_environment: bool = False,
     longest_seconds: float = LONGEST_SECONDS,
     accepts_overrides: bool = False,
-) -> tuple[Tool[Any, Any], ...]:
+) -> tuple[Tool[ShellExecute, CommandOutcome], Tool[EvaluatePython, CommandOutcome]]:
     """`shell_execute` and `evaluate_python` in that sandbox."""
     tools = _CommandTools(sandbox, keep_environment=keep_environment, longest_seconds=longest_seconds)
     return (
@@ -351,94 +337,85 @@ class _CommandTools:
 
     def __init__(self, sandbox: PodmanSandbox, *, keep_environment: bool, longest_seconds: float) -> None:
         self._sandbox = sandbox
-        self._keeps = keep_environment
+        self._keep_environment = keep_environment
         self._longest = longest_seconds
 
     def shell_execute(self, params: ShellExecute, *, context: ToolContext) -> ToolResult[CommandOutcome]:
+        began_with = None
+        if self._keep_environment:
+            began_with = context.session[ShellEnvironment].latest() or ShellEnvironment()
         # "." and other spellings of the root: the root itself, wherever the last command ended.
         cwd = params.cwd and (resolve_model_path(self._sandbox.filesystem, params.cwd, mount_point=MOUNT_POINT) or ".")
-        kept = (context.session[ShellEnvironment].latest() or ShellEnvironment()) if self._keeps else None
-        return self._run(
-            params.command if params.command is not None else params.argv,
+        ended = self._run(
             context,
+            params.argv if params.command is None else params.command,
+            params.timeout_seconds,
             cwd=cwd,
             env=params.env,
             stdin=params.stdin,
-            timeout_seconds=params.timeout_seconds,
-            rollback_reason="as rollback_on_error asks" if params.rollback_on_error else None,
-            environment=kept,
+            environment=began_with,
         )
+        reason = "as rollback_on_error asks" if params.rollback_on_error else None
+        result = _result(ended, cwd or ("" if began_with is None else began_with.cwd), reason)
+        if result.success and began_with is not None and ended.environment not in (None, began_with):
+            context.session[ShellEnvironment].seed(ended.environment)
+            if ended.environment.cwd != began_with.cwd:
+                place = f"{MOUNT_POINT}/{escape_path(ended.environment.cwd)}".rstrip("/")
+                return replace(result, message=f"{result.message}; the next begins in {place}")
+        return result
 
     def evaluate_python(self, params: EvaluatePython, *, context: ToolContext) -> ToolResult[CommandOutcome]:
-        return self._run(
-            ("python3", "-c", params.code),
-            context,
-            timeout_seconds=params.timeout_seconds,
-            rollback_reason="since the program failed",
-        )
+        ended = self._run(context, ("python3", "-c", params.code), params.timeout_seconds)
+        return _result(ended, "", "since the program failed")
 
     def _run(
         self,
-        command: str | Sequence[str],
         context: ToolContext,
-        *,
+        command: str | Sequence[str],
         timeout_seconds: float,
-        rollback_reason: str | None,
+        *,
         cwd: str = "",
         env: Mapping[str, str] | None = None,
         stdin: str | None = None,
         environment: ShellEnvironment | None = None,
-    ) -> ToolResult[CommandOutcome]:
-        """``rollback_reason`` is why a command with another exit code than 0 is rolled back; None keeps its changes."""
+    ) -> CommandResult:
+        seconds = min(max(SHORTEST_SECONDS, timeout_seconds), self._longest)
+        if context.deadline is not None:  # what goes on past it is in vain
+            seconds = max(SHORTEST_SECONDS, min(seconds, context.deadline.remaining().total_seconds()))
         exported = environment.variables if environment is not None else ()
         usual = {name: value for name, value in ENVIRONMENT.items() if name not in exported}
         try:
-            ended = self._sandbox.run(
+            return self._sandbox.run(
                 command,
                 cwd=cwd,
                 env={**usual, **(env or {})},
                 stdin=stdin,
-                timeout_seconds=self._allowed_seconds(timeout_seconds, context),
+                timeout_seconds=seconds,
                 on_output=lambda stream, data: context.beat(),
                 environment=environment,
                 cancellation=context.cancellation,
             )
         except SandboxUnavailableError as error:
-            return ToolResult.error(f"no command can be run here: {error}")
+            raise ToolValidationError(f"no command can be run here: {error}") from None
         except (FileNotFoundError, NotADirectoryError) as error:
             raise ToolValidationError(str(error)) from None
-        outcome = _outcome(ended, cwd if cwd or environment is None else environment.cwd)
-        if ended.failure:
-            return ToolResult(f"{outcome.summary()}; {ended.failure}; what it did is taken back", outcome, False)
-        if ended.exit_code != 0 and rollback_reason is not None:
-            return ToolResult(f"{outcome.summary()}; what it did is taken back, {rollback_reason}", outcome, False)
-        if environment is None or ended.environment is None or ended.environment == environment:
-            return ToolResult.ok(outcome, outcome.summary())
-        context.session[ShellEnvironment].seed(ended.environment)
-        if ended.environment.cwd == environment.cwd:
-            return ToolResult.ok(outcome, outcome.summary())
-        return ToolResult.ok(outcome, f"{outcome.summary()}; the next begins in {_mounted(ended.environment.cwd)}")
-
-    def _allowed_seconds(self, asked: float, context: ToolContext) -> float:
-        seconds = min(max(asked, SHORTEST_SECONDS), self._longest)
-        if context.deadline is None:
-            return seconds
-        # What goes on past the deadline is in vain.
-        return max(SHORTEST_SECONDS, min(seconds, context.deadline.remaining().total_seconds()))
 
 
-def _mounted(cwd: str) -> str:
-    return f"{MOUNT_POINT}/{escape_path(cwd)}" if cwd else MOUNT_POINT
-
-
-def _outcome(ended: CommandResult, began_in: str) -> CommandOutcome:
-    return CommandOutcome(
+def _result(ended: CommandResult, began_in: str, rollback_reason: str | None) -> ToolResult[CommandOutcome]:
+    """``rollback_reason`` is why a command with another exit code than 0 is rolled back; None keeps its changes."""
+    outcome = CommandOutcome(
         ended.exit_code,
         ended.stdout,
         ended.stderr,
-        timed_out=ended.timed_out,
-        duration_seconds=ended.duration_seconds,
-        out_of_memory=ended.out_of_memory,
-        leftovers=ended.leftovers,
+        ended.timed_out,
+        ended.duration_seconds,
+        ended.out_of_memory,
+        ended.leftovers,
         began_in=began_in,
     )
+    if ended.failure:
+        return ToolResult(f"{outcome.summary()}; {ended.failure}; what it did is taken back", outcome, success=False)
+    if ended.exit_code != 0 and rollback_reason is not None:
+        message = f"{outcome.summary()}; what it did is taken back, {rollback_reason}"
+        return ToolResult(message, outcome, success=False)
+    return ToolResult.ok(outcome, outcome.summary())
