@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from ringfence.errors import SectionPath, SectionVisibility, ToolValidationError
 from ringfence.filesystem.paths import display_path
@@ -15,7 +15,10 @@ from ringfence.prompt.tool import Tool, ToolContext
 from ringfence.runtime.session import Session
 from ringfence.runtime.tool_result import ToolResult
 from ringfence_sandbox import LogEntry, Reversal, ReversalOutcome, Workspace
-from ringfence_tools.handlers import MAX_CHARACTERS, MAX_LISTED, format_count
+from ringfence_tools.handlers import MAX_CHARACTERS, MAX_LISTED, Unrendered, format_count
+
+AnswerT = TypeVar("AnswerT")
+StepT = TypeVar("StepT", int | str, int | str | None)
 
 MAX_PATHS = 20
 """Of one step, in a listing."""
@@ -132,12 +135,9 @@ class Reversed:
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class Named(Unrendered):
     name: str
     step: int
-
-    def render(self) -> str:
-        return ""
 
 
 class HistoryToolsSection(Section[None]):
@@ -154,11 +154,34 @@ class HistoryToolsSection(Section[None]):
         """``workspace`` opens the workspace for one call; FileNotFoundError where it has no history yet. A read-only
         section only looks."""
         self.session = session
-        tools = _HistoryTools(workspace).tools(accepts_overrides)
+        self._workspace = workspace
+        described: tuple[tuple[Callable[..., ToolResult[Any]], bool, str], ...] = (
+            (
+                self.history,
+                True,
+                "List the steps of the workspace, newest first: what tool calls and others changed.",
+            ),
+            (self.diff, True, "Show what changed in the workspace between two steps, as a patch."),
+            (
+                self.undo,
+                False,
+                "Take back the newest steps of the workspace. What others changed since stays.",
+            ),
+            (
+                self.restore,
+                False,
+                "Bring all files of the workspace back to what they were after a step. Can be undone.",
+            ),
+            (self.checkpoint, False, "Give the workspace as it is now a name, to restore it later."),
+        )
         super().__init__(
             title="History",
             key="history.tools",
-            tools=[tool for tool in tools if tool.read_only or not read_only],
+            tools=[
+                Tool(handler.__name__, description, handler, (), accepts_overrides, looks)
+                for handler, looks, description in described
+                if looks or not read_only
+            ],
             accepts_overrides=accepts_overrides,
         )
 
@@ -167,94 +190,46 @@ class HistoryToolsSection(Section[None]):
     ) -> str:
         return INTRODUCTION
 
-
-class _HistoryTools:
-    """The handlers."""
-
-    def __init__(self, workspace: Callable[[], AbstractContextManager[Workspace]]) -> None:
-        self._workspace = workspace
-
-    def tools(self, accepts_overrides: bool) -> tuple[Tool[Any, Any], ...]:
-        return (
-            Tool[ShowHistory, HistoryEntries](
-                name="history",
-                description="List the steps of the workspace, newest first: what tool calls and others changed.",
-                handler=self.history,
-                accepts_overrides=accepts_overrides,
-                read_only=True,
-            ),
-            Tool[ShowDiff, DiffText](
-                name="diff",
-                description="Show what changed in the workspace between two steps, as a patch.",
-                handler=self.diff,
-                accepts_overrides=accepts_overrides,
-                read_only=True,
-            ),
-            Tool[UndoSteps, Reversed](
-                name="undo",
-                description="Take back the newest steps of the workspace. What others changed since stays.",
-                handler=self.undo,
-                accepts_overrides=accepts_overrides,
-            ),
-            Tool[RestoreStep, Reversed](
-                name="restore",
-                description="Bring all files of the workspace back to what they were after a step. Can be undone.",
-                handler=self.restore,
-                accepts_overrides=accepts_overrides,
-            ),
-            Tool[NameStep, Named](
-                name="checkpoint",
-                description="Give the workspace as it is now a name, to restore it later.",
-                handler=self.checkpoint,
-                accepts_overrides=accepts_overrides,
-            ),
-        )
-
     def history(self, params: ShowHistory, *, context: ToolContext) -> ToolResult[HistoryEntries]:
-        with _history_errors(), self._workspace() as workspace:
-            entries = workspace.log(params.limit)
+        entries = self._ask(lambda workspace: workspace.log(params.limit))
         found = HistoryEntries(tuple(map(_entry, entries)))
         return ToolResult.ok(found, f"the newest {format_count(len(entries), 'entry')}")
 
     def diff(self, params: ShowDiff, *, context: ToolContext) -> ToolResult[DiffText]:
-        with _history_errors(), self._workspace() as workspace:
-            patch = workspace.diff(_step(params.since), _step(params.until)).decode("utf-8", "backslashreplace")
-        text = DiffText(patch[:MAX_CHARACTERS], max(0, len(patch) - MAX_CHARACTERS))
-        return ToolResult.ok(text, "what differs" if patch else "nothing differs")
+        patch = self._ask(lambda workspace: workspace.diff(_step(params.since), _step(params.until)))
+        text = patch.decode("utf-8", "backslashreplace")
+        value = DiffText(text[:MAX_CHARACTERS], max(0, len(text) - MAX_CHARACTERS))
+        return ToolResult.ok(value, "what differs" if text else "nothing differs")
 
     def undo(self, params: UndoSteps, *, context: ToolContext) -> ToolResult[Reversed]:
-        with _history_errors(), self._workspace() as workspace:
-            done = workspace.undo(params.steps, step=_step(params.step), dry_run=params.dry_run)
+        done = self._ask(
+            lambda workspace: workspace.undo(params.steps, step=_step(params.step), dry_run=params.dry_run)
+        )
         if done.outcomes and not done.has_changed and not params.dry_run:
             return ToolResult.error(f"nothing was undone: {_describe_skipped(done)}")
         return _reversal_result(done, params.dry_run)
 
     def restore(self, params: RestoreStep, *, context: ToolContext) -> ToolResult[Reversed]:
-        with _history_errors(), self._workspace() as workspace:
-            step = _step(params.step)
-            assert step is not None
-            done = workspace.restore(step, dry_run=params.dry_run)
+        done = self._ask(lambda workspace: workspace.restore(_step(params.step), dry_run=params.dry_run))
         return _reversal_result(done, params.dry_run)
 
     def checkpoint(self, params: NameStep, *, context: ToolContext) -> ToolResult[Named]:
-        with _history_errors(), self._workspace() as workspace:
-            named = workspace.checkpoint(params.name)
+        named = self._ask(lambda workspace: workspace.checkpoint(params.name))
         message = f"{named.said} is called {named.name}: `restore` goes back to it"
         return ToolResult.ok(Named(named.name, named.number), message)
 
+    def _ask(self, question: Callable[[Workspace], AnswerT]) -> AnswerT:
+        """Raises ToolValidationError for what the history cannot do; a KeyError or IndexError is a bug of ours."""
+        try:
+            with self._workspace() as workspace:
+                return question(workspace)
+        except (KeyError, IndexError):
+            raise
+        except (LookupError, ValueError, FileNotFoundError) as error:
+            raise ToolValidationError(str(error)) from None
 
-@contextmanager
-def _history_errors() -> Generator[None]:
-    """Turn what a history cannot do into a message for the model; a KeyError or IndexError is a bug of ours."""
-    try:
-        yield
-    except (KeyError, IndexError):
-        raise
-    except (LookupError, ValueError, FileNotFoundError) as error:
-        raise ToolValidationError(str(error.args[0]) if error.args else str(error)) from None
 
-
-def _step(step: int | str | None) -> int | str | None:
+def _step(step: StepT) -> int | StepT:
     """A step as the history knows it: digits in a string are a number."""
     return int(step) if isinstance(step, str) and step.isdecimal() else step
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Literal, Self, get_args
@@ -14,6 +14,7 @@ from ringfence.runtime.reducers import ReducerContext, Replace, replace_latest
 from ringfence.runtime.session import Session
 from ringfence.runtime.slices import SliceView
 from ringfence.runtime.tool_result import ToolResult
+from ringfence_tools.handlers import format_count
 
 StepStatus = Literal["pending", "in_progress", "done"]
 PlanStatus = Literal["active", "completed"]
@@ -42,7 +43,7 @@ class Plan:
         return "\n".join(lines)
 
 
-# What a model sends, and what a program may dispatch to the session as an event
+# What a model sends, and what a program may dispatch to the session as an event. Each says what becomes of a plan.
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +53,26 @@ class SetupPlan:
         default=(), metadata={"description": "The titles of the steps, in order; each of 1 to 500 characters."}
     )
 
+    def apply(self, plan: Plan | None) -> Plan:
+        """A new plan, whatever there was before; its steps are numbered from 1."""
+        objective = _strip(self.objective, "objective")
+        return Plan(objective, steps=_number(self.initial_steps, "initial_steps", after=0))
+
 
 @dataclass(frozen=True, slots=True)
 class AddStep:
     steps: tuple[str, ...] = field(
         metadata={"description": "The titles of the steps to add at the end; each of 1 to 500 characters."}
     )
+
+    def apply(self, plan: Plan | None) -> Plan:
+        """The plan with steps at its end. It is active then, also if it was completed."""
+        plan = _require(plan)
+        if not self.steps:
+            raise ToolValidationError("steps is empty: give the title of at least one step")
+        # No step is ever taken out, so the number of the last one is the highest that the plan has used.
+        last = plan.steps[-1].step_id if plan.steps else 0
+        return replace(plan, status="active", steps=plan.steps + _number(self.steps, "steps", after=last))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,95 +81,51 @@ class UpdateStep:
     title: str | None = field(default=None, metadata={"description": "A new title; left out, the title stays."})
     status: StepStatus | None = field(default=None, metadata={"description": "Left out, the status stays."})
 
+    def apply(self, plan: Plan | None) -> Plan:
+        """The plan with one step's title or status changed, completed if that was the last step to be done."""
+        plan = _require(plan)
+        if plan.status != "active":
+            raise ToolValidationError("the plan is completed: add a step, or set up a new plan")
+        if self.title is None and self.status is None:
+            raise ToolValidationError("nothing to change: give a title, a status or both")
+        if self.status is not None and self.status not in get_args(StepStatus):
+            raise ToolValidationError(f"status is one of {', '.join(get_args(StepStatus))}, not {self.status!r}")
+        steps = {step.step_id: step for step in plan.steps}
+        if (step := steps.get(self.step_id)) is None:
+            known = ", ".join(map(str, steps)) or "none"
+            raise ToolValidationError(f"there is no step {self.step_id}; the plan's steps are: {known}")
+        title = step.title if self.title is None else _strip(self.title, "title")
+        steps[self.step_id] = PlanStep(self.step_id, title, self.status or step.status)
+        done = all(step.status == "done" for step in steps.values())
+        return replace(plan, status="completed" if done else "active", steps=tuple(steps.values()))
+
 
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
     pass
 
 
-# What becomes of a plan
-
-
-def set_up(plan: Plan | None, event: SetupPlan) -> Plan:
-    """A new plan, whatever there was before; its steps are numbered from 1."""
-    objective = _text(event.objective, "objective")
-    return Plan(objective, steps=_numbered(event.initial_steps, "initial_steps", after=0))
-
-
-def with_steps(plan: Plan | None, event: AddStep) -> Plan:
-    """The plan with steps at its end. It is active then, also if it was completed."""
-    plan = _existing(plan)
-    if not event.steps:
-        raise ToolValidationError("steps is empty: give the title of at least one step")
-    # No step is ever taken out, so the highest number in the plan is the highest it has used.
-    last = max((step.step_id for step in plan.steps), default=0)
-    return replace(plan, status="active", steps=plan.steps + _numbered(event.steps, "steps", after=last))
-
-
-def with_update(plan: Plan | None, event: UpdateStep) -> Plan:
-    """The plan with one step's title or status changed, completed if that was the last step to be done."""
-    plan = _existing(plan)
-    if plan.status != "active":
-        raise ToolValidationError("the plan is completed: add a step, or set up a new plan")
-    if event.title is None and event.status is None:
-        raise ToolValidationError("nothing to change: give a title, a status or both")
-    if event.status is not None and event.status not in get_args(StepStatus):
-        raise ToolValidationError(f"status is one of {', '.join(get_args(StepStatus))}, not {event.status!r}")
-    index = next((n for n, step in enumerate(plan.steps) if step.step_id == event.step_id), None)
-    if index is None:
-        there_are = ", ".join(str(step.step_id) for step in plan.steps) or "none"
-        raise ToolValidationError(f"there is no step {event.step_id}; the plan's steps are: {there_are}")
-    step = plan.steps[index]
-    changed = PlanStep(
-        step.step_id,
-        step.title if event.title is None else _text(event.title, "title"),
-        event.status or step.status,
-    )
-    steps = (*plan.steps[:index], changed, *plan.steps[index + 1 :])
-    return replace(plan, status="completed" if all(step.status == "done" for step in steps) else "active", steps=steps)
-
-
-def _existing(plan: Plan | None) -> Plan:
+def _require(plan: Plan | None) -> Plan:
     if plan is None:
         raise ToolValidationError("there is no plan yet: call planning_setup_plan first")
     return plan
 
 
-def _numbered(titles: Iterable[str], field_name: str, *, after: int) -> tuple[PlanStep, ...]:
-    return tuple(PlanStep(after + n, _text(title, f"{field_name}[{n - 1}]")) for n, title in enumerate(titles, start=1))
+def _number(titles: Sequence[str], field_name: str, *, after: int) -> tuple[PlanStep, ...]:
+    return tuple(PlanStep(after + n, _strip(title, f"{field_name}[{n - 1}]")) for n, title in enumerate(titles, 1))
 
 
-def _text(value: str, field_name: str) -> str:
+def _strip(value: str, field_name: str) -> str:
     stripped = value.strip()
     if not 1 <= len(stripped) <= MAX_TITLE_CHARACTERS:
         raise ToolValidationError(f"{field_name} has {len(stripped)} characters; use 1 to {MAX_TITLE_CHARACTERS}")
     return stripped
 
 
-# The session
-
-
-def keep_plan(session: Session) -> None:
-    """Let `session` hold one plan: SetupPlan, AddStep and UpdateStep change it, a Plan replaces it. Twice is once."""
-    session[Plan].register(Plan, replace_latest)
-    session[Plan].register(SetupPlan, _on_setup)
-    session[Plan].register(AddStep, _on_add)
-    session[Plan].register(UpdateStep, _on_update)
-
-
-def _on_setup(view: SliceView[Plan], event: SetupPlan, *, context: ReducerContext) -> Replace[Plan]:
-    return Replace((set_up(view.latest(), event),))
-
-
-def _on_add(view: SliceView[Plan], event: AddStep, *, context: ReducerContext) -> Replace[Plan]:
-    return Replace((with_steps(view.latest(), event),))
-
-
-def _on_update(view: SliceView[Plan], event: UpdateStep, *, context: ReducerContext) -> Replace[Plan]:
-    return Replace((with_update(view.latest(), event),))
-
-
-# The section
+def _change_plan(
+    view: SliceView[Plan], event: SetupPlan | AddStep | UpdateStep, *, context: ReducerContext
+) -> Replace[Plan]:
+    return Replace((event.apply(view.latest()),))
 
 
 class PlanningStrategy(Enum):
@@ -201,13 +172,18 @@ class PlanningToolsSection(Section[None]):
         accepts_overrides: bool = False,
     ) -> None:
         """``accepts_overrides``: whether the texts of the section and its tools may be replaced from outside."""
-        keep_plan(session)
+        # A plan replaces the one before. Registered twice on one session, an event is applied once.
+        plans = session[Plan]
+        plans.register(Plan, replace_latest)
+        plans.register(SetupPlan, _change_plan)
+        plans.register(AddStep, _change_plan)
+        plans.register(UpdateStep, _change_plan)
         self.session = session
         self.strategy = strategy
         super().__init__(
             title="Planning",
             key="planning.tools",
-            tools=_PlanTools(session).tools(accepts_overrides),
+            tools=_plan_tools(session, accepts_overrides),
             accepts_overrides=accepts_overrides,
         )
 
@@ -222,76 +198,59 @@ class PlanningToolsSection(Section[None]):
         return type(self)(session=session, strategy=self.strategy, accepts_overrides=self.accepts_overrides)
 
 
-class _PlanTools:
-    """The handlers. Each answers with the plan as it is to be; it is the executor that applies a result's value to the
+def _plan_tools(session: Session, accepts_overrides: bool) -> tuple[Tool[Any, Any], ...]:
+    """The tools. Each answers with the plan as it is to be; it is the executor that applies a result's value to the
     session, once and only if the call succeeds. So a failed call leaves the plan as it was."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
-
-    def tools(self, accepts_overrides: bool) -> tuple[Tool[Any, Any], ...]:
-        return (
-            Tool[SetupPlan, Plan](
-                name="planning_setup_plan",
-                description="Start a plan: the objective and, if known, the first steps. Replaces any earlier plan.",
-                handler=self._set_up,
-                accepts_overrides=accepts_overrides,
-                examples=(
-                    ToolExample(
-                        "Start with an objective and two steps",
-                        SetupPlan("Make the parser accept empty lines", ("Reproduce the failure", "Repair the parser")),
-                        Plan(
-                            "Make the parser accept empty lines",
-                            steps=(PlanStep(1, "Reproduce the failure"), PlanStep(2, "Repair the parser")),
-                        ),
-                    ),
-                ),
-            ),
-            Tool[AddStep, Plan](
-                name="planning_add_step",
-                description="Add one or more steps at the end of the plan.",
-                handler=self._add,
-                accepts_overrides=accepts_overrides,
-            ),
-            Tool[UpdateStep, Plan](
-                name="planning_update_step",
-                description="Change the status or the title of one step of the plan.",
-                handler=self._update,
-                accepts_overrides=accepts_overrides,
-            ),
-            Tool[ReadPlan, Plan](
-                name="planning_read_plan",
-                description="Show the plan: objective, status and steps.",
-                handler=self._read,
-                accepts_overrides=accepts_overrides,
-                read_only=True,
-            ),
-        )
-
-    def _set_up(self, params: SetupPlan, *, context: ToolContext) -> ToolResult[Plan]:
-        plan = set_up(self._plan(context), params)
-        return ToolResult.ok(plan, f"Plan set up with {_steps(len(plan.steps))}.")
-
-    def _add(self, params: AddStep, *, context: ToolContext) -> ToolResult[Plan]:
-        plan = with_steps(self._plan(context), params)
-        return ToolResult.ok(plan, f"Added {_steps(len(params.steps))}.")
-
-    def _update(self, params: UpdateStep, *, context: ToolContext) -> ToolResult[Plan]:
-        plan = with_update(self._plan(context), params)
-        done = " The plan is completed." if plan.status == "completed" else ""
-        return ToolResult.ok(plan, f"Step {params.step_id} updated.{done}")
-
-    def _read(self, params: ReadPlan, *, context: ToolContext) -> ToolResult[Plan]:
-        plan = _existing(self._plan(context))
-        return ToolResult.ok(plan, f"The plan has {_steps(len(plan.steps))}.")
-
-    def _plan(self, context: ToolContext) -> Plan | None:
-        if context.session is not self._session:
+    def latest(context: ToolContext) -> Plan | None:
+        if context.session is not session:
             raise ToolValidationError(
                 "this planning section keeps its plan in another session; use section.clone(session=...) for this one"
             )
-        return context.session[Plan].latest()
+        return session[Plan].latest()
 
+    def set_up(params: SetupPlan, *, context: ToolContext) -> ToolResult[Plan]:
+        plan = params.apply(latest(context))
+        return ToolResult.ok(plan, f"Plan set up with {format_count(len(plan.steps), 'step')}.")
 
-def _steps(count: int) -> str:
-    return "1 step" if count == 1 else f"{count} steps"
+    def add(params: AddStep, *, context: ToolContext) -> ToolResult[Plan]:
+        return ToolResult.ok(params.apply(latest(context)), f"Added {format_count(len(params.steps), 'step')}.")
+
+    def update(params: UpdateStep, *, context: ToolContext) -> ToolResult[Plan]:
+        plan = params.apply(latest(context))
+        done = " The plan is completed." if plan.status == "completed" else ""
+        return ToolResult.ok(plan, f"Step {params.step_id} updated.{done}")
+
+    def read(params: ReadPlan, *, context: ToolContext) -> ToolResult[Plan]:
+        plan = _require(latest(context))
+        return ToolResult.ok(plan, f"The plan has {format_count(len(plan.steps), 'step')}.")
+
+    start = SetupPlan("Make the parser accept empty lines", ("Reproduce the failure", "Repair the parser"))
+    return (
+        Tool[SetupPlan, Plan](
+            "planning_setup_plan",
+            "Start a plan: the objective and, if known, the first steps. Replaces any earlier plan.",
+            set_up,
+            [ToolExample("Start with an objective and two steps", start, start.apply(None))],
+            accepts_overrides,
+        ),
+        Tool[AddStep, Plan](
+            "planning_add_step",
+            "Add one or more steps at the end of the plan.",
+            add,
+            accepts_overrides=accepts_overrides,
+        ),
+        Tool[UpdateStep, Plan](
+            "planning_update_step",
+            "Change the status or the title of one step of the plan.",
+            update,
+            accepts_overrides=accepts_overrides,
+        ),
+        Tool[ReadPlan, Plan](
+            "planning_read_plan",
+            "Show the plan: objective, status and steps.",
+            read,
+            accepts_overrides=accepts_overrides,
+            read_only=True,
+        ),
+    )
