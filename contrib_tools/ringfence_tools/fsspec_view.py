@@ -2,6 +2,7 @@
 
 # fsspec has no types. What comes out of it is checked here where it is used; its own methods are called as they are.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUntypedBaseClass=false
+# pyright: reportIncompatibleMethodOverride=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from datetime import datetime
 from typing import Any
 
 from fsspec import AbstractFileSystem
-from fsspec.callbacks import DEFAULT_CALLBACK
 from fsspec.spec import AbstractBufferedFile
 from fsspec.utils import stringify_path, tokenize
 
+from ringfence.filesystem.paths import is_link, os_error
 from ringfence.filesystem.protocol import FileEntry, Filesystem, WriteMode
 
 WRITE_MODES: Mapping[str, WriteMode] = {"wb": "overwrite", "ab": "append", "xb": "create"}
@@ -101,36 +102,26 @@ class WorkspaceFileSystem(AbstractFileSystem):
         return self._filesystem.read_bytes(path, offset=offset, limit=limit).content
 
     def _open(
-        self,
-        path: str,
-        mode: str = "rb",
-        block_size: int | None = None,
-        autocommit: bool = True,
-        cache_options: dict[str, Any] | None = None,
-        **kwargs: Any,
+        self, path: str, mode: str = "rb", block_size: int | None = None, autocommit: bool = True, **options: Any
     ) -> Any:
         if mode == "rb":
             info = self.info(path)
             if info["type"] == "directory":
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-            return ReadFile(self, path, block_size=block_size, cache_options=cache_options, size=info["size"], **kwargs)
+                raise os_error(errno.EISDIR, path)
+            return ReadFile(self, path, block_size=block_size, size=info["size"], **options)
         if mode not in WRITE_MODES:
             raise ValueError(f"mode {mode!r}: a workspace's files are opened with rb, {', '.join(WRITE_MODES)}")
-        self._check_writable(path, mode)
+        # What writing would say when the file is closed, said when it is opened.
+        if self._filesystem.read_only:
+            raise PermissionError(errno.EROFS, "the workspace is read-only", path)
+        if self._filesystem.exists(path):
+            if mode == "xb":
+                raise os_error(errno.EEXIST, path)
+            if self._filesystem.stat(path).is_directory:
+                raise os_error(errno.EISDIR, path)
         return WrittenFile(self._filesystem, path, WRITE_MODES[mode], autocommit=autocommit)
 
     # -- writing
-
-    def _check_writable(self, path: str, mode: str) -> None:
-        """What `write_bytes` would say when the file is closed, said when it is opened."""
-        if self._filesystem.read_only:
-            raise PermissionError(errno.EROFS, "the workspace is read-only", path)
-        if not self._filesystem.exists(path):
-            return
-        if mode == "xb":
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
-        if self._filesystem.stat(path).is_directory:
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
 
     def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **kwargs: Any) -> None:
         path = self._strip_protocol(path)
@@ -147,29 +138,13 @@ class WorkspaceFileSystem(AbstractFileSystem):
         else:
             self._filesystem.write_bytes(path2, self._filesystem.read_bytes(path1).content)
 
-    def copy(
-        self,
-        path1: Any,
-        path2: Any,
-        recursive: bool = False,
-        maxdepth: int | None = None,
-        on_error: str | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def copy(self, path1: Any, path2: Any, recursive: bool = False, **options: Any) -> None:
         path1, path2 = self._into(path1, path2, recursive and isinstance(path2, str) and self.isdir(path2))
-        super().copy(path1, path2, recursive, maxdepth, on_error, **kwargs)
+        super().copy(path1, path2, recursive, **options)
 
-    def get(
-        self,
-        rpath: Any,
-        lpath: Any,
-        recursive: bool = False,
-        callback: Any = DEFAULT_CALLBACK,
-        maxdepth: int | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def get(self, rpath: Any, lpath: Any, recursive: bool = False, **options: Any) -> None:
         rpath, lpath = self._into(rpath, lpath, recursive and isinstance(lpath, str) and os.path.isdir(lpath))
-        super().get(rpath, lpath, recursive, callback, maxdepth, **kwargs)
+        super().get(rpath, lpath, recursive, **options)
 
     def _into(self, source: Any, target: Any, into: bool) -> tuple[Any, Any]:
         """A directory goes into one that exists by its name, which fsspec loses where that has no "/" in it."""
@@ -179,10 +154,10 @@ class WorkspaceFileSystem(AbstractFileSystem):
                 return f"{name}/", f"{target.rstrip('/')}/{name}"
         return source, target
 
-    def mv(self, path1: Any, path2: Any, recursive: bool = False, maxdepth: int | None = None, **kwargs: Any) -> None:
+    def mv(self, path1: Any, path2: Any, **options: Any) -> None:
         """As the shell's: into `path2` where that is a directory. A directory or file moves as one, links as links."""
         if not isinstance(path1, str) or not self.lexists(path1):
-            super().mv(path1, path2, recursive=recursive, maxdepth=maxdepth, **kwargs)  # a list, or a glob
+            super().mv(path1, path2, **options)  # a list, or a glob
             return
         source, target = self._strip_protocol(path1), self._strip_protocol(path2)
         if self.isdir(target) and source != target:
@@ -199,9 +174,9 @@ class WorkspaceFileSystem(AbstractFileSystem):
     def rmdir(self, path: str) -> None:
         path = self._strip_protocol(path)
         if not self._is_own_directory(path):
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+            raise os_error(errno.ENOTDIR, path)
         if self._filesystem.list(path):
-            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
+            raise os_error(errno.ENOTEMPTY, path)
         self._filesystem.delete(path)
 
     def rm_file(self, path: str) -> None:
@@ -214,25 +189,20 @@ class WorkspaceFileSystem(AbstractFileSystem):
         self.rm_file(path)
 
     def rm(self, path: str | Sequence[str], recursive: bool = False, maxdepth: int | None = None) -> None:
-        if maxdepth is None or not recursive:
-            for found in self.expand_path(path):
-                if recursive and self._is_own_directory(found):
-                    self._filesystem.delete(found, recursive=True)
-                else:
-                    self.rm_file(found)
-        else:
-            for found in reversed(self.expand_path(path, recursive=True, maxdepth=maxdepth)):
-                (self.rmdir if self._is_own_directory(found) else self.rm_file)(found)
+        by_depth = recursive and maxdepth is not None
+        for found in reversed(self.expand_path(path, recursive=by_depth, maxdepth=maxdepth if by_depth else None)):
+            if not recursive or not self._is_own_directory(found):
+                self.rm_file(found)
+            elif by_depth:
+                self.rmdir(found)
+            else:
+                self._filesystem.delete(found, recursive=True)
 
     def _is_own_directory(self, path: str) -> bool:
         """Whether it is a directory and no link to one. FileNotFoundError if there is nothing."""
         if not self._filesystem.exists(path):
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-        try:
-            stat = self._filesystem.stat(path)
-        except OSError:
-            return False  # a link that leads nowhere
-        return stat.is_directory and not stat.is_symlink
+            raise os_error(errno.ENOENT, path)
+        return not is_link(self._filesystem, path) and self._filesystem.stat(path).is_directory
 
 
 def _of_entry(entry: FileEntry) -> Info:
@@ -265,9 +235,8 @@ class WrittenFile(io.BytesIO):
         self.path = path
         self._mode: WriteMode = mode
         self._autocommit = autocommit
-        self._before = 0
-        if mode == "append" and filesystem.exists(path):
-            self._before = filesystem.stat(path).size_bytes
+        appends = mode == "append" and filesystem.exists(path)
+        self._before = filesystem.stat(path).size_bytes if appends else 0
         self._content: bytes | None = None
 
     def tell(self) -> int:
