@@ -20,8 +20,14 @@ FILES = tuple(
 
 PATTERNS = r"* ? ** a* *b *.py *a*b b? [ab] [!a] [^a] [a-c]* [[:alpha:]] []a] [a\]b] \a {a,b} !a #a \!a \#a".split()
 segments = st.sampled_from((*NAMES, *PATTERNS, " ", "a\\ "))
+
+
+def line_of(no: str, start: str, names: list[str], end: str) -> str:
+    return f"{no}{start}{'/'.join(names)}{end}"
+
+
 lines = st.builds(
-    lambda no, start, names, end: f"{no}{start}{'/'.join(names)}{end}",
+    line_of,
     st.sampled_from(("", "", "", "!")),
     st.sampled_from(("", "", "/")),
     st.lists(segments, min_size=1, max_size=3),

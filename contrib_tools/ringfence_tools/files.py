@@ -28,11 +28,11 @@ from ringfence_tools.handlers import (
     check_size,
     count_fitting_lines,
     explain,
-    format_count,
     is_directory,
     require_existing,
 )
 from ringfence_tools.patching import PatchHandler, files_written_by
+from ringfence_tools.printable import plural
 from ringfence_tools.searching import SearchHandlers
 
 MAX_LINE_CHARACTERS = 2_000
@@ -112,7 +112,7 @@ class FileText:
 
     def render(self) -> str:
         if self.size_bytes is not None:
-            return f"kind: {self.kind}\nsize: {format_count(self.size_bytes, 'byte')}\nsha256: {self.sha256}"
+            return f"kind: {self.kind}\nsize: {plural(self.size_bytes, 'byte')}\nsha256: {self.sha256}"
         return "\n".join((self.content, *(f"[{note}]" for note in self.notes))) if self.notes else self.content
 
 
@@ -206,7 +206,7 @@ class _FileTools(SearchHandlers, PatchHandler, FileHandlers):
         entries = tuple(_file_info(filesystem, entry) for entry in found[:MAX_LISTED])
         directories = sum(entry.is_directory for entry in found)
         listing = Listing(display_path(path), entries, left_out=len(found) - len(entries))
-        counts = f"{format_count(directories, 'directory')}, {format_count(len(found) - directories, 'file')}"
+        counts = f"{plural(directories, 'directory')}, {plural(len(found) - directories, 'file')}"
         return ToolResult.ok(listing, f"{listing.path}: {counts}")
 
     def read_file(self, params: ReadFile, *, context: ToolContext) -> ToolResult[FileText]:
@@ -249,7 +249,7 @@ class _FileTools(SearchHandlers, PatchHandler, FileHandlers):
             raise ToolValidationError(_describe_file_above(path)) from None
         action = "created" if created else "replaced"
         size = len(content)
-        return ToolResult(f"{action} {shown} ({format_count(size, 'byte')})", WrittenFile(shown, size, created))
+        return ToolResult(f"{action} {shown} ({plural(size, 'byte')})", WrittenFile(shown, size, created))
 
     def edit_file(self, params: EditFile, *, context: ToolContext) -> ToolResult[EditedFile]:
         filesystem, path = self._open(context, params.file_path)
@@ -297,66 +297,41 @@ class _FileTools(SearchHandlers, PatchHandler, FileHandlers):
             if entries > 1 and not params.recursive:
                 raise ToolValidationError(f"{shown} is a directory that is not empty: set recursive to remove it all")
         filesystem.delete(path, recursive=params.recursive)
-        many = f", {format_count(entries, 'entry')} in all" if entries > 1 else ""
+        many = f", {plural(entries, 'entry')} in all" if entries > 1 else ""
         return ToolResult.ok(RemovedFiles(shown, entries), f"removed {shown}{many}")
 
 
 def file_tools(*, mount_point: str | None = None, accepts_overrides: bool = False) -> tuple[Tool[Any, Any], ...]:
     """The nine tools. ``mount_point`` is as in `VfsToolsSection`."""
     tools = _FileTools(mount_point)
-    described: tuple[tuple[Callable[..., ToolResult[Any]], Callable[[Any], Iterable[Written]] | None, str], ...] = (
-        (tools.ls, None, "List a directory: names, kinds and sizes."),
-        (
-            tools.read_file,
-            None,
-            "Read a text file, or a part of it, with line numbers. Of a binary file, kind, size and hash.",
-        ),
-        (
-            tools.write_file,
-            lambda params: (ContentOf(params.file_path),),
-            "Create a file, or replace all of one that was read. For a change to a part use edit_file.",
-        ),
-        (
-            tools.edit_file,
-            lambda params: (ContentOf(params.file_path),),
-            "Replace text in a file that was read. old_string must occur once, or set replace_all.",
-        ),
-        (
-            tools.apply_patch,
-            files_written_by,
-            "Apply a unified diff to many files: change, create, delete, rename. All of it or nothing.",
-        ),
-        (
-            tools.move,
-            lambda params: (Itself(params.source), Itself(params.target)),
-            "Move or rename a file, symlink or directory.",
-        ),
-        (
-            tools.glob,
-            None,
-            "Find files and directories by their paths. What git ignores is only found where it is named.",
-        ),
-        (
-            tools.grep,
-            None,
-            "Search text files for a regular expression. What git ignores, only where it is named.",
-        ),
-        (
-            tools.rm,
-            lambda params: (Itself(params.path),),
-            "Remove a file or symlink, or a directory (with what is in it if recursive is set).",
-        ),
-    )
+    descriptions: dict[Callable[..., ToolResult[Any]], str] = {
+        tools.ls: "List a directory: names, kinds and sizes.",
+        tools.read_file: "Read a text file, or a part, with line numbers. Of a binary file, kind, size and hash.",
+        tools.write_file: "Create a file, or replace all of one that was read. For a change to a part use edit_file.",
+        tools.edit_file: "Replace text in a file that was read. old_string must occur once, or set replace_all.",
+        tools.apply_patch: "Apply a unified diff to many files: change, create, delete, rename. All of it or nothing.",
+        tools.move: "Move or rename a file, symlink or directory.",
+        tools.glob: "Find files and directories by path. What git ignores is only found where it is named.",
+        tools.grep: "Search text files for a regular expression. What git ignores, only where it is named.",
+        tools.rm: "Remove a file or symlink, or a directory (with what is in it if recursive is set).",
+    }
+    writes: dict[Callable[..., ToolResult[Any]], Callable[[Any], Iterable[Written]]] = {
+        tools.write_file: lambda params: (ContentOf(params.file_path),),
+        tools.edit_file: lambda params: (ContentOf(params.file_path),),
+        tools.apply_patch: files_written_by,
+        tools.move: lambda params: (Itself(params.source), Itself(params.target)),
+        tools.rm: lambda params: (Itself(params.path),),
+    }
     return tuple(
         Tool(
             handler.__name__,
             description,
             handler,
             accepts_overrides=accepts_overrides,
-            read_only=writes is None,
-            writes=writes,
+            read_only=handler not in writes,
+            writes=writes.get(handler),
         )
-        for handler, writes, description in described
+        for handler, description in descriptions.items()
     )
 
 
@@ -391,17 +366,17 @@ def _show_lines(path: str, text: str, offset: int, total: int, notes: tuple[str,
         notes += ("lines end with CRLF" if every else "some lines end with CRLF, some with LF",)
         lines[: len(bare)] = bare
     if not lines:
-        where = "it is empty" if total == 0 else f"no lines from offset {offset}: it has {format_count(total, 'line')}"
+        where = "it is empty" if total == 0 else f"no lines from offset {offset}: it has {plural(total, 'line')}"
         return ToolResult(f"{shown}: {where}", FileText(shown, "", offset, 0, total))
+    if max(map(len, lines)) > MAX_LINE_CHARACTERS:
+        lines = [line if len(line) <= MAX_LINE_CHARACTERS else _cut(line) for line in lines]
     width = len(str(offset + len(lines)))
-    numbered = [
-        f"{number:>{width}} | {line if len(line) <= MAX_LINE_CHARACTERS else _cut(line)}"
-        for number, line in enumerate(lines, offset + 1)
-    ]
+    # (A format such as {number:>{width}} takes three times as long.)
+    numbered = [f"{str(number).rjust(width)} | {line}" for number, line in enumerate(lines, offset + 1)]
     kept = count_fitting_lines(numbered)
     last = offset + kept
     if last < total:
-        notes += (f"{format_count(total - last, 'line')} left: read on with offset={last}",)
+        notes += (f"{plural(total - last, 'line')} left: read on with offset={last}",)
     elif not ended:
         notes += ("no newline at the end of the file",)
     value = FileText(shown, "\n".join(numbered[:kept]), offset, kept, total, notes)

@@ -42,12 +42,6 @@ class Unrendered:
         return ""
 
 
-def format_count(number: int, noun: str) -> str:
-    if number == 1:
-        return f"1 {noun}"
-    return f"{number:,} {noun[:-1]}ies" if noun.endswith("y") else f"{number:,} {noun}s"
-
-
 def count_fitting_lines(lines: Iterable[str]) -> int:
     """How many of the lines one answer has room for: at least one, if there are any."""
     room, fit = MAX_CHARACTERS, 0

@@ -15,7 +15,8 @@ from ringfence.prompt.tool import Tool, ToolContext
 from ringfence.runtime.session import Session
 from ringfence.runtime.tool_result import ToolResult
 from ringfence_sandbox import LogEntry, Reversal, ReversalOutcome, Workspace
-from ringfence_tools.handlers import MAX_CHARACTERS, MAX_LISTED, Unrendered, format_count
+from ringfence_tools.handlers import MAX_CHARACTERS, MAX_LISTED, Unrendered
+from ringfence_tools.printable import plural
 
 AnswerT = TypeVar("AnswerT")
 StepT = TypeVar("StepT", int | str, int | str | None)
@@ -84,7 +85,7 @@ class HistoryEntry:
     def render(self) -> str:
         number = "-" if self.step is None else str(self.step)
         more = f" and {self.more_paths:,} more" if self.more_paths else ""
-        paths = f"{', '.join(self.paths)}{more}" if self.paths else format_count(self.more_paths, "path")
+        paths = f"{', '.join(self.paths)}{more}" if self.paths else plural(self.more_paths, "path")
         names = "".join(f" [{name}]" for name in self.names)
         return f"{number:>4}  {self.at}  {self.made_by}: {paths}{names}"
 
@@ -155,32 +156,21 @@ class HistoryToolsSection(Section[None]):
         section only looks."""
         self.session = session
         self._workspace = workspace
-        described: tuple[tuple[Callable[..., ToolResult[Any]], bool, str], ...] = (
-            (
-                self.history,
-                True,
-                "List the steps of the workspace, newest first: what tool calls and others changed.",
-            ),
-            (self.diff, True, "Show what changed in the workspace between two steps, as a patch."),
-            (
-                self.undo,
-                False,
-                "Take back the newest steps of the workspace. What others changed since stays.",
-            ),
-            (
-                self.restore,
-                False,
-                "Bring all files of the workspace back to what they were after a step. Can be undone.",
-            ),
-            (self.checkpoint, False, "Give the workspace as it is now a name, to restore it later."),
-        )
+        looking: dict[Callable[..., ToolResult[Any]], str] = {
+            self.history: "List the steps of the workspace, newest first: what tool calls and others changed.",
+            self.diff: "Show what changed in the workspace between two steps, as a patch.",
+        }
+        changing: dict[Callable[..., ToolResult[Any]], str] = {
+            self.undo: "Take back the newest steps of the workspace. What others changed since stays.",
+            self.restore: "Bring all files of the workspace back to what they were after a step. Can be undone.",
+            self.checkpoint: "Give the workspace as it is now a name, to restore it later.",
+        }
         super().__init__(
             title="History",
             key="history.tools",
             tools=[
-                Tool(handler.__name__, description, handler, (), accepts_overrides, looks)
-                for handler, looks, description in described
-                if looks or not read_only
+                Tool(handler.__name__, description, handler, (), accepts_overrides, read_only=handler in looking)
+                for handler, description in (looking if read_only else {**looking, **changing}).items()
             ],
             accepts_overrides=accepts_overrides,
         )
@@ -193,7 +183,7 @@ class HistoryToolsSection(Section[None]):
     def history(self, params: ShowHistory, *, context: ToolContext) -> ToolResult[HistoryEntries]:
         entries = self._ask(lambda workspace: workspace.log(params.limit))
         found = HistoryEntries(tuple(map(_entry, entries)))
-        return ToolResult.ok(found, f"the newest {format_count(len(entries), 'entry')}")
+        return ToolResult.ok(found, f"the newest {plural(len(entries), 'entry')}")
 
     def diff(self, params: ShowDiff, *, context: ToolContext) -> ToolResult[DiffText]:
         patch = self._ask(lambda workspace: workspace.diff(_step(params.since), _step(params.until)))
@@ -257,7 +247,7 @@ def _reversal_result(done: Reversal, dry_run: bool) -> ToolResult[Reversed]:
     numbers = Counter(outcome.outcome for outcome in outcomes)
     skipped = numbers["kept"] + numbers["conflict"]
     would = "would be " if dry_run else ""
-    restored = format_count(numbers["restored"], "path")
+    restored = plural(numbers["restored"], "path")
     message = f"{restored} {would}restored, {numbers['removed']} removed, {skipped} left as is"
     message += "; undo takes that back" if done.has_changed and not dry_run else ""
     value = Reversed(tuple(kept), len(outcomes) - len(kept), tuple(done.notes[:MAX_PATHS]))

@@ -14,7 +14,8 @@ from ringfence.filesystem.paths import directories_above, display_path, escape_p
 from ringfence.filesystem.protocol import AnnouncedWrites, Filesystem
 from ringfence.prompt.tool import ContentOf, Itself, ToolContext, Written
 from ringfence.runtime.tool_result import ToolResult
-from ringfence_tools.handlers import FileHandlers, check_length, describe_excess_size, describe_missing, format_count
+from ringfence_tools.handlers import FileHandlers, check_length, describe_excess_size, describe_missing
+from ringfence_tools.printable import plural
 
 MAX_PROBLEMS = 20
 Action = Literal["created", "modified", "deleted", "renamed", "copied"]
@@ -51,7 +52,7 @@ class PatchedFile:
     def render(self) -> str:
         came = f" from {self.source}" if self.source is not None else ""
         moved = [
-            f"hunk {number} {format_count(abs(lines), 'line')} {'below' if lines > 0 else 'above'}"
+            f"hunk {number} {plural(abs(lines), 'line')} {'below' if lines > 0 else 'above'}"
             for number, lines in enumerate(self.shifts, 1)
             if lines
         ]
@@ -86,7 +87,7 @@ class PatchHandler(FileHandlers):
             filesystem.announce(plan.writes)
         for change in plan.changes:
             change()
-        return ToolResult.ok(PatchedFiles(tuple(plan.files)), f"patched {format_count(len(plan.files), 'file')}")
+        return ToolResult.ok(PatchedFiles(tuple(plan.files)), f"patched {plural(len(plan.files), 'file')}")
 
 
 def files_written_by(params: ApplyPatch) -> Iterable[Written]:

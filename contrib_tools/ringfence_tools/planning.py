@@ -14,7 +14,7 @@ from ringfence.runtime.reducers import ReducerContext, Replace, replace_latest
 from ringfence.runtime.session import Session
 from ringfence.runtime.slices import SliceView
 from ringfence.runtime.tool_result import ToolResult
-from ringfence_tools.handlers import format_count
+from ringfence_tools.printable import plural
 
 StepStatus = Literal["pending", "in_progress", "done"]
 PlanStatus = Literal["active", "completed"]
@@ -211,10 +211,10 @@ def _plan_tools(session: Session, accepts_overrides: bool) -> tuple[Tool[Any, An
 
     def set_up(params: SetupPlan, *, context: ToolContext) -> ToolResult[Plan]:
         plan = params.apply(latest(context))
-        return ToolResult.ok(plan, f"Plan set up with {format_count(len(plan.steps), 'step')}.")
+        return ToolResult.ok(plan, f"Plan set up with {plural(len(plan.steps), 'step')}.")
 
     def add(params: AddStep, *, context: ToolContext) -> ToolResult[Plan]:
-        return ToolResult.ok(params.apply(latest(context)), f"Added {format_count(len(params.steps), 'step')}.")
+        return ToolResult.ok(params.apply(latest(context)), f"Added {plural(len(params.steps), 'step')}.")
 
     def update(params: UpdateStep, *, context: ToolContext) -> ToolResult[Plan]:
         plan = params.apply(latest(context))
@@ -223,7 +223,7 @@ def _plan_tools(session: Session, accepts_overrides: bool) -> tuple[Tool[Any, An
 
     def read(params: ReadPlan, *, context: ToolContext) -> ToolResult[Plan]:
         plan = _require(latest(context))
-        return ToolResult.ok(plan, f"The plan has {format_count(len(plan.steps), 'step')}.")
+        return ToolResult.ok(plan, f"The plan has {plural(len(plan.steps), 'step')}.")
 
     start = SetupPlan("Make the parser accept empty lines", ("Reproduce the failure", "Repair the parser"))
     return (

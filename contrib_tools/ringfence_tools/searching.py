@@ -20,10 +20,10 @@ from ringfence_tools.handlers import (
     check_size,
     count_fitting_lines,
     explain,
-    format_count,
     is_directory,
     require_existing,
 )
+from ringfence_tools.printable import plural
 
 MAX_MATCH_CHARACTERS = 400
 """Of a line that grep found."""
@@ -131,7 +131,7 @@ class SearchHandlers(FileHandlers):
         ]
         kept = count_fitting_lines(paths[:MAX_LISTED])
         value = FoundPaths(display_path(path), params.pattern, tuple(paths[:kept]), left_out=len(paths) - kept)
-        message = f"{format_count(len(paths), 'path')} below {display_path(path)} for {escape_text(params.pattern)}"
+        message = f"{plural(len(paths), 'path')} below {display_path(path)} for {escape_text(params.pattern)}"
         message += "" if paths else _explain_braces(params.pattern, params.glob)
         return ToolResult.ok(value, message + ignored.describe())
 
@@ -156,8 +156,8 @@ class SearchHandlers(FileHandlers):
         cut = kept < len(found) or not complete
         value = FoundLines(display_path(path), params.pattern, tuple(lines[:kept]), cut)
         if kept:
-            files = format_count(len({line.path for line in value.matches}), "file")
-            message = f"{'the first ' if cut else ''}{format_count(kept, 'line')} in {files}"
+            files = plural(len({line.path for line in value.matches}), "file")
+            message = f"{'the first ' if cut else ''}{plural(kept, 'line')} in {files}"
         else:
             ignored_only = f" but in ignored files, of which there are more than {MAX_SEARCHED:,}," if cut else ""
             message = f"no line{ignored_only} in {value.path}"

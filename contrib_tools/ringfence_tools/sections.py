@@ -16,8 +16,8 @@ from ringfence.prompt.section import Section
 from ringfence.resources import Binding, ResourceRegistry
 from ringfence.runtime.session import Session
 from ringfence_tools.files import file_tools
-from ringfence_tools.handlers import format_count
 from ringfence_tools.mounts import HostMount, HostMountPreview, mount_all
+from ringfence_tools.printable import plural
 
 MAX_SHOWN_ENTRIES = 20
 """Of one mount, in the section's text."""
@@ -117,4 +117,4 @@ def _describe_mount(mount: HostMountPreview) -> str:
     names = [f"`{escape_path(name)}`" for name in mount.entries[:MAX_SHOWN_ENTRIES]]
     if len(mount.entries) > MAX_SHOWN_ENTRIES:
         names.append(f"and {len(mount.entries) - MAX_SHOWN_ENTRIES:,} more")
-    return f"- `{place}`, {format_count(mount.files, 'file')} in all: {', '.join(names) or 'nothing'}"
+    return f"- `{place}`, {plural(mount.files, 'file')} in all: {', '.join(names) or 'nothing'}"
