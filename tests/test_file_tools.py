@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from ringfence import serde
 from ringfence.adapters.tool_executor import ToolExecutor
 from ringfence.errors import PromptValidationError, ToolValidationError
 from ringfence.filesystem import Filesystem, GlobMatch, InMemoryFilesystem
-from ringfence.prompt import Prompt, PromptTemplate, ReadBeforeWritePolicy, ToolResult, ToolsSection
+from ringfence.prompt import Prompt, PromptTemplate, ReadBeforeWritePolicy, Section, ToolResult, ToolsSection
 from ringfence.runtime import Session
 from ringfence_sandbox import HostFilesystem
 from ringfence_tools import HostMount, VfsToolsSection
@@ -51,7 +52,7 @@ def free(session: Session, files: InMemoryFilesystem) -> Iterator[ToolExecutor]:
         yield ToolExecutor(prompt=prompt, session=session)
 
 
-def prompt_of(section: VfsToolsSection) -> Prompt[object]:
+def prompt_of(section: Section[Any]) -> Prompt[object]:
     return Prompt(PromptTemplate(ns="tests", key="files", sections=[section]))
 
 
@@ -70,6 +71,123 @@ def refused(executor: ToolExecutor, tool: str, **arguments: object) -> str:
     answer = executor.execute(tool, arguments)
     assert not answer.result.success
     return answer.text
+
+
+REFUSED: dict[str, list[tuple[dict[str, object], str]]] = {
+    "ls": [
+        ({"path": "src/main.py"}, "is a file"),
+        ({"path": "scr"}, "did you mean src"),
+        ({"path": "../x"}, "outside of the workspace root"),
+    ],
+    "read_file": [
+        ({"file_path": "src"}, "is a directory: list it with ls"),
+        ({"file_path": "src/mian.py"}, "there is no src/mian.py; did you mean src/main.py?"),
+        ({"file_path": "src/lib/main.py"}, "did you mean src/main.py?"),
+        ({"file_path": "no/such/thing"}, "there is no no/such/thing"),
+        ({"file_path": "README.md/x"}, "did you mean README.md?"),
+        ({"file_path": "dangling"}, "a symlink that leads nowhere"),
+        ({"file_path": "README.md", "offset": -1}, "offset"),
+        ({"file_path": "README.md", "limit": 0}, "limit"),
+        ({"path": "README.md"}, "file_path"),
+        ({"file_path": "../b.txt"}, "../b.txt is outside of the workspace root"),
+    ],
+    "write_file": [
+        ({"file_path": "src", "content": "x"}, "src is a directory: name a file in it"),
+        ({"file_path": "README.md/x", "content": "x"}, "README.md/x cannot be: a file stands"),
+        ({"file_path": " ", "content": "x"}, "/ is a directory: name a file in it"),
+        ({"file_path": "../x", "content": "x"}, "../x is outside of the workspace root"),
+        ({"file_path": "f", "content": "x" * 48_001}, "48,001 characters, one call takes 48,000"),
+        ({"file_path": "f", "content": "\ud800"}, "surrogate"),
+        ({"file_path": "f", "content": "x", "mode": "append"}, "mode"),
+    ],
+    "edit_file": [
+        ({"old_string": "def  main():", "new_string": "x"}, "old_string does not occur in the file. Line 4"),
+        ({"old_string": "def  main():", "new_string": "import os"}, "new_string is in the file already"),
+        ({"old_string": "os", "new_string": "x"}, "occurs 2 times, at lines 1, 5"),
+        ({"old_string": "", "new_string": "x"}, "old_string is empty"),
+        ({"old_string": "x", "new_string": "x"}, "the same"),
+        ({"old_string": "x" * 48_001, "new_string": "y"}, "48,001 characters"),
+        ({"old_string": "y", "new_string": "x" * 48_001}, "48,001 characters"),
+        ({"file_path": "src/mein.py", "old_string": "a", "new_string": "b"}, "did you mean src/main.py"),
+        ({"file_path": "src", "old_string": "a", "new_string": "b"}, "src is a directory, only files can be edited"),
+    ],
+    "apply_patch": [
+        (
+            {"patch": "--- a/../b.txt\n+++ b/../b.txt\n@@ -1 +1 @@\n-a\n+b\n"},
+            "../b.txt is outside of the workspace root",
+        )
+    ],
+    "move": [
+        ({"source": "README.md", "target": "src"}, "target is the new path itself, such as src/README.md"),
+        ({"source": "README.md", "target": "README.md"}, "the same"),
+        ({"source": "RAEDME.md", "target": "x"}, "did you mean README.md"),
+        ({"source": "src", "target": "src/lib/x"}, "into itself"),
+        ({"source": "src", "target": "README.md"}, "README.md is a file, which a directory does not replace"),
+        ({"source": "README.md", "target": "win.txt/x"}, "win.txt/x cannot be: a file stands where it has a directory"),
+        ({"source": "README.md", "target": "../x"}, "outside of the workspace root"),
+    ],
+    "rm": [
+        ({"path": "src"}, "set recursive"),
+        ({"path": "srv"}, "did you mean src"),
+        ({"path": "../x"}, "outside"),
+    ],
+    "glob": [
+        ({"pattern": "  "}, "blank"),
+        ({"pattern": "../*"}, "'..'"),
+        ({"pattern": "*", "path": "scr"}, "did you mean src"),
+        ({"pattern": "*", "path": "README.md"}, "is not a directory"),
+    ],
+    "grep": [
+        ({"pattern": "("}, "missing ): ( (it has no"),
+        ({"pattern": "main("}, "\\Q"),
+        ({"pattern": ""}, "empty"),
+        ({"pattern": "x", "path": "scr"}, "did you mean src"),
+        ({"pattern": "x", "literal": True}, "literal"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "said"), [(tool, *case) for tool, cases in REFUSED.items() for case in cases]
+)
+def test_what_cannot_be_done_is_said_and_changes_nothing(
+    free: ToolExecutor, files: InMemoryFilesystem, tool: str, arguments: dict[str, object], said: str
+) -> None:
+    files.symlink("dangling", "nothing")
+    before = files.snapshot()
+    if tool == "edit_file":
+        arguments = {"file_path": "src/main.py", **arguments}
+    text = refused(free, tool, **arguments)
+    assert said in text
+    assert "literal=" not in text
+    assert files.changes(before) == []
+
+
+@pytest.mark.parametrize("root", ["", "/", ".", "./", "//."])
+@pytest.mark.parametrize(
+    ("tool", "name", "others"),
+    [
+        ("write_file", "file_path", {"content": "x"}),
+        ("edit_file", "file_path", {"old_string": "a", "new_string": "b"}),
+        ("rm", "path", {"recursive": True}),
+        ("move", "source", {"target": "b"}),
+        ("move", "target", {"source": "README.md"}),
+    ],
+)
+def test_the_root_is_not_taken_for_a_file_that_has_to_be_read_first(
+    executor: ToolExecutor, tool: str, name: str, others: dict[str, object], root: str
+) -> None:
+    assert f"{name} is the root" in refused(executor, tool, **{name: root}, **others)
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments"),
+    [("write_file", {"content": "x"}), ("edit_file", {"old_string": "a", "new_string": "b"})],
+)
+def test_a_directory_is_told_as_one_and_not_as_unread(
+    executor: ToolExecutor, tool: str, arguments: dict[str, object]
+) -> None:
+    assert refused(executor, tool, file_path="src", **arguments).startswith("src is a directory")
 
 
 # Listing
@@ -93,20 +211,18 @@ def test_a_directory_is_listed_by_any_spelling(executor: ToolExecutor) -> None:
     assert len(texts) == 1
 
 
-def test_of_a_large_directory_a_part_is_listed(executor: ToolExecutor, files: InMemoryFilesystem) -> None:
-    for n in range(1_200):
-        files.write(f"many/{n:04}", "")
-    text = call(executor, "ls", path="many")
-    assert "1,200 files" in text
-    assert "[200 more entries: use glob for a part of them]" in text
-
-
-@pytest.mark.parametrize(
-    ("path", "said"),
-    [("src/main.py", "is a file"), ("scr", "did you mean src"), ("../x", "outside of the workspace root")],
-)
-def test_what_cannot_be_listed(executor: ToolExecutor, path: str, said: str) -> None:
-    assert said in refused(executor, "ls", path=path)
+def test_of_very_many_entries_paths_and_lines_a_part_is_shown(
+    executor: ToolExecutor, files: InMemoryFilesystem
+) -> None:
+    for n in range(1_001):
+        files.write(f"many/{n:04}", "hit\n")
+    assert "[1 more entries: use glob for a part of them]" in call(executor, "ls", path="many")
+    assert "[1 more: use a narrower pattern]" in call(executor, "glob", pattern="many/*")
+    found = call(executor, "grep", pattern="hit")
+    assert found.startswith("the first 1,000 lines in 1,000 files for hit")
+    assert found.endswith("[there are more: use a narrower pattern, path or glob]")
+    files.delete("many/0000")
+    assert "there are more" not in call(executor, "grep", pattern="hit")
 
 
 # Reading
@@ -144,6 +260,7 @@ def test_long_lines_and_long_answers_are_cut(executor: ToolExecutor, files: InMe
         (b"a\nb", "[no newline at the end of the file]"),
         (b"\xef\xbb\xbfa\n", "[the file begins with a byte order mark, which is not shown]"),
         (b"caf\xe9\n", "not UTF-8"),
+        (b"", "it is empty"),
     ],
 )
 def test_what_cannot_be_seen_is_said(
@@ -153,14 +270,6 @@ def test_what_cannot_be_seen_is_said(
     text = call(executor, "read_file", file_path="f")
     assert note in text
     assert "\r" not in text
-
-
-@pytest.mark.parametrize(
-    ("content", "said"), [("", "it is empty"), ("a\nb\n", "no lines from offset 5: it has 2 lines")]
-)
-def test_no_lines_is_an_answer(executor: ToolExecutor, files: InMemoryFilesystem, content: str, said: str) -> None:
-    files.write("f", content)
-    assert call(executor, "read_file", file_path="f", offset=0 if not content else 5) == f"f: {said}"
 
 
 def test_a_binary_file_is_described_and_counts_as_read(executor: ToolExecutor, files: InMemoryFilesystem) -> None:
@@ -195,29 +304,7 @@ def test_a_missing_file_is_not_searched_for_in_the_whole_workspace(session: Sess
     assert "src/main.py" in answer
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ({"file_path": "src"}, "is a directory: list it with ls"),
-        ({"file_path": "src/mian.py"}, "there is no src/mian.py; did you mean src/main.py?"),
-        ({"file_path": "src/lib/main.py"}, "did you mean src/main.py?"),
-        ({"file_path": "no/such/thing"}, "there is no no/such/thing"),
-        ({"file_path": "README.md/x"}, "did you mean README.md?"),
-        ({"file_path": "README.md", "offset": -1}, "offset is the number of lines to skip"),
-        ({"file_path": "README.md", "limit": 0}, "limit is the number of lines to read"),
-        ({"path": "README.md"}, "file_path"),
-    ],
-)
-def test_what_cannot_be_read(executor: ToolExecutor, arguments: dict[str, object], said: str) -> None:
-    assert said in refused(executor, "read_file", **arguments)
-
-
-def test_a_link_that_leads_nowhere_is_named_as_one(executor: ToolExecutor, files: InMemoryFilesystem) -> None:
-    files.symlink("dangling", "nothing")
-    assert "a symlink that leads nowhere" in refused(executor, "read_file", file_path="dangling")
-
-
-# Writing
+# Writing and editing
 
 
 def test_a_file_is_created_with_its_directories_and_exactly_its_text(
@@ -226,6 +313,8 @@ def test_a_file_is_created_with_its_directories_and_exactly_its_text(
     text = call(executor, "write_file", file_path="new/ä.txt", content="ü\r\nno end")
     assert text == "created new/ä.txt (10 bytes)"
     assert content_of(files, "new/ä.txt") == "ü\r\nno end".encode()
+    call(executor, "write_file", file_path="f", content="ä" * 48_000)
+    assert files.stat("f").size_bytes == 96_000
 
 
 def test_a_file_is_replaced_once_it_was_read(executor: ToolExecutor, files: InMemoryFilesystem) -> None:
@@ -237,46 +326,13 @@ def test_a_file_is_replaced_once_it_was_read(executor: ToolExecutor, files: InMe
     assert "changed" in refused(executor, "write_file", file_path="README.md", content="y")
 
 
-def test_reading_no_lines_is_no_reading(executor: ToolExecutor) -> None:
-    call(executor, "read_file", file_path="README.md", offset=100)
-    assert "has not been read" in refused(executor, "write_file", file_path="README.md", content="x")
-
-
-def test_neither_grep_nor_ls_nor_a_failed_edit_is_reading(executor: ToolExecutor) -> None:
+def test_only_what_shows_lines_is_reading(executor: ToolExecutor) -> None:
+    nothing = call(executor, "read_file", file_path="README.md", offset=100)
+    assert nothing == "README.md: no lines from offset 100: it has 3 lines"
     call(executor, "grep", pattern="Title", path="README.md")
     call(executor, "ls")
     refused(executor, "edit_file", file_path="README.md", old_string="zzz", new_string="y")
-    assert "has not been read" in refused(
-        executor, "edit_file", file_path="README.md", old_string="Title", new_string="y"
-    )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ({"file_path": "src", "content": "x"}, "directory"),
-        ({"file_path": "README.md/x", "content": "x"}, "README.md/x cannot be: a file stands"),
-        ({"file_path": "", "content": "x"}, "root"),
-        ({"file_path": " ", "content": "x"}, "/ is a directory: name a file in it"),
-        ({"file_path": "../x", "content": "x"}, "outside of the workspace root"),
-        ({"file_path": "f", "content": "x" * 48_001}, "48,001 characters, one call takes 48,000"),
-        ({"file_path": "f", "content": "x", "mode": "append"}, "mode"),
-    ],
-)
-def test_what_cannot_be_written(
-    free: ToolExecutor, files: InMemoryFilesystem, arguments: dict[str, object], said: str
-) -> None:
-    before = files.snapshot()
-    assert said in refused(free, "write_file", **arguments)
-    assert files.changes(before) == []
-
-
-def test_48_000_characters_are_written(free: ToolExecutor, files: InMemoryFilesystem) -> None:
-    call(free, "write_file", file_path="f", content="ä" * 48_000)
-    assert files.stat("f").size_bytes == 96_000
-
-
-# Editing
+    assert "has not been read" in refused(executor, "write_file", file_path="README.md", content="x")
 
 
 def test_an_edit_says_where_it_was_made(free: ToolExecutor, files: InMemoryFilesystem) -> None:
@@ -292,37 +348,9 @@ def test_an_edit_keeps_line_ends_permissions_and_everything_else(free: ToolExecu
     call(free, "edit_file", file_path="win.txt", old_string="one\ntwo", new_string="1\n2\n3")
     assert content_of(files, "win.txt") == b"1\r\n2\r\n3\r\n"
     assert files.stat("win.txt").mode == 0o755
-
-
-def test_a_file_of_any_size_is_edited(free: ToolExecutor, files: InMemoryFilesystem) -> None:
     files.write_bytes("big", b"x\n" * 1_000_000 + b"end" + b"\0y" * 1_000_000)
     call(free, "edit_file", file_path="big", old_string="end", new_string="END")
     assert content_of(files, "big") == b"x\n" * 1_000_000 + b"END" + b"\0y" * 1_000_000
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "said"),
-    [
-        ("def  main():", "x", "src/main.py was not changed: old_string does not occur in the file. Line 4"),
-        ("def  main():", "import os", "new_string is in the file already, perhaps from the same edit before. Line 4"),
-        ("os", "x", "occurs 2 times, at lines 1, 5"),
-        ("", "x", "old_string is empty"),
-        ("x", "x", "the same"),
-        ("x" * 48_001, "y", "48,001 characters"),
-        ("y", "x" * 48_001, "48,001 characters"),
-    ],
-)
-def test_what_cannot_be_edited(free: ToolExecutor, files: InMemoryFilesystem, old: str, new: str, said: str) -> None:
-    before = files.snapshot()
-    assert said in refused(free, "edit_file", file_path="src/main.py", old_string=old, new_string=new)
-    assert files.changes(before) == []
-
-
-def test_a_missing_file_or_a_directory_cannot_be_edited(free: ToolExecutor) -> None:
-    assert "did you mean src/main.py" in refused(
-        free, "edit_file", file_path="src/mein.py", old_string="a", new_string="b"
-    )
-    assert "only files" in refused(free, "edit_file", file_path="src", old_string="a", new_string="b")
 
 
 # Moving and removing
@@ -345,27 +373,6 @@ def test_a_directory_moves(free: ToolExecutor, files: InMemoryFilesystem) -> Non
     assert not files.exists("src")
 
 
-@pytest.mark.parametrize(
-    ("source", "target", "said"),
-    [
-        ("README.md", "src", "target is the new path itself, such as src/README.md"),
-        ("README.md", "README.md", "the same"),
-        ("RAEDME.md", "x", "did you mean README.md"),
-        ("src", "src/lib/x", "into itself"),
-        ("src", "README.md", "README.md is a file, which a directory does not replace"),
-        ("README.md", "win.txt/x", "win.txt/x cannot be: a file stands where it has a directory"),
-        ("", "x", "root"),
-        ("README.md", "../x", "outside of the workspace root"),
-    ],
-)
-def test_what_cannot_be_moved(
-    free: ToolExecutor, files: InMemoryFilesystem, source: str, target: str, said: str
-) -> None:
-    before = files.snapshot()
-    assert said in refused(free, "move", source=source, target=target)
-    assert files.changes(before) == []
-
-
 def test_files_are_removed_once_they_were_read(executor: ToolExecutor, files: InMemoryFilesystem) -> None:
     assert "has not been read" in refused(executor, "rm", path="src", recursive=True)
     call(executor, "read_file", file_path="src/main.py")
@@ -373,12 +380,9 @@ def test_files_are_removed_once_they_were_read(executor: ToolExecutor, files: In
     call(executor, "read_file", file_path="src/lib/parse.py")
     assert call(executor, "rm", path="src", recursive=True) == "removed src, 4 entries in all"
     assert not files.exists("src")
-
-
-def test_a_link_is_removed_and_not_what_it_leads_to(free: ToolExecutor, files: InMemoryFilesystem) -> None:
-    files.symlink("link", "src")
-    assert call(free, "rm", path="link") == "removed link"
-    assert files.exists("src/main.py")
+    files.mkdir("empty")
+    call(executor, "rm", path="empty")
+    assert not files.exists("empty")
 
 
 @pytest.mark.parametrize("target", ["README.md", "src", "nowhere", "/etc/passwd", "x" * 256])
@@ -413,56 +417,29 @@ def test_a_pipe_can_be_moved_and_removed_and_not_written(session: Session, tmp_p
         prompt = prompt_of(VfsToolsSection(session=session, filesystem=disk))
         with prompt.resources:
             executor = ToolExecutor(prompt=prompt, session=session)
-            said = refused(executor, "write_file", file_path="pipe", content="x")
-            assert said == "write_file failed: pipe is a socket, a pipe or a device, which is never opened"
+            assert "never opened" in refused(executor, "write_file", file_path="pipe", content="x")
             call(executor, "move", source="pipe", target="moved")
             call(executor, "rm", path="moved")
-
-
-@pytest.mark.parametrize(
-    ("tool", "arguments", "said"),
-    [
-        ("write_file", {"content": "x"}, "src is a directory: name a file in it"),
-        ("edit_file", {"old_string": "a", "new_string": "b"}, "src is a directory, only files can be edited"),
-    ],
-)
-def test_a_directory_is_told_as_one_and_not_as_unread(
-    executor: ToolExecutor, tool: str, arguments: dict[str, object], said: str
-) -> None:
-    assert refused(executor, tool, file_path="src", **arguments) == said
-
-
-def test_an_empty_directory_needs_no_recursion(free: ToolExecutor, files: InMemoryFilesystem) -> None:
-    files.mkdir("empty")
-    call(free, "rm", path="empty")
-    assert not files.exists("empty")
-
-
-@pytest.mark.parametrize(
-    ("path", "said"),
-    [("", "root"), ("/", "root"), ("src", "set recursive"), ("srv", "did you mean src"), ("../x", "outside")],
-)
-def test_what_cannot_be_removed(free: ToolExecutor, files: InMemoryFilesystem, path: str, said: str) -> None:
-    before = files.snapshot()
-    assert said in refused(free, "rm", path=path)
-    assert files.changes(before) == []
 
 
 # Finding
 
 
-def test_paths_are_found_by_a_pattern(executor: ToolExecutor) -> None:
+def test_paths_are_found_by_a_pattern(executor: ToolExecutor, files: InMemoryFilesystem) -> None:
     assert call(executor, "glob", pattern="**/*.py") == "2 paths below / for **/*.py\n\nsrc/lib/parse.py\nsrc/main.py"
-    assert call(executor, "glob", pattern="*", path="src") == "2 paths below src for *\n\nsrc/lib/\nsrc/main.py"
     assert call(executor, "glob", pattern="**", glob="p*") == "1 path below / for **\n\nsrc/lib/parse.py"
     assert call(executor, "glob", pattern="*.c") == "0 paths below / for *.c"
+    files.symlink("src/dangling", "nothing")
+    files.symlink("src/other", "lib")
+    found = call(executor, "glob", pattern="*", path="src")
+    assert found == "4 paths below src for *\n\nsrc/dangling\nsrc/lib/\nsrc/main.py\nsrc/other/"
 
 
 def test_braces_that_find_nothing_are_said_not_to_be_expanded(executor: ToolExecutor) -> None:
     said = "; braces are not expanded: call it once for each alternative"
-    assert call(executor, "glob", pattern="*.{py,c}") == f"0 paths below / for *.{{py,c}}{said}"
-    assert call(executor, "glob", pattern="**", glob="*.{py,c}") == f"0 paths below / for **{said}"
-    assert call(executor, "grep", pattern="def", glob="*.{py,c}") == f"no line in / for def{said}"
+    assert call(executor, "glob", pattern="*.{py,c}").endswith(said)
+    assert call(executor, "glob", pattern="**", glob="*.{py,c}").endswith(said)
+    assert call(executor, "grep", pattern="def", glob="*.{py,c}").endswith(said)
     assert said not in call(executor, "grep", pattern="x{7,9}")
 
 
@@ -473,69 +450,18 @@ def test_a_path_that_is_null_is_the_root(executor: ToolExecutor, tool: str, argu
     assert call(executor, tool, **arguments, path=None) == call(executor, tool, **arguments)
 
 
-def test_grep_tells_of_a_pattern_as_it_was_given(executor: ToolExecutor) -> None:
-    assert "missing ): ( (it has no" in refused(executor, "grep", pattern="(")
-
-
-def test_glob_does_not_take_a_link_that_leads_nowhere_for_a_directory(
-    executor: ToolExecutor, files: InMemoryFilesystem
-) -> None:
-    files.symlink("src/dangling", "nothing")
-    files.symlink("src/other", "lib")
-    assert call(executor, "glob", pattern="*", path="src").splitlines()[2:] == [
-        "src/dangling",
-        "src/lib/",
-        "src/main.py",
-        "src/other/",
-    ]
-
-
-def test_very_many_paths_are_cut(executor: ToolExecutor, files: InMemoryFilesystem) -> None:
-    for n in range(1_100):
-        files.write(f"many/{n:04}", "")
-    assert "[100 more: use a narrower pattern]" in call(executor, "glob", pattern="many/*")
-
-
-def test_lines_are_found_by_a_regular_expression(executor: ToolExecutor) -> None:
+def test_lines_are_found_by_a_regular_expression(executor: ToolExecutor, files: InMemoryFilesystem) -> None:
     text = call(executor, "grep", pattern=r"^def \w+\(", glob="*.py")
     assert text == (
         "2 lines in 2 files for ^def \\w+\\(\n\nsrc/lib/parse.py:1: def parse(text):\nsrc/main.py:4: def main():"
     )
     assert call(executor, "grep", pattern=r"\Qos.name\E").endswith("src/main.py:5:     return os.name")
+    assert "def main():" in call(executor, "grep", pattern="\\Qmain(\\E")
     assert call(executor, "grep", pattern="nothing") == "no line in / for nothing"
-
-
-def test_very_many_lines_are_cut_and_that_is_said(executor: ToolExecutor, files: InMemoryFilesystem) -> None:
-    files.write("many.txt", "hit\n" * 1_001)
-    text = call(executor, "grep", pattern="hit")
-    assert text.startswith("the first 1,000 lines in 1 file for hit")
-    assert text.endswith("[there are more: use a narrower pattern, path or glob]")
-    files.write("many.txt", "hit\n" * 1_000)
-    assert "there are more" not in call(executor, "grep", pattern="hit")
-
-
-def test_of_a_long_line_the_part_around_the_match_is_shown(executor: ToolExecutor, files: InMemoryFilesystem) -> None:
     files.write("long.txt", "a" * 5_000 + "needle" + "b" * 5_000)
     text = call(executor, "grep", pattern="needle")
     assert "needle" in text
     assert len(text) < 600
-
-
-@pytest.mark.parametrize(
-    ("tool", "arguments", "said"),
-    [
-        ("grep", {"pattern": "("}, "the search cannot be made"),
-        ("grep", {"pattern": ""}, "empty"),
-        ("grep", {"pattern": "x", "path": "scr"}, "did you mean src"),
-        ("grep", {"pattern": "x", "literal": True}, "literal"),
-        ("glob", {"pattern": "  "}, "blank"),
-        ("glob", {"pattern": "../*"}, "'..'"),
-        ("glob", {"pattern": "*", "path": "scr"}, "did you mean src"),
-        ("glob", {"pattern": "*", "path": "README.md"}, "is not a directory"),
-    ],
-)
-def test_what_cannot_be_searched(executor: ToolExecutor, tool: str, arguments: dict[str, object], said: str) -> None:
-    assert said in refused(executor, tool, **arguments)
 
 
 # Names
@@ -570,14 +496,8 @@ def test_the_parameters_are_those_that_were_promised() -> None:
         "grep": ["pattern", "path", "glob"],
         "rm": ["path", "recursive"],
     }
-    found: dict[str, list[str]] = {}
-    for tool in file_tools():
-        assert tool.params_type is not None
-        properties = serde.schema(tool.params_type)["properties"]
-        assert isinstance(properties, dict)
-        assert all("description" in field for field in properties.values())
-        found[tool.name] = list(properties)
-    assert found == promised
+    assert {tool.name: list(tool.fields) for tool in file_tools()} == promised
+    assert {tool.name: list(tool.described) for tool in file_tools()} == promised
 
 
 def test_tools_that_change_nothing_say_so_and_the_others_say_what_they_change() -> None:
@@ -587,63 +507,46 @@ def test_tools_that_change_nothing_say_so_and_the_others_say_what_they_change() 
 
 @pytest.fixture
 def repository(files: InMemoryFilesystem) -> None:
-    for path in (".git/logs/HEAD", "src/.git/logs", "z.txt", ".gitignore"):
+    for path in (".git/logs/HEAD", "src/.git/logs", "z.txt"):
         files.write(path, "needle\n" * (1200 if path == ".git/logs/HEAD" else 1))
-
-
-@pytest.mark.usefixtures("repository")
-def test_a_search_leaves_out_gits_own_data(free: ToolExecutor) -> None:
-    found = call(free, "grep", pattern="needle")
-    assert found == "2 lines in 2 files for needle\n\n.gitignore:1: needle\nz.txt:1: needle"
-    paths = call(free, "glob", pattern="**/*")
-    assert "\n.git/" not in paths
-    assert "\n.gitignore" in paths
-
-
-@pytest.mark.usefixtures("repository")
-def test_a_search_that_names_gits_own_data_finds_it(free: ToolExecutor) -> None:
-    assert call(free, "grep", pattern="needle", path=".git").startswith("the first ")
-    assert "src/.git/logs:1: needle" in call(free, "grep", pattern="needle", glob="src/.git/*")
-    assert ".git/logs/HEAD" in call(free, "glob", pattern="**/*", path=".git")
-    assert "1 path below / for .git/logs/*" in call(free, "glob", pattern=".git/logs/*")
-
-
-@pytest.fixture
-def ignoring(files: InMemoryFilesystem) -> None:
     files.write(".gitignore", "# built\n/build/\n*.log  \n!keep.log\n\n.env\n")
     files.write("src/.gitignore", "/generated.py\n")
     for path in ("build/out.py", "a.log", "keep.log", ".env", "src/generated.py", "src/x.py", "src/build/y.py"):
         files.write(path, "needle\n")
 
 
-@pytest.mark.usefixtures("ignoring")
-def test_a_search_leaves_out_what_gitignore_files_name(free: ToolExecutor) -> None:
-    found = call(free, "grep", pattern="needle")
-    left_out = "; left out, as git ignores them: .env, a.log, build and 1 more (name one in path to look there)"
-    assert found.splitlines() == [
-        f"3 lines in 3 files for needle{left_out}",
-        "",
-        "keep.log:1: needle",
-        "src/build/y.py:1: needle",
-        "src/x.py:1: needle",
-    ]
-    assert "build/out.py" not in call(free, "glob", pattern="**/*.py")
-    assert "\nsrc/generated.py" not in call(free, "glob", pattern="*.py", path="src")
-
-
-@pytest.mark.usefixtures("ignoring")
-def test_a_search_that_names_what_is_ignored_finds_it(free: ToolExecutor) -> None:
-    assert "build/out.py:1: needle" in call(free, "grep", pattern="needle", path="build")
-    assert "a.log:1: needle" in call(free, "grep", pattern="needle", path="a.log")
-    assert "build/out.py:1: needle" in call(free, "grep", pattern="needle", glob="build/*.py")
-    assert "\n.env" in call(free, "glob", pattern="**/.env")
-    assert "\nbuild/out.py" in call(free, "glob", pattern="build/**")
-
-
-@pytest.mark.usefixtures("ignoring")
-def test_a_search_does_not_count_as_a_read_of_what_it_goes_by(executor: ToolExecutor) -> None:
-    call(executor, "grep", pattern="needle")
+@pytest.mark.usefixtures("repository")
+def test_a_search_leaves_out_gits_own_data_and_what_gitignore_files_name(executor: ToolExecutor) -> None:
+    summary, _, *lines = call(executor, "grep", pattern="needle").splitlines()
+    assert "4 lines in 4 files" in summary
+    assert "left out, as git ignores them: .env, a.log, build and 1 more" in summary
+    assert [line.partition(":")[0] for line in lines] == ["keep.log", "src/build/y.py", "src/x.py", "z.txt"]
+    paths = call(executor, "glob", pattern="**/*").splitlines()
+    assert {".gitignore", "src/x.py"} <= {*paths}
+    assert {".git/", ".git/logs/HEAD", "build/out.py", "src/generated.py"}.isdisjoint(paths)
+    # Nor does it count as a read of the rules that it goes by.
     assert "read it first" in refused(executor, "write_file", file_path=".gitignore", content="")
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "found"),
+    [
+        ("grep", {"path": ".git"}, ".git/logs/HEAD:1: needle"),
+        ("grep", {"glob": "src/.git/*"}, "src/.git/logs:1: needle"),
+        ("grep", {"path": "build"}, "build/out.py:1: needle"),
+        ("grep", {"path": "a.log"}, "a.log:1: needle"),
+        ("grep", {"glob": "build/*.py"}, "build/out.py:1: needle"),
+        ("glob", {"pattern": "**/*", "path": ".git"}, ".git/logs/HEAD"),
+        ("glob", {"pattern": ".git/logs/*"}, ".git/logs/HEAD"),
+        ("glob", {"pattern": "**/.env"}, ".env"),
+        ("glob", {"pattern": "build/**"}, "build/out.py"),
+    ],
+)
+@pytest.mark.usefixtures("repository")
+def test_a_search_that_names_what_is_ignored_finds_it(
+    free: ToolExecutor, tool: str, arguments: dict[str, object], found: str
+) -> None:
+    assert found in call(free, tool, **{"pattern": "needle", **arguments}).splitlines()
 
 
 def test_a_search_whose_first_lines_are_all_ignored_says_so(free: ToolExecutor, files: InMemoryFilesystem) -> None:
@@ -776,41 +679,3 @@ def test_a_result_is_a_value_that_a_program_can_use(free: ToolExecutor) -> None:
     edited: ToolResult[EditedFile] = free.call("edit_file", edit)
     assert edited.value == EditedFile("win.txt", replacements=2, lines=(1, 2))
     assert serde.dump(edited.value) == {"path": "win.txt", "replacements": 2, "lines": [1, 2]}
-
-
-@pytest.mark.parametrize("root", ["", "/", ".", "./", "//."])
-@pytest.mark.parametrize(
-    ("tool", "name", "others"),
-    [
-        ("write_file", "file_path", {"content": "x"}),
-        ("edit_file", "file_path", {"old_string": "a", "new_string": "b"}),
-        ("rm", "path", {"recursive": True}),
-        ("move", "source", {"target": "b"}),
-        ("move", "target", {"source": "README.md"}),
-    ],
-)
-def test_the_root_is_not_taken_for_a_file_that_has_to_be_read_first(
-    executor: ToolExecutor, tool: str, name: str, others: dict[str, object], root: str
-) -> None:
-    said = refused(executor, tool, **{name: root}, **others)
-    assert f"{name} is the root" in said
-    assert "read it first" not in said
-
-
-def test_a_path_out_of_the_workspace_is_named_in_the_denial(executor: ToolExecutor) -> None:
-    assert "../b.txt is outside of the workspace root" in refused(
-        executor, "write_file", file_path="../b.txt", content="x"
-    )
-
-
-def test_a_path_out_of_the_workspace_is_what_the_sentence_is_about(executor: ToolExecutor) -> None:
-    patch = "--- a/../b.txt\n+++ b/../b.txt\n@@ -1 +1 @@\n-a\n+b\n"
-    assert "failed: ../b.txt is outside of" in refused(executor, "read_file", file_path="../b.txt")
-    assert "../b.txt is outside of the workspace root" in refused(executor, "apply_patch", patch=patch)
-
-
-def test_a_pattern_that_is_no_regular_expression_is_answered_with_what_the_tool_has(executor: ToolExecutor) -> None:
-    said = refused(executor, "grep", pattern="main(")
-    assert "literal=" not in said
-    assert "\\Q" in said
-    assert "def main():" in call(executor, "grep", pattern="\\Qmain(\\E")

@@ -230,14 +230,8 @@ class _FileTools(SearchHandlers, PatchHandler, FileHandlers):
 
     def write_file(self, params: WriteFile, *, context: ToolContext) -> ToolResult[WrittenFile]:
         filesystem, path = self._open(context, params.file_path)
-        shown = display_path(path)
-        try:
-            content = params.content.encode()
-        except UnicodeEncodeError as error:
-            raise ToolValidationError(
-                f"the content cannot be written: character {error.start} is {params.content[error.start]!r}, half of a "
-                "surrogate pair, which no text has"
-            ) from None
+        shown = escape_path(path) or "/"
+        content = params.content.encode()
         created = not filesystem.exists(path)
         try:
             if not path:
@@ -248,8 +242,8 @@ class _FileTools(SearchHandlers, PatchHandler, FileHandlers):
         except NotADirectoryError:
             raise ToolValidationError(_describe_file_above(path)) from None
         action = "created" if created else "replaced"
-        size = len(content)
-        return ToolResult(f"{action} {shown} ({plural(size, 'byte')})", WrittenFile(shown, size, created))
+        size = "1 byte" if len(content) == 1 else f"{len(content):,} bytes"
+        return ToolResult(f"{action} {shown} ({size})", WrittenFile(shown, len(content), created))
 
     def edit_file(self, params: EditFile, *, context: ToolContext) -> ToolResult[EditedFile]:
         filesystem, path = self._open(context, params.file_path)
