@@ -37,7 +37,7 @@ class HostMount:
     a store of its own (``Workspace.open(root, store=...)``) that is not known here: open it so before.
 
     A link that leads to another place of what is mounted is a link in the workspace too, or with `follow_symlinks` what
-    it leads to. Any other is left out.
+    it leads to. Any other is left out, and so is what is more than 200 directories deep.
     """
 
     host_path: str | os.PathLike[str]

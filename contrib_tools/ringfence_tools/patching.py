@@ -205,9 +205,12 @@ class _Plan:
     def _read(self, path: str) -> _Node | None:
         if not self._filesystem.exists(path):
             return None
-        if is_link(self._filesystem, path):
+        try:
+            stat = self._filesystem.stat(path)
+        except OSError:  # a link that leads nowhere, out, or in a circle
+            stat = None
+        if stat is None or stat.is_symlink:
             return _Node(self._filesystem.readlink(path).encode("utf-8", "surrogateescape"), is_link=True)
-        stat = self._filesystem.stat(path)
         if stat.is_directory:
             raise os_error(errno.EISDIR, path)
         if (reason := describe_excess_size(stat.size_bytes)) is not None:
