@@ -2,206 +2,64 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import socket
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
-from anyio.from_thread import start_blocking_portal
+from mcp_servers import ERAS, HEADERS, HELLO, MODERN, PATIENT, TOKEN, Bench, HttpServer, http_server, message, result
 
-from ringfence.filesystem import InMemoryFilesystem
-from ringfence.prompt import MarkdownSection, Section, Tool, ToolContext, ToolPolicy, ToolResult
-from ringfence.runtime.receipts import Receipt
-from ringfence.runtime.session import Session
 from ringfence_cli.serve.clients import MAX_CLIENTS
-from ringfence_cli.serve.server import WorkspaceServer
-from ringfence_cli.serve.transports import Address, Limits, listen, serve_http
-from ringfence_tools import VfsToolsSection
 
-PATIENT = 30.0
 HEARD = 1.0
 """In which a server on a busy machine has heard of the end of a connection."""
-TOKEN = "0123456789abcdef-token"
-MODERN = "2026-07-28"
-ERAS = ["2025-06-18", MODERN]
-HEADERS = {
-    "Content-Type": "application/json",
-    "Accept": "application/json, text/event-stream",
-    "Authorization": f"Bearer {TOKEN}",
-}
-HELLO = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "raw", "version": "1"}}
-ENVELOPE = {"io.modelcontextprotocol/protocolVersion": MODERN, "io.modelcontextprotocol/clientCapabilities": {}}
-
-
-@dataclass(frozen=True)
-class Nothing:
-    pass
-
-
-class Bench:
-    """A workspace in memory with a tool that writes, and waits until it is released."""
-
-    read_only = False
-    policies: Sequence[ToolPolicy] = ()
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.filesystem = InMemoryFilesystem()
-        self.started, self.released = threading.Event(), threading.Event()
-
-    def sections(self, session: Session) -> Sequence[Section[Any]]:
-        slow = Tool[Nothing, Nothing](name="slow", description="Writes, and waits.", handler=self.slow)
-        files = VfsToolsSection(session=session, filesystem=self.filesystem)
-        return [files, MarkdownSection(title="Bench", template="", tools=[slow])]
-
-    def slow(self, params: Nothing, *, context: ToolContext) -> ToolResult[Nothing]:
-        assert context.filesystem is not None
-        context.filesystem.write("slow.txt", "half\n")
-        self.started.set()
-        assert self.released.wait(PATIENT)
-        context.filesystem.write("slow.txt", "whole\n")
-        return ToolResult.ok(Nothing())
-
-    def notes(self) -> Iterator[str]:
-        return iter(())
-
-    def close(self) -> None:
-        self.released.set()
-
-
-@dataclass
-class Served:
-    port: int
-    bench: Bench
-    receipts: list[Receipt] = field(default_factory=list)
-    connections: list[http.client.HTTPConnection] = field(default_factory=list)
-
-    def connection(self) -> http.client.HTTPConnection:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENT)
-        self.connections.append(connection)
-        return connection
-
-    def asked(
-        self, method: str, params: Mapping[str, Any], session: str | None, number: int = 1
-    ) -> http.client.HTTPConnection:
-        """A connection on which a request was made, and is not answered yet. Without a session it is of the newer
-        protocol, which has none."""
-        body: dict[str, Any] = {"jsonrpc": "2.0", "id": number, "method": method, "params": dict(params)}
-        headers = dict(HEADERS)
-        if session is not None:
-            headers["mcp-session-id"] = session
-        elif method != "initialize":
-            body["params"]["_meta"] = ENVELOPE
-            headers |= {"MCP-Protocol-Version": MODERN, "Mcp-Method": method, "Mcp-Name": str(params.get("name"))}
-        connection = self.connection()
-        connection.request("POST", "/mcp", json.dumps(body), headers)
-        return connection
-
-    def session(self) -> str:
-        with closing(self.asked("initialize", HELLO, None)) as connection:
-            answer = connection.getresponse()
-            answer.read()
-        session = answer.getheader("mcp-session-id")
-        assert session is not None, answer.status
-        return session
-
-    def calling(self, name: str, session: str | None, **arguments: str) -> http.client.HTTPConnection:
-        return self.asked("tools/call", {"name": name, "arguments": arguments}, session)
-
-    def call(self, name: str, session: str | None, **arguments: str) -> dict[str, Any]:
-        with closing(self.calling(name, session, **arguments)) as connection:
-            return result(connection)
-
-    def status(self, data: bytes) -> bytes:
-        """The first line of the answer to raw bytes."""
-        with socket.create_connection(("127.0.0.1", self.port), timeout=PATIENT) as connection:
-            connection.sendall(data)
-            return connection.makefile("rb").readline().strip()
-
-    def until_one_has_ended(self) -> None:
-        until = time.monotonic() + PATIENT
-        while not self.receipts:
-            assert time.monotonic() < until, "no call has ended"
-            time.sleep(0.01)
-
-
-def result(connection: http.client.HTTPConnection) -> dict[str, Any]:
-    said = connection.getresponse().read().decode()
-    return json.loads(said[said.index("{") : said.rindex("}") + 1])["result"]
 
 
 @pytest.fixture
-def limits(request: pytest.FixtureRequest) -> Limits:
-    return getattr(request, "param", Limits())
+def limits(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return getattr(request, "param", {})
 
 
 def limited(**limits: Any) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("limits", [Limits(**limits)], indirect=True)
+    return pytest.mark.parametrize("limits", [limits], indirect=True)
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    bench = Bench(tmp_path)
-    yield bench
-    bench.close()
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
 
 
 @pytest.fixture
-def served(bench: Bench, limits: Limits) -> Iterator[Served]:
-    listening = listen(Address("127.0.0.1", 0))
-    served = Served(listening.getsockname()[1], bench)
-    server = WorkspaceServer(bench, served.receipts.append)
-
-    async def serving(*, task_status: anyio.abc.TaskStatus[anyio.CancelScope]) -> None:
-        with anyio.CancelScope() as scope:
-            task_status.started(scope)
-            await serve_http(server.protocol(), listening, TOKEN, [], limits)
-
-    with start_blocking_portal() as portal:
-        running, scope = portal.start_task(serving)
-        try:
-            yield served
-        finally:
-            bench.released.set()
-            for connection in served.connections:
-                connection.close()
-            portal.call(server.stop)
-            portal.call(scope.cancel)
-            running.result(PATIENT)
-
-
-def session_of(served: Served, era: str) -> str | None:
-    return None if era == MODERN else served.session()
+def served(bench: Bench, limits: dict[str, Any]) -> Iterator[HttpServer]:
+    with http_server(bench.workspace, **limits) as server:
+        yield server
+        bench.released.set()
 
 
 @pytest.mark.parametrize("era", ERAS)
-def test_a_call_whose_client_vanishes_is_rolled_back(served: Served, bench: Bench, era: str) -> None:
-    connection = served.calling("slow", session_of(served, era))
+def test_a_call_whose_client_vanishes_is_rolled_back(served: HttpServer, bench: Bench, era: str) -> None:
+    connection = served.calling("slow", served.session_of(era))
     assert bench.started.wait(PATIENT)
     connection.close()
     time.sleep(HEARD)
     bench.released.set()
-    served.until_one_has_ended()
+    served.wait_for_receipt()
     assert [receipt.outcome for receipt in served.receipts] == ["interrupted"]
     assert not bench.filesystem.exists("slow.txt")
 
 
 @pytest.mark.parametrize("era", ERAS)
-def test_a_call_that_waits_when_its_client_vanishes_changes_nothing(served: Served, bench: Bench, era: str) -> None:
+def test_a_call_that_waits_when_its_client_vanishes_changes_nothing(served: HttpServer, bench: Bench, era: str) -> None:
     first = served.calling("slow", served.session())
     assert bench.started.wait(PATIENT)
-    second = served.calling("write_file", session_of(served, era), file_path="waited.txt", content="x")
+    second = served.calling("write_file", served.session_of(era), file_path="waited.txt", content="x")
     time.sleep(0.2)
     second.close()
     time.sleep(HEARD)
@@ -212,7 +70,7 @@ def test_a_call_that_waits_when_its_client_vanishes_changes_nothing(served: Serv
     assert bench.filesystem.read("slow.txt").content == "whole\n"
 
 
-def test_a_session_that_is_ended_in_the_middle_of_its_call_takes_the_call_with_it(served: Served, bench: Bench) -> None:
+def test_a_session_that_ends_in_the_middle_of_its_call_takes_the_call_with_it(served: HttpServer, bench: Bench) -> None:
     session = served.session()
     call = served.calling("slow", session)
     assert bench.started.wait(PATIENT)
@@ -221,7 +79,7 @@ def test_a_session_that_is_ended_in_the_middle_of_its_call_takes_the_call_with_i
         assert connection.getresponse().status == 200
     time.sleep(HEARD)
     bench.released.set()
-    served.until_one_has_ended()
+    served.wait_for_receipt()
     call.close()
     assert [receipt.outcome for receipt in served.receipts] == ["interrupted"]
     assert not bench.filesystem.exists("slow.txt")
@@ -229,7 +87,7 @@ def test_a_session_that_is_ended_in_the_middle_of_its_call_takes_the_call_with_i
         assert connection.getresponse().status == 404
 
 
-def test_nobody_cancels_the_call_of_another_by_its_number(served: Served, bench: Bench) -> None:
+def test_nobody_cancels_the_call_of_another_by_its_number(served: HttpServer, bench: Bench) -> None:
     one, other = served.session(), served.session()
     call = served.calling("slow", one)
     assert bench.started.wait(PATIENT)
@@ -243,7 +101,7 @@ def test_nobody_cancels_the_call_of_another_by_its_number(served: Served, bench:
     assert bench.filesystem.read("slow.txt").content == "whole\n"
 
 
-def test_two_clients_with_one_number_get_each_its_own_answer(served: Served, bench: Bench) -> None:
+def test_two_clients_with_one_number_get_each_its_own_answer(served: HttpServer, bench: Bench) -> None:
     one, other = served.session(), served.session()
     slow = served.calling("slow", one)
     assert bench.started.wait(PATIENT)
@@ -253,7 +111,7 @@ def test_two_clients_with_one_number_get_each_its_own_answer(served: Served, ben
     assert result(slow)["structuredContent"] == {"message": "OK"}
 
 
-def test_a_client_that_waits_is_not_forgotten_for_those_that_come(served: Served, bench: Bench) -> None:
+def test_a_client_that_waits_is_not_forgotten_for_those_that_come(served: HttpServer, bench: Bench) -> None:
     slow = served.calling("slow", served.session())
     assert bench.started.wait(PATIENT)
     sessions = [served.session() for _ in range(MAX_CLIENTS + 10)]
@@ -266,8 +124,8 @@ def test_a_client_that_waits_is_not_forgotten_for_those_that_come(served: Served
     assert bench.filesystem.read("slow.txt").content == "whole\n"
 
 
-@limited(connections=100, request_seconds=1.0)
-def test_connections_that_ask_for_nothing_are_few_and_end(served: Served) -> None:
+@limited(max_connections=100, request_seconds=1.0)
+def test_connections_that_ask_for_nothing_are_few_and_end(served: HttpServer) -> None:
     half = b"POST /mcp HTTP/1.1\r\nHost: localhost\r\n"
     before = len(os.listdir("/proc/self/fd"))
     idle = [socket.create_connection(("127.0.0.1", served.port), timeout=PATIENT) for _ in range(150)]
@@ -287,7 +145,7 @@ def test_connections_that_ask_for_nothing_are_few_and_end(served: Served) -> Non
 
 
 @limited(request_seconds=0.3)
-def test_a_connection_that_trickles_after_its_first_request_ends(served: Served) -> None:
+def test_a_connection_that_trickles_after_its_first_request_ends(served: HttpServer) -> None:
     with socket.create_connection(("127.0.0.1", served.port), timeout=PATIENT) as connection:
         head = "".join(f"{name}: {value}\r\n" for name, value in HEADERS.items())
         connection.sendall(f"GET /none HTTP/1.1\r\nHost: localhost\r\n{head}\r\n".encode())
@@ -296,7 +154,7 @@ def test_a_connection_that_trickles_after_its_first_request_ends(served: Served)
 
 
 @limited(request_seconds=0.1)
-def test_a_call_that_takes_longer_than_a_connection_may_be_idle_is_answered(served: Served, bench: Bench) -> None:
+def test_a_call_that_takes_longer_than_a_connection_may_be_idle_is_answered(served: HttpServer, bench: Bench) -> None:
     call = served.calling("slow", served.session())
     assert bench.started.wait(PATIENT)
     time.sleep(0.5)
@@ -306,7 +164,7 @@ def test_a_call_that_takes_longer_than_a_connection_may_be_idle_is_answered(serv
 
 @limited(request_seconds=0.3)
 @pytest.mark.parametrize("known", [False, True])
-def test_a_body_without_end_is_not_read_for_ever(served: Served, known: bool) -> None:
+def test_a_body_without_end_is_not_read_for_ever(served: HttpServer, known: bool) -> None:
     authorised = f"Authorization: Bearer {TOKEN}\r\n" if known else ""
     head = f"POST /mcp HTTP/1.1\r\nHost: localhost\r\n{authorised}Transfer-Encoding: chunked\r\n\r\n"
     with socket.create_connection(("127.0.0.1", served.port), timeout=PATIENT) as connection:
@@ -315,8 +173,8 @@ def test_a_body_without_end_is_not_read_for_ever(served: Served, known: bool) ->
     assert not served.call("ls", served.session())["isError"]
 
 
-@limited(sessions=3)
-def test_there_is_room_for_so_many_sessions_and_those_that_are_go_on(served: Served) -> None:
+@limited(max_sessions=3)
+def test_there_is_room_for_so_many_sessions_and_those_that_are_go_on(served: HttpServer) -> None:
     sessions = [served.session() for _ in range(3)]
     with closing(served.asked("initialize", HELLO, None)) as connection:
         assert connection.getresponse().status == 503
@@ -339,7 +197,7 @@ def test_there_is_room_for_so_many_sessions_and_those_that_are_go_on(served: Ser
         ("POST /mcp", [f"Authorization: Bearer {TOKEN}", "Host: evil.example"], 400),  # two of them
     ],
 )
-def test_there_is_no_other_way_in(served: Served, line: str, headers: list[str], status: int) -> None:
+def test_there_is_no_other_way_in(served: HttpServer, line: str, headers: list[str], status: int) -> None:
     head = [f"{line} HTTP/1.1", "Host: localhost", "Content-Type: application/json", "Content-Length: 0", *headers]
     said = served.status(("\r\n".join(head) + "\r\n\r\n").encode("latin-1"))
     assert said.split()[1] == str(status).encode()
@@ -363,12 +221,9 @@ def test_there_is_no_other_way_in(served: Served, line: str, headers: list[str],
     ],
 )
 def test_a_page_of_another_site_is_refused_even_with_the_token(
-    served: Served, name: str, value: str, status: int
+    served: HttpServer, name: str, value: str, status: int
 ) -> None:
-    body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": HELLO})
-    with closing(served.connection()) as connection:
-        connection.request("POST", "/mcp", body, {**HEADERS, name: value})
-        assert connection.getresponse().status == status
+    assert served.post(message("initialize", HELLO), **{name: value})[0] == status
 
 
 def keeps_on_until_refused(connection: socket.socket, data: bytes, pause: float = 0.0) -> bool:

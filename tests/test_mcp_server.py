@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-import threading
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,18 +15,15 @@ import anyio
 import pytest
 from mcp import Client
 from mcp.shared.exceptions import MCPError
+from mcp_servers import Bench
 from mcp_types import CallToolResult, TextContent, TextResourceContents
 
-from ringfence.filesystem import InMemoryFilesystem
-from ringfence.prompt import MarkdownSection, Section, Tool, ToolContext, ToolPolicy, ToolResult
 from ringfence.runtime.limits import Cancellation
 from ringfence.runtime.receipts import Receipt
-from ringfence.runtime.session import Session
 from ringfence_cli.serve.clients import MAX_ITEMS, MAX_STRUCTURED_CHARACTERS, fit_structured
 from ringfence_cli.serve.clients import Client as SessionOfClient
 from ringfence_cli.serve.server import MAX_RESOURCE_BYTES, PAGE_SIZE, WorkspaceServer, resource_uri
 from ringfence_cli.serve.workspaces import ServedWorkspace, open_workspace
-from ringfence_tools import VfsToolsSection
 from ringfence_tools.files import Listing
 from ringfence_tools.run_workspace import Place
 
@@ -72,7 +68,7 @@ class Serving:
             yield client
 
 
-def serving(workspace: ServedWorkspace, era: str) -> Serving:
+def serving(workspace: ServedWorkspace, era: str = "auto") -> Serving:
     receipts: list[Receipt] = []
     return Serving(WorkspaceServer(workspace, receipts.append), receipts, era)
 
@@ -88,71 +84,9 @@ def found(result: CallToolResult) -> Any:
     return result.structured_content
 
 
-@dataclass(frozen=True)
-class Nothing:
-    pass
-
-
-@dataclass(frozen=True)
-class Long:
-    text: str
-    lines: tuple[str, ...] = ()
-
-
-class Bench:
-    """A workspace in memory with tools that wait, that say much, and that break."""
-
-    read_only = False
-    policies: Sequence[ToolPolicy] = ()
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.filesystem = InMemoryFilesystem()
-        self.started, self.released = threading.Event(), threading.Event()
-
-    def sections(self, session: Session) -> Sequence[Section[Any]]:
-        tools: list[Tool[Any, Any]] = [
-            Tool[Nothing, Nothing](name="slow", description="Writes, and waits.", handler=self.slow),
-            Tool[Nothing, Long](name="long", description="Says much.", handler=self.long, read_only=True),
-            Tool[Nothing, list[Long]](name="many", description="Says many things.", handler=self.many, read_only=True),
-            Tool[Nothing, Nothing](name="broken", description="Breaks.", handler=self.broken),
-        ]
-        return [
-            VfsToolsSection(session=session, filesystem=self.filesystem),
-            MarkdownSection(title="Bench", template="", tools=tools),
-        ]
-
-    def slow(self, params: Nothing, *, context: ToolContext) -> ToolResult[Nothing]:
-        assert context.filesystem is not None
-        context.filesystem.write("slow.txt", "half\n")
-        self.started.set()
-        assert self.released.wait(20)
-        context.filesystem.write("slow.txt", "whole\n")
-        return ToolResult.ok(Nothing())
-
-    def long(self, params: Nothing, *, context: ToolContext) -> ToolResult[Long]:
-        return ToolResult.ok(Long("x" * 10_000_000, ("y" * 1000,) * 10_000), "much")
-
-    def many(self, params: Nothing, *, context: ToolContext) -> ToolResult[list[Long]]:
-        return ToolResult.ok([Long("a"), Long("b")], "two")
-
-    def broken(self, params: Nothing, *, context: ToolContext) -> ToolResult[Nothing]:
-        assert context.filesystem is not None
-        context.filesystem.write("broken.txt", "half\n")
-        raise RuntimeError("out of order")
-
-    def notes(self) -> Iterator[str]:
-        return iter(())
-
-    def close(self) -> None:
-        self.released.set()
-
-
 @pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    bench = Bench(tmp_path)
-    yield bench
-    bench.close()
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
 
 
 async def test_every_tool_has_a_schema_of_what_it_takes_and_gives_and_says_what_it_does(
@@ -228,8 +162,8 @@ async def test_two_clients_share_the_files_and_not_what_they_have_read(
     assert len({receipt.session_id for receipt in server.receipts}) == 2
 
 
-async def test_calls_of_many_clients_at_once_all_come_out_whole(served: ServedWorkspace, root: Path, era: str) -> None:
-    server = serving(served, era)
+async def test_calls_of_many_clients_at_once_all_come_out_whole(served: ServedWorkspace, root: Path) -> None:
+    server = serving(served)
 
     async def write(number: int) -> None:
         async with server.client() as client:
@@ -254,7 +188,7 @@ async def test_calls_of_one_client_run_in_the_order_they_came(served: ServedWork
 
 
 async def test_a_call_that_its_client_cancels_is_rolled_back(bench: Bench, era: str) -> None:
-    server = serving(bench, era)
+    server = serving(bench.workspace, era)
     async with server.client() as client:
         async with anyio.create_task_group() as group:
             group.start_soon(client.call_tool, "slow", {})
@@ -276,7 +210,7 @@ async def _release_soon(bench: Bench) -> None:
 
 
 async def test_a_call_that_is_cancelled_while_it_waits_never_runs(bench: Bench, era: str) -> None:
-    server = serving(bench, era)
+    server = serving(bench.workspace, era)
     async with server.client() as client, server.client() as other, anyio.create_task_group() as group:
         group.start_soon(client.call_tool, "slow", {})
         await anyio.to_thread.run_sync(bench.started.wait, 20)
@@ -288,7 +222,7 @@ async def test_a_call_that_is_cancelled_while_it_waits_never_runs(bench: Bench, 
 
 
 async def test_a_client_that_leaves_in_the_middle_of_a_call_leaves_nothing_behind(bench: Bench, era: str) -> None:
-    server = serving(bench, era)
+    server = serving(bench.workspace, era)
     async with anyio.create_task_group() as group:
         group.start_soon(_call_and_leave, server, bench)
         await anyio.to_thread.run_sync(bench.started.wait, 20)
@@ -305,7 +239,7 @@ async def _call_and_leave(server: Serving, bench: Bench) -> None:
 
 
 async def test_a_server_that_stops_rolls_back_what_runs_and_refuses_what_comes(bench: Bench, era: str) -> None:
-    server = serving(bench, era)
+    server = serving(bench.workspace, era)
     answers: list[CallToolResult] = []
 
     async def call(client: Client, name: str) -> None:
@@ -330,14 +264,14 @@ async def test_a_long_call_tells_that_it_goes_on(bench: Bench, era: str) -> None
         heard.append((progress, message))
         bench.released.set()
 
-    async with serving(bench, era).client() as client:
+    async with serving(bench.workspace, era).client() as client:
         found(await client.call_tool("slow", {}, progress_callback=hear))
     assert heard[0][0] >= 1
     assert heard[0][1] == "slow has been running for 1 s"
 
 
-async def test_a_handler_that_breaks_ends_neither_the_call_nor_the_server(bench: Bench, era: str) -> None:
-    async with serving(bench, era).client() as client:
+async def test_a_handler_that_breaks_ends_neither_the_call_nor_the_server(bench: Bench) -> None:
+    async with serving(bench.workspace).client() as client:
         broken = await client.call_tool("broken", {})
         assert broken.is_error
         assert "out of order" in text(broken)
@@ -345,7 +279,7 @@ async def test_a_handler_that_breaks_ends_neither_the_call_nor_the_server(bench:
 
 
 async def test_a_result_of_many_megabytes_is_cut_and_says_so(bench: Bench, era: str) -> None:
-    async with serving(bench, era).client() as client:
+    async with serving(bench.workspace, era).client() as client:
         # The client checks the structured result against the schema.
         long = await client.call_tool("long", {})
     assert len(json.dumps(found(long))) <= MAX_STRUCTURED_CHARACTERS + 200
@@ -356,8 +290,8 @@ async def test_a_result_of_many_megabytes_is_cut_and_says_so(bench: Bench, era: 
     assert "the structured result was cut" in text(long)
 
 
-async def test_a_result_that_is_a_list_is_an_object_with_items(bench: Bench, era: str) -> None:
-    async with serving(bench, era).client() as client:
+async def test_a_result_that_is_a_list_is_an_object_with_items(bench: Bench) -> None:
+    async with serving(bench.workspace).client() as client:
         many = await client.call_tool("many", {})
     assert [item["text"] for item in found(many)["items"]] == ["a", "b"]
 
@@ -366,7 +300,7 @@ async def test_a_result_that_is_a_list_is_an_object_with_items(bench: Bench, era
     "value",
     [
         {"text": "x" * 10_000_000},
-        {"lists": [["x" * 100] * 1000] * 1000},
+        {"lists": [["x" * 100] * 100] * 1000},
         {"objects": {str(n): {"text": "x" * 50} for n in range(50_000)}},
     ],
 )
@@ -376,8 +310,8 @@ def test_what_is_cut_is_small_enough_whatever_it_is(value: dict[str, Any]) -> No
     assert len(json.dumps(small)) <= MAX_STRUCTURED_CHARACTERS
 
 
-async def test_undo_is_a_step_of_its_call_and_can_be_undone(served: ServedWorkspace, root: Path, era: str) -> None:
-    server = serving(served, era)
+async def test_undo_is_a_step_of_its_call_and_can_be_undone(served: ServedWorkspace, root: Path) -> None:
+    server = serving(served)
     async with server.client() as client:
         found(await client.call_tool("read_file", {"file_path": "a.txt"}))
         found(await client.call_tool("write_file", {"file_path": "a.txt", "content": "1\n"}))
@@ -398,8 +332,8 @@ async def test_undo_is_a_step_of_its_call_and_can_be_undone(served: ServedWorksp
     assert server.receipts[3].changes[0].path == "a.txt"
 
 
-async def test_a_step_is_undone_by_its_name_as_by_its_number(served: ServedWorkspace, root: Path, era: str) -> None:
-    async with serving(served, era).client() as client:
+async def test_a_step_is_undone_by_its_name_as_by_its_number(served: ServedWorkspace, root: Path) -> None:
+    async with serving(served).client() as client:
         for name in ("c", "d"):
             found(await client.call_tool("write_file", {"file_path": f"{name}.txt", "content": "new\n"}))
             found(await client.call_tool("checkpoint", {"name": f"with-{name}"}))
@@ -411,10 +345,8 @@ async def test_a_step_is_undone_by_its_name_as_by_its_number(served: ServedWorks
     assert not (root / "d.txt").exists()
 
 
-async def test_an_undo_that_undid_nothing_is_an_error_that_says_why(
-    served: ServedWorkspace, root: Path, era: str
-) -> None:
-    async with serving(served, era).client() as client:
+async def test_an_undo_that_undid_nothing_is_an_error_that_says_why(served: ServedWorkspace, root: Path) -> None:
+    async with serving(served).client() as client:
         found(await client.call_tool("write_file", {"file_path": "c.txt", "content": "c\n"}))
         (root / "c.txt").write_text("theirs\n")
         dry = found(await client.call_tool("undo", {"dry_run": True}))
@@ -431,10 +363,8 @@ async def test_an_undo_that_undid_nothing_is_an_error_that_says_why(
     assert restored["paths"][0]["reason"] == "changed since by somebody else"
 
 
-async def test_a_number_of_steps_and_one_step_cannot_both_be_undone(
-    served: ServedWorkspace, root: Path, era: str
-) -> None:
-    server = serving(served, era)
+async def test_a_number_of_steps_and_one_step_cannot_both_be_undone(served: ServedWorkspace, root: Path) -> None:
+    server = serving(served)
     async with server.client() as client:
         await client.call_tool("write_file", {"file_path": "new.txt", "content": "1\n"})
         await client.call_tool("write_file", {"file_path": "other.txt", "content": "1\n"})
@@ -445,8 +375,8 @@ async def test_a_number_of_steps_and_one_step_cannot_both_be_undone(
         assert (root / "new.txt").exists()
 
 
-async def test_a_checkpoint_is_a_name_to_go_back_to(served: ServedWorkspace, root: Path, era: str) -> None:
-    async with serving(served, era).client() as client:
+async def test_a_checkpoint_is_a_name_to_go_back_to(served: ServedWorkspace, root: Path) -> None:
+    async with serving(served).client() as client:
         found(await client.call_tool("write_file", {"file_path": "c.txt", "content": "c\n"}))
         (root / "theirs.txt").write_text("theirs\n")
         named = found(await client.call_tool("checkpoint", {"name": "good"}))
@@ -461,12 +391,10 @@ async def test_a_checkpoint_is_a_name_to_go_back_to(served: ServedWorkspace, roo
 
 
 @pytest.mark.parametrize("path", ["../secret.txt", "out/secret.txt", "src/../../secret.txt", "/out/../../secret.txt"])
-async def test_nothing_outside_of_the_workspace_is_reached(
-    served: ServedWorkspace, root: Path, path: str, era: str
-) -> None:
+async def test_nothing_outside_of_the_workspace_is_reached(served: ServedWorkspace, root: Path, path: str) -> None:
     (root.parent / "secret.txt").write_text("secret\n")
     (root / "out").symlink_to("..")
-    async with serving(served, era).client() as client:
+    async with serving(served).client() as client:
         for name, more in (("read_file", {}), ("write_file", {"content": "x"})):
             result = await client.call_tool(name, {"file_path": path, **more})
             assert result.is_error
@@ -476,17 +404,17 @@ async def test_nothing_outside_of_the_workspace_is_reached(
     assert (root.parent / "secret.txt").read_text() == "secret\n"
 
 
-async def test_git_s_own_data_is_not_for_clients_to_write(served: ServedWorkspace, root: Path, era: str) -> None:
-    async with serving(served, era).client() as client:
+async def test_git_s_own_data_is_not_for_clients_to_write(served: ServedWorkspace, root: Path) -> None:
+    async with serving(served).client() as client:
         denied = await client.call_tool("write_file", {"file_path": ".git/hooks/post-commit", "content": "x"})
     assert "only people change" in text(denied)
     assert not (root / ".git").exists()
 
 
 @pytest.mark.parametrize("kind", ["disk", "memory"])
-async def test_a_read_only_server_offers_and_runs_only_what_changes_nothing(root: Path, kind: Any, era: str) -> None:
+async def test_a_read_only_server_offers_and_runs_only_what_changes_nothing(root: Path, kind: Any) -> None:
     workspace = open_workspace(Place(kind), root, read_only=True)
-    server = serving(workspace, era)
+    server = serving(workspace)
     async with server.client() as client:
         names = {tool.name for tool in (await client.list_tools()).tools}
         assert names == {"ls", "read_file", "glob", "grep"} | ({"history", "diff"} if kind == "disk" else set())
@@ -498,12 +426,12 @@ async def test_a_read_only_server_offers_and_runs_only_what_changes_nothing(root
     assert server.receipts[0].outcome == "denied"
 
 
-async def test_a_read_only_server_sees_the_steps_that_an_agent_makes_meanwhile(root: Path, era: str) -> None:
+async def test_a_read_only_server_sees_the_steps_that_an_agent_makes_meanwhile(root: Path) -> None:
     looking = open_workspace(Place("disk"), root, read_only=True)
-    async with serving(looking, era).client() as watcher:
+    async with serving(looking).client() as watcher:
         assert "no history yet" in text(await watcher.call_tool("history", {}))
         working = open_workspace(Place("disk"), root, read_only=False)
-        async with serving(working, era).client() as client:
+        async with serving(working).client() as client:
             found(await client.call_tool("write_file", {"file_path": "new.txt", "content": "x"}))
             history = await watcher.call_tool("history", {})
             entries = found(history)["entries"]
@@ -513,15 +441,15 @@ async def test_a_read_only_server_sees_the_steps_that_an_agent_makes_meanwhile(r
     looking.close()
 
 
-async def test_what_is_done_to_a_copy_in_memory_nothing_on_disk_hears_of(root: Path, era: str) -> None:
+async def test_what_is_done_to_a_copy_in_memory_nothing_on_disk_hears_of(root: Path) -> None:
     workspace = open_workspace(Place("memory"), root, read_only=False)
-    async with serving(workspace, era).client() as client:
+    async with serving(workspace).client() as client:
         found(await client.call_tool("write_file", {"file_path": "new.txt", "content": "x"}))
         assert "new.txt" in text(await client.call_tool("ls", {}))
     assert not (root / "new.txt").exists()
 
 
-async def test_files_are_resources_a_page_at_a_time(served: ServedWorkspace, root: Path, era: str) -> None:
+async def test_files_are_resources_a_page_at_a_time(served: ServedWorkspace, root: Path) -> None:
     names = {f"many/{number:03}.txt" for number in range(450)} | {"a.txt", "src/b.py", "many/odd name%.txt"}
     (root / "many").mkdir()
     for name in names:
@@ -530,7 +458,7 @@ async def test_files_are_resources_a_page_at_a_time(served: ServedWorkspace, roo
     (root / ".git/config").write_text("theirs")
     (root / "link").symlink_to("a.txt")
     listed: list[str] = []
-    async with serving(served, era).client() as client:
+    async with serving(served).client() as client:
         cursor = None
         while True:
             page = await client.list_resources(cursor=cursor)
@@ -560,9 +488,9 @@ async def test_a_resource_is_whole_or_refused(served: ServedWorkspace, root: Pat
         (blob,) = (await client.read_resource("workspace:///binary")).contents
         assert blob.model_dump()["blob"] == "/wA="
         for uri, why in (
-            ("workspace:///large.bin", "use read_file"),
-            ("workspace:///src", "cannot be read"),
-            ("workspace:///none", "cannot be read"),
+            ("workspace:///large.bin", "with read_file"),
+            ("workspace:///src", "Is a directory"),
+            ("workspace:///none", "No such file"),
             ("file:///etc/passwd", "begins with workspace:///"),
             ("workspace://host/a.txt", "begins with workspace:///"),
             ("workspace:////etc/passwd", "outside of the workspace"),
@@ -574,7 +502,7 @@ async def test_a_resource_is_whole_or_refused(served: ServedWorkspace, root: Pat
             ("workspace:///etc/passwd", "outside of the workspace"),
             ("workspace:///pipe", "never opened"),
             ("workspace:///src/b.py%00", "NUL"),
-            ("workspace:///" + "a" * 5000, r"^a{300}\.\.\. cannot be read: a path has at most 4096 bytes"),
+            ("workspace:///" + "a" * 5000, "a path has at most 4096 bytes"),
         ):
             with pytest.raises(MCPError, match=why):
                 await client.read_resource(uri)
@@ -590,7 +518,8 @@ def test_a_session_does_not_grow_with_the_calls(served: ServedWorkspace) -> None
 
 
 def test_what_a_cut_answer_names_is_there_however_many_calls_there_were(bench: Bench) -> None:
-    client = SessionOfClient(bench, [].append)
+    bench.long_characters = 200_000
+    client = SessionOfClient(bench.workspace, [].append)
     for _ in range(MAX_ITEMS + 1):
         cut = text(client.call("long", {}, Cancellation()))
         (place,) = set(re.findall(r"\.ringfence/results/\w+", cut))

@@ -37,9 +37,8 @@ CLIENT_HEADER = "ringfence-client"
 SESSION_HEADER = "mcp-session-id"
 MAX_CLIENTS = 64
 MAX_ITEMS = 32
-"""Events and values of one type that a session keeps. A server may run for months."""
-RETAINED_ITEMS = 16
-"""The newest items, kept when there are more than MAX_ITEMS. A result that was cut names the file of the whole."""
+"""Events and values of one type that a session keeps, since a server may run for months. The newest half stays when
+there are more. A result that was cut names the file of the whole."""
 MAX_STRUCTURED_CHARACTERS = 200_000
 """The limit of a structured result as JSON. The text has a limit of its own."""
 ITEMS = "items"
@@ -63,8 +62,7 @@ class Client:
         if telemetry is not None:
             telemetry.observe(self.session)
         sections = [*workspace.sections(self.session), *(make(self.session) for make in extra_sections)]
-        template = PromptTemplate(ns="ringfence", key="serve", sections=sections, policies=workspace.policies)
-        prompt = Prompt(template)
+        prompt = Prompt(PromptTemplate(ns="ringfence", key="serve", sections=sections, policies=workspace.policies))
         self.calls = 0
         """The number of calls that run or wait."""
         self._resources = ExitStack()
@@ -72,9 +70,7 @@ class Client:
         self._executor = ToolExecutor(prompt=prompt, session=self.session)
         tools = prompt.tools(session=self.session)
         self.tools = {tool.name: tool for tool in tools if tool.read_only or not workspace.read_only}
-        results = (tool.result_type for tool in tools)
-        values = (result for result in results if result is not None and is_dataclass(result))
-        self._item_types = {ToolInvoked, Receipt, *values}
+        self._item_types: set[Any] = {ToolInvoked, Receipt, *filter(is_dataclass, (tool.result_type for tool in tools))}
         self.session.dispatcher.subscribe(Receipt, on_receipt)
 
     def call(self, name: str, arguments: Mapping[str, object] | None, cancellation: Cancellation) -> CallToolResult:
@@ -93,7 +89,7 @@ class Client:
         for item_type in self._item_types:
             items = self.session[item_type].all()
             if len(items) > MAX_ITEMS:
-                self.session[item_type].seed(items[-RETAINED_ITEMS:])
+                self.session[item_type].seed(items[-MAX_ITEMS // 2 :])
 
     def close(self) -> None:
         self._resources.close()
@@ -120,15 +116,13 @@ class Clients:
 
     def _evict_one(self) -> None:
         """Close the least recently used client that has no call."""
-        for key, client in self._clients.items():
-            if not client.calls:
-                del self._clients[key]
-                client.close()
-                return
+        idle = next((key for key, client in self._clients.items() if not client.calls), None)
+        if idle is not None:
+            self._clients.pop(idle).close()
 
     def close(self) -> None:
-        while self._clients:
-            self._clients.popitem()[1].close()
+        for client in self._clients.values():
+            client.close()
 
 
 def _key(context: ServerRequestContext[Any, Any]) -> str:
@@ -145,21 +139,19 @@ def _key(context: ServerRequestContext[Any, Any]) -> str:
 
 def tool_result(call: ToolCallResult, tool: Tool[Any, Any] | None) -> CallToolResult:
     """Make the MCP result of a tool call: the text for the model, and the value if there is one."""
-    receipt = call.receipt
+    receipt, text = call.receipt, call.text
     meta = {"ringfence/outcome": receipt.outcome, "ringfence/receipt": receipt.receipt_id}
     if receipt.commit is not None:
         meta["ringfence/commit"] = receipt.commit
-    text = call.text
     structured: dict[str, Any] | None = None
     if call.result.success and tool is not None and tool.result_type not in (None, str):
         dumped = serde.dump_any(call.result.value)
-        value = dumped if tool.result_container == "object" else {ITEMS: dumped}
-        structured, cut = fit_structured(cast("dict[str, Any]", value))
+        value, cut = fit_structured(dumped if tool.result_container == "object" else {ITEMS: dumped})
         message = bounded(call.result.message)
         if cut:
             message, text = f"{message}\n{CUT}", f"{text}\n{CUT}"
         # Some clients show the model only the structured result.
-        structured = {MESSAGE: message, **structured}
+        structured = {MESSAGE: message, **value}
     return CallToolResult(
         content=[TextContent(type="text", text=text)],
         structured_content=structured,
@@ -172,18 +164,17 @@ def error_result(message: str) -> CallToolResult:
     return CallToolResult(content=[TextContent(type="text", text=bounded(message))], is_error=True)
 
 
-def fit_structured(value: dict[str, Any]) -> tuple[dict[str, Any], bool]:
+def fit_structured(value: Any) -> tuple[Any, bool]:
     """Cut the texts and lists of a JSON value until it is small enough. Return it, and whether it was cut.
 
     The value still has the shape of its schema.
     """
     limit = 10_000
-    cut = False
-    while len(json.dumps(value, ensure_ascii=False)) > MAX_STRUCTURED_CHARACTERS and limit:
-        value = _cut(value, limit)
+    fitting = value
+    while len(json.dumps(fitting, ensure_ascii=False)) > MAX_STRUCTURED_CHARACTERS and limit:
+        fitting = _cut(fitting, limit)
         limit //= 4
-        cut = True
-    return value, cut
+    return fitting, fitting is not value
 
 
 def _cut(value: Any, limit: int) -> Any:

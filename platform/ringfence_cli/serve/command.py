@@ -6,7 +6,6 @@ import asyncio
 import gc
 import os
 import secrets
-import socket
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -23,14 +22,15 @@ from ringfence_cli.options import UNAVAILABLE, NotStartedError
 from ringfence_cli.outputs import ErrorStream, ReceiptsFile, refuse_way_out
 from ringfence_cli.own_sections import reserve_stdout, sections_of
 from ringfence_cli.policies import policies_of, unfit
-from ringfence_cli.serve.clients import Client
 from ringfence_cli.serve.server import WorkspaceServer
 from ringfence_cli.serve.transports import (
     PATH,
-    Address,
+    host_header,
+    is_loopback,
     listen,
     parse_address,
     refuse_stdio,
+    reserve_streams,
     serve_http,
     serve_stdio,
 )
@@ -39,12 +39,14 @@ from ringfence_cli.signals import Signals
 from ringfence_cli.telemetry import telemetry_of
 from ringfence_cli.workspace import recovered_before_copy
 from ringfence_sandbox import StateDirectoryError, describe_moved_root
-from ringfence_tools.agent_run import EXIT_CODES, MakeSection
+from ringfence_tools.agent_run import EXIT_CODES
 from ringfence_tools.printable import printable, why
 from ringfence_tools.run_workspace import Place, protect_path
 
 TOKEN_VARIABLE = "RINGFENCE_MCP_TOKEN"  # noqa: S105  # its name
 MIN_TOKEN_CHARACTERS = 16
+
+Serve = Callable[[WorkspaceServer], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,85 +63,78 @@ class ServeOptions:
     sections: Sequence[str] = ()
 
 
+class UnavailableError(click.ClickException):
+    """Commands cannot be run here."""
+
+    exit_code = UNAVAILABLE
+
+
 def serve(options: ServeOptions, signals: Signals) -> int:
     """Serve until the end and return the exit code. Raise click.ClickException for what cannot be served."""
-    try:
-        return _serve(options, signals)
-    except (click.ClickException, StateDirectoryError) as raised:
-        error = NotStartedError.of(raised) if isinstance(raised, StateDirectoryError) else raised
-        _refuse(error.format_message(), options, signals)
-        raise error from None
-
-
-def _serve(options: ServeOptions, signals: Signals) -> int:
-    errors = ErrorStream()
     with ExitStack() as stack:
-        telemetry = telemetry_of(errors, stack)
         try:
             with signals.let_through():
-                transport, hints = _transport(options, stack)
-                copied = options.place.workspace == "memory"
-                if (moved := describe_moved_root(options.directory, copied=copied)) is not None:
-                    errors.say(f"ringfence: {printable(moved)}")
-                for line in recovered_before_copy(options.directory) if copied else ():
-                    errors.say(line)
-                owned = policies_of(options.directory, options.policies)
-                with reserve_stdout(options.sections):
-                    extra_sections = sections_of(options.sections, options.directory)
-                workspace = open_workspace(
-                    options.place, options.directory, read_only=options.read_only, policies=owned
-                )
-                stack.callback(workspace.close)
-                receipts = _open_receipts(options, stack)
-                on_disk = workspace.writable
-                if receipts is not None and on_disk is not None and on_disk.history is not None:
-                    protect_path(on_disk, receipts.path, "the receipts of this server come there")
-                    receipts.complete(on_disk.history)
-                with reserve_stdout(extra_sections):
-                    _check_client(workspace, extra_sections)
+                server, transport = _start(options, stack)
         except PromptValidationError as error:
-            raise unfit(error, options.directory, options.place.workspace) from None
-        except KeyboardInterrupt:
-            errors.say("ringfence: interrupted: nothing was changed")
-            return EXIT_CODES["interrupted"]
+            refusal = unfit(error, options.directory, options.place.workspace)
+        except StateDirectoryError as error:
+            refusal = NotStartedError.of(error)
         except SandboxUnavailableError as error:
-            errors.say(f"ringfence: {error}")
-            _refuse(str(error), options, signals)
-            return UNAVAILABLE
-        for line in (*workspace.notes, *hints):
-            errors.say(line)
-        on_receipt = partial(_write_receipt, receipts, errors) if receipts is not None else _ignore
-        server = WorkspaceServer(workspace, on_receipt, telemetry, extra_sections)
-        stack.callback(server.wait)
-        gc.freeze()  # so that no collection during a call traverses what is loaded now
-        gc.enable()
-        return anyio.run(_run, server, transport, signals)
+            refusal = UnavailableError(str(error))
+        except click.ClickException as error:
+            refusal = error
+        except KeyboardInterrupt:
+            ErrorStream().say("ringfence: interrupted: nothing was changed")
+            return EXIT_CODES["interrupted"]
+        else:
+            gc.freeze()  # so that no collection during a call traverses what is loaded now
+            gc.enable()
+            anyio.run(_run_until_signal, partial(transport, server), signals, server.stop)
+            return EXIT_CODES["interrupted"] if signals.arrived else 0
+    if options.http is None and not os.isatty(0):
+        reason = printable(f"ringfence: {refusal.format_message()}")
+        with reserve_streams() as (source, target):
+            anyio.run(_run_until_signal, partial(refuse_stdio, reason, source, target), signals)
+    raise refusal
 
 
-def _check_client(workspace: ServedWorkspace, extra_sections: Sequence[MakeSection]) -> None:
-    """Make one client, so that an error of the tools is reported before the first request."""
+def _start(options: ServeOptions, stack: ExitStack) -> tuple[WorkspaceServer, Serve]:
+    """Open everything and tell a person about it. ``stack`` closes it."""
+    errors = ErrorStream()
+    telemetry = telemetry_of(errors, stack)
+    transport, hints = _transport(options, stack)
+    copied = options.place.workspace == "memory"
+    if (moved := describe_moved_root(options.directory, copied=copied)) is not None:
+        errors.say(f"ringfence: {moved}")
+    for line in recovered_before_copy(options.directory) if copied else ():
+        errors.say(line)
+    policies = policies_of(options.directory, options.policies)
+    with reserve_stdout(options.sections):
+        extra_sections = sections_of(options.sections, options.directory)
+    workspace = open_workspace(options.place, options.directory, read_only=options.read_only, policies=policies)
+    stack.callback(workspace.close)
+    receipts = _open_receipts(options.receipts, workspace, stack)
+
+    def write_receipt(receipt: Receipt) -> None:
+        try:
+            if receipts is not None:
+                receipts.call(receipt, None, "")
+        except OSError as error:
+            errors.say(f"ringfence: the receipt of {receipt.tool} could not be written: {describe_error(error)}")
+
     try:
-        Client(workspace, _ignore, extra_sections=extra_sections).close()
+        with reserve_stdout(extra_sections):
+            server = WorkspaceServer(workspace, write_receipt, telemetry, extra_sections)
     except (click.ClickException, PromptValidationError):
         raise
     except Exception as error:
         if not extra_sections:
             raise
         raise NotStartedError(f"--section: no client could begin with it: {describe_error(error)}") from error
-
-
-def _refuse(message: str, options: ServeOptions, signals: Signals) -> None:
-    if options.http is None and not os.isatty(0):
-        anyio.run(_run_until_signal, partial(refuse_stdio, printable(f"ringfence: {message}")), signals)
-
-
-Transport = Callable[[WorkspaceServer], Awaitable[None]]
-
-
-async def _run(server: WorkspaceServer, transport: Transport, signals: Signals) -> int:
-    """Serve until the client disconnects or a signal arrives. Return the exit code."""
-    await _run_until_signal(partial(transport, server), signals, server.stop)
-    return EXIT_CODES["interrupted"] if signals.arrived else 0
+    stack.callback(server.wait)
+    for line in (*workspace.notes, *hints):
+        errors.say(line)
+    return server, transport
 
 
 async def _run_until_signal(
@@ -161,34 +156,41 @@ async def _run_until_signal(
             group.cancel_scope.cancel()
 
 
-def _transport(options: ServeOptions, stack: ExitStack) -> tuple[Transport, Sequence[str]]:
-    """Return the transport, and the lines that tell a person how to connect."""
+async def _over_stdio(server: WorkspaceServer) -> None:
+    with reserve_streams() as (source, target):
+        await serve_stdio(server.protocol(), source, target)
+
+
+def _transport(options: ServeOptions, stack: ExitStack) -> tuple[Serve, Sequence[str]]:
+    """Return the transport, and the lines that tell a person how to connect. Listen if it is HTTP."""
     if options.http is None:
         if options.allowed_hosts:
             raise click.UsageError("--allow-host is for --http")
         return _over_stdio, ()
     try:
-        address = parse_address(options.http)
+        host, port = parse_address(options.http)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="'--http'") from None
-    if not address.is_loopback and not options.allowed_hosts:
+    if not is_loopback(host) and not options.allowed_hosts:
         raise click.UsageError(
-            f"{address.host} can be reached from other machines. If that is meant, say by which name clients call it: "
+            f"{host} can be reached from other machines. If that is meant, say by which name clients call it: "
             "--allow-host NAME. The connection is not encrypted: put a proxy with TLS before it"
         )
     token, token_hint = _token()
     try:
-        listening = stack.enter_context(listen(address))
+        listening = stack.enter_context(listen(host, port))
     except OSError as error:
-        raise click.BadParameter(
-            f"{options.http} cannot be used: {describe_error(error)}", param_hint="'--http'"
-        ) from None
-    bound = Address(address.host, listening.getsockname()[1])
-    hints = (
-        f"serving {options.directory} at http://{bound.url_host}:{bound.port}{PATH}",
+        message = f"{options.http} cannot be used: {describe_error(error)}"
+        raise click.BadParameter(message, param_hint="'--http'") from None
+    port = listening.getsockname()[1]
+
+    async def over_http(server: WorkspaceServer) -> None:
+        await serve_http(server.protocol(), listening, token, options.allowed_hosts)
+
+    return over_http, (
+        f"serving {options.directory} at http://{host_header(host)}:{port}{PATH}",
         f"clients send the header  Authorization: Bearer {token_hint}",
     )
-    return partial(_over_http, listening=listening, token=token, hosts=options.allowed_hosts), hints
 
 
 def _token() -> tuple[str, str]:
@@ -204,31 +206,17 @@ def _token() -> tuple[str, str]:
     return token, f"${TOKEN_VARIABLE}"
 
 
-async def _over_stdio(server: WorkspaceServer) -> None:
-    await serve_stdio(server.protocol())
-
-
-async def _over_http(server: WorkspaceServer, listening: socket.socket, token: str, hosts: Sequence[str]) -> None:
-    await serve_http(server.protocol(), listening, token, hosts)
-
-
-def _open_receipts(options: ServeOptions, stack: ExitStack) -> ReceiptsFile | None:
-    path = options.receipts
+def _open_receipts(path: Path | None, workspace: ServedWorkspace, stack: ExitStack) -> ReceiptsFile | None:
+    """Open the file, and complete it with the receipts that a crash prevented."""
     if path is None:
         return None
     try:
-        refuse_way_out(path, options.directory)
-        return stack.enter_context(closing(ReceiptsFile(path)))
+        refuse_way_out(path, workspace.directory)
+        receipts = stack.enter_context(closing(ReceiptsFile(path)))
     except OSError as error:
         raise click.UsageError(f"{str(path)!r} cannot be written: {why(error)}") from None
-
-
-def _write_receipt(receipts: ReceiptsFile, errors: ErrorStream, receipt: Receipt) -> None:
-    try:
-        receipts.call(receipt, None, "")
-    except OSError as error:
-        errors.say(f"ringfence: the receipt of {receipt.tool} could not be written: {describe_error(error)}")
-
-
-def _ignore(receipt: Receipt) -> None:
-    """Write no receipt."""
+    opened = workspace.opened
+    if opened is not None and opened.history is not None:
+        protect_path(opened, path, "the receipts of this server come there")
+        receipts.complete(opened.history)
+    return receipts

@@ -11,36 +11,21 @@ from contextlib import asynccontextmanager
 from functools import cached_property, partial
 from importlib.metadata import version
 from itertools import islice
+from operator import attrgetter
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import quote, unquote_to_bytes
 
 import anyio
+import mcp_types as types
 from anyio import to_thread
 from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel import Server
 from mcp.shared.exceptions import MCPError
-from mcp_types import (
-    INTERNAL_ERROR,
-    INVALID_PARAMS,
-    BlobResourceContents,
-    CallToolRequestParams,
-    CallToolResult,
-    ListResourcesResult,
-    ListResourceTemplatesResult,
-    ListToolsResult,
-    PaginatedRequestParams,
-    ReadResourceRequestParams,
-    ReadResourceResult,
-    Resource,
-    ResourceTemplate,
-    TextResourceContents,
-    ToolAnnotations,
-)
-from mcp_types import Tool as ToolDescription
 
 from ringfence import serde
-from ringfence.filesystem.paths import escape_path, path_message
+from ringfence.failures import describe_error
+from ringfence.filesystem.paths import escape_path
 from ringfence.filesystem.protocol import FileEntry, Filesystem
 from ringfence.prompt.tool import Tool
 from ringfence.runtime.limits import Cancellation
@@ -55,6 +40,7 @@ if TYPE_CHECKING:
 
 QUEUE_SECONDS = 60.0
 """How long a call waits for the calls before it."""
+BUSY = f"another call has been running for {QUEUE_SECONDS:g} s: try again when it has ended"
 PROGRESS_SECONDS = 1.0
 """The time between two progress notifications of a call."""
 INSTRUCTIONS = """\
@@ -73,13 +59,12 @@ PAGE_SIZE = 200
 """Resources on one page."""
 MAX_RESOURCE_BYTES = 1 << 20
 """The limit of one resource. `read_file` reads a larger file in parts."""
-TEMPLATE = ResourceTemplate(
+TEMPLATE = types.ResourceTemplate(
     uri_template=f"{SCHEME}{{+path}}", name="file", description="A file of the workspace, by its path from the root."
 )
 
 Context = ServerRequestContext[Clients, Any]
-Receive = Callable[[], Awaitable[Mapping[str, Any]]]
-ReportProgress = Callable[[float, float | None, str | None], Awaitable[None]]
+Page = types.PaginatedRequestParams | None
 ResultT = TypeVar("ResultT")
 
 
@@ -98,9 +83,15 @@ class WorkspaceServer:
         extra_sections: Sequence[MakeSection] = (),
     ) -> None:
         """``on_receipt`` gets the receipt of each call, on the thread of the call. The SDK of the protocol makes the
-        spans of requests; the spans of ``telemetry`` are inside them."""
+        spans of requests; the spans of ``telemetry`` are inside them.
+
+        Raises what the sections raise, for instance PromptValidationError.
+        """
         self._workspace = workspace
         self._make_client = partial(Client, workspace, on_receipt, telemetry, extra_sections)
+        client = self._make_client()
+        client.close()
+        self._tools = client.tools.values()
         self._turn = anyio.Lock()
         self._working = threading.Lock()
         self._running: set[Cancellation] = set()
@@ -141,69 +132,61 @@ class WorkspaceServer:
             clients.close()
 
     @cached_property
-    def _tools(self) -> Sequence[ToolDescription]:
-        """The tools, which are the same for every client."""
-        client = self._make_client()
-        client.close()
-        return [describe_tool(tool) for tool in client.tools.values()]
+    def _descriptions(self) -> Mapping[str, types.Tool]:
+        return {tool.name: describe_tool(tool) for tool in self._tools}
 
     def _schema(self, name: str) -> Mapping[str, Any] | None:
-        return next((tool.input_schema for tool in self._tools if tool.name == name), None)
+        return self._descriptions[name].input_schema if name in self._descriptions else None
 
-    async def _list_tools(self, context: Context, params: PaginatedRequestParams | None) -> ListToolsResult:
-        return ListToolsResult(tools=list(self._tools))
+    async def _list_tools(self, context: Context, params: Page) -> types.ListToolsResult:
+        return types.ListToolsResult(tools=list(self._descriptions.values()))
 
-    async def _call_tool(self, context: Context, params: CallToolRequestParams) -> CallToolResult:
+    async def _call_tool(self, context: Context, params: types.CallToolRequestParams) -> types.CallToolResult:
         client = context.lifespan_context.of(context)
         cancellation = Cancellation()
-        call = partial(client.call, params.name, params.arguments, cancellation)
-        result: CallToolResult | None = None
         self._running.add(cancellation)
         client.calls += 1
         if self._stopped:
             cancellation.cancel()
         try:
             async with anyio.create_task_group() as group:
-                group.start_soon(_report_progress, params.name, cancellation, context.session.report_progress)
+                group.start_soon(_report_progress, params.name, cancellation, context)
                 if context.request is not None:
                     group.start_soon(_cancel_on_disconnect, context.request.receive, cancellation)
-                result = await self._run_in_turn(call)
+                result = await self._run_in_turn(partial(client.call, params.name, params.arguments, cancellation))
                 group.cancel_scope.cancel()
+                return result
+        except* MCPError:
+            pass
         finally:
             client.calls -= 1
             self._running.discard(cancellation)
-        if result is None:
-            return error_result(f"another call has been running for {QUEUE_SECONDS:g} s: try again when it has ended")
-        return result
+        return error_result(BUSY)
 
-    async def _list_resources(self, context: Context, params: PaginatedRequestParams | None) -> ListResourcesResult:
+    # Resources are read between two calls. During a call the files hold changes that may be rolled back.
+
+    async def _list_resources(self, context: Context, params: Page) -> types.ListResourcesResult:
         cursor = params.cursor if params is not None else None
-        return await self._read(partial(list_resources, self._workspace.filesystem, cursor))
+        return await self._run_in_turn(partial(list_resources, self._workspace.filesystem, cursor))
 
-    async def _list_templates(
-        self, context: Context, params: PaginatedRequestParams | None
-    ) -> ListResourceTemplatesResult:
-        return ListResourceTemplatesResult(resource_templates=[TEMPLATE])
+    async def _list_templates(self, context: Context, params: Page) -> types.ListResourceTemplatesResult:
+        return types.ListResourceTemplatesResult(resource_templates=[TEMPLATE])
 
-    async def _read_resource(self, context: Context, params: ReadResourceRequestParams) -> ReadResourceResult:
-        return await self._read(partial(read_resource, self._workspace.filesystem, str(params.uri)))
+    async def _read_resource(
+        self, context: Context, params: types.ReadResourceRequestParams
+    ) -> types.ReadResourceResult:
+        return await self._run_in_turn(partial(read_resource, self._workspace.filesystem, str(params.uri)))
 
-    async def _read(self, read: Callable[[], ResultT]) -> ResultT:
-        """Read between two calls. During a call the files hold changes that may be rolled back."""
-        result = await self._run_in_turn(read)
-        if result is None:
-            raise MCPError(code=INTERNAL_ERROR, message=f"a call has been running for {QUEUE_SECONDS:g} s")
-        return result
-
-    async def _run_in_turn(self, work: Callable[[], ResultT]) -> ResultT | None:
-        """Run ``work`` on a thread after the calls before it. Return None if those take too long.
+    async def _run_in_turn(self, work: Callable[[], ResultT]) -> ResultT:
+        """Run ``work`` on a thread after the calls before it. Raise MCPError if those take too long.
 
         A cancellation still waits for the thread, because nothing can interrupt a thread.
         """
-        with anyio.move_on_after(QUEUE_SECONDS) as waiting:
-            await self._turn.acquire()
-        if waiting.cancelled_caught:
-            return None
+        try:
+            with anyio.fail_after(QUEUE_SECONDS):
+                await self._turn.acquire()
+        except TimeoutError:
+            raise MCPError(code=types.INTERNAL_ERROR, message=BUSY) from None
         try:
             return await to_thread.run_sync(self._work, work)
         finally:
@@ -214,19 +197,21 @@ class WorkspaceServer:
             return work()
 
 
-async def _report_progress(name: str, cancellation: Cancellation, report: ReportProgress) -> None:
+async def _report_progress(name: str, cancellation: Cancellation, context: Context) -> None:
     """Send progress notifications of a call. Cancel the call when its request is cancelled."""
     started = monotonic()
     try:
         while True:
             await anyio.sleep(PROGRESS_SECONDS)
             seconds = monotonic() - started
-            await report(seconds, None, f"{name} has been running for {seconds:.0f} s")
+            await context.session.report_progress(seconds, None, f"{name} has been running for {seconds:.0f} s")
     finally:
         cancellation.cancel()
 
 
-async def _cancel_on_disconnect(receive: Receive, cancellation: Cancellation) -> None:
+async def _cancel_on_disconnect(
+    receive: Callable[[], Awaitable[Mapping[str, Any]]], cancellation: Cancellation
+) -> None:
     """Cancel the call when the connection of its request is closed.
 
     The protocol up to 2025-11-25 lets the call continue. But its result is lost, and the client would assume that
@@ -237,9 +222,9 @@ async def _cancel_on_disconnect(receive: Receive, cancellation: Cancellation) ->
     cancellation.cancel()
 
 
-def describe_tool(tool: Tool[Any, Any]) -> ToolDescription:
+def describe_tool(tool: Tool[Any, Any]) -> types.Tool:
     """Describe a tool for ``tools/list``."""
-    annotations = ToolAnnotations(
+    annotations = types.ToolAnnotations(
         title=tool.name.replace("_", " ").capitalize(),
         read_only_hint=tool.read_only,
         destructive_hint=not tool.read_only and tool.name not in ADDITIVE,
@@ -247,7 +232,7 @@ def describe_tool(tool: Tool[Any, Any]) -> ToolDescription:
         open_world_hint=False,
     )
     params = serde.schema(tool.params_type, extra="forbid") if tool.params_type is not None else _NO_PARAMS
-    return ToolDescription(
+    return types.Tool(
         name=tool.name,
         title=annotations.title,
         # A client may search its tools by description alone, and have tools of its own with the same names.
@@ -271,12 +256,12 @@ def _output_schema(tool: Tool[Any, Any]) -> dict[str, object] | None:
     return schema
 
 
-def list_resources(filesystem: Filesystem, cursor: str | None) -> ListResourcesResult:
+def list_resources(filesystem: Filesystem, cursor: str | None) -> types.ListResourcesResult:
     """List one page of files. The cursor is the URI of the last file of the page before."""
     after = resource_path(cursor) if cursor else ""
     files = list(islice(iterate_files(filesystem, after), PAGE_SIZE + 1))
     page = [
-        Resource(
+        types.Resource(
             uri=resource_uri(file.path),
             name=escape_path(file.path),
             size=file.size_bytes,
@@ -284,31 +269,26 @@ def list_resources(filesystem: Filesystem, cursor: str | None) -> ListResourcesR
         )
         for file in files[:PAGE_SIZE]
     ]
-    return ListResourcesResult(resources=page, next_cursor=page[-1].uri if len(files) > PAGE_SIZE else None)
+    return types.ListResourcesResult(resources=page, next_cursor=page[-1].uri if len(files) > PAGE_SIZE else None)
 
 
-def read_resource(filesystem: Filesystem, uri: str) -> ReadResourceResult:
+def read_resource(filesystem: Filesystem, uri: str) -> types.ReadResourceResult:
     """Read one whole file. Raise MCPError if it is missing or too large."""
     path = resource_path(uri)
     try:
         size = filesystem.stat(path).size_bytes
         if size > MAX_RESOURCE_BYTES:
-            message = (
-                f"{_display_name(path)} has {size:,} bytes, a resource at most {MAX_RESOURCE_BYTES:,}: "
-                "use read_file with offset"
-            )
-            raise MCPError(code=INVALID_PARAMS, message=message)
+            raise ValueError(f"a resource has at most {MAX_RESOURCE_BYTES:,} bytes: read this one with read_file")
         content = filesystem.read_bytes(path, limit=MAX_RESOURCE_BYTES).content
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        message = path_message(_display_name(path), reason, " cannot be read: ")
-        raise MCPError(code=INVALID_PARAMS, message=message) from None
+        raise MCPError(code=types.INVALID_PARAMS, message=describe_error(error)) from None
+    contents: types.TextResourceContents | types.BlobResourceContents
     try:
-        text = content.decode()
+        contents = types.TextResourceContents(uri=uri, mime_type=_mime_type(path), text=content.decode())
     except UnicodeDecodeError:
         data = base64.b64encode(content).decode()
-        return ReadResourceResult(contents=[BlobResourceContents(uri=uri, mime_type=_mime_type(path), blob=data)])
-    return ReadResourceResult(contents=[TextResourceContents(uri=uri, mime_type=_mime_type(path), text=text)])
+        contents = types.BlobResourceContents(uri=uri, mime_type=_mime_type(path), blob=data)
+    return types.ReadResourceResult(contents=[contents])
 
 
 def resource_uri(path: str) -> str:
@@ -318,7 +298,7 @@ def resource_uri(path: str) -> str:
 def resource_path(uri: str) -> str:
     """Return the path of a resource. Raise MCPError for a URI of another scheme."""
     if not uri.startswith(SCHEME):
-        raise MCPError(code=INVALID_PARAMS, message=f"the address of a file begins with {SCHEME}")
+        raise MCPError(code=types.INVALID_PARAMS, message=f"the address of a file begins with {SCHEME}")
     return unquote_to_bytes(uri[len(SCHEME) :]).decode("utf-8", "surrogateescape")
 
 
@@ -327,42 +307,23 @@ def iterate_files(filesystem: Filesystem, after: str) -> Iterator[FileEntry]:
 
     Directories whose files are all before `after` are not listed.
     """
-    pending = [_entries(filesystem, "", after.split("/"))]
+    pending: list[tuple[FileEntry | None, list[str]]] = [(None, after.split("/"))]
     while pending:
-        following = next(pending[-1], None)
-        if following is None:
-            pending.pop()
-            continue
-        entry, rest = following
-        if entry.is_directory:
-            pending.append(_entries(filesystem, entry.path, rest))
-        else:
+        entry, (first, *rest) = pending.pop()
+        if entry is not None and not entry.is_directory:
             yield entry
-
-
-def _entries(filesystem: Filesystem, path: str, after: list[str]) -> Iterator[tuple[FileEntry, list[str]]]:
-    """Yield the entries of one directory that are after the path parts `after`, or may contain such files.
-
-    Each comes with the parts of `after` that apply inside it.
-    """
-    first = after[0] if after else ""
-    try:
-        entries = sorted(filesystem.list(path), key=lambda entry: entry.name)
-    except OSError:  # removed meanwhile, or not readable
-        return
-    for entry in entries:
-        if entry.is_symlink or is_git_data(entry.name) or entry.name < first:
             continue
-        if entry.name > first:
-            yield entry, []
-        elif entry.is_directory:
-            yield entry, after[1:]
-
-
-def _display_name(path: str) -> str:
-    """Return the path for a message, cut to 300 characters."""
-    name = escape_path(path) or "the root of the workspace"
-    return name if len(name) <= 300 else f"{name[:300]}..."
+        try:
+            entries = filesystem.list("" if entry is None else entry.path)
+        except OSError:  # removed meanwhile, or not readable
+            continue
+        for child in sorted(entries, key=attrgetter("name"), reverse=True):
+            if child.is_symlink or is_git_data(child.name) or child.name < first:
+                continue
+            if child.name > first:
+                pending.append((child, [""]))
+            elif child.is_directory:
+                pending.append((child, rest or [""]))
 
 
 def _mime_type(path: str) -> str:

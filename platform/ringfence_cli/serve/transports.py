@@ -15,25 +15,17 @@ import json
 import os
 import select
 import socket
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, MutableMapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import mcp_types as types
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from mcp.server.lowlevel import Server
+from mcp.shared.dispatcher import as_request_id
+from mcp.shared.exceptions import MCPError
 from mcp.shared.message import SessionMessage
-from mcp_types import (
-    INTERNAL_ERROR,
-    INVALID_REQUEST,
-    PARSE_ERROR,
-    ErrorData,
-    JSONRPCError,
-    JSONRPCNotification,
-    JSONRPCRequest,
-    jsonrpc_message_adapter,
-)
 from pydantic import ValidationError
 
 from ringfence_cli.serve.clients import Clients
@@ -48,6 +40,8 @@ MAX_LINE_BYTES = 16 << 20
 CHUNK_BYTES = 1 << 16
 ATOMIC_BYTES = 4096
 """What a pipe that is ready for writing accepts without blocking."""
+MAX_UNREAD = 100
+"""Messages that wait for a client to read them. Further refusals of invalid messages are dropped."""
 DRAIN_SECONDS = 5.0
 """The time a client has to read the last results."""
 REFUSAL_SECONDS = 5.0
@@ -61,49 +55,18 @@ BACKLOG = 64
 REFUSAL = b"'Authorization: Bearer TOKEN' is missing or wrong; the server said its token when it started\n"
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
 
-Outgoing = MemoryObjectSendStream[SessionMessage]
-Incoming = MemoryObjectSendStream[SessionMessage | Exception]
-Read = MemoryObjectReceiveStream[SessionMessage | Exception]
-
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
-
-
-async def serve_stdio(server: Server[Clients]) -> None:
-    """Serve until the client closes our standard input or disconnects."""
-    async with _messages() as (read, write):
-        await server.run(read, write, server.create_initialization_options())
-
-
-async def refuse_stdio(reason: str) -> None:
-    """Answer every request with the reason of the refusal, since few clients show standard error."""
-    with anyio.move_on_after(REFUSAL_SECONDS):
-        async with _messages() as (read, write), read, write:
-            refusals = _Refusals(write)
-            async for item in read:
-                if isinstance(item, SessionMessage) and isinstance(item.message, JSONRPCRequest):
-                    await refusals.send(INTERNAL_ERROR, reason, item.message.id)
-
-
-@asynccontextmanager
-async def _messages() -> AsyncGenerator[tuple[Read, Outgoing]]:
-    """Yield the stream of the client's messages and the stream for ours. The caller closes both."""
-    with _reserve_streams() as (source, target):
-        incoming, read = anyio.create_memory_object_stream[SessionMessage | Exception]()
-        write, outgoing = anyio.create_memory_object_stream[SessionMessage]()
-        async with anyio.create_task_group() as group:
-            group.start_soon(_read, source, incoming, write.clone())
-            group.start_soon(_write, target, outgoing, group.cancel_scope)
-            yield read, write
-            # The client has closed our standard input. It may not read the remaining results.
-            group.cancel_scope.deadline = anyio.current_time() + DRAIN_SECONDS
+ToClient = MemoryObjectSendStream[SessionMessage]
+FromClient = MemoryObjectReceiveStream[SessionMessage | Exception]
+App = Callable[[Any, Any, Any], Awaitable[None]]
+"""An ASGI application."""
 
 
 @contextmanager
-def _reserve_streams() -> Generator[tuple[int, int]]:
-    """Reserve standard input and output for the protocol. Other code reads nothing and writes to standard error."""
+def reserve_streams() -> Generator[tuple[int, int]]:
+    """Reserve standard input and output for the protocol, and yield their descriptors.
+
+    Other code then reads nothing, and writes to standard error.
+    """
     source, target = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -118,82 +81,90 @@ def _reserve_streams() -> Generator[tuple[int, int]]:
         os.close(target)
 
 
-class _Refusals:
-    """Send errors for invalid messages. A client that reads none of them does not stop the reading of its input."""
-
-    def __init__(self, answers: Outgoing) -> None:
-        self._answers = answers
-        self._wait_seconds = DRAIN_SECONDS
-
-    async def send(self, code: int, message: str, request: str | int | None = None) -> None:
-        error = JSONRPCError(jsonrpc="2.0", id=request, error=ErrorData(code=code, message=message))
-        with anyio.move_on_after(self._wait_seconds) as waiting:
-            await self._answers.send(SessionMessage(error))
-        self._wait_seconds = 0.001 if waiting.cancelled_caught else DRAIN_SECONDS
+async def serve_stdio(server: Server[Clients], source: int, target: int) -> None:
+    """Serve one client over two descriptors, until it closes the first or no longer reads the second."""
+    async with _messages(source, target) as (read, write):
+        await server.run(read, write, server.create_initialization_options())
 
 
-async def _read(source: int, incoming: Incoming, answers: Outgoing) -> None:
-    buffer = bytearray()
-    skipping = False
-    refusals = _Refusals(answers)
+async def refuse_stdio(reason: str, source: int, target: int) -> None:
+    """Answer every request with the reason of the refusal, since few clients show standard error."""
+    with anyio.move_on_after(REFUSAL_SECONDS):
+        async with _messages(source, target) as (read, write), read, write:
+            async for item in read:
+                if isinstance(item, SessionMessage) and isinstance(item.message, types.JSONRPCRequest):
+                    _refuse(write, types.ErrorData(code=types.INTERNAL_ERROR, message=reason), item.message.id)
+
+
+@asynccontextmanager
+async def _messages(source: int, target: int) -> AsyncGenerator[tuple[FromClient, ToClient]]:
+    """Yield the stream of the client's messages and the stream for ours. The caller closes both."""
+    incoming, read = anyio.create_memory_object_stream[SessionMessage | Exception]()
+    write, outgoing = anyio.create_memory_object_stream[SessionMessage](MAX_UNREAD)
+    async with anyio.create_task_group() as group:
+        group.start_soon(_read, source, incoming, write.clone())
+        group.start_soon(_write, target, outgoing, group.cancel_scope)
+        yield read, write
+        # The client has closed our input. It may not read the remaining results.
+        group.cancel_scope.deadline = anyio.current_time() + DRAIN_SECONDS
+
+
+async def _read(source: int, incoming: MemoryObjectSendStream[SessionMessage | Exception], answers: ToClient) -> None:
+    line = bytearray()
     async with incoming, answers:
-        while data := await _read_chunk(source):
-            buffer += data
-            *lines, rest = buffer.split(b"\n") if b"\n" in data else (buffer,)
-            for line in lines:
-                if not skipping and line.strip():
-                    await _receive_line(bytes(line), incoming, refusals)
-                skipping = False
-            if len(rest) > MAX_LINE_BYTES:
-                if not skipping:
-                    await refusals.send(INVALID_REQUEST, f"a message has at most {MAX_LINE_BYTES:,} bytes")
-                skipping, rest = True, bytearray()
-            buffer = rest
+        while chunk := await _read_chunk(source):
+            *ends, rest = chunk.split(b"\n")
+            for end in ends:
+                await _receive(bytes(line + end), incoming, answers)
+                line.clear()
+            line += rest
+            del line[MAX_LINE_BYTES + 1 :]  # enough to see that it is too long
 
 
-async def _receive_line(line: bytes, incoming: Incoming, refusals: _Refusals) -> None:
+async def _receive(
+    line: bytes, incoming: MemoryObjectSendStream[SessionMessage | Exception], answers: ToClient
+) -> None:
+    if not line.strip():
+        return
     try:
-        message = jsonrpc_message_adapter.validate_json(line, by_name=False)
+        message = _parse(line)
+    except MCPError as error:
+        _refuse(answers, error.error, _request_id(line))
+    else:
+        await incoming.send(SessionMessage(message))
+
+
+def _parse(line: bytes) -> types.JSONRPCMessage:
+    """Parse a message. Raise MCPError for anything else."""
+    if len(line) > MAX_LINE_BYTES:
+        raise MCPError(code=types.INVALID_REQUEST, message=f"a message has at most {MAX_LINE_BYTES:,} bytes")
+    try:
+        message = types.jsonrpc_message_adapter.validate_json(line, by_name=False)
     except ValidationError as error:
         details = error.errors()[0]
-        # Some clients write half of a surrogate pair, or a number of thousands of digits. They wait for an answer to
-        # the id of the request.
-        request = _request_id(line)
         if details["type"] == "json_invalid":
-            await refusals.send(PARSE_ERROR, f"this line cannot be read: {details['msg']}", request)
-        else:
-            await refusals.send(INVALID_REQUEST, "this line is no JSON-RPC message", request)
-        return
+            raise MCPError(code=types.PARSE_ERROR, message=f"this line cannot be read: {details['msg']}") from None
+        raise MCPError(code=types.INVALID_REQUEST, message="this line is no JSON-RPC message") from None
     # A message with an id is a request. Its client would wait for ever if it passed for a notification.
-    if isinstance(message, JSONRPCNotification) and b'"id"' in line and "id" in _load_json(line):
-        await refusals.send(INVALID_REQUEST, "the id of a request is a text or a whole number")
-        return
-    await incoming.send(SessionMessage(message))
+    if isinstance(message, types.JSONRPCNotification) and b'"id"' in line and "id" in json.loads(line):
+        raise MCPError(code=types.INVALID_REQUEST, message="the id of a request is a text or a whole number")
+    return message
 
 
 def _request_id(line: bytes) -> str | int | None:
-    """Return the id of an invalid request, if it has one."""
+    """Return the id of an invalid request, if it has one. Its client waits for an answer to that id."""
     try:
-        match _load_json(line):
-            case {"id": str() | int() as request} if not isinstance(request, bool):
-                str(request).encode()  # half of a surrogate pair could not be sent back
-                return request
-            case _:
-                return None
-    except (ValueError, RecursionError):
+        request = as_request_id(json.loads(line)["id"])
+        str(request).encode()  # half of a surrogate pair could not be sent back
+    except (ValueError, LookupError, TypeError, RecursionError):
         return None
+    return request
 
 
-def _load_json(line: bytes) -> Any:
-    return json.loads(line, parse_int=_parse_int)
-
-
-def _parse_int(digits: str) -> int | None:
-    """Return None for a number with more digits than Python converts."""
-    try:
-        return int(digits)
-    except ValueError:
-        return None
+def _refuse(answers: ToClient, error: types.ErrorData, request: str | int | None) -> None:
+    """Answer with an error, unless the client has left too many messages unread."""
+    with suppress(anyio.WouldBlock):
+        answers.send_nowait(SessionMessage(types.JSONRPCError(jsonrpc="2.0", id=request, error=error)))
 
 
 async def _read_chunk(source: int) -> bytes:
@@ -236,62 +207,47 @@ async def _write_all(target: int, data: bytes) -> None:
         rest = rest[os.write(target, rest[:ATOMIC_BYTES]) :]
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What the clients of an HTTP server may use of it."""
-
-    connections: int = 256
-    """Open at once. The files of the workspace need descriptors too."""
-    sessions: int = 1000
-    """Sessions of the protocol up to 2025-11-25, about 40 kB each. A session ends after half an hour without use."""
-    request_seconds: float = 10.0
-    """The time a connection has to send a request."""
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    host: str
-    port: int
-
-    @property
-    def is_loopback(self) -> bool:
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return self.host == "localhost"
-
-    @property
-    def url_host(self) -> str:
-        return f"[{self.host}]" if ":" in self.host else self.host
-
-
-def parse_address(text: str) -> Address:
+def parse_address(text: str) -> tuple[str, int]:
     """Parse ``HOST:PORT``, ``[::1]:PORT`` or ``PORT``; port 0 is any free port. Raise ValueError for anything else."""
     host, _, port = text.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]") or "127.0.0.1"
     if not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise ValueError(f"{text!r} is no address: write HOST:PORT, such as 127.0.0.1:8765")
-    return Address(host, int(port))
+    return host.removeprefix("[").removesuffix("]") or "127.0.0.1", int(port)
 
 
-def listen(address: Address) -> socket.socket:
-    """Open a listening socket. Raise OSError if that is impossible."""
-    family, kind, protocol, _, target = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
-    listening = socket.socket(family, kind, protocol)
+def is_loopback(host: str) -> bool:
     try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(target)
-        listening.listen(BACKLOG)
-    except BaseException:
-        listening.close()
-        raise
-    return listening
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def host_header(host: str) -> str:
+    """Return a name or address in the form of URLs and of the header ``Host``."""
+    return f"[{host.lower()}]" if ":" in host else host.lower()
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Open a listening socket. Raise OSError if that is impossible."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=BACKLOG)
 
 
 async def serve_http(
-    server: Server[Clients], listening: socket.socket, token: str, hosts: Sequence[str], limits: Limits | None = None
+    server: Server[Clients],
+    listening: socket.socket,
+    token: str,
+    hosts: Sequence[str],
+    *,
+    max_connections: int = 256,
+    max_sessions: int = 1000,
+    request_seconds: float = 10.0,
 ) -> None:
-    """Serve until cancelled. ``hosts`` are the names that clients may use, besides those of this machine."""
+    """Serve until cancelled.
+
+    ``hosts`` are the names that clients may use, besides those of this machine. A connection has ``request_seconds`` to
+    send a request. A session of the protocol up to 2025-11-25 ends after half an hour without use.
+    """
     import uvicorn
     from mcp.server.transport_security import TransportSecuritySettings
 
@@ -302,22 +258,17 @@ async def serve_http(
         def capture_signals(self) -> Generator[None]:
             yield
 
-    limits = limits or Limits()
-    own = Address(*listening.getsockname()[:2])
-    names = [*LOOPBACK_NAMES, *([own.url_host] if own.is_loopback else []), *map(_host_header, hosts)]
+    own = listening.getsockname()[0]
+    names = [*LOOPBACK_NAMES, *map(host_header, (*([own] if is_loopback(own) else []), *hosts))]
+    origins = [f"{scheme}://{name}" for scheme in ("http", "https") for name in names]
     security = TransportSecuritySettings(
-        enable_dns_rebinding_protection=True,
-        allowed_hosts=[*names, *(f"{name}:*" for name in names)],
-        allowed_origins=[
-            f"{scheme}://{name}{port}" for scheme in ("http", "https") for name in names for port in ("", ":*")
-        ],
+        allowed_hosts=[form for name in names for form in (name, f"{name}:*")],
+        allowed_origins=[form for origin in origins for form in (origin, f"{origin}:*")],
     )
-    app = server.streamable_http_app(
-        streamable_http_path=PATH, transport_security=security, max_sessions=limits.sessions
-    )
+    app = server.streamable_http_app(streamable_http_path=PATH, transport_security=security, max_sessions=max_sessions)
     config = uvicorn.Config(
-        require_token(app, token),
-        http=_connection_type(limits),
+        _require_token(app, token),
+        http=_connection_type(max_connections, request_seconds),
         backlog=BACKLOG,
         log_config=None,
         access_log=False,
@@ -334,14 +285,6 @@ async def serve_http(
         group.cancel_scope.cancel()
 
 
-def _host_header(host: str) -> str:
-    """Return a name or address in the form of the header ``Host``."""
-    try:
-        return Address(str(ipaddress.ip_address(host)), 0).url_host
-    except ValueError:
-        return host.lower()
-
-
 async def _stop_when_cancelled(web: uvicorn.Server) -> None:
     try:
         await anyio.sleep_forever()
@@ -349,7 +292,7 @@ async def _stop_when_cancelled(web: uvicorn.Server) -> None:
         web.should_exit = True
 
 
-def _connection_type(limits: Limits) -> type[H11Protocol]:
+def _connection_type(max_connections: int, request_seconds: float) -> type[H11Protocol]:
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
     class Connection(H11Protocol):
@@ -360,10 +303,10 @@ def _connection_type(limits: Limits) -> type[H11Protocol]:
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]  # as its base has it
             super().connection_made(transport)
-            if len(self.connections) > limits.connections:
+            if len(self.connections) > max_connections:
                 transport.abort()
             else:
-                self.loop.call_later(limits.request_seconds, self._close_if_idle)
+                self.loop.call_later(request_seconds, self._close_if_idle)
 
         def _close_if_idle(self) -> None:
             if self.transport.is_closing():
@@ -372,26 +315,23 @@ def _connection_type(limits: Limits) -> type[H11Protocol]:
                 self.transport.abort()
                 return
             self._last_cycle = self.cycle
-            self.loop.call_later(limits.request_seconds, self._close_if_idle)
+            self.loop.call_later(request_seconds, self._close_if_idle)
 
     return Connection
 
 
-def require_token(app: App, token: str) -> App:
+def _require_token(app: App, token: str) -> App:
     """Wrap `app` so that it serves only requests with the token."""
     expected = token.encode()
 
-    async def guard(scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not _has_token(dict(scope["headers"]), expected):
-            headers = [(b"content-type", b"text/plain"), (b"www-authenticate", b"Bearer")]
-            await send({"type": "http.response.start", "status": 401, "headers": headers})
-            await send({"type": "http.response.body", "body": REFUSAL})
-            return
+    async def guard(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            scheme, _, given = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
+            if scheme.lower() != b"bearer" or not hmac.compare_digest(given.strip(), expected):
+                headers = [(b"content-type", b"text/plain"), (b"www-authenticate", b"Bearer")]
+                await send({"type": "http.response.start", "status": 401, "headers": headers})
+                await send({"type": "http.response.body", "body": REFUSAL})
+                return
         await app(scope, receive, send)
 
     return guard
-
-
-def _has_token(headers: Mapping[bytes, bytes], expected: bytes) -> bool:
-    scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
-    return scheme.lower() == b"bearer" and hmac.compare_digest(token.strip(), expected)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from ringfence.filesystem.protocol import Filesystem
-from ringfence.prompt.policy import Policy, PolicyDecision
+from ringfence.prompt.policy import BasePolicy, Policy, PolicyDecision
 from ringfence.prompt.section import Section
 from ringfence.prompt.tool import Tool, ToolContext
 from ringfence.runtime.session import Session
-from ringfence.runtime.tool_result import ToolResult
 from ringfence_cli.history import recovery
 from ringfence_cli.outputs import left_out_lines
 from ringfence_cli.workspace import in_memory, on_disk, start_container
@@ -24,8 +23,6 @@ from ringfence_tools.history import HistoryToolsSection
 from ringfence_tools.run_workspace import Place, ProtectedPathsPolicy, RunWorkspace
 from ringfence_tools.sections import VfsToolsSection
 
-Sections = Callable[[Session], Sequence[Section[Any]]]
-
 
 @dataclass(frozen=True, slots=True)
 class ServedWorkspace:
@@ -33,7 +30,7 @@ class ServedWorkspace:
 
     directory: Path
     filesystem: Filesystem
-    sections: Sections
+    sections: Callable[[Session], Iterable[Section[Any]]]
     """Makes the tool sections for the session of one client."""
     policies: Sequence[Policy]
     """The policies for every tool. The sections may have more."""
@@ -41,89 +38,64 @@ class ServedWorkspace:
     read_only: bool = False
     notes: Sequence[str] = ()
     """Lines for a person when the server starts."""
-    writable: RunWorkspace | None = None
-    """The workspace on disk, if clients may change it."""
+    opened: RunWorkspace | None = None
+    """The workspace behind it, unless this is a view of the files on disk."""
 
 
 def open_workspace(
     place: Place, directory: Path, *, read_only: bool, policies: Sequence[Policy] = ()
 ) -> ServedWorkspace:
-    """Open the files, a copy in memory, or a read-only view. ``policies`` are those of the workspace's owner.
+    """Open the files on disk, a copy of them in memory, or a read-only view. ``policies`` are those of the owner.
 
     Raises:
         click.ClickException: the workspace cannot be opened.
         SandboxUnavailableError: commands cannot be run.
     """
-    if place.workspace == "memory":
-        return _open_copy(directory, policies, read_only=read_only)
-    if read_only:
-        return _open_read_only(directory, without_commands=place.workspace == "podman")
-    return _open_writable(place, directory, policies)
-
-
-def _open_copy(directory: Path, policies: Sequence[Policy], *, read_only: bool) -> ServedWorkspace:
-    """Copy the files into memory. No change of a client reaches the disk."""
-    workspace = in_memory(directory)
-    return ServedWorkspace(
-        directory,
-        workspace.filesystem,
-        lambda session: [workspace.section(session)],
-        [ProtectedPathsPolicy(workspace), *([ReadOnlyPolicy()] if read_only else []), *policies],
-        workspace.close,
-        read_only,
-        [*left_out_lines(workspace.left_out), "it is a copy in memory, and ends with the server"],
-    )
-
-
-def _open_writable(place: Place, directory: Path, policies: Sequence[Policy]) -> ServedWorkspace:
-    """Open the files on disk, with commands if there is a container. Every call that changes a file is a step."""
-    workspace = on_disk(directory)
+    if read_only and place.workspace != "memory":
+        return _open_view(directory, without_commands=place.workspace == "podman")
+    workspace = in_memory(directory) if place.workspace == "memory" else on_disk(directory)
     if place.workspace == "podman":
         try:
             start_container(workspace, place)
         except BaseException:
             workspace.close()
             raise
+    notes = list(left_out_lines(workspace.left_out))
     history = workspace.history
+    if history is None:
+        notes.append("it is a copy in memory, and ends with the server")
+    elif history.recovered is not None:
+        notes.insert(0, recovery(history.recovered, directory))
 
-    def sections(session: Session) -> Sequence[Section[Any]]:
-        steps = HistoryToolsSection(session=session, workspace=lambda: nullcontext(history))
-        return [workspace.section(session), steps]
+    def sections(session: Session) -> Iterable[Section[Any]]:
+        yield workspace.section(session)
+        if history is not None:
+            yield HistoryToolsSection(session=session, workspace=partial(nullcontext, history))
 
-    recovered = [recovery(history.recovered, directory)] if history.recovered is not None else []
+    all_policies = [ProtectedPathsPolicy(workspace), *([ReadOnlyPolicy()] if read_only else []), *policies]
     return ServedWorkspace(
-        directory,
-        workspace.filesystem,
-        sections,
-        [ProtectedPathsPolicy(workspace), *policies],
-        workspace.close,
-        notes=[*recovered, *left_out_lines(workspace.left_out)],
-        writable=workspace,
+        directory, workspace.filesystem, sections, all_policies, workspace.close, read_only, notes, workspace
     )
 
 
-def _open_read_only(directory: Path, *, without_commands: bool) -> ServedWorkspace:
+def _open_view(directory: Path, *, without_commands: bool) -> ServedWorkspace:
     """View the files on disk without a lock. An agent may change them meanwhile."""
     directory = Path(os.path.abspath(directory))  # a tool may change the working directory
     filesystem = HostFilesystem(directory, read_only=True)
 
-    def sections(session: Session) -> Sequence[Section[Any]]:
+    def sections(session: Session) -> Iterable[Section[Any]]:
+        yield VfsToolsSection(session=session, filesystem=filesystem, mount_point=filesystem.root)
         # Opened for each call, because an agent may add steps meanwhile.
         history = partial(Workspace.open, directory, read_only=True)
-        return [
-            VfsToolsSection(session=session, filesystem=filesystem, mount_point=filesystem.root),
-            HistoryToolsSection(session=session, workspace=history, read_only=True),
-        ]
+        yield HistoryToolsSection(session=session, workspace=history, read_only=True)
 
     notes = [f"ringfence: {call}" for call in unfinished_calls(directory) if not call.is_running]
     if without_commands:
         notes.append("it is read-only: shell_execute and evaluate_python, which change things, are left out")
-    return ServedWorkspace(
-        directory, filesystem, sections, [ReadOnlyPolicy()], filesystem.close, read_only=True, notes=notes
-    )
+    return ServedWorkspace(directory, filesystem, sections, [ReadOnlyPolicy()], filesystem.close, True, notes)
 
 
-class ReadOnlyPolicy:
+class ReadOnlyPolicy(BasePolicy):
     """Deny every tool that changes something."""
 
     name = "read_only"
@@ -132,6 +104,3 @@ class ReadOnlyPolicy:
         if tool.read_only:
             return PolicyDecision.allow()
         return PolicyDecision.deny(f"this server was started read-only, and {tool.name} changes things")
-
-    def on_result(self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext) -> None:
-        """Keep no state."""
