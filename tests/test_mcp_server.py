@@ -15,7 +15,7 @@ import anyio
 import pytest
 from mcp import Client
 from mcp.shared.exceptions import MCPError
-from mcp_servers import Bench
+from mcp_servers import Bench, collecting
 from mcp_types import CallToolResult, TextContent, TextResourceContents
 
 from ringfence.runtime.limits import Cancellation
@@ -70,7 +70,7 @@ class Serving:
 
 def serving(workspace: ServedWorkspace, era: str = "auto") -> Serving:
     receipts: list[Receipt] = []
-    return Serving(WorkspaceServer(workspace, receipts.append), receipts, era)
+    return Serving(WorkspaceServer(workspace, collecting(receipts)), receipts, era)
 
 
 def text(result: CallToolResult) -> str:
@@ -509,7 +509,7 @@ async def test_a_resource_is_whole_or_refused(served: ServedWorkspace, root: Pat
 
 
 def test_a_session_does_not_grow_with_the_calls(served: ServedWorkspace) -> None:
-    client = SessionOfClient(served, [].append)
+    client = SessionOfClient(served, collecting([]))
     for _ in range(250):
         assert not client.call("ls", {}, Cancellation()).is_error
     assert len(client.session[Receipt].all()) <= MAX_ITEMS
@@ -519,7 +519,7 @@ def test_a_session_does_not_grow_with_the_calls(served: ServedWorkspace) -> None
 
 def test_what_a_cut_answer_names_is_there_however_many_calls_there_were(bench: Bench) -> None:
     bench.long_characters = 200_000
-    client = SessionOfClient(bench.workspace, [].append)
+    client = SessionOfClient(bench.workspace, collecting([]))
     for _ in range(MAX_ITEMS + 1):
         cut = text(client.call("long", {}, Cancellation()))
         (place,) = set(re.findall(r"\.ringfence/results/\w+", cut))

@@ -100,6 +100,10 @@ class Bench:
         raise RuntimeError("out of order")
 
 
+def collecting(receipts: list[Receipt]) -> Callable[[Session], None]:
+    return lambda session: session.dispatcher.subscribe(Receipt, receipts.append)
+
+
 @contextmanager
 def in_background(server: WorkspaceServer, serve: Callable[[], Awaitable[None]]) -> Iterator[Callable[[], bool]]:
     """Run a transport on a thread, until the end of the block. Yield whether it ends by itself, which is waited for."""
@@ -160,7 +164,7 @@ class PipeServer:
 @contextmanager
 def pipe_server(workspace: ServedWorkspace) -> Iterator[PipeServer]:
     receipts: list[Receipt] = []
-    server = WorkspaceServer(workspace, receipts.append)
+    server = WorkspaceServer(workspace, collecting(receipts))
     (source, to_server), (from_server, target) = os.pipe(), os.pipe()
     with open(to_server, "wb") as writing, open(from_server, "rb") as reading:
 
@@ -260,7 +264,7 @@ def http_server(
 ) -> Iterator[HttpServer]:
     listening = listen(host, 0)
     http_server = HttpServer(listening.getsockname()[1], host)
-    server = WorkspaceServer(workspace, http_server.receipts.append)
+    server = WorkspaceServer(workspace, collecting(http_server.receipts))
 
     async def serve() -> None:
         await serve_http(server.protocol(), listening, TOKEN, names, **limits)

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import is_dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from mcp.server.context import ServerRequestContext
 from mcp_types import CallToolResult, TextContent
@@ -27,10 +27,6 @@ from ringfence.runtime.receipts import Receipt
 from ringfence.runtime.session import Session
 from ringfence.runtime.tool_result import bounded
 from ringfence_cli.serve.workspaces import ServedWorkspace
-from ringfence_tools.agent_run import MakeSection
-
-if TYPE_CHECKING:
-    from ringfence.telemetry import Telemetry
 
 CLIENT_HEADER = "ringfence-client"
 """Tells apart clients of one name that have no lasting connection."""
@@ -45,23 +41,18 @@ ITEMS = "items"
 """The key of a result that is a list. MCP requires an object."""
 MESSAGE = "message"
 """The key of the tool's message, unless the result has a field of that name."""
+Observe = Callable[[Session], None]
+"""Subscribes to the events of a client's session, which are published on the threads of its calls."""
 CUT = "[the structured result was cut: ask for a smaller part]"
 
 
 class Client:
     """One client: its session, and its tools on the shared workspace."""
 
-    def __init__(
-        self,
-        workspace: ServedWorkspace,
-        on_receipt: Callable[[Receipt], None],
-        telemetry: Telemetry | None = None,
-        extra_sections: Sequence[MakeSection] = (),
-    ) -> None:
+    def __init__(self, workspace: ServedWorkspace, observe: Observe) -> None:
         self.session = Session()
-        if telemetry is not None:
-            telemetry.observe(self.session)
-        sections = [*workspace.sections(self.session), *(make(self.session) for make in extra_sections)]
+        observe(self.session)
+        sections = list(workspace.sections(self.session))
         prompt = Prompt(PromptTemplate(ns="ringfence", key="serve", sections=sections, policies=workspace.policies))
         self.calls = 0
         """The number of calls that run or wait."""
@@ -71,7 +62,6 @@ class Client:
         tools = prompt.tools(session=self.session)
         self.tools = {tool.name: tool for tool in tools if tool.read_only or not workspace.read_only}
         self._item_types: set[Any] = {ToolInvoked, Receipt, *filter(is_dataclass, (tool.result_type for tool in tools))}
-        self.session.dispatcher.subscribe(Receipt, on_receipt)
 
     def call(self, name: str, arguments: Mapping[str, object] | None, cancellation: Cancellation) -> CallToolResult:
         """Execute one tool call, on any thread. Two calls must not overlap."""

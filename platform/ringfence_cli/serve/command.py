@@ -18,22 +18,13 @@ import click
 from ringfence.errors import PromptValidationError, SandboxUnavailableError
 from ringfence.failures import describe_error
 from ringfence.runtime.receipts import Receipt
+from ringfence.runtime.session import Session
 from ringfence_cli.options import UNAVAILABLE, NotStartedError
 from ringfence_cli.outputs import ErrorStream, ReceiptsFile, refuse_way_out
 from ringfence_cli.own_sections import reserve_stdout, sections_of
 from ringfence_cli.policies import policies_of, unfit
+from ringfence_cli.serve import transports
 from ringfence_cli.serve.server import WorkspaceServer
-from ringfence_cli.serve.transports import (
-    PATH,
-    host_header,
-    is_loopback,
-    listen,
-    parse_address,
-    refuse_stdio,
-    reserve_streams,
-    serve_http,
-    serve_stdio,
-)
 from ringfence_cli.serve.workspaces import ServedWorkspace, open_workspace
 from ringfence_cli.signals import Signals
 from ringfence_cli.telemetry import telemetry_of
@@ -93,8 +84,8 @@ def serve(options: ServeOptions, signals: Signals) -> int:
             return EXIT_CODES["interrupted"] if signals.arrived else 0
     if options.http is None and not os.isatty(0):
         reason = printable(f"ringfence: {refusal.format_message()}")
-        with reserve_streams() as (source, target):
-            anyio.run(_run_until_signal, partial(refuse_stdio, reason, source, target), signals)
+        with transports.reserve_streams() as (source, target):
+            anyio.run(_run_until_signal, partial(transports.refuse_stdio, reason, source, target), signals)
     raise refusal
 
 
@@ -111,20 +102,25 @@ def _start(options: ServeOptions, stack: ExitStack) -> tuple[WorkspaceServer, Se
     policies = policies_of(options.directory, options.policies)
     with reserve_stdout(options.sections):
         extra_sections = sections_of(options.sections, options.directory)
-    workspace = open_workspace(options.place, options.directory, read_only=options.read_only, policies=policies)
+    workspace = open_workspace(
+        options.place,
+        options.directory,
+        read_only=options.read_only,
+        policies=policies,
+        extra_sections=extra_sections,
+    )
     stack.callback(workspace.close)
     receipts = _open_receipts(options.receipts, workspace, stack)
 
-    def write_receipt(receipt: Receipt) -> None:
-        try:
-            if receipts is not None:
-                receipts.call(receipt, None, "")
-        except OSError as error:
-            errors.say(f"ringfence: the receipt of {receipt.tool} could not be written: {describe_error(error)}")
+    def observe(session: Session) -> None:
+        if telemetry is not None:  # its spans are inside those of the SDK
+            telemetry.observe(session)
+        if receipts is not None:
+            session.dispatcher.subscribe(Receipt, partial(_write_receipt, receipts, errors))
 
     try:
         with reserve_stdout(extra_sections):
-            server = WorkspaceServer(workspace, write_receipt, telemetry, extra_sections)
+            server = WorkspaceServer(workspace, observe)
     except (click.ClickException, PromptValidationError):
         raise
     except Exception as error:
@@ -140,25 +136,20 @@ def _start(options: ServeOptions, stack: ExitStack) -> tuple[WorkspaceServer, Se
 async def _run_until_signal(
     work: Callable[[], Awaitable[None]], signals: Signals, stop: Callable[[], None] = lambda: None
 ) -> None:
-    arrived = anyio.Event()
+    scope = anyio.CancelScope()
+
+    def end() -> None:
+        stop()
+        scope.cancel()
+
     # When the handlers of asyncio are removed, a second signal kills the process in the middle of a rollback.
-    with signals.notifying(partial(asyncio.get_running_loop().call_soon_threadsafe, arrived.set)):
-        async with anyio.create_task_group() as group:
-
-            async def wait_for_signal() -> None:
-                await arrived.wait()
-                stop()
-                group.cancel_scope.cancel()
-
-            group.start_soon(wait_for_signal)
-            await work()
-            stop()
-            group.cancel_scope.cancel()
+    with signals.notifying(partial(asyncio.get_running_loop().call_soon_threadsafe, end)), scope:
+        await work()
 
 
 async def _over_stdio(server: WorkspaceServer) -> None:
-    with reserve_streams() as (source, target):
-        await serve_stdio(server.protocol(), source, target)
+    with transports.reserve_streams() as (source, target):
+        await transports.serve_stdio(server.protocol(), source, target)
 
 
 def _transport(options: ServeOptions, stack: ExitStack) -> tuple[Serve, Sequence[str]]:
@@ -168,27 +159,27 @@ def _transport(options: ServeOptions, stack: ExitStack) -> tuple[Serve, Sequence
             raise click.UsageError("--allow-host is for --http")
         return _over_stdio, ()
     try:
-        host, port = parse_address(options.http)
+        host, port = transports.parse_address(options.http)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="'--http'") from None
-    if not is_loopback(host) and not options.allowed_hosts:
+    if not transports.is_loopback(host) and not options.allowed_hosts:
         raise click.UsageError(
             f"{host} can be reached from other machines. If that is meant, say by which name clients call it: "
             "--allow-host NAME. The connection is not encrypted: put a proxy with TLS before it"
         )
     token, token_hint = _token()
     try:
-        listening = stack.enter_context(listen(host, port))
+        listening = stack.enter_context(transports.listen(host, port))
     except OSError as error:
         message = f"{options.http} cannot be used: {describe_error(error)}"
         raise click.BadParameter(message, param_hint="'--http'") from None
     port = listening.getsockname()[1]
 
     async def over_http(server: WorkspaceServer) -> None:
-        await serve_http(server.protocol(), listening, token, options.allowed_hosts)
+        await transports.serve_http(server.protocol(), listening, token, options.allowed_hosts)
 
     return over_http, (
-        f"serving {options.directory} at http://{host_header(host)}:{port}{PATH}",
+        f"serving {options.directory} at http://{transports.host_header(host)}:{port}{transports.PATH}",
         f"clients send the header  Authorization: Bearer {token_hint}",
     )
 
@@ -220,3 +211,10 @@ def _open_receipts(path: Path | None, workspace: ServedWorkspace, stack: ExitSta
         protect_path(opened, path, "the receipts of this server come there")
         receipts.complete(opened.history)
     return receipts
+
+
+def _write_receipt(receipts: ReceiptsFile, errors: ErrorStream, receipt: Receipt) -> None:
+    try:
+        receipts.call(receipt, None, "")
+    except OSError as error:
+        errors.say(f"ringfence: the receipt of {receipt.tool} could not be written: {describe_error(error)}")

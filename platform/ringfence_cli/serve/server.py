@@ -6,14 +6,14 @@ import base64
 import mimetypes
 import os
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from functools import cached_property, partial
 from importlib.metadata import version
 from itertools import islice
 from operator import attrgetter
 from time import monotonic
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 from urllib.parse import quote, unquote_to_bytes
 
 import anyio
@@ -29,14 +29,9 @@ from ringfence.filesystem.paths import escape_path
 from ringfence.filesystem.protocol import FileEntry, Filesystem
 from ringfence.prompt.tool import Tool
 from ringfence.runtime.limits import Cancellation
-from ringfence.runtime.receipts import Receipt
-from ringfence_cli.serve.clients import ITEMS, MESSAGE, Client, Clients, error_result
+from ringfence_cli.serve.clients import ITEMS, MESSAGE, Client, Clients, Observe, error_result
 from ringfence_cli.serve.workspaces import ServedWorkspace
-from ringfence_tools.agent_run import MakeSection
 from ringfence_tools.run_workspace import is_git_data
-
-if TYPE_CHECKING:
-    from ringfence.telemetry import Telemetry
 
 QUEUE_SECONDS = 60.0
 """How long a call waits for the calls before it."""
@@ -75,20 +70,10 @@ class WorkspaceServer:
     it or disconnects.
     """
 
-    def __init__(
-        self,
-        workspace: ServedWorkspace,
-        on_receipt: Callable[[Receipt], None],
-        telemetry: Telemetry | None = None,
-        extra_sections: Sequence[MakeSection] = (),
-    ) -> None:
-        """``on_receipt`` gets the receipt of each call, on the thread of the call. The SDK of the protocol makes the
-        spans of requests; the spans of ``telemetry`` are inside them.
-
-        Raises what the sections raise, for instance PromptValidationError.
-        """
+    def __init__(self, workspace: ServedWorkspace, observe: Observe) -> None:
+        """Raise what the sections of the workspace raise, for instance PromptValidationError."""
         self._workspace = workspace
-        self._make_client = partial(Client, workspace, on_receipt, telemetry, extra_sections)
+        self._make_client = partial(Client, workspace, observe)
         client = self._make_client()
         client.close()
         self._tools = client.tools.values()

@@ -19,6 +19,7 @@ from ringfence_cli.history import recovery
 from ringfence_cli.outputs import left_out_lines
 from ringfence_cli.workspace import in_memory, on_disk, start_container
 from ringfence_sandbox import HostFilesystem, Workspace, unfinished_calls
+from ringfence_tools.agent_run import MakeSection
 from ringfence_tools.history import HistoryToolsSection
 from ringfence_tools.run_workspace import Place, ProtectedPathsPolicy, RunWorkspace
 from ringfence_tools.sections import VfsToolsSection
@@ -43,7 +44,12 @@ class ServedWorkspace:
 
 
 def open_workspace(
-    place: Place, directory: Path, *, read_only: bool, policies: Sequence[Policy] = ()
+    place: Place,
+    directory: Path,
+    *,
+    read_only: bool,
+    policies: Sequence[Policy] = (),
+    extra_sections: Sequence[MakeSection] = (),
 ) -> ServedWorkspace:
     """Open the files on disk, a copy of them in memory, or a read-only view. ``policies`` are those of the owner.
 
@@ -52,7 +58,7 @@ def open_workspace(
         SandboxUnavailableError: commands cannot be run.
     """
     if read_only and place.workspace != "memory":
-        return _open_view(directory, without_commands=place.workspace == "podman")
+        return _open_view(directory, extra_sections, without_commands=place.workspace == "podman")
     workspace = in_memory(directory) if place.workspace == "memory" else on_disk(directory)
     if place.workspace == "podman":
         try:
@@ -71,6 +77,7 @@ def open_workspace(
         yield workspace.section(session)
         if history is not None:
             yield HistoryToolsSection(session=session, workspace=partial(nullcontext, history))
+        yield from (make(session) for make in extra_sections)
 
     all_policies = [ProtectedPathsPolicy(workspace), *([ReadOnlyPolicy()] if read_only else []), *policies]
     return ServedWorkspace(
@@ -78,7 +85,7 @@ def open_workspace(
     )
 
 
-def _open_view(directory: Path, *, without_commands: bool) -> ServedWorkspace:
+def _open_view(directory: Path, extra_sections: Sequence[MakeSection], *, without_commands: bool) -> ServedWorkspace:
     """View the files on disk without a lock. An agent may change them meanwhile."""
     directory = Path(os.path.abspath(directory))  # a tool may change the working directory
     filesystem = HostFilesystem(directory, read_only=True)
@@ -88,6 +95,7 @@ def _open_view(directory: Path, *, without_commands: bool) -> ServedWorkspace:
         # Opened for each call, because an agent may add steps meanwhile.
         history = partial(Workspace.open, directory, read_only=True)
         yield HistoryToolsSection(session=session, workspace=history, read_only=True)
+        yield from (make(session) for make in extra_sections)
 
     notes = [f"ringfence: {call}" for call in unfinished_calls(directory) if not call.is_running]
     if without_commands:
