@@ -224,7 +224,7 @@ def test_what_a_person_writes_meanwhile_is_kept_and_listed(root: Path, workspace
         (root / "theirs").write_text("an hour of work")
         [note] = call.rollback().notes
     assert not (root / "theirs").exists()
-    assert note == "taken back: theirs; what they were is kept as aborted/1"
+    assert note == "rolled back: theirs; what they were is kept as aborted/1"
     [entry] = workspace.aborted()
     assert (entry.number, entry.kind, entry.paths) == (1, "aborted", ("theirs",))
     assert b"+an hour of work" in workspace.aborted_step(1).patch
@@ -259,7 +259,7 @@ def test_the_root_is_said_where_it_is_more_than_its_time(root: Path, workspace: 
         sh(root, "chmod 711 .; chmod 711 d; touch empty")
         [note] = call.rollback().notes
     assert shape(root) == before
-    assert note == "taken back: the root, d; what they were is kept as aborted/1"
+    assert note == "rolled back: the root, d; what they were is kept as aborted/1"
 
 
 def test_what_a_person_writes_after_the_call_stays(root: Path, files: HostFilesystem) -> None:
@@ -764,7 +764,7 @@ def test_an_opaque_tool_is_a_transaction(root: Path, workspace: Workspace) -> No
             answer = execute(run, script)
             assert answer.receipt.outcome == "failed"
             assert shape(root) == before
-            assert "taken back: " in answer.text
+            assert "rolled back: " in answer.text
             assert [change.path for change in answer.receipt.changes] != []
         answer = execute(run, "echo x > a.txt; rm d/b.txt")
         assert answer.receipt.outcome == "committed"
@@ -812,7 +812,7 @@ def test_an_effect_policy_sees_what_a_program_changed_and_its_denial_takes_that_
         assert (answer.result.success, answer.receipt.outcome) == (False, "denied")
         assert f"denied by the policy {policy.name}: " in answer.text
         assert why in answer.text
-        assert "taken back: " in answer.text
+        assert "rolled back: " in answer.text
         assert shape(root) == before
         assert workspace.steps() == []
         assert execute(run, "mv d/big d/c; echo x > d/n").result.success
@@ -1031,14 +1031,14 @@ def fails_on(root: Path, resources: dict[type[Any], object]) -> ToolCallResult:
 def test_a_filesystem_that_is_made_when_it_is_asked_for_sees_what_programs_change(root: Path) -> None:
     before = shape(root)
     lazy = Binding(Filesystem, lambda _: HostFilesystem(root, store=root.parent / "store"))
-    assert "taken back: made" in fails_on(root, {Filesystem: lazy}).text
+    assert "rolled back: made" in fails_on(root, {Filesystem: lazy}).text
     assert shape(root) == before
 
 
 def test_a_filesystem_that_is_bound_as_something_else_sees_what_programs_change(root: Path) -> None:
     before = shape(root)
     with HostFilesystem(root, store=root.parent / "store") as files:
-        assert "taken back: made" in fails_on(root, {HostFilesystem: files}).text
+        assert "rolled back: made" in fails_on(root, {HostFilesystem: files}).text
     assert shape(root) == before
 
 

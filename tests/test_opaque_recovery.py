@@ -295,7 +295,7 @@ def test_what_a_call_had_made_is_kept_when_recovery_takes_it_back(case: Case) ->
     killed_after(case, "echo call > n; echo call > a.txt")
     with case.open() as workspace:
         assert workspace.recovered is not None
-        assert workspace.recovered.notes == ("taken back: a.txt, n; what they were is kept as aborted/1",)
+        assert workspace.recovered.notes == ("rolled back: a.txt, n; what they were is kept as aborted/1",)
         assert workspace.aborted()[0].paths == ("a.txt", "n")
         assert b"+call" in workspace.aborted_step(1).patch
     assert shape(case.root) == case.before

@@ -325,7 +325,7 @@ class Workspace:
             kept = self._store.aborted()
             if number not in kept:
                 there = f"there are {', '.join(map(str, kept))}" if kept else "there are none"
-                raise LookupError(f"nothing that was taken back is kept as number {number}: {there}")
+                raise LookupError(f"no rolled-back call is kept as number {number}: {there}")
             shown = shown_step(self._store, self._store.commit(kept[number]))
             return replace(shown, step=replace(shown.step, number=number))
 

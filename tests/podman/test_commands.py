@@ -65,7 +65,7 @@ def test_what_a_rollback_could_not_bring_back_is_said_with_the_result(
         result = make_sandbox(filesystem=filesystem).run("echo y >> large; echo n > new; sleep 9", timeout_seconds=0.5)
     assert result.failure == "timed out after 0.5 seconds"
     assert "[large was changed, and stays so: it was not taken in" in result.stderr
-    assert "[taken back: new; what they were is kept as aborted/" in result.stderr
+    assert "[rolled back: new; what they were is kept as aborted/" in result.stderr
 
 
 def test_a_cancellation_ends_everything_and_takes_the_changes_back(sandbox: PodmanSandbox) -> None:

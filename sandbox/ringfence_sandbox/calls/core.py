@@ -409,8 +409,8 @@ class Core:
             call = RolledBackCall(mark.call_id, mark.tool, self._journal.file.named(self._deeds[mark.deeds].seq))
             return self._history.rolling_back(self.changed.for_history(compared), call)
         except Exception as error:  # whatever it is (no memory, no space), the rollback must go on
-            logger.warning("what was taken back could not be kept", exc_info=True)
-            return [f"what was taken back could not be kept: {error}"]
+            logger.warning("the changes that were rolled back could not be kept", exc_info=True)
+            return [f"the changes that were rolled back could not be kept: {error}"]
 
     def _undo(self, down_to: int) -> Undone:
         self.deed_log.give_up_announced()

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 _ELSEWHERE = (
-    "cannot be changed so that it could be taken back: it is on another filesystem than the workspace's root "
+    "cannot be changed, since that could not be rolled back: it is on another filesystem than the workspace's root "
     "(mounted in it, or a layer of an overlay)"
 )
 _FULL = "the workspace's filesystem is full, and what a call replaces stays there until it ends: make room"

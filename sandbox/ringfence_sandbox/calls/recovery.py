@@ -253,8 +253,8 @@ class Recovery:
                 rolled_back = RolledBackCall(*call, self._journal.named(deeds[0].seq))
                 self._notes += self._history.rolling_back(DeedsChanges(changes, differences, {}), rolled_back)
         except Exception as error:  # whatever it is (no memory, no space), the recovery must go on
-            logger.warning("what was taken back could not be kept", exc_info=True)
-            self._notes.append(f"what was taken back could not be kept: {error}")
+            logger.warning("the changes that were rolled back could not be kept", exc_info=True)
+            self._notes.append(f"the changes that were rolled back could not be kept: {error}")
 
     def _is_not_done(self, deed: Deed) -> bool:
         """Whether the last deed that is noted was not done; of some kinds that cannot be told."""

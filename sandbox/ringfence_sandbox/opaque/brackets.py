@@ -317,7 +317,7 @@ class Brackets:
             return Aborted(None, None, tuple(notes))
         store = self.store
         if self._room(before) < self.history.spooled_bytes() + _NAMES_BYTES:
-            return Aborted(None, None, (*notes, "what was taken back was not kept, for want of space"))
+            return Aborted(None, None, (*notes, "the changes that were rolled back were not kept, for want of space"))
         try:
             info = CommitInfo("aborted", datetime.now(UTC), tool, call_id)
             prepared = store.prepare(states, info, after=before.prepared, sync=self._power)
@@ -327,7 +327,7 @@ class Brackets:
             drop_old(store)
             store.objects.log.flush(sync=self._power)
         except (OSError, ValueError, LookupError) as error:
-            notes.append(f"what was taken back could not be kept: {error}")
+            notes.append(f"the changes that were rolled back could not be kept: {error}")
             return Aborted(None, None, tuple(notes))
         return Aborted(prepared.commit, name, tuple(notes))
 

@@ -291,4 +291,4 @@ def _said(listed: Sequence[str], aborted: Aborted) -> list[str]:
         return []
     more = f" and {len(listed) - MOST_LISTED} more" if len(listed) > MOST_LISTED else ""
     kept = f"; what they were is kept as {aborted.name}" if aborted.name is not None else ""
-    return [f"taken back: {', '.join(listed[:MOST_LISTED])}{more}{kept}"]
+    return [f"rolled back: {', '.join(listed[:MOST_LISTED])}{more}{kept}"]

@@ -77,7 +77,7 @@ def _title(info: CommitInfo, changed: Sequence[tuple[str, str]]) -> str:
     what = _written(changed[0][0]) if len(changed) == 1 else f"{len(changed)} paths"
     who = {"baseline": "the workspace as it was found", "external": "changed by somebody else"}.get(info.kind)
     if who is None:
-        who = f"{_written(info.tool) or 'step'}" + (" (taken back)" if info.kind == "aborted" else "")
+        who = f"{_written(info.tool) or 'step'}" + (" (rolled back)" if info.kind == "aborted" else "")
     return who if info.kind == "baseline" else _short(f"{who}: {what}")
 
 
