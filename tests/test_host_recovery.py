@@ -318,7 +318,7 @@ def test_an_edit_after_a_rollback_that_was_killed_anywhere_stays(
     case: Case, path: str, save: Callable[[Path], None]
 ) -> None:
     saved_over: set[str] = set()
-    for point in kill_points(13):
+    for point in kill_points(9):
         case.fresh()
         if not killed_at(point, case.rolled_back(write_several)):
             break
@@ -476,10 +476,13 @@ def test_no_content_is_lost_whichever_byte_of_a_log_is_damaged(tmp_path: Path) -
         at = (SEED + number * 7919) % len(data)
         data[at] ^= 16
         journal.write_bytes(data)
-        with case.open() as fs:
-            outcomes.add(fs.recovered.outcome if fs.recovered is not None else None)
+        try:
+            with case.open() as fs:
+                outcomes.add(fs.recovered.outcome if fs.recovered is not None else None)
+                assert (case.root / "a.txt").read_text() == "new" or fs.recovered is not None, at
+        except ValueError as error:  # of its beginning nothing is left
+            assert "move it away" in str(error)
         there = [path for place in (case.root, case.store) for path in place.rglob("*") if path.is_file()]
         contents = {path.read_bytes() for path in there}
         assert {b"new", b"b"} <= contents, at
-        assert (case.root / "a.txt").read_text() == "new" or fs.recovered is not None, at
     assert "rolled back" in outcomes

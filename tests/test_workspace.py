@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 from captured_tree import capture_tree, lasting
 from counting import count_calls
-from effort import amount
+from effort import kill_points
 from killing import killed_at
 
 from ringfence import Prompt, PromptTemplate, Session
@@ -20,13 +19,7 @@ from ringfence.errors import WorkspaceLockedError
 from ringfence.participants import Step
 from ringfence.runtime import Receipt
 from ringfence.testing import held_call
-from ringfence_sandbox import HostFilesystem, Workspace
-from ringfence_sandbox.calls.history import ChangedFiles, Recorded
-from ringfence_sandbox.disk.confined import Confined
-from ringfence_sandbox.disk.kernel import abilities
-from ringfence_sandbox.scan.scan import DEFAULT_LIMITS, ScanLimits
-from ringfence_sandbox.steps.step_history import StepHistory
-from ringfence_sandbox.store.store import Store
+from ringfence_sandbox import HostFilesystem, ScanLimits, Workspace
 from ringfence_tools import VfsToolsSection
 
 
@@ -154,34 +147,6 @@ def test_odd_things_are_in_the_history_as_they_are(root: Path) -> None:
         assert lasting(capture_tree(root)) == before
 
 
-def test_what_a_command_made_too_large_is_said(root: Path) -> None:
-    (root / "large").write_bytes(b"x" * 2000)
-    (root / "old").write_bytes(b"x" * 2000)
-    with Workspace.open(root, store=root.parent / "store", limits=ScanLimits(max_file_bytes=1000)) as workspace:
-        assert workspace.left_out_since == {}
-        for end in ("rollback", "commit"):
-            with held_call(workspace.filesystem, opaque=True) as call:
-                for name in ("large", "new"):
-                    with (root / name).open("ab") as file:
-                        file.write(b"y" * 2000)
-                getattr(call, end)()
-            assert workspace.left_out_since == (
-                {"large": "too large"} if end == "rollback" else {"large": "too large", "new": "too large"}
-            )
-        assert workspace.left_out.keys() == {"large", "new", "old"}
-
-
-def test_what_was_too_large_is_said_when_a_command_removes_it_and_not_when_a_step_has_it(root: Path) -> None:
-    for name in ("by command", "by tool"):
-        (root / name).write_bytes(b"x" * 2000)
-    with Workspace.open(root, store=root.parent / "store", limits=ScanLimits(max_file_bytes=1000)) as workspace:
-        call(workspace, lambda fs: fs.delete("by tool"))
-        with held_call(workspace.filesystem, opaque=True) as held:
-            (root / "by command").unlink()
-            held.commit()
-        assert workspace.left_out_since == {"by command": "too large"}
-
-
 def test_what_is_too_large_is_left_out_and_said(root: Path) -> None:
     (root / "large").write_bytes(b"x" * 100)
     os.mkfifo(root / "pipe")
@@ -215,14 +180,6 @@ def test_what_is_no_directory_is_said_to_be_none(root: Path, read_only: bool) ->
         opened(root / "a.txt", read_only=read_only)
     with pytest.raises(FileNotFoundError, match="there is no directory .*nowhere: make it first"):
         opened(root / "nowhere", read_only=read_only)
-
-
-def test_a_history_without_a_baseline_is_none(root: Path) -> None:
-    Store.open(root.parent / "store/history").close()
-    with pytest.raises(FileNotFoundError, match="no history yet"):
-        opened(root, read_only=True)
-    with opened(root) as workspace:
-        assert [entry.number for entry in workspace.log()] == [0]
 
 
 def test_a_filesystem_on_its_own_keeps_none(root: Path) -> None:
@@ -266,53 +223,7 @@ def test_where_closing_cannot_roll_back_it_says_so_and_can_be_repeated(root: Pat
     opened(root).close()
 
 
-def test_a_full_store_rolls_the_call_back(root: Path, tmp_path: Path) -> None:
-    class Full(StepHistory):
-        def record(self, changed: ChangedFiles, receipt: Receipt) -> Recorded:
-            raise OSError(28, "No space left on device")
-
-    before = capture_tree(root)
-    history = history_of(Full, root, tmp_path / "s")
-    with HostFilesystem(root, store=tmp_path / "s", history=history) as fs, held_call(fs) as held:
-        fs.for_call(held).write("a.txt", "x")
-        with pytest.raises(OSError, match="No space"):
-            held.commit()
-        held.rollback()
-    history.close()
-    assert capture_tree(root) == before
-
-
 # A crash in the middle of a step.
-
-
-def history_of(kind: type[StepHistory], root: Path, store: Path) -> StepHistory:
-    files = Confined(os.open(root, os.O_RDONLY | os.O_DIRECTORY), abilities())
-    return kind(files, store, limits=DEFAULT_LIMITS, power=False)
-
-
-def work_announced(root: Path, store: Path) -> Callable[[Callable[[str], None]], None]:
-    """A call like `a_call`; the history's parts of its commit are announced like its system calls."""
-
-    def work(before: Callable[[str], None]) -> None:
-        class Announced(StepHistory):
-            def record(self, changed: ChangedFiles, receipt: Receipt) -> Recorded:
-                before("record")
-                recorded = super().record(changed, receipt)
-                before("recorded")
-                return recorded
-
-            def committed(self, recorded: Recorded) -> None:
-                before("commit")
-                super().committed(recorded)
-                before("committed")
-
-        history = history_of(Announced, root, store)
-        filesystem = HostFilesystem(root, store=store, before=before, history=history)
-        with filesystem as fs, held_call(fs, call_id="killed") as held:
-            a_call(fs.for_call(held))
-            held.commit()
-
-    return work
 
 
 def a_call(fs: HostFilesystem) -> None:
@@ -321,21 +232,23 @@ def a_call(fs: HostFilesystem) -> None:
     fs.move("d/b.txt", "n/b.txt")
 
 
-@pytest.mark.parametrize("opened_between", [False, True], ids=["", "by one without a history first"])
-def test_a_call_killed_anywhere_is_a_step_or_is_not(tmp_path: Path, opened_between: bool) -> None:
-    point, ends = 0, set[str]()
-    while True:
+def test_a_call_killed_anywhere_is_a_step_or_is_not(tmp_path: Path) -> None:
+    ends = set[str]()
+    for point in kill_points(5):
         root, store = tmp_path / str(point) / "root", tmp_path / str(point) / "store"
         root.mkdir(parents=True)
         build(root)
         Workspace.open(root, store=store).close()
         (root / "d/b.txt").write_text("theirs")
         before = capture_tree(root)
-        killed = killed_at(point, work_announced(root, store))
-        with HostFilesystem(root, store=store) if opened_between else nullcontext() as fs:
-            found = fs.recovered if fs is not None else None
+
+        def work(before: Callable[[str], None], root: Path = root, store: Path = store) -> None:
+            with Workspace.open(root, store=store, before=before) as workspace:
+                call(workspace, a_call, "killed")
+
+        killed = killed_at(point, work)
         with Workspace.open(root, store=store) as workspace:
-            said = found if opened_between else workspace.recovered
+            said = workspace.recovered
             if [step.call_id for step in workspace.steps()] == ["killed"]:
                 assert said is None or said.outcome == "finished"
                 assert (root / "a.txt").read_text() == "three"
@@ -351,8 +264,24 @@ def test_a_call_killed_anywhere_is_a_step_or_is_not(tmp_path: Path, opened_betwe
                 ends.add("before")
         if not killed:
             break
-        point += amount(prove=1, test=5)
     assert ends == {"before", "after"}
+
+
+def test_what_no_history_has_since_the_opening_is_said(root: Path) -> None:
+    for name in ("by command", "by tool", "large"):
+        (root / name).write_bytes(b"x" * 2000)
+    with Workspace.open(root, store=root.parent / "store", limits=ScanLimits(max_file_bytes=1000)) as workspace:
+        assert workspace.left_out_since == {}
+        call(workspace, lambda fs: fs.delete("by tool"))
+        for end in ("rollback", "commit"):
+            with held_call(workspace.filesystem, opaque=True) as held:
+                (root / "new").write_bytes(b"y" * 2000)
+                with (root / "large").open("ab") as file:
+                    file.write(b"y")
+                if end == "commit":
+                    (root / "by command").unlink()
+                getattr(held, end)()
+        assert workspace.left_out_since == dict.fromkeys(("by command", "large", "new"), "too large")
 
 
 # Tools over it.

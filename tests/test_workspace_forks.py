@@ -14,9 +14,7 @@ import pytest
 from captured_tree import capture_tree, lasting
 
 from ringfence.testing import held_call
-from ringfence_sandbox import Workspace, unfinished_calls
-from ringfence_sandbox.disk.locking import RootLock
-from ringfence_sandbox.disk.places import store_of
+from ringfence_sandbox import HostFilesystem, Workspace
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 
@@ -106,23 +104,24 @@ def test_a_child_of_a_handler_does_not_end_the_call_of_its_parent(
     assert lasting(capture_tree(root)) == before
 
 
-def locked(root: Path) -> None:
-    descriptor = os.open(root, os.O_RDONLY)
-    RootLock(descriptor, str(root), store_of(str(root))).close()
-    os.close(descriptor)
+def opened(root: Path) -> None:
+    HostFilesystem(root, store=root.parent / "store").close()
 
 
-@pytest.mark.parametrize("use", [locked, unfinished_calls])
+def looked_at(root: Path) -> None:
+    Workspace.open(root, store=root.parent / "store", read_only=True).close()
+
+
+@pytest.mark.parametrize("use", [opened, looked_at])
 def test_children_that_are_forked_while_another_thread_uses_a_workspace_do_not_keep_it(root: Path, use: Any) -> None:
-    os.makedirs(store_of(str(root)))
-    locked(root)
+    Workspace.open(root, store=root.parent / "store").close()
     enough, (reading, writing) = threading.Event(), os.pipe()
     with ThreadPoolExecutor() as threads, open(reading), open(writing, "w"):
         using = threads.submit(lambda: [use(root) for _ in iter(enough.is_set, True)])
         children = [os.fork() or lives_until_nobody_writes(reading, writing) for _ in range(30)]
         enough.set()
         using.result()
-        locked(root)
+        opened(root)
     assert [os.waitpid(child, 0)[1] for child in children] == [0] * 30
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,9 +13,7 @@ import pytest
 
 from ringfence.errors import WorkspaceLockedError
 from ringfence.runtime import Session
-from ringfence_sandbox.calls.half_done import unfinished_call
-from ringfence_sandbox.disk.places import store_of
-from ringfence_sandbox.host import HostFilesystem
+from ringfence_sandbox import HostFilesystem
 from ringfence_tools import HostMount, VfsToolsSection
 
 
@@ -54,22 +50,6 @@ def test_other_spellings_and_roots_above_and_below_collide(
             HostFilesystem(path, store=elsewhere / "store")
 
 
-def test_workspaces_side_by_side_do_not_collide(root: Path, fs: HostFilesystem) -> None:
-    (root.parent / "beside").mkdir()
-    with HostFilesystem(root.parent / "beside", store=root.parent / "store of beside") as beside:
-        beside.write("a.txt", "x")
-        assert (beside.read("a.txt").content, fs.read("a.txt").content) == ("x", "a\n")
-
-
-def test_closing_lets_go(root: Path) -> None:
-    for number in range(3):
-        with HostFilesystem(root, store=root.parent / "store") as fs:
-            fs.write("a.txt", str(number))
-        assert (root / "a.txt").read_text() == str(number)
-        with pytest.raises(ValueError, match="is closed"):
-            fs.write("a.txt", "too late")
-
-
 def test_whoever_fails_to_open_it_holds_nothing(root: Path) -> None:
     (root.parent / "store").mkdir()
     (root.parent / "store/journal").write_text("somebody's notes, and more of them")
@@ -81,7 +61,7 @@ def test_whoever_fails_to_open_it_holds_nothing(root: Path) -> None:
 
 OPEN = """
 import os, sys, time
-from ringfence_sandbox.host import HostFilesystem
+from ringfence_sandbox import HostFilesystem
 fs = HostFilesystem(sys.argv[1], store=sys.argv[2])
 if os.fork() == 0:
     try:
@@ -116,21 +96,6 @@ def test_a_read_only_one_needs_no_lock(root: Path, fs: HostFilesystem) -> None:
         assert reader.read("a.txt").content == "x"
 
 
-def test_whoever_only_reads_does_not_keep_an_opener_out_while_it_looks_for_a_killed_call(tmp_path: Path) -> None:
-    holder = os.open(tmp_path / "holder", os.O_CREAT)
-    os.mkfifo(tmp_path / "journal")
-    reader = threading.Thread(target=unfinished_call, args=(str(tmp_path), str(tmp_path)))
-    reader.start()
-    try:
-        reader.join(0.3)  # it waits for what the journal says
-        assert reader.is_alive()
-        fcntl.flock(holder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    finally:
-        os.close(os.open(tmp_path / "journal", os.O_WRONLY))
-        os.close(holder)
-        reader.join()
-
-
 @pytest.mark.parametrize("store", ["root", "root/d", "root/new/store", "link/store"])
 def test_a_store_in_the_workspace_is_refused(root: Path, store: str) -> None:
     os.symlink(root, root.parent / "link")
@@ -139,16 +104,25 @@ def test_a_store_in_the_workspace_is_refused(root: Path, store: str) -> None:
     assert sorted(os.listdir(root)) == ["a.txt", "d"]
 
 
-def test_the_store_is_found_by_the_real_path(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RINGFENCE_STATE_DIR", str(root.parent / "state"))
-    os.symlink(root, root.parent / "link")
-    with HostFilesystem(root.parent / "link") as fs:
-        assert fs.root == str(root)
-        assert Path(store_of(str(root)), "journal").is_file()
-        assert store_of(str(root)).startswith(str(root.parent / "state"))
+@pytest.mark.parametrize(
+    ("variables", "place"),
+    [
+        ({"RINGFENCE_STATE_DIR": "/state"}, "state"),
+        ({"XDG_STATE_HOME": "/xdg"}, "xdg/ringfence"),
+        ({"XDG_STATE_HOME": "a relative one", "HOME": "/home"}, "home/.local/state/ringfence"),
+    ],
+)
+def test_the_store_is_found_by_the_real_path(
+    root: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], place: str
+) -> None:
     monkeypatch.delenv("RINGFENCE_STATE_DIR")
-    monkeypatch.setenv("XDG_STATE_HOME", str(root.parent / "xdg"))
-    assert store_of("/x").startswith(str(root.parent / "xdg/ringfence"))
+    for name, value in variables.items():
+        monkeypatch.setenv(name, f"{root.parent}{value}" if value.startswith("/") else value)
+    os.symlink(root, root.parent / "link")
+    with HostFilesystem(root.parent / "link") as fs, pytest.raises(WorkspaceLockedError):
+        assert fs.root == str(root)
+        assert len(list((root.parent / place).rglob("journal"))) == 1
+        HostFilesystem(root)
 
 
 @pytest.mark.parametrize("variables", [{"RINGFENCE_STATE_DIR": "state"}, {"XDG_STATE_HOME": "state", "HOME": "home"}])
@@ -170,16 +144,3 @@ def test_files_are_mounted_where_nobody_knows_where_a_store_would_be(
     monkeypatch.delenv("RINGFENCE_STATE_DIR")
     monkeypatch.setenv("HOME", "home")
     assert VfsToolsSection(session=Session(), mounts=[HostMount(root)]).filesystem.exists("a.txt")
-
-
-def test_a_relative_directory_of_the_user_s_state_is_ignored(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("RINGFENCE_STATE_DIR")
-    monkeypatch.setenv("XDG_STATE_HOME", "state")
-    monkeypatch.setenv("HOME", str(root.parent))
-    assert store_of("/x").startswith(str(root.parent / ".local/state/ringfence/stores"))
-
-
-def test_a_root_that_is_no_directory_is_an_error(root: Path) -> None:
-    for path, kind in ((root / "a.txt", NotADirectoryError), (root / "missing", FileNotFoundError)):
-        with pytest.raises(kind):
-            HostFilesystem(path, store=root.parent / "store")

@@ -5,18 +5,14 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from kernels import on_filesystem
 
-from ringfence import Prompt, PromptTemplate, Session
-from ringfence.adapters import ToolExecutor
 from ringfence.errors import WorkspaceLockedError
 from ringfence.testing import held_call
-from ringfence_sandbox import HostFilesystem, ScanLimits, Workspace
-from ringfence_sandbox.disk.kernel import abilities
-from ringfence_tools import VfsToolsSection
+from ringfence_sandbox import HostFilesystem, Workspace
 
 
 @pytest.fixture
@@ -42,11 +38,6 @@ def test_who_asks_to_share_gets_what_is_open(workspace: Workspace, root: Path) -
             assert shared == workspace.filesystem
             assert shared.lock is workspace.filesystem.lock
     assert workspace.filesystem.read("a.txt").content == "a\n"
-
-
-def test_who_does_not_ask_is_told_who_has_it(workspace: Workspace, root: Path) -> None:
-    with HostFilesystem.shared(root), pytest.raises(WorkspaceLockedError, match=f"process {os.getpid()}"):
-        HostFilesystem(root, store=root.parent / "store")
 
 
 def test_the_last_one_closes_it(root: Path) -> None:
@@ -76,20 +67,6 @@ def test_a_workspace_that_is_shared_keeps_its_history_until_the_last_has_gone(ro
         assert again.steps() == [made]
 
 
-def test_two_sections_over_one_root_are_one_participant(workspace: Workspace, root: Path) -> None:
-    session = Session()
-    with HostFilesystem.shared(root) as shared:
-        section = VfsToolsSection(session=session, filesystem=shared)
-        prompt = Prompt(PromptTemplate(ns="test", key="shared", sections=[section]))
-        other = VfsToolsSection(session=session, filesystem=workspace.filesystem)
-        beside = Prompt(PromptTemplate(ns="test", key="beside", sections=[other]))
-        with prompt.resources, beside.resources:
-            for used, name in ((prompt, "one"), (beside, "two")):
-                executor = ToolExecutor(prompt=used, session=session)
-                assert executor.call("write_file", {"file_path": name, "content": "x"}).success
-    assert [step.paths for step in workspace.steps()] == [("one",), ("two",)]
-
-
 def test_a_call_that_one_holds_keeps_the_changes_of_the_others_waiting(workspace: Workspace, root: Path) -> None:
     with HostFilesystem.shared(root) as shared, held_call(workspace.filesystem) as held:
         thread = threading.Thread(target=lambda: shared.write("theirs", "x"))
@@ -100,33 +77,6 @@ def test_a_call_that_one_holds_keeps_the_changes_of_the_others_waiting(workspace
         held.release()
         thread.join(10)
         assert (root / "theirs").exists()
-
-
-@pytest.mark.parametrize("options", [{"store": "another"}, {"durability": "power"}])
-def test_what_is_open_otherwise_is_not_shared(workspace: Workspace, root: Path, options: dict[str, str]) -> None:
-    if "store" in options:
-        options = {"store": str(root.parent / options["store"])}
-    with pytest.raises(ValueError, match="is open already"):
-        HostFilesystem.shared(root, **options)
-    HostFilesystem.shared(root, store=root.parent / "store").close()
-
-
-def test_a_forked_child_does_not_share_what_its_parent_has(workspace: Workspace, root: Path) -> None:
-    child = os.fork()
-    if child == 0:
-        try:
-            HostFilesystem.shared(root, store=root.parent / "store")
-        except WorkspaceLockedError:
-            os._exit(7)
-        finally:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-
-
-def test_limits_go_with_it(root: Path) -> None:
-    limits = ScanLimits(max_files=3)
-    with HostFilesystem(root, store=root.parent / "store", limits=limits) as fs:
-        assert fs.limits is limits
 
 
 # Between hosts
@@ -142,7 +92,7 @@ def test_where_hosts_do_not_see_each_other_s_locks_it_must_be_said_that_there_is
     store = root.parent / "store"
     store.mkdir()
     there = os.stat(root if of == "root" else store)
-    can = replace(abilities(), filesystem_type=lambda fd: kind if os.path.samestat(os.fstat(fd), there) else 0xEF53)
+    can = on_filesystem(lambda fd: kind if os.path.samestat(os.fstat(fd), there) else 0xEF53)
     with pytest.raises(OSError, match=f"{KINDS[kind]}.*only_this_host=True"):
         HostFilesystem(root, store=store, can=can)
     assert os.listdir(store) == []
@@ -152,18 +102,10 @@ def test_where_hosts_do_not_see_each_other_s_locks_it_must_be_said_that_there_is
 
 
 def test_a_read_only_one_takes_no_lock_so_that_the_kind_does_not_matter(root: Path) -> None:
-    can = replace(abilities(), filesystem_type=lambda fd: 0x6969)
+    can = on_filesystem(lambda fd: 0x6969)
     with (
         HostFilesystem(root, read_only=True, can=can) as reader,
         HostFilesystem(root, store=root.parent / "store") as writer,
     ):
         writer.write("a.txt", "x")
         assert reader.read("a.txt").content == "x"
-
-
-def test_the_kind_of_a_filesystem_is_what_the_kernel_says() -> None:
-    descriptor = os.open("/proc", os.O_RDONLY)
-    try:
-        assert abilities().filesystem_type(descriptor) == 0x9FA0
-    finally:
-        os.close(descriptor)

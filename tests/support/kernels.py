@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import builtins
 import io
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from ringfence_sandbox.disk.kernel import Abilities, boot_id
+from ringfence_sandbox.disk.kernel import Abilities, abilities, boot_id
 
 OLD_KERNEL = Abilities(openat2=False, renameat2=False, tmpfile=False)
 NO_LINKS = Abilities(openat2=True, renameat2=False, tmpfile=False, links=False)
 on_each_kernel = pytest.fixture(params=[None, OLD_KERNEL], ids=["this kernel", "an old kernel"])
+
+
+def on_filesystem(kind: Callable[[int], int]) -> Abilities:
+    """Where `kind` says of an open file what the filesystem is, by its number in the kernel."""
+    return replace(abilities(), filesystem_type=kind)
 
 
 def in_another_boot() -> None:
