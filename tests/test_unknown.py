@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from real_git import fsck, needs_git
 
 from ringfence.testing import held_call
 from ringfence_sandbox import HostFilesystem, ScanLimits, Workspace
-from ringfence_sandbox.store.unknown import MOST_NAMED, Unknown
 
 SMALL = ScanLimits(max_file_bytes=1000)
 LARGE = b"large\n" * 500
@@ -160,13 +158,6 @@ def test_a_rollback_behind_a_command_does_not_take_an_older_state_for_the_one_be
     assert not (root / "new").exists()
 
 
-def test_of_more_than_can_be_named_nothing_is_absent() -> None:
-    few, many = (Unknown.of_scan({f"p{n}": "too many files" for n in range(MOST_NAMED + more)}) for more in (0, 1))
-    assert (few.why("p1"), few.why("p1/x"), few.why("other", there=False)) == ("too many files", "too many files", None)
-    assert (many.why("p1", there=False), many.why("p1")) == ("too many to name", None)
-    assert Unknown.from_bytes(many.to_bytes()) == many
-
-
 @pytest.mark.parametrize("source", ["data", "d"])
 def test_a_large_file_that_was_moved_goes_back_as_it_is(root: Path, source: str) -> None:
     (root / "data").write_bytes(LARGE)
@@ -187,33 +178,7 @@ def test_a_large_file_that_was_moved_goes_back_as_it_is(root: Path, source: str)
         assert not (root / "moved").exists()
 
 
-def test_a_large_file_that_was_moved_and_then_changed_stays(root: Path) -> None:
-    (root / "data").write_bytes(LARGE)
-    step(root, lambda fs: fs.move("data", "moved"))
-    (root / "moved").write_bytes(LARGE + b"theirs")
-    with opened(root) as workspace:
-        said = workspace.undo()
-        assert (said.outcomes, said.step) == ({"moved": "conflict"}, None)
-        assert said.reasons == {"moved": "changed since by somebody else"}
-
-
-def test_the_patch_of_a_large_file_that_was_moved_is_a_rename(root: Path) -> None:
-    (root / "data").write_bytes(LARGE)
-    with opened(root) as workspace:
-        start = workspace.newest
-        for old, new in (("data", "between"), ("between", "moved")):
-            with held_call(workspace.filesystem) as held:
-                workspace.filesystem.for_call(held).move(old, new)
-                held.commit()
-        changes, patch = workspace.changes_since(start), workspace.patch_since(start)
-    assert [(change.path, change.after is None) for change in changes] == [("data", True), ("moved", False)]
-    assert patch == b"diff --git a/data b/moved\nsimilarity index 100%\nrename from data\nrename to moved\n"
-    (root / "moved").rename(root / "data")
-    subprocess.run(["git", "apply"], cwd=root, input=patch, check=True)
-    assert (root / "moved").read_bytes() == LARGE
-
-
-@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+@needs_git
 def test_git_reads_what_is_not_known_and_gc_keeps_it(root: Path) -> None:
     (root / "data").write_bytes(LARGE)
     for name in ("one", "two", "three"):
@@ -222,6 +187,4 @@ def test_git_reads_what_is_not_known_and_gc_keeps_it(root: Path) -> None:
     with opened(root) as workspace:
         workspace.gc(2)
         assert workspace.restore(2).outcomes == {"data": "kept", "three": "removed"}
-    history = root.parent / "store/history"
-    done = subprocess.run(["git", "--git-dir", history, "fsck", "--full", "--strict"], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
+    fsck(root.parent / "store/history")

@@ -10,7 +10,6 @@ import hashlib
 import os
 import shutil
 import stat
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -21,15 +20,15 @@ from typing import Any
 
 import pytest
 from captured_tree import CapturedPath, capture_tree
+from effort import amount
 from hypothesis import assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from real_git import blob_id, fsck, git_bytes
 
 from ringfence import Filesystem, MarkdownSection, Prompt, Receipt, Session, Tool, ToolContext, ToolResult
 from ringfence.adapters import ToolExecutor
-from ringfence_sandbox import Workspace
-from ringfence_sandbox.store.object_ids import blob_id
-from ringfence_sandbox.workspace import Reversal
+from ringfence_sandbox import Reversal, Workspace
 
 Seen = tuple[str, int, str]
 """What counts of a path: its kind, its permission bits, and the sha256 of its bytes or its target."""
@@ -455,7 +454,7 @@ class HistoryIsTrees(RuleBasedStateMachine):
                 (copy / path).write_bytes(self.bytes[content])
                 (copy / path).chmod(mode)
         if patch := self.workspace.diff(a, b):
-            git(copy, "apply", "--whitespace=nowarn", "-", given=patch)
+            git_bytes(copy, "apply", "--whitespace=nowarn", "-", given=patch)
         assert for_git(seen(capture_tree(copy))) == for_git(self.made[b].after)
         shutil.rmtree(copy)
 
@@ -463,7 +462,7 @@ class HistoryIsTrees(RuleBasedStateMachine):
         try:
             if hasattr(self, "workspace"):
                 self._close()
-                assert git(self.top / "store/history", "fsck", "--full", "--strict") == b""
+                fsck(self.top / "store/history")
         finally:
             shutil.rmtree(self.top)
 
@@ -471,7 +470,7 @@ class HistoryIsTrees(RuleBasedStateMachine):
         assert self.kept <= commits.keys() <= self.made.keys()
         store = self.top / "store/history"
         for number, commit in commits.items():
-            rows = git(store, "ls-tree", "-r", "-z", f"{commit}:files").split(b"\0")[:-1]
+            rows = git_bytes(store, "ls-tree", "-r", "-z", f"{commit}:files").split(b"\0")[:-1]
             found = {os.fsdecode(row[53:]): (row[:6].decode(), row[12:52].decode()) for row in rows}
             wanted = for_git(self.made[number].after)
             assert found == {
@@ -493,13 +492,6 @@ def for_git(tree: Tree) -> dict[str, tuple[str, str]]:
         if kind != "directory"
     }
     return {path: (mode, tree[path][2]) for path, mode in modes.items()}
-
-
-def git(folder: Path, *arguments: str, given: bytes | None = None) -> bytes:
-    clean = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "GIT_CONFIG_NOSYSTEM": "1"}
-    done = subprocess.run(["git", "-C", str(folder), *arguments], env=clean, input=given, capture_output=True)
-    assert done.returncode == 0, done.stderr.decode(errors="replace")
-    return done.stdout
 
 
 # What an undo is to do.
@@ -575,5 +567,4 @@ def merged(*texts: str) -> str | None:
 
 
 TestHistoryIsTrees = HistoryIsTrees.TestCase
-if os.environ.get("RINGFENCE_PROVE") != "1":  # each example is many calls on a disk, and several runs of git
-    TestHistoryIsTrees.settings = settings(max_examples=20)
+TestHistoryIsTrees.settings = settings(max_examples=amount(prove=5000, test=12))

@@ -13,13 +13,15 @@ from pathlib import Path
 from typing import get_args
 
 from captured_tree import CapturedPath, capture_tree
+from effort import amount
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from ringfence.filesystem import Filesystem, FilesystemSnapshot, InMemoryFilesystem
 from ringfence.filesystem.protocol import WriteMode
 from ringfence.testing import HeldCall
-from ringfence_sandbox.host import HostFilesystem
+from ringfence_sandbox import HostFilesystem
 
 names = st.sampled_from(["a", "b", "c", "é", "\udcff"])
 paths = st.lists(names, min_size=1, max_size=4).map("/".join)
@@ -177,3 +179,4 @@ class HostAgainstMemory(RuleBasedStateMachine):
 
 
 TestHostAgainstMemory = HostAgainstMemory.TestCase
+TestHostAgainstMemory.settings = settings(max_examples=amount(prove=5000, test=25))

@@ -12,18 +12,17 @@ import tempfile
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from captured_tree import CapturedPath, capture_tree
+from effort import amount
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from kernels import OLD_KERNEL
 
-from ringfence.testing import HeldCall
-from ringfence_sandbox import ScanLimits
-from ringfence_sandbox.disk.confined import HOLDING_PREFIX, Confined
-from ringfence_sandbox.disk.kernel import Abilities, abilities
-from ringfence_sandbox.host import HostFilesystem
-from ringfence_sandbox.steps.step_history import StepHistory
-from ringfence_sandbox.store.entries import Entry, Pending
+from ringfence.testing import HeldCall, held_call
+from ringfence_sandbox import HostFilesystem, ScanLimits, Workspace
 
 names = st.sampled_from(["a", "b", "c", ".git", "\udcff"])
 paths = st.lists(names, min_size=1, max_size=3).map("/".join)
@@ -32,6 +31,7 @@ kinds = st.sampled_from(
     "write write append sneak remove remove tree mkdir move move link symlink chmod touch swap copy fifo".split()
 )
 damages = st.tuples(kinds, st.integers(0, 30), st.integers(0, 30), paths, contents)
+HOLDING_PREFIX = ".ringfence"
 LIMIT = ScanLimits(max_file_bytes=1000)
 
 
@@ -124,7 +124,7 @@ class Open:
 
 
 class OpaqueRollback(RuleBasedStateMachine):
-    can: Abilities | None = None
+    can: Any = None
 
     def __init__(self) -> None:
         super().__init__()
@@ -134,17 +134,16 @@ class OpaqueRollback(RuleBasedStateMachine):
         self.open: list[Open] = []
         self.number = 0
 
-    @initialize(first=st.lists(damages, max_size=12), history=st.booleans())
-    def build(self, first: list[tuple[str, int, int, str, bytes]], history: bool) -> None:
+    @initialize(first=st.lists(damages, max_size=12))
+    def build(self, first: list[tuple[str, int, int, str, bytes]]) -> None:
         for one in first:
             damage(self.root, one)
-        self.history: StepHistory | None = None
-        if history:
-            descriptor = os.open(self.root, os.O_RDONLY)
-            self.history = StepHistory(Confined(descriptor, abilities()), self.top / "store", limits=LIMIT, power=False)
-        self.files = HostFilesystem(self.root, store=self.top / "store", history=self.history, can=self.can)
-        if self.history is not None:
-            self.history.look()
+        self.workspace: Workspace | None = None
+        if self.can is None:
+            self.workspace = Workspace.open(self.root, store=self.top / "store", limits=LIMIT)
+            self.files = self.workspace.filesystem
+        else:
+            self.files = HostFilesystem(self.root, store=self.top / "store", limits=LIMIT, can=self.can)
 
     @precondition(lambda self: not self.open)
     @rule(what=damages)
@@ -230,18 +229,17 @@ class OpaqueRollback(RuleBasedStateMachine):
             assert changed == visible
         step = one.call.commit()
         assert shape(self.root) == now
-        if not self.open and self.history is not None:
-            assert (step is not None) == bool(changed) or any(path in changed for path in _special(now, one.before))
-            found = self.history.look()
-            if one.call.opaque and step is not None:
-                states = self.history.store.states
-                later = {
-                    path
-                    for path, entry in found.known().items()
-                    if not _same_but_link(entry, states.entry(step.commit, path)) or len(now[path].links) > 1
-                }
-                assert not later, "the step has all of it, but that the last name of a file has lost the held ones"
         one.call.release()
+        if not self.open and self.workspace is not None:
+            assert (step is not None) == bool(changed) or any(path in changed for path in _special(now, one.before))
+            known = len(self.workspace.log())
+            with held_call(self.files, opaque=True) as looking:
+                assert looking.changed() == []
+                looking.rollback()
+            if one.call.opaque and step is not None:
+                later = self.workspace.log()[: len(self.workspace.log()) - known]
+                paths = {path for entry in later for path in entry.paths}
+                assert not paths, "the step has all of it"
 
     def teardown(self) -> None:
         try:
@@ -256,10 +254,8 @@ class OpaqueRollback(RuleBasedStateMachine):
             self.fail()
         if hasattr(self, "files"):
             before = shape(self.root)
-            self.files.close()
+            self.workspace.close() if self.workspace is not None else self.files.close()
             assert shape(self.root) == before
-            if self.history is not None:
-                self.history.close()
 
 
 def _seen(tree: dict[str, CapturedPath], path: str) -> object:
@@ -268,10 +264,6 @@ def _seen(tree: dict[str, CapturedPath], path: str) -> object:
     if one is None:
         return None
     return one.kind, one.content, one.mode if one.kind != oct(stat.S_IFLNK) else 0
-
-
-def _same_but_link(one: Entry | Pending | None, other: Entry | None) -> bool:
-    return one is not None and other is not None and replace(one, meta=replace(one.meta, link=other.meta.link)) == other
 
 
 def _without(tree: dict[str, CapturedPath], paths: list[str]) -> dict[str, CapturedPath]:
@@ -283,8 +275,10 @@ def _special(*trees: dict[str, CapturedPath]) -> list[str]:
 
 
 class OnAnOldKernel(OpaqueRollback):
-    can = Abilities(openat2=False, renameat2=False, tmpfile=False)
+    can = OLD_KERNEL
 
 
 TestOpaqueRollback = OpaqueRollback.TestCase
 TestOnAnOldKernel = OnAnOldKernel.TestCase
+TestOpaqueRollback.settings = settings(max_examples=amount(prove=5000, test=25))
+TestOnAnOldKernel.settings = settings(max_examples=amount(prove=5000, test=15))

@@ -17,5 +17,10 @@ def kill_points(stride: int, *, start: int = 0) -> Iterator[int]:
     return chain([start], range(start + 1 + SEED % stride, start + 10_000, stride))
 
 
+def spread(points: range, stride: int) -> range:
+    """Of all points in the long form, else one in ``stride``, by the seed."""
+    return points if PROVING else points[SEED % stride :: stride]
+
+
 def amount(*, prove: int, test: int) -> int:
     return prove if PROVING else test

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -39,3 +40,14 @@ def repository(folder: Path) -> Path:
     git(folder, "add", "--all")
     git(folder, "commit", "--quiet", "--allow-empty", "--message", "as it was")
     return folder
+
+
+def blob_id(content: bytes) -> str:
+    """The name that git gives a file of this content."""
+    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+
+
+def objects_of(history: Path) -> set[str]:
+    """The names of all that a closed history has."""
+    listed = git(history, "cat-file", "--batch-all-objects", "--batch-check=%(objectname)")
+    return set(listed.split())
