@@ -11,9 +11,7 @@ import pytest
 
 from ringfence.errors import TransactionError
 from ringfence.participants import CURRENT_CALL
-from ringfence.runtime.limits import Cancellation
-from ringfence.runtime.session import Session
-from ringfence.runtime.transaction import tool_transaction
+from ringfence.runtime import Cancellation, Session, tool_transaction
 from ringfence_sandbox import HostFilesystem, PodmanSandbox, ScanLimits
 
 MakeSandbox = Callable[..., PodmanSandbox]

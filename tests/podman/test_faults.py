@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from ringfence.runtime.limits import Cancellation
+from ringfence.runtime import Cancellation
 from ringfence_sandbox import CallProcess, PodmanSandbox, SandboxLimits, SandboxUnavailableError, examine_sandbox
 from ringfence_sandbox.container.container import WORKSPACE_LABEL, remove_orphans
 from ringfence_sandbox.container.images import built, recipe

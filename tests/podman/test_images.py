@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
+from command_line import ringfence_text
 
 from ringfence_sandbox import PodmanSandbox, SandboxUnavailableError, examine_sandbox
 from ringfence_sandbox.container.images import SOURCES, Recipe, build, built, recipe, recipe_names
@@ -73,8 +73,7 @@ def test_ringfence_says_what_works_here(podman: Connection) -> None:
 
 
 def cli(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [Path(sys.executable).with_name("ringfence"), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment}, timeout=120)
+    return ringfence_text(*arguments, env={**os.environ, **environment})
 
 
 @pytest.mark.usefixtures("limits_hold")

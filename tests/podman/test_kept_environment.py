@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import ringfence
 
-from ringfence.adapters.tool_executor import ToolExecutor
+from ringfence.adapters import ToolExecutor
 from ringfence.prompt import Prompt, PromptTemplate, ToolResult
 from ringfence.runtime import Session
 from ringfence_sandbox import CommandResult, PodmanSandbox, ShellEnvironment
@@ -203,22 +202,9 @@ def test_a_run_that_is_resumed_goes_on_with_it(tmp_path: Path, podman: object) -
     def run(script: str, turns: list[Any], *options: str) -> int:
         (tmp_path / script).write_text("".join(json.dumps(turn) + "\n" for turn in turns))
         where = ["--workspace", "podman", "--keep-environment", "--model", f"script:{tmp_path / script}"]
-        command = [sys.executable, "-m", "ringfence_cli", "run", str(tree), *where, *options]
-        return subprocess.run(command, check=False, timeout=120, capture_output=True).returncode
+        return ringfence("run", tree, *where, *options).returncode
 
     assert run("first.jsonl", turns[:1], "--task", "Do it.") == 3  # the model has no more to say
     assert run("second.jsonl", [turns[1], {"text": "Done."}], "--resume") == 0
     assert (tree / "sub" / "made").read_text() == "1\n"
-    refused = [
-        sys.executable,
-        "-m",
-        "ringfence_cli",
-        "run",
-        str(tree),
-        "--keep-environment",
-        "--task",
-        "x",
-        "--model",
-        "y",
-    ]
-    assert subprocess.run(refused, check=False, timeout=120, capture_output=True).returncode == 2
+    assert ringfence("run", tree, "--keep-environment", "--task", "x", "--model", "y").returncode == 2

@@ -7,10 +7,10 @@ import shutil
 import stat
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from mounts import mounted
 
 from ringfence_sandbox import PodmanSandbox, SandboxUnavailableError
 from ringfence_sandbox.container.owner_mount import exchanged
@@ -73,9 +73,8 @@ def plain_filesystem(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("only root mounts")
     place = tmp_path / "plain"
     place.mkdir()
-    subprocess.run(["mount", "-t", "ramfs", "none", place], check=True)
-    yield place
-    subprocess.run(["umount", place], check=True)
+    with mounted(place, "-t", "ramfs", "none"):
+        yield place
 
 
 def test_without_such_a_mount_the_container_is_the_owner_if_asked_for(
@@ -148,17 +147,6 @@ def test_a_directory_above_that_nobody_may_enter_is_no_obstacle(make_sandbox: Ma
     above.mkdir(mode=0o700)
     root = private_tree(above / "tree", os.geteuid())
     assert make_sandbox(root).run("cat secret").stdout == "secret\n"
-
-
-@contextmanager
-def mounted(place: Path, *options: str) -> Iterator[None]:
-    done = subprocess.run(["mount", *options, str(place)], capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        pytest.skip(f"nothing can be mounted here: {done.stderr.strip()}")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "--lazy", str(place)], check=True)
 
 
 def test_what_is_mounted_in_a_workspace_can_be_read_and_not_written(make_sandbox: MakeSandbox, tmp_path: Path) -> None:

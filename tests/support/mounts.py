@@ -22,7 +22,7 @@ def mounted(place: Path, *options: str) -> Generator[Path]:
     try:
         yield place
     finally:
-        subprocess.run(["umount", str(place)], check=True)
+        subprocess.run(["umount", "--lazy", str(place)], check=True)
 
 
 @contextmanager
