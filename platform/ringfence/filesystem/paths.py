@@ -195,7 +195,7 @@ def resolve_model_path(filesystem: Filesystem, text: str, *, mount_point: str | 
 
 def _meant(filesystem: Filesystem, text: str, mount_point: str) -> str:
     exact = _below_mount(text, mount_point)
-    if filesystem.exists(exact):
+    if filesystem.exists(exact) or ("\\x" not in text and text == text.strip()):
         return exact
     meant = _existing_names(filesystem, exact)
     if meant != exact and filesystem.exists(meant):
