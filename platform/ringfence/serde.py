@@ -71,7 +71,6 @@ def decoder(cls: type[T], *, extra: Extra = "forbid", coerce: bool = True) -> De
     from pydantic import ValidationError
     from pydantic_core import PydanticSerializationError, to_json
 
-    _check_extra(extra)
     if not _is_dataclass_type(cls):
         raise TypeError(f"expected a dataclass, got {name_of(cls)}")
     validate = _adapter(cls).validator.validate_json
@@ -219,7 +218,6 @@ def schema(cls: type[object], *, extra: Extra = "ignore") -> dict[str, object]:
     ``extra="forbid"`` puts ``additionalProperties: false`` into every object. Types inside of ``cls`` are in ``$defs``.
     Raises TypeError for a type that has no schema.
     """
-    _check_extra(extra)
 
     def tidy(node: dict[str, object]) -> dict[str, object]:
         is_object = node.get("type") == "object" and "properties" in node
@@ -274,11 +272,6 @@ def _is_dataclass_type(cls: object) -> bool:
 
 def name_of(cls: object) -> str:
     return getattr(cls, "__qualname__", None) or repr(cls)
-
-
-def _check_extra(extra: str) -> None:
-    if extra not in ("forbid", "ignore"):
-        raise ValueError(f"extra must be 'forbid' or 'ignore', not {extra!r}")
 
 
 # Error messages
@@ -477,25 +470,20 @@ class _Dumper:
             raise
 
     def _dump_inside(self, value: Any, kind: type[Any]) -> Any:
-        if kind is list or kind is tuple:
-            return self._array(value)
-        if kind is dict:
-            return self._object([(_key_text(key), item) for key, item in value.items()])
-        if "__pydantic_serializer__" in kind.__dict__:  # with aliases and computed fields of its own
+        is_array = kind in (list, tuple)
+        if is_array:
+            pairs: list[tuple[Any, Any]] = list(enumerate(cast("Sequence[object]", value)))
+        elif kind is dict:
+            pairs = [(_key_text(key), item) for key, item in value.items()]
+        elif "__pydantic_serializer__" in kind.__dict__:  # with aliases and computed fields of its own
             return _adapter(kind).dump_python(value, mode="json", by_alias=True, exclude_none=self.exclude_none)
-        if is_dataclass(kind):
+        elif is_dataclass(kind):
             pairs = [(key, getattr(value, name)) for name, key in _attributes(kind)]
-            return self._object([pair for pair in pairs if pair[1] is not None] if self.exclude_none else pairs)
-        if kind is int:
-            raise ValueError("an integer of thousands of digits")
-        for types, simpler in _FORMS:
-            if isinstance(value, types):
-                out = self.dump(simpler(value))
-                return _sorted(out) if types is Set else out
-        raise TypeError(f"the type {name_of(kind)} has no JSON form")
-
-    def _object(self, pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-        out: dict[str, Any] = {}
+            if self.exclude_none:
+                pairs = [pair for pair in pairs if pair[1] is not None]
+        else:
+            return self._dump_simpler(value, kind)
+        out: dict[Any, Any] = {}
         for key, item in pairs:
             try:
                 out[key] = self.dump(item)
@@ -504,17 +492,16 @@ class _Dumper:
                 raise
         if len(out) != len(pairs):
             raise ValueError("two keys become the same text in JSON")
-        return out
+        return list(out.values()) if is_array else out
 
-    def _array(self, items: Iterable[Any]) -> list[Any]:
-        out: list[Any] = []
-        for item in items:
-            try:
-                out.append(self.dump(item))
-            except Exception:
-                self.path.append(len(out))
-                raise
-        return out
+    def _dump_simpler(self, value: Any, kind: type[Any]) -> Any:
+        if kind is int:
+            raise ValueError("an integer of thousands of digits")
+        for types, simpler in _FORMS:
+            if isinstance(value, types):
+                out = self.dump(simpler(value))
+                return _sorted(out) if types is Set else out
+        raise TypeError(f"the type {name_of(kind)} has no JSON form")
 
 
 @_kept
