@@ -300,7 +300,7 @@ class ResourceContext(_Owner):
         super().__init__()
         self.registry = registry
         # One lock for all building: with one per binding, two threads that enter a cycle at its two ends would wait
-        # for each other for ever. Re-entrant, because providers resolve. Nobody waits for a participant under it.
+        # for each other for ever. Re-entrant, because providers resolve.
         self.lock = threading.RLock()
         self._participants: tuple[Transactional, ...] = ()
         # By id. A prototype takes part for as long as somebody holds it.
