@@ -73,15 +73,6 @@ def encode_line(name: bytes, meta: Meta) -> bytes:
     return b"%o %d %d %d %d %b\n" % (meta.mode, meta.uid, meta.gid, meta.mtime_ns, meta.link, name)
 
 
-def decode_lines(blob: bytes) -> list[tuple[bytes, Meta]]:
-    """What `encode_line` wrote, in order.
-
-    Raises:
-        ValueError: it is something else.
-    """
-    return [decode_line(line) for line in blob.split(b"\n") if line]
-
-
 def decode_line(line: bytes) -> tuple[bytes, Meta]:
     """One of these lines, without its end."""
     mode, uid, gid, mtime, link, name = line.split(b" ", 5)
