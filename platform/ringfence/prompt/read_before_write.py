@@ -80,7 +80,7 @@ class ReadBeforeWritePolicy(BasePolicy):
             return PolicyDecision.deny(f"{tool.name} is governed by {self.name}, but no filesystem is bound")
         if not targets:
             return PolicyDecision.deny(f"{self.name} does not know which files {tool.name} would change")
-        scope = _scope(context, getattr(filesystem, "lock", None))
+        scope = context.scope_of(getattr(filesystem, "lock", None))
         known = known_hashes(policy_state(context, self.name, scope))
         for written in targets:
             target = written if isinstance(written, str) else written.path
@@ -107,7 +107,7 @@ class ReadBeforeWritePolicy(BasePolicy):
         for lock, changed in call.changes.items():
             read, earlier = call.reads.get(lock, {}), (call.read_before or {}).get(lock, ())
             answered_for = (call.answered_for or {}).get(lock, ())
-            known = known_hashes(policy_state(context, self.name, _scope(context, lock)))
+            known = known_hashes(policy_state(context, self.name, context.scope_of(lock)))
             for change in changed:
                 before, after = _hash_of(change.before), _hash_of(change.after)
                 read_as = (known.of(change.path), read.get(change.path))
@@ -130,7 +130,7 @@ class ReadBeforeWritePolicy(BasePolicy):
         reads = call.reads if tool.name in self.read_tools else {}
         writes = {} if tool.opaque or (call.inner and not governed) else call.changes
         for lock in {**reads, **writes}:
-            state = policy_state(context, self.name, _scope(context, lock))
+            state = policy_state(context, self.name, context.scope_of(lock))
             known = known_hashes(state)
             learned: dict[str, str | None] = {**reads.get(lock, {})}
             if lock in writes:
@@ -203,16 +203,6 @@ def _replaces_unhashed(change: Change) -> bool:
     if before is None or before.kind != "file" or before.content_hash is not None or before.size == 0:
         return False
     return after is None or (after.kind, after.size, after.content_hash) != ("file", before.size, None)
-
-
-def _scope(context: ToolContext, lock: CallLock | None) -> str:
-    """The scope of one filesystem's state: what was read of one workspace says nothing about another."""
-    filesystem = context.filesystem
-    if filesystem is not None and getattr(filesystem, "lock", None) is lock:
-        root = filesystem.root
-        return f"{context.prompt.scope}@{root if root != '/' or lock is None else f'memory {lock.serial}'}"
-    assert lock is not None
-    return f"{context.prompt.scope}@{lock.name} {lock.serial}"
 
 
 _PATH_FIELDS = ("file_path", "path", "source", "target")

@@ -23,7 +23,7 @@ from ringfence.runtime.tool_result import ToolResult
 from ringfence.values import can_change
 
 if TYPE_CHECKING:
-    from ringfence.participants import CallInfo, Change
+    from ringfence.participants import CallInfo, CallLock, Change
     from ringfence.prompt.prompt import Prompt
     from ringfence.prompt.rendering import RenderedPrompt
     from ringfence.resources import CallResources, ResourceContext
@@ -90,6 +90,7 @@ class ToolContext:
     cancellation: Cancellation | None = None
     _paths: dict[tuple[str, str | None], str] = field(default_factory=dict, repr=False)
     _filesystem: Any = field(default=MISSING, repr=False)
+    _scopes: dict[CallLock | None, str] = field(default_factory=dict, repr=False)
 
     @property
     def deadline(self) -> Deadline | None:
@@ -127,6 +128,20 @@ class ToolContext:
             assert filesystem is not None, "no filesystem is bound"
             resolved = self._paths[key] = resolve_model_path(filesystem, path, mount_point=mount_point)
         return resolved
+
+    def scope_of(self, lock: CallLock | None) -> str:
+        """The scope of policies' state about the filesystem with this lock.
+
+        What was read of one workspace says nothing about another.
+        """
+        scope = self._scopes.get(lock)
+        if scope is None:
+            filesystem, place = self.filesystem, "" if lock is None else f"{lock.name} {lock.serial}"
+            if filesystem is not None and getattr(filesystem, "lock", None) is lock:
+                root = filesystem.root
+                place = root if root != "/" or lock is None else f"memory {lock.serial}"
+            scope = self._scopes[lock] = f"{self.prompt.scope}@{place}"
+        return scope
 
     @property
     def budget_tracker(self) -> BudgetTracker | None:
