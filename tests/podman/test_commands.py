@@ -142,18 +142,6 @@ def test_one_container_serves_many_commands(sandbox: PodmanSandbox) -> None:
     assert sandbox.start() is first
 
 
-@pytest.mark.parametrize("command", ["", "  ", [], [""], ["a\0b"]])
-def test_a_command_that_is_none_is_refused(shared: PodmanSandbox, command: str | list[str]) -> None:
-    with pytest.raises(ValueError, match="command"):
-        shared.run(command)
-
-
-@pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf"), 1e9])
-def test_a_time_limit_is_a_number_of_seconds(shared: PodmanSandbox, seconds: float) -> None:
-    with pytest.raises(ValueError, match="timeout_seconds"):
-        shared.run("true", timeout_seconds=seconds)
-
-
 def test_a_working_directory_has_to_be_there(shared: PodmanSandbox) -> None:
     Path(shared.filesystem.root, "file").write_text("")
     Path(shared.filesystem.root, "loop").symlink_to("loop")
@@ -199,41 +187,36 @@ def test_a_sandbox_that_is_closed_runs_nothing(make_sandbox: MakeSandbox) -> Non
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
-    [
-        (None, "the command is None: give text for the shell, or a list of texts"),
-        (b"ls", "the command is b'ls' \\(bytes\\): give text for the shell, or a list"),
-        (7, "the command is 7 \\(int\\)"),
-        ({"ls", "-l"}, "\\(set\\): give text for the shell, or a list"),
-        (["ls", 3], "argument 1 of the command is a text, not 3 \\(int\\); write str"),
-        (["ls", None], "argument 1 of the command is a text, not None"),
-        ([b"ls"], "argument 0 of the command is a text, not b'ls' \\(bytes\\); decode it"),
-        (["ls", Path("a")], "argument 1 of the command is a text, not .*; write str"),
-        (["ls", "a\0b"], "argument 1 of the command has a zero character, .*: give it as stdin"),
-        ("echo \0", "the command has a zero character, .*: give it as stdin"),
-        (["echo", "x" * 131_072], "argument 1 of the command has 131,072 bytes, .* write it to a file"),
-        ("echo " + "é" * 70_000, "the command has 140,005 bytes, .* write it to a file"),
-    ],
+    "command", ["", "  ", [], [""], ["a\0b"], "echo \0", ["echo", "x" * 131_072], "echo " + "é" * 70_000]
 )
-def test_a_command_of_the_wrong_kind_is_refused_in_words(shared: PodmanSandbox, command: Any, said: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=said):
+def test_a_command_that_is_none_or_that_no_kernel_takes_is_refused(
+    shared: PodmanSandbox, command: str | list[str]
+) -> None:
+    with pytest.raises(ValueError, match="command"):
+        shared.run(command)
+
+
+@pytest.mark.parametrize("command", [None, b"ls", 7, {"ls", "-l"}, ["ls", 3], ["ls", None], [b"ls"], ["ls", Path("a")]])
+def test_a_command_of_another_type_is_refused(shared: PodmanSandbox, command: Any) -> None:
+    with pytest.raises(TypeError, match="command"):
         shared.run(command)
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    "options",
     [
-        ({"cwd": Path("a")}, "cwd is a text, the path of a directory of the workspace, not "),
-        ({"stdin": 1}, "stdin is a text or bytes, not 1 \\(int\\)"),
-        ({"timeout_seconds": "30"}, "timeout_seconds is a number of seconds, not '30' \\(str\\)"),
-        ({"env": ["A=1"]}, "env is a mapping of names to values, not "),
-        ({"env": {"A": 1}}, "the variable A is a text, not 1 \\(int\\); write str"),
-        ({"env": {"A=": "1"}}, "'A=' cannot be the name of a variable"),
-        ({"env": {"A": "x" * 131_070}}, "the variable A has 131,072 bytes"),
+        {"cwd": Path("a")},
+        {"stdin": 1},
+        {"env": ["A=1"]},
+        {"env": {"A": 1}},
+        {"env": {"A=": "1"}},
+        {"env": {"A": "x" * 131_070}},
+        {"timeout_seconds": "30"},
+        *({"timeout_seconds": seconds} for seconds in (0, -1, float("nan"), float("inf"), 1e9)),
     ],
 )
-def test_what_a_command_is_run_with_is_refused_in_words(shared: PodmanSandbox, options: Any, said: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=said):
+def test_what_a_command_cannot_be_run_with_is_refused(shared: PodmanSandbox, options: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match=r"cwd|stdin|variable|env|timeout_seconds"):
         shared.run("true", **options)
 
 
