@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from captured_tree import CapturedPath, capture_tree
+from captured_tree import capture_tree, shape
 from killing import as_nobody, killed_at
 from mounts import small_disk
 
@@ -75,11 +75,6 @@ def files(workspace: Workspace) -> HostFilesystem:
 
 def sh(root: Path, script: str) -> None:
     subprocess.run(["sh", "-ec", script], cwd=root, check=True)
-
-
-def shape(root: Path) -> dict[str, CapturedPath]:
-    """All that a rollback brings back; which inode it is, is no part of that."""
-    return {path: replace(one, inode=0) for path, one in capture_tree(root).items()}
 
 
 SCRIPTS: dict[str, tuple[str, set[str]]] = {

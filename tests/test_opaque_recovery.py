@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from captured_tree import CapturedPath, capture_tree, lasting
+from captured_tree import CapturedPath, capture_tree, lasting, shape
 from effort import SEED, amount, kill_points
 from killing import killed_at
 from real_git import fsck
@@ -50,10 +50,6 @@ def build(root: Path) -> None:
     os.chmod(root / "d/e/c.txt", 0o640)
     for path in ("d/e/c.txt", "d/e", "d", "m", "empty", "a.txt", ""):
         os.utime(root / path, ns=(10**18, 10**18 + len(path)))
-
-
-def shape(root: Path) -> dict[str, CapturedPath]:
-    return {path: replace(one, inode=0) for path, one in capture_tree(root).items()}
 
 
 class Case:

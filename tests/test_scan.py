@@ -10,11 +10,10 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from captured_tree import CapturedPath, capture_tree, lasting
+from captured_tree import lasting, shape
 from effort import amount
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -44,10 +43,6 @@ def changed_by(workspace: Workspace, work: Callable[[], object]) -> list[str]:
         found = [change.path for change in call.changed()]
         call.commit()
     return found
-
-
-def shape(root: Path) -> dict[str, CapturedPath]:
-    return {path: replace(one, inode=0) for path, one in capture_tree(root).items()}
 
 
 def deep(root: Path, depth: int) -> int:

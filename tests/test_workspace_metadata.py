@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from captured_tree import CapturedPath, capture_tree
+from captured_tree import capture_tree, shape
 from killing import as_nobody
 
 from ringfence.testing import held_call
@@ -31,10 +30,6 @@ def root(tmp_path: Path) -> Path:
     for n, path in enumerate(("a.txt", "d/b.sh", "d/e", "d", "")):
         os.utime(root / path, ns=(10**18, 10**18 + n))
     return root
-
-
-def all_but_inodes(root: Path) -> dict[str, CapturedPath]:
-    return {path: replace(one, inode=0) for path, one in capture_tree(root).items()}
 
 
 def call(workspace: Workspace, change: Callable[[HostFilesystem], object]) -> None:
@@ -68,23 +63,23 @@ CHANGES: dict[str, Callable[[HostFilesystem], object]] = {
 @pytest.mark.parametrize("name", CHANGES)
 @pytest.mark.parametrize("way", ["undo", "restore"])
 def test_times_and_names_of_one_file_come_back(workspace: Workspace, root: Path, name: str, way: str) -> None:
-    before = all_but_inodes(root)
+    before = shape(root)
     call(workspace, CHANGES[name])
-    assert all_but_inodes(root) != before
+    assert shape(root) != before
     done = workspace.undo() if way == "undo" else workspace.restore(0)
     assert done.notes == ()
-    assert all_but_inodes(root) == before
+    assert shape(root) == before
     workspace.undo()
     workspace.undo()
-    assert all_but_inodes(root) == before
+    assert shape(root) == before
 
 
 def test_several_steps_are_undone_to_the_same_files(workspace: Workspace, root: Path) -> None:
-    before = all_but_inodes(root)
+    before = shape(root)
     for change in ("one name written", "bits", "a new file in a directory", "moved away"):
         call(workspace, CHANGES[change])
     workspace.undo(4)
-    assert all_but_inodes(root) == before
+    assert shape(root) == before
 
 
 def touched(root: Path) -> None:
@@ -111,7 +106,7 @@ def time_of_a_directory(root: Path) -> None:
 def test_what_a_restore_changed_of_times_and_names_alone_comes_back_with_its_undo(
     workspace: Workspace, root: Path, change: Callable[[Path], None], opaque: bool
 ) -> None:
-    first = all_but_inodes(root)
+    first = shape(root)
     with held_call(workspace.filesystem, opaque=True) as held:
         if opaque:
             change(root)
@@ -119,26 +114,26 @@ def test_what_a_restore_changed_of_times_and_names_alone_comes_back_with_its_und
         held.commit()
     if not opaque:
         change(root)
-    changed = all_but_inodes(root)
+    changed = shape(root)
     workspace.restore(0)
-    assert all_but_inodes(root) == first
+    assert shape(root) == first
     workspace.undo()
-    assert all_but_inodes(root) == changed
+    assert shape(root) == changed
     workspace.undo()
-    assert all_but_inodes(root) == first
+    assert shape(root) == first
 
 
 def test_a_directory_whose_time_a_command_has_set_back_keeps_it_in_an_undo(workspace: Workspace, root: Path) -> None:
-    before = all_but_inodes(root)
+    before = shape(root)
     with held_call(workspace.filesystem, opaque=True) as held:
         (root / "d/e/new").write_text("unpacked")
         os.utime(root / "d/e", ns=(before["d/e"].mtime_ns, before["d/e"].mtime_ns))
         held.commit()
-    after = all_but_inodes(root)
+    after = shape(root)
     workspace.undo()
-    assert all_but_inodes(root) == before
+    assert shape(root) == before
     workspace.undo()
-    assert all_but_inodes(root) == after
+    assert shape(root) == after
 
 
 def test_a_name_that_somebody_wrote_to_since_is_not_tied_to_it_again(workspace: Workspace, root: Path) -> None:
@@ -174,10 +169,10 @@ def test_owners_come_back(root: Path, name: str) -> None:
         os.chown(root / path, *owner, follow_symlinks=False)
     os.chmod(root / "d/b.sh", 0o6751)
     with Workspace.open(root, store=root.parent / "store") as workspace:
-        before = all_but_inodes(root)
+        before = shape(root)
         call(workspace, CHANGES[name])
         assert workspace.undo().notes == ()
-    assert all_but_inodes(root) == before
+    assert shape(root) == before
 
 
 def test_an_edit_parts_a_hard_link_from_its_twin_and_an_undo_joins_them(tmp_path: Path) -> None:
@@ -195,11 +190,11 @@ def test_an_edit_parts_a_hard_link_from_its_twin_and_an_undo_joins_them(tmp_path
 
 
 def test_steps_that_moved_a_name_of_a_file_with_others_are_undone_together(root: Path, workspace: Workspace) -> None:
-    before = all_but_inodes(root)
+    before = shape(root)
     call(workspace, lambda fs: fs.move("d/same", "a"))
     call(workspace, lambda fs: fs.write("other", "x"))
     assert workspace.undo(2).outcomes["d/same"] == "restored"
-    assert all_but_inodes(root) == before
+    assert shape(root) == before
 
 
 def test_a_sparse_file_comes_back_without_its_holes(tmp_path: Path) -> None:
@@ -219,11 +214,11 @@ def test_a_sparse_file_comes_back_without_its_holes(tmp_path: Path) -> None:
 def test_a_file_that_a_call_only_made_newer_beside_a_change_is_as_it_was_after_an_undo(
     workspace: Workspace, root: Path
 ) -> None:
-    before = all_but_inodes(root)
+    before = shape(root)
     call(workspace, lambda fs: (fs.write("d/b.sh", "b\n"), fs.write("d/same", "a\n"), fs.write("new", "n\n")))
     assert workspace.steps()[-1].paths == ("new",)
     assert workspace.undo().outcomes == {"new": "removed"}
-    assert all_but_inodes(root) == before
+    assert shape(root) == before
 
 
 def test_what_a_call_made_newer_is_somebody_else_s_where_they_had_changed_it(workspace: Workspace, root: Path) -> None:

@@ -10,12 +10,11 @@ import sys
 import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from captured_tree import CapturedPath, capture_tree
+from captured_tree import shape
 from command_line import ringfence_text
 from real_git import repository
 
@@ -36,11 +35,6 @@ def tree(tmp_path: Path) -> Path:
     (tmp_path / "tree").mkdir()
     (tmp_path / "tree" / "a.txt").write_text("one\n")
     return tmp_path / "tree"
-
-
-def shape(root: Path) -> dict[str, CapturedPath]:
-    """All that a rollback brings back; which inode it is, is no part of that."""
-    return {path: replace(one, inode=0) for path, one in capture_tree(root).items()}
 
 
 def command_of(tree: Path, *turns: Mapping[str, Any]) -> list[str | Path]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from captured_tree import CapturedPath, capture_tree
+from captured_tree import CapturedPath, capture_tree, shape
 from effort import amount
 from hypothesis import assume, settings
 from hypothesis import strategies as st
@@ -110,11 +110,6 @@ def do(root: Path, deed: Deed) -> None:
                 os.link(here, there, follow_symlinks=False)
     with suppress(OSError):
         (root / "editor's").unlink()
-
-
-def shape(root: Path) -> dict[str, CapturedPath]:
-    """All that an undo or a restore brings back."""
-    return {path: replace(one, inode=0) for path, one in capture_tree(root).items()}
 
 
 def seen(tree: Mapping[str, CapturedPath]) -> Tree:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 
@@ -71,3 +71,8 @@ def _content(path: bytes, found: os.stat_result) -> str:
 def lasting(tree: dict[str, CapturedPath]) -> dict[str, tuple[object, ...]]:
     """`tree` without what differs between two runs of the same changes: times and inodes."""
     return {path: one.lasting for path, one in tree.items()}
+
+
+def shape(root: Path) -> dict[str, CapturedPath]:
+    """All that a rollback brings back of what a program changed; which inode it is, is no part of that."""
+    return {path: replace(one, inode=0) for path, one in capture_tree(root).items()}
