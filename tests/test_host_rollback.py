@@ -76,21 +76,6 @@ def test_everything_is_back_down_to_inodes_and_times(root: Path, fs: HostFilesys
     assert capture_tree(root) == before
 
 
-def test_calls_that_fail_one_after_the_other_know_nothing_of_each_other(root: Path, fs: HostFilesystem) -> None:
-    before = capture_tree(root)
-    changes: list[Callable[[HostFilesystem], object]] = [
-        lambda fs: fs.write("a.txt", "x"),
-        lambda fs: fs.delete("a.txt"),
-        change_a_lot,
-        change_a_lot,
-    ]
-    for change in changes:
-        with held_call(fs) as call:
-            change(fs.for_call(call))
-            assert call.rollback().conflicts == ()
-        assert capture_tree(root) == before
-
-
 def test_an_inner_call_goes_back_to_its_own_beginning_and_an_outer_one_takes_it_along(
     root: Path, fs: HostFilesystem, call: HeldCall
 ) -> None:
@@ -152,17 +137,6 @@ def test_nothing_is_written_through_to_a_name_outside(
             change(fs.for_call(call))
             getattr(call, end)()
         assert (cache.read_text(), cache.stat().st_mode) == ("a\n", mode)
-
-
-def test_extended_attributes_stay(root: Path, fs: HostFilesystem, call: HeldCall) -> None:
-    try:
-        os.setxattr(root / "a.txt", "user.kept", b"yes")
-    except OSError:
-        pytest.skip("no extended attributes here")
-    fs.for_call(call).write("a.txt", "changed")
-    assert os.getxattr(root / "a.txt", "user.kept") == b"yes"
-    call.rollback()
-    assert os.getxattr(root / "a.txt", "user.kept") == b"yes"
 
 
 def test_a_rollback_does_not_cost_what_a_file_weighs(root: Path, fs: HostFilesystem, call: HeldCall) -> None:
@@ -231,15 +205,6 @@ def test_an_edit_of_what_the_call_wrote_stays_and_is_reported(
     [kept] = (root.parent / "store/kept").iterdir()
     assert kept.read_text() == "a\n"
     assert str(kept) in report.notes[0]
-
-
-def test_an_edit_of_a_new_file_stays_with_its_directories(root: Path, fs: HostFilesystem, call: HeldCall) -> None:
-    fs.for_call(call).write("n/o/new.txt", "call")
-    fs.for_call(call).write("n/other.txt", "call")
-    (root / "n/o/new.txt").write_text("person")
-    assert call.rollback().conflicts == ("n", "n/o", "n/o/new.txt")
-    assert (root / "n/o/new.txt").read_text() == "person"
-    assert not (root / "n/other.txt").exists()
 
 
 def test_a_directory_that_somebody_changes_during_a_call_keeps_the_time_of_that(

@@ -17,6 +17,7 @@ import pytest
 from captured_tree import capture_tree, shape
 from killing import as_nobody, killed_at
 from mounts import small_disk
+from real_git import git
 
 from ringfence import Binding, Filesystem, InMemoryFilesystem, Prompt, PromptTemplate, Session
 from ringfence.adapters import ScriptedAdapter, ToolExecutor
@@ -226,12 +227,8 @@ def test_what_a_person_writes_meanwhile_is_kept_and_listed(root: Path, workspace
     with pytest.raises(LookupError, match="there are 1"):
         workspace.aborted_step(7)
     workspace.gc(0)
-    shown = subprocess.run(
-        ["git", "--git-dir", root.parent / "store/history", "show", "refs/ringfence/aborted/1:files/theirs"],
-        capture_output=True,
-        check=True,
-    )
-    assert shown.stdout == b"an hour of work"
+    history = root.parent / "store/history"
+    assert git(history, "show", "refs/ringfence/aborted/1:files/theirs") == "an hour of work"
 
 
 @pytest.mark.parametrize("script", ["touch n; rm n", "mkfifo p; rm p", "mkdir d/n; rmdir d/n", "touch empty"])
@@ -991,50 +988,10 @@ class Database(Transactional):
         return RollbackReport()
 
 
-def test_what_outlives_the_process_and_has_no_files_does_not_see_what_programs_change(root: Path) -> None:
-    before = shape(root)
-    assert "tracks_external_writes" in fails_on(root, {Database: Database()}).text
-    assert shape(root) == before
-
-
-class Elsewhere(Database):
-    """A filesystem that outlives the process and is not said to see what programs change."""
-
-    rollback_only = False
-    read_only = False
-
-
-class Looking(Elsewhere):
-    tracks_external_writes = True
-
-
-def test_a_durable_filesystem_of_one_s_own_is_taken_to_see_what_programs_change_where_it_says_so(root: Path) -> None:
-    before = shape(root)
-    refused = fails_on(root, {Database: Elsewhere()})
-    assert (refused.receipt.outcome, "tracks_external_writes" in refused.text) == ("failed", True)
-    assert shape(root) == before
-    assert "sees_programs" not in fails_on(root, {Database: Looking()}).text
-    assert (root / "made").exists()  # which it was to take back
-
-
 def fails_on(root: Path, resources: dict[type[Any], object]) -> ToolCallResult:
     prompt = Prompt[None](ns="tests", key="bound", sections=[ToolsSection(title="Tools", tools=[shell(root)])])
     with prompt.bind(resources=resources).resources:
         return execute(ToolExecutor(prompt=prompt, session=Session()), "echo x > made; exit 1")
-
-
-def test_a_filesystem_that_is_made_when_it_is_asked_for_sees_what_programs_change(root: Path) -> None:
-    before = shape(root)
-    lazy = Binding(Filesystem, lambda _: HostFilesystem(root, store=root.parent / "store"))
-    assert "rolled back: made" in fails_on(root, {Filesystem: lazy}).text
-    assert shape(root) == before
-
-
-def test_a_filesystem_that_is_bound_as_something_else_sees_what_programs_change(root: Path) -> None:
-    before = shape(root)
-    with HostFilesystem(root, store=root.parent / "store") as files:
-        assert "rolled back: made" in fails_on(root, {HostFilesystem: files}).text
-    assert shape(root) == before
 
 
 def test_directories_that_a_user_who_is_not_root_locked_are_opened_up_again(root: Path) -> None:
@@ -1053,3 +1010,24 @@ def test_directories_that_a_user_who_is_not_root_locked_are_opened_up_again(root
 
     as_nobody(work, root.parent)
     assert {path: (one.content, one.mode & 0o777) for path, one in shape(root).items()} == before
+
+
+@pytest.mark.parametrize(
+    ("own", "tracks"), [({}, False), ({"read_only": False}, False), ({"tracks_external_writes": True}, True)]
+)
+def test_a_durable_participant_of_one_s_own_sees_what_programs_change_where_it_says_so(
+    root: Path, own: dict[str, bool], tracks: bool
+) -> None:
+    before = shape(root)
+    participant = type("Own", (Database,), {"rollback_only": not own, **own})()
+    assert ("tracks_external_writes" in fails_on(root, {Database: participant}).text) is not tracks
+    assert (shape(root) == before) is not tracks  # it was to take back what was made
+
+
+@pytest.mark.parametrize("lazy", [True, False], ids=["made when it is asked for", "bound as something else"])
+def test_a_filesystem_sees_what_programs_change_however_it_is_bound(root: Path, lazy: bool) -> None:
+    before = shape(root)
+    with HostFilesystem(root, store=root.parent / "store") as files:
+        bound = {Filesystem: Binding(Filesystem, lambda _: files)} if lazy else {HostFilesystem: files}
+        assert "rolled back: made" in fails_on(root, dict(bound)).text
+    assert shape(root) == before

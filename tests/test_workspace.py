@@ -13,14 +13,10 @@ from counting import count_calls
 from effort import kill_points
 from killing import killed_at
 
-from ringfence import Prompt, PromptTemplate, Session
-from ringfence.adapters import ToolExecutor
 from ringfence.errors import WorkspaceLockedError
 from ringfence.participants import Step
-from ringfence.runtime import Receipt
 from ringfence.testing import held_call
 from ringfence_sandbox import HostFilesystem, ScanLimits, Workspace
-from ringfence_tools import VfsToolsSection
 
 
 def build(root: Path) -> None:
@@ -124,39 +120,6 @@ def test_what_others_removed_before_a_call_puts_it_back_is_theirs(workspace: Wor
     call(workspace, lambda fs: fs.write("d/new", "new"))
     assert others(workspace) == [("d", "d/b.txt", "d/e")]
     assert workspace.steps()[0].paths == ("d", "d/new")
-
-
-def test_odd_things_are_in_the_history_as_they_are(root: Path) -> None:
-    odd = os.fsdecode(b"caf\xe9")
-    (root / odd).write_bytes(b"\0\r\n")
-    (root / ".git/objects").mkdir(parents=True)
-    (root / ".git/config").write_text("[core]\n")
-    os.link(root / "a.txt", root / "hard")
-    os.symlink("/etc/passwd", root / "out")
-    os.chmod(root / "d/b.txt", 0o4751)
-    with opened(root) as workspace:
-        call(workspace, lambda fs: (fs.move(odd, "d/" + odd), fs.write(".git/config", "x"), fs.delete("out")))
-        call(workspace, lambda fs: (fs.write("hard", "apart"), fs.chmod("d/e", 0o500)))
-        assert workspace.steps()[0].paths == (".git/config", odd, "d/" + odd, "out")
-        assert workspace.steps()[1].paths == ("d/e", "hard")
-        before = lasting(capture_tree(root))
-        workspace.restore(0)
-        assert (root / odd).read_bytes() == b"\0\r\n"
-        assert os.readlink(root / "out") == "/etc/passwd"
-        workspace.undo()
-        assert lasting(capture_tree(root)) == before
-
-
-def test_what_is_too_large_is_left_out_and_said(root: Path) -> None:
-    (root / "large").write_bytes(b"x" * 100)
-    os.mkfifo(root / "pipe")
-    limits = ScanLimits(max_file_bytes=99)
-    with Workspace.open(root, store=root.parent / "store", limits=limits) as workspace:
-        assert workspace.left_out == {"large": "too large", "pipe": "special file"}
-        call(workspace, lambda fs: (fs.write("large", "small now"), fs.delete("pipe")))
-        assert others(workspace) == [("large",)]
-        workspace.undo()
-        assert (root / "large").read_bytes() == b"x" * 100
 
 
 def test_a_second_opener_is_told_who_has_it_and_may_look(workspace: Workspace, root: Path) -> None:
@@ -284,27 +247,7 @@ def test_what_no_history_has_since_the_opening_is_said(root: Path) -> None:
         assert workspace.left_out_since == dict.fromkeys(("by command", "large", "new"), "too large")
 
 
-# Tools over it.
-
-
-def test_tools_work_on_the_files_and_leave_steps(workspace: Workspace, root: Path) -> None:
-    session = Session()
-    section = VfsToolsSection(session=session, filesystem=workspace.filesystem)
-    prompt = Prompt(PromptTemplate(ns="test", key="disk", sections=[section]))
-    with prompt.resources:
-        execute = ToolExecutor(prompt=prompt, session=session).call
-        edit = {"file_path": "d/b.txt", "old_string": "b", "new_string": "c"}
-        assert not execute("edit_file", edit).success  # it was not read
-        assert execute("read_file", {"file_path": "d/b.txt"}).success
-        (root / "d/b.txt").write_text("a b\n")
-        assert not execute("edit_file", edit).success  # somebody has changed it since
-        assert execute("read_file", {"file_path": "d/b.txt"}).success
-        assert execute("edit_file", edit, call_id="the one").success
-    [made] = workspace.steps()
-    assert (made.tool, made.call_id, made.session_id) == ("edit_file", "the one", str(session.session_id))
-    assert (root / "d/b.txt").read_text() == "a c\n"
-    assert session[Receipt].all()[-1].commit == made.commit
-    assert others(workspace) == [("d/b.txt",)]
+# What it costs.
 
 
 def read_and_delete(fs: HostFilesystem, paths: list[str]) -> None:
