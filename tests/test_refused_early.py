@@ -6,7 +6,7 @@ import errno
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -71,15 +71,6 @@ def test_defaults_that_fit_are_taken_of_recursive_params_too() -> None:
     assert Tool[Node, None](name="a", description="d", handler=handler).decode({}) == Node()
 
 
-def test_a_handler_that_is_annotated_with_something_else_than_a_result() -> None:
-    def says_text(params: Nothing, *, context: ToolContext) -> str:
-        return "done"
-
-    wrong: Any = says_text
-    with pytest.raises(PromptValidationError, match="returns a ToolResult, and its annotation says str"):
-        Tool[Nothing, None](name="a", description="d", handler=wrong)
-
-
 def template(policies: Sequence[Any] = ()) -> PromptTemplate[None]:
     tool = Tool[Nothing, None](name="a", description="d", handler=None)
     return PromptTemplate(
@@ -103,16 +94,6 @@ def test_what_is_no_prompt_and_no_session() -> None:
     ):
         with pytest.raises(TypeError, match="the session is a NoneType, not a Session"):
             make()
-
-
-def test_resources_that_are_none() -> None:
-    wrong: Any = [Filesystem]
-    with pytest.raises(TypeError, match="map protocols to instances"):
-        Prompt(template()).bind(resources=wrong)
-    with pytest.raises(TypeError, match=r"bind\(resources="):
-        Prompt(template()).bind({Filesystem: "x"})
-    with pytest.raises(TypeError, match="'x' is no Filesystem"):
-        Prompt(template()).bind(resources={Filesystem: "x"})
 
 
 class Misspelt:
@@ -140,21 +121,6 @@ TOOL = Tool[Nothing, None](name="a", description="d", handler=None)
 PART = MarkdownSection(title="T", template="x")
 
 
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (
-            lambda: MarkdownSection(title="T", template="x", policies=cast("Any", PathPolicy(deny=["x"]))),
-            "policies of section",
-        ),
-        (lambda: template(cast("Any", PathPolicy(deny=["x"]))), "policies of the prompt n:k"),
-    ],
-)
-def test_one_thing_in_the_place_of_a_list(make: Callable[[], object], words: str) -> None:
-    with pytest.raises(TypeError, match=rf"the {words}.* are a list, .*: put it in brackets"):
-        make()
-
-
 @pytest.mark.parametrize("name", ["deadline", "budget", "budget_tracker", "heartbeat"])
 def test_a_limit_that_is_a_number(name: str) -> None:
     wrong: Any = {name: 5}
@@ -180,12 +146,6 @@ def test_a_durability_that_there_is_not(tmp_path: Path) -> None:
     for make in (Workspace.open, HostFilesystem, HostFilesystem.shared):
         with pytest.raises(ValueError, match="durability is one of 'process', 'power', not 'Power'"):
             make(tmp_path, durability=wrong)
-
-
-@pytest.mark.parametrize("writes", [lambda: ["a"], lambda params, more: ["a"]])
-def test_what_cannot_say_which_files_a_tool_writes(writes: Any) -> None:
-    with pytest.raises(PromptValidationError, match=r"writes is a function of the params, such as lambda params:"):
-        Tool[Nothing, None](name="a", description="d", handler=handler, writes=writes)
 
 
 def test_a_workspace_and_a_path_in_the_place_of_a_filesystem(tmp_path: Path) -> None:

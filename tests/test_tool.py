@@ -158,7 +158,17 @@ def generator(params: Params, *, context: ToolContext) -> Any:
     yield ToolResult.ok(Result("x"))
 
 
-@pytest.mark.parametrize("handler", [no_context, no_params, asynchronous, generator, "say", 3])
+def wrong_params(params: Other, *, context: ToolContext) -> ToolResult[Result]:
+    return ToolResult.ok(Result("x"))
+
+
+def wrong_result(params: Params, *, context: ToolContext) -> ToolResult[Other]:
+    return ToolResult.ok(Other(1))
+
+
+@pytest.mark.parametrize(
+    "handler", [no_context, no_params, asynchronous, generator, wrong_params, wrong_result, "say", 3]
+)
 def test_a_handler_that_cannot_work_is_refused(handler: Any) -> None:
     with pytest.raises(PromptValidationError):
         make(handler=handler)

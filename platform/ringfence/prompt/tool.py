@@ -266,7 +266,7 @@ class Tool(TypeArguments, Generic[ParamsT, ResultT]):
         if params is not None and not is_dataclass(typing.get_origin(params) or params):
             raise _invalid(f"tool {self.name!r}: params must be a dataclass or None, not {_name_of(params)}", self.name)
         if self.handler is not None:
-            self._check_handler(self.handler)
+            self._check_handler(self.handler, params, result)
         item, container = _split_result(result, self.name)
         values: dict[str, object] = {
             "description": checked_description(self.description, self.name),
@@ -283,7 +283,7 @@ class Tool(TypeArguments, Generic[ParamsT, ResultT]):
         for example in self.examples:
             self.check_example(example)
 
-    def _check_handler(self, handler: object) -> None:
+    def _check_handler(self, handler: object, params: Any, result: Any) -> None:
         if not callable(handler):
             raise _invalid(f"tool {self.name!r}: the handler {handler!r} cannot be called", "handler")
         call = _function_of(handler)
@@ -294,6 +294,14 @@ class Tool(TypeArguments, Generic[ParamsT, ResultT]):
             inspect.signature(handler).bind(object(), context=object())
         except (TypeError, ValueError) as error:
             raise _invalid(f"tool {self.name!r}: a handler takes (params, *, context): {error}", "handler") from None
+        own_params, own_result = _annotated_types(handler)
+        for what, annotated, declared in (("params", own_params, params), ("result", own_result, result)):
+            if not _may_be(annotated, declared):
+                raise _invalid(
+                    f"tool {self.name!r}: the annotations of its handler say {_name_of(annotated)} for the {what}, and "
+                    f"the tool says {_name_of(declared)}",
+                    "handler",
+                )
 
     def check_example(self, example: ToolExample[ParamsT, ResultT]) -> None:
         """Raises PromptValidationError for an example that is not of this tool's types, or that it would refuse."""
@@ -447,6 +455,16 @@ def _annotated_types(handler: object) -> tuple[Any, Any]:
     returned = hints.get("return")
     result = typing.get_args(returned)[0] if typing.get_origin(returned) is ToolResult else MISSING
     return hints.get(first, MISSING), MISSING if result is typing.Never else result
+
+
+def _may_be(annotated: Any, declared: Any) -> bool:
+    """Whether an annotation leaves room for a declared type. Other than classes are let through."""
+    if annotated in (MISSING, Any, declared):
+        return True
+    kinds = [types.NoneType if kind is None else kind for kind in (annotated, declared)]
+    if not all(isinstance(kind, type) for kind in kinds) or types.GenericAlias in map(type, kinds):
+        return True
+    return issubclass(kinds[0], kinds[1]) or issubclass(kinds[1], kinds[0])
 
 
 def _decoder(params: Any, name: str) -> Callable[[Mapping[str, object] | str | bytes], Any]:
