@@ -60,7 +60,7 @@ class Ours:
     def transaction(self, writes: list[str], *, keep: bool) -> None:
         content = next(CONTENTS)
         call = Transaction("bench", "bench", None)
-        call.lock(self.locks)
+        call.acquire(self.locks)
         call.begin()
         files = self.filesystem.for_call(call)
         for path in writes:
