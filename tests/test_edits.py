@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from ringfence.filesystem.edits import MAX_COUNTED, best_place, difference, replace_exact
+from ringfence.filesystem.edits import MAX_COUNTED, best_place, describe_difference, replace_exact
 
 
 def error(content: bytes | str, old: str, new: str = "something else", *, replace_all: bool = False) -> str:
@@ -196,8 +196,8 @@ def test_a_miss_in_a_large_file_is_told(content: bytes, old: str) -> None:
 
 
 def test_texts_that_do_not_look_alike_differ_in_nothing_that_has_a_name() -> None:
-    assert difference("foo", "bar") == ""
-    assert difference("foo", "foo") == ""
+    assert describe_difference("foo", "bar") == ""
+    assert describe_difference("foo", "foo") == ""
 
 
 def test_the_best_place_of_several_is_the_nearest() -> None:

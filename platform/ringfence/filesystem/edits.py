@@ -69,9 +69,9 @@ def replace_exact(content: bytes, old: str, new: str, *, replace_all: bool = Fal
     # Overlapping places count as well: which of them was meant cannot be told.
     starts = list(islice(_places(text.plain, wanted, 1), MAX_COUNTED + 1))
     if not starts:
-        raise ValueError(_not_found(content, old, new))
+        raise ValueError(_describe_miss(content, old, new))
     if len(starts) > 1 and not replace_all:
-        raise ValueError(_several(text.plain, starts))
+        raise ValueError(_describe_places(text.plain, starts))
     parts: list[bytes] = []
     lines: list[int] = []
     line, end = 1, 0
@@ -148,7 +148,7 @@ def utf8(text: str, name: str) -> bytes:
         raise ValueError(f"{name} is not text: character {error.start} is half of a surrogate pair") from None
 
 
-def _several(content: bytes, starts: Sequence[int]) -> str:
+def _describe_places(content: bytes, starts: Sequence[int]) -> str:
     lines = [str(content.count(b"\n", 0, start) + 1) for start in starts[:MAX_LISTED]]
     count = f"more than {MAX_COUNTED:,}" if len(starts) > MAX_COUNTED else str(len(starts))
     more = ", ..." if len(starts) > MAX_LISTED else ""
@@ -173,27 +173,27 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 _NUMBERED = re.compile(r"^ *\d+(?: \| ?|\t|\u2192|: )", re.MULTILINE)
 
 
-def difference(one: str, other: str) -> str:
+def describe_difference(one: str, other: str) -> str:
     """In words, how two texts that look alike differ ("tabs against spaces"); "" for texts that do not."""
     if _key(one) != _key(other):
         return ""
-    said: list[str] = []
+    words: list[str] = []
     odd_one, odd_other = ({character for character in text if ord(character) in _PLAIN} for text in (one, other))
     if odd := odd_one ^ odd_other:
         names = ", ".join(sorted(unicodedata.name(character) for character in odd))
-        said.append(f"characters that look like plain ones ({names})")
+        words.append(f"characters that look like plain ones ({names})")
     one, other = one.translate(_PLAIN), other.translate(_PLAIN)
     pairs = list(zip(one.split("\n"), other.split("\n"), strict=True))
     indents = [(_indent(a), _indent(b)) for a, b in pairs if a.strip()]
     if unlike := "".join(a + b for a, b in indents if a != b):
-        said.append("tabs against spaces in the indentation" if {" ", "\t"} <= {*unlike} else "the indentation")
+        words.append("tabs against spaces in the indentation" if {" ", "\t"} <= {*unlike} else "the indentation")
     if any(a[len(a.rstrip()) :] != b[len(b.rstrip()) :] for a, b in pairs):
-        said.append("blanks at the end of a line")
+        words.append("blanks at the end of a line")
     if any(a.strip() != b.strip() and _squeezed(a) == _squeezed(b) for a, b in pairs):
-        said.append("blanks inside a line")
+        words.append("blanks inside a line")
     if any(_squeezed(a) != _squeezed(b) for a, b in pairs):
-        said.append("upper and lower case")
-    return ", ".join(said)
+        words.append("upper and lower case")
+    return ", ".join(words)
 
 
 def _indent(line: str) -> str:
@@ -209,18 +209,18 @@ def _key(text: str) -> str:
     return text.translate(_KEYED).casefold()
 
 
-def _not_found(content: bytes, old: str, new: str) -> str:
-    said = "old_string does not occur in the file"
+def _describe_miss(content: bytes, old: str, new: str) -> str:
+    miss = "old_string does not occur in the file"
     old = old.replace("\r\n", "\n")
     if _NUMBERED.match(old) and _occurs(content, _NUMBERED.sub("", old)):
-        return f"{said}: it would without the line numbers, which are not part of the file"
+        return f"{miss}: it would without the line numbers, which are not part of the file"
     for written, meant in (("\\n", "\n"), ("\\t", "\t"), ('\\"', '"')):
         if written in old and _occurs(content, old.replace(written, meant)):
-            return f"{said}: it has {written} as two characters where the file has the character itself"
-    hints = list(_hints(content, old))
+            return f"{miss}: it has {written} as two characters where the file has the character itself"
+    hints = list(_near_misses(content, old))
     if new.strip() and len(new.strip()) > 3 and _occurs(content, new):
         hints.insert(0, "new_string is in the file already, perhaps from the same edit before")
-    return ". ".join((said, *(hints or ["Read the file again and quote it exactly"])))
+    return ". ".join((miss, *(hints or ["Read the file again and quote it exactly"])))
 
 
 def _occurs(content: bytes, text: str) -> bool:
@@ -228,7 +228,7 @@ def _occurs(content: bytes, text: str) -> bool:
     return encoded in content or encoded.replace(b"\n", b"\r\n") in content
 
 
-def _hints(content: bytes, old: str) -> Iterator[str]:
+def _near_misses(content: bytes, old: str) -> Iterator[str]:
     if len(content) > MAX_HINT_BYTES:
         yield "The file is too large to look for what is near: find the place with grep and quote it exactly"
         return
@@ -251,18 +251,18 @@ def _hints(content: bytes, old: str) -> Iterator[str]:
     alike = [key.count("\n", 0, at) for at in islice(_places(key, wanted_key, 1), MAX_HINTS)]
     for start in alike:
         there = "\n".join(lines[start : start + len(wanted)])
-        where, shown = _where(start, len(wanted)), _shown(lines, start, len(wanted))
-        yield f"{where} would match but for {_differs(old, there)}:\n{shown}"
+        where, quoted = _name_lines(start, len(wanted)), _quote_lines(lines, start, len(wanted))
+        yield f"{where} would match but for {_describe_likeness(old, there)}:\n{quoted}"
     if not alike and len(lines) <= MAX_COMPARED_LINES:
         yield from _similar(lines, key.split("\n"), wanted, wanted_key.split("\n"))
 
 
-def _differs(old: str, there: str) -> str:
+def _describe_likeness(old: str, there: str) -> str:
     """In words, how `old` differs from the lines there that look like it. It may begin and end within a line, so blanks
     around it count only where it has some itself."""
     there = there if old[:1].isspace() else there.lstrip()
     there = there if old[-1:].isspace() else there.rstrip()
-    return difference(old, there) or "blanks, upper and lower case, quotes or dashes"
+    return describe_difference(old, there) or "blanks, upper and lower case, quotes or dashes"
 
 
 def _similar(
@@ -270,20 +270,20 @@ def _similar(
 ) -> Iterator[str]:
     """The place where most of the wanted lines stand, or else the lines that are most like the longest of them."""
     best = best_place(keys, wanted_keys)
-    said = sum(1 for key in wanted_keys if key)
-    if best is not None and said > 1 and best[1] * 2 >= said:
+    counted = sum(1 for key in wanted_keys if key)
+    if best is not None and counted > 1 and best[1] * 2 >= counted:
         start, same = best
-        yield f"{_where(start, len(wanted))} would match best ({same} of {said} lines the same)"
+        yield f"{_name_lines(start, len(wanted))} would match best ({same} of {counted} lines the same)"
         for at, line in enumerate(wanted, start):
             if at >= len(keys) or keys[at] != wanted_keys[at - start]:
-                there = shown_line(lines[at]) if at < len(lines) else "the end of the file"
-                yield f"Line {at + 1} is\n{there}\nwhere old_string has\n{shown_line(line)}"
+                there = quote_line(lines[at]) if at < len(lines) else "the end of the file"
+                yield f"Line {at + 1} is\n{there}\nwhere old_string has\n{quote_line(line)}"
                 return
     longest = max(range(len(wanted)), key=lambda i: len(wanted_keys[i]))
     near = _nearest_lines(keys, wanted_keys[longest])
     if near:
-        listed = "\n".join(f"{at + 1}: {shown_line(lines[at])}" for at in near)
-        yield f"The nearest lines to {shown_line(wanted[longest])} are\n{listed}"
+        listed = "\n".join(f"{at + 1}: {quote_line(lines[at])}" for at in near)
+        yield f"The nearest lines to {quote_line(wanted[longest])} are\n{listed}"
 
 
 def best_place(lines: Sequence[LineT], wanted: Sequence[LineT], *, near: int = 0) -> tuple[int, int] | None:
@@ -318,16 +318,16 @@ def _nearest_lines(keys: Sequence[str], wanted: str) -> list[int]:
     return [first[key] for key in get_close_matches(wanted, likely, MAX_HINTS)]
 
 
-def _where(start: int, count: int) -> str:
+def _name_lines(start: int, count: int) -> str:
     return f"Line {start + 1} of the file" if count == 1 else f"Lines {start + 1} to {start + count} of the file"
 
 
-def _shown(lines: Sequence[str], start: int, count: int) -> str:
-    shown = "\n".join(shown_line(line) for line in lines[start : start + min(count, MAX_SHOWN_LINES)])
-    return shown if count <= MAX_SHOWN_LINES else f"{shown}\n..."
+def _quote_lines(lines: Sequence[str], start: int, count: int) -> str:
+    quoted = "\n".join(quote_line(line) for line in lines[start : start + min(count, MAX_SHOWN_LINES)])
+    return quoted if count <= MAX_SHOWN_LINES else f"{quoted}\n..."
 
 
-def shown_line(line: str) -> str:
+def quote_line(line: str) -> str:
     """A line in quotes, to be copied from: control characters other than tabs escaped, and cut where it is long."""
     cut = line if len(line) <= MAX_SHOWN_CHARACTERS else line[:MAX_SHOWN_CHARACTERS] + "..."
     return "'" + _CONTROL.sub(lambda match: repr(match.group())[1:-1], cut) + "'"

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ringfence.filesystem.edits import best_place, difference, line_end_at, shown_line, utf8
+from ringfence.filesystem.edits import best_place, describe_difference, line_end_at, quote_line, utf8
 
 REGULAR, EXECUTABLE, SYMLINK = 0o100644, 0o100755, 0o120000
 """The modes that git gives to files."""
@@ -80,7 +80,7 @@ class FilePatch:
         return tuple(dict.fromkeys(path for path in (self.source, self.target) if path is not None))
 
     def count(self, kind: LineKind) -> int:
-        return sum(said == kind for hunk in self.hunks for said, _ in hunk.lines)
+        return sum(one == kind for hunk in self.hunks for one, _ in hunk.lines)
 
 
 _NO_PATCHES = (
@@ -153,12 +153,12 @@ class _Parser:
     def _file(self) -> FilePatch:
         first = self.at
         pair: tuple[bytes, bytes] | None = None
-        said: dict[bytes, bytes] = {}
+        extended: dict[bytes, bytes] = {}
         if self.lines[first].startswith(_GIT):
             pair = _halves(self.lines[first].removeprefix(_GIT))
             self.at += 1
             while match := _EXTENDED.match(self._line(self.at)):
-                said[match[1]] = match[2]
+                extended[match[1]] = match[2]
                 self.at += 1
         emptied = False
         names: tuple[bytes | None, bytes | None] | None = pair
@@ -167,17 +167,17 @@ class _Parser:
             new, time = _name(self._line(self.at + 1)[4:])
             names, emptied = (old, new), _EPOCH.match(time) is not None
             self.at += 2
-        source, target = _paths(first, pair, names, said)
+        source, target = _paths(first, pair, names, extended)
         hunks = self._hunks()
         if emptied and not any(hunk.new for hunk in hunks):
             target = None
-        index_mode = said.get(b"index", b"").partition(b" ")[2] or None
-        old_mode = _mode(first, said.get(b"old mode") or said.get(b"deleted file mode") or index_mode)
-        new_mode = _mode(first, said.get(b"new mode") or said.get(b"new file mode") or index_mode)
+        index_mode = extended.get(b"index", b"").partition(b" ")[2] or None
+        old_mode = _mode(first, extended.get(b"old mode") or extended.get(b"deleted file mode") or index_mode)
+        new_mode = _mode(first, extended.get(b"new mode") or extended.get(b"new file mode") or index_mode)
         binary = self._line(self.at).startswith((b"GIT binary patch", b"Binary files "))
         if source == target and not hunks and old_mode == new_mode and not binary:
             raise _bad(first, f"nothing is said about what to change in {target}: add its hunks, from '@@' on")
-        return FilePatch(source, target, hunks, old_mode, new_mode, copy=b"copy from" in said)
+        return FilePatch(source, target, hunks, old_mode, new_mode, copy=b"copy from" in extended)
 
     def _hunks(self) -> tuple[Hunk, ...]:
         hunks: list[Hunk] = []
@@ -256,12 +256,12 @@ def _paths(
     first: int,
     pair: tuple[bytes, bytes] | None,
     header: tuple[bytes | None, bytes | None] | None,
-    said: Mapping[bytes, bytes],
+    extended: Mapping[bytes, bytes],
 ) -> tuple[str | None, str | None]:
     """The source and the target, from the ``diff --git`` line, the ``---`` and ``+++`` lines and git's other lines."""
     for kind in (b"rename", b"copy"):
-        if kind + b" from" in said and kind + b" to" in said:
-            return _text(_unquoted(said[kind + b" from"])), _text(_unquoted(said[kind + b" to"]))
+        if kind + b" from" in extended and kind + b" to" in extended:
+            return _text(_unquoted(extended[kind + b" from"])), _text(_unquoted(extended[kind + b" to"]))
     old, new = header or (None, None)
     if old is None and new is None:
         raise _bad(first, "it cannot be told which file this is: add the lines '--- a/PATH' and '+++ b/PATH'")
@@ -270,8 +270,11 @@ def _paths(
     source, target = _without_prefixes(*(pair or (old, new)))
     if old is not None and new is not None and source != target:
         raise _bad(first, "two different files are named: name one twice, or say 'rename from' and 'rename to'")
-    created, deleted = old is None or b"new file mode" in said, new is None or b"deleted file mode" in said
-    return None if created or source is None else _text(source), None if deleted or target is None else _text(target)
+    if old is None or b"new file mode" in extended:
+        source = None
+    if new is None or b"deleted file mode" in extended:
+        target = None
+    return _text(source), _text(target)
 
 
 def _without_prefixes(old: bytes | None, new: bytes | None) -> tuple[bytes | None, bytes | None]:
@@ -312,8 +315,8 @@ def _character(escape: re.Match[bytes]) -> bytes:
     return bytes([int(escape[1], 8) & 0xFF if len(escape[1]) == 3 else _C_LETTERS[escape[1][0]]])
 
 
-def _text(name: bytes) -> str:
-    return name.decode("utf-8", "surrogateescape")
+def _text(name: bytes | None) -> str | None:
+    return None if name is None else name.decode("utf-8", "surrogateescape")
 
 
 @dataclass(frozen=True, slots=True)
@@ -471,9 +474,9 @@ class _File:
         found, differ = "the end of the file", ""
         if at < len(self._bare):
             there = self._bare[at].decode(errors="replace")
-            found, differ = shown_line(there), difference(line, there)
+            found, differ = quote_line(there), describe_difference(line, there)
         nearest = f"the nearest place is line {start + 1} ({same} of {sum(map(bool, wanted))} lines the same)"
-        words = f"{misfit} {nearest}, where line {at + 1} is\n{found}\nand the patch has\n{shown_line(line)}"
+        words = f"{misfit} {nearest}, where line {at + 1} is\n{found}\nand the patch has\n{quote_line(line)}"
         return f"{words} (they differ in {differ})" if differ else words
 
 

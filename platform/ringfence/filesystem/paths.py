@@ -79,7 +79,7 @@ def one_encoding(path: str, what: str = "path") -> str:
 
 def check_names_are_utf8() -> None:
     """ValueError where names on disk have another encoding for Python than the UTF-8 that paths are in here: some could
-    be neither written nor, once noted, taken back."""
+    be neither written nor restored."""
     if (encoding := sys.getfilesystemencoding()) != "utf-8":
         raise ValueError(
             f"names of files have to be UTF-8, and Python takes them for {encoding} here: set PYTHONUTF8=1 in the "
@@ -93,8 +93,8 @@ def _check_lengths(normal: str) -> None:
         raise ValueError(f"a path has at most {MAX_PATH_BYTES} bytes, this one has {len(encoded)}: {normal[:80]!r}...")
     for name in encoded.split(b"/"):
         if len(name) > MAX_NAME_BYTES:
-            said = name[:40].decode("utf-8", "replace")
-            raise ValueError(f"a name in a path has at most {MAX_NAME_BYTES} bytes, {said!r}... has {len(name)}")
+            begin = name[:40].decode("utf-8", "replace")
+            raise ValueError(f"a name in a path has at most {MAX_NAME_BYTES} bytes, {begin!r}... has {len(name)}")
 
 
 def check_link_target(target: str) -> None:
