@@ -187,23 +187,20 @@ def resolve_model_path(filesystem: Filesystem, text: str, *, mount_point: str | 
         PermissionError: it leaves the root.
         ToolValidationError: it cannot be a path.
     """
+    mount = filesystem.root if mount_point is None else mount_point
     try:
-        return _meant(filesystem, text, filesystem.root if mount_point is None else mount_point)
+        exact = _below_mount(text, mount)
+        if filesystem.exists(exact) or ("\\x" not in text and text == text.strip()):
+            return exact
+        meant = _existing_names(filesystem, exact)
+        if meant != exact and filesystem.exists(meant):
+            return meant
+        top, slash, _ = exact.partition("/")
+        # Blanks in front belong to a directory that has them in its name, even if the rest of the path is new.
+        stripped = _below_mount(text.rstrip() if slash and filesystem.exists(top) else text.strip(), mount)
+        return stripped if filesystem.exists(stripped) else _existing_names(filesystem, stripped)
     except ValueError as error:
         raise ToolValidationError(str(error)) from None
-
-
-def _meant(filesystem: Filesystem, text: str, mount_point: str) -> str:
-    exact = _below_mount(text, mount_point)
-    if filesystem.exists(exact) or ("\\x" not in text and text == text.strip()):
-        return exact
-    meant = _existing_names(filesystem, exact)
-    if meant != exact and filesystem.exists(meant):
-        return meant
-    top, slash, _ = exact.partition("/")
-    # Blanks in front belong to a directory that has them in its name, even if the rest of the path is new.
-    stripped = _below_mount(text.rstrip() if slash and filesystem.exists(top) else text.strip(), mount_point)
-    return stripped if filesystem.exists(stripped) else _existing_names(filesystem, stripped)
 
 
 def is_link(filesystem: Filesystem, path: str) -> bool:

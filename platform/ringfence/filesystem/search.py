@@ -261,11 +261,9 @@ def _as_text(content: bytes) -> bytes:
 
 
 def _literal_finder(needle: bytes) -> _Find:
-    size = len(needle)
-
     def find(content: bytes, at: int) -> tuple[int, int] | None:
         start = content.find(needle, at)
-        return None if start == -1 else (start, start + size)
+        return None if start == -1 else (start, start + len(needle))
 
     return find
 
