@@ -57,9 +57,11 @@ async def test_clients_share_the_files_and_not_what_they_have_read(root: Path, e
             assert (await two.call_tool("write_file", write)).is_error
             assert not (await one.call_tool("write_file", write)).is_error
             assert not (await two.call_tool("read_file", {"file_path": "a.txt"})).is_error
-    assert (root / "a.txt").read_text() == "two\n"
+            assert not (await two.call_tool("write_file", {"file_path": "a.txt", "content": "three\n"})).is_error
+            assert (await one.call_tool("write_file", write)).is_error, "it has changed since"
+    assert (root / "a.txt").read_text() == "three\n"
     with Workspace.open(root) as workspace:
-        assert [step.tool for step in workspace.steps()] == ["write_file"]
+        assert [step.tool for step in workspace.steps()] == ["write_file", "write_file"]
 
 
 @pytest.mark.anyio

@@ -146,22 +146,6 @@ async def test_what_a_model_does_wrong_it_reads_as_a_result(served: ServedWorksp
     assert [receipt.outcome for receipt in server.receipts] == ["rejected", "rejected", "denied", "failed"]
 
 
-async def test_two_clients_share_the_files_and_not_what_they_have_read(
-    served: ServedWorkspace, root: Path, era: str
-) -> None:
-    server = serving(served, era)
-    async with server.client() as one, server.client() as other:
-        found(await one.call_tool("read_file", {"file_path": "a.txt"}))
-        write = {"file_path": "a.txt", "content": "other\n"}
-        assert "has not been read" in text(await other.call_tool("write_file", write))
-        found(await other.call_tool("read_file", {"file_path": "a.txt"}))
-        found(await other.call_tool("write_file", write))
-        stale = await one.call_tool("write_file", {"file_path": "a.txt", "content": "one again\n"})
-        assert "has changed since" in text(stale)
-    assert (root / "a.txt").read_text() == "other\n"
-    assert len({receipt.session_id for receipt in server.receipts}) == 2
-
-
 async def test_calls_of_many_clients_at_once_all_come_out_whole(served: ServedWorkspace, root: Path) -> None:
     server = serving(served)
 
@@ -219,23 +203,6 @@ async def test_a_call_that_is_cancelled_while_it_waits_never_runs(bench: Bench, 
         bench.released.set()
     assert [(receipt.tool, receipt.outcome) for receipt in server.receipts] == [("slow", "committed")]
     assert not bench.filesystem.exists("waited.txt")
-
-
-async def test_a_client_that_leaves_in_the_middle_of_a_call_leaves_nothing_behind(bench: Bench, era: str) -> None:
-    server = serving(bench.workspace, era)
-    async with anyio.create_task_group() as group:
-        group.start_soon(_call_and_leave, server, bench)
-        await anyio.to_thread.run_sync(bench.started.wait, 20)
-        group.start_soon(_release_soon, bench)
-    assert not bench.filesystem.exists("slow.txt")
-    assert [receipt.outcome for receipt in server.receipts] == ["interrupted"]
-
-
-async def _call_and_leave(server: Serving, bench: Bench) -> None:
-    async with server.client() as client, anyio.create_task_group() as calls:
-        calls.start_soon(client.call_tool, "slow", {})
-        await anyio.to_thread.run_sync(bench.started.wait, 20)
-        calls.cancel_scope.cancel()
 
 
 async def test_a_server_that_stops_rolls_back_what_runs_and_refuses_what_comes(bench: Bench, era: str) -> None:
