@@ -5,26 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import pytest
-
 from ringfence.adapters import ScriptedAdapter, ToolExecutor
 from ringfence.filesystem import Filesystem, InMemoryFilesystem
 from ringfence.prompt import (
     MarkdownSection,
     Prompt,
     PromptTemplate,
-    PromptValidationError,
     ReadBeforeWritePolicy,
     SequentialDependencyPolicy,
     Tool,
     ToolContext,
-    ToolExample,
     ToolHandler,
     ToolRenderableResult,
     ToolResult,
     ToolsSection,
 )
-from ringfence.resources import Binding, ResourceRegistry, Scope
+from ringfence.resources import Binding, Scope
 from ringfence.runtime import Session, ToolInvoked
 
 
@@ -69,14 +65,6 @@ def test_a_result_that_renders_itself_is_what_the_model_reads() -> None:
     assert ToolResult.ok(MyResult("42")).text() == "OK\n\n42"
 
 
-def test_the_full_form_of_a_result_hides_a_large_payload_from_the_model_only() -> None:
-    result = ToolResult(
-        message="Human-readable status", value=MyResult("large"), success=True, exclude_value_from_context=True
-    )
-    assert result.text() == "Human-readable status"
-    assert result.value == MyResult("large")
-
-
 def test_a_handler_reaches_the_filesystem_both_ways() -> None:
     def read(params: MyParams, *, context: ToolContext) -> ToolResult[MyResult]:
         files = context.resources.get(Filesystem)
@@ -107,18 +95,6 @@ def test_tools_and_policies_live_on_sections() -> None:
     rendered = prompt.render()
     assert [tool.name for tool in rendered.tools] == ["lookup", "search"]
     assert "Use tools when needed, friend." in rendered.text
-
-
-def test_two_tools_of_one_name_are_refused() -> None:
-    with pytest.raises(PromptValidationError):
-        PromptTemplate(
-            ns="guide",
-            key="twice",
-            sections=[
-                MarkdownSection(title="One", key="one", template="x", tools=[my_tool()]),
-                MarkdownSection(title="Two", key="two", template="x", tools=[my_tool()]),
-            ],
-        )
 
 
 def test_policies_of_sections_and_of_the_template() -> None:
@@ -160,40 +136,6 @@ def test_policies_of_sections_and_of_the_template() -> None:
     assert [(name, call(prompt, name, {"query": "?"}, session).success) for name, _ in order] == order
 
 
-@dataclass(frozen=True)
-class NowParams:
-    tz: str
-
-
-@dataclass(frozen=True)
-class NowResult:
-    iso: str
-
-
-def now_handler(params: NowParams, *, context: ToolContext) -> ToolResult[NowResult]:
-    return ToolResult.ok(NowResult(iso="2025-01-01T00:00:00+00:00"))
-
-
-def test_an_example_is_in_the_prompt() -> None:
-    tool = Tool[NowParams, NowResult](
-        name="now",
-        description="Return UTC time.",
-        handler=now_handler,
-        examples=(
-            ToolExample(
-                description="Get UTC time",
-                input=NowParams(tz="UTC"),
-                output=NowResult(iso="2025-01-01T00:00:00+00:00"),
-            ),
-        ),
-    )
-    section = MarkdownSection(title="Time", key="time", template="Ask.", tools=[tool])
-    text = Prompt(PromptTemplate(ns="guide", key="example", sections=[section])).render().text
-    assert "Get UTC time" in text
-    assert '"tz": "UTC"' in text
-    assert "2025-01-01T00:00:00+00:00" in text
-
-
 @dataclass
 class Config:
     url: str = "https://api.example.com"
@@ -211,12 +153,6 @@ class HTTPClient:
 @dataclass
 class Tracer:
     spans: list[str] = field(default_factory=list[str])
-
-
-def test_resources_bound_ready_made() -> None:
-    registry = ResourceRegistry.of(Binding.instance(HTTPClient, HTTPClient("https://api.example.com")))
-    with registry.open() as resources:
-        assert resources.get(HTTPClient).base_url == "https://api.example.com"
 
 
 def test_resources_bound_lazily_with_dependencies_and_scopes() -> None:

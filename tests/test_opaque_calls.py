@@ -523,96 +523,30 @@ def test_an_opaque_call_in_a_typed_one(root: Path, workspace: Workspace) -> None
 
 
 NESTED = {
-    "a program, then a tool": """
-        opaque
-        ! echo inner > d/b.txt
-        commit
-        write late/n
-        write d/b.txt""",
-    "a program, then one that fails": """
-        opaque
-        ! echo inner > d/b.txt
-        commit
-        opaque
-        ! rm d/b.txt; touch d/n
-        rollback""",
-    "a program between two writes of one file": """
-        opaque
-        write a.txt
-        ! echo program > a.txt
-        commit
-        write a.txt""",
-    "what was deleted before does not come back": """
-        delete a.txt
-        delete d/e
-        opaque
-        opaque
-        ! echo new > n; echo new > d/n
-        rollback
-        ! [ ! -e a.txt ] && [ ! -e d/e ]
-        commit""",
-    "a directory has its time back": """
-        opaque
-        ! touch -r d ref; rm d/b.txt; touch -r ref d; rm ref
-        commit""",
-    "inodes of directories change places": """
-        write p/q/f
-        opaque
-        opaque
-        ! mv p/q t; rmdir p; mv t p
-        rollback
-        ! chmod 700 p p/q
-        rollback""",
-    "another name of a displaced file": """
-        write one
-        opaque
-        ! echo x > d/two
-        rollback
-        opaque
-        ! rm -r d
-        rollback""",
-    "a program in the way of an inner rollback": """
-        opaque
-        typed
-        delete a.txt
-        ! echo program > a.txt
-        conflict
-        rollback""",
-    "what a program made is deleted in vain": """
-        opaque
-        ! echo new > n
-        commit
-        typed
-        delete n
-        rollback""",
-    "an empty program in a call that fails": """
-        typed
-        delete a.txt
-        opaque
-        commit
-        rollback
-        opaque
-        commit""",
-    "a command removes what tools displaced": """
-        opaque
-        write a.txt
-        ! rm -rf .ringfence*
-        write d/b.txt
-        ! mkdir away; mv .ringfence* away
-        commit""",
+    "a program, then a tool": "opaque => ! echo inner > d/b.txt => commit => write late/n => write d/b.txt",
+    "a program, then one that fails": "opaque => ! echo inner > d/b.txt => commit => "
+    "opaque => ! rm d/b.txt; touch d/n => rollback",
+    "a program between two writes of one file": "opaque => write a.txt => "
+    "! echo program > a.txt => commit => write a.txt",
+    "what was deleted before does not come back": "delete a.txt => delete d/e => opaque => opaque => "
+    "! echo new > n; echo new > d/n => rollback => ! [ ! -e a.txt ] && [ ! -e d/e ] => commit",
+    "a directory has its time back": "opaque => ! touch -r d ref; rm d/b.txt; touch -r ref d; rm ref => commit",
+    "inodes of directories change places": "write p/q/f => opaque => opaque => "
+    "! mv p/q t; rmdir p; mv t p => rollback => ! chmod 700 p p/q => rollback",
+    "another name of a displaced file": "write one => opaque => ! echo x > d/two => "
+    "rollback => opaque => ! rm -r d => rollback",
+    "a program in the way of an inner rollback": "opaque => typed => delete a.txt => "
+    "! echo program > a.txt => conflict => rollback",
+    "what a program made is deleted in vain": "opaque => ! echo new > n => commit => typed => delete n => rollback",
+    "an empty program in a call that fails": "typed => delete a.txt => opaque => "
+    "commit => rollback => opaque => commit",
+    "a command removes what tools displaced": "opaque => write a.txt => ! rm -rf .ringfence* => "
+    "write d/b.txt => ! mkdir away; mv .ringfence* away => commit",
 }
-DISPLACED = """
-        write a.txt
-        write a.txt
-        write one
-        write d/e/c.txt
-        delete d/e
-        delete d/link
-        write d/b.txt
-        write new/n
-        delete new
-        opaque
-        ! held=$(echo .ringfence-hold*); """
+DISPLACED = (
+    "write a.txt => write a.txt => write one => write d/e/c.txt => delete d/e => delete d/link => "
+    "write d/b.txt => write new/n => delete new => opaque => ! held=$(echo .ringfence-hold*); "
+)
 REACHED = {
     "overwrites": "for file in $(find $held -type f); do echo damaged > $file; done",
     "overwrites and hides it": "for file in $(find $held -type f); do cp -p $file t; tr 'a-z' 'b-za' < t > $file; "
@@ -631,16 +565,16 @@ REACHED = {
 }
 for name, script in REACHED.items():
     for end in ("rollback", "commit"):
-        NESTED[f"{name} what tools displaced, {end}"] = f"{DISPLACED}{script}\n{end}\nwrite late"
+        NESTED[f"{name} what tools displaced, {end}"] = f"{DISPLACED}{script} => {end} => write late"
 
 
 def play(root: Path, files: HostFilesystem, script: str) -> Sequence[str]:
-    """Calls in calls, a line a step. `typed` and `opaque` begin one, `commit`, `rollback` and `conflict` (a rollback
+    """Calls in calls, step by step. `typed` and `opaque` begin one, `commit`, `rollback` and `conflict` (a rollback
     that meets one) end it; `!` runs a command. The conflicts of the rollback of the outermost call."""
     calls = [HeldCall("outer")]
     calls[0].join(files)
-    for number, line in enumerate(script.split("\n")):
-        verb, _, what = line.strip().partition(" ")
+    for number, line in enumerate(script.split(" => ")):
+        verb, _, what = line.partition(" ")
         match verb:
             case "typed" | "opaque":
                 calls.append(HeldCall(f"call-{number}", calls[-1], opaque=verb == "opaque"))
@@ -659,7 +593,7 @@ def play(root: Path, files: HostFilesystem, script: str) -> Sequence[str]:
             case "!":
                 sh(root, what)
             case _:
-                assert not verb
+                raise AssertionError(line)
     [outer] = calls
     outer.changed()
     report = outer.rollback()
