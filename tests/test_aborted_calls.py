@@ -171,9 +171,7 @@ def test_a_call_within_a_call_is_kept_as_a_call_of_its_own(root: Path, workspace
     assert kept(root, 1, "a.txt") == b"the inner one"
 
 
-def test_what_a_call_changed_before_a_program_ran_is_kept_beside_what_that_changed(
-    root: Path, workspace: Workspace
-) -> None:
+def test_typed_changes_before_a_program_are_kept_apart(root: Path, workspace: Workspace) -> None:
     with held_call(workspace.filesystem, call_id="outer") as outer:
         workspace.filesystem.for_call(outer).write("a.txt", "typed")
         with held_call(workspace.filesystem, call_id="inner", parent=outer, opaque=True) as inner:

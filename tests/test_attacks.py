@@ -643,9 +643,7 @@ def test_a_thread_that_goes_on_calling_after_its_handler_has_ended_changes_nothi
         world.is_untouched()
 
 
-def test_a_nested_call_that_begins_after_the_one_around_it_has_gone_back_is_not_around_later_calls(
-    workspace: Workspace,
-) -> None:
+def test_a_nested_call_that_begins_after_the_outer_rollback_holds_nothing(workspace: Workspace) -> None:
     late, deciding, go_on, threads = threading.Event(), threading.Event(), threading.Event(), list[threading.Thread]()
 
     def decide() -> PolicyDecision:
@@ -699,9 +697,7 @@ def test_a_nested_call_that_goes_back_while_the_one_around_it_does_takes_nothing
     assert (world.files.read("kept.txt").content, len(world.session[Note].all())) == ("after", 2)
 
 
-def test_a_nested_call_that_ends_during_a_later_call_does_not_tell_of_what_that_has_changed(
-    workspace: Workspace,
-) -> None:
+def test_a_nested_call_that_ends_late_reports_no_later_changes(workspace: Workspace) -> None:
     inside, go_on, threads = threading.Event(), threading.Event(), list[threading.Thread]()
 
     def slow(context: ToolContext) -> ToolResult[Note]:

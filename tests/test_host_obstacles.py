@@ -116,9 +116,7 @@ def test_what_is_mounted_is_never_removed_with_what_is_held(root: Path, mount: P
         assert (mount / "in/x").read_text() == "precious\n"
 
 
-def test_a_mount_that_a_program_has_moved_with_its_directory_stays_there_and_the_rest_is_taken_back(
-    root: Path, mount: Path
-) -> None:
+def test_a_mount_that_a_program_moved_stays_and_the_rest_is_rolled_back(root: Path, mount: Path) -> None:
     with HostFilesystem(root, store=root.parent / "store") as fs:
         with held_call(fs, opaque=True) as held:
             (root / "a.txt").write_text("changed\n")
@@ -287,9 +285,7 @@ def test_what_cannot_be_read_breaks_no_listing_and_stays_beside_changes(shut: Pa
 @pytest.mark.parametrize("mode", [0o000, 0o100, 0o400, 0o500])
 @pytest.mark.parametrize("end", ["commit", "rollback"])
 @pytest.mark.parametrize("path", ["", "d"], ids=["the root", "a directory"])
-def test_a_program_that_shuts_a_directory_is_rolled_back_and_does_not_shut_the_root(
-    root: Path, mode: int, end: str, path: str
-) -> None:
+def test_a_program_that_shuts_directories_is_rolled_back(root: Path, mode: int, end: str, path: str) -> None:
     before = {path: (one.content, one.mode, one.mtime_ns) for path, one in capture_tree(root).items()}
 
     def work() -> None:

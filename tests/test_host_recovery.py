@@ -314,9 +314,7 @@ def save_anew(path: Path) -> None:
 
 @pytest.mark.parametrize("save", [save_in_place, save_anew])
 @pytest.mark.parametrize("path", ["a.txt", "d/new.txt"])
-def test_an_edit_after_a_rollback_that_was_killed_anywhere_stays(
-    case: Case, path: str, save: Callable[[Path], None]
-) -> None:
+def test_an_edit_after_a_killed_rollback_stays(case: Case, path: str, save: Callable[[Path], None]) -> None:
     saved_over: set[str] = set()
     for point in kill_points(9):
         case.fresh()
@@ -354,9 +352,7 @@ def saved_over_after_a_kill(case: Case, point: int) -> bool:
 
 
 @pytest.mark.parametrize("saved", [saved_over, saved_over_after_a_kill])
-def test_what_was_there_before_a_conflict_is_kept_wherever_it_is_killed(
-    case: Case, saved: Callable[[Case, int], bool]
-) -> None:
+def test_the_state_before_a_conflict_survives_any_kill(case: Case, saved: Callable[[Case, int], bool]) -> None:
     for point in kill_points(4):
         killed = saved(case, point)
         case.open().close()

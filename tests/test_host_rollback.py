@@ -76,9 +76,7 @@ def test_everything_is_back_down_to_inodes_and_times(root: Path, fs: HostFilesys
     assert capture_tree(root) == before
 
 
-def test_an_inner_call_goes_back_to_its_own_beginning_and_an_outer_one_takes_it_along(
-    root: Path, fs: HostFilesystem, call: HeldCall
-) -> None:
+def test_an_outer_rollback_takes_inner_calls_along(root: Path, fs: HostFilesystem, call: HeldCall) -> None:
     before = capture_tree(root)
     fs.for_call(call).write("a.txt", "outer")
     for number in range(2):
@@ -207,9 +205,7 @@ def test_an_edit_of_what_the_call_wrote_stays_and_is_reported(
     assert str(kept) in report.notes[0]
 
 
-def test_a_directory_that_somebody_changes_during_a_call_keeps_the_time_of_that(
-    root: Path, fs: HostFilesystem, call: HeldCall
-) -> None:
+def test_a_directory_keeps_the_time_of_an_external_change(root: Path, fs: HostFilesystem, call: HeldCall) -> None:
     handle = fs.for_call(call)
     handle.write("d/b.txt", "call")
     handle.write("d/e/c.txt", "call")
@@ -244,9 +240,7 @@ def test_what_came_in_the_place_of_a_deleted_file_stays(root: Path, fs: HostFile
     assert (kept / "e/c.txt").read_text() == "c\n"
 
 
-def test_a_file_that_came_into_a_moved_directory_goes_back_with_it(
-    root: Path, fs: HostFilesystem, call: HeldCall
-) -> None:
+def test_a_file_put_into_a_moved_directory_goes_back_with_it(root: Path, fs: HostFilesystem, call: HeldCall) -> None:
     fs.for_call(call).move("d", "moved")
     (root / "moved/theirs.txt").write_text("person")
     assert call.rollback().conflicts == ()
@@ -261,9 +255,7 @@ def test_what_came_in_the_way_of_a_move_back_stays(root: Path, fs: HostFilesyste
     assert ((root / "a.txt").read_text(), (root / "moved.txt").read_text()) == ("person", "a\n")
 
 
-def test_what_could_not_be_moved_back_is_named_where_it_is_in_the_end(
-    root: Path, fs: HostFilesystem, call: HeldCall
-) -> None:
+def test_a_moved_file_in_conflict_is_named_at_its_final_path(root: Path, fs: HostFilesystem, call: HeldCall) -> None:
     handle = fs.for_call(call)
     handle.move("d", "elsewhere/d")
     handle.move("a.txt", "elsewhere/d/e/moved")
@@ -272,9 +264,7 @@ def test_what_could_not_be_moved_back_is_named_where_it_is_in_the_end(
     assert (root / "d/e/moved").read_text() == "a\n"
 
 
-def test_a_directory_that_somebody_replaced_by_a_link_is_not_followed(
-    root: Path, fs: HostFilesystem, call: HeldCall
-) -> None:
+def test_a_link_in_the_place_of_a_directory_is_not_followed(root: Path, fs: HostFilesystem, call: HeldCall) -> None:
     outside = root.parent / "outside"
     outside.mkdir()
     fs.for_call(call).write("d/b.txt", "call")
@@ -292,9 +282,7 @@ def holding(root: Path) -> list[str]:
     return [name for name in os.listdir(root) if name.startswith(".ringfence")]
 
 
-def test_displaced_files_are_out_of_every_reach_and_gone_in_the_end(
-    root: Path, fs: HostFilesystem, call: HeldCall
-) -> None:
+def test_displaced_files_are_hidden_and_gone_in_the_end(root: Path, fs: HostFilesystem, call: HeldCall) -> None:
     handle = fs.for_call(call)
     handle.write("a.txt", "call")
     [name] = holding(root)
@@ -332,9 +320,7 @@ def test_a_call_that_only_reads_changes_nothing_not_even_for_a_moment(root: Path
         assert done == []
 
 
-def test_a_snapshot_brings_back_what_went_through_the_filesystem_and_leaves_the_rest(
-    root: Path, fs: HostFilesystem
-) -> None:
+def test_a_snapshot_restores_own_changes_and_leaves_others(root: Path, fs: HostFilesystem) -> None:
     before = capture_tree(root)
     snapshot = fs.snapshot()
     change_a_lot(fs)
@@ -429,9 +415,7 @@ def test_an_operation_that_fails_half_way_is_undone_at_once(root: Path, tmp_path
     assert capture_tree(root) == tree
 
 
-def test_a_conflict_of_an_inner_call_is_one_of_the_call_around_it_too(
-    root: Path, fs: HostFilesystem, call: HeldCall
-) -> None:
+def test_a_conflict_of_an_inner_call_is_one_of_the_outer_too(root: Path, fs: HostFilesystem, call: HeldCall) -> None:
     with held_call(fs, call_id="inner", parent=call) as inner:
         fs.for_call(inner).delete("d", recursive=True)
         (root / "d").write_text("person")

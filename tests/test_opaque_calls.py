@@ -114,9 +114,7 @@ SCRIPTS: dict[str, tuple[str, set[str]]] = {
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_what_a_program_did_is_rolled_back_or_a_step_with_exact_paths(
-    root: Path, workspace: Workspace, name: str
-) -> None:
+def test_a_program_is_rolled_back_or_a_step_with_exact_paths(root: Path, workspace: Workspace, name: str) -> None:
     script, changed = SCRIPTS[name]
     before = shape(root)
     with held_call(workspace.filesystem, opaque=True) as call:
@@ -178,9 +176,7 @@ def test_an_inode_that_only_moved_is_moved_back(root: Path, files: HostFilesyste
     assert {path for path in before if now[path].inode != before[path].inode} <= {"d/e"}
 
 
-def test_what_may_only_be_added_to_stays_and_is_said_and_the_rest_is_taken_back(
-    root: Path, files: HostFilesystem
-) -> None:
+def test_an_append_only_file_is_a_conflict_and_the_rest_is_rolled_back(root: Path, files: HostFilesystem) -> None:
     if (
         os.geteuid() != 0
         or subprocess.run(["chattr", "+a", root / "d/big"], check=False, capture_output=True).returncode
@@ -232,9 +228,7 @@ def test_what_a_person_writes_meanwhile_is_kept_and_listed(root: Path, workspace
 
 
 @pytest.mark.parametrize("script", ["touch n; rm n", "mkfifo p; rm p", "mkdir d/n; rmdir d/n", "touch empty"])
-def test_of_directories_of_which_only_the_time_differs_nothing_is_kept_or_said(
-    root: Path, workspace: Workspace, script: str
-) -> None:
+def test_a_directory_s_time_alone_is_no_change(root: Path, workspace: Workspace, script: str) -> None:
     before = shape(root)
     with held_call(workspace.filesystem, opaque=True) as call:
         sh(root, script)
@@ -272,9 +266,7 @@ def test_what_a_person_writes_after_the_call_stays(root: Path, files: HostFilesy
     assert (root / "a.txt").read_bytes() == b"one\r\ntwo\r\n"
 
 
-def test_a_file_comes_back_though_somebody_elses_is_in_the_place_of_another_name_of_it(
-    root: Path, files: HostFilesystem
-) -> None:
+def test_a_hard_link_comes_back_though_another_name_is_in_conflict(root: Path, files: HostFilesystem) -> None:
     before = shape(root)
     with held_call(files, opaque=True) as call:
         sh(root, "rm -r d")
@@ -355,9 +347,7 @@ def test_what_a_scan_leaves_out_and_a_program_moved_or_removed_is_back(root: Pat
 
 @pytest.mark.parametrize("made", ["mkfifo d", "head -c 5000 /dev/zero > d"])
 @pytest.mark.parametrize("script", ["mkdir -p d/e; echo x > d/new; echo x > d/e/c.txt", "true"])
-def test_what_the_history_has_of_a_directory_does_not_come_back_in_the_place_of_what_no_scan_takes_in(
-    root: Path, made: str, script: str
-) -> None:
+def test_nothing_comes_back_below_a_file_that_no_scan_covers(root: Path, made: str, script: str) -> None:
     with limited(root) as workspace:
         sh(root, f"rm -r d; {made}")
         before = shape(root)
@@ -374,9 +364,7 @@ def test_what_the_history_has_of_a_directory_does_not_come_back_in_the_place_of_
         ("mkdir new; mv d/big new/moved; rm -r d", "d", "new/moved"),
     ],
 )
-def test_a_file_above_the_limit_that_moved_stays_there_if_somebody_elses_is_in_its_place(
-    root: Path, script: str, theirs: str, place: str
-) -> None:
+def test_a_moved_large_file_stays_if_its_place_is_taken(root: Path, script: str, theirs: str, place: str) -> None:
     content = (root / "d/big").read_bytes()
     with limited(root) as workspace, held_call(workspace.filesystem, opaque=True) as call:
         sh(root, script)
@@ -609,9 +597,7 @@ def test_programs_and_tools_in_calls_in_calls_are_all_rolled_back(root: Path, wo
     assert [entry.kind for entry in workspace.log()] == ["baseline"]
 
 
-def test_a_step_has_nothing_of_what_calls_displaced_but_what_a_program_took_into_the_tree(
-    root: Path, workspace: Workspace
-) -> None:
+def test_a_displaced_file_that_a_program_takes_is_in_its_step(root: Path, workspace: Workspace) -> None:
     with held_call(workspace.filesystem, call_id="outer") as outer:
         files = workspace.filesystem.for_call(outer)
         files.write("a.txt", "outer")
@@ -628,9 +614,7 @@ def test_a_step_has_nothing_of_what_calls_displaced_but_what_a_program_took_into
 
 
 @pytest.mark.parametrize("script", ["for file in $held/*; do echo x >> $file; done", "truncate -s 0 other"])
-def test_what_is_too_large_to_be_taken_in_and_was_displaced_is_said_if_a_program_reaches_it(
-    root: Path, script: str
-) -> None:
+def test_a_displaced_large_file_that_a_program_reaches_is_a_conflict(root: Path, script: str) -> None:
     (root / "large").write_bytes(b"l" * 5000)
     os.link(root / "large", root / "other")
     with limited(root, 4500) as workspace, held_call(workspace.filesystem, call_id="outer") as outer:
@@ -729,7 +713,7 @@ def test_an_opaque_tool_is_a_transaction(root: Path, workspace: Workspace) -> No
         (DeletionLimitPolicy(max_files=1), "rm d/b.txt; : > a.txt", "2 files removed"),
     ],
 )
-def test_an_effect_policy_sees_what_a_program_changed_and_its_denial_takes_that_back(
+def test_an_effect_policy_denies_a_program(
     root: Path, workspace: Workspace, policy: Any, denied: str, why: str
 ) -> None:
     before = shape(root)
@@ -766,9 +750,7 @@ def test_what_an_opaque_call_changed_must_be_read_again(root: Path, files: HostF
 
 
 @pytest.mark.parametrize("fails", [True, False])
-def test_a_handler_that_evaluates_a_child_prompt_between_commands(
-    root: Path, workspace: Workspace, fails: bool
-) -> None:
+def test_a_handler_that_evaluates_a_child_prompt(root: Path, workspace: Workspace, fails: bool) -> None:
     before = shape(root)
 
     def act(params: Script, *, context: ToolContext) -> ToolResult[Script]:
@@ -949,9 +931,7 @@ def test_directories_that_a_user_who_is_not_root_locked_are_opened_up_again(root
 @pytest.mark.parametrize(
     ("own", "tracks"), [({}, False), ({"read_only": False}, False), ({"tracks_external_writes": True}, True)]
 )
-def test_a_durable_participant_of_one_s_own_sees_what_programs_change_where_it_says_so(
-    root: Path, own: dict[str, bool], tracks: bool
-) -> None:
+def test_a_durable_participant_says_whether_it_tracks_programs(root: Path, own: dict[str, bool], tracks: bool) -> None:
     before = shape(root)
     participant = type("Own", (Database,), {"rollback_only": not own, **own})()
     assert ("tracks_external_writes" in fails_on(root, {Database: participant}).text) is not tracks

@@ -207,9 +207,7 @@ def test_what_changes_long_after_the_owner_was_killed_is_somebody_elses(case: Ca
 
 
 @pytest.mark.parametrize("nameless", [True, False], ids=["files without a name", "as on NFS"])
-def test_a_filesystem_may_have_another_clock_than_the_system(
-    case: Case, monkeypatch: pytest.MonkeyPatch, nameless: bool
-) -> None:
+def test_the_filesystem_may_have_another_clock(case: Case, monkeypatch: pytest.MonkeyPatch, nameless: bool) -> None:
     real_time, real_open = time.time_ns, os.open
 
     def open_named(path: Any, flags: int, *arguments: Any, **options: Any) -> int:
@@ -259,9 +257,7 @@ def test_a_file_above_the_limit_is_not_lost_if_somebody_saves_in_its_place_while
 
 
 @pytest.mark.parametrize("opaque", [True, False], ids=["in an opaque call", "in a typed call"])
-def test_a_file_above_the_limit_that_a_rollback_has_brought_back_outlives_a_kill_after_that(
-    case: Case, opaque: bool
-) -> None:
+def test_a_large_file_that_a_rollback_restored_survives_a_kill(case: Case, opaque: bool) -> None:
     case.limits = ScanLimits(max_file_bytes=200)
     place = "d/big" if opaque else "moved"
     met = False

@@ -86,9 +86,7 @@ def test_a_child_cannot_use_its_parent_s_workspace(workspace: Workspace, root: P
 
 @pytest.mark.parametrize("end", ["commit", "rollback", "changed"])
 @pytest.mark.parametrize("opaque", [False, True])
-def test_a_child_of_a_handler_does_not_end_the_call_of_its_parent(
-    workspace: Workspace, root: Path, end: str, opaque: bool
-) -> None:
+def test_a_forked_handler_does_not_end_the_call(workspace: Workspace, root: Path, end: str, opaque: bool) -> None:
     before = lasting(capture_tree(root))
     with held_call(workspace.filesystem, opaque=opaque) as held:
         files = workspace.filesystem.for_call(held)

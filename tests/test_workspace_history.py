@@ -72,9 +72,7 @@ REWRITES: dict[str, Callable[[HostFilesystem], object]] = {
 
 
 @pytest.mark.parametrize("name", REWRITES)
-def test_a_step_has_what_the_call_left_whatever_it_wrote_there_before(
-    workspace: Workspace, root: Path, name: str
-) -> None:
+def test_a_step_has_what_the_call_wrote_last(workspace: Workspace, root: Path, name: str) -> None:
     call(workspace, REWRITES[name])
     left = lasting(capture_tree(root))
     call(workspace, lambda fs: [fs.delete(path) for path in ("a", "d/a") if fs.exists(path)])
@@ -125,9 +123,7 @@ def test_a_preview_changes_nothing(workspace: Workspace, root: Path) -> None:
 
 
 @pytest.mark.parametrize("was", ["new", "other"])
-def test_a_preview_knows_which_directories_stay_since_somebody_has_put_into_them_what_no_history_has(
-    workspace: Workspace, root: Path, was: str
-) -> None:
+def test_a_preview_knows_which_directories_stay(workspace: Workspace, root: Path, was: str) -> None:
     call(workspace, lambda fs: fs.write(was, "a file"))
     call(workspace, lambda fs: (fs.delete(was), fs.write("new/deep/file", "x"), fs.write("other", "a file")))
     os.mkfifo(root / "new/deep/pipe")
@@ -271,9 +267,7 @@ def test_a_restore_leaves_a_person_s_git_commits_alone(workspace: Workspace, roo
     assert done.outcomes[".git/index"] == "kept"
 
 
-def test_a_restore_makes_the_directories_anew_that_a_person_removed_with_what_a_step_had_changed_of_git(
-    workspace: Workspace, root: Path
-) -> None:
+def test_a_restore_makes_removed_directories_of_git_data_anew(workspace: Workspace, root: Path) -> None:
     call(workspace, lambda fs: fs.write("x", "1"))
     call(workspace, lambda fs: fs.write(".git/HEAD", "ref: refs/heads/other\n"))
     shutil.rmtree(root / ".git")
@@ -281,9 +275,7 @@ def test_a_restore_makes_the_directories_anew_that_a_person_removed_with_what_a_
     assert (root / ".git/HEAD").read_text() == "ref: refs/heads/main\n"
 
 
-def test_a_restore_leaves_git_data_of_a_step_where_somebody_put_a_file_for_the_directory(
-    workspace: Workspace, root: Path
-) -> None:
+def test_a_restore_leaves_a_git_file_that_replaced_the_directory(workspace: Workspace, root: Path) -> None:
     call(workspace, lambda fs: (fs.write("x", "1"), fs.write(".git/HEAD", "ref: refs/heads/other\n")))
     (root / ".git").rename(root.with_name("absorbed"))
     (root / ".git").write_text("gitdir: ../absorbed\n")

@@ -126,9 +126,7 @@ def test_the_store_is_found_by_the_real_path(
 
 
 @pytest.mark.parametrize("variables", [{"RINGFENCE_STATE_DIR": "state"}, {"XDG_STATE_HOME": "state", "HOME": "home"}])
-def test_a_store_that_another_directory_would_not_find_is_refused(
-    root: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]
-) -> None:
+def test_a_relative_store_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
     monkeypatch.chdir(root)
     monkeypatch.delenv("RINGFENCE_STATE_DIR")
     for name, value in variables.items():
@@ -138,9 +136,7 @@ def test_a_store_that_another_directory_would_not_find_is_refused(
     assert sorted(os.listdir(root)) == ["a.txt", "d"]
 
 
-def test_files_are_mounted_where_nobody_knows_where_a_store_would_be(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_are_mounted_without_a_place_for_stores(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RINGFENCE_STATE_DIR")
     monkeypatch.setenv("HOME", "home")
     assert VfsToolsSection(session=Session(), mounts=[HostMount(root)]).filesystem.exists("a.txt")

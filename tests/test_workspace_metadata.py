@@ -211,9 +211,7 @@ def test_a_sparse_file_comes_back_without_its_holes(tmp_path: Path) -> None:
     assert (root / "sparse").stat().st_blocks * 512 >= 1 << 20
 
 
-def test_a_file_that_a_call_only_made_newer_beside_a_change_is_as_it_was_after_an_undo(
-    workspace: Workspace, root: Path
-) -> None:
+def test_an_undo_restores_the_time_of_an_unchanged_file(workspace: Workspace, root: Path) -> None:
     before = shape(root)
     call(workspace, lambda fs: (fs.write("d/b.sh", "b\n"), fs.write("d/same", "a\n"), fs.write("new", "n\n")))
     assert workspace.steps()[-1].paths == ("new",)

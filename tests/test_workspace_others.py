@@ -46,9 +46,7 @@ def theirs(root: Path, name: str = "a.txt", line: str = "line 8\n") -> None:
     path.write_text(path.read_text().replace(line, "theirs\n"))
 
 
-def test_a_step_shows_only_what_the_call_did_and_undo_keeps_the_edit_of_a_person(
-    workspace: Workspace, root: Path
-) -> None:
+def test_an_undo_keeps_the_edit_of_a_person(workspace: Workspace, root: Path) -> None:
     prompt, executor = tools(workspace)
     theirs(root)
     with prompt.resources:
@@ -242,9 +240,7 @@ def test_what_somebody_makes_between_the_policy_and_the_handler_is_not_changed_u
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_an_edit_of_the_same_size_and_time_of_what_a_call_had_written_is_not_lost(
-    workspace: Workspace, root: Path, name: str
-) -> None:
+def test_an_edit_of_the_same_size_and_time_is_not_lost(workspace: Workspace, root: Path, name: str) -> None:
     with held_call(workspace.filesystem, call_id="call-1") as held:
         workspace.filesystem.for_call(held).write("a.txt", LINES)
         workspace.filesystem.for_call(held).write("new", "ours\n")
@@ -259,9 +255,7 @@ def test_an_edit_of_the_same_size_and_time_of_what_a_call_had_written_is_not_los
 
 
 @pytest.mark.parametrize("name", ["write", "delete", "move over"])
-def test_an_edit_of_the_same_size_and_time_between_two_writes_of_a_call_is_not_written_over(
-    workspace: Workspace, root: Path, name: str
-) -> None:
+def test_an_edit_of_the_same_size_and_time_in_a_call_fails_it(workspace: Workspace, root: Path, name: str) -> None:
     with held_call(workspace.filesystem) as held:
         fs = workspace.filesystem.for_call(held)
         fs.write("a.txt", LINES)
@@ -280,9 +274,7 @@ class Nothing:
     pass
 
 
-def test_the_receipt_of_a_rolled_back_call_names_what_somebody_else_had_changed_meanwhile(
-    workspace: Workspace, root: Path
-) -> None:
+def test_the_receipt_names_conflicts_of_the_rollback(workspace: Workspace, root: Path) -> None:
     def handler(params: Nothing, *, context: ToolContext) -> ToolResult[None]:
         assert context.filesystem is not None
         context.filesystem.write("a.txt", "ours\n")
@@ -306,9 +298,7 @@ def test_the_receipt_of_a_rolled_back_call_names_what_somebody_else_had_changed_
 
 
 @pytest.mark.parametrize("name", ["write", "delete", "move over"])
-def test_what_a_program_writes_into_an_open_file_during_a_call_is_not_lost(
-    workspace: Workspace, root: Path, name: str
-) -> None:
+def test_a_write_by_a_program_with_the_file_open_fails_the_call(workspace: Workspace, root: Path, name: str) -> None:
     with (root / "a.txt").open("a") as program, held_call(workspace.filesystem) as held:
         CHANGES[name](workspace.filesystem.for_call(held))
         program.write("theirs\n")
@@ -321,9 +311,7 @@ def test_what_a_program_writes_into_an_open_file_during_a_call_is_not_lost(
     assert workspace.steps() == []
 
 
-def test_what_is_written_while_a_replaced_file_goes_is_kept_and_said(
-    root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_write_into_a_replaced_file_is_kept(root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with (root / "a.txt").open("a") as program, HostFilesystem(root, store=tmp_path / "s") as fs:
         with held_call(fs) as held:
             fs.for_call(held).write("a.txt", "ours\n")
@@ -349,9 +337,7 @@ def test_what_is_written_while_a_replaced_file_goes_is_kept_and_said(
     ],
     ids=["write", "move over", "move", "delete"],
 )
-def test_a_file_that_somebody_removes_during_a_change_is_what_the_error_is_about(
-    root: Path, change: Callable[[HostFilesystem], object]
-) -> None:
+def test_a_file_removed_during_a_change_is_the_error(root: Path, change: Callable[[HostFilesystem], object]) -> None:
     left = -1
 
     def before(operation: str) -> None:
@@ -394,9 +380,7 @@ STEPS: dict[str, Callable[[HostFilesystem], object]] = {
 
 @pytest.mark.parametrize("name", STEPS)
 @pytest.mark.parametrize("way", ["undo", "restore"])
-def test_what_a_person_saves_during_an_undo_or_a_restore_is_not_written_over(
-    tmp_path: Path, name: str, way: str
-) -> None:
+def test_a_save_during_an_undo_or_a_restore_stays(tmp_path: Path, name: str, way: str) -> None:
     for at in kill_points(3):
         root = tmp_path / str(at) / "root"
         (root / "d").mkdir(parents=True)
@@ -438,7 +422,7 @@ def made_a_file(new: Path) -> Path:
 
 @pytest.mark.parametrize("save", [saved_in, made_a_file])
 @pytest.mark.parametrize("way", ["undo", "restore"])
-def test_what_a_person_makes_of_a_directory_as_an_undo_or_a_restore_removes_it_stays(
+def test_a_save_in_a_directory_that_an_undo_removes_stays(
     tmp_path: Path, save: Callable[[Path], Path], way: str
 ) -> None:
     for at in kill_points(2, start=1):

@@ -86,7 +86,7 @@ KINDS = {0x6969: "NFS", 0x01021997: "9p", 0x65735546: "FUSE", 0xFF534D42: "CIFS"
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("of", ["root", "store"])
-def test_where_hosts_do_not_see_each_other_s_locks_it_must_be_said_that_there_is_one(
+def test_shared_filesystems_need_only_this_host(
     root: Path, kind: int, of: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = root.parent / "store"

@@ -53,9 +53,7 @@ def test_exit_codes_are_those_of_a_shell(sandbox: PodmanSandbox) -> None:
     assert sandbox.run(["/etc/passwd"]).exit_code == 126
 
 
-def test_what_a_rollback_could_not_bring_back_is_said_with_the_result(
-    make_sandbox: MakeSandbox, tmp_path: Path
-) -> None:
+def test_the_result_says_what_a_rollback_left(make_sandbox: MakeSandbox, tmp_path: Path) -> None:
     root = tmp_path / "workspace"
     root.mkdir()
     (root / "large").write_text("x" * 100)
@@ -189,9 +187,7 @@ def test_a_sandbox_that_is_closed_runs_nothing(make_sandbox: MakeSandbox) -> Non
 @pytest.mark.parametrize(
     "command", ["", "  ", [], [""], ["a\0b"], "echo \0", ["echo", "x" * 131_072], "echo " + "é" * 70_000]
 )
-def test_a_command_that_is_none_or_that_no_kernel_takes_is_refused(
-    shared: PodmanSandbox, command: str | list[str]
-) -> None:
+def test_a_command_that_cannot_be_run_is_refused(shared: PodmanSandbox, command: str | list[str]) -> None:
     with pytest.raises(ValueError, match="command"):
         shared.run(command)
 

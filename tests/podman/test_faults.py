@@ -51,9 +51,7 @@ def test_a_container_that_is_killed_during_a_command_is_said_and_replaced(sandbo
     works_on(sandbox, {"a": "a\n"})
 
 
-def test_a_command_is_ended_on_time_and_when_it_is_cancelled_where_its_root_is_renamed(
-    sandbox: PodmanSandbox, tmp_path: Path
-) -> None:
+def test_a_command_whose_root_is_renamed_still_ends_on_time(sandbox: PodmanSandbox, tmp_path: Path) -> None:
     root = Path(sandbox.filesystem.root)
     sandbox.start()
     moved = later(0.2, lambda: root.rename(tmp_path / "elsewhere"))
@@ -138,9 +136,7 @@ def wait_until(condition: Callable[[], bool], seconds: float = 15.0) -> bool:
 
 
 @pytest.mark.parametrize("own_service", [False, True])
-def test_a_client_that_is_killed_leaves_nothing_that_runs(
-    podman: Connection, limiting: bool, tmp_path: Path, own_service: bool
-) -> None:
+def test_a_killed_client_leaves_nothing(podman: Connection, limiting: bool, tmp_path: Path, own_service: bool) -> None:
     root = tmp_path / "workspace"
     root.mkdir()
     client = subprocess.Popen(
@@ -169,9 +165,7 @@ def test_a_client_that_is_killed_leaves_nothing_that_runs(
 
 
 @pytest.mark.prove
-def test_what_a_command_does_while_its_client_is_stopped_is_taken_back_too(
-    podman: Connection, limiting: bool, tmp_path: Path
-) -> None:
+def test_a_command_of_a_stopped_client_is_rolled_back(podman: Connection, limiting: bool, tmp_path: Path) -> None:
     root = tmp_path / "workspace"
     root.mkdir()
     program = CLIENT.replace("while :;", "for n in 1 2 3 4 5 6 7 8 9; do sleep 1; date > made-$n; done; while :;")
@@ -218,9 +212,7 @@ def test_an_image_that_is_not_there_is_never_fetched(make_sandbox: MakeSandbox) 
             registry.accept()
 
 
-def test_an_image_that_is_removed_is_missed_by_the_next_container_only(
-    make_sandbox: MakeSandbox, podman: Connection
-) -> None:
+def test_a_removed_image_is_missed_by_the_next_container(make_sandbox: MakeSandbox, podman: Connection) -> None:
     image = podman.client.images.get(built(podman, recipe("python")))
     name = f"localhost/ringfence-test:{os.getpid()}"
     image.tag("localhost/ringfence-test", str(os.getpid()))

@@ -110,9 +110,7 @@ def test_an_image_of_no_recipe_is_a_mistake_of_usage() -> None:
     assert cli("sandbox", "build", "nonsense").returncode == 2
 
 
-def test_a_recipe_that_cannot_be_built_says_why(
-    podman: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_build_says_why(podman: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     other = Recipe("other", containerfile="ARG BASE=docker.io/library/debian:bookworm-slim\n", packages=("dash",))
     with pytest.raises(SandboxUnavailableError) as refused:

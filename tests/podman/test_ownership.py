@@ -77,9 +77,7 @@ def plain_filesystem(tmp_path: Path) -> Iterator[Path]:
         yield place
 
 
-def test_without_such_a_mount_the_container_is_the_owner_if_asked_for(
-    plain_filesystem: Path, make_sandbox: MakeSandbox
-) -> None:
+def test_without_idmapped_mounts_the_user_is_the_owner(plain_filesystem: Path, make_sandbox: MakeSandbox) -> None:
     root = private_tree(plain_filesystem / "tree", 1000)
     with pytest.raises(SandboxUnavailableError, match="users mapped"):
         make_sandbox(root).run("true")

@@ -146,9 +146,7 @@ def test_a_full_disk_does_not_stop_a_rollback(small_disk: Path, make_sandbox: Ma
     works_on(sandbox)
 
 
-def test_a_command_that_fills_the_disk_and_ends_before_anybody_looks_is_taken_back(
-    small_disk: Path, make_sandbox: MakeSandbox
-) -> None:
+def test_a_quick_command_that_fills_the_disk_is_rolled_back(small_disk: Path, make_sandbox: MakeSandbox) -> None:
     sandbox = make_sandbox(small_disk / "workspace", limits=FLOORS)
     for _ in range(5):
         result = sandbox.run("fallocate -l 60M full")
@@ -158,9 +156,7 @@ def test_a_command_that_fills_the_disk_and_ends_before_anybody_looks_is_taken_ba
 
 
 @pytest.mark.prove
-def test_what_commands_print_leaves_room_on_the_disk_for_a_rollback(
-    small_disk: Path, make_sandbox: MakeSandbox
-) -> None:
+def test_output_leaves_room_on_the_disk_for_a_rollback(small_disk: Path, make_sandbox: MakeSandbox) -> None:
     root = small_disk / "workspace"
     root.mkdir()
     kept = os.urandom(5 * MIB)
