@@ -305,6 +305,8 @@ class Transactional(Protocol):
     """Whether `commit` writes to what outlives the process. At most one such participant changes in a call."""
     rollback_only: bool = False
     """Whether `changes` and `commit` have nothing to do; neither is called."""
+    lock: CallLock
+    """The same object as long as the participant lives."""
 
     @property
     def tracks_external_writes(self) -> bool:
@@ -312,10 +314,6 @@ class Transactional(Protocol):
         return False
 
     # Abstract, since a method that is forgotten or misspelt would do nothing, and nobody would notice.
-    @property
-    @abstractmethod
-    def lock(self) -> CallLock: ...
-
     @abstractmethod
     def begin(self, call: CallInfo) -> Mark:
         """Give a savepoint of the state now, in O(1). (Before an opaque call a filesystem on disk scans all files.)"""
@@ -388,14 +386,10 @@ class SnapshotParticipant(Transactional):
 
     def __init__(self, resource: Snapshotable[Any]) -> None:
         self._resource = resource
-        self._lock = CallLock(type(resource).__name__)
+        self.lock = CallLock(type(resource).__name__)
 
     def __repr__(self) -> str:
         return f"the resource {type(self._resource).__name__}"
-
-    @property
-    def lock(self) -> CallLock:
-        return self._lock
 
     def begin(self, call: CallInfo) -> Mark:
         return self._resource.snapshot(tag=call.call_id)

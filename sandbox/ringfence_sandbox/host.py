@@ -39,7 +39,6 @@ from ringfence.participants import (
     CURRENT_CALL,
     LOCK_PATIENCE_SECONDS,
     CallInfo,
-    CallLock,
     Change,
     RollbackReport,
     Step,
@@ -168,7 +167,7 @@ class HostFilesystem(Transactional):
         self._opened = opened
         self._share = share
         self._call = call
-        self._lock = opened.lock
+        self.lock = opened.lock
         self._files: Confined = opened.files
         self._core = opened.core
         self._changes = HostWrites(opened.core, opened.can)
@@ -195,7 +194,7 @@ class HostFilesystem(Transactional):
         """Roll back what is open, drop what snapshots held, and let go of the workspace. Once is enough.
 
         Of a workspace that is shared only this share: it is closed by the last one."""
-        with self._lock.mutex:
+        with self.lock.mutex:
             self._share.close(self._opened.close)
 
     def when_closed(self, end: Callable[[], None]) -> None:
@@ -375,7 +374,7 @@ class HostFilesystem(Transactional):
             raise PermissionError(errno.EROFS, "is what a command printed, which is kept as it is", normal)
         if type(content) is not bytes:
             content = bytes(memoryview(content))
-        with self._lock.mutex:
+        with self.lock.mutex:
             self._admit()
             self._changes.write(normal, content, mode, create_parents)
         return WriteResult(normal, len(content), mode)
@@ -383,7 +382,7 @@ class HostFilesystem(Transactional):
     def announce(self, writes: Mapping[str, bytes]) -> None:
         """Say what `write_bytes` is about to be given, in this order: with ``durability="power"`` all of it waits for
         the disk once. It promises nothing, and what comes otherwise is done as ever."""
-        with self._lock.mutex:
+        with self.lock.mutex:
             self._admit()
             self._changes.announce({normalise(path): content for path, content in writes.items()})
 
@@ -391,13 +390,13 @@ class HostFilesystem(Transactional):
         normal = normalise(path)
         if not normal:
             raise PermissionError(errno.EPERM, "the root cannot be deleted", path)
-        with self._lock.mutex:
+        with self.lock.mutex:
             self._admit()
             self._changes.delete(normal, recursive)
 
     def mkdir(self, path: str, *, parents: bool = True, exist_ok: bool = True) -> None:
         normal = normalise(path)
-        with self._lock.mutex:
+        with self.lock.mutex:
             self._admit()
             self._changes.mkdir(normal, parents, exist_ok)
 
@@ -405,35 +404,35 @@ class HostFilesystem(Transactional):
         old, new = normalise(source), normalise(target)
         if not old or not new:
             raise PermissionError(errno.EPERM, "the root cannot be moved or replaced", "")
-        with self._lock.mutex:
+        with self.lock.mutex:
             self._admit()
             self._changes.move(old, new, overwrite)
 
     def chmod(self, path: str, mode: int) -> None:
         check_permission_bits(mode)
         normal = normalise(path)
-        with self._lock.mutex:
+        with self.lock.mutex:
             self._admit()
             self._changes.chmod(normal, mode)
 
     def symlink(self, path: str, target: str) -> None:
         check_link_target(target)
         normal = normalise(path)
-        with self._lock.mutex:
+        with self.lock.mutex:
             self._admit()
             self._changes.symlink(normal, target)
 
     @contextmanager
     def restore_writes(self) -> Generator[RestoreWrites]:
         """For whoever brings files back from the history; inside of a call, like every change."""
-        with self._lock.mutex:
+        with self.lock.mutex:
             self._admit()
             yield RestoreWrites(self._core, self._changes)
 
     # -- states
 
     def snapshot(self, *, tag: str | None = None) -> FilesystemSnapshot:
-        with self._lock.mutex:
+        with self.lock.mutex:
             state, token = self._core.snapshot()
         name = f"disk-{next(self._snapshots)}"
         return HostSnapshot(
@@ -442,25 +441,21 @@ class HostFilesystem(Transactional):
 
     def restore(self, snapshot: FilesystemSnapshot) -> None:
         state = self._state(snapshot)
-        with self._lock.mutex:
+        with self.lock.mutex:
             self._admit()
             self._core.restore(state)
 
     def changes(self, since: FilesystemSnapshot | Mark) -> Sequence[Change]:
         self._opened.check_open()
-        with self._lock.mutex:
+        with self.lock.mutex:
             if isinstance(since, Mark):
                 return self._core.changes_since_mark(since)
             return self._core.changes_since(self._state(since))
 
-    @property
-    def lock(self) -> CallLock:
-        return self._lock
-
     def begin(self, call: CallInfo) -> Mark:
         self._opened.check_open()
         self._opened.check_there()
-        with self._lock.mutex:
+        with self.lock.mutex:
             return self._core.begin(call.call_id, call.tool, opaque=call.opaque and not self.read_only)
 
     def note_process(self, process: CallProcess) -> int:
@@ -475,20 +470,20 @@ class HostFilesystem(Transactional):
         Raises:
             TransactionError: no opaque call runs.
         """
-        with self._lock.mutex:
+        with self.lock.mutex:
             self._admit()
             return self._core.note_process(process)
 
     def commit(self, mark: Mark, receipt: Receipt) -> Step | None:
         self._opened.check_open()
-        with self._lock.mutex:
+        with self.lock.mutex:
             return self._core.commit(mark, receipt)
 
     def rollback(self, mark: Mark) -> RollbackReport:
         if self._opened.is_forked:  # the call is the parent's, which goes on with it
             return CLEAN
         # A thread of the call that is in the middle of a change finishes it first.
-        with self._lock.mutex:
+        with self.lock.mutex:
             try:
                 return self._core.rollback(mark)
             except OSError as error:
@@ -509,7 +504,7 @@ class HostFilesystem(Transactional):
         if self.read_only:
             raise PermissionError(errno.EROFS, "the filesystem is read-only")
         self._share.check_open()
-        self._lock.check_access(self, self._current_call())
+        self.lock.check_access(self, self._current_call())
 
     def _current_call(self) -> CallInfo | None:
         current = CURRENT_CALL.get()
@@ -558,7 +553,7 @@ class HostFilesystem(Transactional):
         call = self._current_call()
         if call is not None and not call.sealed:
             sha256 = hashlib.sha256(content).hexdigest()
-            call.note_read(self._lock, place, sha256)
+            call.note_read(self.lock, place, sha256)
             self._core.seen.note(call, place, found, sha256)
 
 

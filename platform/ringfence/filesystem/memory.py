@@ -75,7 +75,7 @@ class InMemoryFilesystem(Transactional):
         clock: Callable[[], int] = time.time_ns,
     ) -> None:
         self._tree = Tree(clock)
-        self._lock = CallLock("the filesystem in memory", patience_seconds=patience_seconds)
+        self.lock = CallLock("the filesystem in memory", patience_seconds=patience_seconds)
         self._read_only = read_only
         self._call: CallInfo | None = None
 
@@ -99,7 +99,7 @@ class InMemoryFilesystem(Transactional):
     def for_call(self, call: CallInfo) -> Self:
         other = object.__new__(type(self))
         other._tree = self._tree
-        other._lock = self._lock
+        other.lock = self.lock
         other._read_only = self._read_only
         other._call = call
         return other
@@ -156,7 +156,7 @@ class InMemoryFilesystem(Transactional):
         normal = normalise(path) or below_root(path)
         if type(content) is not bytes:
             content = bytes(memoryview(content))
-        with self._lock.mutex:
+        with self.lock.mutex:
             self._admit()
             if mode != "overwrite" or not self._tree.overwrite(normal, content):
                 self._write(normal, content, mode, create_parents)
@@ -179,7 +179,7 @@ class InMemoryFilesystem(Transactional):
         normal = normalise(path)
         if not normal:
             raise PermissionError(errno.EPERM, "the root cannot be deleted", path)
-        with self._lock.mutex:
+        with self.lock.mutex:
             self._admit()
             place, node = self._itself(normal)
             if isinstance(node, Directory) and node.entries and not recursive:
@@ -188,7 +188,7 @@ class InMemoryFilesystem(Transactional):
 
     def mkdir(self, path: str, *, parents: bool = True, exist_ok: bool = True) -> None:
         normal = normalise(path)
-        with self._lock.mutex:
+        with self.lock.mutex:
             self._admit()
             if self._tree.find(normal, follow=False)[1] is not None:
                 if not exist_ok or not isinstance(self._tree.target(normal), Directory):
@@ -201,7 +201,7 @@ class InMemoryFilesystem(Transactional):
         old, new = normalise(source), normalise(target)
         if not old or not new:
             raise PermissionError(errno.EPERM, "the root cannot be moved or replaced", "")
-        with self._lock.mutex:
+        with self.lock.mutex:
             self._admit()
             old, node = self._itself(old)
             new, there = self._place(new, follow=False)
@@ -220,7 +220,7 @@ class InMemoryFilesystem(Transactional):
     def chmod(self, path: str, mode: int) -> None:
         check_permission_bits(mode)
         normal = normalise(path)
-        with self._lock.mutex:
+        with self.lock.mutex:
             self._admit()
             place, node = self._existing(normal)
             if isinstance(node, File):
@@ -231,7 +231,7 @@ class InMemoryFilesystem(Transactional):
     def symlink(self, path: str, target: str) -> None:
         check_link_target(target)
         normal = normalise(path)
-        with self._lock.mutex:
+        with self.lock.mutex:
             self._admit()
             place, node = self._place(normal, follow=False)
             if node is not None:
@@ -299,7 +299,7 @@ class InMemoryFilesystem(Transactional):
         return grep_files(files, pattern, literal=literal, max_matches=max_matches)
 
     def snapshot(self, *, tag: str | None = None) -> FilesystemSnapshot:
-        with self._lock.mutex:
+        with self.lock.mutex:
             state = self._tree.freeze()
         name = f"memory-{next(self._snapshots)}"
         return MemorySnapshot(
@@ -308,19 +308,15 @@ class InMemoryFilesystem(Transactional):
 
     def restore(self, snapshot: FilesystemSnapshot) -> None:
         state = self._state(snapshot)
-        with self._lock.mutex:
+        with self.lock.mutex:
             self._admit()
             self._tree.go_back(state)
 
     def changes(self, since: FilesystemSnapshot | Savepoint) -> Sequence[Change]:
         if isinstance(since, tuple):
-            with self._lock.mutex:
+            with self.lock.mutex:
                 return self._tree.changes(since)
         return differences(self._state(since), self._tree.root)
-
-    @property
-    def lock(self) -> CallLock:
-        return self._lock
 
     def begin(self, call: CallInfo) -> Savepoint:
         # Without the mutex: whoever was in the middle of a change finished it before `call` got the lock.
@@ -332,26 +328,26 @@ class InMemoryFilesystem(Transactional):
 
     def rollback(self, mark: Savepoint) -> RollbackReport:
         # A thread of the call that is in the middle of a change finishes it first, else it would come after the end.
-        with self._lock.mutex:
+        with self.lock.mutex:
             self._tree.roll_back(mark)
         return CLEAN
 
     def load(self, path: str, content: bytes, *, mode: int = 0o644, mtime_ns: int | None = None) -> None:
         """Set a file with its permission bits and time, as mounts do. A read-only filesystem gets its files so."""
-        with self._lock.mutex:
+        with self.lock.mutex:
             place, now = self._loading(below_root(path), File, os_error(errno.EISDIR, path))
             self._tree.put(place, File(content, mode, now if mtime_ns is None else mtime_ns, now))
 
     def load_directory(self, path: str, *, mode: int = 0o755, mtime_ns: int | None = None) -> None:
         """Set a directory's permission bits and time. Loading something into it afterwards changes the time again."""
-        with self._lock.mutex:
+        with self.lock.mutex:
             place, _ = self._loading(normalise(path), Directory, os_error(errno.EEXIST, path))
             self._tree.set_directory(place, mode=mode, mtime_ns=mtime_ns)
 
     def load_symlink(self, path: str, target: str, *, mtime_ns: int | None = None) -> None:
         """Set a link with its time."""
         check_link_target(target)
-        with self._lock.mutex:
+        with self.lock.mutex:
             place, now = self._loading(below_root(path), Link, os_error(errno.EEXIST, path))
             modified = now if mtime_ns is None else mtime_ns
             self._tree.put(place, Link(one_encoding(target, "link's target"), modified, now))
@@ -368,8 +364,8 @@ class InMemoryFilesystem(Transactional):
         if self._read_only and not loading:
             raise PermissionError(errno.EROFS, "the filesystem is read-only")
         call = self._innermost_call()
-        if call is not None or self._lock.holder is not None:
-            self._lock.check_access(self, call)
+        if call is not None or self.lock.holder is not None:
+            self.lock.check_access(self, call)
 
     def _innermost_call(self) -> CallInfo | None:
         """Of the call that this object belongs to and the one that runs here, the inner one."""
@@ -381,7 +377,7 @@ class InMemoryFilesystem(Transactional):
     def _note_read(self, place: str, file: File, content: str | bytes) -> None:
         call = self._innermost_call()
         if call is not None and not call.sealed and (content or not file.content):
-            call.note_read(self._lock, place, file.sha256)
+            call.note_read(self.lock, place, file.sha256)
 
     def _state(self, snapshot: FilesystemSnapshot) -> Directory:
         if not isinstance(snapshot, MemorySnapshot) or snapshot.tree is not self._tree:

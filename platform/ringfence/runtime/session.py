@@ -86,8 +86,8 @@ class Session(Transactional):
         self.session_id = uuid4() if session_id is None else session_id
         self.created_at = utc_now() if created_at is None else require_aware("created_at", created_at)
         self.tags: Mapping[str, str] = MappingProxyType({**(tags or {}), "session_id": str(self.session_id)})
-        self._lock = CallLock(f"session {self.session_id}")
-        self._slices = Slices(self._lock, LOGS_BY_DEFAULT)
+        self.lock = CallLock(f"session {self.session_id}")
+        self._slices = Slices(self.lock, LOGS_BY_DEFAULT)
         self.view = SessionView(self.session_id, self.created_at, self.tags, self._slices)
         """The session to look at."""
         self._accessors: dict[type[Any], SliceAccessor[Any]] = {}
@@ -224,10 +224,6 @@ class Session(Transactional):
         )
         self._slices.copy_to(clone._slices)
         return clone
-
-    @property
-    def lock(self) -> CallLock:
-        return self._lock
 
     def begin(self, call: CallInfo) -> Mark:
         return self._slices.mark()
