@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ringfence.adapters.tool_executor import ToolExecutor
+from ringfence.adapters import ToolExecutor
 from ringfence.filesystem import InMemoryFilesystem
 from ringfence.filesystem.patch import EXECUTABLE, FilePatch, Patched, apply_patch, parse_patch
 from ringfence.prompt import Prompt, PromptTemplate, ToolResult

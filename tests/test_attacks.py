@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from ringfence import Snapshotable
 from ringfence.adapters import PromptEvaluationError, ToolExecutor
 from ringfence.filesystem import Filesystem, InMemoryFilesystem
-from ringfence.participants import CURRENT_CALL, Snapshotable
+from ringfence.participants import CURRENT_CALL
 from ringfence.prompt import (
     MarkdownSection,
     PolicyDecision,

@@ -21,17 +21,17 @@ import command_line
 import pytest
 from captured_tree import capture_tree, lasting
 
-from ringfence.errors import ToolValidationError
+from ringfence import ToolValidationError
 from ringfence.filesystem import InMemoryFilesystem
-from ringfence.runtime.receipts import Receipt
+from ringfence.runtime import Receipt
 from ringfence.testing import held_call
 from ringfence_cli.history import recovery
 from ringfence_cli.live import call_text
 from ringfence_cli.task_log import recorded_tasks
-from ringfence_sandbox import HostFilesystem, Workspace
-from ringfence_sandbox.calls.recovery import Recovered
+from ringfence_sandbox import HostFilesystem, Recovered, Workspace
 from ringfence_sandbox.disk.places import store_of
-from ringfence_tools.mounts import HostMount, mount_all
+from ringfence_tools import HostMount
+from ringfence_tools.mounts import mount_all
 from ringfence_tools.report import render_call
 
 

@@ -23,8 +23,7 @@ from hypothesis import strategies as st
 
 from ringfence.adapters import ModelTurn, Turn
 from ringfence.participants import Change, FileVersion
-from ringfence.runtime import PolicyVerdict, Receipt
-from ringfence.runtime.events import RejectedToolParams
+from ringfence.runtime import PolicyVerdict, Receipt, RejectedToolParams
 from ringfence_sandbox import Workspace
 from ringfence_tools import report as pages
 from ringfence_tools.agent_run import RunStats

@@ -22,18 +22,15 @@ import click
 import pytest
 from command_line import ringfence_text as ringfence
 
-from ringfence import Session, serde
-from ringfence.adapters import ScriptedAdapter
-from ringfence.adapters.model import Message, MessageAdded
-from ringfence.errors import PromptEvaluationError
+from ringfence import PromptEvaluationError, Session, serde
+from ringfence.adapters import Message, MessageAdded, ScriptedAdapter
 from ringfence.testing import held_call
 from ringfence_cli.options import container, place_of
 from ringfence_cli.outputs import OutputFile
 from ringfence_cli.resume import RunLimits, RunRecord, interrupted_run, join_policies, record_of
 from ringfence_cli.run import run_watched
 from ringfence_cli.signals import Signals
-from ringfence_sandbox import Workspace
-from ringfence_sandbox.container.isolation import SandboxLimits
+from ringfence_sandbox import SandboxLimits, Workspace
 from ringfence_tools.agent_run import AgentTask, RunOutcome
 from ringfence_tools.run_workspace import DiskWorkspace, Place
 

@@ -19,8 +19,8 @@ import pytest
 from click.testing import CliRunner
 from command_line import ringfence
 
+from ringfence import DeadlineExceededError, RestoreFailedError
 from ringfence.adapters import PromptEvaluationError, ScriptedAdapter
-from ringfence.errors import DeadlineExceededError, RestoreFailedError
 from ringfence_cli import main
 from ringfence_cli.options import Invocation
 from ringfence_cli.run import task_of

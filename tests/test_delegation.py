@@ -11,8 +11,8 @@ from typing import Any, cast
 
 import pytest
 
+from ringfence import PromptValidationError
 from ringfence.adapters import PromptEvaluationError, Request, ScriptedAdapter, ToolExecutor, Turn
-from ringfence.errors import PromptValidationError
 from ringfence.filesystem import InMemoryFilesystem
 from ringfence.participants import Change
 from ringfence.prompt import (

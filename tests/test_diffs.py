@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ringfence.filesystem import InMemoryFilesystem
 from ringfence.filesystem.diff import REVERSIBLE_BYTES, FileState, patch_of, unified_diff
-from ringfence.filesystem.memory import InMemoryFilesystem
 from ringfence.filesystem.patch import EXECUTABLE, SYMLINK, apply_patch, parse_patch
 from ringfence.filesystem.tree import differences
 

@@ -22,11 +22,14 @@ from ringfence.prompt import (
     ToolResult,
     VisibilityExpansionRequired,
 )
-from ringfence.runtime import PromptRendered, Receipt, Session, ToolInvoked
-from ringfence.runtime.reducers import (
+from ringfence.runtime import (
     ClearAllVisibilityOverrides,
     ClearVisibilityOverride,
+    PromptRendered,
+    Receipt,
+    Session,
     SetVisibilityOverride,
+    ToolInvoked,
     VisibilityOverrides,
 )
 

@@ -19,7 +19,7 @@ import pytest
 from command_line import ringfence_text
 from pages import DOCS, PROJECT, Block, Page, page, pages
 
-from ringfence.filesystem.protocol import MAX_WRITE_LENGTH
+from ringfence.filesystem import MAX_WRITE_LENGTH
 from ringfence.runtime import Session
 from ringfence_cli.main import ringfence
 from ringfence_sandbox import Workspace

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ringfence import PromptValidationError
 from ringfence.adapters import ScriptedAdapter, ToolExecutor
-from ringfence.errors import PromptValidationError
 from ringfence.filesystem import Filesystem, InMemoryFilesystem
 from ringfence.participants import Change, FileVersion
 from ringfence.prompt import (

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from ringfence import serde
-from ringfence.adapters.tool_executor import ToolExecutor
-from ringfence.errors import PromptValidationError, ToolValidationError
+from ringfence import PromptValidationError, ToolValidationError, serde
+from ringfence.adapters import ToolExecutor
 from ringfence.filesystem import Filesystem, GlobMatch, InMemoryFilesystem
 from ringfence.prompt import Prompt, PromptTemplate, ReadBeforeWritePolicy, Section, ToolResult, ToolsSection
 from ringfence.runtime import Session

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from effort import SEED, amount
 
+from ringfence import Snapshotable
 from ringfence.adapters import ToolExecutor
 from ringfence.filesystem import Filesystem, InMemoryFilesystem
-from ringfence.participants import Snapshotable
 from ringfence.prompt import MarkdownSection, Prompt, PromptTemplate, Tool, ToolContext, ToolResult
 from ringfence.runtime import Receipt, Replace, Session, ToolInvoked, reducer, tool_transaction
 

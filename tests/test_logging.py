@@ -9,8 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from ringfence import MarkdownSection, Prompt, PromptTemplate, Session, Tool, ToolContext, ToolExecutor, ToolResult
-from ringfence.errors import ToolValidationError, TransactionError
+from ringfence import (
+    MarkdownSection,
+    Prompt,
+    PromptTemplate,
+    Session,
+    Tool,
+    ToolContext,
+    ToolExecutor,
+    ToolResult,
+    ToolValidationError,
+)
+from ringfence.errors import TransactionError
 from ringfence.filesystem import InMemoryFilesystem
 from ringfence.runtime import Append
 from ringfence_sandbox import HostFilesystem

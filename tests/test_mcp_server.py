@@ -18,8 +18,7 @@ from mcp.shared.exceptions import MCPError
 from mcp_servers import Bench, collecting
 from mcp_types import CallToolResult, TextContent, TextResourceContents
 
-from ringfence.runtime.limits import Cancellation
-from ringfence.runtime.receipts import Receipt
+from ringfence.runtime import Cancellation, Receipt
 from ringfence_cli.serve.clients import MAX_ITEMS, MAX_STRUCTURED_CHARACTERS, fit_structured
 from ringfence_cli.serve.clients import Client as SessionOfClient
 from ringfence_cli.serve.server import MAX_RESOURCE_BYTES, PAGE_SIZE, WorkspaceServer, resource_uri

@@ -16,7 +16,7 @@ from ringfence.filesystem import Filesystem, InMemoryFilesystem
 from ringfence.filesystem.edits import line_window
 from ringfence.filesystem.tree import Directory, File, Node, Savepoint, Tree, differences
 from ringfence.participants import CURRENT_CALL, CallInfo, participant_of
-from ringfence.runtime.transaction import Transaction
+from ringfence.runtime import Transaction
 from ringfence.testing import HeldCall, held_call
 from ringfence.testing.looking import tree_of
 

@@ -16,9 +16,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ringfence.errors import ToolValidationError
+from ringfence import ToolValidationError
 from ringfence.filesystem import InMemoryFilesystem
-from ringfence_tools.mounts import HostMount, HostMountPreview, mount_all
+from ringfence_tools import HostMount, HostMountPreview
+from ringfence_tools.mounts import mount_all
 
 NOT_UTF8 = os.fsdecode(b"caf\xe9.txt")
 

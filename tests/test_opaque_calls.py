@@ -20,8 +20,7 @@ from mounts import small_disk
 from real_git import git
 
 from ringfence import Binding, Filesystem, InMemoryFilesystem, Prompt, PromptTemplate, Session
-from ringfence.adapters import ScriptedAdapter, ToolExecutor
-from ringfence.adapters.tool_executor import ToolCallResult
+from ringfence.adapters import ScriptedAdapter, ToolCallResult, ToolExecutor
 from ringfence.errors import TransactionError
 from ringfence.participants import CallInfo, CallLock, Change, RollbackReport, Transactional
 from ringfence.prompt import (

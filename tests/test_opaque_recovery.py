@@ -21,7 +21,7 @@ from effort import SEED, amount, kill_points
 from killing import killed_at
 from real_git import fsck
 
-from ringfence.errors import RestoreFailedError
+from ringfence import RestoreFailedError
 from ringfence.testing import held_call
 from ringfence_sandbox import CallProcess, ScanLimits, Workspace
 

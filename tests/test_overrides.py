@@ -36,8 +36,7 @@ from ringfence.prompt import (
     ToolOverride,
     ToolsSection,
 )
-from ringfence.runtime import PromptRendered, Session
-from ringfence.runtime.reducers import SetVisibilityOverride
+from ringfence.runtime import PromptRendered, Session, SetVisibilityOverride
 
 
 @dataclass(frozen=True)

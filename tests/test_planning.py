@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from ringfence import ToolValidationError
 from ringfence.adapters import ToolExecutor
-from ringfence.errors import ToolValidationError
 from ringfence.prompt import MarkdownSection, Prompt, PromptTemplate, Tool, ToolContext, ToolResult
 from ringfence.runtime import Session, ToolInvoked
 from ringfence_tools import (

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
+from ringfence import PromptValidationError
 from ringfence.adapters import ToolExecutor
-from ringfence.errors import PromptValidationError
 from ringfence.filesystem import Filesystem, InMemoryFilesystem
 from ringfence.participants import CallInfo
 from ringfence.prompt import (
+    BasePolicy,
     MarkdownSection,
     PolicyDecision,
     PolicyState,
@@ -28,7 +29,7 @@ from ringfence.prompt import (
     ToolContext,
     ToolResult,
 )
-from ringfence.prompt.policy import ALLOW, BasePolicy, PathHashes
+from ringfence.prompt.policy import ALLOW, PathHashes
 from ringfence.runtime import Session, tool_transaction
 from ringfence_sandbox import HostFilesystem
 from ringfence_sandbox.calls.differences import HASHED_BYTES

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfence.errors import PromptRenderError, PromptValidationError, SectionPath
-from ringfence.filesystem.memory import InMemoryFilesystem
-from ringfence.filesystem.protocol import Filesystem
+from ringfence import PromptValidationError
+from ringfence.errors import PromptRenderError, SectionPath
+from ringfence.filesystem import Filesystem, InMemoryFilesystem
 from ringfence.prompt import (
     MarkdownSection,
     Prompt,
@@ -27,7 +27,7 @@ from ringfence.prompt import (
     ToolsSection,
 )
 from ringfence.resources import Binding, ResourceRegistry
-from ringfence.runtime.session import Session
+from ringfence.runtime import Session
 
 
 @dataclass

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from provider_server import Broken, Failure, ProviderServer, Reply, Slow
 
+from ringfence import DeadlineExceededError
 from ringfence.adapters import (
     AnthropicAdapter,
     ModelRetry,
@@ -22,7 +23,6 @@ from ringfence.adapters import (
     ThrottleError,
     ThrottlePolicy,
 )
-from ringfence.errors import DeadlineExceededError
 from ringfence.prompt import MarkdownSection, Prompt, PromptTemplate, Tool, ToolContext, ToolResult
 from ringfence.runtime import Budget, Deadline, Session, ToolInvoked
 from ringfence.testing.adapter_contract import Note, called

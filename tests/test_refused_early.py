@@ -15,6 +15,7 @@ from ringfence import (
     MarkdownSection,
     Prompt,
     PromptTemplate,
+    PromptValidationError,
     ScriptedAdapter,
     Session,
     Tool,
@@ -22,7 +23,6 @@ from ringfence import (
     ToolExecutor,
     ToolResult,
 )
-from ringfence.errors import PromptValidationError
 from ringfence.failures import describe_error
 from ringfence.prompt import PathPolicy, PolicyDecision, ProtectedFilesPolicy, ReadBeforeWritePolicy
 from ringfence.runtime import Budget, BudgetTracker, Replace, reducer

@@ -29,8 +29,7 @@ from ringfence.resources import (
     Snapshotable,
     UnboundResourceError,
 )
-from ringfence.runtime.session import Session
-from ringfence.runtime.transaction import tool_transaction
+from ringfence.runtime import Session, tool_transaction
 
 
 @dataclass

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfence.errors import PromptRenderError, PromptValidationError
+from ringfence import PromptValidationError
+from ringfence.errors import PromptRenderError
 from ringfence.prompt import (
     MarkdownSection,
     Prompt,
@@ -24,8 +25,7 @@ from ringfence.prompt import (
     ToolResult,
     ToolsSection,
 )
-from ringfence.runtime.reducers import ClearVisibilityOverride, SetVisibilityOverride
-from ringfence.runtime.session import Session
+from ringfence.runtime import ClearVisibilityOverride, Session, SetVisibilityOverride
 
 SUMMARY = SectionVisibility.SUMMARY
 

@@ -21,6 +21,8 @@ from ringfence.participants import CLEAN, CURRENT_CALL, CallInfo, participant_of
 from ringfence.prompt import ToolResult
 from ringfence.runtime import (
     Append,
+    ClearAllVisibilityOverrides,
+    ClearVisibilityOverride,
     InProcessDispatcher,
     PromptExecuted,
     PromptRendered,
@@ -28,17 +30,13 @@ from ringfence.runtime import (
     RenderedTools,
     Replace,
     Session,
+    SetVisibilityOverride,
     SlicePolicy,
     ToolInvoked,
+    VisibilityOverrides,
     append_all,
     replace_latest,
     tool_transaction,
-)
-from ringfence.runtime.reducers import (
-    ClearAllVisibilityOverrides,
-    ClearVisibilityOverride,
-    SetVisibilityOverride,
-    VisibilityOverrides,
 )
 
 SOME_TIME = datetime(2026, 11, 21, 12, tzinfo=UTC)

@@ -25,10 +25,10 @@ from ringfence.runtime import (
     PromptExecuted,
     Receipt,
     Session,
+    SetVisibilityOverride,
     Snapshot,
     ToolInvoked,
 )
-from ringfence.runtime.reducers import SetVisibilityOverride
 from ringfence.tagged import decode, encode, types_within
 from ringfence_tools import Plan, PlanningToolsSection, SetupPlan
 

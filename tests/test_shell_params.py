@@ -11,14 +11,13 @@ from typing import Any, get_args
 
 import pytest
 
-from ringfence.adapters.tool_executor import ToolExecutor
-from ringfence.errors import PromptValidationError, ToolValidationError
+from ringfence import PromptValidationError, ToolValidationError
+from ringfence.adapters import ToolExecutor
 from ringfence.participants import Change, FileVersion
 from ringfence.prompt import Prompt, PromptTemplate, ReadBeforeWritePolicy
 from ringfence.runtime import Session
 from ringfence_cli.options import NETWORKS
-from ringfence_sandbox import PodmanSandbox, SandboxLimits
-from ringfence_sandbox.container.isolation import Network
+from ringfence_sandbox import Network, PodmanSandbox, SandboxLimits
 from ringfence_tools import PodmanSandboxSection
 from ringfence_tools.shell import MAX_CHANGES, CommandOutcome, EvaluatePython, ShellExecute, command_tools
 

@@ -11,9 +11,12 @@ from ringfence.runtime import (
     Append,
     Clear,
     Extend,
+    ReducerContext,
     Replace,
     Session,
+    SliceOp,
     SlicePolicy,
+    SliceView,
     ToolInvoked,
     append_all,
     reducer,
@@ -21,8 +24,7 @@ from ringfence.runtime import (
     replace_latest_by,
     upsert_by,
 )
-from ringfence.runtime.reducers import ReducerContext, SliceOp
-from ringfence.runtime.slices import Items, SliceView
+from ringfence.runtime.slices import Items
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfence.errors import OutputParseError, PromptValidationError
+from ringfence import PromptValidationError
+from ringfence.errors import OutputParseError
 from ringfence.prompt import Prompt, PromptTemplate
 from ringfence.prompt.structured_output import StructuredOutput, parse_output
 

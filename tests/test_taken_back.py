@@ -9,8 +9,18 @@ from typing import Any
 
 import pytest
 
-from ringfence import InMemoryFilesystem, MarkdownSection, Prompt, Session, Tool, ToolContext, ToolExecutor, ToolResult
-from ringfence.errors import PromptEvaluationError, RestoreFailedError
+from ringfence import (
+    InMemoryFilesystem,
+    MarkdownSection,
+    Prompt,
+    PromptEvaluationError,
+    RestoreFailedError,
+    Session,
+    Tool,
+    ToolContext,
+    ToolExecutor,
+    ToolResult,
+)
 from ringfence.filesystem import Filesystem
 from ringfence.participants import sort_participants
 from ringfence.runtime import Receipt, ToolInvoked, Transaction, final_receipts, tool_transaction

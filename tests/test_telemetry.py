@@ -28,8 +28,7 @@ from ringfence.prompt import MarkdownSection, PathPolicy, Prompt, PromptTemplate
 from ringfence.runtime import Receipt, Session, ToolCallStarted
 from ringfence.telemetry import Telemetry
 from ringfence_sandbox import Workspace
-from ringfence_tools import VfsToolsSection
-from ringfence_tools.delegation import Delegate, DelegatedTask, DelegationSection
+from ringfence_tools import Delegate, DelegatedTask, DelegationSection, VfsToolsSection
 
 SECRET = "the secret words"
 

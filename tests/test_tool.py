@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from ringfence import PromptValidationError
 from ringfence.adapters import ToolExecutor
-from ringfence.errors import PromptValidationError
 from ringfence.prompt import MarkdownSection, Prompt, PromptTemplate, Tool, ToolContext, ToolExample, ToolResult
 from ringfence.runtime import Session
 

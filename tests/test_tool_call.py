@@ -11,15 +11,10 @@ from typing import Any, cast
 
 import pytest
 
+from ringfence import DeadlineExceededError, RestoreFailedError, Snapshotable, ToolValidationError
 from ringfence.adapters import PromptEvaluationError, ScriptedAdapter, ToolExecutor
-from ringfence.errors import (
-    DeadlineExceededError,
-    RestoreFailedError,
-    ToolValidationError,
-    VisibilityExpansionRequired,
-)
+from ringfence.errors import VisibilityExpansionRequired
 from ringfence.filesystem import Filesystem, InMemoryFilesystem
-from ringfence.participants import Snapshotable
 from ringfence.prompt import MarkdownSection, PolicyDecision, Prompt, PromptTemplate, Tool, ToolContext, ToolResult
 from ringfence.resources import Binding, Scope
 from ringfence.runtime import (

@@ -15,21 +15,11 @@ from typing import Any
 
 import pytest
 
-from ringfence.participants import (
-    CLEAN,
-    CallInfo,
-    CallLock,
-    Change,
-    RollbackReport,
-    Snapshotable,
-    Step,
-    Transactional,
-    current_call,
-)
+from ringfence import Snapshotable
+from ringfence.participants import CLEAN, CallInfo, CallLock, Change, RollbackReport, Step, Transactional, current_call
 from ringfence.prompt import Prompt
 from ringfence.resources import Binding, Scope
-from ringfence.runtime import Session, tool_transaction
-from ringfence.runtime.receipts import Receipt
+from ringfence.runtime import Receipt, Session, tool_transaction
 
 
 class Noting(Transactional):

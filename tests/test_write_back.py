@@ -18,7 +18,8 @@ from ringfence.errors import WorkspaceConflictError
 from ringfence.filesystem import FilesystemSnapshot, InMemoryFilesystem, ReadBytesResult
 from ringfence.participants import Change, FileVersion, Step
 from ringfence_sandbox import Workspace
-from ringfence_tools.mounts import HostMount, mount_all
+from ringfence_tools import HostMount
+from ringfence_tools.mounts import mount_all
 from ringfence_tools.write_back import write_back
 
 NOT_UTF8 = os.fsdecode(b"caf\xe9.txt")

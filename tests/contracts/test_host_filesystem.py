@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from ringfence.testing import FilesystemContract
+from ringfence_sandbox import HostFilesystem
 from ringfence_sandbox.disk.kernel import Abilities
-from ringfence_sandbox.host import HostFilesystem
 
 
 class TestHostFilesystem(FilesystemContract):

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from captured_tree import CapturedPath, capture_tree
 
-from ringfence.adapters.tool_executor import ToolExecutor
-from ringfence.errors import PromptValidationError
+from ringfence import PromptValidationError
+from ringfence.adapters import ToolExecutor
 from ringfence.prompt import (
     MarkdownSection,
     Prompt,

@@ -21,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringfence import (
+    DeadlineExceededError,
     Filesystem,
     InMemoryFilesystem,
     MarkdownSection,
@@ -30,13 +31,13 @@ from ringfence import (
     ResourceRegistry,
     ScriptedAdapter,
     Session,
+    Snapshotable,
     Tool,
     ToolContext,
     ToolExecutor,
     ToolResult,
 )
-from ringfence.errors import DeadlineExceededError
-from ringfence.participants import Change, Snapshotable
+from ringfence.participants import Change
 from ringfence.prompt import PolicyDecision, PromptTemplate
 from ringfence.resources import Binding
 from ringfence.runtime import Append, SlicePolicy, append_all, final_receipts, tool_transaction

@@ -11,8 +11,18 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 
 from ringfence.errors import SnapshotRestoreError
 from ringfence.participants import CURRENT_CALL, CallInfo
-from ringfence.runtime import Append, Clear, Extend, Receipt, Replace, Session, SlicePolicy, append_all, upsert_by
-from ringfence.runtime.session import Snapshot
+from ringfence.runtime import (
+    Append,
+    Clear,
+    Extend,
+    Receipt,
+    Replace,
+    Session,
+    SlicePolicy,
+    Snapshot,
+    append_all,
+    upsert_by,
+)
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,7 @@ from mcp.client.streamable_http import streamable_http_client
 
 from ringfence.filesystem import InMemoryFilesystem
 from ringfence.prompt import MarkdownSection, Section, Tool, ToolContext, ToolResult
-from ringfence.runtime import Session
-from ringfence.runtime.receipts import Receipt
+from ringfence.runtime import Receipt, Session
 from ringfence_cli.serve.server import WorkspaceServer
 from ringfence_cli.serve.transports import listen, serve_http, serve_stdio
 from ringfence_cli.serve.workspaces import ServedWorkspace
