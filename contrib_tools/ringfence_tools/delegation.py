@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import Any
 
 from ringfence.errors import (
@@ -22,13 +21,10 @@ from ringfence.prompt.prompt import Prompt, PromptTemplate
 from ringfence.prompt.section import Section
 from ringfence.prompt.tool import Tool, ToolContext
 from ringfence.runtime.limits import SHORTEST_DEADLINE, Budget, BudgetTracker, Deadline
-from ringfence.runtime.reducers import SetVisibilityOverride
 from ringfence.runtime.session import Session
 from ringfence.runtime.tool_result import ToolResult, render_value
 
 MAX_TASK_CHARACTERS = 20_000
-MAX_EXPANSIONS = 20
-"""How often a child may open sections and begin again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,25 +114,22 @@ class DelegationSection(Section[None]):
         if context.adapter is None:
             raise ToolValidationError("no model is connected that could do it")
         deadline, tracker = self._limits(context)
-        for _ in range(MAX_EXPANSIONS):
-            prompt = Prompt(delegate.template).bind(DelegatedTask(params.task))
-            try:
-                response = context.adapter.evaluate(
-                    prompt,
-                    session=context.session,
-                    deadline=deadline,
-                    budget_tracker=tracker,
-                    heartbeat=context.heartbeat,
-                    run_context=context.run_context,
-                )
-            except VisibilityExpansionRequired as wanted:
-                for section, visibility in wanted.requested_overrides.items():
-                    context.session.dispatch(SetVisibilityOverride(section, visibility))
-                continue
-            except PromptEvaluationError as error:
-                return _failed(delegate, error, context)
-            return ToolResult.ok(Delegated(delegate.name, response.text, response.output), f"{delegate.name} is done")
-        return ToolResult.error(f"{delegate.name} only opened sections, {MAX_EXPANSIONS} times")
+        try:
+            response = context.adapter.evaluate(
+                Prompt(delegate.template).bind(DelegatedTask(params.task)),
+                session=context.session,
+                deadline=deadline,
+                budget_tracker=tracker,
+                heartbeat=context.heartbeat,
+                run_context=context.run_context,
+            )
+        except (PromptEvaluationError, VisibilityExpansionRequired) as error:
+            if isinstance(error.__cause__, RestoreFailedError):
+                raise
+            if context.deadline is not None and context.deadline.expired:  # there is nothing left to go on with
+                raise DeadlineExceededError(str(error)) from error
+            return ToolResult.error(f"{delegate.name} failed, and what it did is undone: {describe_error(error)}")
+        return ToolResult.ok(Delegated(delegate.name, response.text, response.output), f"{delegate.name} is done")
 
     def _limits(self, context: ToolContext) -> tuple[Deadline | None, BudgetTracker | None]:
         """A share of what is left to the call. Raises DeadlineExceededError where that is nothing."""
@@ -147,26 +140,15 @@ class DelegationSection(Section[None]):
             nearest = min(ends, key=Deadline.remaining)
             if nearest.remaining() < SHORTEST_DEADLINE:
                 raise DeadlineExceededError("there is no time left to delegate anything")
-            seconds = max(nearest.remaining() * self.share, SHORTEST_DEADLINE) / timedelta(seconds=1)
+            seconds = max(nearest.remaining() * self.share, SHORTEST_DEADLINE).total_seconds()
             deadline = Deadline.after(seconds, clock=nearest.clock)
-        return deadline, None if outer is None else self._part_of(outer)
+        if outer is None:
+            return deadline, None
+        budget, used = outer.budget, outer.consumed
+        total = self._part(budget.max_total_tokens, used.total_tokens)
+        inputs = self._part(budget.max_input_tokens, used.input_tokens)
+        outputs = self._part(budget.max_output_tokens, used.output_tokens)
+        return deadline, BudgetTracker(Budget(budget.deadline, total, inputs, outputs), parent=outer)
 
-    def _part_of(self, outer: BudgetTracker) -> BudgetTracker:
-        used, budget = outer.consumed, outer.budget
-
-        def part(limit: int | None, used: int | None) -> int | None:
-            return None if limit is None else max(int((limit - (used or 0)) * self.share), 1)
-
-        total = part(budget.max_total_tokens, used.total_tokens)
-        inputs = part(budget.max_input_tokens, used.input_tokens)
-        outputs = part(budget.max_output_tokens, used.output_tokens)
-        return BudgetTracker(Budget(budget.deadline, total, inputs, outputs), parent=outer)
-
-
-def _failed(delegate: Delegate, error: PromptEvaluationError, context: ToolContext) -> ToolResult[Delegated]:
-    """A failure for the model that delegated, unless there is nothing left to go on with."""
-    if isinstance(error.__cause__, RestoreFailedError):
-        raise error
-    if context.deadline is not None and context.deadline.expired:
-        raise DeadlineExceededError(str(error)) from error
-    return ToolResult.error(f"{delegate.name} failed, and what it did is undone: {describe_error(error)}")
+    def _part(self, limit: int | None, used: int | None) -> int | None:
+        return None if limit is None else max(int((limit - (used or 0)) * self.share), 1)
