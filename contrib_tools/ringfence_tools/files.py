@@ -31,7 +31,7 @@ from ringfence_tools.handlers import (
     is_directory,
     require_existing,
 )
-from ringfence_tools.patching import PatchHandler, files_written_by
+from ringfence_tools.patching import PatchHandler, list_writes
 from ringfence_tools.printable import plural
 from ringfence_tools.searching import SearchHandlers
 
@@ -312,7 +312,7 @@ def file_tools(*, mount_point: str | None = None, accepts_overrides: bool = Fals
     writes: dict[Callable[..., ToolResult[Any]], Callable[[Any], Iterable[Written]]] = {
         tools.write_file: lambda params: (ContentOf(params.file_path),),
         tools.edit_file: lambda params: (ContentOf(params.file_path),),
-        tools.apply_patch: files_written_by,
+        tools.apply_patch: list_writes,
         tools.move: lambda params: (Itself(params.source), Itself(params.target)),
         tools.rm: lambda params: (Itself(params.path),),
     }

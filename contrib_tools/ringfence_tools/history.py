@@ -156,21 +156,23 @@ class HistoryToolsSection(Section[None]):
         section only looks."""
         self.session = session
         self._workspace = workspace
-        looking: dict[Callable[..., ToolResult[Any]], str] = {
+        descriptions: dict[Callable[..., ToolResult[Any]], str] = {
             self.history: "List the steps of the workspace, newest first: what tool calls and others changed.",
             self.diff: "Show what changed in the workspace between two steps, as a patch.",
-        }
-        changing: dict[Callable[..., ToolResult[Any]], str] = {
             self.undo: "Take back the newest steps of the workspace. What others changed since stays.",
             self.restore: "Bring all files of the workspace back to what they were after a step. Can be undone.",
             self.checkpoint: "Give the workspace as it is now a name, to restore it later.",
         }
+        changes_nothing = (self.history, self.diff)
         super().__init__(
             title="History",
             key="history.tools",
             tools=[
-                Tool(handler.__name__, description, handler, (), accepts_overrides, read_only=handler in looking)
-                for handler, description in (looking if read_only else {**looking, **changing}).items()
+                Tool(
+                    handler.__name__, description, handler, (), accepts_overrides, read_only=handler in changes_nothing
+                )
+                for handler, description in descriptions.items()
+                if handler in changes_nothing or not read_only
             ],
             accepts_overrides=accepts_overrides,
         )

@@ -90,7 +90,7 @@ class PatchHandler(FileHandlers):
         return ToolResult.ok(PatchedFiles(tuple(plan.files)), f"patched {plural(len(plan.files), 'file')}")
 
 
-def files_written_by(params: ApplyPatch) -> Iterable[Written]:
+def list_writes(params: ApplyPatch) -> Iterable[Written]:
     """What a patch changes, for `Tool.writes`: of a link, if the patch says that it is one, that alone."""
     return dict.fromkeys(
         Itself(path) if SYMLINK in (patch.old_mode, patch.new_mode) else ContentOf(path)
@@ -156,7 +156,7 @@ class _Plan:
             if target != path and not patch.copy:
                 self._plan(target, before, partial(self._filesystem.move, path, target))
                 self._nodes[path] = None
-            now, after = self._node(target), _after(patch, before, patched.content)
+            now, after = self._node(target), _patch_node(patch, before, patched.content)
             if now != after:
                 if not after.is_link and (now is None or now.content != after.content):
                     self.writes.setdefault(target, after.content)
@@ -233,7 +233,7 @@ class _Plan:
             filesystem.chmod(path, mode | (mode & 0o444) >> 2 if after.executable else mode & ~0o111)
 
 
-def _after(patch: FilePatch, before: _Node | None, content: bytes) -> _Node:
+def _patch_node(patch: FilePatch, before: _Node | None, content: bytes) -> _Node:
     executable = before is not None and before.executable
     if patch.new_mode is not None and patch.new_mode != patch.old_mode:
         executable = bool(patch.new_mode & 0o100)  # as git has it: 100775 is 100755
