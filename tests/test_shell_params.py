@@ -19,7 +19,7 @@ from ringfence.runtime import Session
 from ringfence_cli.options import NETWORKS
 from ringfence_sandbox import Network, PodmanSandbox, SandboxLimits
 from ringfence_tools import PodmanSandboxSection
-from ringfence_tools.shell import MAX_CHANGES, CommandOutcome, EvaluatePython, ShellExecute, command_tools
+from ringfence_tools.shell import MAX_CHANGES, CommandOutcome, EvaluatePython, ShellExecute
 
 NOWHERE = "unix:///nowhere/podman.sock"
 FILE = FileVersion("file", 0o644, 1, "0" * 64)
@@ -71,7 +71,7 @@ def test_what_cannot_be_a_program_is_refused_with_what_to_do(arguments: dict[str
 
 
 def test_the_same_words_are_known_as_names_and_as_limits(sandbox: PodmanSandbox) -> None:
-    shell, python = command_tools(sandbox)
+    *_, shell, python = PodmanSandboxSection(session=Session(), sandbox=sandbox).tools()
     assert shell.decode('{"command": "ls", "timeout_seconds": 7, "env": {"ä": "ö"}}').timeout_seconds == 7
     assert shell.decode({"argv": ["ls", "-l"]}).argv == ("ls", "-l")
     assert python.decode({"code": "1"}).timeout_seconds == 5

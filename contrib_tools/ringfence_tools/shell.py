@@ -245,17 +245,24 @@ class PodmanSandboxSection(Section[None]):
         self.sandbox = sandbox
         self.keep_environment = keep_environment
         self.longest_seconds = longest_seconds
-        files = file_tools(mount_point=MOUNT_POINT, accepts_overrides=accepts_overrides)
-        commands = command_tools(
-            sandbox,
-            keep_environment=keep_environment,
-            longest_seconds=longest_seconds,
+        shell = Tool[ShellExecute, CommandOutcome](
+            name="shell_execute",
+            description="Run a command in the container. Says its exit code, what it printed, and what it changed.",
+            handler=self.shell_execute,
             accepts_overrides=accepts_overrides,
+            opaque=True,
+        )
+        python = Tool[EvaluatePython, CommandOutcome](
+            name="evaluate_python",
+            description="Run a Python program in the container. Says what it printed; an exit code other than 0 fails.",
+            handler=self.evaluate_python,
+            accepts_overrides=accepts_overrides,
+            opaque=True,
         )
         super().__init__(
             title="Workspace and shell",
             key="podman.shell",
-            tools=(*files, *commands),
+            tools=(*file_tools(mount_point=MOUNT_POINT, accepts_overrides=accepts_overrides), shell, python),
             policies=(ReadBeforeWritePolicy(mount_point=MOUNT_POINT),) if policies is None else policies,
             accepts_overrides=accepts_overrides,
         )
@@ -304,48 +311,12 @@ class PodmanSandboxSection(Section[None]):
         twin._own = None
         return twin
 
-
-def command_tools(
-    sandbox: PodmanSandbox,
-    *,
-    keep_environment: bool = False,
-    longest_seconds: float = LONGEST_SECONDS,
-    accepts_overrides: bool = False,
-) -> tuple[Tool[ShellExecute, CommandOutcome], Tool[EvaluatePython, CommandOutcome]]:
-    """`shell_execute` and `evaluate_python` in that sandbox."""
-    tools = _CommandTools(sandbox, keep_environment=keep_environment, longest_seconds=longest_seconds)
-    return (
-        Tool[ShellExecute, CommandOutcome](
-            name="shell_execute",
-            description="Run a command in the container. Says its exit code, what it printed, and what it changed.",
-            handler=tools.shell_execute,
-            accepts_overrides=accepts_overrides,
-            opaque=True,
-        ),
-        Tool[EvaluatePython, CommandOutcome](
-            name="evaluate_python",
-            description="Run a Python program in the container. Says what it printed; an exit code other than 0 fails.",
-            handler=tools.evaluate_python,
-            accepts_overrides=accepts_overrides,
-            opaque=True,
-        ),
-    )
-
-
-class _CommandTools:
-    """The handlers."""
-
-    def __init__(self, sandbox: PodmanSandbox, *, keep_environment: bool, longest_seconds: float) -> None:
-        self._sandbox = sandbox
-        self._keep_environment = keep_environment
-        self._longest = longest_seconds
-
     def shell_execute(self, params: ShellExecute, *, context: ToolContext) -> ToolResult[CommandOutcome]:
         began_with = None
-        if self._keep_environment:
+        if self.keep_environment:
             began_with = context.session[ShellEnvironment].latest() or ShellEnvironment()
         # "." and other spellings of the root: the root itself, wherever the last command ended.
-        cwd = params.cwd and (resolve_model_path(self._sandbox.filesystem, params.cwd, mount_point=MOUNT_POINT) or ".")
+        cwd = params.cwd and (resolve_model_path(self.sandbox.filesystem, params.cwd, mount_point=MOUNT_POINT) or ".")
         ended = self._run(
             context,
             params.argv if params.command is None else params.command,
@@ -379,13 +350,13 @@ class _CommandTools:
         stdin: str | None = None,
         environment: ShellEnvironment | None = None,
     ) -> CommandResult:
-        seconds = min(max(SHORTEST_SECONDS, timeout_seconds), self._longest)
+        seconds = min(max(SHORTEST_SECONDS, timeout_seconds), self.longest_seconds)
         if context.deadline is not None:  # what goes on past it is in vain
             seconds = max(SHORTEST_SECONDS, min(seconds, context.deadline.remaining().total_seconds()))
         exported = environment.variables if environment is not None else ()
         usual = {name: value for name, value in ENVIRONMENT.items() if name not in exported}
         try:
-            return self._sandbox.run(
+            return self.sandbox.run(
                 command,
                 cwd=cwd,
                 env={**usual, **(env or {})},
