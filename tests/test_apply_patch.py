@@ -259,7 +259,7 @@ def test_every_hunk_that_does_not_fit_is_named_and_nothing_is_applied() -> None:
         (hunk("@@ -1,2 +1,2 @@\n a\n-b\n+c\n"), "a\n", "the end of the file"),
         (hunk("@@ -2,0 +3 @@\n+new\n"), "a\nb\n", "only adds lines"),
         (hunk("@@ -1 +1 @@\n-a\n+b\n"), None, "no such file"),
-        (hunk("@@ -2 +2 @@\n-a\n+x\n"), "a\nb\na\n", "lines 1, 3, both equally near"),
+        (hunk("@@ -2 +2 @@\n-a\n+x\n"), "a\nb\na\n", "equally near"),
         (hunk("@@\n-a\n+x\n"), "a\nb\na\n", "fits at lines 1, 3"),
         (hunk("@@ -1,2 +1,2 @@\n a\n-b\n+c\n@@ -1,2 +1,2 @@\n-a\n+x\n b\n"), "a\nb\n", "above the hunk before it"),
         ("--- /dev/null\n+++ b/f\n@@ -0,0 +1 @@\n+a\n", "", "exists already"),
