@@ -290,7 +290,7 @@ class World:
                 change(files, *deed)
 
     def make(self, call: Call, around: str | None = None) -> str:
-        of, before = f"call {len(self.noted)}", self.seen()
+        of, before = f"call_{len(self.noted)}", self.seen()
         self.noted[of] = Noted(call, around)
         arguments = {"of": of}
         try:
