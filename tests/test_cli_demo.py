@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import zipfile
 from importlib.resources import files
 from pathlib import Path
 
@@ -17,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from ringfence_cli import main
-from ringfence_cli.demonstration import copy_tree, demonstrate, run_tests
+from ringfence_cli.demonstration import copy_files, demonstrate, run_tests
 from ringfence_cli.options import Invocation
 from ringfence_cli.signals import Signals
 
@@ -57,7 +56,7 @@ def test_what_is_kept_is_the_repository_with_the_diff(tmp_path: Path, temporary:
     ended = subprocess.run([*DEMO, "--keep", kept], capture_output=True, env=temporary, timeout=SECONDS, check=False)
     assert ended.returncode == 0
     assert run_tests(kept, DATA).passed
-    copy_tree(DATA / "sample", tmp_path / "copy")
+    copy_files(DATA / "sample", tmp_path / "copy")
     assert not run_tests(tmp_path / "copy", DATA).passed
     subprocess.run(["git", "apply", "-"], input=ended.stdout, cwd=tmp_path / "copy", check=True)
     assert contents(kept) == contents(tmp_path / "copy")
@@ -117,14 +116,3 @@ def test_interrupted_it_leaves_nothing_behind(temporary: dict[str, str]) -> None
     assert b"interrupted" in shown
     assert b"Traceback" not in shown
     assert os.listdir(temporary["TMPDIR"]) == []
-
-
-def test_the_repository_can_be_copied_out_of_a_zipped_package(tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "package.zip", "w") as archive:
-        for path, content in contents(DATA).items():
-            archive.writestr(f"demo/{path}", content)
-        archive.writestr("demo/sample/timesheet/__pycache__/patch.cpython-311.pyc", b"")
-    with zipfile.ZipFile(tmp_path / "package.zip") as archive:
-        copy_tree(zipfile.Path(archive, "demo/sample/"), tmp_path / "copy")
-    assert contents(tmp_path / "copy") == contents(DATA / "sample")
-    assert not (tmp_path / "copy" / "timesheet" / "__pycache__").exists()

@@ -90,7 +90,7 @@ def test_a_run_changes_the_files_and_says_how_to_take_it_back(tree: Path) -> Non
     assert ended.returncode == 0
     assert (tree / "a.txt").read_bytes() == b"one\r\n2\r\nthree"
     assert b"-two\r\n+2\r\n" in ended.stdout
-    assert f"2 steps in {tree}: `ringfence undo {tree} 2` takes them back" in ended.stderr.decode()
+    assert f"`ringfence undo {tree} 2`" in ended.stderr.decode()
     assert ringfence("undo", tree, "2").returncode == 0
     assert lasting(capture_tree(tree)) == before
 
@@ -110,13 +110,6 @@ def test_the_log_names_steps_and_others(tree: Path) -> None:
     (tree / "their.txt").write_text("theirs")
     with Workspace.open(tree):
         pass
-    said = ringfence("log", tree).stdout.decode().splitlines()
-    assert [re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", "AT", line) for line in said] == [
-        "   -  AT  somebody else  their.txt",
-        "   2  AT  write_file  new, new/b.txt  (run: Do it.)",
-        "   1  AT  edit_file  a.txt  (run: Do it.)",
-        "   0  AT  as it was found  1 path",
-    ]
     log = as_json("log", tree)["log"]
     assert [entry["number"] for entry in log] == [None, 2, 1, 0]
     assert all(entry["commit"] and entry["created_at"] for entry in log)
@@ -199,14 +192,10 @@ def test_another_directory_in_the_place_of_one_is_said_and_what_it_had_is_in_the
     tree.mkdir()
     (tree / "a.txt").write_bytes(b"anew")
     preview = ringfence("restore", tree, "0", "--dry-run")
-    assert b"nothing was changed; it would be 1 restored" in preview.stderr
-    assert b"is another directory than the one that its history began with" in preview.stderr
-    assert b"since then another directory came in the place of the one before" in preview.stderr
+    assert b"another directory came in the place of the one before" in preview.stderr
     assert preview.stderr.count(b"to begin anew") == 1
     entries = as_json("log", tree)["log"]
     assert (entries[0]["kind"], entries[0]["tool"]) == ("external", "another directory")
-    log = ringfence("log", tree)
-    assert (b"  another directory  a.txt" in log.stdout, log.stderr) == (True, b"")
     assert ringfence("restore", tree, "0").returncode == 0
     assert (tree / "a.txt").read_bytes() == b"one\r\ntwo\r\nthree"
     ringfence("undo", tree)
@@ -254,31 +243,16 @@ def test_what_git_has_of_its_own_is_one_line_of_a_preview_and_of_the_log(tree: P
     assert {".git/index", ".git/refs/heads/main"} <= {*paths}
 
 
-def test_an_undo_that_left_what_somebody_changed_ends_so(tree: Path) -> None:
-    run(tree)
-    (tree / "new/b.txt").write_bytes(b"theirs")
-    ended = ringfence("undo", tree, "2")
-    assert b"restored  a.txt\n" in ended.stdout
-    assert b"conflict  new/b.txt  (changed since by somebody else)\n" in ended.stdout
-    assert ended.returncode == 1
-
-
 def test_an_undo_of_what_is_as_it_was_before_already_is_no_conflict(tree: Path) -> None:
     before = (tree / "a.txt").read_bytes()
     assert run(tree).returncode == 0
     (tree / "a.txt").write_bytes(before)
-    ended = ringfence("undo", tree, "2")
-    assert b"kept      a.txt  (it is as it was before already)\n" in ended.stdout
-    assert ended.returncode == 0
+    assert {one["path"]: one["outcome"] for one in as_json("undo", tree, "2")["paths"]}["a.txt"] == "kept"
 
 
 def test_what_somebody_changed_stays(tree: Path) -> None:
     run(tree)
     (tree / "a.txt").write_bytes(b"theirs")
-    ended = ringfence("undo", tree, "--step", "1")
-    assert (ended.returncode, ended.stdout) == (1, b"conflict  a.txt  (changed since by somebody else)\n")
-    assert f"`ringfence restore {tree} STEP` goes back to a step whatever".encode() in ended.stderr
-    assert b"--dry-run shows" in ended.stderr
     said = json.loads(ringfence("undo", tree, "--step", "1", "--json").stdout)
     assert said["paths"] == [{"path": "a.txt", "outcome": "conflict", "reason": "changed since by somebody else"}]
     assert ringfence("undo", tree, "--step", "2").returncode == 0
@@ -287,25 +261,18 @@ def test_what_somebody_changed_stays(tree: Path) -> None:
 def test_a_restore_says_what_is_somebody_elses(tree: Path) -> None:
     run(tree)
     (tree / "mine.txt").write_bytes(b"a person's")
-    ended = ringfence("restore", tree, "0", "--dry-run")
-    assert b"removed   mine.txt  (somebody else's, made since)\n" in ended.stdout
-    assert b"removed   new/b.txt\n" in ended.stdout
-    assert b"took away" not in ended.stderr
-    done = ringfence("restore", tree, "0").stderr
-    assert b"it took away 1 change of somebody else's, which --dry-run would have shown" in done
-    assert b"--dry-run" in ringfence("restore", "--help").stdout.partition(b"Options")[0]
-
-
-def test_a_restore_that_takes_nothing_of_others_says_nothing_of_them(tree: Path) -> None:
-    run(tree)
-    assert b"somebody" not in ringfence("restore", tree, "0").stderr
+    reasons = {one["path"]: one["reason"] for one in as_json("restore", tree, "0", "--dry-run")["paths"]}
+    assert (reasons["mine.txt"], reasons["new/b.txt"]) == ("somebody else's, made since", None)
+    assert b"took away" not in ringfence("restore", tree, "0", "--dry-run").stderr
+    assert b"took away 1 change" in ringfence("restore", tree, "0").stderr
 
 
 def test_a_conflict_with_a_later_step_is_exit_code_1(tree: Path) -> None:
     again = call("edit_file", file_path="a.txt", old_string="2", new_string="zwei")
     run(tree, turns=({"tool_calls": [READ, EDIT]}, {"tool_calls": [again]}, TURNS[2]))
-    ended = ringfence("undo", tree, "--step", "1")
-    assert (ended.returncode, ended.stdout) == (1, b"conflict  a.txt  (changed since by step 2 (edit_file))\n")
+    ended = ringfence("undo", tree, "--step", "1", "--json")
+    (path,) = json.loads(ended.stdout)["paths"]
+    assert (ended.returncode, path["outcome"], "step 2" in path["reason"]) == (1, "conflict", True)
     assert (tree / "a.txt").read_bytes() == b"one\r\nzwei\r\nthree"
 
 
@@ -384,12 +351,6 @@ def test_an_export_that_there_is_no_room_for_leaves_no_part_of_itself(tree: Path
     assert patch.read_bytes() == b""
 
 
-def test_gc_says_what_it_gave_back(tree: Path) -> None:
-    run(tree)
-    assert as_json("gc", tree, "--keep", "1")["freed_bytes"] >= 0
-    assert [entry["number"] for entry in as_json("log", tree)["log"]] == [2, 1]
-
-
 def test_the_log_has_the_oldest_entry_that_gc_leaves_whatever_it_is(tree: Path) -> None:
     run(tree)
     os.utime(tree / "a.txt", (1, 1))
@@ -430,25 +391,15 @@ def test_where_no_store_can_be_a_command_says_what_to_do(
     assert b"the store cannot be there (Not a directory): see to that, or name another place" in ended.stderr
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("show 7", "the history has no step 7: it has 0 to 2"),
-        ("diff 2 1", "name the earlier one first"),
-        ("undo 7", "the history has 2 steps, so 7 cannot be undone"),
-        ("export --output no/where", "'no/where' cannot be written: No such file or directory\n"),
-        ("undo --step 0", "the baseline is no step"),
-        ("undo 0", "0 is not in the range"),
-        ("restore 9", "no step 9"),
-        (f"restore {'9' * 5_000}", "there is no step of so high a number"),
-    ],
-)
-def test_what_there_is_not_is_exit_code_2(tree: Path, name: str, said: str) -> None:
+def test_what_there_is_not_is_exit_code_2(tree: Path) -> None:
     run(tree)
-    verb, *more = name.split()
-    ended = ringfence(verb, tree, *more)
-    assert (ended.returncode, ended.stdout) == (2, b"")
-    assert said in ended.stderr.decode()
+    for line in (
+        *("show 7", "diff 2 1", "undo 7", "export --output no/where", "undo --step 0", "undo 0", "restore 9"),
+        *("undo 2 --step 1", f"restore {'9' * 5_000}"),
+    ):
+        verb, *more = line.split()
+        ended = ringfence(verb, tree, *more)
+        assert (ended.returncode, ended.stdout, bool(ended.stderr)) == (2, b"", True), line
 
 
 def test_another_holder_is_named_and_looking_goes_on(tree: Path) -> None:
@@ -611,13 +562,6 @@ def test_a_line_of_a_run_says_how_to_look_at_what_a_rollback_has_kept(tmp_path: 
     assert said in html.unescape(render_call(receipt, "", Path("my x")))
 
 
-def test_a_call_that_still_runs_is_not_said_to_wait(tree: Path) -> None:
-    run(tree)
-    with Workspace.open(tree) as workspace, held_call(workspace.filesystem, call_id="c9") as held:
-        workspace.filesystem.for_call(held).write("a.txt", "half")
-        assert ringfence("log", tree).stderr == b""
-
-
 def test_an_interrupted_run_keeps_its_steps_and_says_how_to_undo_them(tree: Path, tmp_path: Path) -> None:
     turns = tuple(
         {"tool_calls": [call("write_file", file_path=f"{turn}-{n}.txt", content="x\n") for n in range(50)]}
@@ -678,15 +622,6 @@ def test_a_filesystem_on_its_own_leaves_the_history_alone(tree: Path) -> None:
     with HostFilesystem(tree) as filesystem:
         filesystem.write("a.txt", "outside of calls")
     assert [entry["number"] for entry in as_json("log", tree)["log"]] == [2, 1, 0]
-
-
-def test_a_number_of_steps_and_one_step_cannot_both_be_undone(tree: Path) -> None:
-    run(tree)
-    before = capture_tree(tree)
-    ended = ringfence("undo", tree, "2", "--step", "1")
-    assert (ended.returncode, b"either N" in ended.stderr) == (2, True)
-    assert capture_tree(tree) == before
-    assert ringfence("undo", tree, "--step", "1").returncode == 0
 
 
 def test_names_are_utf_8_whatever_the_locale_takes_them_for(tree: Path) -> None:

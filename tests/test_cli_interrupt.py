@@ -20,7 +20,8 @@ from typing import Any
 import pytest
 
 from ringfence.adapters import ScriptedAdapter
-from ringfence_cli.run import Options, apply_outcome, run_task
+from ringfence_cli.main import execute
+from ringfence_cli.run import apply_outcome
 from ringfence_cli.signals import Signals
 from ringfence_tools.agent_run import AgentTask, run_agent
 from ringfence_tools.run_workspace import MemoryWorkspace
@@ -250,14 +251,15 @@ def test_the_handlers_of_before_are_put_back() -> None:
 
 
 def test_one_that_comes_while_the_directory_is_loaded_ends_it_before_anything_is_done(
-    directory: Path, capfd: pytest.CaptureFixture[str]
+    directory: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (directory / "script.jsonl").write_text('{"text": "Done."}\n')
-    receipts = directory / "receipts.jsonl"
+    receipts, model = directory / "receipts.jsonl", f"script:{directory / 'script.jsonl'}"
+    words = ["run", str(directory / "tree"), "--task", "x", "--model", model, "--receipts", str(receipts)]
+    monkeypatch.setattr(sys, "argv", ["ringfence", *words])
     with Signals() as signals:
         signal.raise_signal(signal.SIGINT)
-        options = Options(directory / "tree", "x", f"script:{directory / 'script.jsonl'}", receipts=receipts)
-        assert run_task(options, signals) == 130
+        assert execute(signals) == 130
     assert capfd.readouterr() == ("", "ringfence: interrupted: nothing was changed\n")
     assert not receipts.exists()
 

@@ -25,9 +25,10 @@ from command_line import ringfence_text as ringfence
 from ringfence import PromptEvaluationError, Session, serde
 from ringfence.adapters import Message, MessageAdded, ScriptedAdapter
 from ringfence.testing import held_call
+from ringfence_cli.limits import RunLimits, join_policies
 from ringfence_cli.options import container, place_of
 from ringfence_cli.outputs import OutputFile
-from ringfence_cli.resume import RunLimits, RunRecord, interrupted_run, join_policies, record_of
+from ringfence_cli.resume import RunRecord, interrupted_run, record_of
 from ringfence_cli.run import run_watched
 from ringfence_cli.signals import Signals
 from ringfence_sandbox import SandboxLimits, Workspace
@@ -58,7 +59,7 @@ def performed(
     """A run in this process, so that a test can see what the model was sent."""
     before = interrupted_run(record_of(tree)) if resume else None
     workspace, adapter = DiskWorkspace(tree), ScriptedAdapter(turns)
-    with closing(workspace), closing(RunRecord(tree, "Do it.", before)) as record, Signals() as signals:
+    with closing(workspace), closing(RunRecord(workspace, "Do it.", before)) as record, Signals() as signals:
         ending = run_watched(AgentTask("Do it.", workspace, adapter), signals, watchers, None, record)
         if ending.outcome == "done":
             record.finish()
@@ -339,8 +340,8 @@ def room_for(file: Path, more: int) -> Generator[None]:
 def test_what_there_was_no_space_for_is_in_the_record_when_there_is(tree: Path) -> None:
     session, signals = Session(), Signals()
     said = [Message("system", f"{number}" * 2000) for number in range(3)]
-    with closing(DiskWorkspace(tree)) as workspace, closing(RunRecord(tree, "Do it.")) as record, signals:
-        record.start(session, signals, workspace)
+    with closing(DiskWorkspace(tree)) as workspace, closing(RunRecord(workspace, "Do it.")) as record, signals:
+        record.start(session, signals)
         with room_for(record_of(tree), 3000):
             for message in said[:2]:
                 session.dispatcher.dispatch(MessageAdded("run", message))
@@ -569,7 +570,7 @@ def test_an_adapter_s_own_object_does_not_keep_a_turn_from_the_record(tree: Path
             return replace(super().respond(request), raw=object())
 
     workspace = DiskWorkspace(tree)
-    with closing(workspace), closing(RunRecord(tree, "Do it.")) as record, Signals() as signals:
+    with closing(workspace), closing(RunRecord(workspace, "Do it.")) as record, Signals() as signals:
         run_watched(AgentTask("Do it.", workspace, Failing([READ])), signals, [], None, record)
     before = interrupted_run(record_of(tree))
     assert before is not None
@@ -670,7 +671,7 @@ CONTAINER = Place("podman", "python:3", "bridge", True, memory_bytes=1 << 28, cp
 )
 def test_a_run_goes_on_where_it_worked_unless_it_is_told_otherwise(was: Place, given: Place, then: Place) -> None:
     assert RunLimits(place=was).resumed(RunLimits(place=given)).place == then
-    assert RunLimits.of_record(json.loads(json.dumps(serde.dump(RunLimits(place=was))))).place == was
+    assert serde.parse(RunLimits, json.loads(json.dumps(serde.dump(RunLimits(place=was))))).place == was
 
 
 @pytest.mark.parametrize("place", [CONTAINER, Place("podman", memory_bytes=3 << 30, command_seconds=1_234_567.0)])
@@ -731,7 +732,7 @@ def test_the_time_that_a_run_has_taken_is_gone_for_its_resume(tree: Path) -> Non
 KILLED = """
 import os, signal, sys
 from ringfence_cli.main import main
-from ringfence_cli.outputs import ReceiptsFile
+from ringfence_cli.receipts_file import ReceiptsFile
 from ringfence_sandbox.calls.call_journal import CallJournal
 
 outcome, write_commit, call = sys.argv.pop(1), CallJournal.commit, ReceiptsFile.call

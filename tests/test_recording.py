@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ringfence_cli.outputs import CLEARED, Recording
+from ringfence_cli.outputs import CLEARED, recording
 from ringfence_sandbox import Workspace
 
 
@@ -24,9 +24,9 @@ def a_terminal_that_can(monkeypatch: pytest.MonkeyPatch) -> None:
 def said(stream: io.StringIO, *, quiet: bool = False) -> str:
     """What is written of a scan that looks at a thousand files in every fifth of a second, for two seconds."""
     times = iter([n / 5 for n in range(11)])
-    with Recording(quiet=quiet, stream=stream, clock=times.__next__) as recording:
+    with recording(quiet=quiet, stream=stream, clock=times.__next__) as show:
         for n in range(10):
-            recording(1000 * (n + 1))
+            show(1000 * (n + 1))
     return stream.getvalue()
 
 
@@ -38,8 +38,8 @@ def test_after_a_second_a_terminal_is_told_how_far_it_is_and_nothing_stays_of_th
 
 def test_an_opening_that_takes_no_time_says_nothing() -> None:
     stream = Terminal()
-    with Recording(stream=stream, clock=lambda: 0.0) as recording:
-        recording(1)
+    with recording(stream=stream, clock=lambda: 0.0) as show:
+        show(1)
     assert stream.getvalue() == ""
 
 

@@ -24,7 +24,7 @@ from ringfence import (
 from ringfence.filesystem import Filesystem
 from ringfence.participants import sort_participants
 from ringfence.runtime import Receipt, ToolInvoked, Transaction, final_receipts, tool_transaction
-from ringfence_cli.outputs import ReceiptsFile
+from ringfence_cli.receipts_file import ReceiptsFile
 from ringfence_cli.signals import Signals
 from ringfence_tools import VfsToolsSection
 from ringfence_tools.agent_run import RunObserver, RunStats

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -33,7 +32,7 @@ from ringfence.runtime.receipts import Receipt, change_json
 from ringfence.runtime.session import Session
 from ringfence_tools.contents import LeftOut
 from ringfence_tools.planning import Plan, PlanningStrategy, PlanningToolsSection
-from ringfence_tools.printable import one_line, plural
+from ringfence_tools.printable import one_line, patch_json, plural
 from ringfence_tools.run_workspace import ProtectedPathsPolicy, RunWorkspace
 
 Outcome = Literal[
@@ -103,15 +102,17 @@ class OpenGate:
         return nullcontext()
 
 
-class RunWatcher(Protocol):
+class RunWatcher:
     """Gets every turn and every tool call as they happen. An exception that it raises fails the run at its end."""
 
     def text(self, event: ModelText) -> None:
         """A piece of a turn that the model still writes; `turn` has the whole of it."""
 
-    def retry(self, event: ModelRetry) -> None: ...
+    def retry(self, event: ModelRetry) -> None:
+        """The model's provider is asked again."""
 
-    def turn(self, event: ModelTurn) -> None: ...
+    def turn(self, event: ModelTurn) -> None:
+        """The model has ended a turn."""
 
     def call(self, receipt: Receipt, plan: Plan | None, answer: str) -> None:
         """``plan`` is the one after the call, and ``answer`` the tool's output besides the receipt's message. Called
@@ -221,7 +222,7 @@ class RunOutcome:
             "tool_calls": {"total": stats.calls, **{outcome: stats.outcomes[outcome] for outcome in CALL_OUTCOMES}},
             "plan": serde.dump(self.plan) if self.plan is not None else None,
             "changes": [change_json(change) for change in self.changes],
-            **_patch_json(self.patch),
+            **patch_json(self.patch),
             "applied": self.applied,
             "steps": self.steps,
             "conflicts": [escape_path(path) for path in self.conflicts],
@@ -229,14 +230,6 @@ class RunOutcome:
             "usage": serde.dump(stats.usage),
             "duration_seconds": round(stats.seconds, 3),
         }
-
-
-def _patch_json(patch: bytes) -> dict[str, object]:
-    """As text, or, since files need not be UTF-8, as bytes."""
-    try:
-        return {"patch": patch.decode(), "patch_base64": None}
-    except UnicodeDecodeError:
-        return {"patch": None, "patch_base64": base64.b64encode(patch).decode()}
 
 
 def check_task(task: AgentTask) -> None:
@@ -281,7 +274,7 @@ def run_agent(
             )
         outcome.text = response.text
     except KeyboardInterrupt:
-        outcome.steps = workspace.steps()
+        outcome.steps = len(workspace.own_steps())
         outcome.fail_interrupted()
     except PromptEvaluationError as error:
         # A limit is that of a part, while the counts beside it are those of all parts.
@@ -299,7 +292,7 @@ def run_agent(
     outcome.plan = session[Plan].latest()
     outcome.receipts = session[Receipt].all()
     outcome.is_part = bool(workspace.is_part)
-    outcome.steps = workspace.steps()
+    outcome.steps = len(workspace.own_steps())
     outcome.left_out = (*workspace.left_out, *workspace.left_out_since())
     own = workspace.own_changes()
     outcome.changes, outcome.patch, outcome.mixed = own.changes, own.patch, own.mixed
@@ -312,7 +305,7 @@ def apply_changes(outcome: RunOutcome, workspace: RunWorkspace) -> None:
         return
     try:
         workspace.apply(outcome.changes)
-        outcome.applied, outcome.steps = True, workspace.steps()
+        outcome.applied, outcome.steps = True, len(workspace.own_steps())
     except WorkspaceConflictError as error:
         outcome.conflicts = error.paths
         outcome.fail("not applied, since files were changed on disk meanwhile")
@@ -359,8 +352,8 @@ class RunObserver:
         self._stats = stats
         self._watchers = watchers
         self._known: dict[str, CallOutcome] = {}
-        session.dispatcher.subscribe(ModelText, self._text)
-        session.dispatcher.subscribe(ModelRetry, self._retry)
+        session.dispatcher.subscribe(ModelText, lambda event: self._notify(lambda watcher: watcher.text(event)))
+        session.dispatcher.subscribe(ModelRetry, lambda event: self._notify(lambda watcher: watcher.retry(event)))
         session.dispatcher.subscribe(ModelTurn, self._turn)
         session.dispatcher.subscribe(Receipt, self._call)
 
@@ -368,12 +361,6 @@ class RunObserver:
         """Pass on the calls whose events an interrupt has suppressed."""
         for receipt in self._session[Receipt].all():
             self._call(receipt)
-
-    def _text(self, event: ModelText) -> None:
-        self._notify(lambda watcher: watcher.text(event))
-
-    def _retry(self, event: ModelRetry) -> None:
-        self._notify(lambda watcher: watcher.retry(event))
 
     def _turn(self, event: ModelTurn) -> None:
         with self._gate.held():
@@ -391,15 +378,12 @@ class RunObserver:
                 self._stats.outcomes[before] -= 1
             self._known[receipt.receipt_id] = receipt.outcome
             self._stats.outcomes[receipt.outcome] += 1
-            plan, answer = self._session[Plan].latest(), self._answer_of(receipt)
+            plan, invoked = self._session[Plan].latest(), self._session[ToolInvoked].latest()
+            if invoked is None or invoked.call_id != receipt.call_id:
+                found = self._session[ToolInvoked].where(lambda one: one.call_id == receipt.call_id)
+                invoked = found[-1] if found else None
+            answer = invoked.rendered_output if invoked is not None else ""
             self._notify(lambda watcher: watcher.call(receipt, plan, answer))
-
-    def _answer_of(self, receipt: Receipt) -> str:
-        last = self._session[ToolInvoked].latest()
-        if last is not None and last.call_id == receipt.call_id:
-            return last.rendered_output
-        found = self._session[ToolInvoked].where(lambda invoked: invoked.call_id == receipt.call_id)
-        return found[-1].rendered_output if found else ""
 
     def _notify(self, notify: Callable[[RunWatcher], None]) -> None:
         for watcher in self._watchers:

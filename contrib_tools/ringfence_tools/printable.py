@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import re
 import shlex
@@ -113,6 +114,14 @@ def line_counts(patch: bytes) -> tuple[int, int]:
             added += line.startswith(b"+")
             removed += line.startswith(b"-")
     return added, removed
+
+
+def patch_json(patch: bytes) -> dict[str, object]:
+    """A patch for JSON: as text, or, since files need not be UTF-8, in base64."""
+    try:
+        return {"patch": patch.decode(), "patch_base64": None}
+    except UnicodeDecodeError:
+        return {"patch": None, "patch_base64": base64.b64encode(patch).decode()}
 
 
 MAX_CHANGE_LINES = 20

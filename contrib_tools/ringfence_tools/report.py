@@ -7,6 +7,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import reprlib
 import secrets
 import shlex
@@ -24,13 +25,13 @@ from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
 from ringfence import serde
-from ringfence.adapters.model import ModelRetry, ModelText, ModelTurn
+from ringfence.adapters.model import ModelTurn
 from ringfence.filesystem.paths import display_path, escape_path
 from ringfence.participants import Change, FileVersion
 from ringfence.runtime.events import RejectedToolParams
 from ringfence.runtime.limits import utc_now
 from ringfence.runtime.receipts import Receipt
-from ringfence_tools.agent_run import RunOutcome, RunStats
+from ringfence_tools.agent_run import RunOutcome, RunStats, RunWatcher
 from ringfence_tools.planning import Plan
 from ringfence_tools.printable import line_counts, one_line, outcome_words, params_summary, plural, printable
 from ringfence_tools.run_workspace import RunWorkspace
@@ -56,6 +57,7 @@ MAX_FILE_LINES, MAX_LINE_CHARACTERS = 2_000, 1_000
 OPENED_LINES = 400
 """Files of a patch are open until so many lines are shown."""
 HEADER = b"diff --git "
+KINDS = {b"@": "hunk", b"+": "add", b"-": "del"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,35 +102,19 @@ def render_call(receipt: Receipt, answer: str, directory: Path) -> Markup:
     return _template().call(receipt, answer, directory)
 
 
-def render_changes(changes: Sequence[Change]) -> Markup:
-    return _template().changes(changes)
-
-
 def render_patch(patch: bytes) -> Markup:
     """A part for each file that can be folded. Of a patch that is larger than anybody reads the rest is counted."""
     shown: list[PatchedFile] = []
-    room, opened, left = MAX_PATCH_CHARACTERS, 0, 0
-    for lines in _split_files(patch):
+    # The lines of content begin with a blank or a sign, so none looks like a header.
+    parts = [part.split(b"\n") for part in re.split(rb"\n(?=diff --git )", patch.removesuffix(b"\n")) if part]
+    room, opened = MAX_PATCH_CHARACTERS, 0
+    for lines in parts:
         opened += len(lines)
         file = _patched_file(lines, is_open=opened <= OPENED_LINES)
         room -= sum(len(content) + len('<span class="same">\n</span>') for _, content in file.lines)
         if room >= 0:
             shown.append(file)
-        else:
-            left += 1
-    return _template().patch(shown, left)
-
-
-def _split_files(patch: bytes) -> Iterator[list[bytes]]:
-    """The lines of each file's part. (Those of content begin with a blank or a sign, so none looks like a header.)"""
-    part: list[bytes] = []
-    for line in patch.removesuffix(b"\n").split(b"\n") if patch else ():
-        if line.startswith(HEADER) and part:
-            yield part
-            part = []
-        part.append(line)
-    if part:
-        yield part
+    return _template().patch(shown, len(parts) - len(shown))
 
 
 def _patched_file(lines: list[bytes], *, is_open: bool) -> PatchedFile:
@@ -136,12 +122,11 @@ def _patched_file(lines: list[bytes], *, is_open: bool) -> PatchedFile:
     one, other = both[: len(both) // 2], both[len(both) // 2 + 1 :]  # a/PATH b/PATH
     added, removed = line_counts(b"\n".join(lines))
     shown: list[tuple[str, str]] = []
-    kind = "head"
+    in_header = True
     for line in lines[:MAX_FILE_LINES]:
-        if line.startswith(b"@@ "):
-            kind = ""
-        content = text(line.decode("utf-8", "surrogateescape"), MAX_LINE_CHARACTERS)
-        shown.append((kind or {b"@": "hunk", b"+": "add", b"-": "del"}.get(line[:1], "same"), content))
+        in_header &= not line.startswith(b"@@ ")
+        kind = "head" if in_header else KINDS.get(line[:1], "same")
+        shown.append((kind, text(line.decode("utf-8", "surrogateescape"), MAX_LINE_CHARACTERS)))
     name = one[2:] if one[2:] == other[2:] else both
     return PatchedFile(name, added, removed, shown, max(len(lines) - MAX_FILE_LINES, 0), is_open)
 
@@ -169,6 +154,10 @@ def _path(value: str) -> str:
 
 def _paths_line(paths: Sequence[str]) -> str:
     return one_line(", ".join(map(display_path, paths)), 200)
+
+
+def _utc(moment: datetime) -> str:
+    return f"{moment:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _values(params: object) -> list[tuple[str, str]]:
@@ -207,10 +196,6 @@ def _seconds(value: float) -> str:
     return f"{value * 1000:,.1f} ms" if value < 1 else f"{value:,.1f} s"
 
 
-def _utc(moment: datetime) -> str:
-    return f"{moment:%Y-%m-%d %H:%M:%S} UTC"
-
-
 def _facts(about: About, outcome: RunOutcome) -> Iterator[tuple[str, str]]:
     stats, usage = outcome.stats, outcome.stats.usage
     yield "Directory", one_line(escape_path(about.directory), 300)
@@ -236,6 +221,7 @@ def _template() -> Any:
         "max_rows": MAX_ROWS,
         "max_value": MAX_VALUE_CHARACTERS,
     }
+    environment.globals.update(values)
     filters: dict[str, Any] = {
         "text": text,
         "line": _line,
@@ -254,12 +240,11 @@ def _template() -> Any:
         "facts": _facts,
         "diff": render_patch,
     }
-    environment.globals.update(values)
     environment.filters.update(filters)
     return environment.get_template("report.html.j2").module
 
 
-class ReportFile:
+class ReportFile(RunWatcher):
     """A watcher that renders each turn and call as it comes, and puts the page in its place whole, or not at all.
 
     The directory is held open, so that nothing is written elsewhere if its name comes to mean another one.
@@ -278,25 +263,16 @@ class ReportFile:
         self._turns = self._calls = self._left_turns = self._left_calls = 0
         self._directory = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            found = self.find()
-            # In the place of a link or a device a file would be of no use, and the other gone.
-            if not path.name or (found is not None and not stat.S_ISREG(found.st_mode)):
-                raise OSError(errno.EINVAL, "something is there that is no regular file", str(path))
+            with suppress(FileNotFoundError):
+                found = os.stat(self.path.name or ".", dir_fd=self._directory, follow_symlinks=False)
+                # In the place of a link or a device a file would be of no use, and the other gone.
+                if not stat.S_ISREG(found.st_mode):
+                    raise OSError(errno.EINVAL, "something is there that is no regular file", str(path))
             if not os.access(".", os.W_OK | os.X_OK, dir_fd=self._directory):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
         except BaseException:
             os.close(self._directory)
             raise
-
-    def find(self) -> os.stat_result | None:
-        try:
-            return os.stat(self.path.name, dir_fd=self._directory, follow_symlinks=False)
-        except FileNotFoundError:
-            return None
-
-    def text(self, event: ModelText) -> None: ...
-
-    def retry(self, event: ModelRetry) -> None: ...
 
     def turn(self, event: ModelTurn) -> None:
         self._turns += 1
@@ -326,22 +302,17 @@ class ReportFile:
 
     def write(self, page: bytes) -> None:
         """Raises OSError, and leaves what was there before as it was."""
-        try:
-            self._put(page)
-        except OSError as error:  # of a name that nobody has given, or of none
-            raise OSError(error.errno, error.strerror, str(self.path)) from error
-
-    def _put(self, page: bytes) -> None:
         name = f".{self.path.name[:100]}.{secrets.token_hex(8)}.part"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(name, flags, 0o666, dir_fd=self._directory)
         try:
-            with open(descriptor, "wb") as file:
+            with open(os.open(name, flags, 0o666, dir_fd=self._directory), "wb") as file:
                 file.write(page)
             os.replace(name, self.path.name, src_dir_fd=self._directory, dst_dir_fd=self._directory)
-        except BaseException:
+        except BaseException as error:
             with suppress(OSError):
                 os.unlink(name, dir_fd=self._directory)
+            if isinstance(error, OSError):  # it names a file that nobody has given, or none
+                raise OSError(error.errno, error.strerror, str(self.path)) from error
             raise
 
     def close(self) -> None:

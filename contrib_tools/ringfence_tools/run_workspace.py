@@ -55,19 +55,17 @@ class Place:
     def options(self) -> dict[str, str]:
         """What was said of the container, by option."""
         given = {
-            "--image": None if self.image is None else shlex.quote(self.image),
+            "--image": shlex.quote(self.image) if self.image else None,
             "--network": self.network,
             "--keep-environment": "" if self.keep_environment else None,
-            "--memory": None if self.memory_bytes is None else f"{self.memory_bytes >> 20}m",
-            "--cpus": None if self.cpus is None else f"{self.cpus:g}",
-            "--command-timeout": None if self.command_seconds is None else f"{self.command_seconds:.9g}s",
+            "--memory": f"{self.memory_bytes >> 20}m" if self.memory_bytes else None,
+            "--cpus": f"{self.cpus:g}" if self.cpus else None,
+            "--command-timeout": f"{self.command_seconds:.9g}s" if self.command_seconds else None,
         }
         return {option: value for option, value in given.items() if value is not None}
 
     def describe(self) -> str:
-        """As options of the command line, if commands run."""
-        if self.workspace != "podman":
-            return ""
+        """A place with commands, as options of the command line."""
         return " ".join(["--workspace podman", *(f"{one} {value}".strip() for one, value in self.options.items())])
 
     def limits(self) -> SandboxLimits:
@@ -99,20 +97,12 @@ class RunWorkspace(Protocol):
         """The history on disk, into which every step goes; None in memory."""
         ...
 
-    def start_container(self, place: Place) -> None:
-        """Let commands run, in a container over the files. SandboxUnavailableError: they cannot."""
-        ...
-
     def left_out_since(self) -> Sequence[LeftOut]:
         """What the task has made that is in neither the changes nor the patch, and why."""
         ...
 
     def own_changes(self) -> OwnChanges:
         """What the task has changed since the start, with the patch for it, such as ``git apply`` takes it."""
-        ...
-
-    def steps(self) -> int:
-        """How many steps on disk the task has made."""
         ...
 
     def own_steps(self) -> Sequence[Step]:
@@ -180,13 +170,6 @@ class MemoryWorkspace:
         self._steps: Sequence[Step] = ()
         """That applying has made on disk."""
 
-    def is_there(self) -> bool:
-        """Whether the directory of which this is a copy is still at its path."""
-        try:
-            return os.path.samestat(os.stat(self.directory), os.fstat(self._copied))
-        except OSError:
-            return False
-
     def own_changes(self) -> OwnChanges:
         changes = self.filesystem.changes(self._loaded)
         now = self.filesystem.snapshot()
@@ -205,12 +188,6 @@ class MemoryWorkspace:
     def left_out_since(self) -> Sequence[LeftOut]:
         return ()
 
-    def start_container(self, place: Place) -> None:
-        raise ValueError("commands run on the files of a directory, not on a copy in memory")
-
-    def steps(self) -> int:
-        return len(self._steps)
-
     def own_steps(self) -> Sequence[Step]:
         return self._steps
 
@@ -219,7 +196,11 @@ class MemoryWorkspace:
         return VfsToolsSection(session=session, filesystem=self.filesystem, mount_point=self.mount_point)
 
     def apply(self, changes: Sequence[Change]) -> None:
-        if not self.is_there():
+        try:
+            is_there = os.path.samestat(os.stat(self.directory), os.fstat(self._copied))
+        except OSError:
+            is_there = False
+        if not is_there:
             raise ValueError(f"{escape_path(str(self.directory))} is not the directory any more that was copied")
         step = write_back(self.filesystem, self.directory, changes, session=self._session, store=self._store)
         self._steps = () if step is None else (step,)
@@ -287,9 +268,6 @@ class DiskWorkspace:
             beside[path] = f"{reason}: what commands did to it is not in the history, nor in the patch"
         return [LeftOut(path, reason) for path, reason in sorted(beside.items()) if path not in self.refused]
 
-    def steps(self) -> int:
-        return len(self.own_steps())
-
     def own_steps(self) -> Sequence[Step]:
         """The steps of the run, oldest first."""
         return [step for step in self.history.steps() if step.session_id in self._sessions]
@@ -309,12 +287,8 @@ class DiskWorkspace:
             if entry.session_id in sessions or entry.commit == start or entry.apart:
                 break
             paths.update(entry.paths)
-        return sorted(filter(self._counts, paths))
-
-    def _counts(self, path: str) -> bool:
-        """Whether it is a file of the project: not one that a run writes for its user, nor git's own data, which as
-        little as `git status` changes."""
-        return path not in self.refused and not is_git_data(path)
+        # Not what a run writes for its user, nor git's own data, which as little as `git status` changes.
+        return sorted(path for path in paths if path not in self.refused and not is_git_data(path))
 
     def section(self, session: Session) -> Section[Any]:
         self._sessions = (*self._sessions, str(session.session_id))

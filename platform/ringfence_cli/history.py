@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 import itertools
 import os
 import shlex
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Concatenate, Literal, ParamSpec
@@ -16,16 +15,16 @@ from typing import TYPE_CHECKING, Concatenate, Literal, ParamSpec
 import click
 
 from ringfence import serde
-from ringfence.errors import RingfenceError, WorkspaceLockedError
+from ringfence.errors import RingfenceError
 from ringfence.failures import describe_error
 from ringfence.filesystem.paths import display_path, escape_path, is_dotgit
 from ringfence.runtime.receipts import change_json
-from ringfence_cli.options import AS_JSON, DIRECTORY, BusyError, Command, NotStartedError, pass_signals
-from ringfence_cli.outputs import ErrorStream, OutputFile, Recording, json_line, put, put_diff, refuse_way_out
+from ringfence_cli.options import AS_JSON, DIRECTORY, Command, Invocation, NotStartedError
+from ringfence_cli.outputs import ErrorStream, OutputFile, open_output, put, put_diff, recording
 from ringfence_cli.signals import Signals
 from ringfence_cli.task_log import forget_tasks, recorded_tasks
-from ringfence_sandbox import Workspace, describe_moved_root
-from ringfence_tools.printable import how_to_look, one_line, plural, printable, unpatchable_changes, why
+from ringfence_sandbox import StateDirectoryError, Workspace, describe_moved_root
+from ringfence_tools.printable import how_to_look, one_line, patch_json, plural, printable, unpatchable_changes, why
 
 if TYPE_CHECKING:
     from ringfence.participants import Step
@@ -41,8 +40,8 @@ MAX_TASK_CHARACTERS = 40
 DRY_RUN = click.option("--dry-run", is_flag=True, help="Only say what would become of each path.")
 
 
-def _command(function: Callable[Concatenate[Signals, Path, bool, P], int]) -> click.Command:
-    return click.command(cls=Command)(DIRECTORY(AS_JSON(pass_signals(function))))
+def _command(function: Callable[Concatenate[Invocation, Path, P], int]) -> click.Command:
+    return click.command(cls=Command)(DIRECTORY(AS_JSON(click.pass_obj(function))))
 
 
 def _step_name(ctx: click.Context, param: click.Parameter, value: str | None) -> StepName | None:
@@ -63,14 +62,13 @@ TO = click.argument("b", callback=_step_name, required=False)
 @_command
 @click.option("--aborted", is_flag=True, help="List what rollbacks took away instead.")
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the newest N entries.")
-def log(signals: Signals, directory: Path, as_json: bool, aborted: bool, limit: int | None) -> int:
+def log(invocation: Invocation, directory: Path, aborted: bool, limit: int | None) -> int:
     """List the steps of DIR, newest first, and what somebody else changed in between."""
-    with opened(directory, signals, changes=False) as workspace:
+    with opened(directory, invocation, changes=False) as workspace:
         entries = workspace.aborted()[:limit] if aborted else workspace.log(limit)
     tasks = recorded_tasks(directory)
-    if as_json:
-        records = [_json(entry) | {"task": tasks.get(entry.session_id)} for entry in entries]
-        put(json_line({"log": records}))
+    if invocation.wants_json:
+        invocation.put_json({"log": [_json(entry) | {"task": tasks.get(entry.session_id)} for entry in entries]})
     else:
         put("".join(f"{printable(_log_line(entry, tasks))}\n" for entry in entries).encode())
     return 0
@@ -79,23 +77,27 @@ def log(signals: Signals, directory: Path, as_json: bool, aborted: bool, limit: 
 @_command
 @STEP
 @click.option("--aborted", is_flag=True, help="STEP is the number of something that a rollback took away.")
-def show(signals: Signals, directory: Path, as_json: bool, step: StepName, aborted: bool) -> int:
+def show(invocation: Invocation, directory: Path, step: StepName, aborted: bool) -> int:
     """Show what a step of DIR changed. STEP is a number or a name."""
     if aborted and not isinstance(step, int):
         raise click.UsageError("with --aborted STEP is a number, as `ringfence log --aborted` has it")
-    with opened(directory, signals, changes=False) as workspace:
+    with opened(directory, invocation, changes=False) as workspace:
         found = workspace.aborted_step(step) if aborted and isinstance(step, int) else workspace.show(step)
     task = recorded_tasks(directory).get(found.step.session_id)
-    if as_json:
-        record = {
-            "step": _json(found.step) | {"task": task},
-            "changes": [change_json(change) for change in found.changes],
-            "left_out": _left_out(found.left_out),
-            **_text_or_bytes("patch", found.patch),
-        }
-        put(json_line(record))
+    if invocation.wants_json:
+        invocation.put_json(
+            {
+                "step": _json(found.step) | {"task": task},
+                "changes": [change_json(change) for change in found.changes],
+                "left_out": _left_out(found.left_out),
+                **patch_json(found.patch),
+            }
+        )
         return 0
-    lines = [one_line(_title(found.step, aborted=aborted), 200)]
+    session = f", session {found.step.session_id}" if found.step.session_id else ""
+    who = f"{found.step.tool}, call {found.step.call_id}{session}" if found.step.number else "the workspace as found"
+    kind, at = "taken back" if aborted else "step", found.step.created_at.isoformat(timespec="seconds")
+    lines = [one_line(f"{kind} {found.step.number}: {who}, {at}", 200)]
     if task is not None:
         lines.append(f"run: {one_line(task, 200)}")
     for path, reason in found.left_out.items():
@@ -109,9 +111,9 @@ def show(signals: Signals, directory: Path, as_json: bool, step: StepName, abort
 @_command
 @FROM
 @TO
-def diff(signals: Signals, directory: Path, as_json: bool, a: StepName | None, b: StepName | None) -> int:
+def diff(invocation: Invocation, directory: Path, a: StepName | None, b: StepName | None) -> int:
     """Print the patch from the state after step A (by default the oldest) to that after B (by default the newest)."""
-    return _export(signals, directory, as_json, a, b, "diff", None)
+    return _export(invocation, directory, a, b, "diff", None)
 
 
 @_command
@@ -127,54 +129,51 @@ def diff(signals: Signals, directory: Path, as_json: bool, a: StepName | None, b
 )
 @click.option("--output", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Save it there.")
 def export(
-    signals: Signals,
+    invocation: Invocation,
     directory: Path,
-    as_json: bool,
     a: StepName | None,
     b: StepName | None,
     fmt: Literal["diff", "mbox"],
     output: Path | None,
 ) -> int:
     """Write the changes of DIR from step A (by default the oldest) to B (by default the newest) for git."""
-    return _export(signals, directory, as_json, a, b, fmt, output)
+    return _export(invocation, directory, a, b, fmt, output)
 
 
 def _export(
-    signals: Signals,
+    invocation: Invocation,
     directory: Path,
-    as_json: bool,
     a: StepName | None,
     b: StepName | None,
     fmt: Literal["diff", "mbox"],
     output: Path | None,
 ) -> int:
-    with opened(directory, signals, changes=False) as workspace:
+    with opened(directory, invocation, changes=False) as workspace:
         exported = workspace.export(fmt, a=a, b=b)
     if output is not None:
-        _save(output, exported.text, directory, signals)
-    if as_json:
+        _save(output, exported.text, directory, invocation.signals)
+    if invocation.wants_json:
         left_out = _left_out({**dict.fromkeys(exported.left_out, GIT_DATA), **exported.unknown})
-        put(json_line({"format": fmt, **_text_or_bytes("patch", exported.text), "left_out": left_out}))
+        invocation.put_json({"format": fmt, **patch_json(exported.text), "left_out": left_out})
     elif output is None:
         put_diff(exported.text)
+    errors = ErrorStream()
     for line in _not_exported(exported):
-        ErrorStream().say(printable(line))
+        errors.say(line)
     return 0
 
 
 def _save(output: Path, text: bytes, directory: Path, signals: Signals) -> None:
     try:
-        refuse_way_out(output, directory)
-        with signals.let_through():  # a pipe waits for its reader
-            file = OutputFile(output)
-        with closing(file):
+        with ExitStack() as stack:
+            with signals.let_through():  # a pipe waits for its reader
+                file = open_output(OutputFile, output, directory, stack)
+            assert file is not None
             file.replace(text)
     except KeyboardInterrupt:
-        ErrorStream().say("ringfence: interrupted: nothing was written")
-        raise click.Abort from None
+        raise click.Abort("interrupted: nothing was written") from None
     except InterruptedError:
-        ErrorStream().say("ringfence: interrupted: not all of it was written")
-        raise click.Abort from None
+        raise click.Abort("interrupted: not all of it was written") from None
     except OSError as error:
         raise click.UsageError(f"{str(output)!r} cannot be written: {why(error)}") from None
 
@@ -194,14 +193,14 @@ def _not_exported(exported: Export) -> Iterator[str]:
 @click.argument("n", type=click.IntRange(min=1), required=False)
 @click.option("--step", callback=_step_name, metavar="K", help="Reverse step K alone, a number or a name.")
 @DRY_RUN
-def undo(signals: Signals, directory: Path, as_json: bool, n: int | None, step: StepName | None, dry_run: bool) -> int:
+def undo(invocation: Invocation, directory: Path, n: int | None, step: StepName | None, dry_run: bool) -> int:
     """Reverse the newest N steps of DIR, by default one. What others changed since stays; it can be undone."""
     if n is not None and step is not None:
         raise click.UsageError("give either N, for the newest N steps, or --step, for that one alone")
-    with opened(directory, signals, changes=True, dry_run=dry_run) as workspace:
+    with opened(directory, invocation, changes=True, dry_run=dry_run) as workspace:
         done = workspace.undo(n, step=step, dry_run=dry_run)
-    code = _report(done, directory, as_json, dry_run)
-    if code and not as_json:
+    prints, code = not invocation.wants_json, _report(done, directory, invocation, dry_run)
+    if code and prints:
         back = f"`ringfence restore {_quoted(directory)} STEP` goes back to a step whatever changed since"
         ErrorStream().say(f"what is in conflict stays as it is: edit it, or {back} (--dry-run shows what)")
     return code or int(bool(done.outcomes) and not done.has_changed)
@@ -210,20 +209,20 @@ def undo(signals: Signals, directory: Path, as_json: bool, n: int | None, step: 
 @_command
 @STEP
 @DRY_RUN
-def restore(signals: Signals, directory: Path, as_json: bool, step: StepName, dry_run: bool) -> int:
+def restore(invocation: Invocation, directory: Path, step: StepName, dry_run: bool) -> int:
     """Bring the files of DIR back to what they were after STEP, a number or a name; 0 is the beginning.
 
     What others have changed since goes as well: --dry-run shows it before. It can be undone.
     """
-    with opened(directory, signals, changes=True, dry_run=dry_run) as workspace:
+    with opened(directory, invocation, changes=True, dry_run=dry_run) as workspace:
         done = workspace.restore(step, dry_run=dry_run)
         since = itertools.takewhile(lambda entry: step != entry.number and step not in entry.names, workspace.log())
         if any(entry.is_replacement for entry in since):
             note = "since then another directory came in the place of the one before, with all that is somebody else's"
             done = replace(done, notes=(*done.notes, note))
-    code = _report(done, directory, as_json, dry_run)
+    prints, code = not invocation.wants_json, _report(done, directory, invocation, dry_run)
     external = len(done.lost_external_changes)
-    if external and done.step is not None and not as_json:
+    if external and done.step is not None and prints:
         count = plural(external, "change")
         ErrorStream().say(f"it took away {count} of somebody else's, which --dry-run would have shown before")
     return code
@@ -232,14 +231,14 @@ def restore(signals: Signals, directory: Path, as_json: bool, step: StepName, dr
 @_command
 @click.argument("name")
 @click.option("--drop", is_flag=True, help="Take the name away again.")
-def checkpoint(signals: Signals, directory: Path, as_json: bool, name: str, drop: bool) -> int:
+def checkpoint(invocation: Invocation, directory: Path, name: str, drop: bool) -> int:
     """Give the files of DIR as they are a NAME, for `restore` and `diff`. `gc` keeps what has one."""
-    with opened(directory, signals, changes=True) as workspace:
+    with opened(directory, invocation, changes=True) as workspace:
         if drop:
             workspace.drop_checkpoint(name)
         named = None if drop else workspace.checkpoint(name)
-    if as_json:
-        put(json_line({"checkpoint": serde.dump(named) if named is not None else None}))
+    if invocation.wants_json:
+        invocation.put_json({"checkpoint": serde.dump(named) if named is not None else None})
     elif named is not None:
         back = f"`ringfence restore {_quoted(directory)} {name}` goes back to it"
         ErrorStream().say(f"{named.said} is called {named.name}: {back}")
@@ -247,12 +246,12 @@ def checkpoint(signals: Signals, directory: Path, as_json: bool, name: str, drop
 
 
 @_command
-def recover(signals: Signals, directory: Path, as_json: bool) -> int:
+def recover(invocation: Invocation, directory: Path) -> int:
     """Take back a call that a crash interrupted in DIR, if there is one. Every opening does so."""
-    with opened(directory, signals, changes=True) as workspace:
+    with opened(directory, invocation, changes=True) as workspace:
         recovered = workspace.recovered
-    if as_json:
-        put(json_line({"recovered": serde.dump(recovered) if recovered is not None else None}))
+    if invocation.wants_json:
+        invocation.put_json({"recovered": serde.dump(recovered) if recovered is not None else None})
     elif recovered is None:
         ErrorStream().say("there was nothing to recover")
     return 0
@@ -260,71 +259,66 @@ def recover(signals: Signals, directory: Path, as_json: bool) -> int:
 
 @_command
 @click.option("--keep", type=click.IntRange(min=0), default=100, show_default=True, metavar="N", help="Steps to keep.")
-def gc(signals: Signals, directory: Path, as_json: bool, keep: int) -> int:
+def gc(invocation: Invocation, directory: Path, keep: int) -> int:
     """Drop from the history of DIR what its newest and its named steps do not need. The files stay as they are."""
-    with opened(directory, signals, changes=True) as workspace:
+    with opened(directory, invocation, changes=True) as workspace:
         freed = workspace.gc(keep)
         with suppress(OSError):  # the notes of runs without a step do no harm
             forget_tasks(directory, but={entry.session_id for entry in workspace.log()})
-    if as_json:
-        put(json_line({"freed_bytes": freed}))
+    if invocation.wants_json:
+        invocation.put_json({"freed_bytes": freed})
     else:
         ErrorStream().say(f"{freed:,} bytes were given back")
     return 0
 
 
 @contextmanager
-def opened(directory: Path, signals: Signals, *, changes: bool, dry_run: bool = False) -> Generator[Workspace]:
+def opened(directory: Path, invocation: Invocation, *, changes: bool, dry_run: bool = False) -> Generator[Workspace]:
     """Open the workspace; one that is changed is locked, recovered and scanned.
 
     A dry run does not recover: the changes of a killed call have to be rolled back first.
 
     Raises:
-        click.ClickException: what went wrong, in words.
+        click.ClickException: there is no such step, or a call was killed and this is a dry run.
+        click.Abort: it was interrupted.
+        RingfenceError, OSError: it cannot be opened, or what the block does fails.
     """
     errors = ErrorStream()
     if (moved := describe_moved_root(directory)) is not None:
-        errors.say(f"ringfence: {printable(moved)}")
+        errors.say(f"ringfence: {moved}")
     before: str | None = None
     try:
-        with signals.let_through():
+        with invocation.signals.let_through():
             with Workspace.open(directory, read_only=True) as workspace:
-                killed = _killed(workspace, directory)
-                if killed is not None and dry_run:
+                killed = None
+                if (call := workspace.unfinished) is not None and not call.is_running:
+                    killed = (
+                        f"the tool call {call.call_id} ({call.tool}) was killed, and what it had done is still there: "
+                        f"`ringfence recover {_quoted(directory)}`, or whatever changes the workspace next, takes it "
+                        "back"
+                    )
+                if killed and dry_run:
                     raise click.ClickException(killed)
                 if not changes:
                     for warning in filter(None, (killed, workspace.damage)):
-                        errors.say(f"ringfence: {printable(warning)}")
+                        errors.say(f"ringfence: {warning}")
                     yield workspace
                     return
-            with Recording() as recording:
-                workspace = Workspace.open(directory, progress=recording)
+            with recording() as progress:
+                workspace = Workspace.open(directory, progress=progress)
             with workspace:
                 if workspace.recovered is not None:
                     errors.say(recovery(workspace.recovered, directory))
                 before = workspace.newest
                 yield workspace
     except KeyboardInterrupt:
-        message = _interrupted(directory, before)
-        errors.say(f"ringfence: {printable(message)}")
-        raise click.Abort(message) from None
+        raise click.Abort(_interrupted(directory, before)) from None
     except LookupError as error:
-        raise NotStartedError(str(error.args[0]) if error.args else describe_error(error)) from None
+        raise NotStartedError(str(error.args[0])) from None
     except ValueError as error:
         raise NotStartedError(str(error)) from None
-    except WorkspaceLockedError as error:
-        raise BusyError(str(error)) from None
-    except (RingfenceError, OSError) as error:
+    except StateDirectoryError as error:
         raise click.ClickException(describe_error(error)) from None
-
-
-def _killed(workspace: Workspace, directory: Path) -> str | None:
-    """The warning about a call that was killed and not rolled back yet."""
-    call = workspace.unfinished
-    if call is None or call.is_running:
-        return None
-    back = f"`ringfence recover {_quoted(directory)}`, or whatever changes the workspace next, takes it back"
-    return f"the tool call {call.call_id} ({call.tool}) was killed, and what it had done is still there: {back}"
 
 
 def _interrupted(directory: Path, before: str | None) -> str:
@@ -354,16 +348,16 @@ def recovery(recovered: Recovered, directory: Path) -> str:
     return how_to_look("\n  ".join([said, *more, *recovered.notes]), directory)
 
 
-def _report(done: Reversal, directory: Path, as_json: bool, dry_run: bool) -> int:
+def _report(done: Reversal, directory: Path, invocation: Invocation, dry_run: bool) -> int:
     """Print what an undo or a restore did; the exit code."""
-    if as_json:
+    if invocation.wants_json:
         paths = [
             {"path": escape_path(path), "outcome": outcome, "reason": done.reasons.get(path)}
             for path, outcome in done.outcomes.items()
         ]
         step = _json(done.step) if done.step is not None else None
         notes = [escape_path(note) for note in done.notes]
-        put(json_line({"dry_run": dry_run, "paths": paths, "step": step, "notes": notes}))
+        invocation.put_json({"dry_run": dry_run, "paths": paths, "step": step, "notes": notes})
     else:
         put("".join(_outcomes(done)).encode())
         errors = ErrorStream()
@@ -371,7 +365,7 @@ def _report(done: Reversal, directory: Path, as_json: bool, dry_run: bool) -> in
         would = "nothing was changed; it would be " if dry_run else ""
         errors.say(f"{would}{counts}" if counts else "nothing differs")
         for note in done.notes:
-            errors.say(printable(escape_path(note)))
+            errors.say(escape_path(note))
         if done.step is not None:
             errors.say(f"step {done.step.number}: `ringfence undo {_quoted(directory)}` takes it back")
     return 1 if "conflict" in done.outcomes.values() else 0
@@ -419,27 +413,12 @@ def _some_paths(paths: tuple[str, ...]) -> str:
     return ", ".join([part for part in (", ".join(named[:MAX_PATHS]) + more, *git) if part])
 
 
-def _title(step: Step, *, aborted: bool) -> str:
-    session = f", session {step.session_id}" if step.session_id else ""
-    who = f"{step.tool}, call {step.call_id}{session}" if step.number else "the workspace as found"
-    kind = "taken back" if aborted else "step"
-    return f"{kind} {step.number}: {who}, {step.created_at.isoformat(timespec='seconds')}"
-
-
 def _json(step: Step | LogEntry) -> dict[str, object]:
     return {**serde.dump(step), "paths": [escape_path(path) for path in step.paths]}
 
 
 def _left_out(reasons: Mapping[str, str]) -> list[dict[str, str]]:
     return [{"path": escape_path(path), "reason": reason} for path, reason in reasons.items()]
-
-
-def _text_or_bytes(name: str, data: bytes) -> dict[str, object]:
-    """Bytes for JSON: as text, or, since files need not be UTF-8, in base64."""
-    try:
-        return {name: data.decode(), f"{name}_base64": None}
-    except UnicodeDecodeError:
-        return {name: None, f"{name}_base64": base64.b64encode(data).decode()}
 
 
 def _quoted(directory: Path) -> str:

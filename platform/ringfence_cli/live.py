@@ -12,7 +12,7 @@ from rich.text import Text
 from ringfence.adapters.model import ModelRetry, ModelText, ModelTurn
 from ringfence.runtime.receipts import Outcome, Receipt
 from ringfence_cli.outputs import ErrorStream
-from ringfence_tools.agent_run import RunStats
+from ringfence_tools.agent_run import RunStats, RunWatcher
 from ringfence_tools.planning import Plan, PlanStep
 from ringfence_tools.printable import MAX_REASON_CHARACTERS, one_line, outcome_words, params_summary, printable
 
@@ -37,7 +37,7 @@ STYLES: dict[Outcome, str] = {
 BOXES = {"pending": "[ ]", "in_progress": "[>]", "done": "[x]"}
 
 
-class View:
+class View(RunWatcher):
     """A watcher that shows what happens on standard error: on a terminal with a live plan below the lines, elsewhere
     as plain lines. A context manager around the run."""
 
@@ -79,32 +79,28 @@ class View:
     def retry(self, event: ModelRetry) -> None:
         reason = one_line(event.reason, MAX_REASON_CHARACTERS)
         when = f" in {event.seconds:.0f} s" if event.seconds else ""
-        self._print(Text(f"  {reason}; attempt {event.attempt}{when}", style="yellow"))
+        self._console.print(Text(f"  {reason}; attempt {event.attempt}{when}", style="yellow"))
 
     def turn(self, event: ModelTurn) -> None:
         self._writing = ""
         text = _bounded(event.turn.text.strip(), final=not event.turn.tool_calls)
-        self._print(Text(f"turn {event.number}", style="bold").append(f"  {text}" if text else "", style="not bold"))
+        self._console.print(
+            Text(f"turn {event.number}", style="bold").append(f"  {text}" if text else "", style="not bold")
+        )
 
     def call(self, receipt: Receipt, plan: Plan | None, answer: str) -> None:
-        self._print(call_text(receipt, self._directory))
-        if plan != self._plan:
-            before, self._plan = self._plan, plan
-            if self._live is None and plan is not None:
-                self._print_plan(before, plan)
-
-    def _print(self, text: Text) -> None:
-        self._console.print(text)
-
-    def _print_plan(self, before: Plan | None, plan: Plan) -> None:
-        """What is new in it: there is no place where it stands all the time."""
-        if before is None or before.objective != plan.objective:
-            self._print(Text(f"  plan: {one_line(plan.objective, MAX_REASON_CHARACTERS)}"))
-            before = None
-        known = frozenset(before.steps) if before is not None else frozenset[PlanStep]()
+        self._console.print(call_text(receipt, self._directory))
+        before, self._plan = self._plan, plan
+        if self._live is not None or plan is None:
+            return
+        # There is no place where the plan stands all the time: print what is new in it.
+        is_new = before is None or before.objective != plan.objective
+        known = () if before is None or is_new else before.steps
+        if is_new:
+            self._console.print(Text(f"  plan: {one_line(plan.objective, MAX_REASON_CHARACTERS)}"))
         for step in plan.steps:
             if step not in known:
-                self._print(_step(step))
+                self._console.print(_step(step))
 
     def _region(self) -> RenderableType:
         """The lower part of the terminal; rich asks for it from a thread of its own, several times a second."""

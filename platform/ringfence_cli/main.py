@@ -22,12 +22,12 @@ from ringfence_cli.options import (
     POLICY,
     RECEIPTS,
     SECTION,
+    UNAVAILABLE,
+    BusyError,
     Commands,
     Invocation,
     NotStartedError,
     container,
-    is_nowhere,
-    pass_signals,
     place_of,
     seconds,
 )
@@ -107,28 +107,9 @@ def ringfence() -> None:
 @SECTION
 @POLICY
 @click.option("--quiet", is_flag=True, help="Say nothing on standard error but errors.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the diff.")
-@pass_signals
-def run(
-    signals: Signals,
-    directory: Path,
-    task: str | None,
-    resume: bool,
-    model: str,
-    workspace: WorkspaceKind | None,
-    apply: bool | None,
-    patch: Path | None,
-    receipts: Path | None,
-    report: Path | None,
-    deadline: float | None,
-    max_tokens: int | None,
-    max_turns: int | None,
-    sections: tuple[str, ...],
-    policies: tuple[str, ...],
-    quiet: bool,
-    as_json: bool,
-    **given: Any,
-) -> int:
+@click.option("--json", "as_json", is_flag=True, expose_value=False, help="Print one JSON object instead of the diff.")
+@click.pass_obj
+def run(invocation: Invocation, **given: Any) -> int:
     """Run an agent's task on the files of DIR; print what it changed.
 
     The diff, or the JSON object, goes to standard output and everything else to standard error. Exit codes: 0 done,
@@ -136,52 +117,9 @@ def run(
     failed, 4 the sandbox is not available, 5 deadline, turns or budget used up, 130 interrupted and rolled back. With
     --json there is always an object, and its "outcome" says which it was.
     """
-    from ringfence.adapters.loop import MAX_TURNS
-    from ringfence_cli.outputs import clear, refuse_one_file
-    from ringfence_cli.resume import is_interrupted
-    from ringfence_cli.run import Options, files_read, run_task, task_of
+    from ringfence_cli.run import RunOptions, run_task
 
-    written = (("--patch", patch), ("--receipts", receipts), ("--report", report))
-    refuse_one_file(files_read(model, task, policies, sections), written)
-    if not resume or task is not None or is_interrupted(directory):  # else they are of the run that has ended
-        clear(directory, patch, report)
-    if not resume and task is None:
-        raise click.UsageError("give --task, for a new run, or --resume, for the one that was interrupted")
-    if resume and workspace == "memory":
-        raise click.UsageError("--resume is for --workspace disk or podman: a copy in memory ends with its run")
-    if task is not None:
-        task = task_of(task, signals)
-    either = task if resume else None
-    if resume and task is not None:
-        resume = is_interrupted(directory, task)
-        task = None if resume else task
-        max_turns = max_turns or MAX_TURNS  # as a new run would have
-    if workspace is None and not resume:
-        workspace = "disk"
-    if workspace != "memory" and apply is not None:
-        raise click.UsageError(
-            "--apply and --no-apply are for --workspace memory: on disk the files change as the agent works, and "
-            "`ringfence undo` takes that back"
-        )
-    options = Options(
-        directory,
-        task,
-        model,
-        apply=bool(apply),
-        patch=patch,
-        receipts=receipts,
-        report=report,
-        deadline=deadline,
-        max_tokens=max_tokens,
-        max_turns=max_turns,
-        quiet=quiet,
-        as_json=as_json,
-        place=place_of(workspace, given),
-        policies=policies,
-        sections=sections,
-        either=either,
-    )
-    return run_task(options, signals)
+    return run_task(RunOptions.of(given), invocation)
 
 
 @ringfence.command()
@@ -206,9 +144,9 @@ def run(
 @SECTION
 @POLICY
 @click.option("--read-only", is_flag=True, help="Offer only the tools that change nothing.")
-@pass_signals
+@click.pass_obj
 def serve(
-    signals: Signals,
+    invocation: Invocation,
     directory: Path,
     workspace: WorkspaceKind,
     http: str | None,
@@ -231,7 +169,7 @@ def serve(
         options = ServeOptions(
             directory, place_of(workspace, given), http, allow_host, receipts, read_only, policies, sections
         )
-        return serve(options, signals)
+        return serve(options, invocation.signals)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("ringfence"):
             raise
@@ -257,8 +195,8 @@ def serve(
     help="With podman the agent runs the repository's tests itself, in a container.",
 )
 @IMAGE
-@pass_signals
-def demo(signals: Signals, keep: Path | None, workspace: Literal["memory", "podman"], image: str | None) -> int:
+@click.pass_obj
+def demo(invocation: Invocation, keep: Path | None, workspace: Literal["memory", "podman"], image: str | None) -> int:
     """Mend a real repository with a scripted model: no network, no key.
 
     Its tests fail before and pass after. On the way a write is denied and a failed call is rolled back.
@@ -267,7 +205,7 @@ def demo(signals: Signals, keep: Path | None, workspace: Literal["memory", "podm
 
     if workspace != "podman" and image is not None:
         raise click.UsageError("--image is for --workspace podman, where commands run")
-    return demonstrate(keep, signals, in_container=workspace == "podman", image=image)
+    return demonstrate(keep, invocation.signals, in_container=workspace == "podman", image=image)
 
 
 ringfence.add_command(overrides)
@@ -311,56 +249,67 @@ def main() -> None:
 def execute(signals: Signals) -> int:
     """Run the command that ``sys.argv`` names, print what went wrong, and return the exit code."""
     invocation = Invocation(signals)
-    nowhere = is_nowhere()
     try:
         return ringfence.main(prog_name="ringfence", obj=invocation, standalone_mode=False) or 0
-    except click.exceptions.Abort as error:
-        return _fail(invocation, str(error) or "interrupted", INTERRUPTED)
-    except click.ClickException as error:
-        return _show(invocation, error)
     except BrokenPipeError:
         return 0
-    except InterruptedError as error:
-        return _fail(invocation, str(error.strerror), INTERRUPTED)
     except Exception as error:
-        if nowhere and isinstance(error, FileNotFoundError):
-            gone = "the current directory was removed: change to one that is there"
-            return _show(invocation, NotStartedError(gone))
-        from ringfence_sandbox import StateDirectoryError
-
-        if isinstance(error, StateDirectoryError):
-            return _show(invocation, NotStartedError.of(error))
-        # A mistake of ours; nobody but us could read a traceback.
-        from ringfence.failures import innermost, with_limit
-        from ringfence_cli.outputs import ErrorStream
-
-        cause = innermost(error)
-        message = with_limit(f"{type(cause).__name__}: {str(cause)!r}", cause)
-        ErrorStream().say(f"ringfence: {message}")
-        return _fail(invocation, message, 1)
+        message, exit_code = _describe(error)
+        if invocation.wants_json:
+            with suppress(OSError):
+                invocation.put_json(_failure(invocation, error, message, exit_code))
+        return exit_code
 
 
-def _show(invocation: Invocation, error: click.ClickException) -> int:
+def _describe(error: Exception) -> tuple[str, int]:
+    """Print an error. Return its message and the exit code."""
+    from ringfence.errors import RingfenceError, SandboxUnavailableError, WorkspaceLockedError
+    from ringfence.failures import describe_error, innermost, with_limit
     from ringfence_cli.outputs import ErrorStream
+    from ringfence_sandbox import StateDirectoryError
 
-    ErrorStream().show(error)
-    return _fail(invocation, error.format_message(), error.exit_code)
+    errors = ErrorStream()
+    if isinstance(error, InterruptedError):  # nobody reads
+        return str(error.strerror), INTERRUPTED
+    if isinstance(error, FileNotFoundError) and _is_nowhere():
+        error = NotStartedError("the current directory was removed: change to one that is there")
+    elif isinstance(error, StateDirectoryError):
+        error = NotStartedError.of(error)
+    elif isinstance(error, WorkspaceLockedError):
+        error = BusyError(str(error))
+    if isinstance(error, click.ClickException):
+        errors.show(error)
+        return error.format_message(), error.exit_code
+    if isinstance(error, click.Abort):
+        message, exit_code = str(error) or "interrupted", INTERRUPTED
+    elif isinstance(error, SandboxUnavailableError):
+        message, exit_code = str(error), UNAVAILABLE
+    elif isinstance(error, (RingfenceError, OSError)):
+        message, exit_code = describe_error(error), 1
+    else:  # a mistake of ours; nobody but us could read a traceback
+        cause = innermost(error)
+        message, exit_code = with_limit(f"{type(cause).__name__}: {str(cause)!r}", cause), 1
+    errors.say(f"ringfence: {message}")
+    return message, exit_code
 
 
-def _fail(invocation: Invocation, error: str, exit_code: int) -> int:
-    """The exit code. A program that asked for JSON gets an object that says the same: what raises has put none."""
-    if invocation.wants_json:
-        from ringfence_cli.outputs import json_line, put
+def _is_nowhere() -> bool:
+    """Whether the current directory was removed."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
 
-        record: Mapping[str, object] = {"error": error, "exit_code": exit_code}
-        if invocation.command is run:
-            from ringfence_tools.agent_run import EXIT_CODES, Outcome, RunOutcome
 
-            outcome: Outcome = next(outcome for outcome, code in EXIT_CODES.items() if code == exit_code)
-            record = RunOutcome(outcome, error).to_json()
-        with suppress(OSError):
-            put(json_line(record))
-    return exit_code
+def _failure(invocation: Invocation, error: Exception, message: str, exit_code: int) -> Mapping[str, object]:
+    """What a program gets that asked for JSON."""
+    if invocation.command is not run:
+        return {"error": message, "exit_code": exit_code}
+    from ringfence_tools.agent_run import EXIT_CODES, Outcome, RunOutcome
+
+    outcome: Outcome = next(outcome for outcome, code in EXIT_CODES.items() if code == exit_code)
+    return RunOutcome("busy" if isinstance(error, BusyError) else outcome, message).to_json()
 
 
 if __name__ == "__main__":

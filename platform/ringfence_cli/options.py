@@ -6,14 +6,12 @@ Nothing here is slow to import, so that ``--help`` is quick.
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import wraps
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import click
 
@@ -22,8 +20,6 @@ if TYPE_CHECKING:
     from ringfence_tools.run_workspace import Place, WorkspaceKind
 
 CommandT = TypeVar("CommandT", bound=Callable[..., object])
-P = ParamSpec("P")
-ResultT = TypeVar("ResultT")
 
 UNAVAILABLE = 4
 """The exit code where the sandbox is not available."""
@@ -49,15 +45,6 @@ class BusyError(NotStartedError):
     """Another process has the workspace: it may be free later."""
 
 
-def is_nowhere() -> bool:
-    """Whether the current directory was removed."""
-    try:
-        os.getcwd()
-    except FileNotFoundError:
-        return True
-    return False
-
-
 @dataclass(slots=True)
 class Invocation:
     """One run of the program: the object of click's contexts."""
@@ -66,16 +53,14 @@ class Invocation:
     command: click.Command | None = None
     """The command that was asked for, once its name was read."""
     wants_json: bool = False
+    """Whether a JSON object is still to be printed."""
 
+    def put_json(self, record: Mapping[str, object]) -> None:
+        """Print the one object of a command with --json. OSError: it cannot be written."""
+        from ringfence_cli.outputs import json_line, put
 
-def pass_signals(function: Callable[Concatenate[Signals, P], ResultT]) -> Callable[P, ResultT]:
-    """Decorate a command whose first argument is the signals of the program."""
-
-    @wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> ResultT:
-        return function(click.get_current_context().obj.signals, *args, **kwargs)
-
-    return call
+        self.wants_json = False
+        put(json_line(record))
 
 
 class Command(click.Command):
@@ -130,9 +115,6 @@ class Interruptible(Commands):
             with ctx.obj.signals.let_through():
                 return super().invoke(ctx)
         except KeyboardInterrupt:
-            from ringfence_cli.outputs import ErrorStream
-
-            ErrorStream().say("ringfence: interrupted")
             raise click.Abort from None
 
 
@@ -170,7 +152,7 @@ def number(ctx: click.Context, param: click.Parameter, value: float | None) -> f
 
 
 DIRECTORY = click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIR")
-AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+AS_JSON = click.option("--json", "as_json", is_flag=True, expose_value=False, help="Print one JSON object.")
 RECEIPTS = click.option(
     "--receipts", type=click.Path(path_type=Path), metavar="FILE", help="Append a line of JSON for every tool call."
 )
@@ -233,7 +215,7 @@ def container(command: CommandT) -> CommandT:
     return command
 
 
-def place_of(workspace: WorkspaceKind | None, given: dict[str, Any]) -> Place:
+def place_of(workspace: WorkspaceKind | None, given: Mapping[str, Any]) -> Place:
     """click.UsageError for an option of the container where there is none."""
     from ringfence_tools.run_workspace import Place
 

@@ -7,40 +7,30 @@ import io
 import json
 import os
 import re
-import reprlib
 import select
 import stat
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from itertools import chain, combinations, product
 from pathlib import Path
 from time import monotonic
-from types import TracebackType
-from typing import TYPE_CHECKING, TextIO, cast
-from uuid import NAMESPACE_OID, uuid5
+from typing import TYPE_CHECKING, TextIO, TypeVar, cast
 
 import click
 
 from ringfence.filesystem.paths import escape_path
-from ringfence.runtime.receipts import Receipt
 from ringfence_cli.signals import interrupted
-from ringfence_sandbox import KilledCall
 from ringfence_tools.printable import one_line, plural, printable, why
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-    from ringfence.adapters.model import ModelRetry, ModelText, ModelTurn
-    from ringfence_sandbox import LogEntry, Workspace
     from ringfence_tools.contents import LeftOut
-    from ringfence_tools.planning import Plan
+    from ringfence_tools.report import ReportFile
 
 _NOT_ASCII = re.compile("[^\x00-\x7e]")
 _STREAMS = ((1, "standard output"), (2, "standard error"))
-_NEWEST = 100
-"""Entries of the log among which the newest step is looked for: the others are what somebody else changed since."""
 STANDARD_ERROR = 2
 MAX_LISTED = 20
 LOOK_SECONDS = 0.5
@@ -48,6 +38,7 @@ PATIENCE_SECONDS = 3.0
 """That a process which was interrupted waits for somebody to read what it prints."""
 SILENT_SECONDS, EVERY_SECONDS = 1.0, 0.1
 """After which progress is shown, and how often it is renewed."""
+STYLES = {"@": "cyan", "+": "green", "-": "red"}
 CLEARED = "\r\x1b[K"
 
 
@@ -133,49 +124,35 @@ def put_diff(patch: bytes) -> None:
     console = Console(file=sys.stdout, markup=False, emoji=False, highlight=False, soft_wrap=True)
     shown = Text()
     for line in printable(patch.decode("utf-8", "surrogateescape")).splitlines(keepends=True):
-        shown.append(line, _style(line))
+        is_header = line.startswith(("diff ", "--- ", "+++ "))
+        shown.append(line, "bold" if is_header else STYLES.get(line[:1], ""))
     with console.capture() as captured:
         console.print(shown, end="")
     put(captured.get().encode(sys.stdout.encoding, "backslashreplace"))
 
 
-def _style(line: str) -> str:
-    if line.startswith(("diff ", "--- ", "+++ ")):
-        return "bold"
-    return {"@": "cyan", "+": "green", "-": "red"}.get(line[:1], "")
+@contextmanager
+def recording(
+    *, quiet: bool = False, stream: TextIO | None = None, clock: Callable[[], float] = monotonic
+) -> Generator[Callable[[int], None]]:
+    """Show the progress of `Workspace.open`: one line on a terminal's standard error, which is removed at the end."""
+    terminal = stream if stream is not None else ErrorStream()
+    is_dumb = os.environ.get("TERM", "dumb") in ("dumb", "unknown", "")
+    shows, is_shown, next_at = not quiet and not is_dumb and terminal.isatty(), False, clock() + SILENT_SECONDS
 
+    def show(files: int) -> None:
+        nonlocal is_shown, next_at
+        if shows and (now := clock()) >= next_at:
+            is_shown, next_at = True, now + EVERY_SECONDS
+            terminal.write(f"{CLEARED}recording the tree: {plural(files, 'file')} so far")
+            terminal.flush()
 
-class Recording:
-    """The progress of `Workspace.open`: one line on a terminal's standard error, which is removed at the end."""
-
-    def __init__(
-        self, *, quiet: bool = False, stream: TextIO | None = None, clock: Callable[[], float] = monotonic
-    ) -> None:
-        self._stream = stream if stream is not None else ErrorStream()
-        self._clock = clock
-        is_dumb = os.environ.get("TERM", "dumb") in ("dumb", "unknown", "")
-        self._shows = not quiet and not is_dumb and self._stream.isatty()
-        self._next = clock() + SILENT_SECONDS
-        self._is_shown = False
-
-    def __call__(self, files: int) -> None:
-        if not self._shows or (now := self._clock()) < self._next:
-            return
-        self._next, self._is_shown = now + EVERY_SECONDS, True
-        self._put(f"{CLEARED}recording the tree: {plural(files, 'file')} so far")
-
-    def __enter__(self) -> Recording:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._is_shown:
-            self._put(CLEARED)
-
-    def _put(self, text: str) -> None:
-        self._stream.write(text)
-        self._stream.flush()
+    try:
+        yield show
+    finally:
+        if is_shown:
+            terminal.write(CLEARED)
+            terminal.flush()
 
 
 def json_line(value: Mapping[str, object]) -> bytes:
@@ -191,25 +168,28 @@ def _escaped(match: re.Match[str]) -> str:
     return json.dumps(match[0])[1:-1]
 
 
-class JsonOutput:
-    """What a program that asked for JSON gets on standard output: one object, the first that there is to say."""
-
-    def __init__(self, *, wanted: bool) -> None:
-        self._wanted = wanted
-
-    def put(self, record: Mapping[str, object]) -> None:
-        """Raises OSError where it cannot be written."""
-        if self._wanted:
-            self._wanted = False
-            put(json_line(record))
-
-
 def left_out_lines(paths: Sequence[LeftOut]) -> Iterator[str]:
     """Lines for the paths that the agent does not see, or that the history does not cover."""
     for one in paths[:MAX_LISTED]:
         yield f"left out: {escape_path(one.path)} ({one_line(one.reason, 200)})"
     if len(paths) > MAX_LISTED:
         yield f"left out: {len(paths) - MAX_LISTED} more; --json lists all"
+
+
+OutputT = TypeVar("OutputT", bound="OutputFile | ReportFile")
+
+
+def open_output(
+    kind: Callable[[Path], OutputT], path: Path | None, directory: Path, stack: ExitStack
+) -> OutputT | None:
+    """Open a file that an option names, until ``stack`` ends. click.UsageError: it cannot be written."""
+    if path is None:
+        return None
+    try:
+        refuse_way_out(path, directory)
+        return stack.enter_context(closing(kind(path)))
+    except OSError as error:
+        raise click.UsageError(f"{str(path)!r} cannot be written: {why(error)}") from None
 
 
 def refuse_way_out(path: Path, directory: Path) -> None:
@@ -305,99 +285,5 @@ class OutputFile:
             os.ftruncate(self._descriptor, 0)
         self.write(data)
 
-    def is_same_file(self, other: OutputFile) -> bool:
-        """Whether both are one file in which they would write over each other."""
-        return self.is_file(os.fstat(other._descriptor))
-
-    def is_file(self, found: os.stat_result) -> bool:
-        """Whether it is a regular file, and the one that was found."""
-        return stat.S_ISREG(found.st_mode) and os.path.samestat(found, os.fstat(self._descriptor))
-
     def close(self) -> None:
         os.close(self._descriptor)
-
-
-class ReceiptsFile(OutputFile):
-    """A watcher that writes a line for every tool call, at once."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, append=True)
-
-    def text(self, event: ModelText) -> None: ...
-
-    def retry(self, event: ModelRetry) -> None: ...
-
-    def turn(self, event: ModelTurn) -> None: ...
-
-    def call(self, receipt: Receipt, plan: Plan | None, answer: str) -> None:
-        try:
-            record = receipt.to_json()
-        except (ValueError, TypeError, RecursionError):
-            # A model's arguments that no JSON can hold (nested too deeply) must not cost the call its receipt.
-            record = replace(receipt, params=reprlib.repr(receipt.params)).to_json()
-        self.write(json_line(record))
-
-    def complete(self, workspace: Workspace) -> None:
-        """Write the receipts that crashes have cut off: of calls that openings of the workspace had to end, and of the
-        newest step of each session that the file tells of, where it does not tell of that step.
-
-        click.UsageError where they cannot be written."""
-        said = self._read_existing()
-        steps = [entry for entry in workspace.log(_NEWEST) if entry.number]
-        for killed in workspace.killed_calls():
-            step = next((entry for entry in steps if entry.commit == killed.commit), None)
-            receipt = _of_killed(killed, step, workspace)
-            if receipt.receipt_id.encode() not in said:
-                self._complete_with(receipt)
-        workspace.forget_killed_calls()
-        said, last = self._read_existing(), dict[str, "LogEntry"]()
-        for entry in steps:
-            if entry.session_id:
-                last.setdefault(entry.session_id, entry)
-        for entry in reversed(last.values()):
-            if entry.session_id.encode() in said and entry.receipt_id.encode() not in said:
-                at = entry.created_at.isoformat()
-                killed = KilledCall("", entry.call_id, entry.tool, True, entry.commit, (), (), at)
-                self._complete_with(_of_killed(killed, entry, workspace))
-
-    def _complete_with(self, receipt: Receipt) -> None:
-        try:
-            self.call(receipt, None, "")
-        except OSError as error:
-            raise click.UsageError(f"{str(self.path)!r} cannot be written: {why(error)}") from None
-
-    def _read_existing(self) -> bytes:
-        try:
-            if stat.S_ISREG(os.fstat(self._descriptor).st_mode):
-                return self.path.read_bytes()
-        except OSError:  # it may be written, and not be read
-            pass
-        return b""
-
-
-def _of_killed(killed: KilledCall, step: LogEntry | None, workspace: Workspace) -> Receipt:
-    """What is known of a call whose process was killed, and of the step that it became, if it changed anything."""
-    receipt = Receipt(
-        receipt_id=str(uuid5(NAMESPACE_OID, killed.begun)),
-        call_id=killed.call_id,
-        tool=killed.tool,
-        params=None,
-        outcome="committed" if killed.committed else "rolled_back",
-        message="; ".join(["its process was killed", *killed.notes]),
-        started_at=killed.began_at,
-        duration_seconds=0.0,
-        session_id="",
-        prompt_name="",
-        conflicts=tuple(killed.conflicts),
-        recovered=True,
-    )
-    if step is None or step.number is None:
-        return receipt
-    return replace(
-        receipt,
-        receipt_id=step.receipt_id,
-        started_at=step.created_at,
-        session_id=step.session_id,
-        changes=workspace.show(step.number).changes,
-        commit=step.commit,
-    )

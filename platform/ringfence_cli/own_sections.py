@@ -32,12 +32,6 @@ def sections_of(specs: Sequence[str], directory: Path) -> tuple[MakeSection, ...
     return tuple(_section_of(spec, directory) for spec in specs)
 
 
-def absolute_section(spec: str) -> str:
-    """A SPEC that means the same in any working directory."""
-    place, colon, name = spec.rpartition(":")
-    return f"{os.path.abspath(place)}{colon}{name}" if place.endswith(".py") else spec
-
-
 @contextmanager
 def reserve_stdout(sections: Sequence[object]) -> Generator[None]:
     """Where there are any: standard output is for what came of a run, and what else writes there, such as a tool's
@@ -47,7 +41,10 @@ def reserve_stdout(sections: Sequence[object]) -> Generator[None]:
         yield
         return
     with ExitStack() as back:
-        back.callback(_go_to, _working_directory(back))
+        with suppress(OSError):  # a directory to which nobody can go back
+            here = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            back.callback(os.close, here)
+            back.callback(_go_to, here)
         stream, kept = sys.stdout, os.dup(1)
         back.callback(os.close, kept)
         stream.flush()
@@ -60,20 +57,9 @@ def reserve_stdout(sections: Sequence[object]) -> Generator[None]:
         yield
 
 
-def _working_directory(back: ExitStack) -> int | None:
-    """None where nobody can go back to it."""
-    try:
-        here = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError:
-        return None
-    back.callback(os.close, here)
-    return here
-
-
-def _go_to(directory: int | None) -> None:
-    if directory is not None:
-        with suppress(OSError):
-            os.fchdir(directory)
+def _go_to(directory: int) -> None:
+    with suppress(OSError):
+        os.fchdir(directory)
 
 
 def _section_of(spec: str, directory: Path) -> MakeSection:

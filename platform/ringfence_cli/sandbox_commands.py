@@ -7,7 +7,7 @@ from typing import Literal
 
 import click
 
-from ringfence_cli.options import AS_JSON, UNAVAILABLE, Interruptible
+from ringfence_cli.options import AS_JSON, UNAVAILABLE, Interruptible, Invocation
 
 
 @click.group(cls=Interruptible)
@@ -18,26 +18,25 @@ def sandbox() -> None:
 @sandbox.command()
 @click.option("--image", metavar="NAME", help="Look with this image; by default that of `ringfence sandbox build`.")
 @AS_JSON
-def doctor(image: str | None, as_json: bool) -> int:
+@click.pass_obj
+def doctor(invocation: Invocation, image: str | None) -> int:
     """Try what a sandbox promises, from inside a container, and say what to do about what does not work.
 
     Exit codes: 0 everything works, 4 something does not.
     """
-    from ringfence_cli.outputs import json_line
     from ringfence_sandbox import Finding, examine_sandbox
     from ringfence_tools.printable import printable
 
     findings: list[Finding] = []
     for finding in examine_sandbox(image):
         findings.append(finding)
-        if not as_json:
+        if not invocation.wants_json:
             click.echo(printable(f"{'works' if finding.works else 'FAILS':6} {finding.name}: {finding.found}"))
             if not finding.works and finding.advice:
                 click.echo(printable(f"       -> {finding.advice}"))
     everything = all(finding.works for finding in findings)
-    if as_json:
-        found = {"works": everything, "findings": [asdict(finding) for finding in findings]}
-        click.echo(json_line(found).decode(), nl=False)
+    if invocation.wants_json:
+        invocation.put_json({"works": everything, "findings": [asdict(finding) for finding in findings]})
     return 0 if everything else UNAVAILABLE
 
 
@@ -54,16 +53,11 @@ def build(names: tuple[str, ...], source: Literal["registry", "debian"] | None) 
 
     NAME is python (the default image) or base (a shell, no Python). Built ones are left as they are.
     """
-    from ringfence.errors import SandboxUnavailableError
     from ringfence_sandbox import build_images
-    from ringfence_tools.printable import printable
 
     try:
         for image in build_images(names, source):
             click.echo(image)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
-    except SandboxUnavailableError as error:
-        click.echo(printable(f"ringfence: {error}"), err=True)
-        return UNAVAILABLE
     return 0

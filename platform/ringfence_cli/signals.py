@@ -28,23 +28,22 @@ class Signals:
     """
 
     def __init__(self) -> None:
+        self.arrived = False
+        """Whether one waits."""
+        self.has_come = False
+        """Whether one has come at any time: whoever sends it waits for the end of the process."""
         self._holding = True
-        self._pending = False
         self._hear: Callable[[], object] | None = None
-        self._has_come = False
-        self._ignores_interrupts = False
         self._unraisable = sys.unraisablehook
         self._previous: dict[signal.Signals, Callable[[int, FrameType | None], Any] | int | None] = {}
 
     def __enter__(self) -> Signals:
-        self._previous[signal.SIGINT] = signal.getsignal(signal.SIGINT)
-        self._ignores_interrupts = self._previous[signal.SIGINT] is signal.SIG_IGN
-        signal.signal(signal.SIGINT, self._arrived)
-        for number in ALIKE:
+        for number in (signal.SIGINT, *ALIKE):
             previous = signal.getsignal(number)
-            if previous is not signal.SIG_IGN:
+            # The handler of SIGINT is there in any case: the others call it.
+            if previous is not signal.SIG_IGN or number == signal.SIGINT:
                 self._previous[number] = previous
-                signal.signal(number, self._end)
+                signal.signal(number, self._interrupted if number == signal.SIGINT else self._ended)
         self._unraisable, sys.unraisablehook = sys.unraisablehook, self._lost
         _entered.append(self)
         return self
@@ -55,24 +54,13 @@ class Signals:
         if self in _entered:  # else this is a child
             _entered.remove(self)
         sys.unraisablehook = self._unraisable
-        for number, previous in self._previous.items():
-            signal.signal(number, previous)
+        self.put_back()
 
     def put_back(self) -> None:
-        """In a child, where what a handler of ours notes is nobody's."""
+        """Put back the handlers of before, where they have not been replaced."""
         for number, previous in self._previous.items():
-            if signal.getsignal(number) in (self._arrived, self._end):
+            if signal.getsignal(number) in (self._interrupted, self._ended):
                 signal.signal(number, previous)
-
-    @property
-    def arrived(self) -> bool:
-        """Whether one waits."""
-        return self._pending
-
-    @property
-    def has_come(self) -> bool:
-        """Whether one has come at any time: whoever sends it waits for the end of the process."""
-        return self._has_come
 
     @contextmanager
     def let_through(self) -> Generator[None]:
@@ -89,7 +77,7 @@ class Signals:
         thread does; at once where one waits already."""
         self._hear = hear
         try:
-            if self._pending:
+            if self.arrived:
                 hear()
             yield
         finally:
@@ -117,38 +105,37 @@ class Signals:
 
     def _release(self) -> None:
         self._holding = False
-        if self._pending:
-            self._interrupt()
+        if self.arrived:
+            self._raise()
 
-    def _interrupt(self) -> None:
-        self._holding, self._pending = True, False
+    def _raise(self) -> None:
+        self._holding, self.arrived = True, False
         raise KeyboardInterrupt
 
-    def _arrived(self, number: int, frame: FrameType | None) -> None:
-        if self._ignores_interrupts and not self._has_come:
+    def _interrupted(self, number: int, frame: FrameType | None) -> None:
+        if self._previous[signal.SIGINT] is signal.SIG_IGN and not self.has_come:
             return
-        self._has_come = True
-        if self._holding:
-            self._pending = True
-            if self._hear is not None:
-                self._hear()
-        else:
-            self._interrupt()
+        self.has_come = True
+        if not self._holding:
+            self._raise()
+        self.arrived = True
+        if self._hear is not None:
+            self._hear()
+
+    def _ended(self, number: int, frame: FrameType | None) -> None:
+        # By way of SIGINT's handler, since a tool call puts one of its own there, which holds interrupts back over its
+        # commit and its rollback.
+        self.has_come = True
+        handler = signal.getsignal(signal.SIGINT)
+        if callable(handler):
+            handler(signal.SIGINT, frame)
 
     def _lost(self, unraisable: UnraisableHookArgs) -> None:
         """An interrupt that came in a finalizer, from where nothing can be raised: it comes at the next `held`."""
         if unraisable.exc_type is KeyboardInterrupt:
-            self._holding, self._pending = False, True
+            self._holding, self.arrived = False, True
         else:
             self._unraisable(unraisable)
-
-    def _end(self, number: int, frame: FrameType | None) -> None:
-        # By way of SIGINT's handler, since a tool call puts one of its own there, which holds interrupts back over its
-        # commit and its rollback.
-        self._has_come = True
-        handler = signal.getsignal(signal.SIGINT)
-        if callable(handler):
-            handler(signal.SIGINT, frame)
 
 
 def interrupted() -> bool:

@@ -13,22 +13,34 @@ from ringfence.errors import RestoreFailedError, WorkspaceLockedError
 from ringfence.failures import describe_error
 from ringfence_cli.history import recovery
 from ringfence_cli.options import BusyError, NotStartedError
-from ringfence_cli.outputs import Recording
+from ringfence_cli.outputs import recording
 from ringfence_sandbox import unfinished_calls
-from ringfence_tools.run_workspace import DiskWorkspace, MemoryWorkspace, Place, RunWorkspace
+from ringfence_tools.run_workspace import DiskWorkspace, MemoryWorkspace, Place
 
 
-def on_disk(directory: Path, *, quiet: bool = False) -> DiskWorkspace:
-    """NotStartedError: it cannot be opened."""
+def on_disk(directory: Path, place: Place = Place(), *, quiet: bool = False) -> DiskWorkspace:  # noqa: B008  # frozen
+    """Open a workspace on disk, with commands if that is its place.
+
+    Raises:
+        NotStartedError: it cannot be opened.
+        SandboxUnavailableError: commands cannot be run.
+    """
     try:
-        with Recording(quiet=quiet) as recording:
-            return DiskWorkspace(directory, progress=recording)
+        with recording(quiet=quiet) as progress:
+            workspace = DiskWorkspace(directory, progress=progress)
     except WorkspaceLockedError as error:
         raise BusyError(str(error)) from None
     except RestoreFailedError as error:
         raise NotStartedError(str(error)) from None
     except (OSError, ValueError) as error:
         raise NotStartedError(f"the workspace cannot be opened: {describe_error(error)}") from None
+    if place.workspace == "podman":
+        try:
+            start_container(workspace, place)
+        except BaseException:
+            workspace.close()
+            raise
+    return workspace
 
 
 def in_memory(directory: Path) -> MemoryWorkspace:
@@ -51,7 +63,7 @@ def recovered_before_copy(directory: Path, *, quiet: bool = False) -> Iterator[s
                     yield recovery(recovered, directory)
 
 
-def start_container(workspace: RunWorkspace, place: Place) -> None:
+def start_container(workspace: DiskWorkspace, place: Place) -> None:
     """SandboxUnavailableError: commands cannot be run."""
     try:
         workspace.start_container(place)

@@ -20,9 +20,10 @@ from ringfence.failures import describe_error
 from ringfence.runtime.receipts import Receipt
 from ringfence.runtime.session import Session
 from ringfence_cli.options import UNAVAILABLE, NotStartedError
-from ringfence_cli.outputs import ErrorStream, ReceiptsFile, refuse_way_out
+from ringfence_cli.outputs import ErrorStream, refuse_way_out
 from ringfence_cli.own_sections import reserve_stdout, sections_of
 from ringfence_cli.policies import policies_of, unfit
+from ringfence_cli.receipts_file import ReceiptsFile
 from ringfence_cli.serve import transports
 from ringfence_cli.serve.server import WorkspaceServer
 from ringfence_cli.serve.workspaces import ServedWorkspace, open_workspace

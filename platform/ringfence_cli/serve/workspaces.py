@@ -17,7 +17,7 @@ from ringfence.prompt.tool import Tool, ToolContext
 from ringfence.runtime.session import Session
 from ringfence_cli.history import recovery
 from ringfence_cli.outputs import left_out_lines
-from ringfence_cli.workspace import in_memory, on_disk, start_container
+from ringfence_cli.workspace import in_memory, on_disk
 from ringfence_sandbox import HostFilesystem, Workspace, unfinished_calls
 from ringfence_tools.agent_run import MakeSection
 from ringfence_tools.history import HistoryToolsSection
@@ -59,13 +59,7 @@ def open_workspace(
     """
     if read_only and place.workspace != "memory":
         return _open_view(directory, extra_sections, without_commands=place.workspace == "podman")
-    workspace = in_memory(directory) if place.workspace == "memory" else on_disk(directory)
-    if place.workspace == "podman":
-        try:
-            start_container(workspace, place)
-        except BaseException:
-            workspace.close()
-            raise
+    workspace = in_memory(directory) if place.workspace == "memory" else on_disk(directory, place)
     notes = list(left_out_lines(workspace.left_out))
     history = workspace.history
     if history is None:

@@ -1,0 +1,116 @@
+"""What a run may use: its policies, sections, limits and workspace, and what a resume may change of them."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+
+import click
+
+from ringfence_tools.run_workspace import Place
+
+LEAST = 1
+"""Of every limit: a second, a token, a turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunLimits:
+    """``policies`` and ``sections`` are SPECs. A limit that there is not is None; one below 1 is used up."""
+
+    policies: tuple[str, ...] = ()
+    seconds: float | None = None
+    tokens: int | None = None
+    turns: int | None = None
+    place: Place = Place()
+    sections: tuple[str, ...] = ()
+
+    def describe(self) -> str:
+        """As options of the command line."""
+        options = [self.place.describe()] if self.place.workspace == "podman" else []
+        options += [f"--section {shlex.quote(spec)}" for spec in self.sections]
+        options += [f"--policy {shlex.quote(spec)}" for spec in self.policies]
+        options += [f"--deadline {self.seconds:.0f}s"] if self.seconds is not None else []
+        options += [f"--max-tokens {self.tokens}"] if self.tokens is not None else []
+        options += [f"--max-turns {self.turns}"] if self.turns is not None else []
+        return " ".join(options)
+
+    def less(self, seconds: float, tokens: int, turns: int) -> RunLimits:
+        """What is left when so much of it has been used."""
+        return replace(
+            self,
+            seconds=None if self.seconds is None else self.seconds - seconds,
+            tokens=None if self.tokens is None else self.tokens - tokens,
+            turns=None if self.turns is None else self.turns - turns,
+        )
+
+    def used_up(self) -> list[str]:
+        """The options of the limits of which nothing is left."""
+        limits = (("--deadline TIME", self.seconds), ("--max-tokens N", self.tokens), ("--max-turns N", self.turns))
+        return [option for option, remaining in limits if remaining is not None and remaining < LEAST]
+
+    def resumed(self, given: RunLimits) -> RunLimits:
+        """Merge the limits that are left with those given now: policies and sections are added, others replaced.
+
+        Raises:
+            click.UsageError: a policy that would loosen one of the run's, a limit that is used up, or an option for a
+                container that there is not.
+        """
+        limits = RunLimits(
+            join_policies(self.policies, given.policies),
+            self.seconds if given.seconds is None else given.seconds,
+            self.tokens if given.tokens is None else given.tokens,
+            self.turns if given.turns is None else given.turns,
+            _resume_place(self.place, given.place),
+            tuple(dict.fromkeys((*self.sections, *given.sections))),
+        )
+        if used_up := limits.used_up():
+            raise click.UsageError(
+                f"what the run was allowed is used up: give the resumed part a limit of its own, {', '.join(used_up)}"
+            )
+        return limits
+
+
+def absolute_policy(spec: str) -> str:
+    """A SPEC that means the same in any working directory."""
+    is_file = spec.endswith(".toml") and spec.partition(":")[0] not in ("allow", "deny", "tests", "deletions")
+    return os.path.abspath(spec) if is_file else spec
+
+
+def absolute_section(spec: str) -> str:
+    """A SPEC that means the same in any working directory."""
+    place, colon, name = spec.rpartition(":")
+    return f"{os.path.abspath(place)}{colon}{name}" if place.endswith(".py") else spec
+
+
+def join_policies(held: Sequence[str], added: Sequence[str]) -> tuple[str, ...]:
+    """The SPECs of a run, and those that its resume adds. click.BadParameter: one would loosen those of the run."""
+    new = [spec for spec in dict.fromkeys(added) if spec not in held]
+    for spec in new:
+        kind, _, value = spec.partition(":")
+        # All the patterns that are allowed count together; of limits the lowest does.
+        loosened = [other for other in held if kind == "allow" and other.startswith("allow:")]
+        if kind == "deletions":
+            limits = [other for other in held if other.startswith("deletions:")]
+            loosened = [limit for limit in limits if int(limit.partition(":")[2]) < int(value)]
+        if loosened:
+            raise click.BadParameter(
+                f"{spec!r} is looser than what the run was begun with ({', '.join(loosened)}), which holds for all of "
+                "it: leave it out, or begin a new run with --task",
+                param_hint="'--policy'",
+            )
+    return (*held, *new)
+
+
+def _resume_place(before: Place, given: Place) -> Place:
+    """What is not given is as it was before."""
+    workspace = given.workspace or before.workspace
+    if workspace == "podman":
+        return replace(before, **{name: value for name, value in asdict(given).items() if value})
+    if given.options:
+        raise click.UsageError(
+            f"{' and '.join(given.options)} is for commands, and the run that is resumed has none: "
+            "--workspace podman gives it some"
+        )
+    return Place(workspace)

@@ -1,0 +1,100 @@
+"""The file of ``--receipts``: a line for every tool call, also where a crash kept it from being written."""
+
+from __future__ import annotations
+
+import os
+import reprlib
+import stat
+from dataclasses import replace
+from pathlib import Path
+from uuid import NAMESPACE_OID, uuid5
+
+import click
+
+from ringfence.runtime.receipts import Receipt
+from ringfence_cli.outputs import OutputFile, json_line
+from ringfence_sandbox import KilledCall, LogEntry, Workspace
+from ringfence_tools.agent_run import RunWatcher
+from ringfence_tools.planning import Plan
+from ringfence_tools.printable import why
+
+_NEWEST = 100
+"""Entries of the log among which the newest step is looked for: the others are what somebody else changed since."""
+
+
+class ReceiptsFile(OutputFile, RunWatcher):
+    """A watcher that writes a line for every tool call, at once."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, append=True)
+
+    def call(self, receipt: Receipt, plan: Plan | None, answer: str) -> None:
+        try:
+            record = receipt.to_json()
+        except (ValueError, TypeError, RecursionError):
+            # A model's arguments that no JSON can hold (nested too deeply) must not cost the call its receipt.
+            record = replace(receipt, params=reprlib.repr(receipt.params)).to_json()
+        self.write(json_line(record))
+
+    def complete(self, workspace: Workspace) -> None:
+        """Append receipts that a crash kept from being written.
+
+        There is one for each call that recovery ended, and one for the last step of each session of the file, if the
+        file lacks it. click.UsageError where they cannot be written.
+        """
+        written = self._read_existing()
+        steps = [entry for entry in workspace.log(_NEWEST) if entry.number]
+        by_commit = {entry.commit: entry for entry in steps}
+        missing = [
+            _of_killed(killed, by_commit.get(killed.commit or ""), workspace) for killed in workspace.killed_calls()
+        ]
+        last = {entry.session_id: entry for entry in reversed(steps) if entry.session_id}
+        for entry in sorted(last.values(), key=lambda entry: entry.number or 0):
+            if entry.session_id.encode() in written:
+                at = entry.created_at.isoformat()
+                killed = KilledCall("", entry.call_id, entry.tool, True, entry.commit, (), (), at)
+                missing.append(_of_killed(killed, entry, workspace))
+        try:
+            for receipt in missing:
+                if receipt.receipt_id.encode() not in written:
+                    self.call(receipt, None, "")
+                    written += receipt.receipt_id.encode()
+        except OSError as error:
+            raise click.UsageError(f"{str(self.path)!r} cannot be written: {why(error)}") from None
+        workspace.forget_killed_calls()
+
+    def _read_existing(self) -> bytes:
+        try:
+            if stat.S_ISREG(os.fstat(self._descriptor).st_mode):
+                return self.path.read_bytes()
+        except OSError:  # it may be written, and not be read
+            pass
+        return b""
+
+
+def _of_killed(killed: KilledCall, step: LogEntry | None, workspace: Workspace) -> Receipt:
+    """What is known of a call whose process was killed, and of the step that it became, if it changed anything."""
+    receipt = Receipt(
+        receipt_id=str(uuid5(NAMESPACE_OID, killed.begun)),
+        call_id=killed.call_id,
+        tool=killed.tool,
+        params=None,
+        outcome="committed" if killed.committed else "rolled_back",
+        message="; ".join(["its process was killed", *killed.notes]),
+        started_at=killed.began_at,
+        duration_seconds=0.0,
+        session_id="",
+        prompt_name="",
+        conflicts=tuple(killed.conflicts),
+        recovered=True,
+    )
+    if step is None or step.number is None:
+        return receipt
+    return replace(
+        receipt,
+        receipt_id=step.receipt_id,
+        started_at=step.created_at,
+        session_id=step.session_id,
+        changes=workspace.show(step.number).changes,
+        commit=step.commit,
+    )
