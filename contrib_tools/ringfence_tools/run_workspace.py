@@ -16,14 +16,19 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 from ringfence.errors import ToolValidationError
 from ringfence.filesystem.diff import patch_of
 from ringfence.filesystem.memory import InMemoryFilesystem
-from ringfence.filesystem.paths import check_names_are_utf8, escape_path, resolve_model_path, resolve_nofollow
+from ringfence.filesystem.paths import (
+    check_names_are_utf8,
+    directories_above,
+    escape_path,
+    resolve_model_path,
+    resolve_nofollow,
+)
 from ringfence.filesystem.protocol import Filesystem
 from ringfence.participants import Change, Step
-from ringfence.prompt.policy import PolicyDecision
+from ringfence.prompt.policy import BasePolicy, PolicyDecision
 from ringfence.prompt.section import Section
 from ringfence.prompt.tool import Itself, Tool, ToolContext
 from ringfence.runtime.session import Session
-from ringfence.runtime.tool_result import ToolResult
 from ringfence_sandbox import HostFilesystem, Network, OwnChanges, SandboxLimits, Workspace
 from ringfence_tools.contents import LeftOut
 from ringfence_tools.mounts import HostMount, mount_all
@@ -314,7 +319,7 @@ class DiskWorkspace:
             self.history.close()
 
 
-class ProtectedPathsPolicy:
+class ProtectedPathsPolicy(BasePolicy):
     """Nothing is written where something was left out: it could not be written back, and the agent would not know."""
 
     name = "off_limits"
@@ -342,34 +347,28 @@ class ProtectedPathsPolicy:
     def _refusal(self, path: str) -> str | None:
         if is_git_data(path):
             return f"{escape_path(path)} is git's own data, which only people change"
-        names = path.split("/")
-        for above in ("/".join(names[: depth + 1]) for depth in range(len(names))):
-            if above in self._workspace.refused:
-                reason = self._workspace.refused[above]
+        for above in (path, *directories_above(path)):
+            if (reason := self._workspace.refused.get(above)) is not None:
                 return f"{escape_path(above)} is not part of the workspace ({reason}): write elsewhere"
         return None
-
-    def on_result(self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext) -> None:
-        """It remembers nothing."""
 
     def check_effects(
         self, tool: Tool[Any, Any], params: Any, changes: Sequence[Change], *, context: ToolContext
     ) -> PolicyDecision:
         """What a command writes, it says only by writing it."""
         for change in changes:
-            if reason := self._refusal(change.path) or self._held_in(change):
+            if reason := self._refusal(change.path):
                 return PolicyDecision.deny(reason)
+            if change.before is None or change.before.kind != "directory" or change.after is not None:
+                continue
+            # It still has on disk what the agent does not see, and could not be removed when that is applied.
+            for path, reason in self._workspace.refused.items():
+                if path.startswith(f"{change.path}/"):
+                    return PolicyDecision.deny(
+                        f"{escape_path(path)} is not part of the workspace ({reason}): {escape_path(change.path)} "
+                        "cannot move"
+                    )
         return PolicyDecision.allow()
-
-    def _held_in(self, change: Change) -> str | None:
-        """What a directory still has that is gone for the agent alone: it could not be removed when that is applied."""
-        if change.before is None or change.before.kind != "directory" or change.after is not None:
-            return None
-        within = next((path for path in self._workspace.refused if path.startswith(f"{change.path}/")), None)
-        if within is None:
-            return None
-        reason = self._workspace.refused[within]
-        return f"{escape_path(within)} is not part of the workspace ({reason}): {escape_path(change.path)} cannot move"
 
 
 def is_git_data(path: str) -> bool:

@@ -54,7 +54,7 @@ def write_back(
             with workspace.transaction("apply", session=session):
                 if conflicts := sorted(_conflicts(disk, changes)):
                     raise WorkspaceConflictError(conflicts)
-                _write(disk, changes, {change.path: _content(filesystem, change) for change in changes})
+                _write(disk, changes, _new_contents(filesystem, changes))
         except OSError as error:
             if error.errno not in CONFLICTS:
                 raise
@@ -62,31 +62,26 @@ def write_back(
         return workspace.steps()[-1]
 
 
+def _is_replaced(change: Change) -> bool:
+    """Whether something of another kind, or a link to another place, is where something was."""
+    before, after = change.before, change.after
+    return before is not None and after is not None and (before.kind, before.target) != (after.kind, after.target)
+
+
 def _is_new(change: Change) -> bool:
-    """Whether there was nothing, or something of another kind."""
-    return change.after is not None and (change.before is None or change.before.kind != change.after.kind)
+    return change.after is not None and (change.before is None or _is_replaced(change))
 
 
 def _is_removed(change: Change) -> bool:
-    return change.before is not None and (change.after is None or _is_new(change))
-
-
-def _has_other_content(change: Change) -> bool:
-    before, after = change.before, change.after
-    if before is None or after is None or _is_new(change):
-        return after is not None
-    return (before.content_hash, before.target) != (after.content_hash, after.target)
+    return change.before is not None and (change.after is None or _is_replaced(change))
 
 
 def _has_other_mode(change: Change) -> bool:
     """Whether a file or directory that stays has other permission bits (those of a link mean nothing)."""
     before, after = change.before, change.after
-    return (
-        before is not None
-        and after is not None
-        and before.kind == after.kind != "symlink"
-        and (before.mode != after.mode)
-    )
+    if before is None or after is None or _is_replaced(change):
+        return False
+    return after.kind != "symlink" and before.mode != after.mode
 
 
 def _conflicts(disk: HostFilesystem, changes: Sequence[Change]) -> Iterator[str]:
@@ -124,33 +119,37 @@ def _is_as_before(disk: HostFilesystem, change: Change, made: Set[str]) -> bool:
     return found.is_file and disk.content_hash(path) == before.content_hash
 
 
-def _content(filesystem: Filesystem, change: Change) -> bytes:
-    if change.after is None or change.after.kind != "file" or not _has_other_content(change):
-        return b""
-    content = filesystem.read_bytes(change.path).content
-    if hashlib.sha256(content).hexdigest() != change.after.content_hash:
-        raise ValueError(f"{change.path} is not what the changes say: take them again")
-    return content
+def _new_contents(filesystem: Filesystem, changes: Sequence[Change]) -> dict[str, bytes]:
+    """The bytes of the files that are new or have other bytes than before, by path."""
+    contents: dict[str, bytes] = {}
+    for change in changes:
+        after = change.after
+        if after is None or after.kind != "file":
+            continue
+        if change.before is None or change.before.content_hash != after.content_hash or _is_new(change):
+            content = filesystem.read_bytes(change.path).content
+            if hashlib.sha256(content).hexdigest() != after.content_hash:
+                raise ValueError(f"{change.path} is not what the changes say: take them again")
+            contents[change.path] = content
+    return contents
 
 
 def _write(disk: HostFilesystem, changes: Sequence[Change], contents: Mapping[str, bytes]) -> None:
     for change in reversed(changes):
-        before = change.before
-        if before is not None and (_is_removed(change) or (before.kind == "symlink" and _has_other_content(change))):
+        if _is_removed(change):
             disk.delete(change.path)
     for change in changes:
         path, after = change.path, change.after
-        if after is None or not _has_other_content(change):
-            continue
-        if after.target is not None:
-            disk.symlink(path, after.target)
-        elif after.kind == "directory":
-            disk.mkdir(path, parents=False, exist_ok=False)
-        else:
+        if path in contents:
             if not _is_new(change) and not disk.exists(path):
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
             mode = "create" if _is_new(change) else "overwrite"
             disk.write_bytes(path, contents[path], mode=mode, create_parents=False)
+        elif after is not None and _is_new(change):
+            if after.target is not None:
+                disk.symlink(path, after.target)
+            else:
+                disk.mkdir(path, parents=False, exist_ok=False)
     umask = os.umask(0o077)
     os.umask(umask)
     for change in reversed(changes):  # a directory last: its bits may forbid to write in it
