@@ -142,11 +142,6 @@ def test_a_file_that_is_not_understood_stops_the_run(tree: Path, tmp_path: Path,
     assert (tree / "a.txt").exists()
 
 
-def test_a_file_that_is_not_there_is_named_once(tree: Path, tmp_path: Path) -> None:
-    code, _, errors = run(tree, "--policy", str(tmp_path / "own.toml"))
-    assert (code, errors.count("own.toml")) == (2, 1)
-
-
 @pytest.mark.parametrize(
     "says", ["", "[policies]\n", "# [policies]\n# protected = true\n", "[policies]\nprotected = false\n"]
 )
@@ -166,43 +161,12 @@ def test_an_owner_s_file_that_is_not_understood_is_not_said_to_be_an_option(tree
     )
 
 
-@pytest.mark.parametrize(
-    "spec",
-    [
-        "",
-        "allow:",
-        "deny",
-        "deletions:-1",
-        "deletions:x",
-        "tests:ls",
-        "tests:ls:",
-        "tests:ls=:a",
-        "tests:ls=pytest",
-        "guard",
-        "deny:../x",
-    ],
-)
-def test_a_spec_that_says_nothing_is_wrong_usage(tree: Path, spec: str) -> None:
-    assert run(tree, "--policy", spec)[0] == 2
-
-
-@pytest.mark.parametrize(
-    ("spec", "words"),
-    [
-        ("deletions:x", "takes a number of files, such as deletions:3"),
-        ("deletions:" + "9" * 5000, "takes a number of files"),
-        ("tests:ls", "takes a tool and a pattern"),
-        ("allow:", "takes a pattern"),
-        ("tests:make:/src/**", "names tools that this prompt does not have: make"),
-        ("guard", "there are allow:GLOB"),
-        ("deny:*.{pem,key}", "'--policy': braces are not expanded in '*.{pem,key}': give each alternative a pattern"),
-        ("tests:ls:*.{c,h}", "braces are not expanded"),
-        ("allow:../x", "'--policy': '../x' is from the root of the workspace, so it cannot have '..'"),
-    ],
-)
-def test_what_is_wrong_with_a_spec_is_said(tree: Path, spec: str, words: str) -> None:
-    code, _, errors = run(tree, "--policy", spec)
-    assert (code, words in " ".join(errors.split())) == (2, True), errors
+def test_a_spec_that_says_nothing_is_wrong_usage(tree: Path) -> None:
+    for spec in (
+        *("", "allow:", "deny", "deletions:-1", "deletions:x", "deletions:" + "9" * 5000, "guard", "deny:../x"),
+        *("tests:ls", "tests:ls:", "tests:ls=:a", "tests:ls=pytest", "tests:make:/src/**", "tests:ls:*.{c,h}"),
+    ):
+        assert run(tree, "--policy", spec)[0] == 2, spec
 
 
 def test_a_server_with_a_policy_about_a_tool_that_it_has_not_does_not_start(tree: Path) -> None:

@@ -109,24 +109,10 @@ def run(
     script = tree.parent / "script.jsonl"
     script.write_text("".join(json.dumps(turn) + "\n" for turn in turns))
     begun = [] if "--resume" in options else ["--task", "Do it."]
+    command = [sys.executable, "-m", "ringfence_cli", "run", directory or str(tree), "--model", f"script:{script}"]
+    environment = {**os.environ, **(env or {})}
     return subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "ringfence_cli",
-            "run",
-            directory or str(tree),
-            "--model",
-            f"script:{script}",
-            *begun,
-            *options,
-        ],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        cwd=tree.parent,
-        env={**os.environ, **(env or {})},
+        [*command, *begun, *options], capture_output=True, text=True, timeout=60, cwd=tree.parent, env=environment
     )
 
 
@@ -208,19 +194,14 @@ def test_a_copy_in_memory_has_tools_of_its_own_but_runs_no_programs(tree: Path) 
     ("spec", "words"),
     [
         ("own.py", "FILE.py:NAME or MODULE:NAME"),
-        ("own.py:", "FILE.py:NAME or MODULE:NAME"),
-        (":section", "FILE.py:NAME or MODULE:NAME"),
         ("missing.py:section", "No such file"),
         ("tree/a.txt.py:section", "inside of the workspace"),
-        ("own.py:nothing", "has no such name"),
         ("own.py:number", "has a int there"),
         ("own.py:fails", "not today"),
         ("own.py:none", "made a NoneType, and no section"),
         ("wrong.py:section", "wrong.py, line 2"),
         ("raises.py:section", "ZeroDivisionError"),
-        ("leaves.py:section", "SystemExit: 0"),
         ("own.py:leaves", "SystemExit: 0"),
-        ("no_such_module:section", "there is no module no_such_module"),
         ("json.no_such_module:section", "json.no_such_module"),
         ("json:loads", "makes no section"),
     ],
@@ -228,16 +209,10 @@ def test_a_copy_in_memory_has_tools_of_its_own_but_runs_no_programs(tree: Path) 
 def test_what_is_no_section_is_wrong_usage_and_begins_nothing(tree: Path, spec: str, words: str) -> None:
     (tree.parent / "wrong.py").write_text("\nsection = (\n")
     (tree.parent / "raises.py").write_text("1 / 0\n")
-    (tree.parent / "leaves.py").write_text("raise SystemExit(0)\n")
     refused = run(tree, [DONE], "--section", spec, "--json")
     assert refused.returncode == 2, refused.stderr
     assert words in json.loads(refused.stdout)["error"]
     assert "Traceback" not in refused.stderr
-
-
-def test_two_sections_with_one_tool_are_wrong_usage(tree: Path) -> None:
-    refused = run(tree, [DONE], "--section", "own.py:section", "--section", "own.py:made")
-    assert (refused.returncode, "own" in refused.stderr) == (2, True)
 
 
 def test_nothing_is_imported_from_where_the_agent_writes(tree: Path) -> None:

@@ -59,7 +59,8 @@ class Terminal:
         (self.directory / "script.jsonl").write_text("".join(json.dumps(turn) + "\n" for turn in turns))
         if words[0] == "run":
             words = (*words, "--model", f"script:{self.directory}/script.jsonl")
-        done = ringfence_text(*(word.replace("TREE", str(self.directory / "tree")) for word in words))
+        places = {"TREE": str(self.directory / "tree"), "DIR/": f"{self.directory}/"}
+        done = ringfence_text(*(re.sub("TREE|DIR/", lambda found: places[found[0]], word) for word in words))
         text = f"$ ringfence {' '.join(words)}\n{done.stdout}{done.stderr}[{done.returncode}]\n"
         for found, name in [(re.escape(str(self.directory / "tree")), "TREE"), (re.escape(str(self.directory)), "DIR")]:
             text = re.sub(found, name, text)
@@ -110,6 +111,11 @@ def test_the_words_of_the_command_line(tmp_path: Path, monkeypatch: pytest.Monke
         ["run", "TREE", "--task", "x", "--deadline", "10"],
         ["run", "TREE", "--task", "x", "--memory", "4g"],
         ["run", "TREE", "--task", "x", "--policy", "guard"],
+        ["run", "TREE", "--task", "x", "--policy", "deletions:x"],
+        ["run", "TREE", "--task", "x", "--policy", "tests:ls"],
+        ["run", "TREE", "--task", "x", "--policy", "deny:*.{pem,key}"],
+        ["run", "TREE", "--task", "x", "--policy", "allow:TREE/src/**"],
+        ["run", "TREE", "--task", "x", "--policy", "DIR/missing.toml"],
         ["run", "TREE", "--task", "x", "--policy", "tests:make:/src/**"],
         ["run", "TREE", "--task", "x", "--patch", "TREE/no/such/place"],
         ["run", "TREE", "--task", "x", "--section", "missing:name"],
