@@ -55,6 +55,7 @@ HISTORY = {
 }
 LAZY = {
     **{name: ("ringfence_cli.history", sentence) for name, sentence in HISTORY.items()},
+    "mcp": ("ringfence_cli.mcp", "Register the server with an agent that you have."),
     "policies": ("ringfence_cli.policies", "Rules about what an agent's calls may change."),
 }
 

@@ -151,7 +151,9 @@ def number(ctx: click.Context, param: click.Parameter, value: float | None) -> f
     return value
 
 
-DIRECTORY = click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIR")
+DIRECTORY = click.argument(
+    "directory", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="[DIR]", default="."
+)
 AS_JSON = click.option("--json", "as_json", is_flag=True, expose_value=False, help="Print one JSON object.")
 RECEIPTS = click.option(
     "--receipts", type=click.Path(path_type=Path), metavar="FILE", help="Append a line of JSON for every tool call."

@@ -1,0 +1,341 @@
+"""``ringfence mcp install`` and ``uninstall``: register the server with an agent that somebody already has."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+
+from ringfence_cli.config_files import ConfigFile, KeyPath
+from ringfence_cli.options import NotStartedError
+
+NAME = "ringfence"
+FOLDER = "${workspaceFolder}"
+"""For editors, which start a server in a directory of their own."""
+STATE_VARIABLES = ("RINGFENCE_STATE_DIR", "XDG_STATE_HOME")
+GEMINI_RULES = """\
+# Written by `ringfence mcp install gemini --exclusive`. Gemini CLI obeys such rules in every project.
+[[rule]]
+toolName = ["write_file", "replace", "run_shell_command"]
+decision = "deny"
+priority = 900
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """The command line of the server, and the environment that it needs."""
+
+    command: str
+    args: Sequence[str]
+    env: Mapping[str, str]
+
+    @staticmethod
+    def here(options: Sequence[str]) -> Server:
+        """This very program, by its name where the name finds it."""
+        program = Path(sys.argv[0]).resolve()
+        found = shutil.which(NAME)
+        if found is not None and Path(found).resolve() == program:
+            command, args = NAME, []
+        elif program.name == NAME:
+            command, args = str(program), []
+        else:
+            command, args = sys.executable, ["-m", NAME]
+        env = {name: os.environ[name] for name in STATE_VARIABLES if os.environ.get(name)}
+        return Server(command, [*args, "serve", *options], env)
+
+    def entry(self, *more: str) -> dict[str, Any]:
+        """The form that most clients share."""
+        env = {"env": dict(self.env)} if self.env else {}
+        return {"command": self.command, "args": [*self.args, *more], **env}
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """One entry of one file: a value, or strings that a list has to contain. ``text`` is a whole file instead."""
+
+    path: Path
+    key: KeyPath = ()
+    value: Any = None
+    members: Sequence[str] = ()
+    text: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """One agent: where it is configured for a project and for a person, and what is written there."""
+
+    title: str
+    project: str
+    """Below the project's directory."""
+    personal: str
+    """Below the home directory, or the directory that ``home_variable`` names."""
+    key: KeyPath
+    entry: Callable[[Server], dict[str, Any]]
+    exclusive: Callable[[Path, bool], Sequence[Edit]] | None
+    """The edits that switch off its own tools for files and commands, in a directory that is the home or not. None
+    where its files cannot say that."""
+    next_step: str
+    home_variable: str = ""
+    commands: Callable[[Server, bool], Sequence[str]] | None = None
+    """Its own command for a person's configuration, where the file is its to write; to add, or else to remove."""
+
+    def directory(self, *, personal: bool) -> Path:
+        if not personal:
+            return Path.cwd()
+        return Path(os.environ.get(self.home_variable, "") or Path.home())
+
+    def file(self, *, personal: bool) -> Path:
+        name = self.personal
+        if personal and self.home_variable and os.environ.get(self.home_variable):
+            name = Path(name).name
+        return self.directory(personal=personal) / (name if personal else self.project)
+
+
+def _claude_exclusive(directory: Path, personal: bool) -> Sequence[Edit]:
+    settings = directory / ".claude/settings.json"
+    return [
+        Edit(settings, ("permissions", "allow"), members=["mcp__ringfence"]),
+        Edit(settings, ("permissions", "deny"), members=["Edit", "Write", "NotebookEdit", "Bash"]),
+    ]
+
+
+def _codex_exclusive(directory: Path, personal: bool) -> Sequence[Edit]:
+    config = CLIENTS["codex"].file(personal=personal)
+    return [
+        Edit(config, ("sandbox_mode",), "read-only"),
+        Edit(config, ("features", "shell_tool"), value=False),
+        Edit(config, ("features", "unified_exec"), value=False),
+    ]
+
+
+def _gemini_exclusive(directory: Path, personal: bool) -> Sequence[Edit]:
+    return [Edit(Path.home() / ".gemini/policies/ringfence.toml", text=GEMINI_RULES)]
+
+
+def _opencode_exclusive(directory: Path, personal: bool) -> Sequence[Edit]:
+    config = CLIENTS["opencode"].file(personal=personal)
+    return [Edit(config, ("permission", "edit"), "deny"), Edit(config, ("permission", "bash"), "deny")]
+
+
+def _qwen_exclusive(directory: Path, personal: bool) -> Sequence[Edit]:
+    denied = ["edit", "write_file", "run_shell_command", "notebook_edit"]
+    return [Edit(directory / ".qwen/settings.json", ("permissions", "deny"), members=denied)]
+
+
+def _claude_command(server: Server, add: bool) -> Sequence[str]:
+    if not add:
+        return ["claude", "mcp", "remove", "--scope", "user", NAME]
+    env = [word for name, value in server.env.items() for word in ("--env", f"{name}={value}")]
+    return ["claude", "mcp", "add", "--scope", "user", NAME, *env, "--", server.command, *server.args]
+
+
+CLIENTS: dict[str, Client] = {
+    "claude": Client(
+        "Claude Code",
+        ".mcp.json",
+        ".claude.json",
+        ("mcpServers", NAME),
+        lambda server: {"type": "stdio", **server.entry()},
+        _claude_exclusive,
+        "start claude here; it asks once whether to use the server of this project",
+        commands=_claude_command,
+    ),
+    "codex": Client(
+        "Codex",
+        ".codex/config.toml",
+        ".codex/config.toml",
+        ("mcp_servers", NAME),
+        # Not required, a session could begin before the tools are there. Approved, since every call can be undone.
+        lambda server: {**server.entry(), "required": True, "default_tools_approval_mode": "approve"},
+        _codex_exclusive,
+        "start codex here; it reads the file of a project that you have told it to trust",
+        home_variable="CODEX_HOME",
+    ),
+    "gemini": Client(
+        "Gemini CLI",
+        ".gemini/settings.json",
+        ".gemini/settings.json",
+        ("mcpServers", NAME),
+        # Without trust, `gemini -p` offers no tool of a server.
+        lambda server: {**server.entry(), "trust": True},
+        _gemini_exclusive,
+        "start gemini here, in a folder that it trusts. New files come by apply_patch: it takes write_file for its own",
+    ),
+    "opencode": Client(
+        "opencode",
+        "opencode.json",
+        ".config/opencode/opencode.json",
+        ("mcp", NAME),
+        lambda server: {
+            "type": "local",
+            "command": [server.command, *server.args],
+            "enabled": True,
+            **({"environment": dict(server.env)} if server.env else {}),
+        },
+        _opencode_exclusive,
+        "start opencode here",
+    ),
+    "qwen": Client(
+        "Qwen Code",
+        ".qwen/settings.json",
+        ".qwen/settings.json",
+        ("mcpServers", NAME),
+        lambda server: {**server.entry(), "trust": True},
+        _qwen_exclusive,
+        "start qwen here",
+    ),
+    "vscode": Client(
+        "VS Code",
+        ".vscode/mcp.json",
+        ".config/Code/User/mcp.json",
+        ("servers", NAME),
+        lambda server: {"type": "stdio", **server.entry(FOLDER)},
+        None,
+        "open the folder and start the server in the list of MCP servers. Take the built-in edit and terminal tools "
+        "out of the agent's tools there",
+    ),
+    "cursor": Client(
+        "Cursor",
+        ".cursor/mcp.json",
+        ".cursor/mcp.json",
+        ("mcpServers", NAME),
+        lambda server: server.entry(FOLDER),
+        None,
+        "open the folder and enable the server in the settings, under MCP",
+    ),
+}
+
+
+def change(
+    name: str,
+    action: Literal["install", "uninstall"],
+    *,
+    personal: bool = False,
+    exclusive: bool = False,
+    dry_run: bool = False,
+    options: Sequence[str] = (),
+) -> None:
+    """Register the server with a client or take it out again: print each change, and make it.
+
+    Raises:
+        click.ClickException: a file cannot be read, parsed or written. No file has changed.
+    """
+    client, server = CLIENTS[name], Server.here(options)
+    installs = action == "install"
+    if exclusive and client.exclusive is None:
+        raise click.UsageError(
+            f"--exclusive: no file of {client.title} switches off its own tools. Without it: {client.next_step}"
+        )
+    by_command = personal and client.commands is not None
+    edits = [] if by_command else [Edit(client.file(personal=personal), client.key, client.entry(server))]
+    if exclusive and client.exclusive is not None:
+        edits += client.exclusive(client.directory(personal=personal), personal)
+    try:
+        files = _edited(edits, add=installs)
+        changed = [file for file in files if file.text != file.before]
+        for file in changed:
+            click.echo(_diff(file), nl=False)
+        if by_command and client.commands is not None:
+            _run(client, client.commands(server, installs), add=installs, dry_run=dry_run)
+        elif not changed:
+            state = "is registered already" if installs else "is not registered"
+            click.echo(f"{client.title}: the server {state} in {files[0].path}, and nothing was changed")
+            return
+        if not dry_run:
+            for file in changed:
+                file.save()
+    except (OSError, ValueError) as error:
+        raise NotStartedError(str(error)) from error
+    if installs and not dry_run:
+        click.echo(f"{client.title}: {client.next_step}")
+
+
+def _edited(edits: Sequence[Edit], *, add: bool) -> list[ConfigFile]:
+    files: dict[Path, ConfigFile] = {}
+    for edit in edits:
+        file = files.setdefault(edit.path, ConfigFile(edit.path)) if edit.path not in files else files[edit.path]
+        if edit.text is not None:
+            file.text = edit.text if add else ""
+        elif edit.members:
+            (file.add if add else file.discard)(edit.key, edit.members)
+        elif add:
+            held = file.get(edit.key)
+            merged = {**held, **edit.value} if isinstance(held, Mapping) else edit.value
+            file.set(edit.key, merged)
+        elif isinstance(edit.value, Mapping) or file.get(edit.key) == edit.value:
+            file.remove(edit.key)
+    return list(files.values())
+
+
+def _run(client: Client, command: Sequence[str], *, add: bool, dry_run: bool) -> None:
+    """The client's own command. A server that it has, or has not, already is no failure."""
+    click.echo(f"$ {' '.join(command)}")
+    if dry_run:
+        return
+    if shutil.which(command[0]) is None:
+        raise ValueError(f"{command[0]} is not installed, or not on PATH: {client.title} writes that file itself")
+    if add:  # it does not replace what is there
+        subprocess.run([*_claude_command(Server("", (), {}), add=False)], capture_output=True, check=False)
+    done = subprocess.run([*command], capture_output=True, text=True, check=False)
+    if done.returncode != 0 and add:
+        raise ValueError(f"{' '.join(command)} failed: {(done.stderr or done.stdout).strip()}")
+
+
+def _diff(file: ConfigFile) -> str:
+    lines = difflib.unified_diff(
+        file.before.splitlines(keepends=True),
+        file.text.splitlines(keepends=True),
+        str(file.path) if file.before else "/dev/null",
+        str(file.path),
+    )
+    return "".join(line if line.endswith("\n") else f"{line}\n" for line in lines)
+
+
+@click.group()
+def mcp() -> None:
+    """Register the server with an agent that you have."""
+
+
+def _options(function: Callable[..., None]) -> Callable[..., None]:
+    for decorate in (
+        click.option("--dry-run", is_flag=True, help="Only print the change."),
+        click.option(
+            "--exclusive",
+            is_flag=True,
+            help="Switch off the agent's own tools for files and commands, too; with uninstall, on again.",
+        ),
+        click.option(
+            "--global", "personal", is_flag=True, help="For all your projects, instead of the one in this directory."
+        ),
+        click.argument("client", type=click.Choice(list(CLIENTS)), metavar="CLIENT"),
+    ):
+        function = decorate(function)
+    return function
+
+
+@mcp.command()
+@_options
+@click.argument("options", nargs=-1, type=click.UNPROCESSED, metavar="[-- OPTIONS]")
+def install(client: str, personal: bool, exclusive: bool, dry_run: bool, options: tuple[str, ...]) -> None:
+    """Register `ringfence serve` with CLIENT: claude, codex, gemini, opencode, qwen, vscode or cursor.
+
+    Prints the change of the client's configuration, and makes it. OPTIONS are those of `ringfence serve`. A second time
+    changes nothing.
+    """
+    change(client, "install", personal=personal, exclusive=exclusive, dry_run=dry_run, options=options)
+
+
+@mcp.command()
+@_options
+def uninstall(client: str, personal: bool, exclusive: bool, dry_run: bool) -> None:
+    """Take `ringfence serve` out of the configuration of CLIENT again."""
+    change(client, "uninstall", personal=personal, exclusive=exclusive, dry_run=dry_run)
