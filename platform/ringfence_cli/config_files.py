@@ -8,10 +8,9 @@ from __future__ import annotations
 import json
 import os
 import re
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import json5
 import tomlkit
@@ -47,18 +46,18 @@ class ConfigFile:
         try:
             if self._toml:
                 return tomlkit.parse(self.text).unwrap()
-            parsed = json5.loads(self.text) if self.text.strip() else {}
+            parsed: Any = json5.loads(self.text) if self.text.strip() else {}
         except (JSON5DecodeError, TOMLKitError, UnicodeDecodeError) as error:
             raise ValueError(f"{self.path} cannot be parsed, and stays as it is: {error}") from error
-        if not isinstance(parsed, dict):
+        if type(parsed) is not dict:
             raise ValueError(f"{self.path} holds no object, and stays as it is")
-        return parsed
+        return cast("dict[str, Any]", parsed)
 
     def get(self, path: KeyPath) -> Any:
         """The value at a path of keys; None where there is none."""
         found: Any = self.data()
         for key in path:
-            found = found.get(key) if isinstance(found, Mapping) else None
+            found = cast("dict[str, Any]", found).get(key) if isinstance(found, dict) else None
         return found
 
     def set(self, path: KeyPath, value: object) -> None:
@@ -69,7 +68,7 @@ class ConfigFile:
         if self.get(path) == value:
             return
         for depth in range(1, len(path)):
-            if self.get(path[:depth]) is not None and not isinstance(self.get(path[:depth]), Mapping):
+            if self.get(path[:depth]) is not None and type(self.get(path[:depth])) is not dict:
                 raise ValueError(f"{self.path}: {'.'.join(path[:depth])} holds no object")
         if self._toml:
             self._set_toml(path, value)
@@ -78,9 +77,7 @@ class ConfigFile:
 
     def add(self, path: KeyPath, values: Sequence[str]) -> None:
         """Append the values that the list at a path lacks. A list is created where there is none."""
-        held = self.get(path) or []
-        if not isinstance(held, list):
-            raise ValueError(f"{self.path}: {'.'.join(path)} holds no list")
+        held = self._listed(path)
         missing = [value for value in values if value not in held]
         if self._toml or not held:
             self.set(path, [*held, *missing])
@@ -91,18 +88,22 @@ class ConfigFile:
 
     def discard(self, path: KeyPath, values: Sequence[str]) -> None:
         """Remove the values from the list at a path, and an empty list too."""
-        held = self.get(path)
-        if isinstance(held, list) and any(value in values for value in held):
-            kept = [value for value in held if value not in values]
-            if not kept:
-                self.remove(path)
-            elif self._toml:
-                self.set(path, kept)
-            else:
-                for value in values:
-                    if value in (listed := self.get(path)):
-                        root = _Json(self.text)
-                        self.text = root.remove(root.find(path)[0], listed.index(value))
+        held = self._listed(path)
+        kept = [value for value in held if value not in values]
+        if held and not kept:
+            self.remove(path)
+        elif self._toml and kept != held:
+            self.set(path, kept)
+        else:
+            for value in set(values).intersection(held):
+                root = _Json(self.text)
+                self.text = root.remove(root.find(path)[0], self._listed(path).index(value))
+
+    def _listed(self, path: KeyPath) -> list[Any]:
+        held: list[Any] | None = self.get(path)
+        if held is not None and type(held) is not list:
+            raise ValueError(f"{self.path}: {'.'.join(path)} holds no list")
+        return held or []
 
     def remove(self, path: KeyPath) -> None:
         """Remove the entry, and the objects around it that it leaves empty."""
@@ -129,16 +130,15 @@ class ConfigFile:
             target.unlink(missing_ok=True)
             return
         target.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        new = target.with_name(f".{target.name}.{os.getpid()}")
         try:
-            with os.fdopen(handle, "w", encoding="utf-8") as new:
-                new.write(self.text)
+            with open(new, "x", encoding="utf-8") as file:
+                file.write(self.text)
             if target.exists():
-                os.chmod(name, target.stat().st_mode & 0o7777)
-            os.replace(name, target)
-        except BaseException:
-            os.unlink(name)
-            raise
+                new.chmod(target.stat().st_mode & 0o7777)
+            new.replace(target)
+        finally:
+            new.unlink(missing_ok=True)
 
     def _set_toml(self, path: KeyPath, value: object) -> None:
         document = tomlkit.parse(self.text)

@@ -262,15 +262,13 @@ def change(
 def _edited(edits: Sequence[Edit], *, add: bool) -> list[ConfigFile]:
     files: dict[Path, ConfigFile] = {}
     for edit in edits:
-        file = files.setdefault(edit.path, ConfigFile(edit.path)) if edit.path not in files else files[edit.path]
+        file = files[edit.path] = files.get(edit.path) or ConfigFile(edit.path)
         if edit.text is not None:
             file.text = edit.text if add else ""
         elif edit.members:
             (file.add if add else file.discard)(edit.key, edit.members)
         elif add:
-            held = file.get(edit.key)
-            merged = {**held, **edit.value} if isinstance(held, Mapping) else edit.value
-            file.set(edit.key, merged)
+            file.set(edit.key, file.get(edit.key) | edit.value if type(file.get(edit.key)) is dict else edit.value)
         elif isinstance(edit.value, Mapping) or file.get(edit.key) == edit.value:
             file.remove(edit.key)
     return list(files.values())

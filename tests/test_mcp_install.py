@@ -1,0 +1,246 @@
+"""`ringfence mcp install` and `uninstall`, on the real files of clients."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import json5
+import pytest
+from command_line import ringfence_text
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringfence_cli.config_files import ConfigFile
+
+CLAUDE = """\
+{
+  // servers of this project
+  "mcpServers": {
+    "other": {"command": "other"} // keep me
+    /* and me */
+  },
+  "theme": "dark", // and this
+}
+"""
+CODEX = """\
+# my settings
+model = "gpt" # the good one
+
+[mcp_servers.other]
+command = "other"
+"""
+PROJECT_FILES = {
+    "claude": (".mcp.json", ("mcpServers", "ringfence")),
+    "codex": (".codex/config.toml", ("mcp_servers", "ringfence")),
+    "gemini": (".gemini/settings.json", ("mcpServers", "ringfence")),
+    "opencode": ("opencode.json", ("mcp", "ringfence")),
+    "qwen": (".qwen/settings.json", ("mcpServers", "ringfence")),
+    "vscode": (".vscode/mcp.json", ("servers", "ringfence")),
+    "cursor": (".cursor/mcp.json", ("mcpServers", "ringfence")),
+}
+
+
+@pytest.fixture
+def mcp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Runs the command in the project ``tmp_path / "project"``, with a home of its own; returns what it prints."""
+    (tmp_path / "project").mkdir()
+    (tmp_path / "home").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("RINGFENCE_STATE_DIR", "/var/steps")
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.delenv("CODEX_HOME", raising=False)
+
+    def run(*arguments: str, exit_code: int = 0) -> str:
+        done = ringfence_text("mcp", *arguments, cwd=tmp_path / "project")
+        assert done.returncode == exit_code, done.stderr
+        return done.stdout + done.stderr
+
+    return run
+
+
+def parsed(path: Path) -> Any:
+    text = path.read_text()
+    return tomllib.loads(text) if path.suffix == ".toml" else json5.loads(text)
+
+
+def files_below(directory: Path) -> dict[str, str]:
+    return {str(path.relative_to(directory)): path.read_text() for path in directory.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("client", PROJECT_FILES)
+def test_a_client_gets_an_entry_that_starts_the_server_and_loses_it_again(
+    client: str, mcp: Callable[..., str], tmp_path: Path
+) -> None:
+    name, key = PROJECT_FILES[client]
+    mcp("install", client)
+    entry = parsed(tmp_path / "project" / name)
+    for one in key:
+        entry = entry[one]
+    words = entry["command"] if client == "opencode" else [entry["command"], *entry["args"]]
+    assert "serve" in words
+    assert "ringfence" in words[0] or "ringfence" in words
+    assert entry["environment" if client == "opencode" else "env"] == {"RINGFENCE_STATE_DIR": "/var/steps"}
+    assert set(files_below(tmp_path)) == {f"project/{name}"}
+    mcp("uninstall", client)
+    assert files_below(tmp_path) == {}
+
+
+@pytest.mark.parametrize("client", PROJECT_FILES)
+def test_a_second_time_changes_nothing(client: str, mcp: Callable[..., str], tmp_path: Path) -> None:
+    mcp("install", client)
+    before = files_below(tmp_path)
+    assert "nothing was changed" in mcp("install", client)
+    assert files_below(tmp_path) == before
+    mcp("uninstall", client)
+    assert "nothing was changed" in mcp("uninstall", client)
+
+
+@pytest.mark.parametrize(("client", "given"), [("claude", CLAUDE), ("codex", CODEX), ("gemini", CLAUDE)])
+def test_what_else_is_in_a_file_stays_as_it_is(
+    client: str, given: str, mcp: Callable[..., str], tmp_path: Path
+) -> None:
+    file = tmp_path / "project" / PROJECT_FILES[client][0]
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(given)
+    file.chmod(0o640)
+    said = mcp("install", client)
+    with_it = file.read_text().splitlines()
+    gone = [line for line in given.splitlines() if line not in with_it and f"{line}," not in with_it]
+    assert [line for line in gone if line.replace("}", "},", 1) not in with_it] == []
+    assert f"+++ {file}" in said
+    assert file.stat().st_mode & 0o777 == 0o640
+    mcp("uninstall", client)
+    assert re.sub(r"[,\s]", "", file.read_text()) == re.sub(r"[,\s]", "", given)
+
+
+@pytest.mark.parametrize("client", ["claude", "codex", "gemini", "opencode", "qwen"])
+def test_exclusive_denies_the_own_tools_and_uninstalling_it_allows_them(
+    client: str, mcp: Callable[..., str], tmp_path: Path
+) -> None:
+    mcp("install", client, "--exclusive")
+    written = files_below(tmp_path)
+    assert any("deny" in text or "read-only" in text for text in written.values())
+    mcp("uninstall", client, "--exclusive")
+    assert files_below(tmp_path) == {}
+
+
+def test_without_exclusive_an_uninstall_leaves_what_somebody_denied(mcp: Callable[..., str], tmp_path: Path) -> None:
+    settings = tmp_path / "project/.claude/settings.json"
+    settings.parent.mkdir()
+    settings.write_text('{"permissions": {"deny": ["Bash" /* mine */, "WebFetch"]}}')
+    mcp("install", "claude", "--exclusive")
+    denied = parsed(settings)["permissions"]["deny"]
+    assert denied[:2] == ["Bash", "WebFetch"]
+    assert set(denied) == {"Bash", "WebFetch", "Edit", "Write", "NotebookEdit"}
+    assert "/* mine */" in settings.read_text()
+    mcp("uninstall", "claude")
+    assert parsed(settings)["permissions"]["deny"] == denied
+
+
+@pytest.mark.parametrize("client", ["vscode", "cursor"])
+def test_exclusive_is_refused_where_no_file_can_say_it(client: str, mcp: Callable[..., str], tmp_path: Path) -> None:
+    assert "--exclusive" in mcp("install", client, "--exclusive", exit_code=2)
+    assert files_below(tmp_path) == {}
+
+
+@pytest.mark.parametrize("broken", ["{", '["a list"]', '{"mcpServers": 3}'])
+def test_a_file_that_is_not_as_it_should_be_stays_and_is_named(
+    broken: str, mcp: Callable[..., str], tmp_path: Path
+) -> None:
+    file = tmp_path / "project/.mcp.json"
+    file.write_text(broken)
+    assert str(file) in mcp("install", "claude", exit_code=2)
+    assert files_below(tmp_path) == {"project/.mcp.json": broken}
+
+
+def test_a_dry_run_only_prints_the_change(mcp: Callable[..., str], tmp_path: Path) -> None:
+    assert '+    "ringfence"' in mcp("install", "claude", "--dry-run")
+    assert files_below(tmp_path) == {}
+
+
+def test_options_of_the_server_replace_those_of_before(mcp: Callable[..., str], tmp_path: Path) -> None:
+    mcp("install", "codex", "--", "--workspace", "podman")
+    file = tmp_path / "project/.codex/config.toml"
+    file.write_text(file.read_text().replace("required = true", "required = true\nstartup_timeout_sec = 60"))
+    mcp("install", "codex", "--", "--read-only")
+    entry = parsed(file)["mcp_servers"]["ringfence"]
+    assert entry["args"][-2:] == ["serve", "--read-only"]
+    assert entry["startup_timeout_sec"] == 60
+
+
+@pytest.mark.parametrize(
+    ("client", "file"), [("codex", ".codex/config.toml"), ("opencode", ".config/opencode/opencode.json")]
+)
+def test_global_is_for_all_projects_of_a_person(
+    client: str, file: str, mcp: Callable[..., str], tmp_path: Path
+) -> None:
+    mcp("install", client, "--global")
+    assert set(files_below(tmp_path)) == {f"home/{file}"}
+
+
+def test_claude_writes_its_own_file_and_has_to_be_there(
+    mcp: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "claude is not installed" in mcp("install", "claude", "--global", exit_code=2)
+
+
+def test_a_link_to_the_settings_stays_a_link(mcp: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "dotfiles.json").write_text("{}")
+    (tmp_path / "project/.mcp.json").symlink_to(tmp_path / "dotfiles.json")
+    mcp("install", "claude")
+    assert (tmp_path / "project/.mcp.json").is_symlink()
+    assert "ringfence" in (tmp_path / "dotfiles.json").read_text()
+
+
+KEYS = st.sampled_from(["a", "b", "c", 'q"uote', "key"])
+DOCUMENTS = st.recursive(
+    st.integers() | st.booleans() | st.text(max_size=5) | st.lists(st.text(max_size=3), max_size=3),
+    lambda inner: st.dictionaries(KEYS, inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@st.composite
+def commented(draw: st.DrawFn) -> str:
+    """JSON with comments and trailing commas in random places between its tokens."""
+    text = json.dumps(draw(st.dictionaries(KEYS, DOCUMENTS, max_size=3)), indent=draw(st.sampled_from([None, 2, "\t"])))
+    number = 0
+
+    def between(match: re.Match[str]) -> str:
+        nonlocal number
+        if match[0][0] == '"':
+            return match[0]
+        choice = draw(st.integers(0, 5))
+        number += choice in (0, 1)
+        comment = f" /* {number}, */ " if choice == 0 else f" // {number}, \n" if choice == 1 else ""
+        return f"{comment}{match[0]}" if match[0] in "}]" else f"{match[0]}{comment}"
+
+    return re.sub(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]', between, text)
+
+
+@given(commented(), st.lists(KEYS, min_size=1, max_size=3), st.sampled_from(["x", ["y"], {"n": {"m": 1}}]))
+def test_an_edit_changes_one_entry_and_keeps_every_comment(text: str, key: list[str], value: Any) -> None:
+    file = ConfigFile(Path("nowhere.json"))
+    file.text = text
+    before = file.data()
+    comments = re.findall(r"/\* \d+, \*/|// \d+,", text)
+    held = file.get(key)
+    try:
+        file.set(key, value)
+    except ValueError:
+        return  # something else than an object is on the way
+    expected = before
+    for one in key[:-1]:
+        expected = expected.setdefault(one, {})
+    expected[key[-1]] = value
+    assert file.data() == before
+    if held is None:
+        assert re.findall(r"/\* \d+, \*/|// \d+,", file.text) == comments
+    file.remove(key)
+    assert file.get(key) is None
