@@ -141,7 +141,8 @@ def unknown_in(words: list[str]) -> list[str]:
     if command is None:
         return ["no such command"]
     known = {name for param in command.params for name in (*param.opts, *param.secondary_opts)}
-    return [word for word in words if word.startswith("--") and word not in known]
+    own = words[: words.index("--")] if "--" in words else words
+    return [word for word in own if word.startswith("--") and word not in known]
 
 
 def test_commands_that_pages_show_are_there_with_their_options() -> None:

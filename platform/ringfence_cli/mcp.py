@@ -10,12 +10,15 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from ringfence_cli.config_files import ConfigFile, KeyPath
-from ringfence_cli.options import NotStartedError
+from ringfence.extras import missing
+from ringfence_cli.options import Interruptible, NotStartedError
+
+if TYPE_CHECKING:
+    from ringfence_cli.config_files import ConfigFile, KeyPath
 
 NAME = "ringfence"
 FOLDER = "${workspaceFolder}"
@@ -260,6 +263,10 @@ def change(
 
 
 def _edited(edits: Sequence[Edit], *, add: bool) -> list[ConfigFile]:
+    try:
+        from ringfence_cli.config_files import ConfigFile
+    except ModuleNotFoundError as error:
+        raise click.UsageError(missing(str(error.name), "mcp")) from None
     files: dict[Path, ConfigFile] = {}
     for edit in edits:
         file = files[edit.path] = files.get(edit.path) or ConfigFile(edit.path)
@@ -298,7 +305,7 @@ def _diff(file: ConfigFile) -> str:
     return "".join(line if line.endswith("\n") else f"{line}\n" for line in lines)
 
 
-@click.group()
+@click.group(cls=Interruptible)
 def mcp() -> None:
     """Register the server with an agent that you have."""
 
