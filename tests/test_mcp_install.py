@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import json5
 import pytest
 from command_line import ringfence_text
 from hypothesis import given
@@ -65,7 +64,7 @@ def mcp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
 
 def parsed(path: Path) -> Any:
     text = path.read_text()
-    return tomllib.loads(text) if path.suffix == ".toml" else json5.loads(text)
+    return tomllib.loads(text) if path.suffix == ".toml" else ConfigFile(path).data()
 
 
 def files_below(directory: Path) -> dict[str, str]:

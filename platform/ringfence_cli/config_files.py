@@ -9,14 +9,11 @@ import json
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-import json5
 import tomlkit
-from json5.loader import ModelLoader
-from json5.model import JSONArray, JSONObject, Node
-from json5.utils import JSON5DecodeError
 from tomlkit.exceptions import TOMLKitError
 
 KeyPath = Sequence[str]
@@ -46,8 +43,8 @@ class ConfigFile:
         try:
             if self._toml:
                 return tomlkit.parse(self.text).unwrap()
-            parsed: Any = json5.loads(self.text) if self.text.strip() else {}
-        except (JSON5DecodeError, TOMLKitError, UnicodeDecodeError) as error:
+            parsed: Any = json.loads(_plain(self.text)) if self.text.strip() else {}
+        except (TOMLKitError, ValueError) as error:
             raise ValueError(f"{self.path} cannot be parsed, and stays as it is: {error}") from error
         if type(parsed) is not dict:
             raise ValueError(f"{self.path} holds no object, and stays as it is")
@@ -83,8 +80,8 @@ class ConfigFile:
             self.set(path, [*held, *missing])
         else:
             for value in missing:
-                root = _Json(self.text)
-                self.text = root.insert(root.find(path)[0], json.dumps(value))
+                held_at, _ = _find(self.text, path)
+                self.text = _insert(self.text, held_at, json.dumps(value))
 
     def discard(self, path: KeyPath, values: Sequence[str]) -> None:
         """Remove the values from the list at a path, and an empty list too."""
@@ -96,8 +93,8 @@ class ConfigFile:
             self.set(path, kept)
         else:
             for value in set(values).intersection(held):
-                root = _Json(self.text)
-                self.text = root.remove(root.find(path)[0], self._listed(path).index(value))
+                held_at, _ = _find(self.text, path)
+                self.text = _remove(self.text, held_at, self._listed(path).index(value))
 
     def _listed(self, path: KeyPath) -> list[Any]:
         held: list[Any] | None = self.get(path)
@@ -117,9 +114,9 @@ class ConfigFile:
             del around[path[-1]]
             self.text = tomlkit.dumps(document)
         else:
-            root = _Json(self.text)
-            holder = root.find(path[:-1])[0]
-            self.text = root.remove(holder, list(_entries(holder)).index(path[-1]))
+            holder, _ = _find(self.text, path[:-1])
+            keys = [entry.key for entry in _entries(self.text, holder)]
+            self.text = _remove(self.text, holder, keys.index(path[-1]))
         if len(path) > 1 and self.get(path[:-1]) == {}:
             self.remove(path[:-1])
 
@@ -153,93 +150,119 @@ class ConfigFile:
     def _set_json(self, path: KeyPath, value: object) -> None:
         if not self.text.strip():
             self.text = "{}\n"
-        root = _Json(self.text)
-        held, missing = root.find(path)
-        if not missing:
-            self.text = root.replace(held, value)
-            return
+        at, missing = _find(self.text, path)
         for key in reversed(missing[1:]):
             value = {key: value}
-        self.text = root.insert(held, f"{json.dumps(missing[0])}: {root.dumped(value)}")
+        dumped = json.dumps(value, indent=_step(self.text), ensure_ascii=False)
+        if missing:
+            self.text = _insert(self.text, at, f"{json.dumps(missing[0])}: {dumped}")
+        else:
+            _, end = json.JSONDecoder().raw_decode(_plain(self.text), at)
+            self.text = self.text[:at] + dumped.replace("\n", f"\n{_indent(self.text, at)}") + self.text[end:]
 
 
-def _entries(node: Node) -> dict[str, Node]:
-    if not isinstance(node, JSONObject):
-        return {}
-    keys = (getattr(key, "characters", None) or getattr(key, "name", "") for key in node.keys)
-    return dict(zip(keys, node.values, strict=True))
+# Of JSON with comments as text. A value is known by where it begins.
+
+_STRING = r'"(?:[^"\\]|\\.)*"'
+_COMMENT = re.compile(rf"{_STRING}|//[^\n]*|/\*.*?\*/", re.DOTALL)
+_TRAILING_COMMA = re.compile(rf"{_STRING}|,(?=\s*[}}\]])", re.DOTALL)
+_BLANK = re.compile(r"\s*")
 
 
-_TO_THE_COMMA = re.compile(r"(?:\s|/\*.*?\*/|//[^\n]*+)*+,", re.DOTALL)
+def _plain(text: str) -> str:
+    """The same as JSON, with blanks where comments and trailing commas are: everything is where it was."""
+    return _TRAILING_COMMA.sub(_blank, _without_comments(text))
 
 
-class _Json:
-    """JSON with comments as text, and where in it the values are."""
+def _without_comments(text: str) -> str:
+    return _COMMENT.sub(_blank, text)
 
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.value: Node = json5.loads(text, loader=ModelLoader()).value
-        self._lines = [0, *(match.end() for match in re.finditer("\n", text))]
-        step = re.search(r"\n([ \t]+)\S", text)
-        self._step = step[1] if step else "  "
 
-    def find(self, path: KeyPath) -> tuple[Node, KeyPath]:
-        """The node at the path as far as there is one, and the keys that are missing."""
-        node = self.value
-        for depth, key in enumerate(path):
-            entries = _entries(node)
-            if key not in entries:
-                return node, path[depth:]
-            node = entries[key]
-        return node, ()
+def _blank(found: re.Match[str]) -> str:
+    return found[0] if found[0].startswith('"') else re.sub(r"\S", " ", found[0])
 
-    def dumped(self, value: object) -> str:
-        return json.dumps(value, indent=self._step, ensure_ascii=False)
 
-    def replace(self, node: Node, value: object) -> str:
-        start = self._start(node)
-        new = self.dumped(value).replace("\n", f"\n{self._indent(start)}")
-        return self.text[:start] + new + self.text[self._end(node) :]
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """One entry of an object, or of a list, where it has no key; ``start`` is the key's."""
 
-    def insert(self, holder: Node, entry: str) -> str:
-        """With `entry` as the last one of an object or list, behind the comments at its end."""
-        assert isinstance(holder, (JSONObject, JSONArray))
-        text, close = self.text, self._end(holder) - 1
-        outer = self._indent(self._start(holder))
-        indent = outer + self._step
-        entry = "".join(f"\n{indent}{line}" for line in entry.split("\n"))
-        if holder.values and holder.trailing_comma is None:
-            comma = self._end(holder.values[-1])
-            text, close = f"{text[:comma]},{text[comma:]}", close + 1
-        elif holder.values:
+    key: str | None
+    start: int
+    value: int
+    end: int
+
+
+def _skip(text: str, at: int) -> int:
+    found = _BLANK.match(text, at)
+    return found.end() if found else at
+
+
+def _entries(text: str, at: int) -> list[_Entry]:
+    """Those of the object or list at `at`; none of anything else."""
+    text, entries = _plain(text), list[_Entry]()
+    is_object, decode = text[at] == "{", json.JSONDecoder().raw_decode
+    at = _skip(text, at + 1) if text[at] in "{[" else len(text)
+    while at < len(text) and text[at] not in "}]":
+        start, key = at, None
+        if is_object:
+            key, at = decode(text, at)
+            at = _skip(text, _skip(text, at) + 1)  # the colon
+        _, end = decode(text, at)
+        entries.append(_Entry(key, start, at, end))
+        at = _skip(text, end)
+        at = _skip(text, at + 1) if text[at] == "," else at
+    return entries
+
+
+def _find(text: str, path: KeyPath) -> tuple[int, KeyPath]:
+    """Where the value is at the path, as far as there is one, and the keys that are missing."""
+    at = _skip(_plain(text), 0)
+    for depth, key in enumerate(path):
+        found = next((entry for entry in _entries(text, at) if entry.key == key), None)
+        if found is None:
+            return at, path[depth:]
+        at = found.value
+    return at, ()
+
+
+def _indent(text: str, at: int) -> str:
+    line = text[text.rfind("\n", 0, at) + 1 :]
+    return line[: len(line) - len(line.lstrip(" \t"))]
+
+
+def _step(text: str) -> str:
+    """One level of indentation, as the text has it."""
+    found = re.search(r"\n([ \t]+)\S", text)
+    return found[1] if found else "  "
+
+
+def _insert(text: str, holder: int, entry: str) -> str:
+    """With `entry` as the last one of an object or list, behind the comments at its end."""
+    entries, (_, end) = _entries(text, holder), json.JSONDecoder().raw_decode(_plain(text), holder)
+    close, outer = end - 1, _indent(text, holder)
+    entry = "".join(f"\n{outer}{_step(text)}{line}" for line in entry.split("\n"))
+    if entries:
+        comma = _without_comments(text).find(",", entries[-1].end, close)
+        if comma < 0:
+            text, close = f"{text[: entries[-1].end]},{text[entries[-1].end :]}", close + 1
+        else:
             entry += ","
-        return f"{text[:close].rstrip()}{entry}\n{outer}{text[close:]}"
+    return f"{text[:close].rstrip()}{entry}\n{outer}{text[close:]}"
 
-    def remove(self, holder: Node, index: int) -> str:
-        """Without an entry of an object or list, its comma, and its line where nothing else is on it."""
-        assert isinstance(holder, (JSONObject, JSONArray))
-        first = holder.keys[index] if isinstance(holder, JSONObject) else holder.values[index]
-        text, start, end = self.text, self._start(first), self._end(holder.values[index])
-        if after := _TO_THE_COMMA.match(text, end):
-            end = after.end()
-        elif index and (before := _TO_THE_COMMA.match(text, self._end(holder.values[index - 1]))):
-            comma = before.end() - 1
-            text, start, end = text[:comma] + text[comma + 1 :], start - 1, end - 1
-        line, rest = text.rfind("\n", 0, start) + 1, text.find("\n", end)
-        if text[line:start].strip() or rest < 0 or text[end:rest].strip():
-            return text[:start].rstrip(" \t") + text[end:]
-        return text[:line] + text[rest + 1 :]
 
-    def _start(self, node: Node) -> int:
-        assert node.lineno is not None
-        assert node.col_offset is not None
-        return self._lines[node.lineno - 1] + node.col_offset
-
-    def _end(self, node: Node) -> int:
-        assert node.end_lineno is not None
-        assert node.end_col_offset is not None
-        return self._lines[node.end_lineno - 1] + node.end_col_offset
-
-    def _indent(self, at: int) -> str:
-        line = self.text[self.text.rfind("\n", 0, at) + 1 :]
-        return line[: len(line) - len(line.lstrip(" \t"))]
+def _remove(text: str, holder: int, index: int) -> str:
+    """Without an entry of an object or list, its comma, and its line where nothing else is on it."""
+    entries, code = _entries(text, holder), _without_comments(text)
+    start, end = entries[index].start, entries[index].end
+    _, close = json.JSONDecoder().raw_decode(_plain(text), holder)
+    limit = entries[index + 1].start if index + 1 < len(entries) else close
+    comma = code.find(",", end, limit)
+    if comma >= 0:
+        end = comma + 1
+    elif index:
+        comma = code.index(",", entries[index - 1].end)
+        text, start, end = text[:comma] + text[comma + 1 :], start - 1, end - 1
+    line, rest = text.rfind("\n", 0, start) + 1, text.find("\n", end)
+    if text[line:start].strip() or rest < 0 or text[end:rest].strip():
+        return text[:start].rstrip(" \t") + text[end:]
+    return text[:line] + text[rest + 1 :]
