@@ -11,6 +11,7 @@ import tarfile
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from captured_tree import capture_tree, lasting
@@ -21,7 +22,6 @@ from real_git import fsck
 
 from ringfence import Prompt, PromptTemplate, Session
 from ringfence.adapters import ToolExecutor
-from ringfence.filesystem.protocol import WriteMode
 from ringfence.testing import held_call
 from ringfence_sandbox import HostFilesystem, Workspace
 from ringfence_tools import VfsToolsSection
@@ -405,7 +405,7 @@ def test_a_full_workspace_rolls_back(store: Path, tmp_path: Path, work: Callable
 
 @pytest.mark.parametrize("path", ["old", "new"])
 @pytest.mark.parametrize("mode", ["overwrite", "append"])
-def test_a_write_that_does_not_fit_gives_its_room_back(store: Path, tmp_path: Path, path: str, mode: WriteMode) -> None:
+def test_a_write_that_does_not_fit_gives_its_room_back(store: Path, tmp_path: Path, path: str, mode: Any) -> None:
     with small_disk(tmp_path / "disk", "1m") as disk:
         (disk / "root").mkdir()
         (disk / "root/old").write_bytes(os.urandom(100_000))

@@ -19,7 +19,6 @@ from command_line import ringfence_text
 from real_git import repository
 
 from ringfence_sandbox import Workspace
-from ringfence_sandbox.container.podman_connection import Connection
 
 pytestmark = pytest.mark.usefixtures("podman", "limits_hold")
 SECONDS = 120
@@ -172,7 +171,7 @@ def test_an_image_that_is_not_there_ends_a_run_with_4(tree: Path) -> None:
     assert "turn 1" not in ended.stderr
 
 
-def test_an_interrupted_command_is_rolled_back(tree: Path, podman: Connection) -> None:
+def test_an_interrupted_command_is_rolled_back(tree: Path, podman: Any) -> None:
     turns = (call("shell_execute", command="echo two > a.txt"), call("shell_execute", command="rm a.txt; sleep 60"))
     command = [sys.executable, "-m", "ringfence_cli", *map(str, command_of(tree, *turns, DONE))]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
