@@ -18,7 +18,7 @@ from ringfence.prompt import MarkdownSection, Prompt, Tool, ToolContext, ToolRes
 from ringfence.runtime import Session
 from ringfence_sandbox import HostFilesystem
 
-ROUNDS = amount(prove=20_000, test=250)
+ROUNDS = amount(prove=20_000, test=120)
 
 
 def act(params: None, *, context: ToolContext) -> ToolResult[None]:
