@@ -354,24 +354,30 @@ class TreeRollback:
                 place = self._reopened(path, left)
                 held = None if place is None else self._files.look(place)
                 left = self.before.left[path]
-            fits = held is not None and left.fits(held)
-            if fits and place is not None and held is not None and here is None and self._is_reachable(path):
-                self._file_rollback.touch(path)
-                with self._files.parent(place) as (at, name), self._files.parent(path) as (to, new):
-                    self._renames.rename(at, name, to, new)
+            if place is None or held is None or not left.fits(held):
+                self._say_left(path, left, "is gone, and cannot be brought back")
+            elif here is None and self._is_reachable(path) and self._moved(place, path):
                 if not left.has_mode(held):
                     self._give_mode(path, left)
                 self._done.notes.append(f"{path} is back in its place")
-            elif fits and place is not None:
+            else:
                 holding = self._make_holding()
                 slot = holding.new_slot()
                 with self._files.parent(place) as (at, name):
                     self._renames.rename(at, name, holding.descriptor, str(slot))
                 self._done.conflicts.add(path)
                 self._done.displaced[path] = slot
-            else:
-                self._say_left(path, left, "is gone, and cannot be brought back")
         self._done.became.update(self._kept_open.became)
+
+    def _moved(self, place: str, path: str) -> bool:
+        """Move it to its path, unless somebody has saved another file there since the look."""
+        self._file_rollback.touch(path)
+        with self._files.parent(place) as (at, name), self._files.parent(path) as (to, new):
+            try:
+                self._renames.rename(at, name, to, new)
+            except FileExistsError:
+                return False
+        return True
 
     def _reopened(self, path: str, left: Left) -> str | None:
         """The place to which a file that the call has removed, and that is open, has come."""
