@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from ringfence.adapters import ToolExecutor
 from ringfence.filesystem import InMemoryFilesystem
-from ringfence.filesystem.patch import EXECUTABLE, FilePatch, Patched, apply_patch, parse_patch
+from ringfence.filesystem.patch import EXECUTABLE, FilePatch, Patched, apply_patch
+from ringfence.filesystem.patch_text import parse_patch
 from ringfence.prompt import Prompt, PromptTemplate, ToolResult
 from ringfence.runtime import Session
 from ringfence_tools import VfsToolsSection
@@ -123,7 +124,6 @@ def test_an_empty_line_is_a_line_that_stays() -> None:
     [
         ("", "names no file"),
         ("@@ -1 +1 @@\n-a\n+b\n", "line 1 of the patch: this hunk belongs to no file"),
-        ("*** Begin Patch\n*** Update File: x\n@@\n-a\n+b\n*** End Patch\n", "not a unified diff"),
         ("--- a/x\n+++ b/y\n@@ -1 +1 @@\n-a\n+b\n", "two different files"),
         ("diff --git a/x b/x\n--- a/y\n+++ b/y\n@@ -1 +1 @@\n-a\n+b\n", "different files"),
         ("--- /dev/null\n+++ /dev/null\n@@ -1 +1 @@\n-a\n+b\n", "cannot be told which file"),

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from ringfence.filesystem import InMemoryFilesystem
 from ringfence.filesystem.diff import REVERSIBLE_BYTES, FileState, patch_of, unified_diff
-from ringfence.filesystem.patch import EXECUTABLE, SYMLINK, apply_patch, parse_patch
+from ringfence.filesystem.patch import EXECUTABLE, SYMLINK, apply_patch
+from ringfence.filesystem.patch_text import parse_patch
 from ringfence.filesystem.tree import differences
 
 Tree = dict[str, FileState]

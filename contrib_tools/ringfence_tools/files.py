@@ -303,7 +303,7 @@ def file_tools(*, mount_point: str | None = None, accepts_overrides: bool = Fals
         tools.read_file: "Read a text file, or a part, with line numbers. Of a binary file, kind, size and hash.",
         tools.write_file: "Create a file, or replace all of one that was read. For a change to a part use edit_file.",
         tools.edit_file: "Replace text in a file that was read. old_string must occur once, or set replace_all.",
-        tools.apply_patch: "Apply a unified diff to many files: change, create, delete, rename. All of it or nothing.",
+        tools.apply_patch: "Apply a patch to many files: change, create, delete, rename. All of it or nothing.",
         tools.move: "Move or rename a file, symlink or directory.",
         tools.glob: "Find files and directories by path. What git ignores is only found where it is named.",
         tools.grep: "Search text files for a regular expression. What git ignores, only where it is named.",

@@ -9,7 +9,8 @@ from functools import partial
 from typing import Literal
 
 from ringfence.errors import ToolValidationError
-from ringfence.filesystem.patch import SYMLINK, FilePatch, apply_patch, parse_patch
+from ringfence.filesystem.patch import SYMLINK, FilePatch, apply_patch
+from ringfence.filesystem.patch_text import parse_patch
 from ringfence.filesystem.paths import directories_above, display_path, escape_path, is_link, os_error, path_message
 from ringfence.filesystem.protocol import AnnouncedWrites, Filesystem
 from ringfence.prompt.tool import ContentOf, Itself, ToolContext, Written
@@ -26,7 +27,8 @@ class ApplyPatch:
     patch: str = field(
         metadata={
             "description": "A unified diff: for each file '--- a/PATH' and '+++ b/PATH' (/dev/null to create or delete)"
-            ", then hunks that begin with '@@ -START,COUNT +START,COUNT @@'; lines around a change quoted exactly."
+            ", then hunks that begin with '@@ -START,COUNT +START,COUNT @@'; lines around a change quoted exactly. Or "
+            "a patch from '*** Begin Patch' to '*** End Patch'."
         }
     )
 

@@ -1,0 +1,266 @@
+"""Patches as texts, read into the same file patches: unified diffs, and the form that begins with *** Begin Patch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from ringfence.filesystem.edits import utf8
+from ringfence.filesystem.patch import EACH_LINE, FilePatch, Hunk, LineKind, bad_line
+from ringfence.filesystem.v4a import BEGIN, parse_v4a
+
+_GIT = b"diff --git "
+_END = b"\0"
+"""Stands after the last line, and begins nothing."""
+
+_KINDS: dict[bytes, LineKind] = {b" ": " ", b"-": "-", b"+": "+", b"": " "}
+# Longer numbers than any file's are none, and int() refuses very long ones.
+_HUNK = re.compile(rb"@@ -(\d{1,18})(?:,(\d{1,18}))? \+(\d{1,18})(?:,(\d{1,18}))? @@")
+_EXTENDED = re.compile(
+    rb"(old mode|new mode|deleted file mode|new file mode|copy from|copy to|rename from|rename to"
+    rb"|similarity index|dissimilarity index|index) (.*)",
+    re.DOTALL,
+)
+_QUOTED = re.compile(rb'"((?:[^"\\]|\\.)*)"')
+_C_ESCAPE = re.compile(rb'\\([0-7]{3}|[abtnvfr"\\])')
+_C_LETTERS = dict(zip(b'abtnvfr"\\', b'\a\b\t\n\v\f\r"\\', strict=True))
+_FILE_MODE = re.compile(rb"(?:100|120)[0-7]{3}")
+_EPOCH = re.compile(rb"(?:1970-01-01|1969-12-31) ")
+
+
+_NO_PATCHES = (
+    (re.compile(rb"@@"), "this hunk belongs to no file: put '--- a/PATH' and '+++ b/PATH' before it"),
+    (re.compile(rb"diff --c(c|ombined) "), "this is the combined diff of a merge: give one against a single side"),
+    (re.compile(rb"GIT binary patch$|Binary files .* differ$", re.S), "binary files cannot be patched: leave it out"),
+)
+"""What is no part of a patch that can be applied, and what to do about it."""
+
+
+def parse_patch(patch: str | bytes) -> tuple[FilePatch, ...]:
+    """The files of a patch, in its order. Text around them, such as a mail's or a fence's, is passed over.
+
+    A text in which ``*** Begin Patch`` stands before any file is read by `parse_v4a`, any other as a unified diff. The
+    counts in a hunk's header are believed where they fit its lines, else its lines are counted; a header may say
+    no more than ``@@``. An empty line in a hunk is one that stays. Where even the headers end with ``\\r\\n``, that
+    is how the patch came here, and says nothing about the files.
+
+    Raises:
+        ValueError: neither form, or a binary or combined diff; names the line of the patch.
+    """
+    return _Parser(utf8(patch, "the patch") if isinstance(patch, str) else patch).files()
+
+
+class _Parser:
+    def __init__(self, patch: bytes) -> None:
+        self.lines = patch.removesuffix(b"\n").split(b"\n")
+        self.at = 0
+        self._first = next((at for at, line in enumerate(self.lines) if self._begins_file(at) or _is_begin(line)), 0)
+        if self.lines[self._first].endswith(b"\r"):
+            self.lines = [line.removesuffix(b"\r") for line in self.lines]
+        # An empty line that stays, of a file with CRLF.
+        self.lines = [b" \r" if line == b"\r" else line for line in self.lines]
+
+    def files(self) -> tuple[FilePatch, ...]:
+        if _is_begin(self.lines[self._first]):
+            return parse_v4a(self.lines, self._first)
+        files: list[FilePatch] = []
+        after_hunk = False
+        while self.at < len(self.lines):
+            if self._begins_file(self.at):
+                files.append(self._file())
+                after_hunk = True
+                continue
+            line = self.lines[self.at]
+            if line.startswith((b"```", b"From ")) or line.rstrip() == b"--":
+                after_hunk = False
+            if after_hunk and line.startswith((b"+", b"-")):
+                # Were it passed over, a part of the change would be lost without a word.
+                raise bad_line(self.at, "this line is in no hunk: check what is before it, and the counts of its hunk")
+            for pattern, words in _NO_PATCHES:
+                if pattern.match(line):
+                    raise bad_line(self.at, words)
+            self.at += 1
+        if not files:
+            raise ValueError("the patch names no file: begin each with the lines '--- a/PATH' and '+++ b/PATH'")
+        return tuple(files)
+
+    def _line(self, at: int) -> bytes:
+        return self.lines[at] if at < len(self.lines) else _END
+
+    def _begins_file(self, at: int) -> bool:
+        line = self._line(at)
+        return line.startswith(_GIT) or (line.startswith(b"--- ") and self._line(at + 1).startswith(b"+++ "))
+
+    def _not_blank(self, at: int) -> int:
+        """The first line from `at` on that is not blank."""
+        while not self._line(at).strip():
+            at += 1
+        return at
+
+    def _file(self) -> FilePatch:
+        first = self.at
+        pair: tuple[bytes, bytes] | None = None
+        extended: dict[bytes, bytes] = {}
+        if self.lines[first].startswith(_GIT):
+            pair = _halves(self.lines[first].removeprefix(_GIT))
+            self.at += 1
+            while match := _EXTENDED.match(self._line(self.at)):
+                extended[match[1]] = match[2]
+                self.at += 1
+        emptied = False
+        names: tuple[bytes | None, bytes | None] | None = pair
+        if self._begins_file(self.at) and not self._line(self.at).startswith(_GIT):
+            old, _ = _name(self._line(self.at)[4:])
+            new, time = _name(self._line(self.at + 1)[4:])
+            names, emptied = (old, new), _EPOCH.match(time) is not None
+            self.at += 2
+        source, target = _paths(first, pair, names, extended)
+        hunks = self._hunks()
+        if emptied and not any(hunk.new for hunk in hunks):
+            target = None
+        index_mode = extended.get(b"index", b"").partition(b" ")[2] or None
+        old_mode = _mode(first, extended.get(b"old mode") or extended.get(b"deleted file mode") or index_mode)
+        new_mode = _mode(first, extended.get(b"new mode") or extended.get(b"new file mode") or index_mode)
+        binary = self._line(self.at).startswith((b"GIT binary patch", b"Binary files "))
+        if source == target and not hunks and old_mode == new_mode and not binary:
+            raise bad_line(first, f"nothing is said about what to change in {target}: add its hunks, from '@@' on")
+        return FilePatch(source, target, hunks, old_mode, new_mode, copy=b"copy from" in extended)
+
+    def _hunks(self) -> tuple[Hunk, ...]:
+        hunks: list[Hunk] = []
+        while self._line(following := self._not_blank(self.at)).startswith(b"@@"):
+            self.at = following
+            hunks.append(self._hunk())
+        return tuple(hunks)
+
+    def _hunk(self) -> Hunk:
+        first, header = self.at, self.lines[self.at]
+        if header.startswith(b"@@@"):
+            raise bad_line(first, "this is the combined diff of a merge: give one against a single side")
+        numbers = _HUNK.match(header)
+        end = None
+        if numbers is not None:
+            old, new = (1 if count is None else int(count) for count in (numbers[2], numbers[4]))
+            end = self._after_counted(first + 1, old, new)
+        self.at = self._after_uncounted(first + 1) if end is None else end
+        body: list[tuple[LineKind, bytes]] = []
+        for line in self.lines[first + 1 : self.at]:
+            if not line.startswith(b"\\"):
+                body.append((_KINDS[line[:1]], line[1:] + b"\n"))
+            elif body:
+                body[-1] = (body[-1][0], body[-1][1].removesuffix(b"\n"))
+        if not body:
+            raise bad_line(first, f"this hunk has no lines: {EACH_LINE}")
+        shown = (numbers[0] if numbers is not None else header[:60]).decode(errors="replace")
+        return Hunk(shown, int(numbers[1]) if numbers is not None else None, tuple(body))
+
+    def _after_counted(self, at: int, old: int, new: int) -> int | None:
+        """The line after a hunk of so many old and new lines; None if its lines are not so many."""
+        while old > 0 or new > 0:
+            kind = self._line(at)[:1]
+            if kind != b"\\":
+                if kind not in _KINDS:
+                    return None
+                old -= kind != b"+"
+                new -= kind != b"-"
+            at += 1
+        at += self._line(at).startswith(b"\\")
+        # What follows may be anything but more lines of this hunk. "-- " begins the signature of a mail.
+        following = self._not_blank(at)
+        more = self._line(following).startswith((b" ", b"-", b"+")) and self._line(following).rstrip() != b"--"
+        return at if old == new == 0 and (not more or self._begins_file(following)) else None
+
+    def _after_uncounted(self, at: int) -> int:
+        """The line after a hunk whose lines are counted by their first letters. Blank lines at its end are not its
+        own."""
+        first = at
+        while at < len(self.lines) and not self._begins_file(at):
+            line = self.lines[at]
+            if line.startswith((b"@@", b"diff ", b"Index: ", b"```", b"*** End")) or line == b"-- ":
+                break
+            if line[:1] not in _KINDS and not line.startswith(b"\\"):
+                raise bad_line(at, f"{EACH_LINE}; this one does not")
+            at += 1
+        while at > first and not self.lines[at - 1].strip():
+            at -= 1
+        return at
+
+
+def _is_begin(line: bytes) -> bool:
+    return line.rstrip() == BEGIN
+
+
+def _mode(first: int, text: bytes | None) -> int | None:
+    if text is None:
+        return None
+    if not _FILE_MODE.fullmatch(text):
+        words = f"{text.decode(errors='replace')!r} is not a file mode, such as 100644; a submodule cannot be patched"
+        raise bad_line(first, words)
+    return int(text, 8)
+
+
+def _paths(
+    first: int,
+    pair: tuple[bytes, bytes] | None,
+    header: tuple[bytes | None, bytes | None] | None,
+    extended: Mapping[bytes, bytes],
+) -> tuple[str | None, str | None]:
+    """The source and the target, from the ``diff --git`` line, the ``---`` and ``+++`` lines and git's other lines."""
+    for kind in (b"rename", b"copy"):
+        if kind + b" from" in extended and kind + b" to" in extended:
+            return _text(_unquoted(extended[kind + b" from"])), _text(_unquoted(extended[kind + b" to"]))
+    old, new = header or (None, None)
+    if old is None and new is None:
+        raise bad_line(first, "it cannot be told which file this is: add the lines '--- a/PATH' and '+++ b/PATH'")
+    if pair is not None and (old not in (None, pair[0]) or new not in (None, pair[1])):
+        raise bad_line(first, "the 'diff --git' line and the lines below it name different files")
+    source, target = _without_prefixes(*(pair or (old, new)))
+    if old is not None and new is not None and source != target:
+        raise bad_line(first, "two different files are named: name one twice, or say 'rename from' and 'rename to'")
+    if old is None or b"new file mode" in extended:
+        source = None
+    if new is None or b"deleted file mode" in extended:
+        target = None
+    return _text(source), _text(target)
+
+
+def _without_prefixes(old: bytes | None, new: bytes | None) -> tuple[bytes | None, bytes | None]:
+    """Names without git's ``a/`` and ``b/``. Two names that are the same have none; two that differ in their first
+    letter only have some (git can be told to use others)."""
+    if old is None or new is None:
+        return old and old.removeprefix(b"a/"), new and new.removeprefix(b"b/")
+    if old != new and old[1:2] == b"/" == new[1:2]:
+        return old[2:], new[2:]
+    return old, new
+
+
+def _halves(names: bytes) -> tuple[bytes, bytes] | None:
+    """The two names of a ``diff --git`` line if they are one file's. Blanks in them are not marked; but then the two
+    have the same length."""
+    middle = len(names) // 2
+    if names[middle : middle + 1] != b" " or len(names) % 2 == 0:
+        return None
+    one, other = _unquoted(names[:middle]), _unquoted(names[middle + 1 :])
+    source, target = _without_prefixes(one, other)
+    return (one, other) if source == target else None
+
+
+def _name(raw: bytes) -> tuple[bytes | None, bytes]:
+    """The name in a ``---`` or ``+++`` line, None for no file, and what stands after it: a time, perhaps."""
+    quoted = _QUOTED.match(raw)
+    if quoted is not None:
+        return _unquoted(quoted[0]), raw[quoted.end() :].strip()
+    name, _, rest = raw.partition(b"\t")
+    return (None if name.strip() == b"/dev/null" else name), rest.strip()
+
+
+def _unquoted(name: bytes) -> bytes:
+    return _C_ESCAPE.sub(_character, name[1:-1]) if _QUOTED.fullmatch(name) else name
+
+
+def _character(escape: re.Match[bytes]) -> bytes:
+    return bytes([int(escape[1], 8) & 0xFF if len(escape[1]) == 3 else _C_LETTERS[escape[1][0]]])
+
+
+def _text(name: bytes | None) -> str | None:
+    return None if name is None else name.decode("utf-8", "surrogateescape")
