@@ -20,7 +20,7 @@ SOURCES = {
     "ringfence_sandbox": "sandbox",
     "ringfence_tools": "contrib_tools",
 }
-EXTRAS = {"anyio", "mcp", "mcp_types", "opentelemetry", "uvicorn"}
+EXTRAS = {"anyio", "mcp", "mcp_types", "opentelemetry", "tomlkit", "uvicorn"}
 
 
 def in_checkout(checkout: Path) -> set[str]:
