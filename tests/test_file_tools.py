@@ -496,7 +496,6 @@ def test_the_parameters_are_those_that_were_promised() -> None:
         "rm": ["path", "recursive"],
     }
     assert {tool.name: list(tool.fields) for tool in file_tools()} == promised
-    assert {tool.name: list(tool.described) for tool in file_tools()} == promised
 
 
 def test_tools_that_change_nothing_say_so_and_the_others_say_what_they_change() -> None:

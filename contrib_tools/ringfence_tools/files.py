@@ -42,9 +42,7 @@ BYTE_ORDER_MARK = "\ufeff"
 
 @dataclass(frozen=True, slots=True)
 class ListDirectory:
-    path: str | None = field(
-        default=None, metadata={"description": "The directory, relative to the root; left out, the root."}
-    )
+    path: str | None = field(default=None, metadata={"description": "Left out: the root."})
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +76,9 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class ReadFile:
-    file_path: str = field(metadata={"description": "The file, relative to the root."})
-    offset: int = field(default=0, metadata={"description": "How many lines to skip."})
-    limit: int = field(
-        default=DEFAULT_READ_LIMIT, metadata={"description": f"How many lines to read, at most {DEFAULT_READ_LIMIT}."}
-    )
+    file_path: str = field(metadata={"description": "Relative to the root."})
+    offset: int = field(default=0, metadata={"description": "Lines to skip."})
+    limit: int = field(default=DEFAULT_READ_LIMIT, metadata={"description": "Lines to read, at most 2000."})
 
     def __post_init__(self) -> None:
         if self.offset < 0:
@@ -118,8 +114,8 @@ class FileText:
 
 @dataclass(frozen=True, slots=True)
 class WriteFile:
-    file_path: str = field(metadata={"description": "The file, relative to the root; its directories are made."})
-    content: str = field(metadata={"description": f"All of the new content, at most {MAX_WRITE_LENGTH:,} characters."})
+    file_path: str = field(metadata={"description": "Its directories are made."})
+    content: str = field(metadata={"description": f"At most {MAX_WRITE_LENGTH:,} characters."})
 
     def __post_init__(self) -> None:
         check_below_root("file_path", self.file_path)
@@ -135,14 +131,10 @@ class WrittenFile(Unrendered):
 
 @dataclass(frozen=True, slots=True)
 class EditFile:
-    file_path: str = field(metadata={"description": "The file, relative to the root."})
-    old_string: str = field(
-        metadata={"description": "The text to replace, exactly as it is in the file, without line numbers."}
-    )
-    new_string: str = field(metadata={"description": "The text to put there; empty to remove the old one."})
-    replace_all: bool = field(
-        default=False, metadata={"description": "Replace every occurrence; else old_string must occur once."}
-    )
+    file_path: str
+    old_string: str = field(metadata={"description": "Exactly as it is in the file, without line numbers."})
+    new_string: str
+    replace_all: bool = False
 
     def __post_init__(self) -> None:
         check_below_root("file_path", self.file_path)
@@ -164,8 +156,8 @@ class EditedFile(Unrendered):
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    source: str = field(metadata={"description": "The file, symlink or directory to move."})
-    target: str = field(metadata={"description": "Its new path, name included. A file there is replaced."})
+    source: str
+    target: str = field(metadata={"description": "The new path, name included. A file there is replaced."})
 
     def __post_init__(self) -> None:
         check_below_root("source", self.source)
@@ -180,8 +172,8 @@ class MovedFile(Unrendered):
 
 @dataclass(frozen=True, slots=True)
 class Remove:
-    path: str = field(metadata={"description": "The file, symlink or directory."})
-    recursive: bool = field(default=False, metadata={"description": "Remove a directory with everything in it."})
+    path: str
+    recursive: bool = field(default=False, metadata={"description": "A directory with all that is in it."})
 
     def __post_init__(self) -> None:
         check_below_root("path", self.path)
@@ -299,15 +291,15 @@ def file_tools(*, mount_point: str | None = None, accepts_overrides: bool = Fals
     """The nine tools. ``mount_point`` is as in `VfsToolsSection`."""
     tools = _FileTools(mount_point)
     descriptions: dict[Callable[..., ToolResult[Any]], str] = {
-        tools.ls: "List a directory: names, kinds and sizes.",
-        tools.read_file: "Read a text file, or a part, with line numbers. Of a binary file, kind, size and hash.",
-        tools.write_file: "Create a file, or replace all of one that was read. For a change to a part use edit_file.",
+        tools.ls: "List a directory: names, kinds, sizes.",
+        tools.read_file: "Read a text file, or a part, with line numbers. Of a binary file: kind, size, hash.",
+        tools.write_file: "Create a file, or replace all of one that was read. To change a part: edit_file.",
         tools.edit_file: "Replace text in a file that was read. old_string must occur once, or set replace_all.",
         tools.apply_patch: "Apply a patch to many files: change, create, delete, rename. All of it or nothing.",
         tools.move: "Move or rename a file, symlink or directory.",
-        tools.glob: "Find files and directories by path. What git ignores is only found where it is named.",
-        tools.grep: "Search text files for a regular expression. What git ignores, only where it is named.",
-        tools.rm: "Remove a file or symlink, or a directory (with what is in it if recursive is set).",
+        tools.glob: "Find files and directories by path. What git ignores, only where it is named.",
+        tools.grep: "Search text files. What git ignores, only where it is named.",
+        tools.rm: "Remove a file, symlink or directory.",
     }
     writes: dict[Callable[..., ToolResult[Any]], Callable[[Any], Iterable[Written]]] = {
         tools.write_file: lambda params: (ContentOf(params.file_path),),

@@ -31,28 +31,22 @@ Every tool call that changes files is a step of a history. `history` lists the s
 
 @dataclass(frozen=True, slots=True)
 class ShowHistory:
-    limit: int = field(default=20, metadata={"description": "How many of the newest entries.", "ge": 1, "le": 1000})
+    limit: int = field(default=20, metadata={"description": "At most 1000.", "ge": 1, "le": 1000})
 
 
 @dataclass(frozen=True, slots=True)
 class ShowDiff:
     since: int | str | None = field(
-        default=None, metadata={"description": "A step's number or name; left out, the oldest that is known."}
+        default=None, metadata={"description": "Step number or name; left out, the oldest."}
     )
-    until: int | str | None = field(
-        default=None, metadata={"description": "A step's number or name; left out, the newest."}
-    )
+    until: int | str | None = field(default=None, metadata={"description": "Left out, the newest."})
 
 
 @dataclass(frozen=True, slots=True)
 class UndoSteps:
-    steps: int | None = field(
-        default=None, metadata={"description": "How many of the newest steps to take back; left out, one.", "ge": 1}
-    )
-    step: int | str | None = field(
-        default=None, metadata={"description": "One step's number or name, to take back that alone."}
-    )
-    dry_run: bool = field(default=False, metadata={"description": "Only say what would become of each path."})
+    steps: int | None = field(default=None, metadata={"description": "How many; left out, one.", "ge": 1})
+    step: int | str | None = field(default=None, metadata={"description": "Number or name of the only one."})
+    dry_run: bool = field(default=False, metadata={"description": "Only say what would happen."})
 
     def __post_init__(self) -> None:
         if self.step is not None and self.steps is not None:
@@ -61,13 +55,13 @@ class UndoSteps:
 
 @dataclass(frozen=True, slots=True)
 class RestoreStep:
-    step: int | str = field(metadata={"description": "A step's number or name; 0 is the beginning."})
-    dry_run: bool = field(default=False, metadata={"description": "Only say what would become of each path."})
+    step: int | str = field(metadata={"description": "Number or name; 0 is the beginning."})
+    dry_run: bool = field(default=False, metadata={"description": "Only say what would happen."})
 
 
 @dataclass(frozen=True, slots=True)
 class NameStep:
-    name: str = field(metadata={"description": "1 to 64 letters, digits, '-', '_' and '.'; not digits alone."})
+    name: str = field(metadata={"description": "1 to 64 letters, digits, '-', '_', '.'; not digits alone."})
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,11 +151,11 @@ class HistoryToolsSection(Section[None]):
         self.session = session
         self._workspace = workspace
         descriptions: dict[Callable[..., ToolResult[Any]], str] = {
-            self.history: "List the steps of the workspace, newest first: what tool calls and others changed.",
-            self.diff: "Show what changed in the workspace between two steps, as a patch.",
-            self.undo: "Take back the newest steps of the workspace. What others changed since stays.",
-            self.restore: "Bring all files of the workspace back to what they were after a step. Can be undone.",
-            self.checkpoint: "Give the workspace as it is now a name, to restore it later.",
+            self.history: "List the newest steps: what tool calls and others changed.",
+            self.diff: "Show what changed between two steps, as a patch.",
+            self.undo: "Take back the newest steps. What others changed since stays.",
+            self.restore: "Bring all files back to what they were after a step. Can be undone.",
+            self.checkpoint: "Name the files as they are now, to restore them later.",
         }
         changes_nothing = (self.history, self.diff)
         super().__init__(

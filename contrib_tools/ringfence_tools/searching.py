@@ -38,14 +38,8 @@ MAX_NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class Glob:
-    pattern: str = field(
-        metadata={
-            "description": "Such as *.py (in one directory) or **/*.py (at any depth); * does not cross a '/', no {}."
-        }
-    )
-    path: str | None = field(
-        default=None, metadata={"description": "The directory that the pattern is relative to; left out, the root."}
-    )
+    pattern: str = field(metadata={"description": "Such as *.py (in one directory) or **/*.py (at any depth); no {}."})
+    path: str | None = field(default=None, metadata={"description": "The pattern is relative to it."})
     glob: str | None = field(default=None, metadata={"description": "Only names that match this, too."})
 
     def __post_init__(self) -> None:
@@ -56,15 +50,11 @@ class Glob:
 @dataclass(frozen=True, slots=True)
 class Grep:
     pattern: str = field(
-        metadata={
-            "description": "A regular expression (RE2: no look-around, no back-references); \\Q...\\E is literal."
-        }
+        metadata={"description": "RE2 regular expression: no look-around or back-references; \\Q...\\E is literal."}
     )
-    path: str | None = field(
-        default=None, metadata={"description": "The directory or file to search; left out, everything."}
-    )
+    path: str | None = field(default=None, metadata={"description": "A directory or file."})
     glob: str | None = field(
-        default=None, metadata={"description": "Only files that match, such as *.py (any directory) or src/**/*.py."}
+        default=None, metadata={"description": "Only such files: *.py (any directory) or src/**/*.py."}
     )
 
     def __post_init__(self) -> None:

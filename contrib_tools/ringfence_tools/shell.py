@@ -38,26 +38,19 @@ MAX_VARIABLES, MAX_NAME_CHARACTERS, MAX_VALUE_CHARACTERS = 64, 80, 512
 MAX_CHANGES = 100
 """Changed paths in one answer; of the rest there is the number."""
 
-_SECONDS = (
-    f"How long it may take, from {SHORTEST_SECONDS:g} to what commands may take here; a value outside that range is "
-    "set to the nearest limit."
-)
+_SECONDS = f"At least {SHORTEST_SECONDS:g}. More than commands may take here is set to that."
 
 
 @dataclass(frozen=True, slots=True)
 class ShellExecute:
-    command: str | None = field(default=None, metadata={"description": "Text for the shell. Give it, or argv."})
-    argv: tuple[str, ...] = field(
-        default=(), metadata={"description": "A program and its arguments, taken as they are: no shell reads them."}
-    )
-    cwd: str = field(default="", metadata={"description": "The directory to run it in; empty for the root."})
-    env: Mapping[str, str] = field(
-        default_factory=dict[str, str], metadata={"description": "Environment variables to add."}
-    )
-    stdin: str | None = field(default=None, metadata={"description": "Its standard input; empty if left out."})
+    command: str | None = field(default=None, metadata={"description": "Text for the shell. Give this or argv."})
+    argv: tuple[str, ...] = field(default=(), metadata={"description": "Program and arguments, without a shell."})
+    cwd: str = ""
+    env: Mapping[str, str] = field(default_factory=dict[str, str])
+    stdin: str | None = None
     timeout_seconds: float = field(default=COMMAND_SECONDS, metadata={"description": _SECONDS})
     rollback_on_error: bool = field(
-        default=False, metadata={"description": "Take back what it changed if its exit code is not 0."}
+        default=False, metadata={"description": "Take back its changes if its exit code is not 0."}
     )
 
     def __post_init__(self) -> None:
@@ -75,7 +68,7 @@ class ShellExecute:
 
 @dataclass(frozen=True, slots=True)
 class EvaluatePython:
-    code: str = field(metadata={"description": "A program. What it prints is the answer."})
+    code: str = field(metadata={"description": "What it prints is the answer."})
     timeout_seconds: float = field(default=PYTHON_SECONDS, metadata={"description": _SECONDS})
 
     def __post_init__(self) -> None:
@@ -247,14 +240,14 @@ class PodmanSandboxSection(Section[None]):
         self.longest_seconds = longest_seconds
         shell = Tool[ShellExecute, CommandOutcome](
             name="shell_execute",
-            description="Run a command in the container. Says its exit code, what it printed, and what it changed.",
+            description="Run a command in the container. Says its exit code, output and changes.",
             handler=self.shell_execute,
             accepts_overrides=accepts_overrides,
             opaque=True,
         )
         python = Tool[EvaluatePython, CommandOutcome](
             name="evaluate_python",
-            description="Run a Python program in the container. Says what it printed; an exit code other than 0 fails.",
+            description="Run a Python program in the container. An exit code other than 0 fails.",
             handler=self.evaluate_python,
             accepts_overrides=accepts_overrides,
             opaque=True,

@@ -26,6 +26,7 @@ from ringfence.runtime.limits import Cancellation
 from ringfence.runtime.receipts import Receipt
 from ringfence.runtime.session import Session
 from ringfence.runtime.tool_result import bounded
+from ringfence_cli.serve.descriptions import ITEMS, MESSAGE, is_structured
 from ringfence_cli.serve.workspaces import ServedWorkspace
 
 CLIENT_HEADER = "ringfence-client"
@@ -37,10 +38,6 @@ MAX_ITEMS = 32
 there are more. A result that was cut names the file of the whole."""
 MAX_STRUCTURED_CHARACTERS = 200_000
 """The limit of a structured result as JSON. The text has a limit of its own."""
-ITEMS = "items"
-"""The key of a result that is a list. MCP requires an object."""
-MESSAGE = "message"
-"""The key of the tool's message, unless the result has a field of that name."""
 Observe = Callable[[Session], None]
 """Subscribes to the events of a client's session, which are published on the threads of its calls."""
 CUT = "[the structured result was cut: ask for a smaller part]"
@@ -134,7 +131,7 @@ def tool_result(call: ToolCallResult, tool: Tool[Any, Any] | None) -> CallToolRe
     if receipt.commit is not None:
         meta["ringfence/commit"] = receipt.commit
     structured: dict[str, Any] | None = None
-    if call.result.success and tool is not None and tool.result_type not in (None, str):
+    if call.result.success and tool is not None and is_structured(tool):
         dumped = serde.dump_any(call.result.value)
         value, cut = fit_structured(dumped if tool.result_container == "object" else {ITEMS: dumped})
         message = bounded(call.result.message)

@@ -13,7 +13,7 @@ from importlib.metadata import version
 from itertools import islice
 from operator import attrgetter
 from time import monotonic
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 from urllib.parse import quote, unquote_to_bytes
 
 import anyio
@@ -23,13 +23,12 @@ from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel import Server
 from mcp.shared.exceptions import MCPError
 
-from ringfence import serde
 from ringfence.failures import describe_error
 from ringfence.filesystem.paths import escape_path
 from ringfence.filesystem.protocol import FileEntry, Filesystem
-from ringfence.prompt.tool import Tool
 from ringfence.runtime.limits import Cancellation
-from ringfence_cli.serve.clients import ITEMS, MESSAGE, Client, Clients, Observe, error_result
+from ringfence_cli.serve.clients import Client, Clients, Observe, error_result
+from ringfence_cli.serve.descriptions import describe_tool
 from ringfence_cli.serve.workspaces import ServedWorkspace
 from ringfence_tools.run_workspace import is_git_data
 
@@ -42,12 +41,6 @@ INSTRUCTIONS = """\
 Tools for the files of a workspace: {directory}. Paths are relative to its root. Every call is a transaction: one that
 fails, is denied or is cancelled has changed nothing, and says how to get it right. Read a file before you change, move
 or remove it."""
-
-ADDITIVE = frozenset({"checkpoint"})
-"""Tools that change something and remove nothing."""
-IDEMPOTENT = frozenset({"write_file", "rm", "restore"})
-"""Tools whose second call with the same arguments changes nothing more."""
-_NO_PARAMS: dict[str, object] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 SCHEME = "workspace:///"
 PAGE_SIZE = 200
@@ -205,40 +198,6 @@ async def _cancel_on_disconnect(
     while (await receive())["type"] != "http.disconnect":
         pass
     cancellation.cancel()
-
-
-def describe_tool(tool: Tool[Any, Any]) -> types.Tool:
-    """Describe a tool for ``tools/list``."""
-    annotations = types.ToolAnnotations(
-        title=tool.name.replace("_", " ").capitalize(),
-        read_only_hint=tool.read_only,
-        destructive_hint=not tool.read_only and tool.name not in ADDITIVE,
-        idempotent_hint=tool.read_only or tool.name in IDEMPOTENT,
-        open_world_hint=False,
-    )
-    params = serde.schema(tool.params_type, extra="forbid") if tool.params_type is not None else _NO_PARAMS
-    return types.Tool(
-        name=tool.name,
-        title=annotations.title,
-        # A client may search its tools by description alone, and have tools of its own with the same names.
-        description=f"{tool.description} (In the ringfence workspace; a call that fails changes nothing.)",
-        input_schema=params,
-        output_schema=_output_schema(tool),
-        annotations=annotations,
-    )
-
-
-def _output_schema(tool: Tool[Any, Any]) -> dict[str, object] | None:
-    if tool.result_type in (None, str):  # a text has no structured result
-        return None
-    schema = serde.schema(tool.result_type)
-    if tool.result_container == "array":
-        definitions = {"$defs": schema.pop("$defs")} if "$defs" in schema else {}
-        items = {"type": "array", "items": schema}
-        schema = {"type": "object", "properties": {ITEMS: items}, "required": [ITEMS], **definitions}
-    properties = cast("dict[str, object]", schema.setdefault("properties", {}))
-    properties.setdefault(MESSAGE, {"type": "string", "description": "What the tool says of it."})
-    return schema
 
 
 def list_resources(filesystem: Filesystem, cursor: str | None) -> types.ListResourcesResult:
