@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 
 import pytest
 from mcp import Client
+from mcp.client.stdio import StdioServerParameters
 from mcp_servers import collecting
 from mcp_types import CallToolResult, Implementation, TextContent
 
@@ -65,9 +68,10 @@ def as_json(value: Any) -> str:
     return json.dumps(value.model_dump(mode="json", by_alias=True, exclude_none=True), separators=(",", ":"))
 
 
-async def test_the_list_of_tools_costs_a_model_little(served: ServedWorkspace) -> None:
+@pytest.mark.parametrize("name", ["claude-code", "somebody"])
+async def test_the_list_of_tools_costs_a_model_little(served: ServedWorkspace, name: str) -> None:
     """15,180 characters before the schemas of results went."""
-    async with connected(served) as client:
+    async with connected(served, name) as client:
         listed = await client.list_tools()
     assert len(as_json(listed)) <= MAX_TOOL_LIST
 
@@ -78,3 +82,63 @@ async def test_a_file_that_is_read_comes_once(served: ServedWorkspace) -> None:
     assert read.structured_content is None
     content = Path(served.directory, "usual.py").read_text()
     assert len(as_json(read)) < 1.5 * len(content)  # the numbers of lines come to a fifth
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("claude-code", 48_000),
+        ("codex-mcp-client", 10_000),
+        ("gemini-cli-mcp-client", 40_000),
+        ("opencode", 48_000),
+        ("qwen-cli-mcp-client-ringfence", 25_000),
+        ("somebody", 10_000),
+    ],
+)
+async def test_an_answer_is_no_longer_than_what_the_client_shows(
+    served: ServedWorkspace, name: str, shown: int, era: str
+) -> None:
+    async with connected(served, name, era) as client:
+        for tool, arguments in (("read_file", {"file_path": "long.py"}), ("grep", {"pattern": "line"})):
+            answer = text(await client.call_tool(tool, arguments))
+            assert 0.8 * shown <= len(answer) <= shown
+        hints = {tool.name: tool.meta for tool in (await client.list_tools()).tools}["read_file"]
+    claude = {"anthropic/alwaysLoad": True, "anthropic/maxResultSizeChars": shown}
+    assert hints == (claude if name == "claude-code" else None)
+
+
+async def test_the_owner_of_a_server_says_how_long_answers_are(root: Path) -> None:
+    arguments = ["-m", "ringfence_cli", "serve", str(root), "--max-answer", "4000", "--read-only"]
+    command = StdioServerParameters(command=sys.executable, args=arguments)
+    async with Client(command, client_info=Implementation(name="claude-code", version="1")) as client:
+        assert len(text(await client.call_tool("read_file", {"file_path": "long.py"}))) <= 4_000
+
+
+async def test_a_cut_answer_says_how_to_read_on(served: ServedWorkspace) -> None:
+    lines: list[str] = []
+    async with connected(served) as client:
+        while True:
+            answer = text(await client.call_tool("read_file", {"file_path": "long.py", "offset": len(lines)}))
+            lines += re.findall(r"^ *\d+ \| (.*)$", answer, re.MULTILINE)
+            if (left := re.search(r"(\d[\d,]*) lines? left: read on with offset=(\d+)", answer)) is None:
+                break
+            assert int(left[2]) == len(lines) == 2000 - int(left[1].replace(",", ""))
+    assert "\n".join(lines) + "\n" == Path(served.directory, "long.py").read_text()
+
+
+async def test_characters_of_many_bytes_count_as_their_bytes(served: ServedWorkspace, root: Path) -> None:
+    (root / "wide.txt").write_text("語" * 100 + "\n" + ("語" * 60 + "\n") * 400)
+    async with connected(served) as client:
+        assert len(text(await client.call_tool("read_file", {"file_path": "wide.txt"})).encode()) <= 10_000
+
+
+async def test_a_long_answer_of_another_tool_is_cut_and_kept(served: ServedWorkspace, root: Path) -> None:
+    for number in range(900):
+        (root / f"a_file_of_a_usual_name_{number}").touch()
+    async with connected(served) as client:
+        listed = text(await client.call_tool("ls", {}))
+        assert len(listed) <= 10_000
+        place = re.search(r"\.ringfence/results/\w+", listed)
+        assert place is not None
+        kept = text(await client.call_tool("read_file", {"file_path": place[0], "offset": 400, "limit": 10}))
+    assert "a_file_of_a_usual_name" in kept

@@ -19,7 +19,8 @@ from mcp_servers import Bench, collecting
 from mcp_types import CallToolResult, TextContent, TextResourceContents
 
 from ringfence.runtime import Cancellation, Receipt
-from ringfence_cli.serve.clients import MAX_ITEMS, MAX_STRUCTURED_CHARACTERS, fit_structured
+from ringfence_cli.serve.answers import SHOWN_BY_OTHERS
+from ringfence_cli.serve.clients import MAX_ITEMS, fit_structured
 from ringfence_cli.serve.clients import Client as SessionOfClient
 from ringfence_cli.serve.server import MAX_RESOURCE_BYTES, PAGE_SIZE, WorkspaceServer, resource_uri
 from ringfence_cli.serve.workspaces import ServedWorkspace, open_workspace
@@ -238,12 +239,11 @@ async def test_a_result_of_many_megabytes_is_cut_and_says_so(bench: Bench, era: 
     async with serving(bench.workspace, era).client() as client:
         # The client checks the structured result against the schema.
         long = await client.call_tool("long", {})
-    assert len(json.dumps(found(long))) <= MAX_STRUCTURED_CHARACTERS + 200
+    assert len(json.dumps(found(long))) <= SHOWN_BY_OTHERS
     assert "the structured result was cut" in found(long)["message"]
     assert "more characters" in found(long)["text"]
-    assert len(text(long)) < 101_000
+    assert len(text(long)) <= SHOWN_BY_OTHERS
     assert "characters left out" in text(long)
-    assert "the structured result was cut" in text(long)
 
 
 async def test_a_result_that_is_a_list_is_an_object_with_items(bench: Bench) -> None:
@@ -261,9 +261,9 @@ async def test_a_result_that_is_a_list_is_an_object_with_items(bench: Bench) -> 
     ],
 )
 def test_what_is_cut_is_small_enough_whatever_it_is(value: dict[str, Any]) -> None:
-    small, cut = fit_structured(value)
+    small, cut = fit_structured(value, SHOWN_BY_OTHERS)
     assert cut
-    assert len(json.dumps(small)) <= MAX_STRUCTURED_CHARACTERS
+    assert len(json.dumps(small)) <= SHOWN_BY_OTHERS
 
 
 async def test_undo_is_a_step_of_its_call_and_can_be_undone(served: ServedWorkspace, root: Path) -> None:

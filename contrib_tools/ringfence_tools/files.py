@@ -206,19 +206,19 @@ class _FileTools(SearchHandlers, PatchHandler, FileHandlers):
         limit = min(params.limit, DEFAULT_READ_LIMIT)
         if path.startswith(".ringfence"):
             if (kept := kept_result(context.session, path)) is not None and not filesystem.exists(path):
-                return _show_output(path, kept, params.offset, limit, "a call answered")
+                return _show_output(path, kept, params.offset, limit, "a call answered", context)
             if (printed := _find_long_lined_output(filesystem, path)) is not None:
-                return _show_output(path, printed, params.offset, limit, "a command printed")
+                return _show_output(path, printed, params.offset, limit, "a command printed", context)
         check_size(filesystem, path)
         try:
             read = filesystem.read(path, offset=params.offset, limit=limit)
         except PATH_ERRORS as error:
             raise explain(error, filesystem, path, ": list it with ls") from None
         except ValueError:  # not UTF-8, and the path has been looked at before
-            return _show_unusual_file(filesystem, path, params.offset, limit)
+            return _show_unusual_file(filesystem, path, params.offset, limit, context)
         if "\0" in read.content:
-            return _show_unusual_file(filesystem, path, params.offset, limit)
-        return _show_lines(path, read.content, params.offset, read.total_lines)
+            return _show_unusual_file(filesystem, path, params.offset, limit, context)
+        return _show_lines(path, read.content, params.offset, read.total_lines, context)
 
     def write_file(self, params: WriteFile, *, context: ToolContext) -> ToolResult[WrittenFile]:
         filesystem, path = self._open(context, params.file_path)
@@ -334,7 +334,9 @@ def _file_info(filesystem: Filesystem, entry: FileEntry) -> FileInfo:
     return FileInfo(path, "symlink", entry.size_bytes)
 
 
-def _show_lines(path: str, text: str, offset: int, total: int, notes: tuple[str, ...] = ()) -> ToolResult[FileText]:
+def _show_lines(
+    path: str, text: str, offset: int, total: int, context: ToolContext, notes: tuple[str, ...] = ()
+) -> ToolResult[FileText]:
     """The answer to reading lines: ``text`` from the line after ``offset``, of ``total``."""
     shown = escape_path(path)
     if offset == 0 and text.startswith(BYTE_ORDER_MARK):
@@ -359,7 +361,7 @@ def _show_lines(path: str, text: str, offset: int, total: int, notes: tuple[str,
     width = len(str(offset + len(lines)))
     # (A format such as {number:>{width}} takes three times as long.)
     numbered = [f"{str(number).rjust(width)} | {line}" for number, line in enumerate(lines, offset + 1)]
-    kept = count_fitting_lines(numbered)
+    kept = count_fitting_lines(numbered, context)
     last = offset + kept
     if last < total:
         notes += (f"{plural(total - last, 'line')} left: read on with offset={last}",)
@@ -373,7 +375,9 @@ def _cut(line: str) -> str:
     return f"{line[:MAX_LINE_CHARACTERS]} [... {len(line) - MAX_LINE_CHARACTERS:,} more characters in this line]"
 
 
-def _show_output(path: str, text: str, offset: int, limit: int, what: str) -> ToolResult[FileText]:
+def _show_output(
+    path: str, text: str, offset: int, limit: int, what: str, context: ToolContext
+) -> ToolResult[FileText]:
     """The answer to reading what a call answered. Long lines go on in the next, so that none is out of reach."""
     lines = text.split("\n")
     folded = [
@@ -383,7 +387,7 @@ def _show_output(path: str, text: str, offset: int, limit: int, what: str) -> To
     if len(folded) > len(lines):
         notes += (f"lines of more than {MAX_LINE_CHARACTERS:,} characters go on in the next",)
     window = "".join(f"{line}\n" for line in folded[offset : offset + limit])
-    return _show_lines(path, window, offset, len(folded), notes)
+    return _show_lines(path, window, offset, len(folded), context, notes)
 
 
 def _find_long_lined_output(filesystem: Filesystem, path: str) -> str | None:
@@ -395,14 +399,16 @@ def _find_long_lined_output(filesystem: Filesystem, path: str) -> str | None:
     return None
 
 
-def _show_unusual_file(filesystem: Filesystem, path: str, offset: int, limit: int) -> ToolResult[FileText]:
+def _show_unusual_file(
+    filesystem: Filesystem, path: str, offset: int, limit: int, context: ToolContext
+) -> ToolResult[FileText]:
     """The answer to reading what is not UTF-8. It reads all of the file, and tells the model its hash."""
     content = filesystem.read_bytes(path).content
     if b"\0" not in content:
         lines = split_lines(content)
         window = b"".join(lines[offset : offset + limit])
         note = "the file is not UTF-8: other bytes are shown as \\xNN, and stay as they are when other text is edited"
-        return _show_lines(path, window.decode(errors="backslashreplace"), offset, len(lines), (note,))
+        return _show_lines(path, window.decode(errors="backslashreplace"), offset, len(lines), context, (note,))
     kind = mimetypes.guess_type(path)[0] or "binary"
     digest = hashlib.sha256(content).hexdigest()
     value = FileText(escape_path(path), "", 0, 0, 0, kind=kind, size_bytes=len(content), sha256=digest)

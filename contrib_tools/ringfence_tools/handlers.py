@@ -13,7 +13,11 @@ from ringfence.prompt.tool import ToolContext
 MAX_LISTED = 1_000
 """Entries or matches in one answer."""
 MAX_CHARACTERS = 60_000
-"""Of one answer's lines together. The first line is always complete."""
+"""Of one answer's lines together, unless the call has a limit for its answer."""
+RESERVED_CHARACTERS = 1_000
+"""Of such a limit, for what is said besides the lines."""
+MAX_LINES = 1_900
+"""Of an answer with a limit, since opencode cuts at 2,000."""
 MAX_NEAR_NAMES = 5
 PATH_ERRORS = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 """What `explain` takes."""
@@ -42,12 +46,19 @@ class Unrendered:
         return ""
 
 
-def count_fitting_lines(lines: Iterable[str]) -> int:
-    """How many of the lines one answer has room for: at least one, if there are any."""
-    room, fit = MAX_CHARACTERS, 0
+def answer_room(context: ToolContext) -> int:
+    """How many bytes of lines the answer of a call has room for. (Codex and opencode count bytes.)"""
+    limit = context.options.max_answer
+    return MAX_CHARACTERS if limit is None else min(limit - RESERVED_CHARACTERS, MAX_CHARACTERS)
+
+
+def count_fitting_lines(lines: Iterable[str], context: ToolContext) -> int:
+    """How many of the lines an answer has room for: at least one, if there are any. The first is always complete."""
+    room, fit = answer_room(context), 0
+    most = None if context.options.max_answer is None else MAX_LINES
     for line in lines:
-        room -= len(line) + 1
-        if fit and room < 0:
+        room -= (len(line) if line.isascii() else len(line.encode("utf-8", "surrogatepass"))) + 1
+        if fit and (room < 0 or fit == most):
             break
         fit += 1
     return fit

@@ -15,7 +15,7 @@ from ringfence.prompt.tool import Tool, ToolContext
 from ringfence.runtime.session import Session
 from ringfence.runtime.tool_result import ToolResult
 from ringfence_sandbox import LogEntry, Reversal, ReversalOutcome, Workspace
-from ringfence_tools.handlers import MAX_CHARACTERS, MAX_LISTED, Unrendered
+from ringfence_tools.handlers import MAX_LISTED, Unrendered, answer_room
 from ringfence_tools.printable import plural
 
 AnswerT = TypeVar("AnswerT")
@@ -184,7 +184,8 @@ class HistoryToolsSection(Section[None]):
     def diff(self, params: ShowDiff, *, context: ToolContext) -> ToolResult[DiffText]:
         patch = self._ask(lambda workspace: workspace.diff(_step(params.since), _step(params.until)))
         text = patch.decode("utf-8", "backslashreplace")
-        value = DiffText(text[:MAX_CHARACTERS], max(0, len(text) - MAX_CHARACTERS))
+        room = answer_room(context)
+        value = DiffText(text[:room], max(0, len(text) - room))
         return ToolResult.ok(value, "what differs" if text else "nothing differs")
 
     def undo(self, params: UndoSteps, *, context: ToolContext) -> ToolResult[Reversed]:

@@ -119,7 +119,7 @@ class SearchHandlers(FileHandlers):
             if (wanted is None or wanted(match.path[skip:]))
             and not ignored.has(match.path, is_directory=not match.is_file)
         ]
-        kept = count_fitting_lines(paths[:MAX_LISTED])
+        kept = count_fitting_lines(paths[:MAX_LISTED], context)
         value = FoundPaths(display_path(path), params.pattern, tuple(paths[:kept]), left_out=len(paths) - kept)
         message = f"{plural(len(paths), 'path')} below {display_path(path)} for {escape_text(params.pattern)}"
         message += "" if paths else _explain_braces(params.pattern, params.glob)
@@ -142,7 +142,7 @@ class SearchHandlers(FileHandlers):
             FoundLine(escape_path(match.path), match.line_number, _cut_around_match(match))
             for match in found[:MAX_GREP_MATCHES]
         ]
-        kept = count_fitting_lines(line.render() for line in lines)
+        kept = count_fitting_lines((line.render() for line in lines), context)
         cut = kept < len(found) or not complete
         value = FoundLines(display_path(path), params.pattern, tuple(lines[:kept]), cut)
         if kept:

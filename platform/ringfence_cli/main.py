@@ -145,6 +145,12 @@ def run(invocation: Invocation, **given: Any) -> int:
 @SECTION
 @POLICY
 @click.option("--read-only", is_flag=True, help="Offer only the tools that change nothing.")
+@click.option(
+    "--max-answer",
+    type=click.IntRange(min=4_000),
+    metavar="CHARACTERS",
+    help="The most that a model gets for one call. Left out, what its client is known to show, else 10,000.",
+)
 @click.pass_obj
 def serve(
     invocation: Invocation,
@@ -156,6 +162,7 @@ def serve(
     sections: tuple[str, ...],
     policies: tuple[str, ...],
     read_only: bool,
+    max_answer: int | None,
     **given: Any,
 ) -> int:
     """Serve the files of DIR to agents over the Model Context Protocol; every tool call is a transaction.
@@ -168,7 +175,7 @@ def serve(
         from ringfence_cli.serve.command import ServeOptions, serve
 
         options = ServeOptions(
-            directory, place_of(workspace, given), http, allow_host, receipts, read_only, policies, sections
+            directory, place_of(workspace, given), http, allow_host, receipts, read_only, policies, sections, max_answer
         )
         return serve(options, invocation.signals)
     except ModuleNotFoundError as error:

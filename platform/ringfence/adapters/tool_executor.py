@@ -36,7 +36,6 @@ from ringfence.runtime.limits import BudgetTracker, Cancellation, Deadline, Hear
 from ringfence.runtime.receipts import Outcome, PolicyVerdict, Receipt
 from ringfence.runtime.session import Session
 from ringfence.runtime.tool_result import (
-    MAX_RESULT_CHARACTERS,
     READER,
     AcceptsChanges,
     ToolResult,
@@ -168,13 +167,14 @@ class ToolExecutor:
         *,
         call_id: str | None = None,
         cancellation: Cancellation | None = None,
+        max_answer: int | None = None,
     ) -> ToolCallResult:
-        """`call`, with the text for the model and the receipt.
+        """`call`, with the text for the model and the receipt. ``max_answer`` is as in `RunOptions`.
 
         A call that is cancelled before its commit point is rolled back, and its outcome is "interrupted". RuntimeError
         outside of ``with prompt.resources:``.
         """
-        call = self._start(name, call_id or new_id(), arguments, cancellation)
+        call = self._start(name, call_id or new_id(), arguments, cancellation, max_answer)
         transaction = call.transaction
         tool = self._parse(call)
         if tool is None:
@@ -213,13 +213,18 @@ class ToolExecutor:
                 self._publish(call)
         return self._finish(call)
 
-    def _start(self, name: str, call_id: str, arguments: Arguments, cancellation: Cancellation | None) -> Call:
+    def _start(
+        self, name: str, call_id: str, arguments: Arguments, cancellation: Cancellation | None, max_answer: int | None
+    ) -> Call:
         """The call, once observers know of it."""
         resources = self.prompt.resources.context  # raises outside of the block, before anybody knows of the call
         if self.options.heartbeat is not None:
             self.options.heartbeat.beat()
         transaction = Transaction(call_id, name, current_call())
-        transaction.limits = options = self.options if transaction.parent is None else self.options.inherit()
+        options = self.options if transaction.parent is None else self.options.inherit()
+        if max_answer is not None:
+            options = replace(options, max_answer=max_answer)
+        transaction.limits = options
         context = ToolContext(
             self.prompt,
             self.rendered_prompt,
@@ -500,8 +505,8 @@ class ToolExecutor:
             raise call.error
         assert call.receipt is not None
         text = whole_text(call.result, call.rendered)
-        if len(text) > MAX_RESULT_CHARACTERS:
-            text = bounded(text, whole_at=full_result_path(call.call_id) if READER in self._tools else None)
+        whole_at = full_result_path(call.call_id) if READER in self._tools else None
+        text = bounded(text, call.context.options.max_answer, whole_at=whole_at)
         return ToolCallResult(call.result, text, call.receipt)
 
     def _evaluation_error(self, message: str, cause: Exception) -> PromptEvaluationError:

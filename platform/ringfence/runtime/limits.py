@@ -283,6 +283,8 @@ class RunOptions:
     budget_tracker: BudgetTracker | None = None
     heartbeat: Heartbeat | None = None
     run_context: RunContext | None = None
+    max_answer: int | None = None
+    """The most characters that a model gets for one tool call; None is the usual limit."""
 
     def __post_init__(self) -> None:
         """Raises TypeError for a limit of another type, such as a number of seconds for a deadline."""

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_RESULT_CHARACTERS = 100_000
-"""A model gets at most this much text for one tool call."""
+"""A model gets at most this much text for one tool call, unless `RunOptions` say less."""
+CUT_CHARACTERS = 400
+"""The room for the sentence in the place of what is cut."""
 
 ValueT = TypeVar("ValueT", covariant=True)
 OkT = TypeVar("OkT")
@@ -80,13 +82,15 @@ def whole_text(result: ToolResult[object], rendered: str) -> str:
     return sendable(f"{result.message}\n\n{rendered}" if result.message else rendered)
 
 
-def bounded(text: str, *, whole_at: str | None = None) -> str:
+def bounded(text: str, limit: int | None = None, *, whole_at: str | None = None) -> str:
     """`text`, cut in the middle where it is longer than a model should get at once.
 
-    ``whole_at`` is a path at which `read_file` shows all of it.
+    ``limit`` is in characters, and by default MAX_RESULT_CHARACTERS. ``whole_at`` is a path at which `read_file` shows
+    all of it.
     """
-    if len(text) > MAX_RESULT_CHARACTERS:
-        kept = MAX_RESULT_CHARACTERS // 2
+    limit = limit or MAX_RESULT_CHARACTERS
+    if len(text) > limit:
+        kept = (limit - CUT_CHARACTERS) // 2
         gone = len(text) - 2 * kept
         advice = f"read_file shows all of it: {whole_at}" if whole_at is not None else "ask for a smaller part"
         text = f"{text[:kept]}\n[... {gone} characters left out: {advice} ...]\n{text[-kept:]}"

@@ -26,6 +26,7 @@ from ringfence.runtime.limits import Cancellation
 from ringfence.runtime.receipts import Receipt
 from ringfence.runtime.session import Session
 from ringfence.runtime.tool_result import bounded
+from ringfence_cli.serve.answers import SHOWN_BY_OTHERS
 from ringfence_cli.serve.descriptions import ITEMS, MESSAGE, is_structured
 from ringfence_cli.serve.workspaces import ServedWorkspace
 
@@ -36,8 +37,6 @@ MAX_CLIENTS = 64
 MAX_ITEMS = 32
 """Events and values of one type that a session keeps, since a server may run for months. The newest half stays when
 there are more. A result that was cut names the file of the whole."""
-MAX_STRUCTURED_CHARACTERS = 200_000
-"""The limit of a structured result as JSON. The text has a limit of its own."""
 Observe = Callable[[Session], None]
 """Subscribes to the events of a client's session, which are published on the threads of its calls."""
 CUT = "[the structured result was cut: ask for a smaller part]"
@@ -60,11 +59,20 @@ class Client:
         self.tools = {tool.name: tool for tool in tools if tool.read_only or not workspace.read_only}
         self._item_types: set[Any] = {ToolInvoked, Receipt, *filter(is_dataclass, (tool.result_type for tool in tools))}
 
-    def call(self, name: str, arguments: Mapping[str, object] | None, cancellation: Cancellation) -> CallToolResult:
-        """Execute one tool call, on any thread. Two calls must not overlap."""
+    def call(
+        self,
+        name: str,
+        arguments: Mapping[str, object] | None,
+        cancellation: Cancellation,
+        max_answer: int = SHOWN_BY_OTHERS,
+    ) -> CallToolResult:
+        """Execute one tool call, on any thread. Two calls must not overlap.
+
+        ``max_answer`` is the most characters of its text, and of its structured content.
+        """
         try:
-            call = self._executor.execute(name, arguments, cancellation=cancellation)
-            return tool_result(call, self.tools.get(name))
+            call = self._executor.execute(name, arguments, cancellation=cancellation, max_answer=max_answer)
+            return tool_result(call, self.tools.get(name), max_answer)
         except PromptEvaluationError as error:
             return error_result(str(error))
         except SystemExit as error:  # from a tool of the user: the other clients still need the server
@@ -124,7 +132,7 @@ def _key(context: ServerRequestContext[Any, Any]) -> str:
     return f"client {headers.get(CLIENT_HEADER, '')} {name}"
 
 
-def tool_result(call: ToolCallResult, tool: Tool[Any, Any] | None) -> CallToolResult:
+def tool_result(call: ToolCallResult, tool: Tool[Any, Any] | None, max_answer: int) -> CallToolResult:
     """Make the MCP result of a tool call: the text for the model, and the value if there is one."""
     receipt, text = call.receipt, call.text
     meta = {"ringfence/outcome": receipt.outcome, "ringfence/receipt": receipt.receipt_id}
@@ -133,10 +141,11 @@ def tool_result(call: ToolCallResult, tool: Tool[Any, Any] | None) -> CallToolRe
     structured: dict[str, Any] | None = None
     if call.result.success and tool is not None and is_structured(tool):
         dumped = serde.dump_any(call.result.value)
-        value, cut = fit_structured(dumped if tool.result_container == "object" else {ITEMS: dumped})
-        message = bounded(call.result.message)
+        message = bounded(call.result.message, max_answer // 2)
+        room = max_answer - len(message) - len(CUT)
+        value, cut = fit_structured(dumped if tool.result_container == "object" else {ITEMS: dumped}, room)
         if cut:
-            message, text = f"{message}\n{CUT}", f"{text}\n{CUT}"
+            message = f"{message}\n{CUT}"
         # Some clients show the model only the structured result.
         structured = {MESSAGE: message, **value}
     return CallToolResult(
@@ -148,17 +157,17 @@ def tool_result(call: ToolCallResult, tool: Tool[Any, Any] | None) -> CallToolRe
 
 
 def error_result(message: str) -> CallToolResult:
-    return CallToolResult(content=[TextContent(type="text", text=bounded(message))], is_error=True)
+    return CallToolResult(content=[TextContent(type="text", text=bounded(message, SHOWN_BY_OTHERS))], is_error=True)
 
 
-def fit_structured(value: Any) -> tuple[Any, bool]:
-    """Cut the texts and lists of a JSON value until it is small enough. Return it, and whether it was cut.
+def fit_structured(value: Any, characters: int) -> tuple[Any, bool]:
+    """Cut the texts and lists of a JSON value until it has so few characters. Return it, and whether it was cut.
 
     The value still has the shape of its schema.
     """
     limit = 10_000
     fitting = value
-    while len(json.dumps(fitting, ensure_ascii=False)) > MAX_STRUCTURED_CHARACTERS and limit:
+    while len(json.dumps(fitting, ensure_ascii=False)) > characters and limit:
         fitting = _cut(fitting, limit)
         limit //= 4
     return fitting, fitting is not value

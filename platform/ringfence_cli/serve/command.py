@@ -53,6 +53,7 @@ class ServeOptions:
     read_only: bool = False
     policies: Sequence[str] = ()
     sections: Sequence[str] = ()
+    max_answer: int | None = None
 
 
 class UnavailableError(click.ClickException):
@@ -121,7 +122,7 @@ def _start(options: ServeOptions, stack: ExitStack) -> tuple[WorkspaceServer, Se
 
     try:
         with reserve_stdout(extra_sections):
-            server = WorkspaceServer(workspace, observe)
+            server = WorkspaceServer(workspace, observe, max_answer=options.max_answer)
     except (click.ClickException, PromptValidationError):
         raise
     except Exception as error:

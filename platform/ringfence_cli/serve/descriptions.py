@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, cast
 
 import mcp_types as types
@@ -19,11 +20,27 @@ _WRITING = "write_file edit_file apply_patch move rm checkpoint shell_execute ev
 TEXT_ONLY = frozenset(f"ls read_file glob grep diff {_WRITING}".split())
 """Tools of ours whose text says everything. Claude Code and Codex show a model a structured result in place of the
 text: that of `ls` is three times as long, that of `grep` 1.6 times."""
+USUAL = frozenset("read_file write_file edit_file apply_patch glob grep shell_execute".split())
+"""Tools that a model should have without a search for them."""
+LONG = frozenset({"read_file", "grep", "shell_execute"})
 ITEMS = "items"
 """The key of a result that is a list. MCP requires an object."""
 MESSAGE = "message"
 """The key of the tool's message, unless the result has a field of that name."""
 _NO_PARAMS: dict[str, object] = {"type": "object", "properties": {}}
+
+
+def with_hints(tools: Iterable[types.Tool], client: str, max_answer: int) -> list[types.Tool]:
+    """Add what Claude Code wants to know: to load the usual tools at once, and to show long answers."""
+    if not client.startswith("claude"):
+        return list(tools)
+    size = {"anthropic/maxResultSizeChars": max_answer}
+    return [
+        tool.model_copy(update={"meta": {"anthropic/alwaysLoad": True, **(size if tool.name in LONG else {})}})
+        if tool.name in USUAL
+        else tool
+        for tool in tools
+    ]
 
 
 def is_structured(tool: Tool[Any, Any]) -> bool:

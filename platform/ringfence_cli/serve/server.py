@@ -27,8 +27,9 @@ from ringfence.failures import describe_error
 from ringfence.filesystem.paths import escape_path
 from ringfence.filesystem.protocol import FileEntry, Filesystem
 from ringfence.runtime.limits import Cancellation
+from ringfence_cli.serve.answers import client_name, shown_characters
 from ringfence_cli.serve.clients import Client, Clients, Observe, error_result
-from ringfence_cli.serve.descriptions import describe_tool
+from ringfence_cli.serve.descriptions import describe_tool, with_hints
 from ringfence_cli.serve.workspaces import ServedWorkspace
 from ringfence_tools.run_workspace import is_git_data
 
@@ -63,9 +64,12 @@ class WorkspaceServer:
     it or disconnects.
     """
 
-    def __init__(self, workspace: ServedWorkspace, observe: Observe) -> None:
-        """Raise what the sections of the workspace raise, for instance PromptValidationError."""
+    def __init__(self, workspace: ServedWorkspace, observe: Observe, *, max_answer: int | None = None) -> None:
+        """``max_answer`` is the most characters of an answer; None is what a client is known to show.
+
+        Raise what the sections of the workspace raise, for instance PromptValidationError."""
         self._workspace = workspace
+        self._max_answer = max_answer
         self._make_client = partial(Client, workspace, observe)
         client = self._make_client()
         client.close()
@@ -116,11 +120,16 @@ class WorkspaceServer:
     def _schema(self, name: str) -> Mapping[str, Any] | None:
         return self._descriptions[name].input_schema if name in self._descriptions else None
 
+    def _answer_limit(self, name: str) -> int:
+        return self._max_answer or shown_characters(name)
+
     async def _list_tools(self, context: Context, params: Page) -> types.ListToolsResult:
-        return types.ListToolsResult(tools=list(self._descriptions.values()))
+        name = client_name(context)
+        return types.ListToolsResult(tools=with_hints(self._descriptions.values(), name, self._answer_limit(name)))
 
     async def _call_tool(self, context: Context, params: types.CallToolRequestParams) -> types.CallToolResult:
         client = context.lifespan_context.of(context)
+        limit = self._answer_limit(client_name(context))
         cancellation = Cancellation()
         self._running.add(cancellation)
         client.calls += 1
@@ -131,7 +140,9 @@ class WorkspaceServer:
                 group.start_soon(_report_progress, params.name, cancellation, context)
                 if context.request is not None:
                     group.start_soon(_cancel_on_disconnect, context.request.receive, cancellation)
-                result = await self._run_in_turn(partial(client.call, params.name, params.arguments, cancellation))
+                result = await self._run_in_turn(
+                    partial(client.call, params.name, params.arguments, cancellation, limit)
+                )
                 group.cancel_scope.cancel()
                 return result
         except* MCPError:
