@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ringfence import PromptValidationError, ToolValidationError, serde
 from ringfence.adapters import ToolExecutor
@@ -318,11 +320,61 @@ def test_a_file_is_created_with_its_directories_and_exactly_its_text(
 
 def test_a_file_is_replaced_once_it_was_read(executor: ToolExecutor, files: InMemoryFilesystem) -> None:
     assert "has not been read" in refused(executor, "write_file", file_path="README.md", content="x")
-    call(executor, "read_file", file_path="README.md", offset=2, limit=1)
+    call(executor, "read_file", file_path="README.md")
     assert call(executor, "write_file", file_path="./README.md", content="x") == "replaced README.md (1 byte)"
     assert call(executor, "write_file", file_path="README.md", content="own writes count")
     files.write("README.md", "somebody else's")
     assert "changed" in refused(executor, "write_file", file_path="README.md", content="y")
+
+
+@given(
+    total=st.integers(1, 12),
+    parts=st.lists(st.tuples(st.integers(0, 13), st.integers(1, 6)), max_size=8),
+)
+def test_a_file_is_replaced_or_removed_once_all_of_its_lines_were_read(
+    total: int, parts: list[tuple[int, int]]
+) -> None:
+    session, files = Session(), InMemoryFilesystem()
+    prompt = prompt_of(VfsToolsSection(session=session, filesystem=files))
+    with prompt.resources:
+        executor = ToolExecutor(prompt=prompt, session=session)
+        files.write("f", "".join(f"line {number}\n" for number in range(total)))
+        seen: set[int] = set()
+        for offset, limit in parts:
+            call(executor, "read_file", file_path="f", offset=offset, limit=limit)
+            seen |= {*range(offset, min(offset + limit, total))}
+            denied = executor.execute("rm", {"path": "f"}).receipt.outcome == "denied"
+            assert denied == (len(seen) < total)
+            if not denied:
+                break
+        if 0 < len(seen) < total:
+            call(executor, "edit_file", file_path="f", old_string="line 0\n", new_string="first\n")
+
+
+def test_lines_of_one_content_are_not_lines_of_the_next(executor: ToolExecutor, files: InMemoryFilesystem) -> None:
+    files.write("f", "one\ntwo\n")
+    call(executor, "read_file", file_path="f", limit=1)
+    files.write("f", "three\ntwo\n")
+    assert "has changed" in refused(executor, "edit_file", file_path="f", old_string="two", new_string="2")
+    call(executor, "read_file", file_path="f", offset=1)
+    assert "only the lines 2-2 of f" in refused(executor, "write_file", file_path="f", content="x")
+
+
+def test_a_part_suffices_for_what_loses_nothing_unseen(executor: ToolExecutor, files: InMemoryFilesystem) -> None:
+    files.write("f", "one\ntwo\n")
+    files.write("g", "other\n")
+    call(executor, "read_file", file_path="f", limit=1)
+    call(executor, "read_file", file_path="g")
+    for old, new in (("one", "1"), ("two", "2")):
+        call(executor, "edit_file", file_path="f", old_string=old, new_string=new)
+        assert "only a part of f" in refused(executor, "write_file", file_path="f", content="x")
+    assert "only a part of f" in refused(executor, "move", source="g", target="f")
+    delete = "*** Begin Patch\n*** Delete File: f\n*** End Patch\n"
+    assert "only a part of f" in refused(executor, "apply_patch", patch=delete)
+    call(executor, "move", source="f", target="h")
+    assert "only a part of h" in refused(executor, "write_file", file_path="h", content="x")
+    call(executor, "apply_patch", patch="--- a/h\n+++ /dev/null\n@@ -1,2 +0,0 @@\n-1\n-2\n")
+    call(executor, "write_file", file_path="g", content="all of it was read\n")
 
 
 def test_only_what_shows_lines_is_reading(executor: ToolExecutor) -> None:

@@ -106,6 +106,10 @@ class FileText:
     size_bytes: int | None = None
     sha256: str | None = None
 
+    def lines_shown(self) -> tuple[range, int] | None:
+        shown = range(self.offset, self.offset + self.limit)
+        return (shown, self.total_lines) if shown else None  # a binary file is known by its hash
+
     def render(self) -> str:
         if self.size_bytes is not None:
             return f"kind: {self.kind}\nsize: {plural(self.size_bytes, 'byte')}\nsha256: {self.sha256}"
@@ -303,9 +307,9 @@ def file_tools(*, mount_point: str | None = None, accepts_overrides: bool = Fals
     }
     writes: dict[Callable[..., ToolResult[Any]], Callable[[Any], Iterable[Written]]] = {
         tools.write_file: lambda params: (ContentOf(params.file_path),),
-        tools.edit_file: lambda params: (ContentOf(params.file_path),),
+        tools.edit_file: lambda params: (ContentOf(params.file_path, whole=False),),
         tools.apply_patch: list_writes,
-        tools.move: lambda params: (Itself(params.source), Itself(params.target)),
+        tools.move: lambda params: (Itself(params.source, whole=False), Itself(params.target)),
         tools.rm: lambda params: (Itself(params.path),),
     }
     return tuple(

@@ -172,7 +172,7 @@ class PolicyState:
     """What one policy knows in one scope (a prompt, and where it matters a filesystem); a STATE slice has one of each.
 
     ``invoked_keys`` pairs a tool or path with a key: for `ReadBeforeWritePolicy` a resolved path with the sha256 of
-    the bytes that the model knows.
+    the bytes that the model knows. Where it knows only some lines, a space and those follow.
     """
 
     policy_name: str

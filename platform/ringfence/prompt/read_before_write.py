@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from ringfence.failures import describe_error
@@ -21,6 +22,7 @@ from ringfence.prompt.policy import (
     policy_state,
 )
 from ringfence.prompt.tool import ContentOf, Itself, Written
+from ringfence.runtime.tool_result import ShowsLines
 
 if TYPE_CHECKING:
     from ringfence.participants import CallLock, Change, FileVersion
@@ -32,6 +34,8 @@ class ReadBeforeWritePolicy(BasePolicy):
     """An existing file is written, moved or removed only with the content that the model has read, or written itself.
 
     Known is the sha256 of the very bytes that a read returned or a call wrote. An edit by anybody else makes it stale.
+    A read whose result `ShowsLines` makes those lines known. They are enough for a change that quotes what it replaces
+    (``whole=False`` in `Tool.writes`). After such a change, none of the lines are known.
 
     - The tools in ``write_tools``, and every tool that declares `Tool.writes`, are denied before they run. One whose
       targets are unknown is denied, too.
@@ -88,8 +92,9 @@ class ReadBeforeWritePolicy(BasePolicy):
                 path = context.resolve_path(target, mount_point=self.mount_point)
                 for file, content_hash in _files_at(filesystem, path, written, known):
                     read = known.of(file)
-                    if read is None or read != content_hash:
-                        return PolicyDecision.deny(_denial(path, file, is_stale=read is not None))
+                    is_part_enough = not isinstance(written, str) and not written.whole
+                    if read is None or (_hash_in(read) if is_part_enough else read) != content_hash:
+                        return PolicyDecision.deny(_denial(path, file, read, content_hash))
             except (ValueError, PermissionError) as error:
                 return PolicyDecision.deny(describe_error(error))
             except OSError as error:
@@ -110,7 +115,9 @@ class ReadBeforeWritePolicy(BasePolicy):
             known = known_hashes(policy_state(context, self.name, context.scope_of(lock)))
             for change in changed:
                 before, after = _hash_of(change.before), _hash_of(change.after)
-                read_as = (known.of(change.path), read.get(change.path))
+                known_as = known.of(change.path)
+                # The lines that a tool needs were checked before it ran, if it declares what it writes.
+                read_as = (known_as if tool.writes is None else _hash_in(known_as), read.get(change.path))
                 if before is None:
                     is_known = any(read_as) or not _replaces_unhashed(change)
                 else:
@@ -132,7 +139,10 @@ class ReadBeforeWritePolicy(BasePolicy):
         for lock in {**reads, **writes}:
             state = policy_state(context, self.name, context.scope_of(lock))
             known = known_hashes(state)
-            learned: dict[str, str | None] = {**reads.get(lock, {})}
+            learned: dict[str, str | None] = {
+                path: _with_lines(known.of(path), content_hash, result.value)
+                for path, content_hash in reads.get(lock, {}).items()
+            }
             if lock in writes:
                 learned |= self._left_by(context, lock, state, known, learned, tool.name in self.write_tools)
             news = {path: content_hash for path, content_hash in learned.items() if known.of(path) != content_hash}
@@ -149,7 +159,7 @@ class ReadBeforeWritePolicy(BasePolicy):
         learned: Mapping[str, str | None],
         declared: bool,
     ) -> dict[str, str | None]:
-        """The files that a call changed: path to the hash of a content that the model knows, else None.
+        """The files that a call changed: path to the content that the model knows, else None.
 
         If the model did not know one of the files, its content may be in any of them now. Raises OSError (ESTALE)
         where a call of ``write_tools`` changed an unknown file: `check` had passed, so the file changed after it.
@@ -157,17 +167,18 @@ class ReadBeforeWritePolicy(BasePolicy):
         call = context.call
         assert call is not None
 
-        def is_known(content_hash: str, path: str) -> bool:
-            if content_hash in (known.of(path), learned.get(path)):
-                return True
+        def known_as(content_hash: str, path: str) -> str | None:
+            for found in (known.of(path), learned.get(path)):
+                if _hash_in(found) == content_hash:
+                    return found
             # The state before the call comes last: it is the slowest to find, and seldom decides. It differs where an
             # inner call, or another policy of this name, has recorded this call's changes already.
-            before = policy_state(context, self.name, state.scope, before=True)
-            return known_hashes(before).of(path) == content_hash
+            found = known_hashes(policy_state(context, self.name, state.scope, before=True)).of(path)
+            return found if _hash_in(found) == content_hash else None
 
         answered_for = (call.answered_for or {}).get(lock, ())
         left: dict[str, str | None] = {}
-        unread = False
+        unread = moved_part = False
         for change in call.changes[lock]:
             path, before, after = change.path, change.before, change.after
             was = None if before is None else before.content_hash
@@ -175,22 +186,62 @@ class ReadBeforeWritePolicy(BasePolicy):
             if was is not None and was == now:  # nothing but its permissions
                 continue
             left[path] = now
-            if was is None or is_known(was, path):
+            if was is None:
+                continue
+            if (read := known_as(was, path)) is not None:
+                if read != was and now is not None:
+                    left[path] = f"{now} "
+                moved_part |= read != was and now is None
                 continue
             if declared and (path, was) not in answered_for:
                 message = "was not as it had been read when this call changed it; nothing is changed, read it again"
                 raise OSError(errno.ESTALE, message, path)
             unread = True
-        if not unread:
-            return left
-        return {path: now if now and is_known(now, path) else None for path, now in left.items()}
+        if unread:
+            return {path: now and known_as(now.rstrip(), path) for path, now in left.items()}
+        if moved_part:  # to any of the files that are new
+            new = {change.path for change in call.changes[lock] if change.before is None}
+            return {path: f"{now} " if now and path in new else now for path, now in left.items()}
+        return left
 
 
-def _denial(path: str, file: str, *, is_stale: bool) -> str:
+def _denial(path: str, file: str, read: str | None, content_hash: str | None) -> str:
     below = f"{escape_path(path)} is a directory, and " if file.startswith(f"{path}/") else ""
-    if is_stale:
+    if read is None:
+        return f"{below}{escape_path(file)} exists and has not been read: read it first"
+    if _hash_in(read) != content_hash:
         return f"{below}{escape_path(file)} has changed since it was read: read it again"
-    return f"{below}{escape_path(file)} exists and has not been read: read it first"
+    lines = ", ".join(f"{span.start + 1}-{span.stop}" for span in _spans(read))
+    if not lines:
+        return f"{below}only a part of {escape_path(file)} was read before it was changed: read all of it first"
+    return f"{below}only the lines {lines} of {escape_path(file)} have been read: read the others first"
+
+
+def _hash_in(known: str | None) -> str | None:
+    return None if known is None else known.partition(" ")[0]
+
+
+def _spans(known: str) -> list[range]:
+    """The lines that are known of a content, from 0; of one that is known as a whole, none."""
+    return [range(*map(int, span.split("-"))) for span in known.split(" ")[1:] if span]
+
+
+def _with_lines(known: str | None, content_hash: str, value: object) -> str:
+    """What is known of a content after a read with this result: its hash, and lines unless it is all of them."""
+    shown = value.lines_shown() if isinstance(value, ShowsLines) else None
+    if shown is None or known == content_hash:
+        return content_hash
+    lines, total = shown
+    spans: list[range] = []
+    earlier = _spans(known) if known is not None and _hash_in(known) == content_hash else []
+    for span in sorted((*earlier, lines), key=attrgetter("start")):
+        if spans and span.start <= spans[-1].stop:
+            spans[-1] = range(spans[-1].start, max(spans[-1].stop, span.stop))
+        else:
+            spans.append(span)
+    if spans[0] == range(total):
+        return content_hash
+    return " ".join((content_hash, *(f"{span.start}-{span.stop}" for span in spans)))
 
 
 def _hash_of(version: FileVersion | None) -> str | None:

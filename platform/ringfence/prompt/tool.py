@@ -193,6 +193,8 @@ class ContentOf:
     """For `Tool.writes`: a tool writes the file that the path leads to. A directory has no content."""
 
     path: str
+    whole: bool = True
+    """Whether all of the content may go, so that a model has to have read all of it. An edit quotes what goes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +203,8 @@ class Itself:
     not what it leads to; of a directory, all that is in it."""
 
     path: str
+    whole: bool = True
+    """Whether content goes. A move keeps that of its source."""
 
 
 Written = str | ContentOf | Itself

@@ -43,6 +43,15 @@ class AcceptsChanges(Protocol):
     def with_changes(self, changes: Sequence[Change]) -> Self: ...
 
 
+@runtime_checkable
+class ShowsLines(Protocol):
+    """A result value of a read tool that may show only some lines of the file. The others do not count as read."""
+
+    def lines_shown(self) -> tuple[range, int] | None:
+        """The lines, from 0, and how many the file has. None: the file is known as a whole."""
+        ...
+
+
 @dataclass(frozen=True)
 class ToolResult(Generic[ValueT]):
     """A message, a typed value, and whether the call is to be committed (``success``) or rolled back.
