@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import sys
@@ -10,6 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from mcp import Client
 from mcp.client.stdio import StdioServerParameters
@@ -142,3 +144,35 @@ async def test_a_long_answer_of_another_tool_is_cut_and_kept(served: ServedWorks
         assert place is not None
         kept = text(await client.call_tool("read_file", {"file_path": place[0], "offset": 400, "limit": 10}))
     assert "a_file_of_a_usual_name" in kept
+
+
+async def test_history_and_diff_show_what_others_changed_meanwhile(served: ServedWorkspace, root: Path) -> None:
+    async with connected(served) as client:
+        await client.call_tool("write_file", {"file_path": "own.txt", "content": "own\n"})
+        (root / "theirs.txt").write_text("theirs\n")
+        with anyio.fail_after(30):
+            while "theirs.txt" not in text(await client.call_tool("diff", {"since": 1})):
+                await anyio.sleep(0.2)
+        history = await client.call_tool("history", {})
+        looked = re.search(r"changes by others are those of ([\d.]+) s ago", text(history))
+        assert looked is not None
+        (root / "later.txt").write_text("later\n")
+        with anyio.fail_after(30):
+            while "later.txt" not in text(await client.call_tool("history", {})):
+                await anyio.sleep(0.2)
+        found: Any = (await client.call_tool("history", {})).structured_content
+    made = [(entry["step"], entry["made_by"], entry["paths"]) for entry in found["entries"]]
+    others = [(None, "somebody else", [f"{name}.txt"]) for name in ("later", "theirs")]
+    assert made[:3] == [*others, (1, "write_file", ["own.txt"])]
+
+
+async def test_a_look_is_used_for_two_seconds(served: ServedWorkspace, root: Path) -> None:
+    ages: list[float] = []
+    async with connected(served) as client:
+        for _ in range(5):
+            looked = re.search(r"those of ([\d.]+) s ago", text(await client.call_tool("history", {})))
+            assert looked is not None
+            ages.append(float(looked[1]))
+            await anyio.sleep(0.7)
+    assert max(ages) > 0.5
+    assert min(b - a for a, b in itertools.pairwise(ages)) < 0  # it was taken anew

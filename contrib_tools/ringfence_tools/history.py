@@ -23,6 +23,8 @@ StepT = TypeVar("StepT", int | str, int | str | None)
 
 MAX_PATHS = 20
 """Of one step, in a listing."""
+LOOK_SECONDS = 2.0
+"""The age of a scan for changes by others that `history` and `diff` still use. A scan of many files takes long."""
 INTRODUCTION = """\
 Every tool call that changes files is a step of a history. `history` lists the steps, `diff` shows what they changed.
 `checkpoint` gives the files as they are a name before something risky; `restore` goes back to a step or a name, and
@@ -177,16 +179,18 @@ class HistoryToolsSection(Section[None]):
         return INTRODUCTION
 
     def history(self, params: ShowHistory, *, context: ToolContext) -> ToolResult[HistoryEntries]:
-        entries = self._ask(lambda workspace: workspace.log(params.limit))
+        looked, entries = self._ask(lambda workspace: (_look(workspace), workspace.log(params.limit)))
         found = HistoryEntries(tuple(map(_entry, entries)))
-        return ToolResult.ok(found, f"the newest {plural(len(entries), 'entry')}")
+        return ToolResult.ok(found, f"the newest {plural(len(entries), 'entry')}; {looked}")
 
     def diff(self, params: ShowDiff, *, context: ToolContext) -> ToolResult[DiffText]:
-        patch = self._ask(lambda workspace: workspace.diff(_step(params.since), _step(params.until)))
+        looked, patch = self._ask(
+            lambda workspace: (_look(workspace), workspace.diff(_step(params.since), _step(params.until)))
+        )
         text = patch.decode("utf-8", "backslashreplace")
         room = answer_room(context)
         value = DiffText(text[:room], max(0, len(text) - room))
-        return ToolResult.ok(value, "what differs" if text else "nothing differs")
+        return ToolResult.ok(value, f"{'what differs' if text else 'nothing differs'}; {looked}")
 
     def undo(self, params: UndoSteps, *, context: ToolContext) -> ToolResult[Reversed]:
         done = self._ask(
@@ -214,6 +218,14 @@ class HistoryToolsSection(Section[None]):
             raise
         except (LookupError, ValueError, FileNotFoundError) as error:
             raise ToolValidationError(str(error)) from None
+
+
+def _look(workspace: Workspace) -> str:
+    """Look for changes by others, and say how old the look is."""
+    age = workspace.look(older_than=LOOK_SECONDS)
+    if age is None:
+        return "changes by others since the newest entry are not looked for, since this is read-only"
+    return f"changes by others are those of {age:.1f} s ago"
 
 
 def _step(step: StepT) -> int | StepT:

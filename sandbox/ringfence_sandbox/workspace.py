@@ -9,6 +9,7 @@ from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Literal
 
 from ringfence.errors import TransactionError
@@ -278,6 +279,19 @@ class Workspace:
         forget_killed(self._store.folder.parent)
 
     # Looking.
+
+    def look(self, *, older_than: float = 0.0) -> float | None:
+        """Scan for changes by others and record them, unless the last such scan is at most so many seconds old.
+
+        Return the age of the last scan in seconds. Return None for a workspace that was opened read-only: whoever has
+        it open scans it.
+        """
+        if self._history is None:
+            return None
+        if monotonic() - self._history.looked_at > older_than:
+            with self._alone("look"):
+                pass
+        return monotonic() - self._history.looked_at
 
     def steps(self) -> Sequence[Step]:
         """The steps, oldest first; without the baseline and others' changes."""

@@ -8,7 +8,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from math import inf
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from ringfence.participants import Step
@@ -63,6 +65,8 @@ class StepHistory(History):
         """Of some files that steps of late left, the sha256 by object id: their bytes need not be read for it."""
         self.left_out: Mapping[str, tuple[Exclusion, Stamp | None]] = {}
         """What the newest scan did not take in, why, and as what it was seen."""
+        self.looked_at = -inf
+        """When the newest scan began, on the monotonic clock."""
         self.last: Step | None = None
         """The newest step that was made since opening."""
         self.rewritten: set[str] = set()
@@ -277,7 +281,9 @@ class StepHistory(History):
     def take_in(self) -> ScanResult:
         """`look`, without saving what makes the next scan cheap."""
         store = self.store
+        started = monotonic()
         found, tip = self.scan(store.tip), store.tip
+        self.looked_at = started
         known, unknown = found.known(), Unknown.of_scan(found.excluded)
         if known or unknown.reasons != store.states.unknown(tip).reasons:
             kind = "baseline" if tip is None else "external"
