@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -114,9 +116,8 @@ def _claude_exclusive(directory: Path, personal: bool) -> Sequence[Edit]:
 def _codex_exclusive(directory: Path, personal: bool) -> Sequence[Edit]:
     config = CLIENTS["codex"].file(personal=personal)
     return [
-        Edit(config, ("sandbox_mode",), "read-only"),
+        Edit(config, ("sandbox_mode",), "read-only"),  # for its apply_patch, which no setting switches off
         Edit(config, ("features", "shell_tool"), value=False),
-        Edit(config, ("features", "unified_exec"), value=False),
     ]
 
 
@@ -134,11 +135,15 @@ def _qwen_exclusive(directory: Path, personal: bool) -> Sequence[Edit]:
     return [Edit(directory / ".qwen/settings.json", ("permissions", "deny"), members=denied)]
 
 
+def _claude_entry(server: Server) -> dict[str, Any]:
+    # Else a session begins without the server, and the model has to search for the tools.
+    return {"type": "stdio", **server.entry(), "alwaysLoad": True}
+
+
 def _claude_command(server: Server, add: bool) -> Sequence[str]:
     if not add:
         return ["claude", "mcp", "remove", "--scope", "user", NAME]
-    env = [word for name, value in server.env.items() for word in ("--env", f"{name}={value}")]
-    return ["claude", "mcp", "add", "--scope", "user", NAME, *env, "--", server.command, *server.args]
+    return ["claude", "mcp", "add-json", "--scope", "user", NAME, json.dumps(_claude_entry(server))]
 
 
 CLIENTS: dict[str, Client] = {
@@ -147,9 +152,9 @@ CLIENTS: dict[str, Client] = {
         ".mcp.json",
         ".claude.json",
         ("mcpServers", NAME),
-        lambda server: {"type": "stdio", **server.entry()},
+        _claude_entry,
         _claude_exclusive,
-        "start claude here; it asks once whether to use the server of this project",
+        "start claude here and choose `Use this MCP server`. A `claude -p` before goes on without it",
         commands=_claude_command,
     ),
     "codex": Client(
@@ -192,9 +197,9 @@ CLIENTS: dict[str, Client] = {
         ".qwen/settings.json",
         ".qwen/settings.json",
         ("mcpServers", NAME),
-        lambda server: {**server.entry(), "trust": True},
+        lambda server: {**server.entry(), "trust": True, "alwaysLoadTools": True},
         _qwen_exclusive,
-        "start qwen here",
+        "run `qwen mcp approve ringfence` here, and start qwen",
     ),
     "vscode": Client(
         "VS Code",
@@ -259,7 +264,7 @@ def change(
     except (OSError, ValueError) as error:
         raise NotStartedError(str(error)) from error
     if installs and not dry_run:
-        click.echo(f"{client.title}: {client.next_step}")
+        click.echo(f"{client.title}: {'start it anew' if personal else client.next_step}")
 
 
 def _edited(edits: Sequence[Edit], *, add: bool) -> list[ConfigFile]:
@@ -283,7 +288,7 @@ def _edited(edits: Sequence[Edit], *, add: bool) -> list[ConfigFile]:
 
 def _run(client: Client, command: Sequence[str], *, add: bool, dry_run: bool) -> None:
     """The client's own command. A server that it has, or has not, already is no failure."""
-    click.echo(f"$ {' '.join(command)}")
+    click.echo(f"$ {shlex.join(command)}")
     if dry_run:
         return
     if shutil.which(command[0]) is None:
@@ -292,7 +297,7 @@ def _run(client: Client, command: Sequence[str], *, add: bool, dry_run: bool) ->
         subprocess.run([*_claude_command(Server("", (), {}), add=False)], capture_output=True, check=False)
     done = subprocess.run([*command], capture_output=True, text=True, check=False)
     if done.returncode != 0 and add:
-        raise ValueError(f"{' '.join(command)} failed: {(done.stderr or done.stdout).strip()}")
+        raise ValueError(f"{shlex.join(command)} failed: {(done.stderr or done.stdout).strip()}")
 
 
 def _diff(file: ConfigFile) -> str:
