@@ -181,7 +181,7 @@ def test_the_configuration_of_clients_can_be_read_and_starts_the_server() -> Non
     known = [json.loads(block.text) for block in blocks if block.language == "json"]
     known += [tomllib.loads(block.text) for block in blocks if block.language == "toml"]
     servers = [server["ringfence"] for one in known for server in one.values()]
-    assert len(servers) == 5
+    assert len(servers) == 3
     for server in servers:
         if "url" not in server:
             assert (server["command"], server["args"][0], len(server["args"])) == ("ringfence", "serve", 2)

@@ -61,9 +61,9 @@ class Asked:
 
 
 class ProviderServer:
-    """Answers requests of Chat Completions, Responses and Messages with ``replies``, one after the other; ``repeat``
-    begins again after the last. One that does not ``stream`` answers in one piece, whatever it is asked for. A turn is
-    as of a `ScriptedAdapter`. Used by ``with``.
+    """Answers requests of Chat Completions, Responses, Messages and Gemini's API with ``replies``, one after the other;
+    ``repeat`` begins again after the last. One that does not ``stream`` answers in one piece, whatever it is asked for.
+    A turn is as of a `ScriptedAdapter`. Used by ``with``.
     """
 
     def __init__(self, replies: Sequence[Reply], *, repeat: bool = False, stream: bool = True) -> None:
@@ -129,7 +129,8 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers.get("content-length", 0))))
         reply = self.server.provider.reply(Asked(self.path, dict(self.headers.items()), body))
-        streamed = bool(body.get("stream")) and self.server.provider.streams
+        asked_to = bool(body.get("stream")) or self._kind.startswith("stream")
+        streamed = asked_to and self.server.provider.streams
         if isinstance(reply, Failure):
             data = reply.body if isinstance(reply.body, bytes) else json.dumps(reply.body).encode()
             self._whole(reply.status, data, reply.content_type, reply.headers)
@@ -164,15 +165,20 @@ class _Handler(BaseHTTPRequestHandler):
             self._chunk(b"")
 
     def _shape(self, turn: shapes.Turn) -> object:
-        return {"completions": shapes.chat, "responses": shapes.responses, "messages": shapes.messages}[self._kind](
-            turn
-        )
+        whole = {
+            "completions": shapes.chat,
+            "responses": shapes.responses,
+            "messages": shapes.messages,
+            "generateContent": shapes.contents,
+        }
+        return whole[self._kind](turn)
 
     def _events(self, turn: shapes.Turn) -> Iterator[bytes]:
         events = {
             "completions": shapes.chat_events,
             "responses": shapes.responses_events,
             "messages": shapes.messages_events,
+            "streamGenerateContent": shapes.contents_events,
         }
         for name, data in events[self._kind](turn):
             text = data if isinstance(data, str) else json.dumps(data)
@@ -180,7 +186,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     @property
     def _kind(self) -> str:
-        return self.path.partition("?")[0].rstrip("/").rpartition("/")[2]
+        return self.path.partition("?")[0].rstrip("/").rpartition("/")[2].rpartition(":")[2]
 
     def _whole(self, status: int, data: bytes, content_type: str, headers: Mapping[str, str]) -> None:
         self.send_response(status)

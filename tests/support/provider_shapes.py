@@ -1,4 +1,4 @@
-"""How the providers write an answer: the shapes of three protocols, whole and as a stream of events."""
+"""How the providers write an answer: the shapes of four protocols, whole and as a stream of events."""
 
 from __future__ import annotations
 
@@ -145,6 +145,14 @@ def _responses_head(status: str) -> dict[str, Any]:
 
 def _responses_call(index: int, call: Mapping[str, Any], status: str) -> dict[str, Any]:
     call_id, name, arguments = call["id"], call["name"], call["arguments"]
+    if "input" in call:  # of a tool that takes text instead of an object
+        return {
+            "id": f"ctc_{index}",
+            "type": "custom_tool_call",
+            "call_id": call_id,
+            "name": name,
+            "input": call["input"],
+        }
     place = {"id": f"fc_{index}", "type": "function_call", "status": status}
     if "namespace" in call:
         place["namespace"] = call["namespace"]
@@ -231,6 +239,18 @@ def _messages_end(turn: Turn) -> str:
     if ended != "whole":
         return {"cut": "max_tokens", "refused": "refusal"}[ended]
     return "tool_use" if turn.get("tool_calls") else "end_turn"
+
+
+def contents(turn: Turn) -> dict[str, Any]:
+    text = [{"text": turn["text"]}] if turn.get("text") else []
+    calls = [{"functionCall": {"name": call["name"], "args": _object(call["arguments"])}} for call in _calls(turn)]
+    usage = {"promptTokenCount": 1, "candidatesTokenCount": 1, "totalTokenCount": 2}
+    content = {"role": "model", "parts": [*text, *calls]}
+    return {"candidates": [{"content": content, "finishReason": "STOP", "index": 0}], "usageMetadata": usage}
+
+
+def contents_events(turn: Turn) -> Iterator[Event]:
+    yield None, contents(turn)
 
 
 def _calls(turn: Turn) -> Sequence[dict[str, Any]]:
