@@ -181,9 +181,10 @@ def install(npm: str, name: str, installed: Path) -> None:
     install = [npm, "install", "--prefix", str(partial), "--no-audit", "--no-fund", *agent.options, *once, package]
     reachable = [npm, "view", package, "version", *once]
     runs = ["env", f"HOME={partial}", str(partial / f"node_modules/.bin/{name}"), "--version"]
+    environment = {**os.environ, "TMPDIR": str(partial)}
     try:
         for command, seconds in ((reachable, PROBE_SECONDS), (install, INSTALL_SECONDS), (runs, PROBE_SECONDS)):
-            subprocess.run(command, cwd=partial, capture_output=True, check=True, timeout=seconds)
+            subprocess.run(command, cwd=partial, env=environment, capture_output=True, check=True, timeout=seconds)
     except (subprocess.SubprocessError, OSError) as error:
         shutil.rmtree(partial, ignore_errors=True)
         said = (getattr(error, "stderr", None) or str(error).encode()).decode(errors="replace")
