@@ -551,6 +551,30 @@ def test_an_error_in_closing_a_call_is_raised_after_all_was_closed(failures: int
         scope.close()  # nothing is left
 
 
+def test_an_error_in_closing_does_not_hide_an_interrupt_in_closing() -> None:
+    log = Log()
+
+    class Interrupted:
+        def close(self) -> None:
+            raise KeyboardInterrupt
+
+    class Broken:
+        def close(self) -> None:
+            log.lines.append("tried")
+            raise OSError("stuck")
+
+    with opened(
+        Binding(Broken, lambda r: Broken(), Scope.PROTOTYPE),
+        Binding(Interrupted, lambda r: Interrupted(), Scope.TOOL_CALL),
+    ) as resources:
+        scope = resources.for_call(RunningCall())
+        scope.get(Broken)
+        scope.get(Interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            scope.close()
+        assert log.lines == ["tried"]
+
+
 def test_a_singleton_cannot_hold_what_lives_for_one_call() -> None:
     with opened(
         Binding(Thing, lambda r: Thing(r.get(Log))), Binding(Log, lambda r: Log(), scope=Scope.TOOL_CALL)

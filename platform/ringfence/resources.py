@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from enum import Enum
-from operator import methodcaller
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Generic, Protocol, Self, TypeAlias, TypeVar, cast, runtime_checkable
 from weakref import WeakValueDictionary
@@ -264,7 +264,7 @@ class _Owner(ResourceResolver):
 
     def __init__(self) -> None:
         self.instances: dict[Any, Any] = {}
-        self.closing: list[Closeable] = []
+        self.closing: list[object] = []
 
     def has(self, value: object) -> bool:
         return any(value is one for one in (*self.instances.values(), *self.closing))
@@ -281,11 +281,12 @@ class _Owner(ResourceResolver):
             self.closing.append(value)
 
     def close_all(self, close: Callable[[Any], None]) -> None:
-        """Close everything in reverse order of construction. Of several errors the last one is raised."""
+        """Close everything in reverse order of construction. Of several errors the last one is raised, but no error
+        takes the place of an interrupt."""
         self.instances.clear()
         with ExitStack() as stack:
             for value in self.closing:
-                stack.callback(close, value)
+                stack.push(partial(_close_after, close, value))
             self.closing = []
 
 
@@ -481,14 +482,30 @@ class CallResources(_Owner):
         """
         self._is_closed = True
         if self.closing:
-            self.close_all(methodcaller("close"))
+            self.close_all(_close)
+
+
+def _close(value: object) -> None:
+    if isinstance(value, Closeable):
+        value.close()
+
+
+def _close_after(
+    close: Callable[[Any], None], value: object, kind: object, error: BaseException | None, traceback: object
+) -> None:
+    """Close ``value`` while ``error`` propagates."""
+    try:
+        close(value)
+    except Exception:
+        if error is None or isinstance(error, Exception):
+            raise
+        logger.exception("the resource %s could not be closed", type(value).__name__)
 
 
 def _close_or_log(value: object) -> None:
     """Close ``value``, if it can be closed. An error is logged, since it must hide no other error."""
     try:
-        if isinstance(value, Closeable):
-            value.close()
+        _close(value)
     except Exception:
         logger.exception("the resource %s could not be closed", type(value).__name__)
 
