@@ -575,6 +575,24 @@ def test_an_error_in_closing_does_not_hide_an_interrupt_in_closing() -> None:
         assert log.lines == ["tried"]
 
 
+def test_an_alias_of_a_prototype_is_not_prepared_a_second_time() -> None:
+    log = Log()
+
+    class Prepared:
+        def post_construct(self) -> None:
+            log.lines.append("prepared")
+
+    with opened(
+        Binding(Prepared, lambda r: Prepared(), Scope.PROTOTYPE),
+        Binding(object, lambda r: r.get(Prepared), Scope.PROTOTYPE),
+    ) as resources:
+        scope = resources.for_call(RunningCall())
+        for each in (resources, scope):
+            each.get(object)
+        scope.close()
+    assert log.lines == ["prepared"] * 2
+
+
 def test_a_singleton_cannot_hold_what_lives_for_one_call() -> None:
     with opened(
         Binding(Thing, lambda r: Thing(r.get(Log))), Binding(Log, lambda r: Log(), scope=Scope.TOOL_CALL)

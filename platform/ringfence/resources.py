@@ -277,7 +277,7 @@ class _Owner(ResourceResolver):
             except BaseException:
                 _close_or_log(value)
                 raise
-        if isinstance(value, Closeable):
+        if isinstance(value, (Closeable, PostConstruct)):  # the latter so that `has` knows it
             self.closing.append(value)
 
     def close_all(self, close: Callable[[Any], None]) -> None:
