@@ -364,6 +364,22 @@ def test_files_that_take_each_other_s_places_are_moved_and_stay_whose_they_were(
     assert "1 file removed" in agent(lambda files: files.delete("docs/x.md")).message
 
 
+@pytest.mark.parametrize("between", [lambda files: files.exists("README.md"), lambda files: files.mkdir("README.md")])
+def test_a_file_of_one_s_own_where_somebody_else_s_was_removed_is_not_one_s_own(files: Filesystem, between: Do) -> None:
+    def back(files: Filesystem) -> None:
+        if files.exists("README.md"):
+            files.delete("README.md")
+        files.move("own.txt", "README.md")
+
+    agent = Agent(files, [DeletionLimitPolicy(max_files=1)])
+    assert agent(lambda files: files.delete("README.md")).success
+    assert agent(between).success
+    assert agent(lambda files: files.write("own.txt", "mine")).success
+    assert agent(back).success
+    assert agent(lambda files: files.delete("README.md")).success
+    assert "2 files removed" in agent(lambda files: files.delete("src/a.py")).message
+
+
 @pytest.mark.parametrize("others", [9, 1])
 def test_two_limits_on_deletions_count_a_file_once(files: Filesystem, others: int) -> None:
     agent = Agent(files, [DeletionLimitPolicy(max_files=1), DeletionLimitPolicy(max_files=others)])

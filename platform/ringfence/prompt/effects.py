@@ -182,7 +182,8 @@ class DeletionLimitPolicy(BasePolicy):
                 news[change.path] = None
             if target is not None or last_own:  # the last one replaced nothing, or the session's own
                 moved_to |= {path for path, _ in moves}
-                news |= {path: "made" if mine else None for path, mine in moves}
+                # Where somebody else's file was removed, whatever comes back counts as that file.
+                news |= {path: "made" if mine and known.of(path) != "removed" else None for path, mine in moves}
             elif not own:
                 news[change.path] = "removed"
         for change in changes:
