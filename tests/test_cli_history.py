@@ -523,7 +523,7 @@ def test_a_directory_that_a_killed_call_left_half_done_is_not_mounted(tree: Path
     (tree / "below").mkdir()
     killed(tree)
     for path in (tree, tree / "below", tree / "a.txt"):
-        with pytest.raises(ToolValidationError, match=f"c9.*still there: `ringfence recover {tree}` takes it back"):
+        with pytest.raises(ToolValidationError, match=f"c9.*still there: `ringfence recover {tree}` rolls it back"):
             mount_all(InMemoryFilesystem(), [HostMount(path)])
     ringfence("recover", tree)
     mount_all(InMemoryFilesystem(), [HostMount(tree)])
@@ -579,7 +579,7 @@ def test_an_interrupted_run_keeps_its_steps_and_says_how_to_undo_them(tree: Path
     assert process.returncode == 130
     steps = len(as_json("log", tree)["log"]) - 1
     assert f"{steps} step" in errors.decode()
-    assert f"`ringfence undo {tree} {steps}` takes " in errors.decode()
+    assert f"`ringfence undo {tree} {steps}` reverses " in errors.decode()
     assert ringfence("undo", tree, str(steps)).returncode == 0
     assert lasting(capture_tree(tree)) == before
 
@@ -613,7 +613,7 @@ def test_an_undo_that_is_interrupted_says_whether_it_was_committed(tree: Path, v
     assert ended.returncode == json.loads(ended.stdout)["exit_code"] == 130
     said = json.loads(ended.stdout)["error"]
     assert said in ended.stderr.decode()
-    assert (f"step 3 ({verb}) was committed: `ringfence undo {tree}` takes it back" in said) == (at == "_made")
+    assert (f"step 3 ({verb}) was committed: `ringfence undo {tree}` reverses it" in said) == (at == "_made")
     assert len(as_json("log", tree)["log"]) == (4 if at == "_made" else 3)
 
 

@@ -406,7 +406,7 @@ def test_a_file_changed_on_disk_meanwhile_is_a_conflict_and_nothing_is_applied(t
         return next(turns)
 
     code, error = perform_with(model, tree)
-    assert (code, error) == (1, "not applied, since files were changed on disk meanwhile")
+    assert (code, error) == (1, "not applied, since files were changed on disk meanwhile: apply the patch by hand")
     assert contents(tree) == {"a.txt": b"somebody else was here\n", "sub/keep.txt": b"keep\n"}
 
 
@@ -436,7 +436,7 @@ def test_after_a_conflict_the_patch_is_saved_and_printed_and_the_paths_are_named
     # The receipts go into a file of the tree, which so changes while the agent works.
     ended = run(tree, "--apply", "--patch", tmp_path / "out.patch", "--receipts", tree / "a.txt")
     assert ended.returncode == 1
-    assert ended.stderr.endswith(b"changed on disk meanwhile\n  a.txt\n")
+    assert ended.stderr.endswith(b"changed on disk meanwhile: apply the patch by hand\n  a.txt\n")
     assert not (tree / "new").exists()
     assert ended.stdout == (tmp_path / "out.patch").read_bytes()
     (tree / "a.txt").write_bytes(b"one\r\ntwo\nthree")

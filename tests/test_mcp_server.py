@@ -313,7 +313,7 @@ async def test_an_undo_that_undid_nothing_is_an_error_that_says_why(served: Serv
         (root / "c.txt").unlink()
         assert "c.txt (it is as it was before already)" in text(await client.call_tool("undo", {}))
         restored = found(await client.call_tool("restore", {"step": 1}))
-        assert restored["message"].endswith("; undo takes that back")
+        assert restored["message"].endswith("; undo reverses that")
         (root / "c.txt").write_text("theirs\n")
         restored = found(await client.call_tool("restore", {"step": 0}))
     assert restored["paths"][0]["reason"] == "changed since by somebody else"

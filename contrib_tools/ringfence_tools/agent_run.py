@@ -308,7 +308,7 @@ def apply_changes(outcome: RunOutcome, workspace: RunWorkspace) -> None:
         outcome.applied, outcome.steps = True, len(workspace.own_steps())
     except WorkspaceConflictError as error:
         outcome.conflicts = error.paths
-        outcome.fail("not applied, since files were changed on disk meanwhile")
+        outcome.fail("not applied, since files were changed on disk meanwhile: apply the patch by hand")
     except (OSError, ValueError, WorkspaceLockedError) as error:
         outcome.fail(f"not applied: {describe_error(error)}")
     except RestoreFailedError as error:

@@ -310,7 +310,7 @@ def file_tools(*, mount_point: str | None = None, accepts_overrides: bool = Fals
         tools.edit_file: lambda params: (ContentOf(params.file_path, whole=False),),
         tools.apply_patch: list_writes,
         tools.move: lambda params: (Itself(params.source, whole=False), Itself(params.target)),
-        tools.rm: lambda params: (Itself(params.path),),
+        tools.rm: lambda params: (Itself(params.path, whole=False),),
     }
     return tuple(
         Tool(

@@ -258,6 +258,6 @@ def _reversal_result(done: Reversal, dry_run: bool) -> ToolResult[Reversed]:
     would = "would be " if dry_run else ""
     restored = plural(numbers["restored"], "path")
     message = f"{restored} {would}restored, {numbers['removed']} removed, {skipped} left as is"
-    message += "; undo takes that back" if done.has_changed and not dry_run else ""
+    message += "; undo reverses that" if done.has_changed and not dry_run else ""
     value = Reversed(tuple(kept), len(outcomes) - len(kept), tuple(done.notes[:MAX_PATHS]))
     return ToolResult.ok(value, message if outcomes else "nothing differs")

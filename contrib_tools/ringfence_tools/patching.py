@@ -95,7 +95,7 @@ class PatchHandler(FileHandlers):
 def list_writes(params: ApplyPatch) -> Iterable[Written]:
     """What a patch changes, for `Tool.writes`: of a link, if the patch says that it is one, that alone."""
     return dict.fromkeys(
-        (Itself if SYMLINK in (patch.old_mode, patch.new_mode) else ContentOf)(path, patch.whole)
+        (Itself if SYMLINK in (patch.old_mode, patch.new_mode) else ContentOf)(path, whole=False)
         for patch in parse_patch(params.patch)
         for path in patch.paths
     )

@@ -180,7 +180,7 @@ READING_AGAIN = (
     "What a command made or changed counts as changed by somebody else: read it before you change it yourself."
 )
 COMMANDS_FAILING = (
-    "A command that takes too long is ended, and what it did is taken back. One with another exit code than 0 has "
+    "A command that takes too long is ended, and what it did is rolled back. One with another exit code than 0 has "
     "failed by its own account: what it did stays, unless you set rollback_on_error."
 )
 CONFINED = f"Commands can write in {MOUNT_POINT} and /tmp alone, and have limits of memory, processes and time."
@@ -378,8 +378,8 @@ def _result(ended: CommandResult, began_in: str, rollback_reason: str | None) ->
         began_in=began_in,
     )
     if ended.failure:
-        return ToolResult(f"{outcome.summary()}; {ended.failure}; what it did is taken back", outcome, success=False)
+        return ToolResult(f"{outcome.summary()}; {ended.failure}; what it did is rolled back", outcome, success=False)
     if ended.exit_code != 0 and rollback_reason is not None:
-        message = f"{outcome.summary()}; what it did is taken back, {rollback_reason}"
+        message = f"{outcome.summary()}; what it did is rolled back, {rollback_reason}"
         return ToolResult(message, outcome, success=False)
     return ToolResult.ok(outcome, outcome.summary())

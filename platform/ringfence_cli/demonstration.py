@@ -107,7 +107,9 @@ def demonstrate(
     for what, has_happened in happened.items():
         errors.say(f"{'yes' if has_happened else 'NO '}  {what}")
     if keep is not None:
-        errors.say(f"`ringfence log {keep}` has the steps, and `ringfence undo {keep}` takes the last one back")
+        errors.say(f"`ringfence log {keep}` has the steps, and `ringfence undo {keep}` reverses the newest")
+    else:
+        errors.say("its directory is removed again: `ringfence demo --keep DIR` leaves it to look at")
     return 0 if all(happened.values()) else 1
 
 

@@ -19,7 +19,7 @@ from ringfence.errors import RingfenceError
 from ringfence.failures import describe_error
 from ringfence.filesystem.paths import display_path, escape_path, is_dotgit
 from ringfence.runtime.receipts import change_json
-from ringfence_cli.options import AS_JSON, DIRECTORY, Command, Invocation, NotStartedError
+from ringfence_cli.options import AS_JSON, DIRECTORY, THIS_DIRECTORY, Command, Invocation, NotStartedError
 from ringfence_cli.outputs import ErrorStream, OutputFile, open_output, put, put_diff, recording
 from ringfence_cli.signals import Signals
 from ringfence_cli.task_log import forget_tasks, recorded_tasks
@@ -41,7 +41,9 @@ DRY_RUN = click.option("--dry-run", is_flag=True, help="Only say what would beco
 
 
 def _command(function: Callable[Concatenate[Invocation, Path, P], int]) -> click.Command:
-    return click.command(cls=Command)(DIRECTORY(AS_JSON(click.pass_obj(function))))
+    has_arguments = any(isinstance(one, click.Argument) for one in getattr(function, "__click_params__", ()))
+    directory = DIRECTORY if has_arguments else THIS_DIRECTORY
+    return click.command(cls=Command)(directory(AS_JSON(click.pass_obj(function))))
 
 
 def _step_name(ctx: click.Context, param: click.Parameter, value: str | None) -> StepName | None:
@@ -96,7 +98,7 @@ def show(invocation: Invocation, directory: Path, step: StepName, aborted: bool)
         return 0
     session = f", session {found.step.session_id}" if found.step.session_id else ""
     who = f"{found.step.tool}, call {found.step.call_id}{session}" if found.step.number else "the workspace as found"
-    kind, at = "taken back" if aborted else "step", found.step.created_at.isoformat(timespec="seconds")
+    kind, at = "rolled back" if aborted else "step", found.step.created_at.isoformat(timespec="seconds")
     lines = [one_line(f"{kind} {found.step.number}: {who}, {at}", 200)]
     if task is not None:
         lines.append(f"run: {one_line(task, 200)}")
@@ -326,7 +328,7 @@ def _interrupted(directory: Path, before: str | None) -> str:
     with suppress(RingfenceError, OSError, LookupError, ValueError), Workspace.open(directory, read_only=True) as now:
         (newest,) = now.log(1)
         if before not in (None, newest.commit) and newest.number is not None:
-            back = f"`ringfence undo {_quoted(directory)}` takes it back"
+            back = f"`ringfence undo {_quoted(directory)}` reverses it"
             return f"interrupted after step {newest.number} ({newest.tool}) was committed: {back}"
     return "interrupted; `ringfence log` has what is done"
 
@@ -367,7 +369,7 @@ def _report(done: Reversal, directory: Path, invocation: Invocation, dry_run: bo
         for note in done.notes:
             errors.say(escape_path(note))
         if done.step is not None:
-            errors.say(f"step {done.step.number}: `ringfence undo {_quoted(directory)}` takes it back")
+            errors.say(f"step {done.step.number}: `ringfence undo {_quoted(directory)}` reverses it")
     return 1 if "conflict" in done.outcomes.values() else 0
 
 

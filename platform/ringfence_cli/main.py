@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ringfence_cli.options import (
-    DIRECTORY,
     IMAGE,
     INTERRUPTED,
     POLICY,
     RECEIPTS,
     SECTION,
+    THIS_DIRECTORY,
     UNAVAILABLE,
     BusyError,
     Commands,
@@ -67,7 +67,7 @@ def ringfence() -> None:
 
 
 @ringfence.command()
-@DIRECTORY
+@THIS_DIRECTORY
 @click.option("--task", metavar="TEXT", help="What to do, or @FILE to read it from.")
 @click.option(
     "--resume",
@@ -124,7 +124,7 @@ def run(invocation: Invocation, **given: Any) -> int:
 
 
 @ringfence.command()
-@DIRECTORY
+@THIS_DIRECTORY
 @click.option(
     "--workspace",
     type=click.Choice(["memory", "disk", "podman"]),

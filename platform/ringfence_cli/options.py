@@ -151,9 +151,10 @@ def number(ctx: click.Context, param: click.Parameter, value: float | None) -> f
     return value
 
 
-DIRECTORY = click.argument(
-    "directory", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="[DIR]", default="."
-)
+_DIRECTORY_TYPE = click.Path(exists=True, file_okay=False, path_type=Path)
+DIRECTORY = click.argument("directory", type=_DIRECTORY_TYPE, metavar="DIR")
+"""For a command with more arguments. A shorter list of them could mean two things if this one could be left out."""
+THIS_DIRECTORY = click.argument("directory", type=_DIRECTORY_TYPE, metavar="[DIR]", default=".")
 AS_JSON = click.option("--json", "as_json", is_flag=True, expose_value=False, help="Print one JSON object.")
 RECEIPTS = click.option(
     "--receipts", type=click.Path(path_type=Path), metavar="FILE", help="Append a line of JSON for every tool call."

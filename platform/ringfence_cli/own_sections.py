@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import os
 import sys
@@ -19,6 +20,7 @@ import click
 
 from ringfence.failures import describe_error
 from ringfence.prompt.section import Section
+from ringfence.prompt.tool import Tool
 from ringfence.runtime.session import Session
 from ringfence_tools.agent_run import MakeSection
 from ringfence_tools.printable import why
@@ -76,9 +78,11 @@ def _section_of(spec: str, directory: Path) -> MakeSection:
     if isinstance(found, Section):
         section = cast("Section[Any]", found)
         return lambda session: section
-    if not callable(found):
+    if not callable(found) and not isinstance(found, Tool):
         what = "has no such name" if found is None else f"has a {type(found).__name__} there"
         raise _bad(f"{spec!r}: it {what}, and a section, or a function from a session to one, is wanted")
+    if isinstance(found, Tool) or (inspect.isfunction(found) and "context" in inspect.signature(found).parameters):
+        raise _bad(f"{spec!r} is a tool: put it in a section, such as ToolsSection(title=..., tools=[Tool.wrap(...)])")
     function = cast("Callable[[Session], object]", found)
 
     def made(session: Session) -> Section[Any]:

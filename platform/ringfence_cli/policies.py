@@ -16,7 +16,7 @@ from ringfence.filesystem.edits import read_host_text
 from ringfence.filesystem.paths import escape_path
 from ringfence.prompt.effects import DeletionLimitPolicy, PathPolicy, ProtectedFilesPolicy, RequireCleanTestsPolicy
 from ringfence.prompt.policy import Policy
-from ringfence_cli.options import DIRECTORY, Interruptible
+from ringfence_cli.options import THIS_DIRECTORY, Interruptible
 from ringfence_sandbox import record_root, store_directory
 from ringfence_tools.printable import why
 
@@ -31,13 +31,15 @@ def policies() -> None:
 
 
 @policies.command("file")
-@DIRECTORY
+@THIS_DIRECTORY
 def file(directory: Path) -> int:
     """Print the path of the file that has the policies for DIR, which its owner may write.
 
     It is out of reach of agents: beside the history of DIR, not in it.
     """
-    click.echo(owner_file(directory))
+    path = owner_file(directory)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # for an editor
+    click.echo(path)
     return 0
 
 

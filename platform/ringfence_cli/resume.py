@@ -162,8 +162,8 @@ class RunRecord:
             return None
         task = _task_of(self.path if newer else self.kept)
         said = (
-            f"a run was interrupted here before{task}: its record is kept, and --resume goes on with it after this "
-            f"one; to forget it, delete {self.kept}"
+            f"a run was interrupted here before{task}, and its record is kept: when this run has ended, --resume "
+            f"goes on with that one; to forget it, delete {self.kept}"
         )
         if newer and older:
             said += f"; the one that was interrupted before that{_task_of(self.kept)} is forgotten"

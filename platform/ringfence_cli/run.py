@@ -145,7 +145,7 @@ def run_task(options: RunOptions, invocation: Invocation) -> int:
     if options.workspace != "memory" and options.apply is not None:
         raise click.UsageError(
             "--apply and --no-apply are for --workspace memory: on disk the files change as the agent works, and "
-            "`ringfence undo` takes that back"
+            "`ringfence undo` reverses that"
         )
     signals, errors = invocation.signals, ErrorStream()
     with ExitStack() as stack:
@@ -380,8 +380,8 @@ def _next_steps(run: Run, directory: Path, outcome: RunOutcome) -> Iterator[str]
         newest = workspace.history.steps() if workspace.history is not None else steps
         are_newest = steps == newest[-len(steps) :]  # else another process has made some in between
         undone = f"{len(steps)}" if are_newest else f"--step {steps[-1].number}"
-        which = "it" if len(steps) == 1 else "them" if are_newest else "the last one"
-        yield f"{plural(len(steps), 'step')} in {directory}: `ringfence undo {quoted} {undone}` takes {which} back"
+        which = "it" if len(steps) == 1 else "them" if are_newest else "the newest"
+        yield f"{plural(len(steps), 'step')} in {directory}: `ringfence undo {quoted} {undone}` reverses {which}"
     # A script that fails is wrong itself: its failure is the error.
     of_script = outcome.outcome == "provider_failed" and options.model.startswith("script:")
     if run.record is not None and outcome.outcome != "done" and not of_script and is_interrupted(directory):

@@ -9,7 +9,9 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from time import perf_counter
+from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 
 from ringfence import serde
@@ -36,6 +38,7 @@ from ringfence.runtime.limits import BudgetTracker, Cancellation, Deadline, Hear
 from ringfence.runtime.receipts import Outcome, PolicyVerdict, Receipt
 from ringfence.runtime.session import Session
 from ringfence.runtime.tool_result import (
+    MAX_RESULT_CHARACTERS,
     READER,
     AcceptsChanges,
     ToolResult,
@@ -505,8 +508,9 @@ class ToolExecutor:
             raise call.error
         assert call.receipt is not None
         text = whole_text(call.result, call.rendered)
-        whole_at = full_result_path(call.call_id) if READER in self._tools else None
-        text = bounded(text, call.context.options.max_answer, whole_at=whole_at)
+        limit = call.context.options.max_answer or MAX_RESULT_CHARACTERS
+        if len(text) > limit:
+            text = bounded(text, limit, whole_at=full_result_path(call.call_id) if READER in self._tools else None)
         return ToolCallResult(call.result, text, call.receipt)
 
     def _evaluation_error(self, message: str, cause: Exception) -> PromptEvaluationError:
@@ -570,6 +574,21 @@ def _log(call: Call, error: Exception) -> None:
     logger.log(level, "%s failed", call.name, exc_info=error)
 
 
+_MISTAKES = (TypeError, AttributeError, LookupError, NameError, ArithmeticError, AssertionError, ImportError)
+
+
+def _place(error: Exception) -> str:
+    """Where a mistake in somebody's own code was made: the innermost file and line outside of this package."""
+    if not isinstance(error, _MISTAKES):
+        return ""
+    own = [
+        f" ({Path(frame.f_code.co_filename).name}, line {line})"
+        for frame, line in walk_tb(error.__traceback__)
+        if not frame.f_globals.get("__name__", "").startswith("ringfence")
+    ]
+    return own[-1] if own else ""
+
+
 def _fail(call: Call, error: BaseException) -> None:
     """Turn an exception into a message for the model, or into something that leaves the loop as well."""
     call.rendered = ""
@@ -591,7 +610,7 @@ def _fail(call: Call, error: BaseException) -> None:
         message = str(error)
     elif isinstance(error, Exception):
         _log(call, error)
-        message = f"{call.name} failed: {describe_error(error)}"
+        message = f"{call.name} failed: {describe_error(error)}{_place(error)}"
     else:
         call.outcome = "interrupted"
         call.error = error

@@ -204,7 +204,7 @@ class Itself:
 
     path: str
     whole: bool = True
-    """Whether content goes. A move keeps that of its source."""
+    """Whether a model has to have read all of the content. For a removal, or the source of a move, a part is enough."""
 
 
 Written = str | ContentOf | Itself

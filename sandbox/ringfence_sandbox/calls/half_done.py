@@ -30,7 +30,7 @@ class UnfinishedCall:
         call = f"the tool call {self.call_id} ({self.tool})"
         if self.is_running:
             return f"{call} of another process is at work there"
-        recover = f"`ringfence recover {shlex.quote(self.root)}` takes it back"
+        recover = f"`ringfence recover {shlex.quote(self.root)}` rolls it back"
         return f"{call} was killed, and what it had done is still there: {recover}"
 
 

@@ -69,7 +69,8 @@ class NamedSteps:
                 "letter or a digit, and do not use digits alone"
             )
         if (taken := self.commits().get(name)) is not None:
-            raise ValueError(f"{self._step(name, taken).said} is called {name!r} already: choose another name")
+            said = f"{self._step(name, taken).said} is called {name!r} already"
+            raise ValueError(f"{said}: choose another name, or free this one with checkpoint --drop")
         self._store.keep(f"{_PREFIX}{name}", commit)
         return self._step(name, commit)
 
