@@ -6,8 +6,9 @@ import itertools
 import json
 import re
 import sys
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,12 @@ from mcp.client.stdio import StdioServerParameters
 from mcp_servers import collecting
 from mcp_types import CallToolResult, Implementation, TextContent
 
+from ringfence.prompt import Section
+from ringfence.runtime import Session
 from ringfence_cli.serve.server import WorkspaceServer
 from ringfence_cli.serve.workspaces import ServedWorkspace, open_workspace
+from ringfence_sandbox import HostFilesystem, PodmanSandbox
+from ringfence_tools import PodmanSandboxSection, VfsToolsSection
 from ringfence_tools.run_workspace import Place
 
 pytestmark = pytest.mark.anyio
@@ -75,7 +80,20 @@ async def test_the_list_of_tools_costs_a_model_little(served: ServedWorkspace, n
     """15,180 characters before the schemas of results went."""
     async with connected(served, name) as client:
         listed = await client.list_tools()
-    assert len(as_json(listed)) <= MAX_TOOL_LIST
+    assert sum(map(len, map(as_json, listed.tools))) <= MAX_TOOL_LIST
+
+
+async def test_the_tools_of_a_container_fit_in_too(served: ServedWorkspace, root: Path) -> None:
+    def sections(session: Session) -> Iterable[Section[Any]]:
+        own = [section for section in served.sections(session) if not isinstance(section, VfsToolsSection)]
+        return [PodmanSandboxSection(session=session, sandbox=sandbox), *own]
+
+    assert isinstance(served.filesystem, HostFilesystem)
+    with PodmanSandbox(root, filesystem=served.filesystem) as sandbox:
+        async with connected(replace(served, sections=sections)) as client:
+            listed = await client.list_tools()
+    assert "shell_execute" in {tool.name for tool in listed.tools}
+    assert sum(map(len, map(as_json, listed.tools))) <= MAX_TOOL_LIST
 
 
 async def test_a_file_that_is_read_comes_once(served: ServedWorkspace) -> None:

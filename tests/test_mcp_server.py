@@ -97,13 +97,12 @@ async def test_a_tool_says_what_it_takes_does_and_changes(served: ServedWorkspac
     for tool in tools.values():
         assert tool.input_schema["type"] == "object"
         assert tool.output_schema is None
-        assert "ringfence" in (tool.description or "")
+        assert tool.description
     hints = {
         name: tool.annotations.model_dump(exclude_none=True) if tool.annotations else {} for name, tool in tools.items()
     }
     assert hints["read_file"] == hints["history"] == {"read_only_hint": True}
-    assert hints["write_file"] == hints["restore"] == {"idempotent_hint": True}
-    assert hints["edit_file"] == hints["undo"] == {}
+    assert hints["write_file"] == hints["undo"] == {}
     assert hints["checkpoint"] == {"destructive_hint": False, "open_world_hint": False}
 
 

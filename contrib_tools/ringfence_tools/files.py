@@ -42,7 +42,7 @@ BYTE_ORDER_MARK = "\ufeff"
 
 @dataclass(frozen=True, slots=True)
 class ListDirectory:
-    path: str | None = field(default=None, metadata={"description": "Left out: the root."})
+    path: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Listing:
 class ReadFile:
     file_path: str = field(metadata={"description": "Relative to the root."})
     offset: int = field(default=0, metadata={"description": "Lines to skip."})
-    limit: int = field(default=DEFAULT_READ_LIMIT, metadata={"description": "Lines to read, at most 2000."})
+    limit: int = field(default=DEFAULT_READ_LIMIT, metadata={"description": "At most 2000 lines."})
 
     def __post_init__(self) -> None:
         if self.offset < 0:
@@ -301,8 +301,8 @@ def file_tools(*, mount_point: str | None = None, accepts_overrides: bool = Fals
         tools.edit_file: "Replace text in a file that was read. old_string must occur once, or set replace_all.",
         tools.apply_patch: "Apply a patch to many files: change, create, delete, rename. All of it or nothing.",
         tools.move: "Move or rename a file, symlink or directory.",
-        tools.glob: "Find files and directories by path. What git ignores, only where it is named.",
-        tools.grep: "Search text files. What git ignores, only where it is named.",
+        tools.glob: "Find files and directories. What git ignores, only if it is named.",
+        tools.grep: "Search text files. What git ignores, only if it is named.",
         tools.rm: "Remove a file, symlink or directory.",
     }
     writes: dict[Callable[..., ToolResult[Any]], Callable[[Any], Iterable[Written]]] = {

@@ -33,7 +33,7 @@ Every tool call that changes files is a step of a history. `history` lists the s
 
 @dataclass(frozen=True, slots=True)
 class ShowHistory:
-    limit: int = field(default=20, metadata={"description": "At most 1000.", "ge": 1, "le": 1000})
+    limit: int = field(default=20, metadata={"ge": 1, "le": 1000})
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class ShowDiff:
 class UndoSteps:
     steps: int | None = field(default=None, metadata={"description": "How many; left out, one.", "ge": 1})
     step: int | str | None = field(default=None, metadata={"description": "Number or name of the only one."})
-    dry_run: bool = field(default=False, metadata={"description": "Only say what would happen."})
+    dry_run: bool = False
 
     def __post_init__(self) -> None:
         if self.step is not None and self.steps is not None:
@@ -58,7 +58,7 @@ class UndoSteps:
 @dataclass(frozen=True, slots=True)
 class RestoreStep:
     step: int | str = field(metadata={"description": "Number or name; 0 is the beginning."})
-    dry_run: bool = field(default=False, metadata={"description": "Only say what would happen."})
+    dry_run: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,9 +38,9 @@ MAX_NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class Glob:
-    pattern: str = field(metadata={"description": "Such as *.py (in one directory) or **/*.py (at any depth); no {}."})
-    path: str | None = field(default=None, metadata={"description": "The pattern is relative to it."})
-    glob: str | None = field(default=None, metadata={"description": "Only names that match this, too."})
+    pattern: str = field(metadata={"description": "*.py (one directory) or **/*.py (any depth); no {}."})
+    path: str | None = field(default=None, metadata={"description": "Where the pattern begins."})
+    glob: str | None = field(default=None, metadata={"description": "Only names that match, too."})
 
     def __post_init__(self) -> None:
         if not self.pattern.strip():
@@ -49,9 +49,7 @@ class Glob:
 
 @dataclass(frozen=True, slots=True)
 class Grep:
-    pattern: str = field(
-        metadata={"description": "RE2 regular expression: no look-around or back-references; \\Q...\\E is literal."}
-    )
+    pattern: str = field(metadata={"description": "RE2: no look-around or back-references; \\Q...\\E is literal."})
     path: str | None = field(default=None, metadata={"description": "A directory or file."})
     glob: str | None = field(
         default=None, metadata={"description": "Only such files: *.py (any directory) or src/**/*.py."}

@@ -38,7 +38,7 @@ MAX_VARIABLES, MAX_NAME_CHARACTERS, MAX_VALUE_CHARACTERS = 64, 80, 512
 MAX_CHANGES = 100
 """Changed paths in one answer; of the rest there is the number."""
 
-_SECONDS = f"At least {SHORTEST_SECONDS:g}. More than commands may take here is set to that."
+_SECONDS = f"At least {SHORTEST_SECONDS:g}, at most what is allowed here."
 
 
 @dataclass(frozen=True, slots=True)

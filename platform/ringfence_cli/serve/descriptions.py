@@ -12,8 +12,6 @@ from ringfence.prompt.tool import Tool
 
 ADDITIVE = frozenset({"checkpoint"})
 """Tools that change something and remove nothing."""
-IDEMPOTENT = frozenset({"write_file", "rm", "restore"})
-"""Tools whose second call with the same arguments changes nothing more."""
 STRUCTURED = frozenset({"history", "undo", "restore"})
 """Tools of ours with structured results, since a program acts on steps and outcomes. The reference has their keys."""
 _WRITING = "write_file edit_file apply_patch move rm checkpoint shell_execute evaluate_python"
@@ -49,18 +47,16 @@ def is_structured(tool: Tool[Any, Any]) -> bool:
 
 
 def describe_tool(tool: Tool[Any, Any]) -> types.Tool:
-    """Describe a tool for ``tools/list``. Hints that are as the protocol assumes are left out."""
+    """Describe a tool for ``tools/list``. Hints that nobody uses, or that the protocol assumes, are left out."""
     params = serde.schema(tool.params_type) if tool.params_type is not None else _NO_PARAMS
     hints = types.ToolAnnotations(
         read_only_hint=True if tool.read_only else None,
         destructive_hint=False if tool.name in ADDITIVE else None,
-        idempotent_hint=True if tool.name in IDEMPOTENT else None,
         open_world_hint=False if tool.name in ADDITIVE else None,  # of Codex's approval, where the others do not decide
     )
     return types.Tool(
         name=tool.name,
-        # A client may search its tools by description alone, and have tools of its own with the same names.
-        description=f"{tool.description} (ringfence)",
+        description=tool.description,  # clients put the name of the server before that of the tool
         input_schema=_shortened(params),
         output_schema=_output_schema(tool),
         annotations=hints if hints.model_dump(exclude_none=True) else None,
