@@ -292,11 +292,13 @@ def place(name: str, programs: Path, tmp_path: Path) -> Place:
     return Place(AGENTS[name], programs, tmp_path)
 
 
+def turn(agent: Agent, name: str, arguments: Mapping[str, str | bool], number: int = 0) -> Reply:
+    called = {"id": f"call_{number}", **agent.call, "name": agent.prefix + name, "arguments": arguments}
+    return {"tool_calls": [called]}
+
+
 def turns(agent: Agent) -> list[Reply]:
-    called = [
-        {"tool_calls": [{"id": f"call_{number}", **agent.call, "name": agent.prefix + name, "arguments": arguments}]}
-        for number, (name, arguments, _) in enumerate(CALLS)
-    ]
+    called = [turn(agent, name, arguments, number) for number, (name, arguments, _) in enumerate(CALLS)]
     return [*called, {"text": "Done."}]
 
 
@@ -355,6 +357,23 @@ def test_an_agent_changes_a_repository_as_its_page_says(
 
     place.run(remove[0])
     check_the_tree(place, monkeypatch)
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("end", [" of the usual length", ""])  # some limit characters, and some lines
+@pytest.mark.parametrize("name", AGENTS)
+def test_an_agent_shows_its_model_all_of_a_cut_answer(name: str, place: Place, end: str) -> None:
+    agent = AGENTS[name]
+    (place.root / "long.txt").write_text("".join(f"line-{number}{end}\n" for number in range(1, 2501)))
+    blocks = [block.text.splitlines() for block in page(f"use/clients/{name}").blocks if block.language == "sh"]
+    with Provider([turn(agent, "read_file", {"file_path": "long.txt"}), {"text": "Done."}]) as provider:
+        place.log_in(provider.url)
+        for line in (*blocks[1], *blocks[2]):
+            place.run(line + (agent.freely if "Rename" in line else ""), provider.url)
+        told = json.dumps(provider.asked[-1].body)
+    left = re.search(r"read on with offset=(\d+)", told)
+    assert left is not None
+    assert {int(number) for number in re.findall(r"line-(\d+)", told)} == {*range(1, int(left[1]) + 1)}
 
 
 @pytest.mark.prove
