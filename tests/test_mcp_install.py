@@ -137,7 +137,7 @@ def test_without_exclusive_an_uninstall_leaves_what_somebody_denied(mcp: Callabl
     assert denied[:2] == ["Bash", "WebFetch"]
     assert set(denied) == {"Bash", "WebFetch", "Edit", "Write", "NotebookEdit"}
     assert "/* mine */" in settings.read_text()
-    mcp("uninstall", "claude")
+    assert "uninstall claude --exclusive" in mcp("uninstall", "claude")
     assert parsed(settings)["permissions"]["deny"] == denied
 
 

@@ -120,10 +120,15 @@ class ConfigFile:
         if len(path) > 1 and self.get(path[:-1]) == {}:
             self.remove(path[:-1])
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether it says nothing, not even in a comment."""
+        return not self.data() and self.text.strip() in ("", "{\n}", "{}")
+
     def save(self) -> None:
         """Replace the file as a whole, or remove one that says nothing any more. A link stays a link."""
         target = Path(os.path.realpath(self.path))
-        if not self.data() and self.text.strip() in ("", "{\n}", "{}"):
+        if self.is_empty:
             target.unlink(missing_ok=True)
             return
         target.parent.mkdir(parents=True, exist_ok=True)

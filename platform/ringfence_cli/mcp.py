@@ -45,10 +45,10 @@ class Server:
 
     @staticmethod
     def here(options: Sequence[str]) -> Server:
-        """This very program, by its name where the name finds it."""
+        """This very program: by its name, unless only an activated environment finds that."""
         program = Path(sys.argv[0]).resolve()
         found = shutil.which(NAME)
-        if found is not None and Path(found).resolve() == program:
+        if found is not None and Path(found).resolve() == program and "VIRTUAL_ENV" not in os.environ:
             command, args = NAME, []
         elif program.name == NAME:
             command, args = str(program), []
@@ -265,6 +265,11 @@ def change(
         raise NotStartedError(str(error)) from error
     if installs and not dry_run:
         click.echo(f"{client.title}: {'start it anew' if personal else client.next_step}")
+    if not installs and not exclusive and client.exclusive is not None:
+        left = _edited(client.exclusive(client.directory(personal=personal), personal), add=False)
+        if any(file.text != file.before for file in left):
+            back = f"`ringfence mcp uninstall {name}{' --global' if personal else ''} --exclusive` switches them on"
+            click.echo(f"{client.title}: some of its own tools are switched off; {back}")
 
 
 def _edited(edits: Sequence[Edit], *, add: bool) -> list[ConfigFile]:
@@ -303,9 +308,9 @@ def _run(client: Client, command: Sequence[str], *, add: bool, dry_run: bool) ->
 def _diff(file: ConfigFile) -> str:
     lines = difflib.unified_diff(
         file.before.splitlines(keepends=True),
-        file.text.splitlines(keepends=True),
+        [] if file.is_empty else file.text.splitlines(keepends=True),
         str(file.path) if file.before else "/dev/null",
-        str(file.path),
+        "/dev/null" if file.is_empty else str(file.path),
     )
     return "".join(line if line.endswith("\n") else f"{line}\n" for line in lines)
 
