@@ -43,7 +43,6 @@ class AcceptsChanges(Protocol):
     def with_changes(self, changes: Sequence[Change]) -> Self: ...
 
 
-@runtime_checkable
 class ShowsLines(Protocol):
     """A result value of a read tool that may show only some lines of the file. The others do not count as read."""
 
