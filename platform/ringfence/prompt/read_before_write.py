@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from ringfence.failures import describe_error
 from ringfence.filesystem.paths import escape_path, is_link, resolve_nofollow
@@ -225,10 +225,10 @@ def _spans(known: str) -> list[range]:
     return [range(*map(int, span.split("-"))) for span in known.split(" ")[1:] if span]
 
 
-def _with_lines(known: str | None, content_hash: str, value: object) -> str:
+def _with_lines(known: str | None, content_hash: str, value: ShowsLines | Any) -> str:
     """What is known of a content after a read with this result: its hash, and lines unless it is all of them."""
     # A check of the protocol would take ten times as long.
-    shown = cast("ShowsLines", value).lines_shown() if hasattr(type(value), "lines_shown") else None
+    shown = value.lines_shown() if hasattr(value, "lines_shown") else None
     if shown is None or known == content_hash:
         return content_hash
     lines, total = shown
