@@ -147,7 +147,10 @@ def test_exclusive_is_refused_where_no_file_can_say_it(client: str, mcp: Callabl
     assert files_below(tmp_path) == {}
 
 
-@pytest.mark.parametrize("broken", ["{", '["a list"]', '{"mcpServers": 3}'])
+BROKEN = ["{", '["a list"]', '{"mcpServers": 3}', '{"mcpServers": {"a": {}}, "mcpServers": {}}', "[" * 9_999]
+
+
+@pytest.mark.parametrize("broken", BROKEN, ids=range(len(BROKEN)))
 def test_a_file_that_is_not_as_it_should_be_stays_and_is_named(
     broken: str, mcp: Callable[..., str], tmp_path: Path
 ) -> None:
@@ -155,6 +158,34 @@ def test_a_file_that_is_not_as_it_should_be_stays_and_is_named(
     file.write_text(broken)
     assert str(file) in mcp("install", "claude", exit_code=2)
     assert files_below(tmp_path) == {"project/.mcp.json": broken}
+
+
+def test_a_file_that_cannot_be_edited_without_harm_stays_and_is_named(mcp: Callable[..., str], tmp_path: Path) -> None:
+    file = tmp_path / "project/.codex/config.toml"
+    file.parent.mkdir()
+    dotted = 'mcp_servers.other.command = "other"\nmodel = "gpt"\n'  # a table in between would take the model along
+    file.write_text(dotted)
+    assert f"{file} cannot be edited" in mcp("install", "codex", exit_code=2)
+    assert file.read_text() == dotted
+
+
+def test_null_is_replaced_and_what_is_no_text_stays_in_a_list(mcp: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "project/.mcp.json").write_text('{"mcpServers": null}')
+    settings = tmp_path / "project/.claude/settings.json"
+    settings.parent.mkdir()
+    settings.write_text('{"permissions": {"deny": [{}, "Bash"]}}')
+    mcp("install", "claude", "--exclusive")
+    assert list(parsed(tmp_path / "project/.mcp.json")["mcpServers"]) == ["ringfence"]
+    mcp("uninstall", "claude", "--exclusive")
+    assert parsed(settings) == {"permissions": {"deny": [{}]}}
+
+
+def test_the_line_ends_of_a_file_stay(mcp: Callable[..., str], tmp_path: Path) -> None:
+    file = tmp_path / "project/.mcp.json"
+    file.write_bytes(b'{\r\n  "theme": "dark"\r\n}\r\n')
+    mcp("install", "claude")
+    content = file.read_bytes()
+    assert content.count(b"\n") == content.count(b"\r\n") > 3
 
 
 def test_a_dry_run_only_prints_the_change(mcp: Callable[..., str], tmp_path: Path) -> None:

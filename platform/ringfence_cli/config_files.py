@@ -31,10 +31,11 @@ class ConfigFile:
         """
         self.path = path
         try:
-            self.before = path.read_text("utf-8")
+            content = path.read_bytes().decode()
         except FileNotFoundError:
-            self.before = ""
-        self.text = self.before
+            content = ""
+        self._newline = "\r\n" if "\r\n" in content else "\n"
+        self.before = self.text = content.replace("\r\n", "\n")
         self._toml = path.suffix == ".toml"
         self.data()
 
@@ -44,7 +45,7 @@ class ConfigFile:
             if self._toml:
                 return tomlkit.parse(self.text).unwrap()
             parsed: Any = json.loads(_plain(self.text)) if self.text.strip() else {}
-        except (TOMLKitError, ValueError) as error:
+        except (TOMLKitError, ValueError, RecursionError) as error:
             raise ValueError(f"{self.path} cannot be parsed, and stays as it is: {error}") from error
         if type(parsed) is not dict:
             raise ValueError(f"{self.path} holds no object, and stays as it is")
@@ -62,6 +63,7 @@ class ConfigFile:
 
         Raises ValueError where something else than an object is on the way.
         """
+        before = self.data()
         if self.get(path) == value:
             return
         for depth in range(1, len(path)):
@@ -71,10 +73,11 @@ class ConfigFile:
             self._set_toml(path, value)
         else:
             self._set_json(path, value)
+        self._check_edit(before, path, value)
 
     def add(self, path: KeyPath, values: Sequence[str]) -> None:
         """Append the values that the list at a path lacks. A list is created where there is none."""
-        held = self._listed(path)
+        before, held = self.data(), self._listed(path)
         missing = [value for value in values if value not in held]
         if self._toml or not held:
             self.set(path, [*held, *missing])
@@ -82,19 +85,22 @@ class ConfigFile:
             for value in missing:
                 held_at, _ = _find(self.text, path)
                 self.text = _insert(self.text, held_at, json.dumps(value))
+            self._check_edit(before, path, [*held, *missing])
 
     def discard(self, path: KeyPath, values: Sequence[str]) -> None:
         """Remove the values from the list at a path, and an empty list too."""
-        held = self._listed(path)
+        before, held = self.data(), self._listed(path)
         kept = [value for value in held if value not in values]
         if held and not kept:
             self.remove(path)
         elif self._toml and kept != held:
             self.set(path, kept)
-        else:
-            for value in set(values).intersection(held):
-                held_at, _ = _find(self.text, path)
-                self.text = _remove(self.text, held_at, self._listed(path).index(value))
+        elif kept != held:
+            for at in reversed(range(len(held))):
+                if held[at] in values:
+                    held_at, _ = _find(self.text, path)
+                    self.text = _remove(self.text, held_at, at)
+            self._check_edit(before, path, kept)
 
     def _listed(self, path: KeyPath) -> list[Any]:
         held: list[Any] | None = self.get(path)
@@ -104,6 +110,7 @@ class ConfigFile:
 
     def remove(self, path: KeyPath) -> None:
         """Remove the entry, and the objects around it that it leaves empty."""
+        before = self.data()
         if self.get(path) is None:
             return
         if self._toml:
@@ -117,8 +124,28 @@ class ConfigFile:
             holder, _ = _find(self.text, path[:-1])
             keys = [entry.key for entry in _entries(self.text, holder)]
             self.text = _remove(self.text, holder, keys.index(path[-1]))
+        self._check_edit(before, path, None)
         if len(path) > 1 and self.get(path[:-1]) == {}:
             self.remove(path[:-1])
+
+    def _check_edit(self, before: dict[str, Any], path: KeyPath, value: object) -> None:
+        """Raise ValueError where the text differs from what it said before in more than this entry; None is no entry.
+
+        A key that occurs twice leads to that, and tables around dotted keys, which tomlkit puts in the wrong place.
+        """
+        around = before
+        for key in path[:-1]:
+            around[key] = around.get(key) or {}
+            around = around[key]
+        around[path[-1]] = value
+        if value is None:
+            del around[path[-1]]
+        try:
+            if _canonical(self.data()) == _canonical(before):
+                return
+        except ValueError:  # the edit broke it
+            pass
+        raise ValueError(f"{self.path} cannot be edited, and stays as it is: change {'.'.join(path)} by hand")
 
     @property
     def is_empty(self) -> bool:
@@ -134,7 +161,7 @@ class ConfigFile:
         target.parent.mkdir(parents=True, exist_ok=True)
         new = target.with_name(f".{target.name}.{os.getpid()}")
         try:
-            with open(new, "x", encoding="utf-8") as file:
+            with open(new, "x", encoding="utf-8", newline=self._newline) as file:
                 file.write(self.text)
             if target.exists():
                 new.chmod(target.stat().st_mode & 0o7777)
@@ -156,14 +183,21 @@ class ConfigFile:
         if not self.text.strip():
             self.text = "{}\n"
         at, missing = _find(self.text, path)
-        for key in reversed(missing[1:]):
+        is_inside = bool(missing) and self.text[at] == "{"  # else a null is replaced
+        for key in reversed(missing[is_inside:]):
             value = {key: value}
         dumped = json.dumps(value, indent=_step(self.text), ensure_ascii=False)
-        if missing:
+        if is_inside:
             self.text = _insert(self.text, at, f"{json.dumps(missing[0])}: {dumped}")
         else:
             _, end = json.JSONDecoder().raw_decode(_plain(self.text), at)
             self.text = self.text[:at] + dumped.replace("\n", f"\n{_indent(self.text, at)}") + self.text[end:]
+
+
+def _canonical(data: object) -> object:
+    """The same for the same data, without empty objects: tomlkit writes no table around nothing."""
+    text = json.dumps(data, default=str)
+    return json.loads(text, object_hook=lambda held: {key: value for key, value in held.items() if value != {}})
 
 
 # Of JSON with comments as text. A value is known by where it begins.
