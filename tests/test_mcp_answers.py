@@ -148,8 +148,11 @@ async def test_a_cut_answer_says_how_to_read_on(served: ServedWorkspace) -> None
 
 async def test_characters_of_many_bytes_count_as_their_bytes(served: ServedWorkspace, root: Path) -> None:
     (root / "wide.txt").write_text("語" * 100 + "\n" + ("語" * 60 + "\n") * 400)
+    for number in range(200):
+        (root / f"語語語語語語語語語{number}").touch()
     async with connected(served) as client:
-        assert len(text(await client.call_tool("read_file", {"file_path": "wide.txt"})).encode()) <= 10_000
+        for name, arguments in (("read_file", {"file_path": "wide.txt"}), ("ls", {})):
+            assert 8_000 < len(text(await client.call_tool(name, arguments)).encode()) <= 10_000
 
 
 async def test_a_long_answer_of_another_tool_is_cut_and_kept(served: ServedWorkspace, root: Path) -> None:

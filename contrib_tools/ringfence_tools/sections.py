@@ -25,8 +25,8 @@ MAX_SHOWN_ENTRIES = 20
 INTRODUCTION = "You work on a tree of files through these tools. Paths are relative to its root."
 FINDING = "Find out what is there with `ls`, `glob` and `grep`; read what matters with `read_file`."
 READING_FIRST = (
-    "Read a file before you change, move or remove it, and again when it was changed by somebody else. What you wrote "
-    "yourself you need not read."
+    "Read a file before you change or move it, all of it before you replace or remove it, and again when somebody else "
+    "has changed it. What you wrote yourself you need not read."
 )
 CHANGING = (
     "`edit_file` replaces one exact text, `apply_patch` takes a unified diff over any number of files: quote lines as "

@@ -509,7 +509,7 @@ class ToolExecutor:
         assert call.receipt is not None
         text = whole_text(call.result, call.rendered)
         limit = call.context.options.max_answer or MAX_RESULT_CHARACTERS
-        if len(text) > limit:
+        if 4 * len(text) > limit:  # a character has at most four bytes
             text = bounded(text, limit, whole_at=full_result_path(call.call_id) if READER in self._tools else None)
         return ToolCallResult(call.result, text, call.receipt)
 

@@ -93,16 +93,17 @@ def whole_text(result: ToolResult[object], rendered: str) -> str:
 def bounded(text: str, limit: int | None = None, *, whole_at: str | None = None) -> str:
     """`text`, cut in the middle where it is longer than a model should get at once.
 
-    ``limit`` is in characters, and by default MAX_RESULT_CHARACTERS. ``whole_at`` is a path at which `read_file` shows
-    all of it.
+    ``limit`` is by default MAX_RESULT_CHARACTERS. A character of several bytes counts as that many, as some clients of
+    models count. ``whole_at`` is a path at which `read_file` shows all of it.
     """
     limit = limit or MAX_RESULT_CHARACTERS
-    if len(text) > limit:
-        kept = (limit - CUT_CHARACTERS) // 2
-        gone = len(text) - 2 * kept
-        advice = f"read_file shows all of it: {whole_at}" if whole_at is not None else "ask for a smaller part"
-        text = f"{text[:kept]}\n[... {gone} characters left out: {advice} ...]\n{text[-kept:]}"
-    return text
+    if 4 * len(text) <= limit or len(data := text.encode("utf-8", "surrogatepass")) <= limit:
+        return text
+    kept = (limit - CUT_CHARACTERS) // 2
+    head, tail = data[:kept].decode("utf-8", "ignore"), data[-kept:].decode("utf-8", "ignore")
+    gone = len(text) - len(head) - len(tail)
+    advice = f"read_file shows all of it: {whole_at}" if whole_at is not None else "ask for a smaller part"
+    return f"{head}\n[... {gone} characters left out: {advice} ...]\n{tail}"
 
 
 def sendable(text: str) -> str:
