@@ -16,7 +16,6 @@ from types import ModuleType
 import click
 import fsspec
 import pytest
-from command_line import ringfence_text
 from pages import DOCS, PROJECT, Block, Page, page, pages
 
 from ringfence.filesystem import MAX_WRITE_LENGTH
@@ -71,13 +70,15 @@ def without_what_differs(text: str) -> str:
 
 
 def output_of(command: str, directory: Path) -> str:
-    """Both streams, as a terminal has them, of a command that succeeds."""
+    """Both streams in one, as a terminal has them, of a command that succeeds."""
+    words = ["sh", "-ec", command]
     if command.startswith("ringfence "):
-        done = ringfence_text(*shlex.split(command)[1:], cwd=directory)
-    else:
-        done = subprocess.run(["sh", "-ec", command], capture_output=True, text=True, cwd=directory, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout + done.stderr
+        words = [sys.executable, "-m", "ringfence_cli", *shlex.split(command)[1:]]
+    done = subprocess.run(
+        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=directory, check=False
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
 
 
 @pytest.mark.parametrize("name", SESSIONS)
