@@ -28,7 +28,7 @@ LOOK_SECONDS = 2.0
 INTRODUCTION = """\
 Every tool call that changes files is a step of a history. `history` lists the steps, `diff` shows what they changed.
 `checkpoint` gives the files as they are a name before something risky; `restore` goes back to a step or a name, and
-`undo` takes back the newest steps and leaves alone what others changed. Both are steps themselves and can be undone."""
+`undo` takes back your newest steps and leaves alone what others changed. Both are steps that can be undone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +77,16 @@ class HistoryEntry:
     """Some of them; of what was found there, none."""
     more_paths: int = 0
     names: tuple[str, ...] = ()
+    client: str = ""
+    """The client that called the tool, if it is known."""
 
     def render(self) -> str:
         number = "-" if self.step is None else str(self.step)
         more = f" and {self.more_paths:,} more" if self.more_paths else ""
         paths = f"{', '.join(self.paths)}{more}" if self.paths else plural(self.more_paths, "path")
         names = "".join(f" [{name}]" for name in self.names)
-        return f"{number:>4}  {self.at}  {self.made_by}: {paths}{names}"
+        client = f" ({self.client})" if self.client else ""
+        return f"{number:>4}  {self.at}  {self.made_by}{client}: {paths}{names}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +141,10 @@ class Named(Unrendered):
 
 
 class HistoryToolsSection(Section[None]):
-    """Tools to look at the steps of a disk workspace, name them, take them back and go back to them."""
+    """Tools to look at the steps of a disk workspace, name them, take them back and go back to them.
+
+    `undo` takes back the newest steps of the call's session, and a step of somebody else if it is named.
+    """
 
     def __init__(
         self,
@@ -146,16 +152,18 @@ class HistoryToolsSection(Section[None]):
         session: Session,
         workspace: Callable[[], AbstractContextManager[Workspace]],
         read_only: bool = False,
+        shared_session: bool = False,
         accepts_overrides: bool = False,
     ) -> None:
         """``workspace`` opens the workspace for one call; FileNotFoundError where it has no history yet. A read-only
-        section only looks."""
+        section only looks. With ``shared_session``, nobody has steps of its own, and `undo` has to name one."""
         self.session = session
         self._workspace = workspace
+        self._shared_session = shared_session
         descriptions: dict[Callable[..., ToolResult[Any]], str] = {
             self.history: "List the newest steps: what tool calls and others changed.",
             self.diff: "Show what changed between two steps, as a patch.",
-            self.undo: "Take back the newest steps. What others changed since stays.",
+            self.undo: "Take back your newest steps. What others changed since stays.",
             self.restore: "Bring all files back to what they were after a step. Can be undone.",
             self.checkpoint: "Name the files as they are now, to restore them later.",
         }
@@ -193,8 +201,13 @@ class HistoryToolsSection(Section[None]):
         return ToolResult.ok(value, f"{'what differs' if text else 'nothing differs'}; {looked}")
 
     def undo(self, params: UndoSteps, *, context: ToolContext) -> ToolResult[Reversed]:
+        if self._shared_session and params.step is None:
+            raise ToolValidationError(
+                "name the step to take back, as `history` lists it: your steps cannot be told from those of others here"
+            )
+        session, step = str(context.session.session_id), _step(params.step)
         done = self._ask(
-            lambda workspace: workspace.undo(params.steps, step=_step(params.step), dry_run=params.dry_run)
+            lambda workspace: workspace.undo(params.steps, step=step, session=session, dry_run=params.dry_run)
         )
         if done.outcomes and not done.has_changed and not params.dry_run:
             return ToolResult.error(f"nothing was undone: {_describe_skipped(done)}")
@@ -238,7 +251,7 @@ def _entry(entry: LogEntry) -> HistoryEntry:
     listed = () if entry.kind == "baseline" else entry.paths[:MAX_PATHS]
     paths = tuple(display_path(path) for path in listed)
     at = entry.created_at.isoformat(timespec="seconds")
-    return HistoryEntry(entry.number, who, at, paths, len(entry.paths) - len(paths), entry.names)
+    return HistoryEntry(entry.number, who, at, paths, len(entry.paths) - len(paths), entry.names, entry.client)
 
 
 def _describe_skipped(done: Reversal) -> str:

@@ -68,6 +68,8 @@ class Step:
     created_at: datetime
     paths: tuple[str, ...]
     commit: str
+    client: str = ""
+    """The client that called the tool, where the session has a tag `client`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,8 +96,13 @@ def show(invocation: Invocation, directory: Path, step: StepName, aborted: bool)
             }
         )
         return 0
+    client = f" of {found.step.client}" if found.step.client else ""
     session = f", session {found.step.session_id}" if found.step.session_id else ""
-    who = f"{found.step.tool}, call {found.step.call_id}{session}" if found.step.number else "the workspace as found"
+    who = (
+        f"{found.step.tool}{client}, call {found.step.call_id}{session}"
+        if found.step.number
+        else "the workspace as found"
+    )
     kind, at = "rolled back" if aborted else "step", found.step.created_at.isoformat(timespec="seconds")
     lines = [one_line(f"{kind} {found.step.number}: {who}, {at}", 200)]
     if task is not None:
@@ -393,6 +398,7 @@ def _git_place(path: str) -> str | None:
 
 def _log_line(entry: LogEntry, tasks: Mapping[str, str]) -> str:
     who = {"baseline": "as it was found", "external": entry.tool or "somebody else"}.get(entry.kind, entry.tool)
+    who = f"{who} ({entry.client})" if entry.client else who
     number = "-" if entry.number is None else str(entry.number)
     at = entry.created_at.astimezone().strftime("%Y-%m-%d %H:%M:%S")
     counted = entry.kind == "baseline" or not entry.paths

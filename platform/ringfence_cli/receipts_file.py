@@ -97,4 +97,5 @@ def _of_killed(killed: KilledCall, step: LogEntry | None, workspace: Workspace) 
         session_id=step.session_id,
         changes=workspace.show(step.number).changes,
         commit=step.commit,
+        client=step.client,
     )

@@ -436,8 +436,17 @@ class Workspace:
 
     # Changing.
 
-    def undo(self, n: int | None = None, *, step: StepName | None = None, dry_run: bool = False) -> Reversal:
+    def undo(
+        self,
+        n: int | None = None,
+        *,
+        step: StepName | None = None,
+        session: str | None = None,
+        dry_run: bool = False,
+    ) -> Reversal:
         """Reverse the newest `n` steps (by default 1), or ``step`` (a number or a name), with regard for later changes.
+
+        With ``session``, its id, the newest steps are those of this session.
 
         Text that merges cleanly is merged. It is a step of its own, and can be undone. With ``dry_run`` it only says
         what would become of each path.
@@ -447,7 +456,7 @@ class Workspace:
             LookupError: there are not so many steps.
         """
         with self._alone("undo") as (transaction, history):
-            undone = self._find.undone(n, step)
+            undone = self._find.undone(n, step, session)
             plan = self._planner(history).undo(undone, [parent_of(record) for record in undone])
             parents = [record.parent for record in undone if record.parent is not None]
             notes = () if dry_run else self._write(history, plan, parents)

@@ -551,6 +551,7 @@ class ToolExecutor:
             inner=tuple(call.transaction.inner),
             conflicts=call.conflicts,
             exit_code=exit_code_of(call.result.value),
+            client=self.session.tags.get("client", ""),
         )
 
 

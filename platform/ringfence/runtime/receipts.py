@@ -64,6 +64,8 @@ class Receipt:
     rolled_back_by: str | None = None
     """The id of the call around this one that took it back: the outcome is "rolled_back" then, or "doubtful" where that
     could not be completed."""
+    client: str = ""
+    """The tag `client` of the session. An MCP server has the name of its client there."""
 
     @property
     def diff_bytes(self) -> tuple[int, int]:

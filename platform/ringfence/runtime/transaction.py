@@ -487,6 +487,7 @@ def _receipt(transaction: Transaction, session: Session, started: datetime, seco
         prompt_name="",
         changes=transaction.all_changes(),
         inner=transaction.inner,
+        client=session.tags.get("client", ""),
     )
 
 

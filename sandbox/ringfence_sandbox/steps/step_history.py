@@ -99,7 +99,13 @@ class StepHistory(History):
     def record(self, changed: ChangedFiles, receipt: Receipt) -> Recorded:
         self._prepared = None
         info = CommitInfo(
-            "step", receipt.started_at, receipt.tool, receipt.call_id, receipt.session_id, receipt.receipt_id
+            "step",
+            receipt.started_at,
+            receipt.tool,
+            receipt.call_id,
+            receipt.session_id,
+            receipt.receipt_id,
+            client=receipt.client,
         )
         steps: list[PreparedStep] = []
         if changed.scanned is not None:
@@ -129,6 +135,7 @@ class StepHistory(History):
             receipt.started_at,
             prepared.changed,
             prepared.commit,
+            receipt.client,
         )
         self._prepared = _Prepared(step, [*steps, prepared])
         return Recorded({"history": prepared.commit}, step=step)

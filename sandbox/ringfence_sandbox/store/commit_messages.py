@@ -32,6 +32,7 @@ class CommitInfo:
     receipt_id: str = ""
     title: str = ""
     """The first line of the message; by default, the tool and what it changed."""
+    client: str = ""
 
 
 REPLACED = "another directory"
@@ -63,6 +64,7 @@ def format_message(info: CommitInfo, number: int | None, changed: Sequence[tuple
         "Call-Id": info.call_id,
         "Session-Id": info.session_id,
         "Receipt-Id": info.receipt_id,
+        "Client": info.client,
         "Created-At": info.created_at.astimezone(UTC).isoformat(),
         "Title": info.title,
         "Paths": str(len(changed)),
@@ -119,6 +121,7 @@ def parse_message(message: bytes) -> ParsedMessage:
             get("Session-Id", ""),
             get("Receipt-Id", ""),
             get("Title", ""),
+            get("Client", ""),
         )
         count = int(trailers["Paths"])
         listed = [_read(line[2:]) for line in blocks[0].split("\n")] if len(blocks) > 1 and count <= MOST_PATHS else []

@@ -62,8 +62,8 @@ class StepFinder:
         record = self.record(step)
         return record if record.number is not None else self.record(self._names.number(record.commit))
 
-    def undone(self, n: int | None, step: StepName | None) -> list[CommitRecord]:
-        """The steps to undo, newest first."""
+    def undone(self, n: int | None, step: StepName | None, session: str | None) -> list[CommitRecord]:
+        """The steps to undo, newest first: of one session, unless it is None."""
         if step is not None:
             if n is not None:
                 raise ValueError("give either n, for the newest n steps, or step, for that one alone")
@@ -73,7 +73,12 @@ class StepFinder:
         n = 1 if n is None else n
         if n < 1:
             raise ValueError(f"the number of steps to undo is 1 or more, it cannot be {n}")
-        found = list(islice((record for record in self._store.commits() if record.number), n))
+        steps = (record for record in self._store.commits() if record.number)
+        own = (record for record in steps if session in (None, record.message.info.session_id))
+        found = list(islice(own, n))
+        if len(found) < n and session is not None:
+            there = f"{len(found)} of the steps" if found else "no step"
+            raise LookupError(f"{there} of the history is yours, so {n} cannot be undone: name a step")
         if len(found) < n:
             there = f"{len(found)} step{'s' if len(found) > 1 else ''}" if found else "no step yet"
             raise LookupError(f"the history has {there}, so {n} cannot be undone")

@@ -31,6 +31,7 @@ class LogEntry:
     names: tuple[str, ...] = ()
     apart: bool = False
     """Whether `gc` has left it for its name alone, and dropped what was between it and the rest of the history."""
+    client: str = ""
 
     @property
     def is_replacement(self) -> bool:
@@ -63,6 +64,7 @@ def log_entry(store: Store, record: CommitRecord, names: Sequence[str], *, apart
         record.commit,
         tuple(names),
         apart,
+        info.client,
     )
 
 

@@ -392,7 +392,8 @@ class Store:
             before = self.states.root(record.parent) if record.parent is not None else None
             found = differences(before, self.states.root(record.commit), self.objects)
             paths = tuple(path for path, _ in changed_paths(found))
-        return Step(record.number or 0, info.tool, info.call_id, info.session_id, info.created_at, paths, record.commit)
+        number, commit = record.number or 0, record.commit
+        return Step(number, info.tool, info.call_id, info.session_id, info.created_at, paths, commit, info.client)
 
     def _tip_root(self) -> Folder | None:
         return self.states.root(self.tip) if self.tip is not None else None
