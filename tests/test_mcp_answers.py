@@ -84,9 +84,9 @@ async def test_the_list_of_tools_costs_a_model_little(served: ServedWorkspace, n
 
 
 async def test_the_tools_of_a_container_fit_in_too(served: ServedWorkspace, root: Path) -> None:
-    def sections(session: Session) -> Iterable[Section[Any]]:
-        own = [section for section in served.sections(session) if not isinstance(section, VfsToolsSection)]
-        return [PodmanSandboxSection(session=session, sandbox=sandbox), *own]
+    def sections(session: Session, shared: bool) -> Iterable[Section[Any]]:
+        own = [section for section in served.sections(session, shared) if not isinstance(section, VfsToolsSection)]
+        return [PodmanSandboxSection(session=session, sandbox=sandbox, shared_session=shared), *own]
 
     assert isinstance(served.filesystem, HostFilesystem)
     with PodmanSandbox(root, filesystem=served.filesystem) as sandbox:

@@ -114,8 +114,8 @@ class RunWorkspace(Protocol):
         """The steps of the run, oldest first; in memory the one that has applied it."""
         ...
 
-    def section(self, session: Session) -> Section[Any]:
-        """The tools that an agent works with here."""
+    def section(self, session: Session, *, shared_session: bool = False) -> Section[Any]:
+        """The tools that an agent works with here. ``shared_session`` is as in `VfsToolsSection`."""
         ...
 
     def apply(self, changes: Sequence[Change]) -> None:
@@ -196,9 +196,14 @@ class MemoryWorkspace:
     def own_steps(self) -> Sequence[Step]:
         return self._steps
 
-    def section(self, session: Session) -> Section[Any]:
+    def section(self, session: Session, *, shared_session: bool = False) -> Section[Any]:
         self._session = session
-        return VfsToolsSection(session=session, filesystem=self.filesystem, mount_point=self.mount_point)
+        return VfsToolsSection(
+            session=session,
+            filesystem=self.filesystem,
+            mount_point=self.mount_point,
+            shared_session=shared_session,
+        )
 
     def apply(self, changes: Sequence[Change]) -> None:
         try:
@@ -295,16 +300,22 @@ class DiskWorkspace:
         # Not what a run writes for its user, nor git's own data, which as little as `git status` changes.
         return sorted(path for path in paths if path not in self.refused and not is_git_data(path))
 
-    def section(self, session: Session) -> Section[Any]:
+    def section(self, session: Session, *, shared_session: bool = False) -> Section[Any]:
         self._sessions = (*self._sessions, str(session.session_id))
         if self.sandbox is None:
-            return VfsToolsSection(session=session, filesystem=self.filesystem, mount_point=self.mount_point)
+            return VfsToolsSection(
+                session=session,
+                filesystem=self.filesystem,
+                mount_point=self.mount_point,
+                shared_session=shared_session,
+            )
         from ringfence_tools.shell import LONGEST_SECONDS, PodmanSandboxSection
 
         return PodmanSandboxSection(
             session=session,
             sandbox=self.sandbox,
-            keep_environment=self._place.keep_environment,
+            keep_environment=self._place.keep_environment and not shared_session,
+            shared_session=shared_session,
             longest_seconds=self._place.command_seconds or LONGEST_SECONDS,
         )
 

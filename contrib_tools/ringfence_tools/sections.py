@@ -10,11 +10,13 @@ from ringfence.errors import PromptValidationError, SectionPath, SectionVisibili
 from ringfence.filesystem.memory import InMemoryFilesystem
 from ringfence.filesystem.paths import escape_path
 from ringfence.filesystem.protocol import Filesystem
-from ringfence.prompt.policy import Policy
+from ringfence.prompt.policy import BasePolicy, Policy
 from ringfence.prompt.read_before_write import ReadBeforeWritePolicy
 from ringfence.prompt.section import Section
+from ringfence.prompt.tool import Tool
 from ringfence.resources import Binding, ResourceRegistry
 from ringfence.runtime.session import Session
+from ringfence_tools.expected_hash import ExpectedHashPolicy, expecting
 from ringfence_tools.files import file_tools
 from ringfence_tools.mounts import HostMount, HostMountPreview, mount_all
 from ringfence_tools.printable import plural
@@ -53,12 +55,15 @@ class VfsToolsSection(Section[None]):
         allowed_host_roots: Iterable[str | PathLike[str]] | None = None,
         policies: Sequence[Policy] | None = None,
         mount_point: str | None = None,
+        shared_session: bool = False,
         accepts_overrides: bool = False,
     ) -> None:
         """
         Args:
             allowed_host_roots: the directories (and URLs) below which mounts have to be; None allows what they name.
             policies: what governs the tools; left out, `ReadBeforeWritePolicy`.
+            shared_session: whether callers share the session who cannot be told apart. Left out policies are then
+                `ExpectedHashPolicy`, and the tools take the hash that it asks for.
             mount_point: a prefix such as "/workspace" under which a model may name the root, besides relative paths;
                 left out, where the filesystem is on disk.
             accepts_overrides: whether the texts of the section and its tools may be replaced from outside.
@@ -79,11 +84,12 @@ class VfsToolsSection(Section[None]):
                     f"mounts are copied into a filesystem in memory, not into {self.filesystem!r}: leave out one"
                 )
             self.mounts = mount_all(self.filesystem, mounts, allowed_host_roots)
+        tools, policy = governed_tools(mount_point, accepts_overrides, shared_session)
         super().__init__(
             title="Virtual filesystem",
             key="vfs.tools",
-            tools=file_tools(mount_point=mount_point, accepts_overrides=accepts_overrides),
-            policies=(ReadBeforeWritePolicy(mount_point=mount_point),) if policies is None else policies,
+            tools=tools,
+            policies=(policy,) if policies is None else policies,
             accepts_overrides=accepts_overrides,
         )
 
@@ -108,6 +114,16 @@ class VfsToolsSection(Section[None]):
         if twin.filesystem is not self.filesystem:
             twin.mounts = ()
         return twin
+
+
+def governed_tools(
+    mount_point: str | None, accepts_overrides: bool, shared_session: bool
+) -> tuple[tuple[Tool[Any, Any], ...], BasePolicy]:
+    """The file tools, and the policy that keeps a caller from overwriting what it does not know."""
+    tools = file_tools(mount_point=mount_point, accepts_overrides=accepts_overrides)
+    if shared_session:
+        return expecting(tools, mount_point), ExpectedHashPolicy(mount_point)
+    return tools, ReadBeforeWritePolicy(mount_point=mount_point)
 
 
 def _describe_mount(mount: HostMountPreview) -> str:

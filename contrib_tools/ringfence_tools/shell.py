@@ -25,9 +25,8 @@ from ringfence.resources import Binding, ResourceRegistry
 from ringfence.runtime.session import Session
 from ringfence.runtime.tool_result import ToolResult
 from ringfence_sandbox import CommandResult, Network, PodmanSandbox, SandboxLimits, ShellEnvironment
-from ringfence_tools.files import file_tools
 from ringfence_tools.handlers import check_length
-from ringfence_tools.sections import CHANGING, FAILING, FINDING, READING_FIRST
+from ringfence_tools.sections import CHANGING, FAILING, FINDING, READING_FIRST, governed_tools
 
 MOUNT_POINT = PodmanSandbox.mount_point
 SHORTEST_SECONDS, LONGEST_SECONDS = 1.0, 120.0
@@ -207,6 +206,7 @@ class PodmanSandboxSection(Section[None]):
         policies: Sequence[ToolPolicy] | None = None,
         keep_environment: bool = False,
         longest_seconds: float = LONGEST_SECONDS,
+        shared_session: bool = False,
         accepts_overrides: bool = False,
     ) -> None:
         """``root``, ``image``, ``limits`` and ``network`` are as in `PodmanSandbox`.
@@ -217,6 +217,7 @@ class PodmanSandboxSection(Section[None]):
             keep_environment: whether commands begin in the directory where the last one ended and with the variables
                 that it exported, as in one shell: ``session[ShellEnvironment]``, which rolls back with a failed call.
             longest_seconds: the most that a command may take, whatever the model asks for.
+            shared_session: as in `VfsToolsSection`. Commands are not governed.
             accepts_overrides: whether the texts of the section and its tools may be replaced from outside.
 
         Raises:
@@ -252,11 +253,12 @@ class PodmanSandboxSection(Section[None]):
             accepts_overrides=accepts_overrides,
             opaque=True,
         )
+        tools, policy = governed_tools(MOUNT_POINT, accepts_overrides, shared_session)
         super().__init__(
             title="Workspace and shell",
             key="podman.shell",
-            tools=(*file_tools(mount_point=MOUNT_POINT, accepts_overrides=accepts_overrides), shell, python),
-            policies=(ReadBeforeWritePolicy(mount_point=MOUNT_POINT),) if policies is None else policies,
+            tools=(*tools, shell, python),
+            policies=(policy,) if policies is None else policies,
             accepts_overrides=accepts_overrides,
         )
 

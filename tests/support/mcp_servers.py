@@ -71,14 +71,14 @@ class Bench:
         self.long_characters = 10_000_000
         self.workspace = ServedWorkspace(directory, self.filesystem, self._sections, (), self.released.set)
 
-    def _sections(self, session: Session) -> list[Section[Any]]:
+    def _sections(self, session: Session, shared: bool) -> list[Section[Any]]:
         tools: list[Tool[Any, Any]] = [
             Tool[Nothing, Nothing](name="slow", description="Writes, and waits.", handler=self._slow),
             Tool[Nothing, Long](name="long", description="Says much.", handler=self._long, read_only=True),
             Tool[Nothing, list[Long]](name="many", description="Says many things.", handler=self._many, read_only=True),
             Tool[Nothing, Nothing](name="broken", description="Breaks.", handler=self._broken),
         ]
-        files = VfsToolsSection(session=session, filesystem=self.filesystem)
+        files = VfsToolsSection(session=session, filesystem=self.filesystem, shared_session=shared)
         return [files, MarkdownSection(title="Bench", template="", tools=tools)]
 
     def _slow(self, params: Nothing, *, context: ToolContext) -> ToolResult[Nothing]:
@@ -232,10 +232,10 @@ class HttpServer:
     def session_of(self, era: str) -> str | None:
         return None if era == MODERN else self.session()
 
-    def calling(self, name: str, session: str | None, **arguments: str) -> http.client.HTTPConnection:
+    def calling(self, name: str, session: str | None, **arguments: Any) -> http.client.HTTPConnection:
         return self.asked("tools/call", {"name": name, "arguments": arguments}, session)
 
-    def call(self, name: str, session: str | None, **arguments: str) -> dict[str, Any]:
+    def call(self, name: str, session: str | None, **arguments: Any) -> dict[str, Any]:
         with closing(self.calling(name, session, **arguments)) as connection:
             return result(connection)
 

@@ -1,6 +1,8 @@
 """The clients of an MCP server, and the results of their tool calls.
 
-Each client has its own session, so a file that one client has read is still unread for the others.
+The client of a process on stdio, and of a session of the protocol up to 2025-11-25, has a session of its own: a file
+that one client has read is still unread for the others. Over HTTP, the later protocol has no sessions. Its clients
+cannot be told apart, whatever they call themselves, and name the version of a file that they replace.
 """
 
 from __future__ import annotations
@@ -10,10 +12,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import is_dataclass
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from mcp.server.context import ServerRequestContext
 from mcp_types import CallToolResult, TextContent
+from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 
 from ringfence import serde
 from ringfence.adapters.tool_executor import ToolCallResult, ToolExecutor
@@ -31,7 +34,8 @@ from ringfence_cli.serve.descriptions import ITEMS, MESSAGE, is_structured
 from ringfence_cli.serve.workspaces import ServedWorkspace
 
 CLIENT_HEADER = "ringfence-client"
-"""Tells apart clients of one name that have no lasting connection."""
+"""Labels a client, in the place of its name and version. It is no identity."""
+MAX_LABEL_CHARACTERS = 100
 SESSION_HEADER = "mcp-session-id"
 MAX_CLIENTS = 64
 MAX_ITEMS = 32
@@ -43,12 +47,13 @@ CUT = "[the structured result was cut: ask for a smaller part]"
 
 
 class Client:
-    """One client: its session, and its tools on the shared workspace."""
+    """One client, or all of one label that have no identity: a session, and the tools on the shared workspace."""
 
-    def __init__(self, workspace: ServedWorkspace, observe: Observe) -> None:
-        self.session = Session()
+    def __init__(self, workspace: ServedWorkspace, observe: Observe, label: str = "", *, shared: bool = False) -> None:
+        self.session = Session(tags={"client": label})
+        self.shared = shared
         observe(self.session)
-        sections = list(workspace.sections(self.session))
+        sections = list(workspace.sections(self.session, shared))
         prompt = Prompt(PromptTemplate(ns="ringfence", key="serve", sections=sections, policies=workspace.policies))
         self.calls = 0
         """The number of calls that run or wait."""
@@ -90,19 +95,24 @@ class Client:
         self._resources.close()
 
 
+class MakeClient(Protocol):
+    def __call__(self, label: str, *, shared: bool) -> Client: ...
+
+
 class Clients:
     """The clients of one run of the server, the least recently used first."""
 
-    def __init__(self, make_client: Callable[[], Client]) -> None:
+    def __init__(self, make_client: MakeClient) -> None:
         self._make_client = make_client
         self._clients: OrderedDict[str, Client] = OrderedDict()
 
     def of(self, context: ServerRequestContext[Any, Any]) -> Client:
         """Return the client of a request. A client that was evicted starts anew."""
-        key = _key(context)
+        identity, label = _identity(context), _label(context)
+        key = identity if identity is not None else f"label {label}"
         client = self._clients.get(key)
         if client is None:
-            client = self._make_client()
+            client = self._make_client(label, shared=identity is None)
             if len(self._clients) >= MAX_CLIENTS:
                 self._evict_one()
             self._clients[key] = client
@@ -120,16 +130,23 @@ class Clients:
             client.close()
 
 
-def _key(context: ServerRequestContext[Any, Any]) -> str:
+def _identity(context: ServerRequestContext[Any, Any]) -> str | None:
+    """What only one client can have: the process on stdio, or a session that the transport has checked."""
     if context.request is None:
-        return ""  # stdio or memory: one connection, one client
-    headers: Mapping[str, str] = context.request.headers
-    if (session := headers.get(SESSION_HEADER)) is not None:
-        return f"session {session}"
-    # From 2026-07-28 on, requests share no session: the client names itself.
+        return "process"
+    session: str | None = context.request.headers.get(SESSION_HEADER)
+    if session is None or context.protocol_version not in HANDSHAKE_PROTOCOL_VERSIONS:
+        return None
+    return f"session {session}"
+
+
+def _label(context: ServerRequestContext[Any, Any]) -> str:
+    """What a client calls itself, for people."""
+    named: str | None = context.request.headers.get(CLIENT_HEADER) if context.request is not None else None
     params = context.session.client_params
-    name = f"{params.client_info.name} {params.client_info.version}" if params is not None else ""
-    return f"client {headers.get(CLIENT_HEADER, '')} {name}"
+    if named is None and params is not None:
+        named = f"{params.client_info.name} {params.client_info.version}"
+    return (named or "")[:MAX_LABEL_CHARACTERS]
 
 
 def tool_result(call: ToolCallResult, tool: Tool[Any, Any] | None, max_answer: int) -> CallToolResult:

@@ -8,7 +8,7 @@ import os
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
-from functools import cached_property, partial
+from functools import partial
 from importlib.metadata import version
 from itertools import islice
 from operator import attrgetter
@@ -26,6 +26,7 @@ from mcp.shared.exceptions import MCPError
 from ringfence.failures import describe_error
 from ringfence.filesystem.paths import escape_path
 from ringfence.filesystem.protocol import FileEntry, Filesystem
+from ringfence.prompt.tool import Tool
 from ringfence.runtime.limits import Cancellation
 from ringfence_cli.serve.answers import client_name, shown_characters
 from ringfence_cli.serve.clients import Client, Clients, Observe, error_result
@@ -71,9 +72,9 @@ class WorkspaceServer:
         self._workspace = workspace
         self._max_answer = max_answer
         self._make_client = partial(Client, workspace, observe)
-        client = self._make_client()
-        client.close()
-        self._tools = client.tools.values()
+        self._tools = self._make_tools(shared=False)
+        self._descriptions: dict[bool, Mapping[str, types.Tool]] = {}
+        """By whether the clients that have these tools share a session."""
         self._turn = anyio.Lock()
         self._working = threading.Lock()
         self._running: set[Cancellation] = set()
@@ -113,19 +114,29 @@ class WorkspaceServer:
         finally:
             clients.close()
 
-    @cached_property
-    def _descriptions(self) -> Mapping[str, types.Tool]:
-        return {tool.name: describe_tool(tool) for tool in self._tools}
+    def _make_tools(self, *, shared: bool) -> Mapping[str, Tool[Any, Any]]:
+        client = self._make_client(shared=shared)
+        client.close()
+        return client.tools
+
+    def _describe(self, shared: bool) -> Mapping[str, types.Tool]:
+        if shared not in self._descriptions:
+            tools = self._make_tools(shared=True) if shared else self._tools
+            self._descriptions[shared] = {name: describe_tool(tool) for name, tool in tools.items()}
+        return self._descriptions[shared]
 
     def _schema(self, name: str) -> Mapping[str, Any] | None:
-        return self._descriptions[name].input_schema if name in self._descriptions else None
+        """The transport asks for it where clients have no sessions."""
+        description = self._describe(True).get(name)
+        return description.input_schema if description is not None else None
 
     def _answer_limit(self, name: str) -> int:
         return self._max_answer or shown_characters(name)
 
     async def _list_tools(self, context: Context, params: Page) -> types.ListToolsResult:
         name = client_name(context)
-        return types.ListToolsResult(tools=with_hints(self._descriptions.values(), name, self._answer_limit(name)))
+        tools = self._describe(context.lifespan_context.of(context).shared).values()
+        return types.ListToolsResult(tools=with_hints(tools, name, self._answer_limit(name)))
 
     async def _call_tool(self, context: Context, params: types.CallToolRequestParams) -> types.CallToolResult:
         client = context.lifespan_context.of(context)

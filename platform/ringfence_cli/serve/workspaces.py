@@ -31,8 +31,8 @@ class ServedWorkspace:
 
     directory: Path
     filesystem: Filesystem
-    sections: Callable[[Session], Iterable[Section[Any]]]
-    """Makes the tool sections for the session of one client."""
+    sections: Callable[[Session, bool], Iterable[Section[Any]]]
+    """Makes the tool sections for a session, and for whether clients share it that cannot be told apart."""
     policies: Sequence[Policy]
     """The policies for every tool. The sections may have more."""
     close: Callable[[], None]
@@ -67,10 +67,11 @@ def open_workspace(
     elif history.recovered is not None:
         notes.insert(0, recovery(history.recovered, directory))
 
-    def sections(session: Session) -> Iterable[Section[Any]]:
-        yield workspace.section(session)
+    def sections(session: Session, shared: bool) -> Iterable[Section[Any]]:
+        yield workspace.section(session, shared_session=shared)
         if history is not None:
-            yield HistoryToolsSection(session=session, workspace=partial(nullcontext, history))
+            opened = partial(nullcontext, history)
+            yield HistoryToolsSection(session=session, workspace=opened, shared_session=shared)
         yield from (make(session) for make in extra_sections)
 
     all_policies = [ProtectedPathsPolicy(workspace), *([ReadOnlyPolicy()] if read_only else []), *policies]
@@ -84,7 +85,7 @@ def _open_view(directory: Path, extra_sections: Sequence[MakeSection], *, withou
     directory = Path(os.path.abspath(directory))  # a tool may change the working directory
     filesystem = HostFilesystem(directory, read_only=True)
 
-    def sections(session: Session) -> Iterable[Section[Any]]:
+    def sections(session: Session, shared: bool) -> Iterable[Section[Any]]:
         yield VfsToolsSection(session=session, filesystem=filesystem, mount_point=filesystem.root)
         # Opened for each call, because an agent may add steps meanwhile.
         history = partial(Workspace.open, directory, read_only=True)
