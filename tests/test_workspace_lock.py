@@ -34,7 +34,7 @@ def fs(root: Path) -> Iterator[HostFilesystem]:
 def test_a_second_opener_is_told_who_has_it(root: Path, fs: HostFilesystem, store: str) -> None:
     with pytest.raises(WorkspaceLockedError) as caught:
         HostFilesystem(root, store=root.parent / store)
-    assert f"process {os.getpid()} on " in str(caught.value)
+    assert f"process {os.getpid()} (" in str(caught.value)
     assert " since 20" in caught.value.holder
     assert fs.read("a.txt").content == "a\n"
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import itertools
 import json
 import os
 import socket
@@ -19,6 +20,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 
 from ringfence.errors import WorkspaceLockedError
+from ringfence.filesystem.paths import escape_path
 from ringfence_sandbox.disk.call_process import start_ticks
 from ringfence_sandbox.disk.forks import FORKS
 from ringfence_sandbox.disk.state_files import not_written
@@ -159,10 +161,10 @@ def _holder_of(descriptor: int, store: str | None) -> str:
         with suppress(OSError, ValueError, KeyError, TypeError), open(os.path.join(store, "holder")) as file:
             said = json.load(file)
             if pid is None or said["pid"] == pid:
-                return f"process {said['pid']} on {said['host']} since {said['since']}"
+                return f"process {said['pid']}{_program(pid)} on {said['host']} since {said['since']}"
     if pid is None:
         return "another process"
-    return f"process {pid} on {socket.gethostname()}{_since(pid)}"
+    return f"process {pid}{_program(pid)} on {socket.gethostname()}{_since(pid)}"
 
 
 def _pid_in_kernel(descriptor: int) -> int | None:
@@ -174,6 +176,17 @@ def _pid_in_kernel(descriptor: int) -> int | None:
             if len(words) > 5 and words[1] == "FLOCK" and words[5] == device:
                 return int(words[4])
     return None
+
+
+def _program(pid: int | None) -> str:
+    """What a process of this host runs: the command of ringfence, or else the name of its program."""
+    with suppress(OSError), open(f"/proc/{pid}/cmdline", encoding="utf-8", errors="surrogateescape") as file:
+        names = [os.path.basename(word) for word in file.read().split("\0")]
+        for name, command in itertools.pairwise(names):
+            if name in ("ringfence", "ringfence_cli"):
+                return f" (`ringfence {escape_path(command)}`)"
+        return f" ({escape_path(names[0])})"
+    return ""
 
 
 def _since(pid: int) -> str:
