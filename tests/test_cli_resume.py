@@ -33,7 +33,8 @@ from ringfence_cli.run import run_watched
 from ringfence_cli.signals import Signals
 from ringfence_sandbox import SandboxLimits, Workspace
 from ringfence_tools.agent_run import AgentTask, RunOutcome
-from ringfence_tools.run_workspace import DiskWorkspace, Place
+from ringfence_tools.place import Place
+from ringfence_tools.run_workspace import DiskWorkspace
 
 DONE: Mapping[str, Any] = {"text": "Done."}
 

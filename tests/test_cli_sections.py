@@ -277,17 +277,3 @@ async def test_a_read_only_server_finds_its_directory_when_a_tool_went_elsewhere
         for name in ("history", "spoil_process", "history"):
             answer = await client.call_tool(name, {})
             assert not answer.is_error, answer.content
-
-
-def test_a_server_with_what_is_no_section_does_not_start(tree: Path) -> None:
-    command = [sys.executable, "-m", "ringfence_cli", "serve", str(tree), "--section"]
-    for name in ("fails", "nothing"):
-        refused = subprocess.run(
-            [*command, f"{tree.parent / 'own.py'}:{name}"],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-            input="",
-        )
-        assert (refused.returncode, "--section" in refused.stderr) == (2, True), refused.stderr

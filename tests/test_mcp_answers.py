@@ -16,12 +16,11 @@ import anyio
 import pytest
 from mcp import Client
 from mcp.client.stdio import StdioServerParameters
-from mcp_servers import collecting
+from mcp_servers import collecting, server_of
 from mcp_types import CallToolResult, Implementation, TextContent
 
 from ringfence.prompt import Section
 from ringfence.runtime import Session
-from ringfence_cli.serve.server import WorkspaceServer
 from ringfence_cli.serve.workspaces import ServedWorkspace, open_workspace
 from ringfence_sandbox import HostFilesystem, PodmanSandbox
 from ringfence_tools import PodmanSandboxSection, VfsToolsSection
@@ -60,7 +59,7 @@ def served(root: Path) -> Iterator[ServedWorkspace]:
 
 @asynccontextmanager
 async def connected(served: ServedWorkspace, name: str = "unknown", era: str = "auto") -> AsyncGenerator[Client]:
-    server = WorkspaceServer(served, collecting([]))
+    server = server_of(served, collecting([]))
     async with Client(server.protocol(), mode=era, client_info=Implementation(name=name, version="1")) as client:
         yield client
 

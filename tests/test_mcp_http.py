@@ -20,7 +20,7 @@ from mcp_servers import ERAS, HEADERS, HELLO, MODERN, TOKEN, HttpServer, http_se
 from ringfence_cli.serve.transports import is_loopback, parse_address
 from ringfence_cli.serve.workspaces import open_workspace
 from ringfence_sandbox import Workspace
-from ringfence_tools.run_workspace import Place
+from ringfence_tools.place import Place
 
 ENDED = 60.0
 

@@ -15,7 +15,7 @@ import anyio
 import pytest
 from mcp import Client
 from mcp.shared.exceptions import MCPError
-from mcp_servers import Bench, collecting
+from mcp_servers import Bench, collecting, server_of
 from mcp_types import CallToolResult, TextContent, TextResourceContents
 
 from ringfence.runtime import Cancellation, Receipt
@@ -25,7 +25,7 @@ from ringfence_cli.serve.clients import Client as SessionOfClient
 from ringfence_cli.serve.server import MAX_RESOURCE_BYTES, PAGE_SIZE, WorkspaceServer, resource_uri
 from ringfence_cli.serve.workspaces import ServedWorkspace, open_workspace
 from ringfence_tools.files import Listing
-from ringfence_tools.run_workspace import Place
+from ringfence_tools.place import Place
 
 pytestmark = pytest.mark.anyio
 
@@ -70,7 +70,7 @@ class Serving:
 
 def serving(workspace: ServedWorkspace, era: str = "auto") -> Serving:
     receipts: list[Receipt] = []
-    return Serving(WorkspaceServer(workspace, collecting(receipts)), receipts, era)
+    return Serving(server_of(workspace, collecting(receipts)), receipts, era)
 
 
 def text(result: CallToolResult) -> str:

@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from command_line import ringfence_text
 from mcp import Client
 from mcp.client.stdio import StdioServerParameters
 from mcp_servers import HELLO, Bench, LineClient, PipeServer, many_files, pipe_server
@@ -166,10 +165,6 @@ def loud(params, *, context):
     return ToolResult.ok(None, repr(sys.stdin.read()))
 tool = Tool[None, None](name="loud", description="Prints.", handler=loud, read_only=True)
 section = MarkdownSection(title="Own", key="own", template="", tools=[tool])
-class Raising(MarkdownSection):
-    def resources(self):
-        raise OSError(111, "Connection refused", "/run/database.sock")
-raising = Raising(title="Own", key="own", template="Text.")
 """
 
 
@@ -241,44 +236,6 @@ def test_a_server_that_is_killed_leaves_all_of_a_call_or_nothing(root: Path) -> 
         assert len(list(root.glob("m/*"))) == (900 if workspace.steps() else 0)
 
 
-def test_a_client_that_is_not_served_is_told_why_in_the_protocol(root: Path) -> None:
-    with Workspace.open(root), started(root) as server:
-        for number, method in enumerate(("server/discover", "initialize")):
-            server.ask(method, HELLO, number)
-            refused = server.answer()
-            assert refused["id"] == number
-            assert f"is open in process {os.getpid()}" in refused["error"]["message"]
-        code, out, err = server.end()
-    assert (code, out) == (2, b"")
-    assert str(os.getpid()).encode() in err
-
-
-def test_a_signal_ends_a_server_that_waits_to_say_why_it_serves_nothing(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RINGFENCE_STATE_DIR", "relative")
-    with started(root) as server:
-        server.ask("initialize", HELLO)
-        assert "RINGFENCE_STATE_DIR" in server.answer()["error"]["message"]
-        server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(ENDED) == 2
-
-
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        (["--section", "own.py:raising"], "/run/database.sock: Connection refused"),
-        (["--policy", "nonsense"], "nonsense"),
-        (["--receipts", "."], "cannot be written"),
-    ],
-)
-def test_a_server_that_cannot_start_says_why_on_standard_error_too(root: Path, options: list[str], reason: str) -> None:
-    (root.parent / "own.py").write_text(OWN)
-    done = ringfence_text("serve", str(root), *options, cwd=root.parent)
-    assert done.returncode == 2
-    assert reason in " ".join(done.stderr.split())
-
-
 def loaded(*command: str) -> set[str]:
     """The modules of a server that has answered once."""
     telling = "import atexit, runpy, sys\natexit.register(lambda: print(*sys.modules, file=sys.stderr))\n"
@@ -295,12 +252,5 @@ def test_a_start_loads_little_more_than_that_of_a_bare_server_of_the_sdk(root: P
     bare = loaded(f"runpy.run_path({str(BARE)!r}, run_name='__main__')")
     more = loaded("runpy.run_module('ringfence_cli', run_name='__main__')", "serve", str(root)) - bare
     others = {name.partition(".")[0] for name in more} - sys.stdlib_module_names
-    assert {name for name in others if not name.startswith("ringfence")} <= {"anyio", "dulwich", "isal"}
-    assert 100 < len(more) < 270
-
-
-def test_without_its_packages_the_server_says_which_to_install(root: Path) -> None:
-    code = "import sys; sys.modules['mcp'] = None; from ringfence_cli.main import main; main()"
-    done = subprocess.run([sys.executable, "-c", code, "serve", str(root)], capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "pip install 'anyio>=" in " ".join(done.stderr.split())
+    assert {name for name in others if not name.startswith("ringfence")} <= {"anyio"}
+    assert 10 < len(more) < 40

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import itertools
 import os
-import shlex
 import stat
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ringfence.errors import ToolValidationError
 from ringfence.filesystem.diff import patch_of
@@ -29,56 +28,18 @@ from ringfence.prompt.policy import BasePolicy, PolicyDecision
 from ringfence.prompt.section import Section
 from ringfence.prompt.tool import Itself, Tool, ToolContext
 from ringfence.runtime.session import Session
-from ringfence_sandbox import HostFilesystem, Network, OwnChanges, SandboxLimits, Workspace
+from ringfence_sandbox import HostFilesystem, OwnChanges, Workspace
 from ringfence_tools.contents import LeftOut
 from ringfence_tools.mounts import HostMount, mount_all
+from ringfence_tools.place import Place
 from ringfence_tools.sections import VfsToolsSection
 from ringfence_tools.write_back import write_back
 
 if TYPE_CHECKING:
     from ringfence_sandbox import PodmanSandbox
 
-WorkspaceKind: TypeAlias = Literal["memory", "disk", "podman"]
 MAX_BYTES = 1 << 30
 GIT = ".git"
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a run works, and with which container. None is what was not said."""
-
-    workspace: WorkspaceKind | None = None
-    image: str | None = None
-    network: Network | None = None
-    keep_environment: bool = False
-    memory_bytes: int | None = None
-    cpus: float | None = None
-    command_seconds: float | None = None
-    """The most that a command may take."""
-
-    @property
-    def options(self) -> dict[str, str]:
-        """What was said of the container, by option."""
-        given = {
-            "--image": shlex.quote(self.image) if self.image else None,
-            "--network": self.network,
-            "--keep-environment": "" if self.keep_environment else None,
-            "--memory": f"{self.memory_bytes >> 20}m" if self.memory_bytes else None,
-            "--cpus": f"{self.cpus:g}" if self.cpus else None,
-            "--command-timeout": f"{self.command_seconds:.9g}s" if self.command_seconds else None,
-        }
-        return {option: value for option, value in given.items() if value is not None}
-
-    def describe(self) -> str:
-        """A place with commands, as options of the command line."""
-        return " ".join(["--workspace podman", *(f"{one} {value}".strip() for one, value in self.options.items())])
-
-    def limits(self) -> SandboxLimits:
-        """Those of the container."""
-        usual = SandboxLimits()
-        memory = self.memory_bytes or usual.memory_bytes
-        tmp = min(usual.tmp_bytes, memory // 2)
-        return SandboxLimits(memory_bytes=memory, tmp_bytes=tmp, cpus=self.cpus or usual.cpus)
 
 
 class RunWorkspace(Protocol):

@@ -25,9 +25,10 @@ from ringfence_cli.outputs import ErrorStream, put_diff
 from ringfence_cli.run import run_watched, summary
 from ringfence_cli.signals import Signals
 from ringfence_tools.agent_run import AgentTask, RunWatcher, apply_changes
+from ringfence_tools.place import Place
 from ringfence_tools.planning import Plan
 from ringfence_tools.printable import outcome_words, why
-from ringfence_tools.run_workspace import DiskWorkspace, MemoryWorkspace, Place
+from ringfence_tools.run_workspace import DiskWorkspace, MemoryWorkspace
 
 if TYPE_CHECKING:
     from ringfence_sandbox import PodmanSandbox

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 
 import click
 
-from ringfence_tools.run_workspace import Place
+from ringfence_tools.place import Place
 
 LEAST = 1
 """Of every limit: a second, a token, a turn."""

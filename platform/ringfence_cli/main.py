@@ -38,7 +38,7 @@ from ringfence_cli.signals import Signals
 if TYPE_CHECKING:
     from typing import Literal
 
-    from ringfence_tools.run_workspace import WorkspaceKind
+    from ringfence_tools.place import WorkspaceKind
 
 STANDARD_ERROR = 2
 HISTORY = {
@@ -263,6 +263,10 @@ def execute(signals: Signals) -> int:
         return 0
     except Exception as error:
         message, exit_code = _describe(error)
+        if invocation.command is serve:
+            from ringfence_cli.serve.refusal import refuse
+
+            refuse(message, signals)
         if invocation.wants_json:
             with suppress(OSError):
                 invocation.put_json(_failure(invocation, error, message, exit_code))

@@ -17,7 +17,7 @@ import click
 
 if TYPE_CHECKING:
     from ringfence_cli.signals import Signals
-    from ringfence_tools.run_workspace import Place, WorkspaceKind
+    from ringfence_tools.place import Place, WorkspaceKind
 
 CommandT = TypeVar("CommandT", bound=Callable[..., object])
 
@@ -220,7 +220,7 @@ def container(command: CommandT) -> CommandT:
 
 def place_of(workspace: WorkspaceKind | None, given: Mapping[str, Any]) -> Place:
     """click.UsageError for an option of the container where there is none."""
-    from ringfence_tools.run_workspace import Place
+    from ringfence_tools.place import Place
 
     place = Place(workspace, **given)
     if workspace not in (None, "podman") and place.options:

@@ -53,8 +53,9 @@ from ringfence_tools.agent_run import (
     check_task,
     run_agent,
 )
+from ringfence_tools.place import WorkspaceKind
 from ringfence_tools.printable import line_counts, plural, printable, unpatchable_changes, why
-from ringfence_tools.run_workspace import RunWorkspace, WorkspaceKind, protect_path
+from ringfence_tools.run_workspace import RunWorkspace, protect_path
 
 if TYPE_CHECKING:
     from ringfence_tools.report import ReportFile

@@ -11,14 +11,22 @@ import click
 
 from ringfence.errors import RestoreFailedError, WorkspaceLockedError
 from ringfence.failures import describe_error
+from ringfence.runtime.limits import Cancellation
 from ringfence_cli.history import recovery
 from ringfence_cli.options import BusyError, NotStartedError
 from ringfence_cli.outputs import recording
 from ringfence_sandbox import unfinished_calls
-from ringfence_tools.run_workspace import DiskWorkspace, MemoryWorkspace, Place
+from ringfence_tools.place import Place
+from ringfence_tools.run_workspace import DiskWorkspace, MemoryWorkspace
 
 
-def on_disk(directory: Path, place: Place = Place(), *, quiet: bool = False) -> DiskWorkspace:  # noqa: B008  # frozen
+def on_disk(
+    directory: Path,
+    place: Place = Place(),  # noqa: B008  # frozen
+    *,
+    quiet: bool = False,
+    cancellation: Cancellation | None = None,
+) -> DiskWorkspace:
     """Open a workspace on disk, with commands if that is its place.
 
     Raises:
@@ -26,7 +34,13 @@ def on_disk(directory: Path, place: Place = Place(), *, quiet: bool = False) -> 
         SandboxUnavailableError: commands cannot be run.
     """
     try:
-        with recording(quiet=quiet) as progress:
+        with recording(quiet=quiet) as show:
+
+            def progress(files: int) -> None:
+                if cancellation is not None:
+                    cancellation.check()
+                show(files)
+
             workspace = DiskWorkspace(directory, progress=progress)
     except WorkspaceLockedError as error:
         raise BusyError(str(error)) from None

@@ -8,7 +8,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping
 from concurrent.futures import wait
 from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass, field
@@ -23,7 +23,8 @@ from mcp.client.streamable_http import streamable_http_client
 
 from ringfence.filesystem import InMemoryFilesystem
 from ringfence.prompt import MarkdownSection, Section, Tool, ToolContext, ToolResult
-from ringfence.runtime import Receipt, Session
+from ringfence.runtime import Cancellation, Receipt, Session
+from ringfence_cli.serve.clients import Client as SessionOfClient
 from ringfence_cli.serve.server import WorkspaceServer
 from ringfence_cli.serve.transports import listen, serve_http, serve_stdio
 from ringfence_cli.serve.workspaces import ServedWorkspace
@@ -103,6 +104,26 @@ def collecting(receipts: list[Receipt]) -> Callable[[Session], None]:
     return lambda session: session.dispatcher.subscribe(Receipt, receipts.append)
 
 
+@dataclass
+class Opened:
+    """A workspace that is open already."""
+
+    workspace: ServedWorkspace
+    observe: Callable[[Session], None]
+
+    def list_tools(self, *, shared: bool) -> Iterable[Tool[Any, Any]]:
+        client = SessionOfClient(self.workspace, lambda session: None, shared=shared)
+        client.close()
+        return client.tools.values()
+
+    def open(self, cancellation: Cancellation) -> ServedWorkspace:
+        return self.workspace
+
+
+def server_of(workspace: ServedWorkspace, observe: Callable[[Session], None]) -> WorkspaceServer:
+    return WorkspaceServer(workspace.directory, lambda: Opened(workspace, observe))
+
+
 @contextmanager
 def in_background(server: WorkspaceServer, serve: Callable[[], Awaitable[None]]) -> Iterator[Callable[[], bool]]:
     """Run a transport on a thread, until the end of the block. Yield whether it ends by itself, which is waited for."""
@@ -163,7 +184,7 @@ class PipeServer:
 @contextmanager
 def pipe_server(workspace: ServedWorkspace) -> Iterator[PipeServer]:
     receipts: list[Receipt] = []
-    server = WorkspaceServer(workspace, collecting(receipts))
+    server = server_of(workspace, collecting(receipts))
     (source, to_server), (from_server, target) = os.pipe(), os.pipe()
     with open(to_server, "wb") as writing, open(from_server, "rb") as reading:
 
@@ -263,7 +284,7 @@ def http_server(
 ) -> Iterator[HttpServer]:
     listening = listen(host, 0)
     http_server = HttpServer(listening.getsockname()[1], host)
-    server = WorkspaceServer(workspace, collecting(http_server.receipts))
+    server = server_of(workspace, collecting(http_server.receipts))
 
     async def serve() -> None:
         await serve_http(server.protocol(), listening, TOKEN, names, **limits)

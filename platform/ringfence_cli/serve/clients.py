@@ -16,7 +16,6 @@ from typing import Any, Protocol, cast
 
 from mcp.server.context import ServerRequestContext
 from mcp_types import CallToolResult, TextContent
-from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 
 from ringfence import serde
 from ringfence.adapters.tool_executor import ToolCallResult, ToolExecutor
@@ -31,12 +30,9 @@ from ringfence.runtime.session import Session
 from ringfence.runtime.tool_result import bounded
 from ringfence_cli.serve.answers import SHOWN_BY_OTHERS
 from ringfence_cli.serve.descriptions import ITEMS, MESSAGE, is_structured
+from ringfence_cli.serve.identity import identity_of, label_of
 from ringfence_cli.serve.workspaces import ServedWorkspace
 
-CLIENT_HEADER = "ringfence-client"
-"""Labels a client, in the place of its name and version. It is no identity."""
-MAX_LABEL_CHARACTERS = 100
-SESSION_HEADER = "mcp-session-id"
 MAX_CLIENTS = 64
 MAX_ITEMS = 32
 """Events and values of one type that a session keeps, since a server may run for months. The newest half stays when
@@ -55,8 +51,6 @@ class Client:
         observe(self.session)
         sections = list(workspace.sections(self.session, shared))
         prompt = Prompt(PromptTemplate(ns="ringfence", key="serve", sections=sections, policies=workspace.policies))
-        self.calls = 0
-        """The number of calls that run or wait."""
         self._resources = ExitStack()
         self._resources.enter_context(prompt.resources)
         self._executor = ToolExecutor(prompt=prompt, session=self.session)
@@ -107,46 +101,23 @@ class Clients:
         self._clients: OrderedDict[str, Client] = OrderedDict()
 
     def of(self, context: ServerRequestContext[Any, Any]) -> Client:
-        """Return the client of a request. A client that was evicted starts anew."""
-        identity, label = _identity(context), _label(context)
+        """Return the client of a request, whose turn it is: no other client has a call that runs. A client that was
+        evicted starts anew.
+        """
+        identity, label = identity_of(context), label_of(context)
         key = identity if identity is not None else f"label {label}"
         client = self._clients.get(key)
         if client is None:
             client = self._make_client(label, shared=identity is None)
             if len(self._clients) >= MAX_CLIENTS:
-                self._evict_one()
+                self._clients.popitem(last=False)[1].close()
             self._clients[key] = client
         self._clients.move_to_end(key)
         return client
 
-    def _evict_one(self) -> None:
-        """Close the least recently used client that has no call."""
-        idle = next((key for key, client in self._clients.items() if not client.calls), None)
-        if idle is not None:
-            self._clients.pop(idle).close()
-
     def close(self) -> None:
         for client in self._clients.values():
             client.close()
-
-
-def _identity(context: ServerRequestContext[Any, Any]) -> str | None:
-    """What only one client can have: the process on stdio, or a session that the transport has checked."""
-    if context.request is None:
-        return "process"
-    session: str | None = context.request.headers.get(SESSION_HEADER)
-    if session is None or context.protocol_version not in HANDSHAKE_PROTOCOL_VERSIONS:
-        return None
-    return f"session {session}"
-
-
-def _label(context: ServerRequestContext[Any, Any]) -> str:
-    """What a client calls itself, for people."""
-    named: str | None = context.request.headers.get(CLIENT_HEADER) if context.request is not None else None
-    params = context.session.client_params
-    if named is None and params is not None:
-        named = f"{params.client_info.name} {params.client_info.version}"
-    return (named or "")[:MAX_LABEL_CHARACTERS]
 
 
 def tool_result(call: ToolCallResult, tool: Tool[Any, Any] | None, max_answer: int) -> CallToolResult:

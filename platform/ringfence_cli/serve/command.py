@@ -1,9 +1,8 @@
-"""The command ``ringfence serve``: open the workspace, run the server, and stop it at a signal."""
+"""The command ``ringfence serve``: run the server, and stop it at a signal."""
 
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
@@ -11,29 +10,20 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import anyio
 import click
 
-from ringfence.errors import PromptValidationError, SandboxUnavailableError
 from ringfence.failures import describe_error
-from ringfence.runtime.receipts import Receipt
-from ringfence.runtime.session import Session
-from ringfence_cli.options import UNAVAILABLE, NotStartedError
-from ringfence_cli.outputs import ErrorStream, refuse_way_out
-from ringfence_cli.own_sections import reserve_stdout, sections_of
-from ringfence_cli.policies import policies_of, unfit
-from ringfence_cli.receipts_file import ReceiptsFile
+from ringfence_cli.options import INTERRUPTED
 from ringfence_cli.serve import transports
 from ringfence_cli.serve.server import WorkspaceServer
-from ringfence_cli.serve.workspaces import ServedWorkspace, open_workspace
 from ringfence_cli.signals import Signals
-from ringfence_cli.telemetry import telemetry_of
-from ringfence_cli.workspace import recovered_before_copy
-from ringfence_sandbox import StateDirectoryError, describe_moved_root
-from ringfence_tools.agent_run import EXIT_CODES
-from ringfence_tools.printable import printable, why
-from ringfence_tools.run_workspace import Place, protect_path
+
+if TYPE_CHECKING:
+    from ringfence_cli.serve.opening import LazyWorkspace
+    from ringfence_tools.place import Place
 
 TOKEN_VARIABLE = "RINGFENCE_MCP_TOKEN"  # noqa: S105  # its name
 MIN_TOKEN_CHARACTERS = 16
@@ -55,11 +45,10 @@ class ServeOptions:
     sections: Sequence[str] = ()
     max_answer: int | None = None
 
-
-class UnavailableError(click.ClickException):
-    """Commands cannot be run here."""
-
-    exit_code = UNAVAILABLE
+    @property
+    def has_person(self) -> bool:
+        """Whether a person has started the server, and not a client."""
+        return self.http is not None or os.isatty(0)
 
 
 def serve(options: ServeOptions, signals: Signals) -> int:
@@ -67,72 +56,44 @@ def serve(options: ServeOptions, signals: Signals) -> int:
     with ExitStack() as stack:
         try:
             with signals.let_through():
-                server, transport = _start(options, stack)
-        except PromptValidationError as error:
-            refusal = unfit(error, options.directory, options.place.workspace)
-        except StateDirectoryError as error:
-            refusal = NotStartedError.of(error)
-        except SandboxUnavailableError as error:
-            refusal = UnavailableError(str(error))
-        except click.ClickException as error:
-            refusal = error
+                transport, hints = _transport(options, stack)
+                server = _start(options, stack)
         except KeyboardInterrupt:
-            ErrorStream().say("ringfence: interrupted: nothing was changed")
-            return EXIT_CODES["interrupted"]
-        else:
-            gc.freeze()  # so that no collection during a call traverses what is loaded now
-            gc.enable()
+            _say("ringfence: interrupted: nothing was changed")
+            return INTERRUPTED
+        for line in hints:
+            _say(line)
+        try:
             anyio.run(_run_until_signal, partial(transport, server), signals, server.stop)
-            return EXIT_CODES["interrupted"] if signals.arrived else 0
-    if options.http is None and not os.isatty(0):
-        reason = printable(f"ringfence: {refusal.format_message()}")
-        with transports.reserve_streams() as (source, target):
-            anyio.run(_run_until_signal, partial(transports.refuse_stdio, reason, source, target), signals)
-    raise refusal
+        finally:
+            server.wait()
+        return INTERRUPTED if signals.arrived else 0
 
 
-def _start(options: ServeOptions, stack: ExitStack) -> tuple[WorkspaceServer, Serve]:
-    """Open everything and tell a person about it. ``stack`` closes it."""
-    errors = ErrorStream()
-    telemetry = telemetry_of(errors, stack)
-    transport, hints = _transport(options, stack)
-    copied = options.place.workspace == "memory"
-    if (moved := describe_moved_root(options.directory, copied=copied)) is not None:
-        errors.say(f"ringfence: {moved}")
-    for line in recovered_before_copy(options.directory) if copied else ():
-        errors.say(line)
-    policies = policies_of(options.directory, options.policies)
-    with reserve_stdout(options.sections):
-        extra_sections = sections_of(options.sections, options.directory)
-    workspace = open_workspace(
-        options.place,
-        options.directory,
-        read_only=options.read_only,
-        policies=policies,
-        extra_sections=extra_sections,
-    )
-    stack.callback(workspace.close)
-    receipts = _open_receipts(options.receipts, workspace, stack)
+def _start(options: ServeOptions, stack: ExitStack) -> WorkspaceServer:
+    """Make the server. If a person has started it, open the workspace. ``stack`` closes it."""
+    telemetry = None
+    if any(name.startswith("OTEL_") for name in os.environ):  # before the SDK has a first span
+        from ringfence_cli.outputs import ErrorStream
+        from ringfence_cli.telemetry import telemetry_of
 
-    def observe(session: Session) -> None:
-        if telemetry is not None:  # its spans are inside those of the SDK
-            telemetry.observe(session)
-        if receipts is not None:
-            session.dispatcher.subscribe(Receipt, partial(_write_receipt, receipts, errors))
+        telemetry = telemetry_of(ErrorStream(), stack)
 
-    try:
-        with reserve_stdout(extra_sections):
-            server = WorkspaceServer(workspace, observe, max_answer=options.max_answer)
-    except (click.ClickException, PromptValidationError):
-        raise
-    except Exception as error:
-        if not extra_sections:
-            raise
-        raise NotStartedError(f"--section: no client could begin with it: {describe_error(error)}") from error
-    stack.callback(server.wait)
-    for line in (*workspace.notes, *hints):
-        errors.say(line)
-    return server, transport
+    def load() -> LazyWorkspace:
+        from ringfence_cli.serve.opening import LazyWorkspace
+
+        return stack.enter_context(closing(LazyWorkspace(options, telemetry)))
+
+    server = WorkspaceServer(options.directory, load, max_answer=options.max_answer)
+    if options.has_person:
+        server.open()
+    return server
+
+
+def _say(text: str) -> None:
+    from ringfence_cli.outputs import ErrorStream
+
+    ErrorStream().say(text)
 
 
 async def _run_until_signal(
@@ -151,7 +112,11 @@ async def _run_until_signal(
 
 async def _over_stdio(server: WorkspaceServer) -> None:
     with transports.reserve_streams() as (source, target):
-        await transports.serve_stdio(server.protocol(), source, target)
+        async with anyio.create_task_group() as group:
+            group.start_soon(server.open_early)
+            await transports.serve_stdio(server.protocol(), source, target)
+            server.stop()
+            group.cancel_scope.cancel()
 
 
 def _transport(options: ServeOptions, stack: ExitStack) -> tuple[Serve, Sequence[str]]:
@@ -197,26 +162,3 @@ def _token() -> tuple[str, str]:
             f"{TOKEN_VARIABLE} has to be {MIN_TOKEN_CHARACTERS} or more printable ASCII characters without blanks"
         )
     return token, f"${TOKEN_VARIABLE}"
-
-
-def _open_receipts(path: Path | None, workspace: ServedWorkspace, stack: ExitStack) -> ReceiptsFile | None:
-    """Open the file, and complete it with the receipts that a crash prevented."""
-    if path is None:
-        return None
-    try:
-        refuse_way_out(path, workspace.directory)
-        receipts = stack.enter_context(closing(ReceiptsFile(path)))
-    except OSError as error:
-        raise click.UsageError(f"{str(path)!r} cannot be written: {why(error)}") from None
-    opened = workspace.opened
-    if opened is not None and opened.history is not None:
-        protect_path(opened, path, "the receipts of this server come there")
-        receipts.complete(opened.history)
-    return receipts
-
-
-def _write_receipt(receipts: ReceiptsFile, errors: ErrorStream, receipt: Receipt) -> None:
-    try:
-        receipts.call(receipt, None, "")
-    except OSError as error:
-        errors.say(f"ringfence: the receipt of {receipt.tool} could not be written: {describe_error(error)}")

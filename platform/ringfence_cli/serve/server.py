@@ -1,4 +1,7 @@
-"""The MCP server of a workspace: its tools, its resources, and the queue of calls to them."""
+"""The MCP server of a workspace: its tools, its resources, and the queue of calls to them.
+
+A client waits for the first answer, which needs little of what the tools need. That is imported when it is needed.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,20 @@ import base64
 import mimetypes
 import os
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager
-from functools import partial
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
+from functools import cached_property, partial
 from importlib.metadata import version
 from itertools import islice
 from operator import attrgetter
+from pathlib import Path
 from time import monotonic
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 from urllib.parse import quote, unquote_to_bytes
 
 import anyio
+import click
 import mcp_types as types
 from anyio import to_thread
 from mcp.server.context import ServerRequestContext
@@ -25,14 +31,16 @@ from mcp.shared.exceptions import MCPError
 
 from ringfence.failures import describe_error
 from ringfence.filesystem.paths import escape_path
-from ringfence.filesystem.protocol import FileEntry, Filesystem
-from ringfence.prompt.tool import Tool
-from ringfence.runtime.limits import Cancellation
 from ringfence_cli.serve.answers import client_name, shown_characters
-from ringfence_cli.serve.clients import Client, Clients, Observe, error_result
-from ringfence_cli.serve.descriptions import describe_tool, with_hints
-from ringfence_cli.serve.workspaces import ServedWorkspace
-from ringfence_tools.run_workspace import is_git_data
+from ringfence_cli.serve.identity import identity_of
+
+if TYPE_CHECKING:
+    from ringfence.filesystem.protocol import FileEntry, Filesystem
+    from ringfence.prompt.tool import Tool
+    from ringfence.runtime.limits import Cancellation
+    from ringfence.runtime.session import Session
+    from ringfence_cli.serve.clients import Clients
+    from ringfence_cli.serve.workspaces import ServedWorkspace
 
 QUEUE_SECONDS = 60.0
 """How long a call waits for the calls before it."""
@@ -53,40 +61,63 @@ TEMPLATE = types.ResourceTemplate(
     uri_template=f"{SCHEME}{{+path}}", name="file", description="A file of the workspace, by its path from the root."
 )
 
-Context = ServerRequestContext[Clients, Any]
+NOT_OPEN = "{reason}\nNothing was changed. The next call tries again to open the workspace."
+
+Context: TypeAlias = "ServerRequestContext[Connected, Any]"
 Page = types.PaginatedRequestParams | None
 ResultT = TypeVar("ResultT")
+
+
+class Openable(Protocol):
+    """A workspace that is opened when it is needed. Its methods raise click.ClickException: it cannot be opened."""
+
+    def list_tools(self, *, shared: bool) -> Iterable[Tool[Any, Any]]:
+        """Return the tools that clients will have, without opening it; ``shared`` for clients without an identity."""
+        ...
+
+    def open(self, cancellation: Cancellation) -> ServedWorkspace:
+        """Open it, unless it is open."""
+        ...
+
+    def observe(self, session: Session, /) -> None:
+        """Subscribe to the events of a client's session, which are published on the threads of its calls."""
+        ...
+
+
+@dataclass(slots=True)
+class Connected:
+    """The clients of one run of a transport, after the first call."""
+
+    clients: Clients | None = None
 
 
 class WorkspaceServer:
     """Serve one workspace to any number of clients.
 
     Calls run on a thread, one at a time, in the order of their arrival. A call is rolled back when its client cancels
-    it or disconnects.
+    it or disconnects. While the workspace cannot be opened, each call says why and tries again.
     """
 
-    def __init__(self, workspace: ServedWorkspace, observe: Observe, *, max_answer: int | None = None) -> None:
-        """``max_answer`` is the most characters of an answer; None is what a client is known to show.
-
-        Raise what the sections of the workspace raise, for instance PromptValidationError."""
-        self._workspace = workspace
+    def __init__(self, directory: Path, load: Callable[[], Openable], *, max_answer: int | None = None) -> None:
+        """``max_answer`` is the most characters of an answer; None is what a client is known to show."""
+        self._directory = directory
+        self._load = load
         self._max_answer = max_answer
-        self._make_client = partial(Client, workspace, observe)
-        self._tools = self._make_tools(shared=False)
-        self._descriptions: dict[bool, Mapping[str, types.Tool]] = {}
-        """By whether the clients that have these tools share a session."""
         self._turn = anyio.Lock()
         self._working = threading.Lock()
         self._running: set[Cancellation] = set()
         self._stopped = False
+        self._tools: dict[bool, Mapping[str, types.Tool]] = {}
+        """By whether the clients that have these tools share a session."""
+        self._listed = anyio.Event()
 
-    def protocol(self) -> Server[Clients]:
+    def protocol(self) -> Server[Connected]:
         """The server object of the SDK, for any transport."""
         return Server(
             "ringfence",
             version=version("ringfence"),
-            instructions=INSTRUCTIONS.format(directory=escape_path(os.path.realpath(self._workspace.directory))),
-            lifespan=self._clients,
+            instructions=INSTRUCTIONS.format(directory=escape_path(os.path.realpath(self._directory))),
+            lifespan=self._connected,
             get_tool_input_schema=self._schema,
             on_list_tools=self._list_tools,
             on_call_tool=self._call_tool,
@@ -98,7 +129,7 @@ class WorkspaceServer:
     def stop(self) -> None:
         """Cancel the running calls, so that they roll back, and every later call."""
         self._stopped = True
-        for cancellation in self._running:
+        for cancellation in tuple(self._running):
             cancellation.cancel()
 
     def wait(self) -> None:
@@ -106,68 +137,109 @@ class WorkspaceServer:
         with self._working:
             pass
 
+    def open(self) -> None:
+        """Open the workspace now. Raise click.ClickException: it cannot be opened."""
+        self._list(shared=False)
+        self._filesystem()
+
+    async def open_early(self) -> None:
+        """Open the workspace as soon as a client has the tools, since its first call may be long in coming."""
+        await self._listed.wait()
+        with suppress(Exception):  # the first call says it
+            await self._run_in_turn(self._filesystem)
+
     @asynccontextmanager
-    async def _clients(self, _: Server[Clients]) -> AsyncGenerator[Clients]:
-        clients = Clients(self._make_client)
+    async def _connected(self, _: Server[Connected]) -> AsyncGenerator[Connected]:
+        connected = Connected()
         try:
-            yield clients
+            yield connected
         finally:
-            clients.close()
+            if connected.clients is not None:
+                connected.clients.close()
 
-    def _make_tools(self, *, shared: bool) -> Mapping[str, Tool[Any, Any]]:
-        client = self._make_client(shared=shared)
-        client.close()
-        return client.tools
+    @cached_property
+    def _workspace(self) -> Openable:
+        return self._load()
 
-    def _describe(self, shared: bool) -> Mapping[str, types.Tool]:
-        if shared not in self._descriptions:
-            tools = self._make_tools(shared=True) if shared else self._tools
-            self._descriptions[shared] = {name: describe_tool(tool) for name, tool in tools.items()}
-        return self._descriptions[shared]
+    def _list(self, *, shared: bool) -> None:
+        from ringfence_cli.serve.descriptions import describe_tool
+
+        if shared not in self._tools:
+            tools = self._workspace.list_tools(shared=shared)
+            self._tools[shared] = {tool.name: describe_tool(tool) for tool in tools}
 
     def _schema(self, name: str) -> Mapping[str, Any] | None:
         """The transport asks for it where clients have no sessions."""
-        description = self._describe(True).get(name)
+        description = self._tools.get(True, {}).get(name)
         return description.input_schema if description is not None else None
 
     def _answer_limit(self, name: str) -> int:
         return self._max_answer or shown_characters(name)
 
     async def _list_tools(self, context: Context, params: Page) -> types.ListToolsResult:
+        shared = identity_of(context) is None
+        if shared not in self._tools:
+            await self._run_in_turn(partial(self._list, shared=shared))
+        self._listed.set()
+        from ringfence_cli.serve.descriptions import with_hints
+
         name = client_name(context)
-        tools = self._describe(context.lifespan_context.of(context).shared).values()
-        return types.ListToolsResult(tools=with_hints(tools, name, self._answer_limit(name)))
+        return types.ListToolsResult(tools=with_hints(self._tools[shared].values(), name, self._answer_limit(name)))
 
     async def _call_tool(self, context: Context, params: types.CallToolRequestParams) -> types.CallToolResult:
-        client = context.lifespan_context.of(context)
-        limit = self._answer_limit(client_name(context))
-        cancellation = Cancellation()
-        self._running.add(cancellation)
-        client.calls += 1
-        if self._stopped:
-            cancellation.cancel()
-        try:
+        with self._cancellation() as cancellation:
             async with anyio.create_task_group() as group:
                 group.start_soon(_report_progress, params.name, cancellation, context)
                 if context.request is not None:
                     group.start_soon(_cancel_on_disconnect, context.request.receive, cancellation)
-                result = await self._run_in_turn(
-                    partial(client.call, params.name, params.arguments, cancellation, limit)
-                )
+                result = await self._answer(context, params, cancellation)
                 group.cancel_scope.cancel()
-                return result
-        except* MCPError:
-            pass
+            return result  # pyright: ignore[reportPossiblyUnboundVariable]  # the group swallows no error
+
+    async def _answer(
+        self, context: Context, params: types.CallToolRequestParams, cancellation: Cancellation
+    ) -> types.CallToolResult:
+        try:
+            return await self._run_in_turn(partial(self._call, context, params, cancellation))
+        except MCPError as error:  # a model reads results
+            from ringfence_cli.serve.clients import error_result
+
+            return error_result(error.error.message)
+
+    def _call(
+        self, context: Context, params: types.CallToolRequestParams, cancellation: Cancellation
+    ) -> types.CallToolResult:
+        from ringfence_cli.serve.clients import Client, Clients
+
+        workspace, connected = self._workspace.open(cancellation), context.lifespan_context
+        if connected.clients is None:
+            connected.clients = Clients(partial(Client, workspace, self._workspace.observe))
+        limit = self._answer_limit(client_name(context))
+        return connected.clients.of(context).call(params.name, params.arguments, cancellation, limit)
+
+    def _filesystem(self) -> Filesystem:
+        with self._cancellation() as cancellation:
+            return self._workspace.open(cancellation).filesystem
+
+    @contextmanager
+    def _cancellation(self) -> Generator[Cancellation]:
+        """Yield the cancellation of what the block does. `stop` cancels it."""
+        from ringfence.runtime.limits import Cancellation
+
+        cancellation = Cancellation()
+        self._running.add(cancellation)
+        if self._stopped:
+            cancellation.cancel()
+        try:
+            yield cancellation
         finally:
-            client.calls -= 1
             self._running.discard(cancellation)
-        return error_result(BUSY)
 
     # Resources are read between two calls. During a call the files hold changes that may be rolled back.
 
     async def _list_resources(self, context: Context, params: Page) -> types.ListResourcesResult:
         cursor = params.cursor if params is not None else None
-        return await self._run_in_turn(partial(list_resources, self._workspace.filesystem, cursor))
+        return await self._run_in_turn(lambda: list_resources(self._filesystem(), cursor))
 
     async def _list_templates(self, context: Context, params: Page) -> types.ListResourceTemplatesResult:
         return types.ListResourceTemplatesResult(resource_templates=[TEMPLATE])
@@ -175,10 +247,11 @@ class WorkspaceServer:
     async def _read_resource(
         self, context: Context, params: types.ReadResourceRequestParams
     ) -> types.ReadResourceResult:
-        return await self._run_in_turn(partial(read_resource, self._workspace.filesystem, str(params.uri)))
+        return await self._run_in_turn(lambda: read_resource(self._filesystem(), str(params.uri)))
 
     async def _run_in_turn(self, work: Callable[[], ResultT]) -> ResultT:
-        """Run ``work`` on a thread after the calls before it. Raise MCPError if those take too long.
+        """Run ``work`` on a thread after the calls before it. Raise MCPError if those take too long, or if the
+        workspace cannot be opened.
 
         A cancellation still waits for the thread, because nothing can interrupt a thread.
         """
@@ -189,6 +262,9 @@ class WorkspaceServer:
             raise MCPError(code=types.INTERNAL_ERROR, message=BUSY) from None
         try:
             return await to_thread.run_sync(self._work, work)
+        except click.ClickException as error:
+            message = NOT_OPEN.format(reason=error.format_message())
+            raise MCPError(code=types.INTERNAL_ERROR, message=message) from error
         finally:
             self._turn.release()
 
@@ -273,6 +349,8 @@ def iterate_files(filesystem: Filesystem, after: str) -> Iterator[FileEntry]:
 
     Directories whose files are all before `after` are not listed.
     """
+    from ringfence_tools.run_workspace import is_git_data
+
     pending: list[tuple[FileEntry | None, list[str]]] = [(None, after.split("/"))]
     while pending:
         entry, (first, *rest) = pending.pop()

@@ -28,13 +28,13 @@ from mcp.shared.exceptions import MCPError
 from mcp.shared.message import SessionMessage
 from pydantic import ValidationError
 
-from ringfence_cli.serve.clients import Clients
-
 if TYPE_CHECKING:
     import asyncio
 
     import uvicorn
     from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    from ringfence_cli.serve.server import Connected
 
 MAX_LINE_BYTES = 16 << 20
 CHUNK_BYTES = 1 << 16
@@ -44,8 +44,6 @@ MAX_UNREAD = 100
 """Messages that wait for a client to read them. Further refusals of invalid messages are dropped."""
 DRAIN_SECONDS = 5.0
 """The time a client has to read the last results."""
-REFUSAL_SECONDS = 5.0
-"""The time a refused client has to send its requests and disconnect."""
 
 PATH = "/mcp"
 GRACE_SECONDS = 1
@@ -81,19 +79,10 @@ def reserve_streams() -> Generator[tuple[int, int]]:
         os.close(target)
 
 
-async def serve_stdio(server: Server[Clients], source: int, target: int) -> None:
+async def serve_stdio(server: Server[Connected], source: int, target: int) -> None:
     """Serve one client over two descriptors, until it closes the first or no longer reads the second."""
     async with _messages(source, target) as (read, write):
         await server.run(read, write, server.create_initialization_options())
-
-
-async def refuse_stdio(reason: str, source: int, target: int) -> None:
-    """Answer every request with the reason of the refusal, since few clients show standard error."""
-    with anyio.move_on_after(REFUSAL_SECONDS):
-        async with _messages(source, target) as (read, write), read, write:
-            async for item in read:
-                if isinstance(item, SessionMessage) and isinstance(item.message, types.JSONRPCRequest):
-                    _refuse(write, types.ErrorData(code=types.INTERNAL_ERROR, message=reason), item.message.id)
 
 
 @asynccontextmanager
@@ -234,7 +223,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 async def serve_http(
-    server: Server[Clients],
+    server: Server[Connected],
     listening: socket.socket,
     token: str,
     hosts: Sequence[str],

@@ -10,10 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ringfence.filesystem.memory import InMemoryFilesystem
 from ringfence.filesystem.protocol import Filesystem
 from ringfence.prompt.policy import BasePolicy, Policy, PolicyDecision
 from ringfence.prompt.section import Section
 from ringfence.prompt.tool import Tool, ToolContext
+from ringfence.runtime.limits import Cancellation
 from ringfence.runtime.session import Session
 from ringfence_cli.history import recovery
 from ringfence_cli.outputs import left_out_lines
@@ -21,7 +23,8 @@ from ringfence_cli.workspace import in_memory, on_disk
 from ringfence_sandbox import HostFilesystem, Workspace, unfinished_calls
 from ringfence_tools.agent_run import MakeSection
 from ringfence_tools.history import HistoryToolsSection
-from ringfence_tools.run_workspace import Place, ProtectedPathsPolicy, RunWorkspace
+from ringfence_tools.place import Place
+from ringfence_tools.run_workspace import ProtectedPathsPolicy, RunWorkspace
 from ringfence_tools.sections import VfsToolsSection
 
 
@@ -50,16 +53,20 @@ def open_workspace(
     read_only: bool,
     policies: Sequence[Policy] = (),
     extra_sections: Sequence[MakeSection] = (),
+    cancellation: Cancellation | None = None,
 ) -> ServedWorkspace:
     """Open the files on disk, a copy of them in memory, or a read-only view. ``policies`` are those of the owner.
 
     Raises:
+        CallCancelledError: ``cancellation`` was cancelled while the tree was recorded.
         click.ClickException: the workspace cannot be opened.
         SandboxUnavailableError: commands cannot be run.
     """
     if read_only and place.workspace != "memory":
         return _open_view(directory, extra_sections, without_commands=place.workspace == "podman")
-    workspace = in_memory(directory) if place.workspace == "memory" else on_disk(directory, place)
+    workspace = (
+        in_memory(directory) if place.workspace == "memory" else on_disk(directory, place, cancellation=cancellation)
+    )
     notes = list(left_out_lines(workspace.left_out))
     history = workspace.history
     if history is None:
@@ -78,6 +85,35 @@ def open_workspace(
     return ServedWorkspace(
         directory, workspace.filesystem, sections, all_policies, workspace.close, read_only, notes, workspace
     )
+
+
+def preview_workspace(
+    place: Place, directory: Path, *, read_only: bool, extra_sections: Sequence[MakeSection] = ()
+) -> ServedWorkspace:
+    """Make a workspace that has the tools of an open one, and no files.
+
+    Raises:
+        OSError: with commands, the directory cannot be read.
+    """
+    filesystem = InMemoryFilesystem()
+
+    def sections(session: Session, shared: bool) -> Iterable[Section[Any]]:
+        expects = shared and (place.workspace == "memory" or not read_only)  # as an open workspace does
+        if place.workspace == "podman" and not read_only:
+            from ringfence_sandbox import PodmanSandbox
+            from ringfence_tools.shell import PodmanSandboxSection
+
+            view = HostFilesystem(directory, read_only=True)
+            sandbox = PodmanSandbox(directory, filesystem=view)
+            yield PodmanSandboxSection(session=session, sandbox=sandbox, shared_session=shared)
+        else:
+            yield VfsToolsSection(session=session, filesystem=filesystem, shared_session=expects)
+        if place.workspace != "memory":
+            history = partial(Workspace.open, directory, read_only=True)
+            yield HistoryToolsSection(session=session, workspace=history, read_only=read_only, shared_session=expects)
+        yield from (make(session) for make in extra_sections)
+
+    return ServedWorkspace(directory, filesystem, sections, (), lambda: None, read_only)
 
 
 def _open_view(directory: Path, extra_sections: Sequence[MakeSection], *, without_commands: bool) -> ServedWorkspace:

@@ -1,0 +1,49 @@
+"""Where the agent of a run works, as it was asked for."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from ringfence_sandbox import Network, SandboxLimits
+
+WorkspaceKind: TypeAlias = Literal["memory", "disk", "podman"]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a run works, and with which container. None is what was not said."""
+
+    workspace: WorkspaceKind | None = None
+    image: str | None = None
+    network: Network | None = None
+    keep_environment: bool = False
+    memory_bytes: int | None = None
+    cpus: float | None = None
+    command_seconds: float | None = None
+    """The most that a command may take."""
+
+    @property
+    def options(self) -> dict[str, str]:
+        """What was said of the container, by option."""
+        given = {
+            "--image": shlex.quote(self.image) if self.image else None,
+            "--network": self.network,
+            "--keep-environment": "" if self.keep_environment else None,
+            "--memory": f"{self.memory_bytes >> 20}m" if self.memory_bytes else None,
+            "--cpus": f"{self.cpus:g}" if self.cpus else None,
+            "--command-timeout": f"{self.command_seconds:.9g}s" if self.command_seconds else None,
+        }
+        return {option: value for option, value in given.items() if value is not None}
+
+    def describe(self) -> str:
+        """A place with commands, as options of the command line."""
+        return " ".join(["--workspace podman", *(f"{one} {value}".strip() for one, value in self.options.items())])
+
+    def limits(self) -> SandboxLimits:
+        """Those of the container."""
+        usual = SandboxLimits()
+        memory = self.memory_bytes or usual.memory_bytes
+        tmp = min(usual.tmp_bytes, memory // 2)
+        return SandboxLimits(memory_bytes=memory, tmp_bytes=tmp, cpus=self.cpus or usual.cpus)

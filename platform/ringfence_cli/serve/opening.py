@@ -1,0 +1,193 @@
+"""Opening the workspace of a server when a client first needs it."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Generator, Iterable
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ringfence.errors import CallCancelledError, PromptValidationError, SandboxUnavailableError
+from ringfence.failures import describe_error
+from ringfence.prompt.tool import Tool
+from ringfence.runtime.limits import Cancellation
+from ringfence.runtime.receipts import Receipt
+from ringfence.runtime.session import Session
+from ringfence_cli.options import UNAVAILABLE, BusyError, NotStartedError
+from ringfence_cli.outputs import ErrorStream, refuse_way_out
+from ringfence_cli.own_sections import reserve_stdout, sections_of
+from ringfence_cli.policies import policies_of, unfit
+from ringfence_cli.receipts_file import ReceiptsFile
+from ringfence_cli.serve.clients import Client
+from ringfence_cli.serve.command import ServeOptions
+from ringfence_cli.serve.workspaces import ServedWorkspace, open_workspace, preview_workspace
+from ringfence_cli.workspace import recovered_before_copy
+from ringfence_sandbox import StateDirectoryError, describe_moved_root
+from ringfence_tools.agent_run import MakeSection
+from ringfence_tools.printable import why
+from ringfence_tools.run_workspace import protect_path
+
+if TYPE_CHECKING:
+    from ringfence.telemetry import Telemetry
+
+SHARING = "To share it, run one server with --http for all clients. To look only, serve with --read-only."
+
+
+REFUSALS = (
+    PromptValidationError,
+    SandboxUnavailableError,
+    CallCancelledError,
+    OSError,
+    click.ClickException,
+)
+
+
+class UnavailableError(click.ClickException):
+    """Commands cannot be run here."""
+
+    exit_code = UNAVAILABLE
+
+
+class LazyWorkspace:
+    """The workspace of a server's options, with what they say about its calls."""
+
+    def __init__(self, options: ServeOptions, telemetry: Telemetry | None) -> None:
+        self._options = options
+        self._telemetry = telemetry
+        self._errors = ErrorStream()
+        self._stack = ExitStack()
+        self._receipts: ReceiptsFile | None = None
+        self._workspace: ServedWorkspace | None = None
+        self._reason = ""
+        """Why it could not be opened the last time."""
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def list_tools(self, *, shared: bool) -> Iterable[Tool[Any, Any]]:
+        """Raise click.ClickException: the sections of the options cannot be used."""
+        with self._refusals():
+            sections = self._sections()
+            preview = preview_workspace(
+                self._options.place,
+                self._options.directory,
+                read_only=self._options.read_only,
+                extra_sections=sections,
+            )
+            return self._try_client(preview, sections, shared=shared)
+
+    def open(self, cancellation: Cancellation) -> ServedWorkspace:
+        """Open it, unless it is open, and tell a person about it.
+
+        Raises:
+            click.ClickException: it cannot be opened.
+        """
+        if self._workspace is None:
+            try:
+                with self._refusals(), ExitStack() as stack:
+                    self._workspace = self._open(cancellation, stack)
+                    self._stack.push(stack.pop_all())
+            finally:
+                gc.freeze()  # so that no collection during a call traverses what is loaded now
+                gc.enable()
+        return self._workspace
+
+    def observe(self, session: Session) -> None:
+        if self._telemetry is not None:  # its spans are inside those of the SDK
+            self._telemetry.observe(session)
+        if self._receipts is not None:
+            session.dispatcher.subscribe(Receipt, partial(_write_receipt, self._receipts, self._errors))
+
+    def _open(self, cancellation: Cancellation, stack: ExitStack) -> ServedWorkspace:
+        options, say = self._options, self._errors.say
+        copied = options.place.workspace == "memory"
+        if (moved := describe_moved_root(options.directory, copied=copied)) is not None:
+            say(f"ringfence: {moved}")
+        for line in recovered_before_copy(options.directory) if copied else ():
+            say(line)
+        policies, sections = policies_of(options.directory, options.policies), self._sections()
+        workspace = open_workspace(
+            options.place,
+            options.directory,
+            read_only=options.read_only,
+            policies=policies,
+            extra_sections=sections,
+            cancellation=cancellation,
+        )
+        stack.callback(workspace.close)
+        self._try_client(workspace, sections)
+        self._receipts = _open_receipts(options.receipts, workspace, stack)
+        for line in workspace.notes:
+            say(line)
+        return workspace
+
+    def _sections(self) -> tuple[MakeSection, ...]:
+        with reserve_stdout(self._options.sections):
+            return sections_of(self._options.sections, self._options.directory)
+
+    def _try_client(
+        self, workspace: ServedWorkspace, sections: tuple[MakeSection, ...], *, shared: bool = False
+    ) -> Iterable[Tool[Any, Any]]:
+        """Begin with a client and end it. Return its tools."""
+        try:
+            with reserve_stdout(sections):
+                client = Client(workspace, lambda session: None, shared=shared)
+                client.close()
+        except (click.ClickException, PromptValidationError):
+            raise
+        except Exception as error:
+            if not sections:
+                raise
+            raise NotStartedError(f"--section: no client could begin with it: {describe_error(error)}") from error
+        return client.tools.values()
+
+    @contextmanager
+    def _refusals(self) -> Generator[None]:
+        """Raise click.ClickException for all that keeps the workspace from being opened, and tell a person once."""
+        try:
+            yield
+        except REFUSALS as error:
+            refusal = self._refusal(error)
+            reason = refusal.format_message()
+            if reason != self._reason and not self._options.has_person:  # who sees how the command ends
+                self._errors.say(f"ringfence: {reason}")
+            self._reason = reason
+            raise refusal from error
+
+    def _refusal(self, error: Exception) -> click.ClickException:
+        if isinstance(error, PromptValidationError):
+            return unfit(error, self._options.directory, self._options.place.workspace)
+        if isinstance(error, StateDirectoryError):
+            return NotStartedError.of(error)
+        if isinstance(error, BusyError):
+            return BusyError(f"{error.message}. {SHARING}")
+        if isinstance(error, SandboxUnavailableError):
+            return UnavailableError(str(error))
+        return error if isinstance(error, click.ClickException) else NotStartedError(describe_error(error))
+
+
+def _open_receipts(path: Path | None, workspace: ServedWorkspace, stack: ExitStack) -> ReceiptsFile | None:
+    """Open the file, and complete it with the receipts that a crash prevented."""
+    if path is None:
+        return None
+    try:
+        refuse_way_out(path, workspace.directory)
+        receipts = stack.enter_context(closing(ReceiptsFile(path)))
+    except OSError as error:
+        raise click.UsageError(f"{str(path)!r} cannot be written: {why(error)}") from None
+    opened = workspace.opened
+    if opened is not None and opened.history is not None:
+        protect_path(opened, path, "the receipts of this server come there")
+        receipts.complete(opened.history)
+    return receipts
+
+
+def _write_receipt(receipts: ReceiptsFile, errors: ErrorStream, receipt: Receipt) -> None:
+    try:
+        receipts.call(receipt, None, "")
+    except OSError as error:
+        errors.say(f"ringfence: the receipt of {receipt.tool} could not be written: {describe_error(error)}")
