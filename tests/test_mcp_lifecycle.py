@@ -355,6 +355,20 @@ def test_an_option_that_cannot_be_used_is_in_each_answer_and_ends_the_server_of_
     assert reason in " ".join(ended.stderr.split())
 
 
+def test_files_of_a_call_under_another_state_directory_are_explained_in_the_first_answer(
+    root: Path, serve: Callable[..., Server]
+) -> None:
+    held = root / ".ringfence-hold-0123456789abcdef"
+    held.mkdir()
+    (held / "0").write_text("displaced")
+    server = serve(str(root))
+    said = server.text("ls")
+    assert held.name in said
+    assert "another RINGFENCE_STATE_DIR" in said
+    assert held.name not in server.text("ls")
+    assert (held / "0").read_text() == "displaced"
+
+
 def test_a_relative_state_directory_is_in_each_answer(root: Path, serve: Callable[..., Server]) -> None:
     server = serve(str(root), env={"RINGFENCE_STATE_DIR": "relative"})
     assert "RINGFENCE_STATE_DIR" in server.text("ls")

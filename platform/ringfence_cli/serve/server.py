@@ -173,9 +173,6 @@ class WorkspaceServer:
         description = self._tools.get(True, {}).get(name)
         return description.input_schema if description is not None else None
 
-    def _answer_limit(self, name: str) -> int:
-        return self._max_answer or shown_characters(name)
-
     async def _list_tools(self, context: Context, params: Page) -> types.ListToolsResult:
         shared = identity_of(context) is None
         if shared not in self._tools:
@@ -212,10 +209,14 @@ class WorkspaceServer:
         from ringfence_cli.serve.clients import Client, Clients
 
         workspace, connected = self._workspace.open(cancellation), context.lifespan_context
+        is_first = connected.clients is None
         if connected.clients is None:
             connected.clients = Clients(partial(Client, workspace, self._workspace.observe))
         limit = self._answer_limit(client_name(context))
-        return connected.clients.of(context).call(params.name, params.arguments, cancellation, limit)
+        result = connected.clients.of(context).call(params.name, params.arguments, cancellation, limit)
+        if is_first and workspace.recovered:  # few clients show standard error
+            result.content.insert(0, types.TextContent(type="text", text=workspace.recovered))
+        return result
 
     def _filesystem(self) -> Filesystem:
         with self._cancellation() as cancellation:

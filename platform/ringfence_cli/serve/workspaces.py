@@ -44,6 +44,8 @@ class ServedWorkspace:
     """Lines for a person when the server starts."""
     opened: RunWorkspace | None = None
     """The workspace behind it, unless this is a view of the files on disk."""
+    recovered: str = ""
+    """What opening did about a crash, for the first answer."""
 
 
 def open_workspace(
@@ -67,12 +69,13 @@ def open_workspace(
     workspace = (
         in_memory(directory) if place.workspace == "memory" else on_disk(directory, place, cancellation=cancellation)
     )
-    notes = list(left_out_lines(workspace.left_out))
+    notes, recovered = list(left_out_lines(workspace.left_out)), ""
     history = workspace.history
     if history is None:
         notes.append("it is a copy in memory, and ends with the server")
     elif history.recovered is not None:
-        notes.insert(0, recovery(history.recovered, directory))
+        recovered = recovery(history.recovered, directory)
+        notes.insert(0, recovered)
 
     def sections(session: Session, shared: bool) -> Iterable[Section[Any]]:
         yield workspace.section(session, shared_session=shared)
@@ -83,7 +86,7 @@ def open_workspace(
 
     all_policies = [ProtectedPathsPolicy(workspace), *([ReadOnlyPolicy()] if read_only else []), *policies]
     return ServedWorkspace(
-        directory, workspace.filesystem, sections, all_policies, workspace.close, read_only, notes, workspace
+        directory, workspace.filesystem, sections, all_policies, workspace.close, read_only, notes, workspace, recovered
     )
 
 

@@ -355,8 +355,9 @@ class Recovery:
                     os.utime(self._files.root, ns=(root.st_atime_ns, root.st_mtime_ns))
                 except OSError:
                     self._notes.append(
-                        f"{name} in the root has displaced files of a call that the journal does not know: "
-                        "take out what you miss, and remove it"
+                        f"{name} in the root has displaced files of a call that the journal does not know. If it ran "
+                        "with another RINGFENCE_STATE_DIR, `ringfence recover` with that one takes it back. Else take "
+                        "out what you miss, and remove it"
                     )
 
     def _mend_root_times(self) -> None:
