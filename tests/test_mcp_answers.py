@@ -24,7 +24,7 @@ from ringfence.runtime import Session
 from ringfence_cli.serve.workspaces import ServedWorkspace, open_workspace
 from ringfence_sandbox import HostFilesystem, PodmanSandbox
 from ringfence_tools import PodmanSandboxSection, VfsToolsSection
-from ringfence_tools.run_workspace import Place
+from ringfence_tools.place import Place
 
 pytestmark = pytest.mark.anyio
 MAX_TOOL_LIST = 6_000

@@ -14,10 +14,10 @@ from command_line import ringfence_text
 from mcp_servers import ERAS, LEGACY, MODERN, HttpServer, http_server, pipe_server
 from mcp_types import CallToolResult, TextContent
 
-from ringfence_cli.serve.clients import CLIENT_HEADER
+from ringfence_cli.serve.identity import CLIENT_HEADER
 from ringfence_cli.serve.workspaces import open_workspace
 from ringfence_sandbox import Workspace
-from ringfence_tools.run_workspace import Place
+from ringfence_tools.place import Place
 
 
 @pytest.fixture

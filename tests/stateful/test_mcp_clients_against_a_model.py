@@ -23,7 +23,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from mcp_servers import ERAS, MODERN, http_server
 
 from ringfence_cli.serve.workspaces import open_workspace
-from ringfence_tools.run_workspace import Place
+from ringfence_tools.place import Place
 
 Tree = Mapping[str, str]
 PATHS = ("a", "b", "d/a", "d/b")

@@ -173,6 +173,9 @@ class WorkspaceServer:
         description = self._tools.get(True, {}).get(name)
         return description.input_schema if description is not None else None
 
+    def _answer_limit(self, name: str) -> int:
+        return self._max_answer or shown_characters(name)
+
     async def _list_tools(self, context: Context, params: Page) -> types.ListToolsResult:
         shared = identity_of(context) is None
         if shared not in self._tools:
