@@ -65,7 +65,7 @@ __all__ = [
     "tool_schema",
 ]
 
-# Imported when asked for; the SDKs themselves only when an adapter is made.
+# The module of each name is imported at the first use of the name. An SDK is imported when its adapter is made.
 _LATER = {
     "AdapterOptions": "provider",
     "AnthropicAdapter": "anthropic",

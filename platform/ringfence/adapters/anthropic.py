@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     import anthropic
 
 MAX_TOKENS = 16_384
-"""Of one turn, by default; every model of the last years can write so much."""
+"""The default limit of tokens of one turn. All recent models allow as many."""
 PARAMS = {"max_tokens": "max_tokens", "temperature": "temperature", "top_p": "top_p", "stop": "stop_sequences"}
 DELTA_KEYS = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}
-"""Of the pieces of a stream, the key of the block that they continue."""
+"""Maps the type of a stream's delta to the key of the block whose value the delta continues."""
 INPUT_COUNTS = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
 
 
@@ -52,23 +52,24 @@ class AnthropicAdapter(SdkAdapter):
     ) -> None:
         """
         Args:
-            base_url: such as ``http://127.0.0.1:8080``, without a version; left out, ``ANTHROPIC_BASE_URL``.
-            api_key: left out, ``ANTHROPIC_API_KEY`` and whatever else the SDK knows; a server at ``base_url`` may need
-                none.
-            client: one that is yours, in place of the two. Its own retries are not used.
-            cache: let the provider remember the conversation so far, which makes the next turn cheaper.
-            options: as of `AdapterOptions`.
+            base_url: The server, such as ``http://127.0.0.1:8080``, without a version. The default is
+                ``ANTHROPIC_BASE_URL``.
+            api_key: The default is ``ANTHROPIC_API_KEY``, or another credential that the SDK finds. A server at
+                ``base_url`` may need no key.
+            client: A client of your own, instead of ``base_url`` and ``api_key``. Its retries are not used.
+            cache: Whether the provider caches the conversation, which makes the next turn cheaper.
+            options: See `AdapterOptions`.
 
         Raises:
-            ImportError: the SDK is not installed.
-            ValueError: no key, or parameters that do not go together.
+            ImportError: The SDK is not installed.
+            ValueError: There is no key, or two parameters exclude each other.
         """
         sdk: Any = package("anthropic", extra="anthropic")
         if client is not None and (base_url, api_key) != (None, None):
             raise ValueError("give a client, or a base_url and an api_key, not both")
         super().__init__(model, **options)
         sent: dict[str, Any] = {"max_tokens": MAX_TOKENS, **(params or ModelParams()).under(PARAMS, "Messages")}
-        # The SDK's method has no arguments for these.
+        # The SDK's method has no arguments for these two parameters.
         body = {name: sent.pop(name) for name in ("temperature", "top_p") if name in sent}
         sent["extra_body"] = body | sent.pop("extra_body", {})
         self._arguments = {**sent, "cache_control": {"type": "ephemeral"}} if cache else sent
@@ -85,11 +86,11 @@ class AnthropicAdapter(SdkAdapter):
 
 
 class MessagesApi(ProviderApi):
-    """Anthropic's Messages."""
+    """Anthropic's Messages API."""
 
     def arguments(self, request: Request, *, native_output: bool) -> dict[str, Any]:
         found: dict[str, Any] = {}
-        # Everything between two turns, such as the answers to the calls of one, is one message of the user.
+        # The API takes one user message between two turns: all answers to the calls of a turn go into it.
         messages: list[dict[str, Any]] = [{"role": "user", "content": [{"type": "text", "text": OPENING}]}]
         system: list[str] = []
         for message in request.messages:
@@ -127,11 +128,11 @@ class MessagesApi(ProviderApi):
         blocks, stopped = answer["content"], answer.get("stop_reason")
         if stopped is None:
             raise AnswerError("the answer broke off", CUT_OFF)
-        if stopped == "pause_turn":  # of a provider that runs tools of its own, which it was not offered
+        if stopped == "pause_turn":  # only for tools that the provider runs itself; the request offers none
             raise AnswerError("the provider paused its answer and did not end it", stopped)
         counts, usage = _counts(answer.get("usage")), None
         if counts:
-            inputs = sum(counts.get(name, 0) for name in INPUT_COUNTS)  # cached input is counted apart
+            inputs = sum(counts.get(name, 0) for name in INPUT_COUNTS)  # the API counts cached input separately
             usage = TokenUsage(inputs, counts.get("output_tokens"), counts.get("cache_read_input_tokens"))
         text = "".join(block["text"] for block in blocks if block["type"] == "text")
         if stopped == "refusal":
@@ -143,7 +144,7 @@ class MessagesApi(ProviderApi):
         return Turn(text, calls, usage, raw={"messages": blocks}, ended=ended)
 
     def turn_of_events(self, events: Iterable[Any], on_text: Callable[[str], None]) -> Turn:
-        """Put the pieces together to a whole answer."""
+        """Build the turn from the events of a stream."""
         blocks: dict[int, dict[str, Any]] = {}
         stopped: str | None = None
         usage: dict[str, Any] = {}
@@ -159,8 +160,8 @@ class MessagesApi(ProviderApi):
                 if (key := DELTA_KEYS.get(delta.type)) is not None:
                     block[key] = block.get(key, "") + getattr(delta, key)
                 elif delta.type == "input_json_delta":
-                    # The SDK's own parser makes ``{}`` of arguments that broke off; here they stay text. An object at
-                    # the beginning is all of them, where no text follows.
+                    # The SDK's parser turns truncated arguments into ``{}``; here they stay text. Some servers send
+                    # all arguments as an object at the start of the block, and no text after it.
                     before = block.get("input")
                     block["input"] = (before if isinstance(before, str) else "") + delta.partial_json
             elif event.type == "message_delta":
@@ -176,12 +177,12 @@ def _counts(usage: Any) -> dict[str, int]:
 
 
 def _blocks_to_send(turn: Turn) -> Iterable[dict[str, Any]]:
-    """The blocks as they came, thinking included; the calls in a form that is accepted."""
+    """Yield the blocks of a turn for the next request: the provider's own ones unchanged, and valid calls."""
     calls = iter(turn.tool_calls)
     rebuilt = [{"type": "text", "text": turn.text}, *({"type": "tool_use"} for _ in turn.tool_calls)]
     for block in raw_of(turn, "messages") or rebuilt:
         if block["type"] == "tool_use":
             call = next(calls)
             yield {**block, "id": call.call_id, "name": name_to_send(call), "input": arguments_to_send(call)}
-        elif block["type"] != "text" or block["text"].strip():  # an empty text is not accepted
+        elif block["type"] != "text" or block["text"].strip():  # the API rejects an empty text
             yield block

@@ -68,13 +68,13 @@ logger = logging.getLogger(__name__)
 OutputT = TypeVar("OutputT")
 
 MAX_TURNS = 200
-"""Turns of one evaluation; a model that goes in circles ends here."""
+"""The default limit of turns of one evaluation. It ends the evaluation of a model that goes in circles."""
 MAX_INVALID_ANSWERS = 2
-"""How often in a row a model is asked for another final answer, if the one it gave is none."""
+"""The number of consecutive requests for another final answer, after an answer that does not parse."""
 
 
 def tool_schema(tool: Tool[Any, Any], rendered: RenderedPrompt[Any]) -> ToolSchema:
-    """A tool as a model sees it: the schema of its params, with the descriptions that the rendering has."""
+    """The schema of a tool as the model sees it, with the descriptions of the rendered prompt."""
     parameters: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
     if tool.params_type is not None:
         parameters = serde.schema(tool.params_type, extra="forbid")
@@ -86,18 +86,21 @@ def tool_schema(tool: Tool[Any, Any], rendered: RenderedPrompt[Any]) -> ToolSche
 
 
 class LoopAdapter(ABC):
-    """A provider's adapter. A subclass has `respond`, and the loop does the rest.
+    """The base class of adapters that run the evaluation loop. A subclass implements `respond`.
 
-    Observers know it by its attributes ``provider`` and ``model``, both strings, where it has them.
+    Events name the adapter by its optional attributes ``provider`` and ``model``, both strings.
     """
 
     max_turns: int = MAX_TURNS
     tool_choice: ToolChoice = "auto"
-    """Of the first request, unless it is "none": a model that always had to call a tool could not end."""
+    """The tool choice of the first request. "none" holds for all requests.
+
+    Later requests use "auto" otherwise: a model that always had to call a tool could not end.
+    """
 
     @abstractmethod
     def respond(self, request: Request) -> Turn:
-        """One request, one answer. Raises PromptEvaluationError when the provider fails."""
+        """Send one request and return the model's turn. Raises PromptEvaluationError when the provider fails."""
 
     def evaluate(
         self,
@@ -110,7 +113,7 @@ class LoopAdapter(ABC):
         heartbeat: Heartbeat | None = None,
         run_context: RunContext | None = None,
     ) -> PromptResponse[OutputT]:
-        """As `ProviderAdapter.evaluate`."""
+        """See `ProviderAdapter.evaluate`."""
         check_arguments(prompt, session)
         options = RunOptions.of_evaluation(
             deadline=deadline,
@@ -152,7 +155,7 @@ class LoopAdapter(ABC):
                 if invalid_answers == MAX_INVALID_ANSWERS:
                     raise run.failure(why, "response") from cause
                 invalid_answers += 1
-                if turn.text.strip():  # a provider takes no empty message back
+                if turn.text.strip():  # providers reject an empty message
                     run.add(Message("assistant", turn.text, turn))
                 run.add(Message("user", advice))
             turns = f"{self.max_turns} turn{'s' if self.max_turns != 1 else ''}"
@@ -186,7 +189,7 @@ class _Evaluation(Generic[OutputT]):
 
     @contextmanager
     def published(self) -> Generator[None]:
-        """Publish the start, and the end, however it ends."""
+        """Publish the start of the evaluation, and at the end its response or its error."""
         notify, session_id, context = self.session.notify, self.session.session_id, self.options.run_context
         notify(EvaluationStarted(self.id, self.name, self.provider, self.model, session_id, context))
         try:
@@ -197,7 +200,7 @@ class _Evaluation(Generic[OutputT]):
         notify(EvaluationEnded(self.id, self.usage))
 
     def render(self) -> None:
-        """Render the prompt as the session has it now, and offer its tools."""
+        """Render the prompt with the current state of the session, and offer the tools of the rendering."""
         prompt, session, options = self.prompt, self.session, self.options
         deadline = self.nearest_deadline()
         self.rendered = replace(prompt.render(session=session), deadline=deadline)
@@ -242,7 +245,7 @@ class _Evaluation(Generic[OutputT]):
             raise self.failure(f"there is no tool choice {choice!r}: it is {choices}", "request")
 
     def resume(self) -> None:
-        """Go on with the conversation that the session has for this evaluation; answer its last turn first."""
+        """Continue the session's conversation for this evaluation. Unanswered calls of its last turn run first."""
         resumed = self.session[Conversation].latest()
         if resumed is not None and resumed.prompt_name == self.name:
             self.session[Conversation].clear()
@@ -252,13 +255,13 @@ class _Evaluation(Generic[OutputT]):
                 self.add(Message("user", resumed.news))
 
     def ask(self, number: int) -> Turn:
-        """The next turn. A conversation that the model has no room for is shorter from then on."""
+        """Ask the model for the next turn. A conversation that exceeds the context window is shortened for good."""
         attempt = 1
         while True:
             self.beat()
             self.check_deadline("request")
             self.check_budget()
-            if self.outer_call is not None and self.outer_call.ended:  # in a thread of its handler, which goes on
+            if self.outer_call is not None and self.outer_call.ended:  # a thread of its handler still runs
                 raise self.failure("the tool call whose handler evaluates this has ended", "request")
             try:
                 turn = self.request_turn(number)
@@ -280,7 +283,7 @@ class _Evaluation(Generic[OutputT]):
             if any((budget.max_total_tokens, budget.max_input_tokens, budget.max_output_tokens)):
                 logger.warning("%s reports no token counts: the limit of tokens holds nothing back", who)
         self.session.notify(ModelTurn(self.name, number, turn))
-        self.check_budget()  # after observers know what the turn cost
+        self.check_budget()  # after the event with the turn's cost
         return turn
 
     def request_turn(self, number: int) -> Turn:
@@ -306,7 +309,7 @@ class _Evaluation(Generic[OutputT]):
         return turn
 
     def call_tools(self, calls: Sequence[ToolCall]) -> None:
-        """Run the calls and add their answers. Sections are opened first, so that the rest has their tools."""
+        """Run the calls and add their answers. Calls that open sections run first: other calls may use their tools."""
         begun = len(self.messages)
         for call in sorted(calls, key=lambda call: call.name != OPEN_SECTIONS):
             try:
@@ -326,7 +329,7 @@ class _Evaluation(Generic[OutputT]):
         self.messages[begun:] = sorted(self.messages[begun:], key=lambda answer: places[answer.call_id])
 
     def open_sections(self, call: ToolCall, expansion: VisibilityExpansionRequired) -> Message:
-        """Go on under instructions that have the requested sections in full."""
+        """Render the prompt again with the requested sections in full, and return the answer to the call."""
         before = self.session[VisibilityOverrides].all()
         for path, visibility in expansion.requested_overrides.items():
             self.session.dispatch(SetVisibilityOverride(path, visibility))
@@ -339,7 +342,7 @@ class _Evaluation(Generic[OutputT]):
         return Message("tool", f"opened: {paths}; your instructions and tools have them now", call_id=call.call_id)
 
     def finish(self, turn: Turn) -> PromptResponse[OutputT]:
-        """Publish the response that a turn without tool calls is. Raises OutputParseError where it is none."""
+        """Return the response of a turn without tool calls, and publish it. Raises OutputParseError."""
         if self.rendered.structured_output is None:
             response = PromptResponse[OutputT](self.name, text=turn.text)
         else:
@@ -370,7 +373,7 @@ class _Evaluation(Generic[OutputT]):
             self.options.heartbeat.beat()
 
     def nearest_deadline(self) -> Deadline | None:
-        """The evaluation's, or the budget's where that comes first."""
+        """The earlier one of the evaluation's deadline and the budget's."""
         deadlines = (self.options.deadline, self.tracker.budget.deadline if self.tracker is not None else None)
         return min((each for each in deadlines if each is not None), key=Deadline.remaining, default=None)
 
@@ -389,21 +392,22 @@ class _Evaluation(Generic[OutputT]):
         return PromptEvaluationError(why, prompt_name=self.name, phase=phase)
 
 
-# Calls in a form that any provider accepts, whatever the model wrote
+# Tool calls that every provider accepts
 
 _ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
 def _clean(turn: Turn, conversation: Sequence[Message]) -> Turn:
-    """A turn whose calls can be sent back, and have ids of their own in this conversation.
+    """Return the turn with calls that can be sent back and with ids that are unique in the conversation.
 
-    In a turn that was cut off the last call's arguments may lack their end. A text shows that: it is no JSON then. An
-    object, and an empty text, look whole, so they are replaced, and the call is rejected.
+    In a turn that was cut off, the last call's arguments may be truncated. Truncated text is no JSON, and the call is
+    rejected for that. An object or an empty text would look complete. This function replaces it by text that is no
+    JSON.
     """
     known = {call.call_id for message in conversation if message.turn for call in message.turn.tool_calls}
     calls: list[ToolCall] = []
     for call in turn.tool_calls:
-        # A provider's SDK hands on whatever the JSON has.
+        # A provider's SDK does not check the types of these values.
         call_id, name, arguments = cast("tuple[Any, Any, Any]", (call.call_id, call.name, call.arguments))
         if not isinstance(call_id, str) or _ID.fullmatch(call_id) is None or call_id in known:
             call_id = f"call_{len(known) + 1}"
@@ -419,10 +423,10 @@ def _clean(turn: Turn, conversation: Sequence[Message]) -> Turn:
     return replace(turn, tool_calls=tuple(calls))
 
 
-# A conversation that is too long for its model
+# Conversations that exceed the context window
 
 SHORT = 400
-"""Characters of a tool's answer that are not worth leaving out."""
+"""The number of characters up to which the answer of a tool stays in a shortened conversation."""
 ANSWER_LEFT_OUT = (
     "[left out: the conversation had become too long; if you still need it, ask for it again, less at once]"
 )
@@ -433,10 +437,10 @@ TURNS_LEFT_OUT = (
 
 
 def shorten(messages: Sequence[Message]) -> tuple[list[Message], str] | None:
-    """A shorter conversation, and in words what it lacks; None where nothing can go.
+    """Return a shorter conversation and a description of what it lacks. Return None if nothing can be left out.
 
-    The answers of tools go first, from the oldest until half of their text is gone. When they are all short, the older
-    half of the turns goes.
+    The answers of tools are left out first, from the oldest on, until half of their text is gone. If all answers are
+    short, the older half of the turns is left out.
     """
     long = [place for place, each in enumerate(messages) if each.role == "tool" and len(each.text) > SHORT]
     if long:

@@ -1,4 +1,4 @@
-"""What a model is to the evaluation loop, and the events of an evaluation."""
+"""The requests and turns that the evaluation loop exchanges with a model, and the events of an evaluation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ringfence.runtime.limits import Deadline, RunContext, TokenUsage, utc_now
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A model's request to run a tool; ``arguments`` is JSON text as it came, or a mapping."""
+    """A model's request to run a tool. ``arguments`` is the JSON text that the model wrote, or a mapping."""
 
     call_id: str
     name: str
@@ -22,28 +22,31 @@ class ToolCall:
 
 
 ToolChoice = Literal["auto", "none", "required"] | Mapping[str, str]
-"""Whether a model has to call tools; ``{"name": NAME}`` names the one that it has to call first."""
+"""Whether a model has to call tools. ``{"name": NAME}`` names the tool that the model has to call first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One answer of a model: text, tool calls, or both. Without tool calls it is the last one."""
+    """One answer of a model: text, tool calls, or both. A turn without tool calls is the last one."""
 
     text: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     usage: TokenUsage | None = None
     parsed: object = None
-    """The structured output, where the provider has parsed it itself."""
+    """The structured output, if the provider's SDK has parsed it."""
     raw: object = None
-    """What the provider wants to see again, as it came."""
+    """The provider's own form of the turn, for the next request to the same provider."""
     ended: Literal["whole", "cut", "refused"] = "whole"
-    """"cut" at the provider's limit of tokens; "refused" where the model or its provider would not answer."""
+    """"cut" for a turn that reached the limit of tokens, "refused" if the model or its provider refused to answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One entry of a conversation. An assistant's carries the `Turn`, a tool's the id of the call it answers; a user's
-    is what the evaluation itself has to tell the model."""
+    """One message of a conversation.
+
+    A message of the assistant has a `Turn`. A message of a tool has the id of the call that it answers. A message of
+    the user has text of the evaluation itself.
+    """
 
     role: Literal["system", "user", "assistant", "tool"]
     text: str
@@ -54,7 +57,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a model is asked: the conversation so far, the tools on offer, and the schema of a structured output."""
+    """A request to a model: the conversation so far, the tools on offer, and the schema of a structured output."""
 
     prompt_name: str
     messages: Sequence[Message]
@@ -63,43 +66,43 @@ class Request:
     deadline: Deadline | None = None
     tool_choice: ToolChoice = "auto"
     on_text: Callable[[str, int], object] | None = None
-    """Gets each piece of text, and the number of the attempt it belongs to. A higher number voids earlier pieces."""
+    """Receives each piece of text and the number of its attempt. A higher number voids all earlier pieces."""
     on_retry: Callable[[str, int, float], object] | None = None
-    """Gets the reason of a failed attempt, the number of the next one, from 2, and the seconds until then."""
+    """Receives the reason of a failed attempt, the number of the next attempt (from 2), and the seconds until then."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelText:
-    """An event for observers: a piece of a turn's text, while the model still writes.
+    """Published for each piece of a turn's text while the model still writes.
 
-    Pieces of one ``attempt`` belong together. When a higher one begins, the connection broke and the turn is asked for
-    again. The whole turn comes as a `ModelTurn`.
+    A higher ``attempt`` means that the connection broke and the turn is requested again: pieces of earlier attempts
+    are void. A `ModelTurn` with the whole turn follows.
     """
 
     prompt_name: str
     number: int
-    """The turn's, as in the `ModelTurn` that follows."""
+    """The number of the turn, as in the `ModelTurn` that follows."""
     text: str
     attempt: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRetry:
-    """An event for observers: the provider did not answer, and is asked again."""
+    """Published when a request to the provider has failed and is going to be repeated."""
 
     prompt_name: str
     number: int
-    """The turn's that it is asked for, as in the `ModelTurn` that follows."""
+    """The number of the requested turn, as in the `ModelTurn` that follows."""
     reason: str
     attempt: int
-    """The next one's; from 2."""
+    """The number of the next attempt, from 2."""
     seconds: float
-    """How long that waits."""
+    """The seconds until the next attempt."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelTurn:
-    """An event for observers: the model has answered, its tool calls run next. ``number`` counts from 1."""
+    """Published when the model has answered and before its tool calls run. ``number`` counts from 1."""
 
     prompt_name: str
     number: int
@@ -108,12 +111,12 @@ class ModelTurn:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationStarted:
-    """An event for observers: an evaluation begins. `EvaluationEnded` follows on the same thread, however it ends."""
+    """Published when an evaluation begins. `EvaluationEnded` always follows, on the same thread."""
 
     evaluation_id: UUID
     prompt_name: str
     provider: str
-    """Who has the model: "openai", "anthropic" ...; the name of the adapter's class where that does not say."""
+    """The adapter's ``provider``, such as "openai" or "anthropic", or else the name of the adapter's class."""
     model: str | None
     session_id: UUID
     run_context: RunContext | None = None
@@ -122,7 +125,7 @@ class EvaluationStarted:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationEnded:
-    """An event for observers; ``error`` is what left the evaluation, where it came to no response."""
+    """Published when an evaluation ends. ``error`` is the exception of an evaluation without a response."""
 
     evaluation_id: UUID
     usage: TokenUsage
@@ -132,7 +135,7 @@ class EvaluationEnded:
 
 @dataclass(frozen=True, slots=True)
 class ModelRequested:
-    """An event for observers: a request goes to the model, for its turn ``number``. `ModelAnswered` follows."""
+    """Published before the model is asked for turn ``number``. `ModelAnswered` follows."""
 
     evaluation_id: UUID
     number: int
@@ -145,7 +148,7 @@ class ModelRequested:
 
 @dataclass(frozen=True, slots=True)
 class ModelAnswered:
-    """An event for observers: the model's turn, or the ``error`` that came in its place."""
+    """Published when a request to the model has ended, with the turn or with the ``error``."""
 
     evaluation_id: UUID
     number: int
@@ -156,7 +159,7 @@ class ModelAnswered:
 
 @dataclass(frozen=True, slots=True)
 class MessageAdded:
-    """An event for observers: a message has joined the conversation. None is published for the instructions."""
+    """Published when a message is added to the conversation. The instructions are no message."""
 
     prompt_name: str
     message: Message
@@ -164,12 +167,14 @@ class MessageAdded:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A conversation to go on with. Put into a session, the next evaluation of that prompt begins with it: calls of the
-    last turn that have no answer yet run first, then the model is asked."""
+    """A conversation that the next evaluation of its prompt continues, if the session contains it.
+
+    The evaluation first runs the calls of the last turn that have no answer yet. Then it asks the model.
+    """
 
     prompt_name: str
     messages: tuple[Message, ...]
-    """Without the instructions, which are rendered anew."""
+    """The messages without the instructions, which the evaluation renders again."""
     news: str = ""
     """A message of the user that is added before the model is asked."""
 

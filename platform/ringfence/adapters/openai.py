@@ -1,4 +1,4 @@
-"""OpenAI's models, and those of every server that speaks like them (llama.cpp, Ollama, vLLM ...)."""
+"""The adapter of OpenAI's APIs, and of every server that is compatible with them (llama.cpp, Ollama, vLLM ...)."""
 
 from __future__ import annotations
 
@@ -54,15 +54,16 @@ class OpenAIAdapter(SdkAdapter):
     ) -> None:
         """
         Args:
-            api: "chat" for servers that are compatible, but have no Responses.
-            base_url: such as ``http://127.0.0.1:8080/v1``; left out, ``OPENAI_BASE_URL``, else OpenAI itself.
-            api_key: left out, ``OPENAI_API_KEY``; a server at ``base_url`` may need none.
-            client: one that is yours, in place of the two. Its own retries are not used.
-            options: as of `AdapterOptions`.
+            api: "responses", or "chat" for compatible servers without the Responses API.
+            base_url: The server, such as ``http://127.0.0.1:8080/v1``. The default is ``OPENAI_BASE_URL``, or else
+                OpenAI itself.
+            api_key: The default is ``OPENAI_API_KEY``. A server at ``base_url`` may need no key.
+            client: A client of your own, instead of ``base_url`` and ``api_key``. Its retries are not used.
+            options: See `AdapterOptions`.
 
         Raises:
-            ImportError: the SDK is not installed.
-            ValueError: no key, or parameters that do not go together.
+            ImportError: The SDK is not installed.
+            ValueError: There is no key, or two parameters exclude each other.
         """
         sdk: Any = package("openai", extra="openai")
         if client is not None and (base_url, api_key) != (None, None):
@@ -92,7 +93,7 @@ def _function(tool: ToolSchema) -> dict[str, Any]:
 
 
 class ResponsesApi(ProviderApi):
-    """OpenAI's Responses, without anything kept at the provider: every request has the whole conversation."""
+    """OpenAI's Responses API. The provider stores nothing: every request has the whole conversation."""
 
     def arguments(self, request: Request, *, native_output: bool) -> dict[str, Any]:
         found: dict[str, Any] = {"store": False}
@@ -113,7 +114,7 @@ class ResponsesApi(ProviderApi):
         elif request.output_schema is not None:
             items[0]["content"] += schema_in_words(request.output_schema)
         if request.tools:
-            # Strict, which it is where that is left out, a model has to give every argument, also one with a default.
+            # The API's default is strict, where a model has to give every argument, even one with a default.
             found["tools"] = [{"type": "function", **_function(tool), "strict": False} for tool in request.tools]
             choice = request.tool_choice
             found["tool_choice"] = choice if isinstance(choice, str) else {"type": "function", **choice}
@@ -151,7 +152,7 @@ class ResponsesApi(ProviderApi):
 
 
 def _items_to_send(turn: Turn) -> Iterable[dict[str, Any]]:
-    """The items as they came, reasoning included; the calls in a form that is accepted."""
+    """Yield the items of a turn for the next request: the provider's own ones unchanged, and valid calls."""
     calls = iter(turn.tool_calls)
     text = [{"role": "assistant", "content": turn.text}] if turn.text.strip() else []
     rebuilt: list[dict[str, Any]] = [*text, *({"type": "function_call"} for _ in turn.tool_calls)]
@@ -166,14 +167,14 @@ def _items_to_send(turn: Turn) -> Iterable[dict[str, Any]]:
 
 
 class ChatApi(ProviderApi):
-    """OpenAI's Chat Completions, which most compatible servers speak as well."""
+    """OpenAI's Chat Completions API, which most compatible servers have too."""
 
     def arguments(self, request: Request, *, native_output: bool) -> dict[str, Any]:
         found: dict[str, Any] = {}
         messages = found["messages"] = list[dict[str, Any]]()
         for message in request.messages:
             if message.role == "user" and messages[-1]["role"] == "user":
-                messages[-1]["content"] += f"\n\n{message.text}"  # templates of many models take no two in a row
+                messages[-1]["content"] += f"\n\n{message.text}"  # many chat templates reject two in a row
                 continue
             sent: dict[str, Any] = {"role": message.role, "content": message.text}
             if message.role == "tool":
@@ -210,7 +211,7 @@ class ChatApi(ProviderApi):
         return Turn(text, calls, usage, ended="cut" if finished == "length" else "whole")
 
     def turn_of_events(self, events: Iterable[Any], on_text: Callable[[str], None]) -> Turn:
-        """Put the pieces together to a whole answer."""
+        """Build the turn from the events of a stream."""
         text, refusal = "", ""
         calls: list[dict[str, Any]] = []
         by_index: dict[int | None, dict[str, Any]] = {}
@@ -226,7 +227,7 @@ class ChatApi(ProviderApi):
                 refusal += choice.delta.refusal or ""
                 for part in choice.delta.tool_calls or ():
                     call = by_index.get(part.index)
-                    # Some servers give all calls one index, or none.
+                    # Some servers send the same index for all calls, or no index.
                     if call is None or (part.id and call["id"] and part.id != call["id"]):
                         call = by_index[part.index] = {"id": "", "function": {"name": "", "arguments": ""}}
                         calls.append(call)
@@ -244,7 +245,7 @@ def _call_to_send(call: ToolCall) -> dict[str, Any]:
 
 
 def _text(content: Any) -> str:
-    """The text of an answer. Some servers send a list of parts, with the text in some of them."""
+    """The text of an answer. Some servers send a list of parts of which some are text."""
     if not isinstance(content, list):
         return content or ""
     parts = cast("list[Mapping[str, Any]]", content)

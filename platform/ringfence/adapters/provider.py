@@ -1,4 +1,4 @@
-"""What the adapters of all SDKs share: the parameters of a model, one request, and the cleaning of what comes back."""
+"""The base of the adapters that use a provider's SDK: parameters of a model, requests, and conversions."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from ringfence.runtime.limits import Deadline
 from ringfence.runtime.tool_result import sendable
 
 OPENING = "Begin."
-"""The first words of the user: providers and chat templates want some, and the prompt itself is the system's."""
+"""The first message of the user. Providers and chat templates require one, and the prompt is the system message."""
 REQUEST_SECONDS = 600.0
-"""A provider that is silent for so long is given up, where no deadline comes first."""
+"""The timeout of a request, if no deadline comes first: the longest silence of a provider, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelParams:
-    """How a model is to write. What is None is the provider's default. ``extra`` goes into the request's body."""
+    """The parameters of a model. None means the provider's default. ``extra`` is added to the request's body."""
 
     max_tokens: int | None = None
-    """Of one turn's output."""
+    """The limit of output tokens of one turn."""
     temperature: float | None = None
     top_p: float | None = None
     stop: str | Sequence[str] = ()
@@ -44,7 +44,7 @@ class ModelParams:
     extra: Mapping[str, object] = field(default_factory=dict[str, object])
 
     def under(self, names: Mapping[str, str], api: str) -> dict[str, Any]:
-        """The parameters under the names that an API has for them. Raises ValueError for one that it has not."""
+        """Return the parameters under the names of an API. Raises ValueError for one that the API lacks."""
         given = {
             "max_tokens": self.max_tokens,
             "temperature": self.temperature,
@@ -62,29 +62,32 @@ class ModelParams:
 
 
 class ProviderApi(ABC):
-    """One protocol of one provider. An exception of `turn` means that the answer was not in its shape."""
+    """One API of one provider. Any exception of `turn` means that the answer has not the shape of the API."""
 
     @abstractmethod
     def arguments(self, request: Request, *, native_output: bool) -> dict[str, Any]:
-        """What the SDK's method is called with for one request."""
+        """The arguments of the SDK's method for one request."""
 
     @abstractmethod
     def turn(self, answer: Any) -> Turn:
-        """The turn of a whole answer, which is JSON. Raises AnswerError for one that is none."""
+        """Build the turn from a whole answer, which is JSON. Raises AnswerError for an answer that is no turn."""
 
     @abstractmethod
     def turn_of_events(self, events: Iterable[Any], on_text: Callable[[str], None]) -> Turn:
-        """The turn of a stream of the SDK's events."""
+        """Build the turn from a stream of the SDK's events."""
 
 
 class AdapterOptions(TypedDict, total=False):
-    """What the adapters of all providers take."""
+    """The options of the adapters of all providers."""
 
     tool_choice: ToolChoice
     native_output: bool
-    """Say a structured output by the provider's own means (the default); else in words, for servers that cannot."""
+    """Whether the provider's own feature for structured output is used, which is the default.
+
+    False describes the output to the model in words, for servers without the feature.
+    """
     stream: bool
-    """True by default."""
+    """Whether answers are streamed, which is the default."""
     throttle: ThrottlePolicy
     max_turns: int
 
@@ -96,9 +99,9 @@ class SdkAdapter(LoopAdapter):
     _create: Callable[..., Any]
     """The SDK's method that returns a raw response."""
     _arguments: Mapping[str, Any]
-    """What goes into every call of ``_create``."""
+    """The arguments of every call of ``_create``."""
     _owned: Any = None
-    """The client, if it is the adapter's own."""
+    """The client, if the adapter has made it itself."""
 
     def __init__(
         self,
@@ -118,7 +121,7 @@ class SdkAdapter(LoopAdapter):
         self.max_turns = max_turns
 
     def respond(self, request: Request) -> Turn:
-        """One turn, with as many requests as it takes. Raises what `retry` raises."""
+        """Return the model's turn; a failed request is repeated. Raises the errors of `retry`."""
         api, deadline = self._api, request.deadline
         sent = {**self._arguments, **api.arguments(request, native_output=self._native_output)}
 
@@ -132,7 +135,7 @@ class SdkAdapter(LoopAdapter):
                 seconds = max(min(deadline.remaining().total_seconds(), seconds), 0.001)
             raw = self._create(model=self.model, **sent, stream=self._stream, timeout=seconds)
             with _cut_off_at(deadline, raw.http_response):
-                # A server that does not stream answers in one piece, whatever it is asked for.
+                # A server that cannot stream answers in one piece even when a stream is requested.
                 if self._stream and not raw.headers.get("content-type", "").startswith("application/json"):
                     with raw.parse() as events:
                         return _sendable(api.turn_of_events(events, on_text))
@@ -146,7 +149,7 @@ class SdkAdapter(LoopAdapter):
         return retry(attempt, request, self._throttle)
 
     def close(self) -> None:
-        """Close the connections of a client of its own."""
+        """Close the client that the adapter has made. A client that was passed in stays open."""
         if self._owned is not None:
             self._owned.close()
 
@@ -158,7 +161,7 @@ class SdkAdapter(LoopAdapter):
 
 
 def package(name: str, *, extra: str) -> ModuleType:
-    """Import a package that is only needed for one provider. The ImportError names the command that installs it."""
+    """Import a provider's package. Raises ImportError with the command that installs the package."""
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
@@ -169,7 +172,7 @@ def package(name: str, *, extra: str) -> ModuleType:
 
 @contextmanager
 def _cut_off_at(deadline: Deadline | None, response: Any) -> Generator[None]:
-    """Cut the response off at the deadline: the SDK's timeout is for each silence, and a provider may trickle."""
+    """Shut the response's connection down at the deadline. The SDK's timeout only limits each single silence."""
     stream = response.extensions.get("network_stream")
     connection = stream.get_extra_info("socket") if stream is not None else None
     if deadline is None or connection is None:
@@ -178,7 +181,7 @@ def _cut_off_at(deadline: Deadline | None, response: Any) -> Generator[None]:
 
     def shut_down() -> None:
         with suppress(OSError):
-            connection.shutdown(socket.SHUT_RDWR)  # not closed: this wakes the reader up, which closes it
+            connection.shutdown(socket.SHUT_RDWR)  # not `close`: a shutdown wakes the reader up, which closes it
 
     timer = threading.Timer(deadline.remaining().total_seconds(), shut_down)
     timer.daemon = True
@@ -190,7 +193,7 @@ def _cut_off_at(deadline: Deadline | None, response: Any) -> Generator[None]:
         timer.join()
 
 
-# To and from the provider
+# Conversions for requests and answers
 
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]")
 
@@ -210,17 +213,17 @@ def _sendable_json(value: Any) -> Any:
 
 
 def raw_of(turn: Turn, api: str) -> list[dict[str, Any]] | None:
-    """The parts of a turn as this API sent them. None for the turn of another: a run may go on with another model."""
+    """The parts of a turn as this API sent them. None for a turn of another API: a run may change its model."""
     return cast("dict[str, Any]", turn.raw).get(api) if isinstance(turn.raw, dict) else None
 
 
 def name_to_send(call: ToolCall) -> str:
-    """The name of a call in a form that every provider accepts, whatever the model had made up."""
+    """The name of a call in a form that every provider accepts, even if the model invented it."""
     return _NOT_IN_NAMES.sub("_", call.name)[:64] or "unnamed"
 
 
 def arguments_to_send(call: ToolCall) -> dict[str, Any]:
-    """The arguments of a call as an object: servers choke on anything else, and the model reads of that anyway."""
+    """The arguments of a call as an object. Arguments that are none become an empty one, since servers reject them."""
     if not isinstance(call.arguments, str):
         return _sendable_json(serde.dump_any(call.arguments))
     try:
@@ -230,20 +233,20 @@ def arguments_to_send(call: ToolCall) -> dict[str, Any]:
 
 
 def count_tokens(usage: Any, *path: str) -> int | None:
-    """A count of tokens at a path of keys or attributes, or None where there is none."""
+    """The number of tokens at a path of keys or attributes. None if there is no such number."""
     for name in path:
         usage = cast("Mapping[str, Any]", usage).get(name) if isinstance(usage, Mapping) else getattr(usage, name, None)
     return usage if type(usage) is int and usage >= 0 else None
 
 
 def schema_in_words(schema: Mapping[str, object]) -> str:
-    """The structured output for a model whose provider has no way to say it."""
+    """Describe the structured output in words, for a provider without a feature for it."""
     written = json.dumps(schema, ensure_ascii=False)
     return f"\n\nYour final answer is one JSON value in a ```json fence. It fits this JSON Schema:\n\n{written}"
 
 
 def named_schema(request: Request, schema: Mapping[str, object]) -> dict[str, Any]:
-    """The schema of the answer as OpenAI's interfaces have it."""
+    """Wrap the schema of a structured output in the form that OpenAI's APIs take: with a name and ``strict``."""
     name = f"{_NOT_IN_NAMES.sub('_', request.prompt_name)[:48] or 'answer'}_schema"
     strict = strict_schema(schema)
     return {"name": name, "schema": strict or schema, "strict": strict is not None}

@@ -1,7 +1,7 @@
 """Repeat a request to a provider until the deadline, and classify the failures of its SDK.
 
-The SDKs' own retries know neither the deadline of a run nor its observers, and do not repeat an answer that breaks off
-in the middle of its stream. So they are switched off.
+The adapters switch the SDKs' own retries off. These ignore the deadline of a run and its observers, and do not repeat
+an answer whose stream breaks off.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from ringfence.runtime.limits import utc_now
 
 @dataclass(frozen=True, slots=True)
 class ThrottlePolicy:
-    """How often a request is repeated, and how many seconds are between.
+    """The limits of repeated requests. Delays are in seconds.
 
-    The n-th wait is a random time from ``base_delay`` to ``base_delay * 2 ** (n - 1)``, at most ``max_delay``, but
-    never shorter than the provider asked for. With an exhausted quota nothing is repeated.
+    The n-th delay is a random time from ``base_delay`` to ``base_delay * 2 ** (n - 1)``, at most ``max_delay``. It is
+    never shorter than the provider asked for. With an exhausted quota, no request is repeated.
     """
 
     max_attempts: int = 5
@@ -56,7 +56,7 @@ CUT_OFF = "cut_off"
 
 
 class AnswerError(Exception):
-    """A provider answered with something that is no turn. ``code`` is the provider's word for it, or CUT_OFF."""
+    """Raised for a provider's answer that is no turn. ``code`` is the provider's error code, or CUT_OFF."""
 
     def __init__(self, message: str, code: str | None) -> None:
         super().__init__(message)
@@ -67,9 +67,9 @@ def retry(attempt: Callable[[int], Turn], request: Request, policy: ThrottlePoli
     """Call ``attempt`` with 1, 2 ... until it returns a turn.
 
     Raises:
-        ThrottleError: the attempts, or the time, are used up.
-        ContextWindowExceededError: the request is longer than the model takes.
-        PromptEvaluationError: a failure that repeating does not mend, or the deadline has passed.
+        ThrottleError: All attempts have failed, or no time is left for another one.
+        ContextWindowExceededError: The request exceeds the model's context window.
+        PromptEvaluationError: The failure is permanent, or the deadline has passed.
     """
     name, deadline = request.prompt_name, request.deadline
     number, waited = 1, 0.0
@@ -109,10 +109,10 @@ def retry(attempt: Callable[[int], Turn], request: Request, policy: ThrottlePoli
         policy.sleep(wait)
 
 
-# What a failure means
+# Classification of failures
 
 MAX_ERROR_CHARACTERS = 500
-"""Of a provider's error that are passed on."""
+"""The number of characters of a provider's error that a message quotes."""
 QUOTA_CODES = frozenset({"insufficient_quota", "billing_not_active", "billing_error"})
 RATE_CODES = frozenset({"rate_limit_error", "rate_limit_exceeded", "rate_limit"})
 BUSY_CODES = frozenset({"overloaded_error", "server_error", "api_error", "internal_server_error", "timeout_error"})
@@ -123,9 +123,9 @@ TOO_LONG = re.compile(
     r"|too many (input )?tokens|reduce the length",
     re.IGNORECASE,
 )
-"""How servers without a code for it report a request that is longer than the model takes."""
+"""Matches the errors of servers that have no code for a request that exceeds the context window."""
 TOO_LARGE = re.compile(r"request (body |entity )?too large", re.IGNORECASE)
-"""How they report a request that alone is above a limit, such as that of tokens a minute: waiting does not help."""
+"""Matches the errors for a single request above a limit, such as the tokens per minute. Waiting does not help."""
 HINTS = {401: "; check the key", 403: "; check what the key may do", 404: "; check the model's name and the URL"}
 
 
@@ -133,7 +133,7 @@ HINTS = {401: "; check the key", 403: "; check what the key may do", 404: "; che
 class _Failure:
     message: str
     kind: ThrottleKind | None = None
-    """None where there is no point in repeating the request."""
+    """The kind of a failure that a repeated request may not meet again. None for a permanent failure."""
     retry_after: float | None = None
     payload: Mapping[str, object] | None = None
     is_too_long: bool = False
@@ -141,7 +141,7 @@ class _Failure:
 
 
 def _classify(error: Exception) -> _Failure:
-    # By name: both SDKs have the same tree, and let errors of their HTTP library through while they stream.
+    # Classes are compared by name: both SDKs use the same names. Errors of the HTTP library come through in a stream.
     names = {kind.__name__ for kind in type(error).__mro__}
     if not names & {"AnswerError", "APIError", "TransportError"}:
         text = f"the provider's answer cannot be read: {type(error).__name__}: {str(error)[:MAX_ERROR_CHARACTERS]}"
@@ -185,7 +185,7 @@ def _mapping(value: object) -> Mapping[str, object]:
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds; what cannot be read does not count."""
+    """The seconds of a Retry-After header. None without a readable one."""
     for name, factor in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         text = headers.get(name, "")
         try:

@@ -21,8 +21,10 @@ from ringfence.runtime.limits import TokenUsage
 T = TypeVar("T")
 
 ScriptedTurn = Mapping[str, Any]
-"""``{"text": ..., "tool_calls": [{"name": ..., "arguments": {...} or raw text}], "usage": {...}}``, all optional.
-``"ended": "cut"`` or ``"refused"`` is as in `Turn`."""
+"""``{"text": ..., "tool_calls": [{"name": ..., "arguments": {...} or raw text}], "usage": {...}, "ended": ...}``.
+
+All keys are optional. ``ended`` has the values of `Turn.ended`.
+"""
 
 ChatMessages = Sequence[Mapping[str, Any]]
 """Messages in the style of a chat: ``{"role": ..., "content": ...}``, with ``tool_calls`` or ``tool_call_id``."""
@@ -31,10 +33,10 @@ ENDINGS = ("whole", "cut", "refused")
 
 
 class ScriptedAdapter(LoopAdapter):
-    """Plays turns in the order in which they are asked for, nested evaluations included.
+    """Answers requests with scripted turns, in order. Nested evaluations take their turns from the same script.
 
-    ``requests`` keeps what the model would have been sent, one mapping a request with ``messages``, ``tools`` and,
-    for a structured output, ``response_format``. They share the messages that they have in common.
+    ``requests`` has one mapping for each request, with ``messages``, ``tools`` and, for a structured output,
+    ``response_format``. Requests share the mappings of equal messages.
     """
 
     provider = "scripted"
@@ -48,8 +50,8 @@ class ScriptedAdapter(LoopAdapter):
         """``turns`` is a list, the path of a JSON Lines file, or a function of the conversation so far.
 
         Raises:
-            ValueError: a turn that is not of the right shape, with its number.
-            OSError: the file cannot be read.
+            ValueError: A turn has the wrong shape. The message has the number of the turn.
+            OSError: The file cannot be read.
         """
         self.requests: list[Mapping[str, Any]] = []
         self.max_turns = max_turns
@@ -68,7 +70,7 @@ class ScriptedAdapter(LoopAdapter):
 
     @property
     def unused(self) -> int:
-        """How many turns nobody has asked for yet."""
+        """The number of turns that no request has used yet."""
         return len(self._turns)
 
     def respond(self, request: Request) -> Turn:
@@ -95,10 +97,10 @@ class ScriptedAdapter(LoopAdapter):
         )
 
     def _once(self, part: T, written: Callable[[T], Mapping[str, Any]]) -> Mapping[str, Any]:
-        """The form of a message or tool in `requests`, made once: a request repeats all messages of those before it."""
+        """The form of a message or tool in `requests`. It is made once: each request repeats all earlier messages."""
         kept = self._written.get(id(part))
         if kept is None:
-            kept = self._written[id(part)] = (part, written(part))  # with the part, so that its id stays its own
+            kept = self._written[id(part)] = (part, written(part))  # `part` is kept alive: its id is the key
         return kept[1]
 
     def _turn(self, turn: object, where: str) -> Turn:
@@ -138,7 +140,7 @@ def _mapping(value: object, where: str, keys: set[str]) -> Mapping[str, Any]:
 
 
 def _lines(path: str | os.PathLike[str]) -> Iterable[tuple[object, str]]:
-    """The values of a JSON Lines file, and where they are."""
+    """Yield each value of a JSON Lines file with its place: file and line."""
     try:
         text = read_host_text(Path(path))
     except ValueError as error:

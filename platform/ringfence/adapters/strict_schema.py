@@ -11,7 +11,7 @@ WORDED_KEYWORDS = (
     "pattern", "format", "minItems", "maxItems", "uniqueItems", "minProperties", "maxProperties", "contentEncoding",
     "not",
 )  # fmt: skip
-"""Keywords that not every provider takes: a model reads them in the description, and parsing checks them anyway."""
+"""Keywords that some providers reject. They move into the description, and parsing checks them."""
 KEPT_KEYWORDS = frozenset(
     {"type", "description", "enum", "const", "anyOf", "items", "properties", "required", "$ref", "$defs"}
 )
@@ -19,11 +19,11 @@ DROPPED_KEYWORDS = frozenset({*WORDED_KEYWORDS, "oneOf", "discriminator", "addit
 
 
 class _NotStrictError(ValueError):
-    """The schema has a part that no strict mode takes, such as an object with keys of any name."""
+    """Raised for a schema that no strict mode accepts, such as an object with keys of any name."""
 
 
 def strict_schema(schema: Mapping[str, object]) -> dict[str, Any] | None:
-    """`schema` for a strict mode, or None where there is no such thing. What may be left out has to be given there."""
+    """Convert `schema` for a strict mode. Optional properties become required. Return None if it is impossible."""
     try:
         return _strict(schema)
     except _NotStrictError:
@@ -47,7 +47,7 @@ def _strict(node: Mapping[str, Any]) -> dict[str, Any]:
             raise _NotStrictError(key)
     if not out.keys() & {"type", "enum", "const", "anyOf", "$ref"}:
         raise _NotStrictError("anything at all")
-    if "$ref" in out:  # nothing may stand beside a reference
+    if "$ref" in out:  # strict modes reject other keywords beside a reference
         out = {key: value for key, value in out.items() if key in ("$ref", "$defs")}
     elif words := [f"{key}: {json.dumps(node[key], ensure_ascii=False)}" for key in WORDED_KEYWORDS if key in node]:
         out["description"] = f"{out.get('description', '')} ({', '.join(words)})".strip()

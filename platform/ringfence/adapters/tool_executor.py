@@ -1,4 +1,4 @@
-"""The way of a tool call, from a model's request to its answer, top to bottom."""
+"""The executor of tool calls. The methods stand in the order in which a tool call passes through them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ UNFINISHED = ToolResult.error("the call did not come to an end")
 
 
 def check_arguments(prompt: object, session: object) -> None:
-    """Raise TypeError for what is no prompt, such as a template, and for what is no session."""
+    """Raise TypeError if `prompt` is no Prompt (a template is none) or `session` is no Session."""
     from ringfence.prompt.prompt import Prompt
 
     if not isinstance(prompt, Prompt):
@@ -74,7 +74,7 @@ def check_arguments(prompt: object, session: object) -> None:
 
 @dataclass(slots=True)
 class ToolCallResult:
-    """How a tool call ended: the result, what the model reads, and the receipt."""
+    """The end of a tool call: the result, the text for the model, and the receipt."""
 
     result: ToolResult[Any]
     text: str
@@ -83,7 +83,7 @@ class ToolCallResult:
 
 @dataclass(slots=True)
 class Call:
-    """One tool call: what is known of it while it runs, and how it ended."""
+    """The state of one tool call while it runs, and its outcome."""
 
     name: str
     call_id: str
@@ -92,7 +92,7 @@ class Call:
     context: ToolContext
     params: Any
     recorded: object
-    """For the receipt: the params as they came, copied where a handler could change them."""
+    """The params for the receipt, as the model sent them. They are copied if a handler could change them."""
     started_at: datetime
     clock: float
     verdicts: list[PolicyVerdict]
@@ -100,12 +100,12 @@ class Call:
     result: ToolResult[Any] = UNFINISHED
     rendered: str = ""
     error: BaseException | None = None
-    """Leaves the executor when the call has ended."""
+    """The exception that the executor raises when the call has ended."""
     conflicts: Sequence[str] = ()
     invoked: ToolInvoked | None = None
     receipt: Receipt | None = None
     updates: ReceiptUpdates = ()
-    """Reissued receipts of inner calls that were rolled back with this one."""
+    """The corrected receipts of inner calls that were rolled back with this call."""
 
     def deny(self, policy: str, reason: str | None) -> None:
         self.outcome = "denied"
@@ -121,11 +121,11 @@ class Call:
 
 
 class ToolExecutor:
-    """Runs tool calls of one prompt and session, each a transaction.
+    """Runs tool calls of one prompt and session. Each call is a transaction.
 
-    It is used inside ``with prompt.resources:``. It raises only what ends an evaluation: VisibilityExpansionRequired,
-    PromptEvaluationError (also for a passed deadline, and for a rollback that could not be completed) and what is no
-    `Exception`, such as KeyboardInterrupt; all of it after the rollback.
+    An executor is used inside ``with prompt.resources:``. It raises only exceptions that end an evaluation, after the
+    rollback: VisibilityExpansionRequired, PromptEvaluationError, and exceptions that are no `Exception`, such as
+    KeyboardInterrupt. A passed deadline and an incomplete rollback are PromptEvaluationErrors.
     """
 
     def __init__(
@@ -140,9 +140,9 @@ class ToolExecutor:
         rendered_prompt: RenderedPrompt[Any] | None = None,
         run_context: RunContext | None = None,
     ) -> None:
-        """``rendered_prompt`` is the rendering whose tools are on offer; it is made here where it is not given.
+        """``rendered_prompt`` is the rendering whose tools can be called. By default the prompt is rendered here.
 
-        Raises TypeError for what is no prompt, no session and no limit, and what `Prompt.render` raises.
+        Raises TypeError for an argument of the wrong type, and the errors of `Prompt.render`.
         """
         check_arguments(prompt, session)
         self.prompt = prompt
@@ -160,7 +160,7 @@ class ToolExecutor:
         self._participants = sort_participants((session,))
 
     def call(self, name: str, arguments: Arguments, *, call_id: str | None = None) -> ToolResult[Any]:
-        """Run one tool call; ``arguments`` is a mapping or JSON text."""
+        """Run one tool call and return its result. ``arguments`` is a mapping or JSON text."""
         return self.execute(name, arguments, call_id=call_id).result
 
     def execute(
@@ -172,10 +172,10 @@ class ToolExecutor:
         cancellation: Cancellation | None = None,
         max_answer: int | None = None,
     ) -> ToolCallResult:
-        """`call`, with the text for the model and the receipt. ``max_answer`` is as in `RunOptions`.
+        """Run one tool call as `call` does. Return its result, the text for the model and the receipt.
 
-        A call that is cancelled before its commit point is rolled back, and its outcome is "interrupted". RuntimeError
-        outside of ``with prompt.resources:``.
+        ``max_answer`` is the option of `RunOptions`. A call that is cancelled before its commit point is rolled back,
+        and its outcome is "interrupted". Raises RuntimeError outside of ``with prompt.resources:``.
         """
         call = self._start(name, call_id or new_id(), arguments, cancellation, max_answer)
         transaction = call.transaction
@@ -202,9 +202,9 @@ class ToolExecutor:
             except BaseException as error:
                 interrupts.hold()
                 _fail(call, error)
-        except BaseException as error:  # an interrupt in the one line before the one that holds them back
+        except BaseException as error:  # an interrupt just before `hold`
             _fail(call, error)
-        try:  # No interrupt comes through in here. An earlier one is in `call.error`.
+        try:  # Interrupts are held back in this block. An earlier interrupt is in `call.error`.
             if call.receipt is None:
                 self._roll_back(call)
             self._record(call)
@@ -219,8 +219,8 @@ class ToolExecutor:
     def _start(
         self, name: str, call_id: str, arguments: Arguments, cancellation: Cancellation | None, max_answer: int | None
     ) -> Call:
-        """The call, once observers know of it."""
-        resources = self.prompt.resources.context  # raises outside of the block, before anybody knows of the call
+        """Create the call and publish its start."""
+        resources = self.prompt.resources.context  # raises outside of the block, before the call is published
         if self.options.heartbeat is not None:
             self.options.heartbeat.beat()
         transaction = Transaction(call_id, name, current_call())
@@ -255,8 +255,10 @@ class ToolExecutor:
         return call
 
     def _parse(self, call: Call) -> BoundTool | None:
-        """The tool, with the arguments decoded. None for a call that is rejected: of no tool, or with arguments that do
-        not fit."""
+        """Find the tool and decode the arguments. Return None for a call that is rejected.
+
+        A call is rejected if the tool does not exist or its arguments do not fit.
+        """
         bound = self._tools.get(call.name)
         if bound is None or bound.handler is None:
             known = [name for name, one in self._tools.items() if one.handler is not None]
@@ -268,7 +270,7 @@ class ToolExecutor:
             return None
         try:
             call.params = bound.decode({} if call.arguments in (None, "") else call.arguments)
-        except Exception as error:  # the code of a params class may raise anything
+        except Exception as error:  # code of a params class may raise any exception
             if not isinstance(error, (ValueError, TypeError)):
                 logger.warning("the params of %s could not be made", call.name, exc_info=error)
             call.reject(f"the arguments of {call.name} do not fit: {describe_error(error)}", str(error))
@@ -279,7 +281,7 @@ class ToolExecutor:
         return bound
 
     def _participants_now(self, call: Call) -> Participants:
-        """The session and the live resources, sorted again only when there are others."""
+        """The participants: the session and the live resources. They are sorted again only after a change."""
         assert call.context.scope is not None
         resources = call.context.scope.participants
         if self._resources is not resources:
@@ -287,7 +289,7 @@ class ToolExecutor:
         return self._participants
 
     def _is_permitted(self, call: Call, tool: BoundTool) -> bool:
-        """Ask the policies, of the section and then of the prompt, until one denies; then deadline and cancellation."""
+        """Whether all policies, deadline and cancellation permit the call. The section's policies run first."""
         context = call.context
         saved = call.transaction.save(self.session)
         for policy, verdict, asked in tool.policies:
@@ -311,7 +313,7 @@ class ToolExecutor:
         return True
 
     def _are_effects_permitted(self, call: Call, tool: BoundTool) -> bool:
-        """Ask the effect policies until one denies. What they read does not count as read by the call."""
+        """Whether all effect policies permit the call. Their reads are not part of the call's read set."""
         transaction = call.transaction
         saved, reads = self.session.begin(transaction), {lock: dict(paths) for lock, paths in transaction.reads.items()}
         changes = [change for changes in transaction.changes.values() for change in changes]
@@ -334,7 +336,7 @@ class ToolExecutor:
     def _verdict(
         self, call: Call, policy: Policy, decision: PolicyDecision, allowed: PolicyVerdict, saved: Any
     ) -> PolicyVerdict:
-        """The verdict that a decision is. TypeError where it is none, or the policy changed the session."""
+        """Return the verdict of a decision. Raises TypeError if it is no decision or the policy changed the session."""
         if not isinstance(decision, PolicyDecision) or type(decision.allowed) is not bool:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"it answered {decision!r}, which is no PolicyDecision that says yes or no")
         if self._restored(call, saved):
@@ -342,7 +344,7 @@ class ToolExecutor:
         return allowed if decision.allowed else PolicyVerdict(policy.name, False, decision.reason)
 
     def _verdict_of_error(self, call: Call, policy: Policy, error: BaseException, saved: Any) -> PolicyVerdict:
-        """A policy that raises denies, and has changed nothing. What is no `Exception` propagates."""
+        """Return the denial of a policy that raised, after restoring the session. Re-raises what is no `Exception`."""
         self._restored(call, saved)
         if not isinstance(error, Exception):
             raise error
@@ -350,22 +352,22 @@ class ToolExecutor:
         return PolicyVerdict(policy.name, False, f"the policy could not decide: {describe_error(error)}")
 
     def _restored(self, call: Call, saved: Any) -> bool:
-        """Whether a policy had changed the session, which is restored."""
+        """Restore the session if a policy has changed it. Return whether it had changed."""
         if not self.session.changed(saved):
             return False
         with self.session.lock.mutex:
-            if self.session.lock.holder is not call.transaction:  # an outer call has ended: it may be another's by now
+            if self.session.lock.holder is not call.transaction:  # an outer call has ended: another may hold it
                 raise CallEndedError(f"the call that made {call.transaction!r} has ended")
             self.session.rollback(saved)
             return True
 
     def _run(self, call: Call, tool: BoundTool) -> None:
-        """Run the handler in its resource scope. From its end on nothing changes through this call."""
+        """Run the handler in its resource scope. After the handler's end, nothing can change through this call."""
         context, transaction = call.context, call.transaction
         assert tool.handler is not None
         assert context.scope is not None
         if tool.opaque:
-            _ = context.filesystem  # one that is constructed on demand joins the call now
+            _ = context.filesystem  # constructs a lazy one now, as a participant of the call
             if not transaction.tracks_external_writes():
                 raise TransactionError(
                     f"{call.name} runs programs, and no filesystem of this prompt scans for their changes: bind that "
@@ -379,10 +381,10 @@ class ToolExecutor:
             call.error = expansion  # the call has done its work: it commits, and then the loop renders again
             result = ToolResult[Any](str(expansion), None)
         context.scope.close()
-        # By the real type: `isinstance` believes a `__class__` that lies.
+        # The real type counts: `isinstance` trusts a `__class__` attribute that lies.
         if not issubclass(type(result), ToolResult) or not isinstance(result.message, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"its handler returned {type(result).__name__}, not a ToolResult with a text for a message")
-        if type(result.message) is not str:  # a subclass may do anything when it is formatted
+        if type(result.message) is not str:  # formatting a subclass could run its code
             result = replace(result, message=str.__str__(result.message))
         if type(result.success) is not bool:
             raise TypeError(f"its handler returned a ToolResult with success={result.success!r}: it is True or False")
@@ -397,7 +399,7 @@ class ToolExecutor:
             call.result = replace(result, value=result.value.with_changes(transaction.all_changes()))
 
     def _settle(self, call: Call, tool: BoundTool) -> None:
-        """Do everything that may still turn a successful call into a failed one."""
+        """Do all steps before the commit point that can still fail."""
         transaction, result = call.transaction, call.result
         if (
             result.success
@@ -405,7 +407,7 @@ class ToolExecutor:
             and transaction.changes
             and not self._are_effects_permitted(call, tool)
         ):
-            if (code := exit_code_of(result.value)) is not None:  # what a command found out was paid for
+            if (code := exit_code_of(result.value)) is not None:  # also of a failed call
                 message = f"{call.result.message}; it had ended with exit code {code}, and its changes are rolled back"
                 call.result = replace(result, message=message, success=False)
                 call.rendered = "" if result.exclude_value_from_context else result.render()
@@ -428,7 +430,7 @@ class ToolExecutor:
                     f"the policy {policy.name} failed on the result: {describe_error(error)}"
                 ) from error
         call.invoked = self._event(call)
-        with self.session.lock.mutex:  # so that no outer call rolls back meanwhile
+        with self.session.lock.mutex:  # no outer call can roll back meanwhile
             if transaction.ended:
                 raise call.ended_error()
             self.session.apply(call.invoked, to="state")
@@ -440,7 +442,7 @@ class ToolExecutor:
         call.outcome = "committed"
 
     def _commit(self, call: Call) -> None:
-        """The commit point. What fails here rolls back like anything else."""
+        """Commit the transaction. A failure here rolls the call back."""
         call.receipt = self._receipt(call)
         try:
             step = call.transaction.commit(call.receipt)
@@ -451,7 +453,7 @@ class ToolExecutor:
             call.receipt = replace(call.receipt, commit=step.commit)
 
     def _roll_back(self, call: Call) -> None:
-        """Close the call's own resources, if its handler left them open; then restore everything."""
+        """Close the call's own resources, if its handler left them open, and roll all participants back."""
         assert call.context.scope is not None
         try:
             call.context.scope.close()
@@ -494,7 +496,7 @@ class ToolExecutor:
             call.updates = transaction.merge_into_parent((self.session, call.receipt))
 
     def _publish(self, call: Call) -> None:
-        """Notify observers. Nothing that they do undoes the call."""
+        """Publish the end of the call. An observer's error does not roll the call back."""
         for event in (call.invoked, call.receipt):
             if event is not None:
                 self.session.notify(event)
@@ -533,7 +535,7 @@ class ToolExecutor:
         )
 
     def _receipt(self, call: Call) -> Receipt:
-        # The first ten by place: of more than fifteen names the interpreter makes a dictionary.
+        # The first ten arguments are positional: with more than fifteen keywords the interpreter makes a dictionary.
         return Receipt(
             new_id(),
             call.call_id,
@@ -566,10 +568,13 @@ _EXPECTED = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirector
 
 
 def _log(call: Call, error: Exception) -> None:
-    """Log a mistake in a handler as a warning; what a model can mend, and a reducer's error, which is logged, not."""
+    """Log an error in a handler as a warning.
+
+    An error that the model can correct is not logged. The session has logged the error of a reducer.
+    """
     problem = error.__cause__ if isinstance(error, TransactionError) else None
     if any(problem is one and one.__cause__ is not None for one in call.transaction.problems):
-        return  # the session has logged what a reducer raised
+        return  # the session has logged it
     stale = isinstance(error, OSError) and error.errno in (errno.ESTALE, errno.ELOOP)
     level = logging.DEBUG if stale or isinstance(error, _EXPECTED) else logging.WARNING
     logger.log(level, "%s failed", call.name, exc_info=error)
@@ -579,7 +584,7 @@ _MISTAKES = (TypeError, AttributeError, LookupError, NameError, ArithmeticError,
 
 
 def _place(error: Exception) -> str:
-    """Where a mistake in somebody's own code was made: the innermost file and line outside of this package."""
+    """The place of an error in the user's code: the innermost file and line outside of this package."""
     if not isinstance(error, _MISTAKES):
         return ""
     own = [
@@ -591,7 +596,7 @@ def _place(error: Exception) -> str:
 
 
 def _fail(call: Call, error: BaseException) -> None:
-    """Turn an exception into a message for the model, or into something that leaves the loop as well."""
+    """Set the call's failed result from an exception. Some exceptions also end the evaluation."""
     call.rendered = ""
     if call.outcome == "committed":
         call.outcome = "failed"
