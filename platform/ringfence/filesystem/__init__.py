@@ -1,4 +1,4 @@
-"""Filesystems: the protocol, what its methods answer with, and the one in memory."""
+"""Filesystems: the protocol, the values that its methods return, and the filesystem in memory."""
 
 from ringfence.filesystem.memory import InMemoryFilesystem
 from ringfence.filesystem.protocol import (

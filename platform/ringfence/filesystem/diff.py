@@ -1,4 +1,4 @@
-"""Unified diffs, written: such that ``git apply`` makes of one state exactly the other."""
+"""The writer of unified diffs. ``git apply`` turns the old state into exactly the new one."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from ringfence.participants import Change, FileVersion
 
 CONTEXT_LINES = 3
 MAX_COMPARED_LINES = 10_000
-"""More lines without one in common that both files have just once are given whole, old and new."""
+"""The limit of lines that are compared between two anchors (`_anchors`). Longer stretches are replaced whole."""
 MAX_WEIGHED_LINES = 1_000
-"""Up to here, lines that occur very often are compared like any other."""
+"""The number of lines up to which frequent lines are compared like all others."""
 BINARY_LINE_BYTES = 52
 REVERSIBLE_BYTES = 1 << 20
-"""Of a longer binary file only what it becomes is given: the patch can be applied, and not with ``git apply -R``."""
+"""The longest binary file whose patch has the old bytes too. A longer file's patch cannot be reverted by git."""
 
 _Row: TypeAlias = "tuple[int, int, _Row | None]"
 _TO_QUOTE = re.compile(rb'[\x00-\x1f\x7f"\\]')
@@ -33,18 +33,18 @@ _C_NAMES = dict(zip(b'\a\b\t\n\v\f\r"\\', b'abtnvfr"\\', strict=True))
 
 @dataclass(frozen=True, slots=True)
 class FileState:
-    """What git knows of a file: its bytes (of a symlink, its target) and its mode."""
+    """A file as git knows it: its bytes and its mode. The bytes of a symlink are its target."""
 
     content: bytes
     mode: int = REGULAR
 
 
 def patch_of(changes: Sequence[Change], before: Callable[[str], bytes], after: Callable[[str], bytes]) -> bytes:
-    """The patch for a change set; ``before`` and ``after`` give the bytes of its files by path, and are only asked for
-    those that differ. Directories, and permissions other than to execute, are nothing that a patch can hold. A file
-    or link that is gone and one that is new and the same are a rename.
+    """Return the patch for a change set.
 
-    Deletions and renames come first, so that a directory can take a file's place.
+    ``before`` and ``after`` return the bytes of a file by its path. They are called only for files whose bytes differ.
+    The patch leaves out directories and all permissions except to execute. A deleted file and an equal new file become
+    a rename. Links become renames too. Deletions and renames come first: a directory can then take a file's place.
     """
     first: list[bytes] = []
     written: list[bytes] = []
@@ -64,8 +64,10 @@ def patch_of(changes: Sequence[Change], before: Callable[[str], bytes], after: C
 
 
 def moved(changes: Sequence[Change]) -> dict[str, Change]:
-    """By the path of each file or link that is new, the change of one that is gone and was alike, if there is any: of
-    several, as git has it, rather one of the same name. Not where one path is above the other, which no patch can say.
+    """Map the path of each new file or link to the change that deleted an equal one: the two are a rename.
+
+    Of several equal deleted files, one with the same name is taken, as git does. A path below the other is no rename,
+    since a patch cannot express it.
     """
     gone = [(known, one) for one in changes if one.after is None and (known := _identity(one.before))]
     new = [(known, one) for one in changes if one.before is None and (known := _identity(one.after))]
@@ -86,7 +88,7 @@ def moved(changes: Sequence[Change]) -> dict[str, Change]:
 
 
 def _identity(version: FileVersion | None) -> tuple[str, str] | None:
-    """What a file or a link of the same kind has in common with another one that is the same."""
+    """The key by which files or links are equal: kind and content. None for what cannot be renamed."""
     if version is None or version.kind == "directory":
         return None
     return version.kind, (version.content_hash if version.kind == "file" else version.target) or ""
@@ -115,10 +117,9 @@ def _content(path: str, version: FileVersion | None, read: Callable[[str], bytes
 
 
 def unified_diff(path: str, before: FileState | None, after: FileState | None) -> bytes:
-    """One file's part of a patch, b"" if nothing differs. None is no file; bytes, since a file need not be UTF-8.
+    """Return one file's part of a patch, or b"" if nothing differs. None stands for no file.
 
-    A file with a NUL is binary: it is given whole, compressed, and what it was, too, unless that is long
-    (`REVERSIBLE_BYTES`).
+    A file with a NUL is binary. Its patch has the new bytes, compressed, and the old ones up to `REVERSIBLE_BYTES`.
     """
     if before == after:
         return b""
@@ -135,7 +136,7 @@ def unified_diff(path: str, before: FileState | None, after: FileState | None) -
 
 
 def rename_patch(old: str, new: str, *, modes: tuple[int | None, int | None] = (None, None)) -> bytes:
-    """The part of a patch that gives a file another path, and maybe another mode, and says nothing of its bytes."""
+    """Return the part of a patch that renames a file and keeps its bytes. ``modes`` are the old and the new one."""
     one, other = (path.encode("utf-8", "surrogateescape") for path in (old, new))
     renamed = b"similarity index 100%%\nrename from %s\nrename to %s\n" % (_quoted(one), _quoted(other))
     return _header(one, other, *modes) + renamed
@@ -164,7 +165,7 @@ def _blob_name(content: bytes) -> str:
 
 
 def _quoted(name: bytes) -> bytes:
-    """A name as git takes it: as it is, or in quotes if it has something that cannot stand in a line of UTF-8."""
+    """Quote a name as git does, if it has bytes that cannot stand in a line of UTF-8. Other names are unchanged."""
     try:
         name.decode()
         escaped = _TO_QUOTE.sub(_escaped, name)
@@ -184,7 +185,7 @@ def _text(raw: bytes, before: FileState | None, after: FileState | None) -> Iter
         return
     for sign, prefix, state in ((b"---", b"a/", before), (b"+++", b"b/", after)):
         name = _quoted(prefix + raw)
-        # Where a name has a blank, a tab says that what follows is no part of it.
+        # A tab marks the end of a name with a blank.
         yield b"%s %s\n" % (
             sign,
             b"/dev/null" if state is None else name + (b"\t" if b" " in raw and name[:1] != b'"' else b""),
@@ -206,12 +207,12 @@ def _marked(mark: bytes, lines: Sequence[bytes]) -> Iterator[bytes]:
 
 def _range(start: int, end: int) -> bytes:
     count = end - start
-    # Of no lines, the one before is named.
+    # An empty range names the line before it.
     return b"%d" % (start + 1) if count == 1 else b"%d,%d" % (start + 1 if count else start, count)
 
 
 class _Matcher(SequenceMatcher[bytes]):
-    """difflib between lines that certainly belong together: alone it takes the square of the number of changes."""
+    """A SequenceMatcher that compares only between anchors. Without them, its time is quadratic in the changes."""
 
     a: Sequence[bytes]
     b: Sequence[bytes]
@@ -239,7 +240,7 @@ def _blocks(old: Sequence[bytes], new: Sequence[bytes]) -> Sequence[Match]:
 
 
 def _anchors(old: Sequence[bytes], new: Sequence[bytes]) -> list[Match]:
-    """Equal lines, in order: those at both ends, and between them the longest row of lines that both have just once."""
+    """Return runs of equal lines in order: the common head and tail, and the longest chain of unique common lines."""
     top, shorter = 0, min(len(old), len(new))
     while top < shorter and old[top] == new[top]:
         top += 1
@@ -251,8 +252,8 @@ def _anchors(old: Sequence[bytes], new: Sequence[bytes]) -> list[Match]:
         for lines in (old, new)
         for times in [Counter(lines[top : len(lines) - bottom])]
     )
-    # The longest increasing row, by patience sorting: the last line of the best row of each length, and the row itself
-    # as (old line, new line, the row before it).
+    # The longest increasing chain, by patience sorting. `ends` has the last new line of the best chain of each length.
+    # A chain is (old line, new line, chain before).
     ends: list[int] = []
     rows: list[_Row] = []
     for line, at in once.items():

@@ -1,4 +1,4 @@
-"""Replacing text in a file's bytes: exact about every byte outside of the match, helpful where nothing matches."""
+"""Replace text in a file's bytes. Bytes outside of the match never change. An error shows text that nearly matches."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from ringfence.filesystem.protocol import DEFAULT_READ_LIMIT, MAX_TEXT_BYTES, RE
 LineT = TypeVar("LineT", str, bytes)
 
 MAX_LISTED = 20
-"""Line numbers that an error lists."""
+"""The number of line numbers that an error lists."""
 MAX_COUNTED = 10_000
 MAX_HINT_BYTES = 8_000_000
-"""In a larger file nothing is looked for that is merely near."""
+"""The largest file in which near matches are searched for a hint."""
 MAX_COMPARED_LINES = 200_000
 MAX_COMPARED_CHARACTERS = 199
-"""Of one line; in a longer one difflib passes over letters that occur often."""
+"""The number of characters of a line that are compared. In a longer line, difflib ignores frequent characters."""
 MAX_HINTS = 3
 MAX_SHOWN_CHARACTERS = 200
-"""Of one line, in a hint."""
+"""The number of characters of a line that a hint quotes."""
 MAX_SHOWN_LINES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """A file after a replacement; ``lines`` are the lines (from 1) of `content` at which each of ``count`` begins."""
+    """A file after ``count`` replacements. ``lines`` has the line of `content`, from 1, where each of them begins."""
 
     content: bytes
     count: int
@@ -44,16 +44,17 @@ class Edit:
 
 
 def replace_exact(content: bytes, old: str, new: str, *, replace_all: bool = False) -> Edit:
-    """Replace the one place (``replace_all``: every place) where `old` stands, and no byte elsewhere.
+    """Replace the only occurrence of `old` by `new`, or every occurrence with ``replace_all``.
 
-    Text is matched in UTF-8, byte for byte, except for line ends: a ``\\n`` of `old` matches ``\\r\\n`` too, and the
-    replacement gets the line ends of what it replaces, line by line where those are mixed. Who writes ``\\r`` means
-    it: an `old` with one is looked for as it is first, and a `new` with one is then written as it is. Places that
-    differ only in their line ends look the same to whoever wrote `old`, so they count as several.
+    Text is matched in UTF-8, byte for byte. Line ends are the exception: a ``\\n`` of `old` matches ``\\r\\n`` too, and
+    the replacement gets the line ends of the text that it replaces. Mixed line ends are kept line by line.
+
+    An `old` with a ``\\r`` is first searched exactly. If it occurs, a `new` with a ``\\r`` is written exactly.
+    Occurrences that differ only in their line ends count as several occurrences.
 
     Raises:
-        ValueError: `old` is empty or is `new`, does not occur (the message shows what is near and how it differs) or
-            occurs more than once without ``replace_all`` (the message lists the lines).
+        ValueError: `old` is empty, equals `new` or does not occur (the message shows near matches), or occurs more
+            than once without ``replace_all`` (the message lists the lines).
     """
     if not old:
         raise ValueError("old_string is empty: quote the text that is to be replaced")
@@ -66,7 +67,7 @@ def replace_exact(content: bytes, old: str, new: str, *, replace_all: bool = Fal
     else:
         text, wanted = _Ends(content, b"\r\n"), literal.replace(b"\r\n", b"\n")
         ends_follow_file = "\r" in old or "\r" not in new
-    # Overlapping places count as well: which of them was meant cannot be told.
+    # Overlapping occurrences count too, since each of them could be meant.
     starts = list(islice(_places(text.plain, wanted, 1), MAX_COUNTED + 1))
     if not starts:
         raise ValueError(_describe_miss(content, old, new))
@@ -91,7 +92,7 @@ def replace_exact(content: bytes, old: str, new: str, *, replace_all: bool = Fal
 
 
 class _Ends:
-    """A file's bytes with each ``\\r\\n`` as ``\\n``, and the way back from positions there to positions in it."""
+    """A file's bytes with each ``\\r\\n`` as ``\\n``. It maps positions in them to positions in the file."""
 
     def __init__(self, content: bytes, end: bytes) -> None:
         found = re.finditer(end, content) if end and end in content else ()
@@ -103,7 +104,7 @@ class _Ends:
 
 
 def _places(content: LineT, wanted: LineT, step: int) -> Iterator[int]:
-    # Not by a regular expression: that is quadratic on a file of one repeated letter, `bytes.find` is linear.
+    # `bytes.find` is linear. A regular expression is quadratic on a file of one repeated letter.
     start = content.find(wanted)
     while start >= 0:
         yield start
@@ -111,13 +112,13 @@ def _places(content: LineT, wanted: LineT, step: int) -> Iterator[int]:
 
 
 def _with_ends(content: bytes, start: int, end: int, old: str, new: str) -> bytes:
-    """`new` with the line ends of what it replaces, from `start` to `end`, or else of the line that it is in."""
+    """Return `new` with the line ends of the bytes from `start` to `end`, or else of the line around them."""
     wanted = [line.encode() for line in new.replace("\r\n", "\n").split("\n")]
     ends = re.findall(rb"\r?\n", content[start:end])
     if len(set(ends)) <= 1:
         return (ends[0] if ends else line_end_at(content, end)).join(wanted)
-    # Mixed ends: the lines that old and new share at the top and at the bottom keep their own, what is between takes
-    # the end that follows the shared top.
+    # Mixed ends: lines that old and new share at the top and bottom keep their own ends. The lines between get the end
+    # that follows the shared top.
     given = [line.encode() for line in old.replace("\r\n", "\n").split("\n")]
     breaks = len(wanted) - 1
     top = min(_shared(given, wanted), len(ends))
@@ -134,7 +135,7 @@ def _shared(one: Sequence[bytes], other: Sequence[bytes]) -> int:
 
 
 def line_end_at(content: bytes, position: int) -> bytes:
-    """The line end that the file uses at `position`: the next one, else the one before, else ``\\n``."""
+    """The line end of the file at `position`: the next line end, or else the previous one, or else ``\\n``."""
     found = content.find(b"\n", position)
     if found < 0:
         found = content.rfind(b"\n", 0, position)
@@ -158,7 +159,7 @@ def _describe_places(content: bytes, starts: Sequence[int]) -> str:
     )
 
 
-# -- what to say where nothing matches
+# -- hints for text that does not match
 
 _PLAIN: dict[int, str] = {
     **dict.fromkeys([0xA0, 0x1680, *range(0x2000, 0x200B), 0x202F, 0x205F, 0x3000], " "),
@@ -167,14 +168,14 @@ _PLAIN: dict[int, str] = {
     **dict.fromkeys([0x201C, 0x201D, 0x201E], '"'),
     **dict.fromkeys([*range(0x2010, 0x2016), 0x2212], "-"),
 }
-"""Blanks, invisible characters, quotes and dashes, and what they look like."""
+"""Maps special blanks, invisible characters, quotes and dashes to the plain text that they look like."""
 _KEYED = {code: plain.strip() for code, plain in _PLAIN.items()} | dict.fromkeys(map(ord, " \t\r\f\v"), "")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 _NUMBERED = re.compile(r"^ *\d+(?: \| ?|\t|\u2192|: )", re.MULTILINE)
 
 
 def describe_difference(one: str, other: str) -> str:
-    """In words, how two texts that look alike differ ("tabs against spaces"); "" for texts that do not."""
+    """Describe how two texts that look alike differ ("tabs against spaces"). Return "" if they do not look alike."""
     if _key(one) != _key(other):
         return ""
     words: list[str] = []
@@ -205,7 +206,7 @@ def _squeezed(line: str) -> str:
 
 
 def _key(text: str) -> str:
-    """The same for texts that look alike: without blanks, in lower case, with plain quotes and dashes."""
+    """The key that texts of equal appearance share: no blanks, lower case, plain quotes and dashes."""
     return text.translate(_KEYED).casefold()
 
 
@@ -258,8 +259,10 @@ def _near_misses(content: bytes, old: str) -> Iterator[str]:
 
 
 def _describe_likeness(old: str, there: str) -> str:
-    """In words, how `old` differs from the lines there that look like it. It may begin and end within a line, so blanks
-    around it count only where it has some itself."""
+    """Describe how `old` differs from the lines of `there`, which look like it.
+
+    `old` may begin and end within a line. Blanks around it count only if it has some itself.
+    """
     there = there if old[:1].isspace() else there.lstrip()
     there = there if old[-1:].isspace() else there.rstrip()
     return describe_difference(old, there) or "blanks, upper and lower case, quotes or dashes"
@@ -268,7 +271,7 @@ def _describe_likeness(old: str, there: str) -> str:
 def _similar(
     lines: Sequence[str], keys: Sequence[str], wanted: Sequence[str], wanted_keys: Sequence[str]
 ) -> Iterator[str]:
-    """The place where most of the wanted lines stand, or else the lines that are most like the longest of them."""
+    """Yield the lines at the best place for the wanted lines, or else the lines most like the longest of them."""
     best = best_place(keys, wanted_keys)
     counted = sum(1 for key in wanted_keys if key)
     if best is not None and counted > 1 and best[1] * 2 >= counted:
@@ -287,9 +290,10 @@ def _similar(
 
 
 def best_place(lines: Sequence[LineT], wanted: Sequence[LineT], *, near: int = 0) -> tuple[int, int] | None:
-    """Where most of the wanted lines stand in their order and distance, and how many; of several places the nearest.
+    """Return the place at which most of the wanted lines match in order and distance, and the number of matches.
 
-    Empty lines, and lines that occur very often, say nothing about a place and are not counted: the cost is bounded.
+    Of several such places, the one nearest to ``near`` is returned. Empty and very frequent lines are not counted,
+    which bounds the cost.
     """
     places: dict[LineT, list[int]] = {line: [] for line in wanted if line}
     for at, line in enumerate(lines):
@@ -306,8 +310,10 @@ def best_place(lines: Sequence[LineT], wanted: Sequence[LineT], *, near: int = 0
 
 
 def _nearest_lines(keys: Sequence[str], wanted: str) -> list[int]:
-    """The lines most like one, best first; of lines that are the same the first. Substrings find the few that are worth
-    a real comparison."""
+    """Return the indices of the lines most like `wanted`, the best first. Of equal lines, only the first is returned.
+
+    Common substrings select the few lines that are compared in full.
+    """
     wanted = wanted[:MAX_COMPARED_CHARACTERS]
     size = 4 if len(wanted) >= 8 else 2
     parts = {wanted[at : at + size] for at in range(0, max(1, len(wanted) - size + 1), max(1, len(wanted) // 16))}
@@ -328,7 +334,7 @@ def _quote_lines(lines: Sequence[str], start: int, count: int) -> str:
 
 
 def quote_line(line: str) -> str:
-    """A line in quotes, to be copied from: control characters other than tabs escaped, and cut where it is long."""
+    """Quote a line for a hint. Control characters except tabs are escaped, and a long line is cut."""
     cut = line if len(line) <= MAX_SHOWN_CHARACTERS else line[:MAX_SHOWN_CHARACTERS] + "..."
     return "'" + _CONTROL.sub(lambda match: repr(match.group())[1:-1], cut) + "'"
 
@@ -338,7 +344,7 @@ _CHUNK_BYTES = 1 << 14
 
 
 def count_newlines(content: bytes) -> list[int]:
-    """How many ``\\n`` come before the end of each chunk: with them, `line_window` reads no more than its window."""
+    """Count the ``\\n`` before the end of each chunk. With these counts, `line_window` reads only its window."""
     chunks = range(0, len(content), _CHUNK_BYTES)
     return list(accumulate(content.count(b"\n", start, start + _CHUNK_BYTES) for start in chunks))
 
@@ -346,14 +352,13 @@ def count_newlines(content: bytes) -> list[int]:
 def line_window(
     content: bytes, offset: int, limit: int | None, encoding: str, path: str, newlines: Sequence[int] | None = None
 ) -> tuple[str, int, int]:
-    """The text of lines ``offset`` to ``offset + limit``, how many lines that is, and how many there are in all.
+    """Return the text of lines ``offset`` to ``offset + limit``, the number of these lines, and of all lines.
 
-    Lines end at \\n (a \\r before it belongs to the end), and at nothing else. ``limit`` is as in `Filesystem.read`.
-    Only the window is decoded, where the encoding lets a line end be recognised before that. ``newlines`` is
-    `count_newlines` of the content, where that is known.
+    Lines end only at \\n or \\r\\n. ``limit`` is as in `Filesystem.read`. Only the window is decoded, if line ends can
+    be recognised in the encoding's bytes. ``newlines`` is `count_newlines` of the content, if the caller knows it.
 
     Raises:
-        ValueError: a bad window, an unknown encoding, or bytes that do not decode; ``path`` is for the message.
+        ValueError: The window is bad, the encoding is unknown, or bytes do not decode. The message names ``path``.
     """
     if offset < 0:
         raise ValueError(f"offset counts lines from 0, it cannot be {offset}")
@@ -376,7 +381,7 @@ def line_window(
 
 
 def _line_start(content: bytes, newlines: Sequence[int], line: int) -> int:
-    """Where a line begins, from 0; the end of the content if there is none."""
+    """The position at which a line (from 0) begins. It is the end of the content for a line after the last one."""
     if line == 0:
         return 0
     chunk = bisect_left(newlines, line)
@@ -407,11 +412,11 @@ def _decoded(content: bytes, encoding: str, path: str) -> str:
 
 
 def read_host_text(path: Path) -> str:
-    """The UTF-8 text of a file. A device or a pipe may have no end, and would take all of the machine's memory.
+    """Read the UTF-8 text of a host file. The length is limited: a device or a pipe may never end.
 
     Raises:
-        ValueError: it is longer than MAX_TEXT_BYTES, or not UTF-8.
-        OSError: it cannot be read.
+        ValueError: The file is longer than MAX_TEXT_BYTES, or not UTF-8.
+        OSError: The file cannot be read.
     """
     with path.open(encoding="utf-8") as file:
         text = file.read(MAX_TEXT_BYTES + 1)

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 _KEPT_TEXT_BYTES = 1 << 18
-"""Up to this size a file keeps what reading it answered; agents read most files more than once."""
+"""The largest file that caches the results of its reads. Agents read most files more than once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,10 +58,10 @@ class MemorySnapshot(FilesystemSnapshot):
 
 
 class InMemoryFilesystem(Transactional):
-    """A workspace in memory: nothing outlives the process, and every state can be kept for the price of a pointer.
+    """A workspace in memory. It ends with the process. A snapshot costs O(1).
 
-    Permission bits are kept and not enforced. ``clock`` gives nanoseconds since 1970 and is what times are taken
-    from. `for_call` gives further objects over the same files, equal to this one.
+    Permission bits are stored and not enforced. ``clock`` returns nanoseconds since 1970, for the times of files.
+    `for_call` returns further objects over the same files, which are equal to this one.
     """
 
     durable = False
@@ -273,7 +273,7 @@ class InMemoryFilesystem(Transactional):
         normal = normalise(path)
         top = self._tree.find(normal)[1]
         if not isinstance(top, Directory):
-            top = Directory(0, 0, 0, 0)  # so that a bad pattern is an error here too
+            top = Directory(0, 0, 0, 0)  # an empty tree: a bad pattern is an error here too
         return glob_below(pattern, self._tree, top, _prefix(normal))
 
     def grep(
@@ -319,7 +319,7 @@ class InMemoryFilesystem(Transactional):
         return differences(self._state(since), self._tree.root)
 
     def begin(self, call: CallInfo) -> Savepoint:
-        # Without the mutex: whoever was in the middle of a change finished it before `call` got the lock.
+        # No mutex is needed: every change has finished before `call` acquires the lock.
         return self._tree.savepoint(outermost=call.parent is None)
 
     def commit(self, mark: Savepoint, receipt: object) -> Step | None:
@@ -327,25 +327,25 @@ class InMemoryFilesystem(Transactional):
         return None
 
     def rollback(self, mark: Savepoint) -> RollbackReport:
-        # A thread of the call that is in the middle of a change finishes it first, else it would come after the end.
+        # A change that a thread of the call has begun finishes first. Otherwise it would come after the end.
         with self.lock.mutex:
             self._tree.roll_back(mark)
         return CLEAN
 
     def load(self, path: str, content: bytes, *, mode: int = 0o644, mtime_ns: int | None = None) -> None:
-        """Set a file with its permission bits and time, as mounts do. A read-only filesystem gets its files so."""
+        """Store a file with its permission bits and time. This also fills a read-only filesystem."""
         with self.lock.mutex:
             place, now = self._loading(below_root(path), File, os_error(errno.EISDIR, path))
             self._tree.put(place, File(content, mode, now if mtime_ns is None else mtime_ns, now))
 
     def load_directory(self, path: str, *, mode: int = 0o755, mtime_ns: int | None = None) -> None:
-        """Set a directory's permission bits and time. Loading something into it afterwards changes the time again."""
+        """Set a directory's permission bits and time. Loading a file into it afterwards changes the time again."""
         with self.lock.mutex:
             place, _ = self._loading(normalise(path), Directory, os_error(errno.EEXIST, path))
             self._tree.set_directory(place, mode=mode, mtime_ns=mtime_ns)
 
     def load_symlink(self, path: str, target: str, *, mtime_ns: int | None = None) -> None:
-        """Set a link with its time."""
+        """Store a symlink with its time."""
         check_link_target(target)
         with self.lock.mutex:
             place, now = self._loading(below_root(path), Link, os_error(errno.EEXIST, path))
@@ -353,7 +353,7 @@ class InMemoryFilesystem(Transactional):
             self._tree.put(place, Link(one_encoding(target, "link's target"), modified, now))
 
     def _loading(self, normal: str, kind: type[Node], otherwise: OSError) -> tuple[str, int]:
-        """Where something of a kind is to be loaded, and the time. Raises ``otherwise`` where another kind is there."""
+        """Return the path at which a node is loaded, and the time. Raises ``otherwise`` if another kind is there."""
         self._admit(loading=True)
         place, node = self._place(normal, follow=kind is not Link)
         if node is not None and type(node) is not kind:
@@ -368,7 +368,7 @@ class InMemoryFilesystem(Transactional):
             self.lock.check_access(self, call)
 
     def _innermost_call(self) -> CallInfo | None:
-        """Of the call that this object belongs to and the one that runs here, the inner one."""
+        """The inner one of two calls: the call of this object, and the call that runs in this thread."""
         call, own = current_call(), self._call
         if call is None or call is own:
             return own
@@ -388,7 +388,7 @@ class InMemoryFilesystem(Transactional):
 
     def _existing(self, normal: str) -> tuple[str, File | Directory]:
         place, node = self._itself(normal, follow=True)
-        assert not isinstance(node, Link)  # one that is followed is none
+        assert not isinstance(node, Link)  # a followed path never ends at a link
         return place, node
 
     def _itself(self, normal: str, *, follow: bool = False) -> tuple[str, Node]:
@@ -413,7 +413,7 @@ class InMemoryFilesystem(Transactional):
         raise os_error(errno.EISDIR, normal)
 
     def _place(self, normal: str, *, follow: bool = True, parents: bool = True) -> tuple[str, Node | None]:
-        """Where something is to be made or replaced. Raises what stands against it, before anything is changed."""
+        """Return the resolved path to create or replace, and its node. Raises before a change that is not possible."""
         place, node, obstacle = self._tree.find(normal, follow=follow)
         if obstacle is not None:
             raise obstacle
@@ -423,7 +423,7 @@ class InMemoryFilesystem(Transactional):
 
 
 def moment(ns: int) -> datetime:
-    """Nanoseconds since 1970 as a time in UTC, at the edge of what a datetime holds where they are beyond it."""
+    """Convert nanoseconds since 1970 to a datetime in UTC, clamped to the range of datetime."""
     try:
         return datetime.fromtimestamp(ns // 1000 / 1e6, UTC)
     except (ValueError, OverflowError):

@@ -1,4 +1,4 @@
-"""Patches of files, and how they are applied to a file's bytes: exactly."""
+"""Patches of single files, and their exact application to a file's bytes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Literal
 from ringfence.filesystem.edits import best_place, describe_difference, line_end_at, quote_line
 
 REGULAR, EXECUTABLE, SYMLINK = 0o100644, 0o100755, 0o120000
-"""The modes that git gives to files."""
+"""The modes of files in git."""
 
 LineKind = Literal[" ", "-", "+"]
 EACH_LINE = "each line of a hunk begins with ' ' (stays), '-' (goes) or '+' (comes)"
@@ -20,18 +20,18 @@ MAX_LISTED = 20
 
 @dataclass(frozen=True, slots=True)
 class Hunk:
-    """Lines that stay, go and come, each with its line end (none where the file has no final newline)."""
+    """Context lines, old lines and new lines, each with its line end. A last line may have no line end."""
 
     header: str
     start: int | None
-    """The line, from 1, at which it says it begins in the old file; None where it does not say."""
+    """The line of the old file, from 1, at which the hunk states to begin. None if it states no line."""
     lines: tuple[tuple[LineKind, bytes], ...]
     anchors: tuple[bytes, ...] = ()
-    """Lines that come before it, one after the other; blanks around them do not count."""
+    """Lines of the file that stand above the hunk, in order. Blanks around them do not count."""
     at_end: bool = False
-    """Whether its last old line is the last of the file."""
+    """Whether the hunk's last old line is the last line of the file."""
     marks_end: bool = True
-    """Whether it says where a file has no final newline. If not, the file's own end stays."""
+    """Whether the hunk marks a missing final newline. Otherwise the end of the file stays unchanged."""
 
     @property
     def old(self) -> list[bytes]:
@@ -43,17 +43,17 @@ class Hunk:
 
     @property
     def index(self) -> int:
-        """The stated place, from 0. A hunk without old lines states the line before it."""
+        """The stated place as an index from 0. A hunk without old lines states the line before its place."""
         start = self.start or 0
         return start if not self.old else max(start - 1, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class FilePatch:
-    """What a patch does to one file. Paths are as the patch has them, less git's ``a/`` and ``b/``.
+    """The part of a patch for one file. Paths are as in the patch, without git's ``a/`` and ``b/``.
 
-    Without a ``source`` it creates, without a ``target`` it deletes; two that differ rename, or copy. The modes are
-    git's, None where the patch does not say.
+    A patch without a ``source`` creates the file, and one without a ``target`` deletes it. A ``source`` and a
+    ``target`` that differ mean a rename, or a copy. The modes are git's modes, or None if the patch has none.
     """
 
     source: str | None
@@ -63,7 +63,7 @@ class FilePatch:
     new_mode: int | None = None
     copy: bool = False
     whole: bool = False
-    """Whether it deletes the file whatever that holds."""
+    """Whether the patch deletes the file regardless of its content."""
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -79,18 +79,21 @@ def bad_line(at: int, words: str) -> ValueError:
 
 @dataclass(frozen=True, slots=True)
 class Patched:
-    """A file after its hunks or, where there are ``problems``, as it was."""
+    """A file after its hunks. With ``problems``, the file is unchanged."""
 
     content: bytes
     shifts: tuple[int, ...] = ()
-    """For each hunk, how many lines below (negative: above) the stated place it was applied."""
+    """The distance in lines of each hunk from its stated place. It is positive below and negative above that place."""
     problems: tuple[str, ...] = ()
-    """One for each hunk that does not fit: where it was looked for and what stands there."""
+    """One message for each hunk that does not fit, with the searched place and the text there."""
 
 
 def apply_patch(patch: FilePatch, content: bytes | None) -> Patched:
-    """What the file becomes, b"" if it is deleted. ``content`` is the source's, or what is there where one is to be
-    created; None for no file. A patch that only adds lines may create a file without saying so, as ``diff -N`` does."""
+    """Return the file after the patch. A deleted file has the content b"".
+
+    ``content`` is the content of the source, or of a file at the path to create. None stands for no file. A patch that
+    only adds lines may create a file without a header for that, as ``diff -N`` writes it.
+    """
     if patch.source is None:
         if content is not None:
             return Patched(content, problems=("it is to be created, but it exists already",))
@@ -106,11 +109,11 @@ def apply_patch(patch: FilePatch, content: bytes | None) -> Patched:
 
 
 def _apply_hunks(content: bytes, hunks: Sequence[Hunk]) -> Patched:
-    """All of the hunks, or none and the problems.
+    """Apply all hunks, or none of them if there are problems.
 
-    Every old line must be there, in its place or shifted as little as possible. Nothing is matched loosely but line
-    ends: where a hunk fits apart from ``\\r\\n`` against ``\\n``, the file's own stay, and new lines get them. A byte
-    order mark stays too, unless the hunks have one.
+    Every old line must match, at its place or shifted as little as possible. Line ends are the only difference that is
+    allowed: a hunk with ``\\n`` fits a file with ``\\r\\n``. The file's line ends then stay, and new lines get them.
+    A byte order mark stays unless the hunks have one.
     """
     if content.startswith(BOM_UTF8) and not any(BOM_UTF8 in line for hunk in hunks for _, line in hunk.lines):
         patched = _apply_hunks(content.removeprefix(BOM_UTF8), hunks)
@@ -137,7 +140,7 @@ def _apply_hunks(content: bytes, hunks: Sequence[Hunk]) -> Patched:
 
 
 def split_lines(content: bytes) -> list[bytes]:
-    """The lines with their ends. (`bytes.splitlines` would also split at a lone ``\\r``.)"""
+    """Split bytes into lines with their ends. (`bytes.splitlines` would also split at a lone ``\\r``.)"""
     lines = [line + b"\n" for line in content.split(b"\n")]
     last = lines.pop()[:-1]
     return [*lines, last] if last else lines
@@ -152,7 +155,7 @@ def _count_lines(lines: Sequence[bytes]) -> str:
 
 
 class _File:
-    """A file's lines, and where hunks fit among them."""
+    """The lines of a file. It finds the places that hunks fit."""
 
     def __init__(self, content: bytes) -> None:
         self.lines = split_lines(content)
@@ -163,7 +166,7 @@ class _File:
             self._places[line].append(at)
 
     def find(self, hunk: Hunk, after: int, expected: int) -> int:
-        """The index of the hunk's first line, not before ``after``. Raises ValueError with what is wrong."""
+        """Return the index of the hunk's first line, not before ``after``. Raises ValueError if it does not fit."""
         old = hunk.old
         for anchor in hunk.anchors:
             after = self._below(anchor, after)
@@ -192,7 +195,7 @@ class _File:
         return allowed[0]
 
     def _below(self, anchor: bytes, after: int) -> int:
-        """The index below the first line at or after ``after`` that is this one apart from blanks around it."""
+        """Return the index below the first line that equals `anchor`, from ``after`` on. Blanks around do not count."""
         for at in range(after, len(self._bare)):
             if self._bare[at].strip() == anchor:
                 return at + 1
@@ -200,7 +203,7 @@ class _File:
         raise ValueError(f"is below a line that is not in the file, or not below the hunk before it:\n{named}")
 
     def _fitting(self, hunk: Hunk) -> list[int]:
-        """Where the old lines are, or else where they are apart from line ends; in the order of the file."""
+        """Return the indices at which the old lines match exactly, or else match apart from line ends, in order."""
         old = hunk.old
         bare = [_bare(line) for line in old]
         rarest = min(range(len(bare)), key=lambda i: len(self._places.get(bare[i], ())))
@@ -217,7 +220,7 @@ class _File:
         return exact or loose
 
     def replaced(self, hunk: Hunk, at: int) -> list[bytes]:
-        """What stands instead of the hunk's old lines. One that fits apart from line ends takes over the file's."""
+        """Return the lines that replace the hunk's old lines. A hunk with other line ends gets the file's line ends."""
         if hunk.marks_end and self.lines[at : at + len(hunk.old)] == hunk.old:
             return hunk.new
         result: list[bytes] = []
@@ -233,7 +236,7 @@ class _File:
             if kind == " ":
                 result.append(own)
         if at == len(self.lines) and at and not hunk.marks_end and not _end(self.lines[-1]):
-            if not hunk.old:  # behind a line without an end
+            if not hunk.old:  # the line before the new ones has no end
                 result[0] = end + result[0]
             if result:
                 result[-1] = _bare(result[-1])
@@ -247,7 +250,7 @@ class _File:
             return f"{misfit} none of its old lines is in the file, which has {_count_lines(self.lines)}"
         start, same = best
         at = next((at for at, line in enumerate(wanted, start) if self._bare[at : at + 1] != [line]), None)
-        if at is None:  # all is there, but for the end of the last line
+        if at is None:  # all matches except for the end of the last line
             if hunk.old[-1].endswith(b"\n"):
                 marker = "'\\ No newline at end of file'"
                 return f"{misfit} the last line of the file has no newline: the patch needs {marker} after it"

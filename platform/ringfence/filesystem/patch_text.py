@@ -1,4 +1,4 @@
-"""Patches as texts, read into the same file patches: unified diffs, and the form that begins with *** Begin Patch."""
+"""The parser of patches. It reads unified diffs, and the form that begins with *** Begin Patch."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ringfence.filesystem.v4a import BEGIN, parse_v4a
 
 _GIT = b"diff --git "
 _END = b"\0"
-"""Stands after the last line, and begins nothing."""
+"""The sentinel after the last line. No part of a patch begins with it."""
 
 _KINDS: dict[bytes, LineKind] = {b" ": " ", b"-": "-", b"+": "+", b"": " "}
-# Longer numbers than any file's are none, and int() refuses very long ones.
+# No file has more lines than 18 digits count, and int() rejects very long numbers.
 _HUNK = re.compile(rb"@@ -(\d{1,18})(?:,(\d{1,18}))? \+(\d{1,18})(?:,(\d{1,18}))? @@")
 _EXTENDED = re.compile(
     rb"(old mode|new mode|deleted file mode|new file mode|copy from|copy to|rename from|rename to"
@@ -33,19 +33,19 @@ _NO_PATCHES = (
     (re.compile(rb"diff --c(c|ombined) "), "this is the combined diff of a merge: give one against a single side"),
     (re.compile(rb"GIT binary patch$|Binary files .* differ$", re.S), "binary files cannot be patched: leave it out"),
 )
-"""What is no part of a patch that can be applied, and what to do about it."""
+"""Lines of patches that cannot be applied, and the advice for each of them."""
 
 
 def parse_patch(patch: str | bytes) -> tuple[FilePatch, ...]:
-    """The files of a patch, in its order. Text around them, such as a mail's or a fence's, is passed over.
+    """Parse a patch into its files, in order. Text around them, such as a mail or a fence, is ignored.
 
-    A text in which ``*** Begin Patch`` stands before any file is read by `parse_v4a`, any other as a unified diff. The
-    counts in a hunk's header are believed where they fit its lines, else its lines are counted; a header may say
-    no more than ``@@``. An empty line in a hunk is one that stays. Where even the headers end with ``\\r\\n``, that
-    is how the patch came here, and says nothing about the files.
+    A text with ``*** Begin Patch`` before any file is read by `parse_v4a`. Any other text is read as a unified diff.
+    The counts in a hunk's header are used if they fit its lines. Otherwise the lines are counted, and the header may be
+    only ``@@``. An empty line in a hunk is a context line. If the headers end with ``\\r\\n``, the line ends of the
+    whole patch come from its transport and not from the files.
 
     Raises:
-        ValueError: neither form, or a binary or combined diff; names the line of the patch.
+        ValueError: The text has neither form, or is a binary or combined diff. The message names the line.
     """
     return _Parser(utf8(patch, "the patch") if isinstance(patch, str) else patch).files()
 
@@ -57,7 +57,7 @@ class _Parser:
         self._first = next((at for at, line in enumerate(self.lines) if self._begins_file(at) or _is_begin(line)), 0)
         if self.lines[self._first].endswith(b"\r"):
             self.lines = [line.removesuffix(b"\r") for line in self.lines]
-        # An empty line that stays, of a file with CRLF.
+        # An empty context line of a file with CRLF.
         self.lines = [b" \r" if line == b"\r" else line for line in self.lines]
 
     def files(self) -> tuple[FilePatch, ...]:
@@ -74,7 +74,7 @@ class _Parser:
             if line.startswith((b"```", b"From ")) or line.rstrip() == b"--":
                 after_hunk = False
             if after_hunk and line.startswith((b"+", b"-")):
-                # Were it passed over, a part of the change would be lost without a word.
+                # Ignoring the line could silently lose a part of the change.
                 raise bad_line(self.at, "this line is in no hunk: check what is before it, and the counts of its hunk")
             for pattern, words in _NO_PATCHES:
                 if pattern.match(line):
@@ -92,7 +92,7 @@ class _Parser:
         return line.startswith(_GIT) or (line.startswith(b"--- ") and self._line(at + 1).startswith(b"+++ "))
 
     def _not_blank(self, at: int) -> int:
-        """The first line from `at` on that is not blank."""
+        """The index of the first line from `at` on that is not blank."""
         while not self._line(at).strip():
             at += 1
         return at
@@ -155,7 +155,7 @@ class _Parser:
         return Hunk(shown, int(numbers[1]) if numbers is not None else None, tuple(body))
 
     def _after_counted(self, at: int, old: int, new: int) -> int | None:
-        """The line after a hunk of so many old and new lines; None if its lines are not so many."""
+        """The index after a hunk with these numbers of old and new lines. None if its lines do not fit the numbers."""
         while old > 0 or new > 0:
             kind = self._line(at)[:1]
             if kind != b"\\":
@@ -165,14 +165,13 @@ class _Parser:
                 new -= kind != b"-"
             at += 1
         at += self._line(at).startswith(b"\\")
-        # What follows may be anything but more lines of this hunk. "-- " begins the signature of a mail.
+        # No more lines of this hunk may follow. "-- " begins the signature of a mail.
         following = self._not_blank(at)
         more = self._line(following).startswith((b" ", b"-", b"+")) and self._line(following).rstrip() != b"--"
         return at if old == new == 0 and (not more or self._begins_file(following)) else None
 
     def _after_uncounted(self, at: int) -> int:
-        """The line after a hunk whose lines are counted by their first letters. Blank lines at its end are not its
-        own."""
+        """The index after a hunk with lines recognised by their first letters. Blank lines after it are no part."""
         first = at
         while at < len(self.lines) and not self._begins_file(at):
             line = self.lines[at]
@@ -205,7 +204,7 @@ def _paths(
     header: tuple[bytes | None, bytes | None] | None,
     extended: Mapping[bytes, bytes],
 ) -> tuple[str | None, str | None]:
-    """The source and the target, from the ``diff --git`` line, the ``---`` and ``+++`` lines and git's other lines."""
+    """Source and target of a patch, from the ``diff --git``, ``---`` and ``+++`` lines and git's other lines."""
     for kind in (b"rename", b"copy"):
         if kind + b" from" in extended and kind + b" to" in extended:
             return _text(_unquoted(extended[kind + b" from"])), _text(_unquoted(extended[kind + b" to"]))
@@ -225,8 +224,10 @@ def _paths(
 
 
 def _without_prefixes(old: bytes | None, new: bytes | None) -> tuple[bytes | None, bytes | None]:
-    """Names without git's ``a/`` and ``b/``. Two names that are the same have none; two that differ in their first
-    letter only have some (git can be told to use others)."""
+    """Remove git's ``a/`` and ``b/`` from two names.
+
+    Equal names have no prefixes. Names that differ only in their first letter have prefixes, which need not be a and b.
+    """
     if old is None or new is None:
         return old and old.removeprefix(b"a/"), new and new.removeprefix(b"b/")
     if old != new and old[1:2] == b"/" == new[1:2]:
@@ -235,8 +236,10 @@ def _without_prefixes(old: bytes | None, new: bytes | None) -> tuple[bytes | Non
 
 
 def _halves(names: bytes) -> tuple[bytes, bytes] | None:
-    """The two names of a ``diff --git`` line if they are one file's. Blanks in them are not marked; but then the two
-    have the same length."""
+    """Split a ``diff --git`` line into its two names. Return None if they are not names of one file.
+
+    The line does not mark blanks within a name. The two names of one file have equal lengths.
+    """
     middle = len(names) // 2
     if names[middle : middle + 1] != b" " or len(names) % 2 == 0:
         return None
@@ -246,7 +249,7 @@ def _halves(names: bytes) -> tuple[bytes, bytes] | None:
 
 
 def _name(raw: bytes) -> tuple[bytes | None, bytes]:
-    """The name in a ``---`` or ``+++`` line, None for no file, and what stands after it: a time, perhaps."""
+    """The name in a ``---`` or ``+++`` line, or None for no file, and the rest of the line, such as a time."""
     quoted = _QUOTED.match(raw)
     if quoted is not None:
         return _unquoted(quoted[0]), raw[quoted.end() :].strip()

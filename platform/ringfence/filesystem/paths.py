@@ -1,4 +1,4 @@
-"""How a path is spelled: one spelling inside, one that can be shown, and the way back from what a model wrote."""
+"""Paths: their normal form, their display form, and the resolution of paths that a model wrote."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ if TYPE_CHECKING:
 MAX_NAME_BYTES = 255
 MAX_PATH_BYTES = 4096
 
-# A path that is its own normal form, and so short that no limit can matter: the common case in one match.
+# The common case in one match: a path in normal form, with names and a length below all limits.
 _PLAIN = re.compile(r"(?!\.{1,2}(?:/|\Z))[ -.0-~]{1,255}(?:/(?!\.{1,2}(?:/|\Z))[ -.0-~]{1,255})*\Z")
 
-# What a terminal or a JSON reader would choke on, and a backslash that would look like one of our escapes.
+# Characters that a terminal or a JSON reader may reject, and a backslash that would look like an escape.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\udc80-\udcff]")
 _UNSHOWABLE = re.compile(rf"{_CONTROL.pattern}|\\(?=x[0-9a-fA-F]{{2}})")
 _ESCAPE = re.compile(rb"\\x([0-9a-fA-F]{2})")
 
 
 def normalise(path: str) -> str:
-    """The one spelling of `path`, relative to the root; "" for the root itself.
+    """Return the normal form of `path`, relative to the root. The root itself is "".
 
-    Empty and "." components go, and ".." takes the component before it along, whatever that is: ``a/../b`` is
-    ``b`` even where ``a`` is a link, since a path must have one identity without a look at the files.
+    Empty and "." components are removed. ".." removes the component before it, even a link: ``a/../b`` is ``b``. The
+    normal form does not depend on the files.
 
     Raises:
-        PermissionError: it leaves the root.
-        ValueError: it has a NUL, cannot be encoded, or is longer than an operating system takes.
-        TypeError: it is no text.
+        PermissionError: The path leaves the root.
+        ValueError: The path has a NUL, cannot be encoded, or exceeds the limits of an operating system.
+        TypeError: The path is no text.
     """
     try:
         return _short(path) if len(path) <= MAX_NAME_BYTES else _normal(path)
@@ -61,16 +61,18 @@ def _normal(path: str) -> str:
     return normal
 
 
-# Only short spellings are kept: a model may write paths of any length.
+# Only short paths are cached: a model may write paths of any length.
 _short = lru_cache(maxsize=1 << 15)(_normal)
 
 
 def one_encoding(path: str, what: str = "path") -> str:
-    """The one text for the bytes of a path, or of ``what`` is compared with paths. Raises ValueError for what can be in
-    none."""
+    """Return the one text for the bytes of a path. Raises ValueError for text that no path can contain.
+
+    ``what`` is the noun of the message, such as "pattern".
+    """
     if "\0" in path:
         raise ValueError(f"a {what} cannot have a NUL: {path!r}")
-    # Surrogate escapes that happen to spell valid UTF-8 are the same bytes, so the same file, as the characters.
+    # Surrogate escapes can encode the bytes of valid UTF-8: they name the same file as the characters.
     try:
         return path if path.isascii() else path.encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape")
     except UnicodeEncodeError as error:
@@ -78,8 +80,7 @@ def one_encoding(path: str, what: str = "path") -> str:
 
 
 def check_names_are_utf8() -> None:
-    """ValueError where names on disk have another encoding for Python than the UTF-8 that paths are in here: some could
-    be neither written nor restored."""
+    """Raise ValueError if Python's encoding of file names is not UTF-8. Some names could not be written or restored."""
     if (encoding := sys.getfilesystemencoding()) != "utf-8":
         raise ValueError(
             f"names of files have to be UTF-8, and Python takes them for {encoding} here: set PYTHONUTF8=1 in the "
@@ -98,7 +99,7 @@ def _check_lengths(normal: str) -> None:
 
 
 def check_link_target(target: str) -> None:
-    """ValueError for what no link can lead to."""
+    """Raise ValueError for a text that cannot be the target of a link."""
     try:
         size = len(target.encode("utf-8", "surrogateescape"))
     except UnicodeEncodeError:
@@ -113,18 +114,18 @@ def outside(path: str) -> PermissionError:
 
 
 def os_error(code: int, path: str) -> OSError:
-    """The built-in exception for an errno, with the operating system's words."""
+    """The built-in exception for an errno, with the operating system's message."""
     return OSError(code, os.strerror(code), path)
 
 
 def directories_above(path: str) -> Iterator[str]:
-    """The directories that a path is in, the nearest first; the root is left out."""
+    """Yield the directories above a path, the nearest first, without the root."""
     while path := path.rpartition("/")[0]:
         yield path
 
 
 def below_root(path: str) -> str:
-    """The normal form of a path. Raises ValueError where it is the root's."""
+    """Return the normal form of a path. Raises ValueError for the root."""
     normal = normalise(path)
     if not normal:
         raise ValueError(f"{path!r} is the root, which is a directory; name a file below it")
@@ -132,20 +133,20 @@ def below_root(path: str) -> str:
 
 
 def escape_path(path: str) -> str:
-    r"""`path` for a model, a terminal or JSON: bytes that are not UTF-8, and control characters, become ``\xNN``.
+    r"""Return `path` for display. Control characters and bytes that are not UTF-8 become ``\xNN``.
 
-    A backslash that could be taken for such an escape becomes ``\x5c``, so no two paths are shown alike.
+    A backslash that would look like an escape becomes ``\x5c``: different paths are always displayed differently.
     """
     return _UNSHOWABLE.sub(_escaped, path)
 
 
 def display_path(path: str) -> str:
-    """`escape_path`, of the root too, whose permission bits may change."""
+    """Return `escape_path` of a path, or a name for the root."""
     return escape_path(path) or "/"
 
 
 def escape_text(text: str) -> str:
-    """Words with what `escape_path` escapes of a path, but for backslashes: a path that they quote has its own."""
+    """Escape a message as `escape_path` does, except for backslashes: paths in the message are escaped already."""
     return _CONTROL.sub(_escaped, text)
 
 
@@ -153,8 +154,11 @@ _VERBS = ("is ", "was ", "has ", "cannot ")
 
 
 def path_message(path: str, words: str, joint: str = ": ") -> str:
-    """Words about a path that is shown: some go on a sentence ("is outside of the workspace root"), others, such as the
-    system's ("Is a directory"), are one."""
+    """Join a displayed path and words about it to a message.
+
+    Words in lower case continue the sentence ("is outside of the workspace root"). Others follow `joint` ("Is a
+    directory").
+    """
     return f"{path} {words}" if words.startswith(_VERBS) else f"{path}{joint}{words}"
 
 
@@ -163,7 +167,7 @@ def _escaped(match: re.Match[str]) -> str:
 
 
 def unescaped(text: str) -> str:
-    r"""The path that `escape_path` shows as `text`. An escaped "/" or NUL, which no name can have, stays as it is."""
+    r"""Undo `escape_path`. An escaped "/" or NUL stays escaped, since no name can contain one."""
     if "\\x" not in text:
         return text
     return _ESCAPE.sub(_byte, text.encode("utf-8", "surrogateescape")).decode("utf-8", "surrogateescape")
@@ -175,17 +179,18 @@ def _byte(match: re.Match[bytes]) -> bytes:
 
 
 def resolve_model_path(filesystem: Filesystem, text: str, *, mount_point: str | None = None) -> str:
-    r"""The normal path that a model means by `text`; tools and policies both ask here, so that they agree.
+    r"""Return the normal path that a model means by `text`. Tools and policies share this function.
 
-    ``mount_point`` (such as "/workspace") is where the model sees the root: an absolute path below it loses it. None
-    is where the filesystem says that its root is.
-    Of the readings, the first that exists is meant: the exact text; with its ``\xNN`` escapes read back; without the
-    blanks around it; both. Where none exists the path is new: blanks around it are dropped, since nobody means
-    them, and in its names that do not exist a backslash stays a backslash.
+    ``mount_point`` (such as "/workspace") is the path at which the model sees the root. It is removed from an absolute
+    path. The default is the filesystem's ``root``.
+
+    Four readings are tried, and the first one that exists is returned: the exact text, the text with ``\xNN``
+    unescaped, the text without the blanks around it, and both. If none exists, the path is new. A new path loses the
+    blanks around it, and a backslash in a new name stays a backslash.
 
     Raises:
-        PermissionError: it leaves the root.
-        ToolValidationError: it cannot be a path.
+        PermissionError: The path leaves the root.
+        ToolValidationError: The text cannot be a path.
     """
     mount = filesystem.root if mount_point is None else mount_point
     try:
@@ -196,7 +201,7 @@ def resolve_model_path(filesystem: Filesystem, text: str, *, mount_point: str | 
         if meant != exact and filesystem.exists(meant):
             return meant
         top, slash, _ = exact.partition("/")
-        # Blanks in front belong to a directory that has them in its name, even if the rest of the path is new.
+        # Leading blanks stay if they belong to the name of an existing directory.
         stripped = _below_mount(text.rstrip() if slash and filesystem.exists(top) else text.strip(), mount)
         return stripped if filesystem.exists(stripped) else _existing_names(filesystem, stripped)
     except ValueError as error:
@@ -204,7 +209,7 @@ def resolve_model_path(filesystem: Filesystem, text: str, *, mount_point: str | 
 
 
 def is_link(filesystem: Filesystem, path: str) -> bool:
-    """Also of one that leads nowhere, or out, of which nothing else can be asked."""
+    """Whether a path is a link, even a dangling one or one that leads out of the root."""
     try:
         filesystem.readlink(path)
     except (OSError, ValueError):
@@ -213,7 +218,7 @@ def is_link(filesystem: Filesystem, path: str) -> bool:
 
 
 def resolve_nofollow(filesystem: Filesystem, path: str) -> str:
-    """Where what is at a normal path is: links above it are followed, and not it. Raises as `Filesystem.resolve`."""
+    """Resolve the links above a normal path, but not a link at the path itself. Raises as `Filesystem.resolve` does."""
     above, slash, name = path.rpartition("/")
     return f"{filesystem.resolve(above)}/{name}".lstrip("/") if slash else path
 
@@ -229,7 +234,7 @@ def _below_mount(text: str, mount_point: str) -> str:
 
 
 def _existing_names(filesystem: Filesystem, path: str) -> str:
-    # Name by name, so that a new file can be made in a directory whose name has to be escaped.
+    # Each name is tried on its own: a new file may be in a directory whose name is displayed with escapes.
     if "\\x" not in path:
         return path
     here = ""
@@ -240,7 +245,7 @@ def _existing_names(filesystem: Filesystem, path: str) -> str:
 
 
 _DOTGIT_NTFS = re.compile(rb"(?:^|\\)(?:\.git|git~1)[. ]*(?:[\\:]|$)", re.IGNORECASE)
-"""As git sees it on NTFS: with dots and blanks after it, streams, the short name, a backslash before."""
+"""Matches the names of `.git` on NTFS: its short name, trailing dots and blanks, streams, and a leading backslash."""
 _HFS_IGNORES = dict.fromkeys([*range(0x200C, 0x2010), *range(0x202A, 0x202F), *range(0x206A, 0x2070), 0xFEFF])
 _NOT_TEXT = re.compile("[\ud800-\udfff\ufffe\uffff]")
 
@@ -250,6 +255,6 @@ def is_dotgit(name: bytes) -> bool:
     if _DOTGIT_NTFS.search(name):
         return True
     text = name.decode("utf-8", "surrogateescape")
-    # git stops reading where a name is no text, so that such a rest does not make it another name.
+    # git ignores the rest of a name after bytes that are no text.
     text = _NOT_TEXT.split(text, maxsplit=1)[0].translate(_HFS_IGNORES)
     return text.lower() == ".git"

@@ -1,8 +1,8 @@
-"""What every filesystem offers, and the values it answers with.
+"""The protocol of filesystems, and the values that their methods return.
 
-Paths are POSIX, relative to the root: ``""``, ``"."`` and ``"/"`` are the root, and every spelling of a path is one
-path. Names are kept as they are, blanks included; names that are not UTF-8 are `str` with surrogate escapes. Files
-are bytes: nothing rewrites a byte that it was not asked to change.
+Paths are POSIX paths, relative to the root: ``""``, ``"."`` and ``"/"`` are the root. Paths with one normal form are
+equal. Names are unchanged, blanks included. Names that are not UTF-8 are `str` with surrogate escapes. Files are bytes,
+and no method changes a byte that it was not asked to change.
 """
 
 from __future__ import annotations
@@ -20,20 +20,25 @@ if TYPE_CHECKING:
 WriteMode = Literal["create", "overwrite", "append"]
 
 DEFAULT_READ_LIMIT = 2000
-"""Lines that `Filesystem.read` returns where no limit is given."""
+"""The number of lines that `Filesystem.read` returns by default."""
 READ_ENTIRE_FILE = -1
-"""The limit that means: all of it."""
+"""The limit of `Filesystem.read` for all lines."""
 MAX_GREP_MATCHES = 1000
 MAX_WRITE_LENGTH = 48_000
-"""Characters that the tools take in one text of one call. A `Filesystem` itself writes any length."""
+"""The longest text argument of a tool call, in characters. A `Filesystem` itself has no limit."""
 MAX_TEXT_BYTES = 256 << 20
-"""Of a file that the tools read or edit, or that is searched on disk, since all of it comes into memory. A `Filesystem`
-itself reads any length."""
+"""The largest file that the tools read or edit, or that is searched on disk: it is loaded into memory whole.
+
+A `Filesystem` itself reads any length.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class FileStat:
-    """``size_bytes`` is 0 for a directory; ``mode`` has the permission bits. A symlink answers for its target."""
+    """The properties of a path, or of its target if it is a symlink.
+
+    ``size_bytes`` is 0 for a directory. ``mode`` has the permission bits.
+    """
 
     path: str
     is_file: bool
@@ -43,12 +48,12 @@ class FileStat:
     modified_at: datetime
     mode: int = 0o644
     is_symlink: bool = False
-    """True where the path itself is a symlink; the rest then describes what it leads to."""
+    """Whether the path itself is a symlink. The other fields then describe its target."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """One name of a directory. A link that leads nowhere, or out of the root, is neither file nor directory."""
+    """One entry of a directory. A dangling link, or one out of the root, is neither file nor directory."""
 
     name: str
     path: str
@@ -60,7 +65,7 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class GlobMatch:
-    """A path that a pattern fits."""
+    """A path that matches a glob pattern."""
 
     path: str
     is_file: bool
@@ -72,7 +77,7 @@ class GrepMatch:
 
     path: str
     line_number: int
-    """From 1."""
+    """The number of the line, from 1."""
     line_content: str
     match_start: int
     match_end: int
@@ -80,17 +85,17 @@ class GrepMatch:
 
 @dataclass(frozen=True, slots=True)
 class ReadResult:
-    """Lines of a text file, as they are."""
+    """Unchanged lines of a text file."""
 
     content: str
     path: str
     total_lines: int
     offset: int
-    """The first line returned, from 0."""
+    """The index of the first returned line, from 0."""
     limit: int
-    """How many lines were returned."""
+    """The number of returned lines."""
     truncated: bool
-    """Whether lines follow."""
+    """Whether the file has lines after the returned ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,16 +105,16 @@ class ReadBytesResult:
     content: bytes
     path: str
     size_bytes: int
-    """Of the whole file."""
+    """The size of the whole file."""
     offset: int
     limit: int
-    """How many bytes were returned."""
+    """The number of returned bytes."""
     truncated: bool
 
 
 @dataclass(frozen=True, slots=True)
 class WriteResult:
-    """What a write has written."""
+    """The result of a write."""
 
     path: str
     bytes_written: int
@@ -118,7 +123,7 @@ class WriteResult:
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class FilesystemSnapshot:
-    """A state of one filesystem to go back to. It keeps what it needs alive; dropping it is releasing it."""
+    """A state of one filesystem that `restore` can return to. It is released when the object is deleted."""
 
     snapshot_id: str
     created_at: datetime
@@ -130,74 +135,79 @@ class FilesystemSnapshot:
 
 @runtime_checkable
 class Filesystem(Protocol):
-    """A workspace's files.
+    """The files of a workspace.
 
     All methods raise the built-in exceptions: FileNotFoundError, FileExistsError, IsADirectoryError,
-    NotADirectoryError, PermissionError (outside of the root, or read-only) and ValueError. Writing and reading
-    follow links inside the root; a link out of it is a PermissionError and a dangling one a FileNotFoundError.
+    NotADirectoryError, PermissionError (outside of the root, or read-only) and ValueError. Reads and writes follow
+    links inside the root. A link out of the root raises PermissionError, and a dangling link FileNotFoundError.
     """
 
     @property
     def root(self) -> str:
-        """Where the workspace is: a host path, or "/" for one in memory."""
+        """The path of the workspace on the host, or "/" for a workspace in memory."""
         ...
 
     @property
     def read_only(self) -> bool:
-        """Whether every change is refused, with a PermissionError."""
+        """Whether every change raises PermissionError."""
         ...
 
     def for_call(self, call: CallInfo) -> Self:
-        """The same filesystem for code that `call` runs, in any thread: what goes through it belongs to the call."""
+        """Return an object for the same files whose operations belong to `call`, in any thread."""
         ...
 
     def resolve(self, path: str) -> str:
-        """The one spelling of `path`: normalised, links followed as far as it exists; "" for the root.
+        """Normalise `path` and follow its links, as far as the path exists. The root is "".
 
-        Equal results are one file. Never raises for a path that does not exist. PermissionError if it leaves the root,
-        OSError (ELOOP) for links in a circle.
+        Two paths with equal results are one file. A missing path raises nothing. A path out of the root raises
+        PermissionError, and a circle of links raises OSError (ELOOP).
         """
         ...
 
     def content_hash(self, path: str) -> str:
-        """The sha256 of a file's bytes, in hex. Does not count as a read."""
+        """The sha256 of a file's bytes, in hex. The call does not count as a read of the file."""
         ...
 
     def read(self, path: str, *, offset: int = 0, limit: int | None = None, encoding: str = "utf-8") -> ReadResult:
-        """Lines ``offset`` to ``offset + limit`` as text; None means 2,000 lines and -1 all of them.
+        """Read lines ``offset`` to ``offset + limit`` as text. The limit None means 2,000 lines, and -1 all lines.
 
-        A line ends with \\n or \\r\\n and keeps its end, so reading all of a file gives its exact text.
-        ValueError for what does not decode (read_bytes is the way), or for a negative offset.
+        A line ends with \\n or \\r\\n and keeps its end. Bytes that do not decode raise ValueError: use `read_bytes`.
+        A negative offset raises ValueError too.
         """
         ...
 
     def read_bytes(self, path: str, *, offset: int = 0, limit: int | None = None) -> ReadBytesResult:
-        """Bytes ``offset`` to ``offset + limit``; None means to the end."""
+        """Read bytes ``offset`` to ``offset + limit``. The limit None means all bytes to the end."""
         ...
 
     def write(
         self, path: str, content: str, *, mode: WriteMode = "overwrite", create_parents: bool = True
     ) -> WriteResult:
-        """`write_bytes` of the text in UTF-8, byte for byte: newlines are not translated."""
+        """Write a text in UTF-8 as `write_bytes` does. Newlines are not translated."""
         ...
 
     def write_bytes(
         self, path: str, content: bytes, *, mode: WriteMode = "overwrite", create_parents: bool = True
     ) -> WriteResult:
-        """The file replaced or appended to as a whole; its permission bits stay. Checks come before any effect.
+        """Create a file, replace its content or append to it. Its permission bits stay. An error changes nothing.
 
-        "create" is for a path where nothing is yet, not even a link (FileExistsError). ValueError for the root.
+        Mode "create" raises FileExistsError if the path exists, even as a link. The root raises ValueError.
         """
         ...
 
     def delete(self, path: str, *, recursive: bool = False) -> None:
-        """Remove a file, a link itself, or a directory; one that is not empty only with ``recursive``
-        (IsADirectoryError). The root is a PermissionError."""
+        """Remove a file, a link or a directory. The target of a link stays.
+
+        A directory that is not empty raises IsADirectoryError, unless ``recursive`` is set. The root raises
+        PermissionError.
+        """
         ...
 
     def mkdir(self, path: str, *, parents: bool = True, exist_ok: bool = True) -> None:
-        """Make a directory. ``exist_ok`` is about a directory, or a link to one; anything else there is a
-        FileExistsError."""
+        """Make a directory. ``exist_ok`` permits an existing directory, or a link to one.
+
+        Any other existing path raises FileExistsError.
+        """
         ...
 
     def move(self, source: str, target: str, *, overwrite: bool = False) -> None:
@@ -207,34 +217,39 @@ class Filesystem(Protocol):
         ...
 
     def chmod(self, path: str, mode: int) -> None:
-        """Set the permission bits, 0 to 0o7777, of what `path` leads to."""
+        """Set the permission bits, 0 to 0o7777, of a path. A link is followed."""
         ...
 
     def symlink(self, path: str, target: str) -> None:
-        """Make a link at ``path`` that leads to ``target``, taken as it is (relative to the link's directory). Its
-        parents are made. FileExistsError where something is."""
+        """Make a symlink at ``path``, and its parents. An existing path raises FileExistsError.
+
+        ``target`` is stored unchanged. It is relative to the link's directory.
+        """
         ...
 
     def readlink(self, path: str) -> str:
-        """The target of a link as it was given; ValueError for what is no link."""
+        """The target of a link, unchanged. Raises ValueError for a path that is no link."""
         ...
 
     def exists(self, path: str) -> bool:
-        """False outside of the root too; true for a link, wherever it leads."""
+        """Whether the path exists inside the root. A link exists even if its target does not."""
         ...
 
     def stat(self, path: str) -> FileStat:
-        """What `path` leads to; the ``path`` of the answer is the normal one, "/" for the root."""
+        """The properties of a path. The ``path`` of the result is the normal form, or "/" for the root."""
         ...
 
     def list(self, path: str = "") -> Sequence[FileEntry]:
-        """The names of a directory, sorted by code point."""
+        """The entries of a directory, sorted by the code points of their names."""
         ...
 
     def glob(self, pattern: str, *, path: str = "") -> Sequence[GlobMatch]:
-        """Paths below ``path`` that match, sorted: ``*`` does not cross "/", ``**`` does, a leading dot is a character
-        like any other. Links to directories are not descended into. A missing ``path`` has no matches. A pattern that
-        ends with "/" matches directories only; ".." in one is a ValueError."""
+        """Return the paths below ``path`` that match a glob pattern, sorted.
+
+        ``*`` does not match "/", and ``**`` does. A leading dot has no special meaning. Links to directories are not
+        followed. A missing ``path`` has no matches. A pattern that ends with "/" matches only directories. A pattern
+        with ".." raises ValueError.
+        """
         ...
 
     def grep(
@@ -246,39 +261,44 @@ class Filesystem(Protocol):
         max_matches: int = MAX_GREP_MATCHES,
         literal: bool = False,
     ) -> Sequence[GrepMatch]:
-        """The first match of every matching line, in order of path and line; binary files and links are passed over.
+        """Return the first match of every matching line, in the order of paths and lines.
 
-        As many as ``max_matches`` means that there may be more. ``path`` is a directory or a file that exists. Of a
-        line beyond 500 characters, ``line_content`` is the part around the match.
+        Binary files and links are skipped. A result of ``max_matches`` matches may be incomplete. ``path`` is an
+        existing directory or file. ``line_content`` of a line of more than 500 characters is the part around the match.
 
-        The dialect is RE2's, which takes linear time; ``literal`` looks for the text itself. ``glob`` without a "/"
-        is matched against names, else against the path below ``path``. ValueError for a pattern that does not parse;
-        TimeoutError for one that keeps the processor busy for a minute, or could with one line.
+        ``pattern`` is a regular expression in RE2's dialect, or with ``literal`` a plain text. ``glob`` selects files:
+        without a "/" it is matched against their names, and otherwise against their paths below ``path``.
+
+        Raises ValueError for a pattern that does not parse. Raises TimeoutError for a pattern whose search takes more
+        than a minute of processor time, or could take it for a single line.
         """
         ...
 
     def snapshot(self, *, tag: str | None = None) -> FilesystemSnapshot:
-        """The state now, to `restore`; in O(1)."""
+        """Return the current state for `restore`, in O(1)."""
         ...
 
     def restore(self, snapshot: FilesystemSnapshot) -> None:
-        """Go back to a snapshot, in any order. SnapshotRestoreError for one of another filesystem, and on disk where an
-        opaque call has changed files since, or ran when it was taken, or runs."""
+        """Restore the state of a snapshot. Snapshots can be restored in any order.
+
+        A snapshot of another filesystem raises SnapshotRestoreError. A filesystem on disk also raises it if an opaque
+        call has changed files since the snapshot, or ran when it was taken, or still runs.
+        """
         ...
 
     def changes(self, since: FilesystemSnapshot) -> Sequence[Change]:
-        """What differs between ``since`` and now, by path: a directory's own entry comes before what is in it."""
+        """The differences between ``since`` and now, sorted by path. A directory comes before its content."""
         ...
 
 
 @runtime_checkable
 class AnnouncedWrites(Protocol):
-    """What a filesystem may have besides, where many files at once can be made safe for less than each on its own."""
+    """The optional protocol of a filesystem that can prepare many writes together more cheaply than one by one."""
 
     def announce(self, writes: Mapping[str, bytes]) -> None:
-        """`write_bytes` is about to be given these contents, in this order. Nothing changes, and nothing is promised.
+        """Prepare calls of `write_bytes` with these contents, in this order. No file changes.
 
-        Raises OSError where a file could not be made ready, as the write would.
+        The caller need not make the writes. Raises OSError if a file cannot be prepared, as the write would.
         """
         ...
 
@@ -287,25 +307,25 @@ _WRITE_MODES = frozenset(get_args(WriteMode))
 
 
 def check_write_mode(mode: str) -> None:
-    """Raises ValueError for what is no `WriteMode`."""
+    """Raise ValueError for a mode that is no `WriteMode`."""
     if mode not in _WRITE_MODES:
         raise ValueError(f"mode is one of {', '.join(sorted(_WRITE_MODES))}, not {mode!r}")
 
 
 def check_permission_bits(mode: int) -> None:
-    """Raises ValueError for what are no permission bits."""
+    """Raise ValueError for a mode that is not made of permission bits."""
     if mode & ~0o7777:
         raise ValueError(f"mode has the permission bits, from 0 to 0o7777, it cannot be {mode:#o}")
 
 
 def check_bytes_asked(offset: int, limit: int | None) -> None:
-    """Raises ValueError for what are no numbers of bytes."""
+    """Raise ValueError for an offset or a limit that is no number of bytes."""
     if offset < 0 or (limit is not None and limit < 0):
         raise ValueError(f"offset and limit count bytes, they cannot be negative: {offset}, {limit}")
 
 
 def encode_text(text: str) -> bytes:
-    """The UTF-8 of a text. Raises ValueError for one that no file can hold."""
+    """Encode a text in UTF-8. Raises ValueError for a text that cannot be encoded."""
     try:
         return str.encode(text)
     except UnicodeEncodeError as error:

@@ -1,4 +1,4 @@
-"""Glob and grep over any filesystem: the caller gives the directories and the bytes, in the order of their paths."""
+"""Glob and grep for any filesystem. The caller passes the directories, or the bytes of files in the order of paths."""
 
 from __future__ import annotations
 
@@ -17,26 +17,28 @@ from ringfence.filesystem.protocol import MAX_GREP_MATCHES, GlobMatch, GrepMatch
 DirectoryT = TypeVar("DirectoryT")
 
 Child: TypeAlias = tuple[str, GlobMatch, DirectoryT | None]
-"""A name in a directory, its match if it matches, and the directory that it is (None for all else, links included)."""
+"""A name in a directory, its match if the pattern matches, and its directory if it is one. A link is none."""
 
 MAX_LINE_CHARACTERS = 500
-"""Of a longer line, a `GrepMatch` has this much around the match."""
+"""The longest line that a `GrepMatch` contains. It has this many characters of a longer line, around the match."""
 BINARY_PREFIX_BYTES = 8192
-"""A file with a NUL in so many first bytes is binary, as for git and ripgrep."""
+"""The number of bytes at the start of a file in which a NUL marks it as binary, as for git and ripgrep."""
 MAX_SEARCH_SECONDS = 60.0
-"""Of looking for a pattern, without the reading of files."""
+"""The limit of the time for matching a pattern, without the time for reading files."""
 AT_ONCE = 1 << 30
-"""Bytes times the instructions of a pattern. Where a pattern has too many states to keep, RE2 goes through all of its
-instructions for each byte, which takes 2 ns each."""
+"""The limit of one call of RE2: the number of bytes times the number of instructions of the pattern.
+
+If a pattern has too many states to cache, RE2 runs all instructions for each byte. One instruction takes 2 ns.
+"""
 MAX_LINE_PIECES = 30
-"""A longer line could take longer than a search may, and nothing could end that."""
+"""The limit of pieces of a line. A longer line could exceed the time limit, and RE2 cannot be interrupted."""
 NARROWER = "look in fewer files (path, glob), or for a pattern that repeats less"
 ALTERNATIVES = re.compile(r"(?<!\\)\{[^{}]*,[^{}]*\}")
-"""What other globs take for several patterns in one, and these take as it is."""
+"""Matches the alternatives in braces of other glob dialects, which have no special meaning here."""
 
 
 class Directories(Protocol[DirectoryT]):
-    """What `glob_below` walks through; a prefix is the directory's path with a "/" after it, "" for the root."""
+    """The directories that `glob_below` walks. A prefix is a directory's path with a "/", or "" for the root."""
 
     def children(self, directory: DirectoryT, prefix: str) -> Iterable[Child[DirectoryT]]: ...
 
@@ -49,12 +51,12 @@ _Test: TypeAlias = Callable[[str], object]
 class Glob:
     """A glob pattern.
 
-    ``*``, ``?`` and ``[...]`` (``[!...]``) match within a name, ``**`` as a whole segment any directories; case
-    counts, a leading dot is a character like any other, braces and parentheses too; a backslash takes the magic
-    from what follows; a "/" at the end asks for directories.
+    ``*``, ``?`` and ``[...]`` (``[!...]``) match within a name. ``**`` as a whole segment matches any directories. Case
+    counts. A leading dot, braces and parentheses have no special meaning. A backslash escapes the next character. A
+    "/" at the end restricts the matches to directories.
 
     Raises:
-        ValueError: nothing to match, "..", or what no name can have.
+        ValueError: The pattern is empty, or has a ".." or a character that no name can have.
     """
 
     __slots__ = ("directories_only", "ending", "literals", "tests")
@@ -69,22 +71,22 @@ class Glob:
             names.append("*")
         self.directories_only: Final = pattern.endswith("/")
         self.ending: Final = _ending(names[-1])
-        """What a last name has to end with, where that is its whole test."""
+        """The suffix of the last name, if the test of that name is only a suffix."""
         self.literals: Final = tuple(None if _MAGIC.search(name) else name for name in names)
-        """The names that stand for themselves; None for the other segments."""
+        """The name of each segment without wildcards. None for the other segments."""
         self.tests: Final = tuple(None if name == "**" else _name_test(name) for name in names)
         """A test of a name for each segment; None for ``**``."""
 
     @property
     def fixed(self) -> list[str]:
-        """The names that every match begins with, without the last name of a match."""
+        """The directories that every match begins with."""
         return [name for name in takewhile(bool, self.literals[:-1]) if name]
 
     def matches(self, path: str) -> bool:
         """Whether a whole path, relative to where the pattern starts, matches."""
         names, tests = path.split("/"), self.tests
         at = place = 0
-        retry: tuple[int, int] | None = None  # the last "**" takes one name more, and matching goes on after it
+        retry: tuple[int, int] | None = None  # backtracking: the last "**" matches one name more
         while at < len(names):
             test = tests[place] if place < len(tests) else _no_name
             if test is None:
@@ -107,15 +109,15 @@ _MAGIC = re.compile(r"[*?\[\\]")
 
 
 def _name_test(pattern: str) -> _Test:
-    """Whether a name matches; in C where that goes, since a search asks for every name."""
+    """Return the test of a name for one segment. It runs in C if possible, since a search tests every name."""
     if not _MAGIC.search(pattern):
         return pattern.__eq__
     if (ending := _ending(pattern)) is not None:
         return methodcaller("endswith", ending)
-    from wcmatch import fnmatch  # here, since it takes longer to import than most programs take to need it
+    from wcmatch import fnmatch  # imported late, since the import is slow
 
     translated, _ = fnmatch.translate(pattern, flags=fnmatch.DOTMATCH | fnmatch.CASE | fnmatch.FORCEUNIX)
-    # fullmatch, since "$" also matches before a newline that ends a name.
+    # `fullmatch`: a "$" would also match before a final newline of a name.
     return re.compile(translated[0]).fullmatch
 
 
@@ -130,14 +132,14 @@ def path_filter(pattern: str) -> Callable[[str], bool]:
     """`pattern` as a filter of relative paths: without a "/" it is matched against their last names.
 
     Raises:
-        ValueError: as `Glob`.
+        ValueError: See `Glob`.
     """
     matches = compiled_glob(pattern).matches
     return matches if "/" in pattern else lambda path: matches(path.rpartition("/")[2])
 
 
 def glob_below(pattern: str, directories: Directories[DirectoryT], top: DirectoryT, prefix: str) -> list[GlobMatch]:
-    """What matches below `top`, sorted by path; links are matched and not descended into."""
+    """Return the matches below `top`, sorted by path. Links can match and are not followed."""
     glob = compiled_glob(pattern)
     tests, last, skip = glob.tests, len(glob.tests) - 1, len(prefix)
     found: list[GlobMatch] = []
@@ -155,14 +157,14 @@ def glob_below(pattern: str, directories: Directories[DirectoryT], top: Director
                 (sub, f"{match.path}/", depth + 1) for name, match, sub in children if sub is not None and test(name)
             ]
             continue
-        if test is None:  # below a "**" everything is looked at
+        if test is None:  # every name below a "**" is tested
             waiting += [(sub, f"{match.path}/", depth) for _, match, sub in children if sub is not None]
             test = tests[last]
         if glob.directories_only:
             children = [child for child in children if child[2] is not None]
         if depth < last - 1:
             found += [match for _, match, _ in children if glob.matches(match.path[skip:])]
-        elif (ending := glob.ending) is not None:  # `test` says the same, and takes twice as long
+        elif (ending := glob.ending) is not None:  # equivalent to `test` in half the time
             found += [match for name, match, _ in children if name.endswith(ending)]
         elif test is not None:
             found += [match for name, match, _ in children if test(name)]
@@ -173,8 +175,8 @@ def glob_below(pattern: str, directories: Directories[DirectoryT], top: Director
 _Find: TypeAlias = Callable[[bytes, int], tuple[int, int] | None]
 _REGEX_MAGIC = re.compile(r"[\\.^$|?*+()\[\]{}]")
 LITERALLY = "literal=True looks for the text as it is"
-"""What a program is advised to, whose pattern is no regular expression."""
-# A line end asked for outside of a character class, where the answer could only be: never.
+"""The advice to a program with a pattern that is no regular expression."""
+# Matches a pattern with a line end outside of a character class. It could never match a line.
 _ESCAPED_LINE_END = re.compile(r"(?:[^\\\[]|\\[^n]|\[\^?+\]?+(?:\[:\w+:\]|\\.|[^\]\\])*+\])*+\\n", re.DOTALL)
 
 
@@ -187,14 +189,14 @@ def grep_files(
     clock: Callable[[], float] = perf_counter,
     at_once: int = AT_ONCE,
 ) -> list[GrepMatch]:
-    """The first match of every matching line of `files`, which are taken one by one until ``max_matches`` are found.
+    """Return the first match of every matching line of `files`. The search ends after ``max_matches`` matches.
 
-    As many as ``max_matches`` means that there may be more. Lines come without their ends; where one is longer than
-    MAX_LINE_CHARACTERS, ``line_content`` is the part around the match. Bytes that are not UTF-8 count as U+FFFD.
+    Lines have no line ends. ``line_content`` of a line of more than MAX_LINE_CHARACTERS is the part around the match.
+    Bytes that are not UTF-8 are matched as U+FFFD.
 
     Raises:
-        ValueError: the pattern does not parse, is empty or spans lines; ``max_matches`` is negative.
-        TimeoutError: it takes, or could take for one line, more than MAX_SEARCH_SECONDS.
+        ValueError: The pattern does not parse, is empty or spans lines, or ``max_matches`` is negative.
+        TimeoutError: The search takes more than MAX_SEARCH_SECONDS, or could take them for one line.
     """
     if max_matches < 0:
         raise ValueError(f"max_matches cannot be negative: {max_matches}")
@@ -205,7 +207,7 @@ def grep_files(
     if max_matches == 0:
         return found
     for path, content in files:
-        if needle is not None and content.find(needle) == -1:  # `in` takes twice as long
+        if needle is not None and content.find(needle) == -1:  # twice as fast as `in`
             continue
         if content.find(0, 0, BINARY_PREFIX_BYTES) != -1:
             continue
@@ -224,7 +226,7 @@ def _grep_text(path: str, content: bytes, find: _Find, found: list[GrepMatch], m
     while at < len(content) and len(found) < max_matches:
         span = find(content, at)
         if span is None or (span[0] == len(content) and content.endswith(b"\n")):
-            return  # the second: an empty match after the last line's end is on no line
+            return  # an empty match after the last line's end is on no line
         start = content.rfind(b"\n", counted, span[0]) + 1 or counted
         end = content.find(b"\n", span[0])
         end = len(content) if end == -1 else end
@@ -237,7 +239,7 @@ def _grep_text(path: str, content: bytes, find: _Find, found: list[GrepMatch], m
 def _grep_match(path: str, line_number: int, line: bytes, start: int, end: int) -> GrepMatch:
     text = line.decode()
     if len(text) != len(line):
-        # Ignoring what does not decode: a match of no length may stand within a character.
+        # Incomplete characters are ignored: an empty match may be within a character.
         start, end = len(line[:start].decode(errors="ignore")), len(line[:end].decode(errors="ignore"))
     if len(text) > MAX_LINE_CHARACTERS:
         room = max(0, MAX_LINE_CHARACTERS - (end - start)) // 2
@@ -248,7 +250,7 @@ def _grep_match(path: str, line_number: int, line: bytes, start: int, end: int) 
 
 
 def _as_text(content: bytes) -> bytes:
-    """UTF-8 with lines ending in \\n, as patterns expect: "$" stands before a \\r\\n, and "." is one character."""
+    """Convert bytes to valid UTF-8 with \\n as line ends. "$" then matches before a \\r\\n, and "." one character."""
     if b"\r" in content:
         content = content.replace(b"\r\n", b"\n")
     if content.isascii():
@@ -269,7 +271,7 @@ def _literal_finder(needle: bytes) -> _Find:
 
 
 def _regex_finder(pattern: str, clock: Callable[[], float], at_once: int) -> _Find:
-    """It looks at no more lines at once than take two seconds at worst, which nothing could end."""
+    """Return a search with RE2. One call of RE2 takes at most two seconds, since it cannot be interrupted."""
     compiled = _compiled(_encoded(pattern))
     piece = max(1, at_once // compiled.programsize)
     spent = 0.0
@@ -287,7 +289,7 @@ def _regex_finder(pattern: str, clock: Callable[[], float], at_once: int) -> _Fi
             began = clock()
             match = compiled.search(content, at, end)
             spent += clock() - began
-            # What is empty at the end of a piece is in the next line.
+            # An empty match at the end of a piece belongs to the next line.
             if match is not None and (match.start() < end or end == len(content)):
                 return match.start(), match.end()
             if end == len(content):
@@ -298,15 +300,15 @@ def _regex_finder(pattern: str, clock: Callable[[], float], at_once: int) -> _Fi
 
 
 def _compiled(pattern: bytes) -> Any:
-    re2: Any = import_module("re2")  # here, since few programs search
+    re2: Any = import_module("re2")  # imported late, since few programs search
     options = re2.Options()
     options.log_errors = False
     options.never_capture = True
-    options.never_nl = True  # [^x] and \s must not run on into the next line
+    options.never_nl = True  # [^x] and \s must not match a line end
     try:
         return re2.compile(b"(?m)" + pattern, options)
     except re2.error as error:
-        reason = error.args[0].decode(errors="replace").replace(": (?m)", ": ", 1)  # as it was given
+        reason = error.args[0].decode(errors="replace").replace(": (?m)", ": ", 1)  # without the added flag
         raise ValueError(
             f"not a regular expression of RE2's dialect: {reason} (it has no backreferences and no lookaround, "
             f"and repeats at most 1,000 times; {LITERALLY})"

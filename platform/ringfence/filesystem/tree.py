@@ -1,14 +1,14 @@
-"""The tree in which the filesystem in memory keeps its files: every state can be kept, and every change undone.
+"""The tree of files of the filesystem in memory. It has O(1) snapshots and an undo log.
 
-A state to keep is a frozen root. Files and links never change. A directory may be changed in place only in the
-generation that it was made or copied in. Freezing the tree starts the next generation, so whoever holds a frozen root
-has that state for ever, and the first change after it copies the directories on its way and nothing else.
+A snapshot is a frozen root. Files and links are immutable. A directory may change in place only in the generation in
+which it was made or copied. Freezing the tree starts the next generation: a frozen root never changes. The first change
+after a freeze copies only the directories on its path.
 
-A savepoint copies nothing: from the first one on, each change first appends to a log what was at its path. A rollback
-puts that back, the newest first.
+A savepoint copies nothing. While there is a savepoint, each change first appends an undo record to a log. A rollback
+restores the records, the newest first.
 
-Changes exclude each other and freezing (the filesystem's lock). Readers do not wait for them: they copy the names of a
-directory before they go through them, and keep what they derive together with the version that it was derived from.
+The filesystem's lock excludes concurrent changes and freezes. Readers do not take it. They copy a directory's names
+before iterating over them, and store derived values with the version of the directory.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ringfence.filesystem.search import Child
 from ringfence.participants import Change, FileVersion
 
 MAX_LINK_HOPS = 40
-"""As in Linux."""
+"""The limit of links that one resolution follows, as in Linux."""
 
 
 @final
@@ -49,7 +49,7 @@ class File:
         self.mode: Final = mode
         self.mtime_ns: Final = mtime_ns
         self.birth_ns: Final = birth_ns
-        # The last answers to the usual questions, whose making takes longer than all else about a read.
+        # A cache of the last results of the usual reads. Making them is the most expensive part of a read.
         self.bytes_read: ReadBytesResult | None = None
         self.text_read: ReadResult | None = None
         self.stat: FileStat | None = None
@@ -111,7 +111,7 @@ class Directory:
         self.birth_ns: Final = birth_ns
         self.generation: Final = generation
         self.version = 0
-        """Counts changes in place. Raised after each, so what was derived during one is not taken for current."""
+        """The number of changes in place. It rises after each change: values derived during a change are outdated."""
         self.children: tuple[int, str, tuple[Child[Directory], ...]] | None = None
         self.listing: tuple[int, str, tuple[FileEntry, ...]] | None = None
 
@@ -125,7 +125,7 @@ class Directory:
         return twin
 
     def put(self, name: str, node: Node | None) -> None:
-        """Set what a name stands for; None removes it."""
+        """Set the node of a name. None removes the name."""
         if node is None:
             self.entries.pop(name, None)
         else:
@@ -136,18 +136,22 @@ class Directory:
 Node: TypeAlias = File | Link | Directory
 
 Found: TypeAlias = tuple[str, Node | None, OSError | None]
-"""A resolved path, what is there, and why nothing can be made there: a file in the way, or a dangling link."""
+"""A resolved path, its node, and the error for creating it: a file is in the way, or a link dangles."""
 
 UndoRecord: TypeAlias = tuple[str, Node | int | None, str, Directory, int]
-"""What was at a path; its name, the directory it is in (until that is frozen), and the directory's time. The path ""
-stands for the whole tree as it was, which is frozen. A number is a directory's own permission bits."""
+"""A path, its node before the change, its name, its directory (valid until it is frozen), and the directory's time.
+
+For the path "" the node is the frozen root of the whole tree. A number instead of a node is a directory's permission
+bits.
+"""
 
 Savepoint: TypeAlias = tuple[list[UndoRecord], int, bool]
-"""A log, how long it was, and whether it begins and ends with this savepoint."""
+"""A log, its length at the savepoint, and whether this savepoint is the outermost one, which owns the log."""
 
 
 class Tree:
-    """The current root. Callers exclude each other where they change it. Paths are resolved, unless stated."""
+    """The current tree. Callers hold a lock for changes. Path arguments are resolved paths unless a docstring says
+    otherwise."""
 
     def __init__(self, clock: Callable[[], int]) -> None:
         self.clock = clock
@@ -155,24 +159,26 @@ class Tree:
         self._generation = 0
         self.root = Directory(0, 0o755, now, now)
         self._log: list[UndoRecord] | None = None
-        """Of each record the change comes after it, so that an interrupt in between does no harm."""
+        """The undo records. Each record precedes its change: an interrupt between them does no harm."""
         self._logged: set[str] | None = None
-        """Paths of files that need no second record, so one that is overwritten a thousand times is kept once. Begun
-        anew with each savepoint, and whenever something happens to a whole directory."""
+        """Paths of files that need no second record: repeated overwrites of a file log only its first state.
+
+        The set is cleared by each savepoint, and by each change to a whole directory.
+        """
 
     def freeze(self) -> Directory:
-        """The state now, for ever; O(1)."""
+        """Freeze the current state and return its root, in O(1)."""
         self._generation += 1
         return self.root
 
     def go_back(self, root: Directory) -> None:
-        """Make a frozen state the current one; O(1)."""
+        """Make a frozen root the current one, in O(1)."""
         self._log_all()
         self._generation += 1
         self.root = root
 
     def savepoint(self, *, outermost: bool) -> Savepoint:
-        """A place to go back to; O(1). Nested ones are ended before the outermost, or together with it."""
+        """Create a savepoint, in O(1). Nested savepoints end before the outermost one, or together with it."""
         log = self._log
         self._logged = None
         if outermost or log is None:
@@ -182,15 +188,15 @@ class Tree:
         return log, len(log), False
 
     def release(self, savepoint: Savepoint) -> None:
-        """End a savepoint. What was changed since an inner one can still be undone by the one around it."""
+        """End a savepoint and keep its changes. An outer savepoint can still undo them."""
         if savepoint[2]:
             self._log = None
 
     def roll_back(self, savepoint: Savepoint) -> None:
-        """Undo every change since a savepoint, and end it. May be called again where it was interrupted."""
+        """Undo every change since a savepoint, and end it. An interrupted call can be repeated."""
         log, length, outermost = savepoint
         if self._log is not None and self._log is not log:
-            return  # it has ended long since
+            return  # the savepoint has already ended
         self._logged = None
         while len(log) > length:
             self._undo(log[-1])
@@ -199,7 +205,7 @@ class Tree:
             self._log = None
 
     def changes(self, savepoint: Savepoint) -> Sequence[Change]:
-        """What has changed since, sorted by path: from the log alone, unless whole directories came or went."""
+        """The changes since a savepoint, sorted by path. Only changes of whole directories need more than the log."""
         log, length, _ = savepoint
         first: dict[str, Node | None] = {}
         for path, node, *_ in log[length:]:
@@ -248,25 +254,25 @@ class Tree:
         logged.add(path)
 
     def _log_all(self) -> None:
-        """Log the whole tree, before a change to more than one path. It is frozen, so the log stays true."""
+        """Freeze the whole tree and log its root, before a change to more than one path."""
         if self._log is not None:
             root = self.freeze()
             self._log.append(("", root, "", root, 0))
             self._logged = None
 
     def find(self, path: str, *, follow: bool = True) -> Found:
-        """What a normal path leads to; without `follow`, a link at its very end is itself.
+        """Find the node of a normal path. Without `follow`, a link at the end of the path is not followed.
 
         Raises:
-            PermissionError: a link leads out of the root.
-            OSError: ELOOP, too many links.
+            PermissionError: A link leads out of the root.
+            OSError: There are too many links (ELOOP).
         """
         node: Any = self.root
         if path:
             try:
                 for name in path.split("/"):
                     node = node.entries.get(name)
-            except AttributeError:  # what is no directory has no entries
+            except AttributeError:  # the node is no directory
                 return self._find_along_links(path, follow)
             if type(node) is Link and follow:
                 return self._find_along_links(path, follow)
@@ -274,7 +280,7 @@ class Tree:
 
     def _find_along_links(self, path: str, follow: bool) -> Found:
         pending = path.split("/")[::-1]
-        own = len(pending)  # below this, what is pending is the caller's; above it, it came out of a link
+        own = len(pending)  # names below this index are the path's own, names above come from a link
         names: list[str] = []
         above = [self.root]
         hops = 0
@@ -311,18 +317,18 @@ class Tree:
                     obstacle = os_error(errno.ENOTDIR, path)
                 elif out_of_link:
                     obstacle = FileNotFoundError(errno.ENOENT, "is a link that leads nowhere", path)
-            above.append(self.root)  # in its place: nothing is looked up any more
+            above.append(self.root)  # a placeholder: no more names are looked up
         return "/".join(names), None if missing else above[-1], obstacle
 
     def target(self, path: str) -> Node | None:
-        """What a path leads to, None where that is nothing or out of the root."""
+        """The node that a path leads to. None if it does not exist or is outside of the root."""
         try:
             return self.find(path)[1]
         except OSError:
             return None
 
     def put(self, path: str, node: Node | None) -> None:
-        """Set what is at a path, None to remove it. Directories that are missing above it are made."""
+        """Set the node of a path, or remove it with None. Missing directories above the path are made."""
         parent, _, name = path.rpartition("/")
         directory = self.changeable(parent)
         old = directory.entries.get(name)
@@ -332,7 +338,7 @@ class Tree:
         directory.put(name, node)
 
     def move(self, source: str, target: str) -> None:
-        """Rename what is at a path. Directories that are missing above the new one are made."""
+        """Rename a node. Missing directories above the new path are made."""
         node = self.find(source, follow=False)[1]
         if type(node) is Directory:
             self._log_all()
@@ -340,7 +346,7 @@ class Tree:
         self.put(source, None)
 
     def set_directory(self, path: str, *, mode: int, mtime_ns: int | None = None) -> None:
-        """Give a directory these bits, and this time. It is made if it is missing."""
+        """Set the permission bits and the time of a directory. A missing directory is made."""
         directory = self.changeable(path)
         if self._log is not None:
             self._log.append((path, directory.mode, "", directory, directory.mtime_ns))
@@ -349,9 +355,9 @@ class Tree:
             directory.mtime_ns = mtime_ns
 
     def overwrite(self, path: str, content: bytes) -> bool:
-        """Give the file at a normal path other bytes. False, and nothing is changed, where that is not all it takes.
+        """Replace the bytes of the file at a normal path. Return False, without a change, if the slow way is needed.
 
-        The commonest change, so it goes down once, copying on its way, where other changes look first and go then.
+        This is the most frequent change. It looks up and copies directories in one pass, and other changes in two.
         """
         generation = self._generation
         directory = self.root
@@ -367,12 +373,12 @@ class Tree:
                     directory.put(step, child)
                 directory = child
             old = directory.entries[name]
-        except (KeyError, AttributeError):  # nothing, or no directory
+        except (KeyError, AttributeError):  # the path is missing, or has a file in the way
             return False
         if type(old) is not File:
             return False
         log, logged = self._log, self._logged
-        if log is not None and (logged is None or path not in logged):  # `_log_node`, of a file
+        if log is not None and (logged is None or path not in logged):  # `_log_node`, inlined for a file
             log.append((path, old, name, directory, directory.mtime_ns))
             if logged is None:
                 self._logged = logged = _no_paths()
@@ -382,7 +388,7 @@ class Tree:
         return True
 
     def changeable(self, path: str) -> Directory:
-        """The directory at a path, of this generation: made if it is missing, copied if it is older."""
+        """Return the directory at a path for a change. It is made if it is missing, and copied if it is frozen."""
         generation = self._generation
         directory = self.root
         if directory.generation != generation:
@@ -408,18 +414,18 @@ class Tree:
         return Directory(self._generation, 0o755, now, now)
 
     def child(self, directory: Directory, prefix: str, name: str) -> Child[Directory] | None:
-        """One of `children`."""
+        """The item of `children` for one name. None if the name is missing."""
         node = directory.entries.get(name)
         return None if node is None else self._child(prefix, name, node)
 
     def children(self, directory: Directory, prefix: str) -> tuple[Child[Directory], ...]:
-        """What is in a directory, in an order that makes a walk through files go by their paths."""
+        """The children of a directory, in the order of the paths of all files below them."""
         known, version = directory.children, directory.version
         if known is not None and known[0] == version and known[1] == prefix:
             return known[2]
         found = sorted(directory.entries.copy().items(), key=_walk_key)
         children = tuple(self._child(prefix, name, node) for name, node in found)
-        if not any(type(node) is Link for _, node in found):  # what a link leads to changes elsewhere
+        if not any(type(node) is Link for _, node in found):  # a link's target can change without this directory
             directory.children = (version, prefix, children)
         return children
 
@@ -447,7 +453,7 @@ class Tree:
         return FileEntry(name, path, type(there) is File, type(there) is Directory, size, type(node) is Link)
 
     def contents(self, directory: Directory, prefix: str) -> Iterator[tuple[str, bytes]]:
-        """The files below a directory in the order of their paths, links passed over."""
+        """Yield the path and bytes of each file below a directory, in the order of paths. Links are skipped."""
         waiting = [(directory, iter(self.children(directory, prefix)))]
         while waiting:
             directory, children = waiting[-1]
@@ -463,11 +469,11 @@ class Tree:
 
 
 def _no_paths() -> set[str]:
-    return set()  # where `set[str]()` takes twenty times as long
+    return set()  # `set[str]()` takes twenty times as long
 
 
 def _walk_key(found: tuple[str, Node]) -> str:
-    # "a.txt" comes before "a/b": compare a directory as what its paths begin with.
+    # "a.txt" comes before "a/b": the key of a directory is its name with a "/".
     name, node = found
     return f"{name}/" if type(node) is Directory else name
 
@@ -476,9 +482,9 @@ _NOTHING = Directory(0, 0, 0, 0)
 
 
 def differences(before: Directory, after: Directory) -> list[Change]:
-    """What differs between two states, sorted by path; it looks only where their nodes differ.
+    """Return the changes between two states, sorted by path. Shared subtrees are skipped.
 
-    Bytes, kinds, permission bits and link targets count, times do not.
+    Bytes, kinds, permission bits and link targets are compared. Times are not.
     """
     changes: list[Change] = []
     if before.mode != after.mode:

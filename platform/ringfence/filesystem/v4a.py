@@ -1,7 +1,7 @@
-"""The patch form that begins with ``*** Begin Patch``, read into the same file patches as a unified diff.
+"""The parser of patches that begin with ``*** Begin Patch``. It returns file patches, as that of unified diffs does.
 
-Hunks have no line numbers. Their context shows the place, and a line ``@@ TEXT`` above them names a line that comes
-before.
+Hunks have no line numbers. Their context lines show their place. A line ``@@ TEXT`` above a hunk quotes a line of the
+file that stands above the place.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ _MOVE, _END_OF_FILE = b"*** Move to: ", b"*** End of File"
 
 
 def parse_v4a(lines: Sequence[bytes], begin: int) -> tuple[FilePatch, ...]:
-    """The files of a patch whose first line is ``lines[begin]``. What stands after its last line is passed over.
+    """Parse the patch whose first line is ``lines[begin]`` into its files. Text after its last line is ignored.
 
     Raises:
-        ValueError: a line that this form does not have, or no last line; names the line of the patch.
+        ValueError: A line does not fit the form, or the last line is missing. The message names the line.
     """
     files: list[FilePatch] = []
     at = begin + 1
