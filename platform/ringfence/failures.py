@@ -44,7 +44,7 @@ def describe_error(error: BaseException) -> str:
 
 
 def innermost(error: BaseException) -> BaseException:
-    """The error itself, without the groups that a task group has put around it alone."""
+    """Unwrap an error from exception groups that contain only this error, as a task group raises them."""
     if not isinstance(error, BaseExceptionGroup):
         return error
     group = cast("BaseExceptionGroup[BaseException]", error)

@@ -93,7 +93,7 @@ class BasePolicy(ToolPolicy, EffectPolicy):
     """
 
     name: str  # pyright: ignore[reportIncompatibleMethodOverride]
-    """For receipts and denials."""
+    """The name of the policy in receipts and denials."""
     observes_all_tools: bool = False
     """Whether a section's policy gets the results of the tools of all sections."""
 
@@ -169,7 +169,7 @@ def _refuse_misspelt(members: Mapping[str, object], what: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class PolicyState:
-    """What one policy knows in one scope (a prompt, and where it matters a filesystem); a STATE slice has one of each.
+    """The state of one policy in one scope: a prompt, and for some policies a filesystem. STATE slices hold it.
 
     ``invoked_keys`` pairs a tool or path with a key: for `ReadBeforeWritePolicy` a resolved path with the sha256 of
     the bytes that the model knows. Where it knows only some lines, a space and those follow.
@@ -182,8 +182,10 @@ class PolicyState:
 
 
 class PathHashes(Set[tuple[str, str]]):
-    """(path, sha256) pairs, one a path. Immutable, and the next version shares all but a few nodes with this one, so
-    that the ten-thousandth file that an agent reads costs what the tenth did."""
+    """An immutable set of (path, sha256) pairs with one pair for each path.
+
+    Versions share all but a few nodes: the cost of an update hardly grows with the number of files.
+    """
 
     __slots__ = ("_made_of", "_map", "of")
 
@@ -194,10 +196,10 @@ class PathHashes(Set[tuple[str, str]]):
         self.of: Callable[[str], str | None] = self._map.get
         """The hash of a path."""
         self._made_of: tuple[PathHashes, Mapping[str, str | None]] | None = None
-        """The version before, and what `updated` was given; of the newest alone, or all would be kept alive."""
+        """The previous version and the argument of `updated`. Only the newest version has them, to free older ones."""
 
     def updated(self, known: Mapping[str, str | None]) -> PathHashes:
-        """With these hashes; None forgets the path."""
+        """Return a version with these hashes. The hash None removes a path."""
         result = self._map
         for path, content_hash in known.items():
             result = result.discard(path) if content_hash is None else result.insert(path, content_hash)
@@ -207,8 +209,10 @@ class PathHashes(Set[tuple[str, str]]):
         return hashes
 
     def since(self, earlier: PathHashes) -> Mapping[str, str | None]:
-        """What `updated` makes these of an earlier version with; of the one just before it is known without a look at
-        the rest."""
+        """The argument of `updated` that turns an earlier version into this one.
+
+        For the previous version, it is stored. For others, all pairs are compared.
+        """
         if self._made_of is not None and self._made_of[0] is earlier:
             return self._made_of[1]
         before, now = dict(earlier), dict(self)
@@ -235,7 +239,7 @@ class PathHashes(Set[tuple[str, str]]):
 
 
 def policy_state(context: ToolContext, policy_name: str, scope: str, *, before: bool = False) -> PolicyState:
-    """The state of a policy in a scope, empty where it has none yet; ``before``, as it was when the call began."""
+    """The state of a policy in a scope, by default an empty one. ``before`` selects the state at the call's start."""
     session, call = context.session, context.call
     mark = call.mark_of(session.lock) if before and call is not None else None
     for state in session[PolicyState].all() if mark is None else session.held_at(mark, PolicyState):
@@ -245,13 +249,13 @@ def policy_state(context: ToolContext, policy_name: str, scope: str, *, before: 
 
 
 def known_hashes(state: PolicyState) -> PathHashes:
-    """The keys of a state, which somebody else may have seeded as another kind of set."""
+    """The keys of a state as `PathHashes`. A program may have seeded them as another kind of set."""
     keys = state.invoked_keys
     return keys if isinstance(keys, PathHashes) else PathHashes(keys)
 
 
 def refuse_unknown(policy: str, unknown: Set[str], tool_names: Set[str]) -> None:
-    """Raises PromptValidationError where a policy names tools that there are not, and says which there are."""
+    """Raise PromptValidationError if a policy names unknown tools. The message lists the known ones."""
     if unknown:
         near = {name: difflib.get_close_matches(name, sorted(tool_names), n=1) for name in sorted(unknown)}
         names = [f"{name} (did you mean {meant[0]}?)" if meant else name for name, meant in near.items()]

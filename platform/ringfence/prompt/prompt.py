@@ -69,14 +69,14 @@ class PromptTemplate(TypeArguments, Generic[OutputT]):
     name: str | None = None
     sections: Sequence[Section[Any]] = ()
     policies: Sequence[Policy] = ()
-    """Govern the tools of all sections, after the policies of the section itself."""
+    """The policies of the tools of all sections. They run after the policies of a tool's own section."""
     feedback_providers: Sequence[FeedbackProviderConfig] = ()
-    """Each may add a text to a tool's answer; of those that are due the first one does."""
+    """Providers of texts for the model. The first one that is due adds its text to a tool's answer."""
     allow_extra_keys: bool = False
     """Whether a structured answer may have keys that are no fields."""
     resources: ResourceRegistry = field(default_factory=ResourceRegistry)
     output: Any = field(default=None, repr=False)
-    """The type of the answer, as the type argument says it; None for text."""
+    """The type of the answer, from the type argument. None for text."""
 
     structured_output: StructuredOutput | None = field(init=False)
     nodes: tuple[SectionNode, ...] = field(init=False, repr=False)
@@ -115,7 +115,7 @@ class PromptTemplate(TypeArguments, Generic[OutputT]):
 
     @cached_property
     def descriptor(self) -> PromptDescriptor:
-        """What of the prompt overrides can replace."""
+        """The texts of the prompt that overrides can replace."""
         return describe_prompt(self.ns, self.key, self.walk())
 
     def walk(self) -> Iterator[SectionNode]:
@@ -190,7 +190,7 @@ class PromptResources:
         return self.context.get(protocol)
 
     def get_optional(self, protocol: ResourceType[ResourceT]) -> ResourceT | None:
-        """The same, or None where nothing is bound to `protocol`."""
+        """The resource bound to `protocol`, or None if `protocol` is not bound. Raises as `get` does."""
         return self.context.get_optional(protocol)
 
 
@@ -288,7 +288,7 @@ class Prompt(TypeArguments, Generic[OutputT]):
         return self
 
     def render(self, *, session: Session | None = None) -> RenderedPrompt[OutputT]:
-        """The text and the tools as they are now; free of side effects.
+        """Render the current text and tools, without side effects.
 
         Raises:
             PromptRenderError: params that are missing, a section's own code that raised, a template that does not fit.

@@ -25,7 +25,7 @@ _MAX_LOOKBACK = 16 * 1024
 
 @dataclass(frozen=True, slots=True)
 class StructuredOutput:
-    """What a final answer has to be: one ``dataclass_type``, or a list of them where ``container`` is "array"."""
+    """The type of a final answer: one ``dataclass_type``, or a list of them if ``container`` is "array"."""
 
     dataclass_type: type[Any]
     container: Literal["object", "array"]
@@ -70,7 +70,7 @@ class StructuredOutput:
             self._refuse("the answer is nested too deeply", error)
 
     def parse_value(self, value: object) -> Any:
-        """The same from JSON that is decoded already. Raises OutputParseError."""
+        """Convert decoded JSON to the value of the answer, as `parse` does. Raises OutputParseError."""
         if self.container == "object":
             return self._item(value, "the answer")
         items = _array_items(value)
@@ -106,7 +106,7 @@ class StructuredOutput:
             self._refuse(f"the answer is not acceptable JSON: {error}", error)
 
     def _find_embedded(self, text: str) -> object:
-        """The first value in a text that fits, else the first there is, which then says what does not."""
+        """The first fitting JSON value in a text, or else the first JSON value, whose error the caller reports."""
         fitting: list[object] = []
         others: list[object] = []
         start = 0

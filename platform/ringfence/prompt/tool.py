@@ -145,7 +145,7 @@ class ToolContext:
 
     @property
     def budget_tracker(self) -> BudgetTracker | None:
-        """The evaluation's, else the one that is bound as a resource."""
+        """The budget tracker of the evaluation, or else the one that is bound as a resource."""
         return self.options.budget_tracker or self.resources.get_optional(BudgetTracker)
 
     @property
@@ -155,7 +155,7 @@ class ToolContext:
 
     @property
     def changes(self) -> Sequence[Change]:
-        """What this call has changed in its filesystem; known when its handler has ended, so to `on_result`."""
+        """The changes of this call in its filesystem. Known after the handler's end, such as in `on_result`."""
         return () if self.call is None else self.call.changes.get(self._files_lock, ())
 
     @property
@@ -168,7 +168,7 @@ class ToolContext:
         return getattr(self.filesystem, "lock", None)
 
     def beat(self) -> None:
-        """Say that the call is alive; for handlers that take long."""
+        """Signal that the call is alive. Handlers that take long call this method regularly."""
         if self.options.heartbeat is not None:
             self.options.heartbeat.beat()
 
@@ -208,7 +208,7 @@ class Itself:
 
 
 Written = str | ContentOf | Itself
-"""What `Tool.writes` names: a path that may be meant either way is a text."""
+"""The items of `Tool.writes`. A plain text stands for both `ContentOf` and `Itself` of its path."""
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,7 @@ class Tool(TypeArguments, Generic[ParamsT, ResultT]):
     name: str
     """Lower-case letters, digits, ``_`` and ``-``, at most 64."""
     description: str
-    """For the model: ASCII, 1 to 200 characters."""
+    """The description for the model: 1 to 200 ASCII characters."""
     handler: ToolHandler[ParamsT, ResultT] | None
     """None for a tool that is only documented: calling it fails."""
     examples: Sequence[ToolExample[ParamsT, ResultT]] = ()
@@ -243,7 +243,7 @@ class Tool(TypeArguments, Generic[ParamsT, ResultT]):
     this call can change no file that is there. A path in `ContentOf` or `Itself` says what is changed of a link or a
     directory; a text alone is taken for both."""
     param_descriptions: Mapping[str, str] = field(default_factory=dict[str, str], kw_only=True, compare=False)
-    """By field of the params, what it is for, in the place of ``description`` in its metadata."""
+    """Descriptions of the params by the name of the field. They replace the ``description`` in a field's metadata."""
     declared_types: tuple[Any, Any] | None = field(default=None, kw_only=True, repr=False)
     """The types of params and result, as the type arguments or the handler say them."""
 
@@ -331,7 +331,7 @@ class Tool(TypeArguments, Generic[ParamsT, ResultT]):
 
     @property
     def described(self) -> dict[str, str]:
-        """By field of the params, what it is for, where that is known."""
+        """The known descriptions of the params, by the name of the field."""
         metadata = {one.name: one.metadata for one in _fields_of(self.params_type)}
         own = {name: str(texts["description"]) for name, texts in metadata.items() if "description" in texts}
         return {**own, **self.param_descriptions}
@@ -349,7 +349,7 @@ class Tool(TypeArguments, Generic[ParamsT, ResultT]):
 
     @property
     def result_words(self) -> str:
-        """What the tool answers with, for messages."""
+        """The type of the tool's result in words, for messages."""
         name = _name_of(self.result_type)
         return f"a list of {name}" if self.result_container == "array" else name
 

@@ -1,4 +1,4 @@
-"""What happens in an evaluation, as values, and how observers hear of it."""
+"""The events of an evaluation, and the dispatcher that publishes them to observers."""
 
 from __future__ import annotations
 
@@ -79,10 +79,10 @@ class ToolCallStarted:
 
 @dataclass(frozen=True, slots=True)
 class ToolInvoked:
-    """A tool call has ended, in whatever way.
+    """Published when a tool call has ended, with any outcome.
 
-    The result is the one of that moment: a call around this one that fails takes it back with all that it did. That is
-    told by a `Receipt` with the same ``call_id``, whose ``rolled_back_by`` names the call around it.
+    An outer call that fails later rolls this call back. A `Receipt` with the same ``call_id`` is then published, whose
+    ``rolled_back_by`` names the outer call.
 
     ``params`` is the params dataclass, or a `RejectedToolParams`. ``rendered_output`` is what the model was sent apart
     from the result's message, and whole where it was sent in part; "" where that is nothing. ``usage`` is for who
@@ -190,7 +190,7 @@ class HandlerFailure:
 
 @dataclass(slots=True)
 class DispatchResult:
-    """Who was told of an event, in order, and which of them failed."""
+    """The handlers that received an event, in order, and the failures."""
 
     event: object
     handlers_invoked: tuple[Callable[..., object], ...] = ()
@@ -238,7 +238,7 @@ class Dispatcher(Protocol):
         ...
 
     def dispatch(self, event: object, *, applied_by: EventReader | None = None) -> DispatchResult:
-        """Never raises an `Exception` of a handler. The reader ``applied_by`` knows the event already."""
+        """Publish an event. An `Exception` of a handler is not raised. The reader ``applied_by`` is left out."""
         ...
 
 

@@ -34,7 +34,7 @@ def require_aware(name: str, moment: datetime) -> datetime:
 
 @dataclass(frozen=True, slots=True, init=False)
 class Deadline:
-    """When an evaluation has to have ended."""
+    """The moment at which an evaluation has to end."""
 
     expires_at: datetime
     started_at: datetime
@@ -71,7 +71,7 @@ class Deadline:
         return Deadline(expires_at, now, clock)
 
     def remaining(self, now: datetime | None = None) -> timedelta:
-        """What is left; negative when it has passed."""
+        """The time until the deadline. It is negative after the deadline."""
         return self.expires_at - (self.clock() if now is None else require_aware("now", now))
 
     def elapsed(self, now: datetime | None = None) -> timedelta:
@@ -112,7 +112,7 @@ def _sum(one: int | None, other: int | None) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What an evaluation may use. A limit that is reached exactly is kept."""
+    """The limits of an evaluation's usage. Usage that equals a limit does not exceed it."""
 
     deadline: Deadline | None = None
     max_total_tokens: int | None = None
@@ -176,7 +176,7 @@ class BudgetTracker:
 
     @property
     def consumed(self) -> TokenUsage:
-        """Of all evaluations together."""
+        """The token usage of all evaluations together."""
         with self._lock:
             return sum(self._usage.values(), TokenUsage())
 
@@ -200,16 +200,17 @@ class BudgetTracker:
 
 
 class Cancellation:
-    """Says, from any thread, that nobody wants the result of a tool call any more. There is no way back.
+    """Cancels a tool call from any thread. A cancellation cannot be undone.
 
-    A handler is not interrupted by it, but may look at it; its call is refused at the commit point, and rolled back.
+    A running handler is not interrupted, but can check for the cancellation. The call is rolled back at the commit
+    point.
     """
 
     def __init__(self) -> None:
         self._event = threading.Event()
 
     def cancel(self) -> None:
-        """From any thread, any number of times."""
+        """Cancel the call. Any thread may call this method, any number of times."""
         self._event.set()
 
     @property
@@ -217,7 +218,7 @@ class Cancellation:
         return self._event.is_set()
 
     def wait(self, seconds: float) -> bool:
-        """Sleep until it is cancelled, at most so long; whether it is."""
+        """Wait for the cancellation, at most `seconds`. Return whether the call is cancelled."""
         return self._event.wait(seconds)
 
     def check(self) -> None:
@@ -258,7 +259,7 @@ class Heartbeat:
             self._callbacks = (*self._callbacks, callback)
 
     def remove_callback(self, callback: Callable[[], object]) -> bool:
-        """Take its first registration away; False where there is none."""
+        """Remove the callback's first registration. Return False if there is none."""
         with self._lock:
             if callback not in self._callbacks:
                 return False
@@ -269,7 +270,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """Where an evaluation belongs in the caller's world; events and telemetry repeat it."""
+    """The caller's own identifiers of an evaluation. Events and telemetry contain them."""
 
     run_id: UUID = field(default_factory=uuid4)
     attempt: int = 1
@@ -277,7 +278,7 @@ class RunContext:
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """What one run carries through its adapter, its loop and its tool calls."""
+    """The options of one run, for its adapter, its loop and its tool calls."""
 
     deadline: Deadline | None = None
     budget_tracker: BudgetTracker | None = None

@@ -12,10 +12,16 @@ from ringfence.filesystem.paths import escape_path
 from ringfence.participants import Change, FileVersion
 
 Outcome = Literal["committed", "failed", "denied", "rejected", "interrupted", "doubtful", "rolled_back"]
-"""How a call ended: its transaction committed; its handler or its commit failed, and all was rolled back; a policy or
-the deadline denied it before it ran, or an effect policy what it had changed; it named no tool or its arguments did not
-fit; it was cancelled, or an interrupt or another `BaseException` ended it, and all was rolled back; its rollback could
-not be completed; it had committed within another call, which took it back."""
+"""The outcome of a call.
+
+- "committed": the transaction committed.
+- "failed": the handler or the commit failed, and the call was rolled back.
+- "denied": a policy or the deadline denied the call before it ran, or an effect policy denied its changes.
+- "rejected": the call named no tool, or its arguments did not fit.
+- "interrupted": a cancellation, an interrupt or another `BaseException` ended the call, and it was rolled back.
+- "doubtful": the rollback could not be completed.
+- "rolled_back": the call had committed within an outer call, which rolled back.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +35,13 @@ class PolicyVerdict:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What is known of one tool call when it has ended.
+    """The record of one tool call, made when the call has ended.
 
-    ``read`` has the sha256 in hex of what the call read, by path; ``changes`` what the call changed, or had changed
-    when it was rolled back. ``inner`` lists the call ids of the calls that its handler made.
+    ``read`` maps each read path to the sha256 in hex of its bytes. ``changes`` are the call's changes, even if they
+    were rolled back. ``inner`` has the ids of the calls that its handler made.
 
-    A call that had committed within another one gets its receipt again, with the same ``receipt_id``, when that one
-    fails and takes it back: the last one of an id is what holds (`final_receipts`).
+    If an outer call rolls back, each committed inner call gets a second receipt with the same ``receipt_id``. The last
+    receipt of an id is valid (`final_receipts`).
     """
 
     receipt_id: str
@@ -58,12 +64,14 @@ class Receipt:
     commit: str | None = None
     """The git object id of the step, where the workspace keeps a history."""
     recovered: bool = False
-    """Whether the process of the call was killed: then this is what the next opening of the workspace knows of it."""
+    """Whether the process of the call was killed. Recovery then wrote this receipt from the log of the workspace."""
     exit_code: int | None = None
-    """Of the command that the call ran, where its result has one."""
+    """The exit code of the call's command, if its result has one."""
     rolled_back_by: str | None = None
-    """The id of the call around this one that took it back: the outcome is "rolled_back" then, or "doubtful" where that
-    could not be completed."""
+    """The id of the outer call whose rollback undid this call.
+
+    The outcome is then "rolled_back", or "doubtful" if the rollback could not be completed.
+    """
     client: str = ""
     """The tag `client` of the session. An MCP server has the name of its client there."""
 
@@ -88,7 +96,7 @@ class Receipt:
 
 
 def final_receipts(receipts: Iterable[Receipt]) -> tuple[Receipt, ...]:
-    """Each call's receipt once, as it ended for good, where some were taken back by calls around them."""
+    """Return the last receipt of each call. An outer call that rolled back has reissued the receipts of inner calls."""
     return tuple({receipt.receipt_id: receipt for receipt in receipts}.values())
 
 

@@ -48,12 +48,12 @@ class Clear(Generic[T]):
 
 
 SliceOp: TypeAlias = Append[T] | Extend[T] | Replace[T] | Clear[T]
-"""What a reducer wants done to its slice."""
+"""The operation on its slice that a reducer returns."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReducerContext:
-    """What a reducer may look at besides its own slice."""
+    """The read-only context of a reducer: its session."""
 
     session: SessionView
 
@@ -177,7 +177,7 @@ class ClearVisibilityOverride:
 
 @dataclass(frozen=True, slots=True)
 class ClearAllVisibilityOverrides:
-    """The same for all sections."""
+    """From now on all sections are rendered with their own visibility."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +197,7 @@ class VisibilityOverrides:
         return VisibilityOverrides({**self.overrides, tuple(path): visibility})
 
     def without_override(self, path: SectionPath) -> VisibilityOverrides:
-        """Nothing happens where there is none."""
+        """Return the overrides without the one for `path`, if there is one."""
         return VisibilityOverrides({kept: value for kept, value in self.overrides.items() if kept != tuple(path)})
 
     @reducer(on=SetVisibilityOverride)

@@ -89,7 +89,7 @@ class Session(Transactional):
         self.lock = CallLock(f"session {self.session_id}")
         self._slices = Slices(self.lock, LOGS_BY_DEFAULT)
         self.view = SessionView(self.session_id, self.created_at, self.tags, self._slices)
-        """The session to look at."""
+        """The read-only view of the session, for reducers."""
         self._accessors: dict[type[Any], SliceAccessor[Any]] = {}
         self._context = ReducerContext(self.view)
         self.install(VisibilityOverrides, initial=VisibilityOverrides)
@@ -112,7 +112,7 @@ class Session(Transactional):
         return accessor
 
     def locked(self) -> AbstractContextManager[bool]:
-        """While it is entered, no other thread changes a slice or looks into one. Re-entrant."""
+        """Return a re-entrant context manager that excludes other threads from reading and changing slices."""
         return self._slices.locked()
 
     def install(self, slice_type: type[T], *, initial: Callable[[], T] | None = None) -> None:
@@ -175,7 +175,7 @@ class Session(Transactional):
     def snapshot(
         self, *, tag: str | None = None, policies: Iterable[SlicePolicy] = STATE_ONLY, include_all: bool = False
     ) -> Snapshot:
-        """What the STATE slices hold now, or those of other policies, or all. Copies and examines no item."""
+        """Return a snapshot of the STATE slices, of slices of other ``policies``, or of all. No item is copied."""
         covered = frozenset(SlicePolicy if include_all else policies)
         if covered is not policies and not all(isinstance(one, SlicePolicy) for one in covered):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"policies are each a SlicePolicy, such as SlicePolicy.LOG, not {policies!r}")
@@ -236,7 +236,7 @@ class Session(Transactional):
         return self._slices.changed(mark)
 
     def held_at(self, mark: Mark, slice_type: type[T]) -> tuple[T, ...]:
-        """What a STATE slice held at `mark`."""
+        """The items of a STATE slice at the savepoint `mark`."""
         return self._slices.held_at(mark, slice_type)
 
     def commit(self, mark: Mark, receipt: Receipt) -> Step | None:

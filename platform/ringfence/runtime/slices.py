@@ -39,7 +39,7 @@ EventT = TypeVar("EventT")
 
 
 class SlicePolicy(Enum):
-    """Whether a rollback takes along what is in a slice."""
+    """Whether a rollback restores the items of a slice."""
 
     STATE = "state"
     """Rolls back with a failed tool call, and is in snapshots."""
@@ -173,11 +173,11 @@ class Slices:
         self._installed: set[type[Any]] = set()
 
     def locked(self) -> AbstractContextManager[bool]:
-        """While it is entered, no other thread changes a slice or looks into one. Re-entrant."""
+        """Return a re-entrant context manager that excludes other threads from reading and changing slices."""
         return self._mutex
 
     def read(self, slice_type: type[T]) -> Items[T]:
-        """What a slice holds; the slices have to be `locked`."""
+        """The items of a slice. The caller has to hold `locked`."""
         items = self._state.get(slice_type)
         return self._logs.get(slice_type, EMPTY) if items is None else items
 
@@ -376,7 +376,7 @@ class Slices:
             return not all(items.is_identical(marked.get(kind, EMPTY)) for kind, items in self._state.items())
 
     def held_at(self, mark: Mark, slice_type: type[T]) -> tuple[T, ...]:
-        """What a STATE slice held at `mark`."""
+        """The items of a STATE slice at the savepoint `mark`."""
         with self._mutex:
             return mark[0].get(slice_type, EMPTY).all()
 
@@ -403,10 +403,10 @@ class Slices:
             return {**self._state, **self._logs} if STATE in policies else self._logs.copy()
 
     def restore(self, captured: Mapping[type[Any], Items[Any]], policies: Collection[SlicePolicy]) -> None:
-        """Make every slice of these policies hold what was captured, or nothing.
+        """Restore every slice of these policies to its captured items. Slices that were not captured become empty.
 
         Raises:
-            SnapshotRestoreError: a captured slice is unknown here. Nothing has changed.
+            SnapshotRestoreError: A captured slice is unknown here. Nothing has changed.
         """
         with self._mutex:
             unknown = sorted(kind.__qualname__ for kind in captured if kind not in self._policies)
@@ -423,7 +423,7 @@ class Slices:
                 self._logs = {kind: captured.get(kind, EMPTY).share() for kind in self._logs}
 
     def copy_to(self, other: Slices) -> None:
-        """Make `other`, which nobody uses yet, hold and know the same."""
+        """Copy all items, reducers and policies to `other`, which must not be in use yet."""
         with self._mutex:
             self._captures += 1
             other._policies = self._policies.copy()

@@ -20,7 +20,7 @@ VERSION = "1"
 
 
 class SnapshotSlices(Mapping[type[Any], tuple[Any, ...]]):
-    """The items of every slice that a snapshot covers; a slice's tuple is made when it is asked for."""
+    """The items of every slice that a snapshot covers. The tuple of a slice is made at its first use."""
 
     __slots__ = ("held",)
 
@@ -40,7 +40,7 @@ class SnapshotSlices(Mapping[type[Any], tuple[Any, ...]]):
         return f"{{{', '.join(f'{kind.__qualname__}: {items.length} items' for kind, items in self.held.items())}}}"
 
     def lengths(self) -> frozenset[tuple[type[Any], int]]:
-        """Of the slices that hold anything: to a restore, an empty slice and none are the same."""
+        """Type and number of items of each non-empty slice. A restore treats an empty slice as a missing one."""
         return frozenset((kind, items.length) for kind, items in self.held.items() if items.length)
 
     def equals(self, other: SnapshotSlices) -> bool:
@@ -69,7 +69,7 @@ class Snapshot:
         return self.policies == other.policies and self.tags == other.tags and self.slices.equals(other.slices)
 
     def __hash__(self) -> int:
-        # Not of the items: those need not be hashable.
+        # The items are not hashed, since they need not be hashable.
         return hash((self.policies, self.slices.lengths()))
 
     def to_json(self) -> str:
@@ -156,7 +156,7 @@ class SnapshotMetadata:
 
 @dataclass(frozen=True, slots=True)
 class CompositeSnapshot:
-    """What a session and its resources held at one moment, in this process; `restore_snapshot` restores it."""
+    """The state of a session and its resources at one moment, for `restore_snapshot` in the same process."""
 
     snapshot_id: UUID
     created_at: datetime

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 MAX_RESULT_CHARACTERS = 100_000
 """A model gets at most this much text for one tool call, unless `RunOptions` say less."""
 CUT_CHARACTERS = 400
-"""The room for the sentence in the place of what is cut."""
+"""The number of characters reserved for the sentence that replaces the cut text."""
 
 ValueT = TypeVar("ValueT", covariant=True)
 OkT = TypeVar("OkT")
@@ -31,14 +31,14 @@ OkT = TypeVar("OkT")
 
 @runtime_checkable
 class ToolRenderableResult(Protocol):
-    """A result value that says itself what the model reads."""
+    """A result value with its own text for the model."""
 
     def render(self) -> str: ...
 
 
 @runtime_checkable
 class AcceptsChanges(Protocol):
-    """A result value of an opaque tool that is told what its call changed, which the handler cannot know."""
+    """A result value of an opaque tool that receives the changes of its call. The handler cannot know them."""
 
     def with_changes(self, changes: Sequence[Change]) -> Self: ...
 
@@ -47,7 +47,7 @@ class ShowsLines(Protocol):
     """A result value of a read tool that may show only some lines of the file. The others do not count as read."""
 
     def lines_shown(self) -> tuple[range, int] | None:
-        """The lines, from 0, and how many the file has. None: the file is known as a whole."""
+        """The shown lines, from 0, and the number of lines of the file. None if the whole file is shown."""
         ...
 
 
@@ -79,7 +79,7 @@ class ToolResult(Generic[ValueT]):
         return render_value(self.value)
 
     def text(self) -> str:
-        """All that the model reads."""
+        """The whole text for the model: the message and the rendered value."""
         return bounded(whole_text(self, self.render()))
 
 
@@ -113,7 +113,7 @@ def sendable(text: str) -> str:
 
 
 def exit_code_of(value: object) -> int | None:
-    """That of the command of which `value` is the result; None where it is no such thing."""
+    """The exit code of the command whose result is `value`. None if `value` is no result of a command."""
     if value is None:
         return None
     try:

@@ -217,7 +217,7 @@ class Transaction(CallInfo):
         return {_prefixed(lock, path): sha256 for lock, reads in self.reads.items() for path, sha256 in reads.items()}
 
     def all_changes(self) -> Sequence[Change]:
-        """Of all filesystems. Paths of several are prefixed with the filesystem's name."""
+        """The changes in all filesystems. With several, each path is prefixed with its filesystem's name."""
         if len(self.changes) <= 1:
             return next(iter(self.changes.values()), ())
         return [
