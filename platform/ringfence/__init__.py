@@ -89,7 +89,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Imported when asked for: `import ringfence` is instant, and a program loads the layers that it uses."""
+    """Import a name at its first use. `import ringfence` is instant, and a program loads only the layers it uses."""
     if name in __all__:
         for layer in ("errors", "filesystem", "resources", "runtime", "prompt", "adapters"):
             module = import_module(f"{__name__}.{layer}")

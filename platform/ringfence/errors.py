@@ -67,10 +67,10 @@ def _unpickle(kind: type[RingfenceError], args: tuple[object, ...]) -> Ringfence
 
 
 class PromptError(RingfenceError):
-    """Something about a prompt, and where in it.
+    """An error in a prompt, with its place.
 
-    ``section_path`` is the keys from the root to the section, empty when unknown; ``placeholder`` names the
-    template placeholder, tool or field at fault.
+    ``section_path`` has the keys from the root to the section, and is empty if the section is unknown. ``placeholder``
+    names the faulty template placeholder, tool or field.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ ThrottleKind = Literal["rate_limit", "quota_exhausted", "timeout", "overloaded",
 
 @dataclass(frozen=True, slots=True)
 class ThrottleDetails:
-    """Why a provider did not answer, and how often it was asked."""
+    """The reason why a provider did not answer, and the number of attempts."""
 
     kind: ThrottleKind
     retry_after: float | None = None
@@ -205,11 +205,11 @@ class SnapshotRestoreError(RingfenceError, RuntimeError):
 
 
 class TransactionError(RingfenceError, RuntimeError):
-    """Something about a transaction."""
+    """An error in a transaction."""
 
 
 class ParticipantBusyError(TransactionError):
-    """Another tool call holds a participant and did not let go of it in time."""
+    """Another tool call holds a participant and did not release it in time."""
 
 
 class CallCancelledError(TransactionError):
@@ -249,8 +249,8 @@ class WorkspaceLockedError(RingfenceError, RuntimeError):
 
 
 class SandboxUnavailableError(RingfenceError, RuntimeError):
-    """A sandbox cannot be had here. The message ends with what to do about it; the command line exits with 4."""
+    """A sandbox is not available here. The message ends with a remedy. The command line exits with 4."""
 
 
 class ResourceError(RingfenceError, RuntimeError):
-    """Something about the resources of a prompt."""
+    """An error in the resources of a prompt."""

@@ -17,7 +17,7 @@ MESSAGES: tuple[tuple[type[BaseException], str], ...] = (
     (RecursionError, "it went too deep"),
     (MemoryError, "there was not enough memory"),
 )
-"""For errors whose own text may be no more than a path; the most specific comes first."""
+"""Texts for errors whose message may be only a path. The most specific error comes first."""
 
 
 _PROCESSES = "raise the limit of processes and threads (`ulimit -u`, in a container that of its pids)"
@@ -26,11 +26,11 @@ LIMITS = {
     errno.ENFILE: "raise the system's limit of open files (`fs.file-max`)",
     errno.EAGAIN: f"if no process could be started, {_PROCESSES}",
 }
-"""For errors that say that a limit of the system was reached, what to do."""
+"""The remedy for each error that reports a reached limit of the system."""
 
 
 def describe_error(error: BaseException) -> str:
-    """What went wrong, for somebody who cannot see the code: never empty, never a bare path."""
+    """Describe an error for a reader who cannot see the code. The text is never empty and never only a path."""
     error = innermost(error)
     text, kind = _text(error), type(error).__name__
     words = next((words for known, words in MESSAGES if isinstance(error, known)), None)
@@ -52,7 +52,7 @@ def innermost(error: BaseException) -> BaseException:
 
 
 def with_limit(text: str, error: BaseException) -> str:
-    """The text, and where the error is a limit of the system how to raise that."""
+    """Return the text. If the error is a reached limit of the system, the text also says how to raise the limit."""
     limit = LIMITS.get(error.errno or 0) if isinstance(error, OSError) else None
     if isinstance(error, RuntimeError) and "can't start new thread" in text:
         limit = _PROCESSES

@@ -1,4 +1,4 @@
-"""Participants: what takes part in the transaction of a tool call, and what both know of each other.
+"""Participants of the transaction of a tool call, and the interface between a participant and its call.
 
 Everything that can be rolled back is a *participant* (a resource manager): a session, a filesystem, a resource of the
 user's. It has a `CallLock`, held by at most one tool call at a time. It can give a savepoint, go back to it, and make
@@ -26,7 +26,7 @@ Mark: TypeAlias = Any
 """A savepoint. Only the participant that gave it looks into it."""
 
 LOCK_PATIENCE_SECONDS = 60.0
-"""How long anything waits for a participant that another tool call holds, unless told otherwise."""
+"""The default time to wait for a participant that another tool call holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class FileVersion:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What became of one path; ``before`` is None for a new path and ``after`` for one that is gone."""
+    """A change of one path. ``before`` is None for a new path, and ``after`` is None for a removed one."""
 
     path: str
     before: FileVersion | None
@@ -74,7 +74,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class RollbackReport:
-    """How a rollback ended: ``conflicts`` are paths that an external change kept it from restoring."""
+    """The result of a rollback. ``conflicts`` are paths that were not restored because of an external change."""
 
     conflicts: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -194,7 +194,7 @@ set_current_call = CURRENT_CALL.set
 
 
 class CallLock:
-    """Who may change a participant: its holder while a tool call holds it, else anybody, one at a time.
+    """The lock of a participant. While a tool call holds it, only this call may change the participant.
 
     Every change and every step of a transaction runs ``with lock.mutex:``, and a change calls `check_access` first.
     (The mutex is entered and left in C. An ``__enter__`` in Python could be interrupted between acquiring and being
@@ -279,7 +279,7 @@ class CallLock:
         return self.holder is None or self.holder is call
 
     def _wait(self, call: CallInfo | None, patience_seconds: float | None) -> None:
-        """Until nobody, or `call`, is the holder."""
+        """Wait until nobody, or `call`, is the holder."""
         until = time.monotonic() + (self._patience if patience_seconds is None else patience_seconds)
         self._waiting += 1
         try:
@@ -304,15 +304,15 @@ class Transactional(Protocol):
     """
 
     durable: bool
-    """Whether `commit` writes to what outlives the process. At most one such participant changes in a call."""
+    """Whether `commit` writes durable state. At most one durable participant changes in a call."""
     rollback_only: bool = False
-    """Whether `changes` and `commit` have nothing to do; neither is called."""
+    """Whether the participant only rolls back. Its `changes` and `commit` are never called."""
     lock: CallLock
     """The same object as long as the participant lives."""
 
     @property
     def tracks_external_writes(self) -> bool:
-        """Whether it scans for changes of programs, and can undo them. An opaque call needs one that does."""
+        """Whether the participant scans for changes of programs and can undo them. An opaque call needs one."""
         return False
 
     # Abstract, since a method that is forgotten or misspelt would do nothing, and nobody would notice.
@@ -371,12 +371,12 @@ class Snapshotable(Protocol[SnapshotT]):
     # Abstract, since a method that is forgotten or misspelt would do nothing, and roll nothing back.
     @abstractmethod
     def snapshot(self, *, tag: str | None = None) -> SnapshotT:
-        """The state now, as a value that later changes do not reach."""
+        """Return the current state as a value that later changes do not affect."""
         ...
 
     @abstractmethod
     def restore(self, snapshot: SnapshotT) -> None:
-        """Bring back that state. May raise SnapshotRestoreError, having changed nothing."""
+        """Restore the state of a snapshot. May raise SnapshotRestoreError without any change."""
         ...
 
 

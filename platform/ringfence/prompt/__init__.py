@@ -1,4 +1,4 @@
-"""Prompts: sections with instructions, tools and policies, and what a tool's handler gets and answers."""
+"""Prompts: sections with instructions, tools and policies, and the arguments and results of tool handlers."""
 
 from ringfence.errors import (
     OutputParseError,

@@ -36,7 +36,7 @@ Matches = Callable[[str], bool]
 
 
 class PathPolicy(BasePolicy):
-    """Calls change nothing that ``deny`` names, and nothing but what ``allow`` names.
+    """Calls can change only paths that match ``allow``, and no path that matches ``deny``.
 
     Patterns are globs: ``*`` stays within a name, ``**`` stands for any directories. One without a ``/`` is for names
     at any depth, one with a ``/`` (``/src``, ``docs/*.md``) for paths from the root. What matches takes along all that
@@ -46,8 +46,10 @@ class PathPolicy(BasePolicy):
     name = "paths"
 
     def __init__(self, *, allow: Iterable[str] | None = None, deny: Iterable[str] = ()) -> None:
-        """``allow`` None allows all that is not denied; empty, nothing. PromptValidationError for a bad pattern, or
-        where nothing would be denied."""
+        """An ``allow`` of None allows all paths that are not denied. An empty one allows no path.
+
+        Raises PromptValidationError for a bad pattern, and for arguments that deny nothing.
+        """
         self.allow = None if allow is None else tuple(sorted(check_names(allow)))
         self.deny = tuple(sorted(check_names(deny)))
         if self.allow is None and not self.deny:
@@ -86,12 +88,12 @@ SECRETS = (
     *(".netrc", "_netrc", ".npmrc", ".pypirc", ".git-credentials", ".htpasswd", "**/.docker/config.json"),
     *("credentials", "credentials.json", "secrets", "secrets.*"),
 )
-"""Where keys, passwords and tokens are kept, by habit of the programs that use them."""
+"""Patterns of the files in which programs usually keep keys, passwords and tokens."""
 NO_SECRETS = (".env.example", ".env.sample", ".env.template", ".env.dist", "id_*.pub")
 
 
 class ProtectedFilesPolicy(BasePolicy):
-    """Calls change nothing of git's own data, of the workflows that a forge runs, and of where secrets are kept."""
+    """Calls cannot change git's own data, the workflows of a forge, and the usual files with secrets."""
 
     name = "protected_files"
 
@@ -111,7 +113,7 @@ class ProtectedFilesPolicy(BasePolicy):
 
 
 class DeletionLimitPolicy(BasePolicy):
-    """A session removes at most so many files of those that it did not make itself.
+    """A session removes at most ``max_files`` files that it did not make itself.
 
     A file that is emptied, or replaced by something else than a file, counts as removed. A moved file does not. A file
     that comes back under its path counts no longer. Policies of one name share the count, and each has its limit.
@@ -287,7 +289,7 @@ class RequireCleanTestsPolicy(BasePolicy):
 
 
 def changes_of(context: ToolContext) -> list[Change]:
-    """What the call has changed, in every filesystem."""
+    """The changes of the call in all filesystems."""
     return [] if context.call is None else [change for changes in context.call.changes.values() for change in changes]
 
 

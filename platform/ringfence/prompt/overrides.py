@@ -1,4 +1,4 @@
-"""Texts of a prompt replaced from files: what can be replaced, what fits, and the store that reads the files."""
+"""Overrides: texts from files that replace texts of a prompt, and the store that reads the files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class SectionDescriptor:
     content_hash: str
     number: str
     fields: tuple[str, ...] = ()
-    """Of its params: the names that a text may mention."""
+    """The names of the params' fields that a text may mention."""
     has_summary: bool = False
 
 
@@ -52,7 +52,7 @@ class ToolDescriptor:
 
 @dataclass(frozen=True, slots=True)
 class PromptDescriptor:
-    """What of a prompt can be replaced, with the hashes that show whether it has changed."""
+    """The texts of a prompt that can be replaced, with the hashes that show a change of them."""
 
     ns: str
     key: str
@@ -68,12 +68,12 @@ class ToolOverride:
     contract_hash: str
     description: str | None = None
     param_descriptions: Mapping[str, str] = field(default_factory=dict[str, str])
-    """By field of the params."""
+    """Descriptions by the name of a field of the params."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptOverride:
-    """All that replaces texts of one prompt, under one tag."""
+    """The overrides of one prompt under one tag."""
 
     ns: str
     prompt_key: str
@@ -87,7 +87,8 @@ class PromptOverridesStore(Protocol):
     """A source of overrides. Raises PromptOverridesError for what it cannot read or write."""
 
     def resolve(self, descriptor: PromptDescriptor, tag: str = LATEST) -> PromptOverride | None:
-        """What fits the prompt; the rest is logged. The same object as long as nothing changed."""
+        """Return the overrides that fit the prompt, and log the others. An unchanged store returns the same object as
+        before."""
         ...
 
     def seed(self, prompt: Prompt[Any], tag: str = LATEST) -> PromptOverride:
@@ -99,7 +100,7 @@ class PromptOverridesStore(Protocol):
 
 
 def describe_prompt(ns: str, key: str, nodes: Iterable[SectionNode]) -> PromptDescriptor:
-    """Describe what accepts overrides."""
+    """Describe the sections and tools of a prompt that accept overrides."""
     sections: list[SectionDescriptor] = []
     tools: list[ToolDescriptor] = []
     for node in nodes:

@@ -1,4 +1,4 @@
-"""From a template's sections to the text and the tools that a model gets."""
+"""The rendering of a template's sections to the text and the tools for a model."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class SectionLocation:
     visibility: SectionVisibility
     children: tuple[SectionLocation, ...]
     missing: PromptRenderError | None = None
-    """Why the section has no params, where nothing that it shows needs them."""
+    """The error for missing params, if the shown text of the section does not need them."""
 
     def walk(self) -> Iterator[SectionLocation]:
         """This location and all below it, depth first."""
@@ -153,14 +153,14 @@ def locate_sections(
 
 @dataclass(frozen=True)
 class RenderedPrompt(Generic[OutputT]):
-    """What a model is given; ``str()`` is the text."""
+    """The text and the tools for a model. ``str()`` returns the text."""
 
     text: str
     tools: tuple[Tool[Any, Any], ...] = ()
-    """Of the sections that are enabled and shown in full, in the order of their declaration."""
+    """The tools of enabled sections that are shown in full, in the order of their declaration."""
     structured_output: StructuredOutput | None = None
     tool_param_descriptions: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
-    """By tool, by field of its params: what the field is for."""
+    """The descriptions of params, by the name of the tool and the name of the field."""
     deadline: Deadline | None = None
     """The deadline of the evaluation that this was rendered for; `Prompt.render` sets none."""
     template: PromptTemplate[Any] | None = field(default=None, repr=False, compare=False)
@@ -174,7 +174,7 @@ class RenderedPrompt(Generic[OutputT]):
 
     @property
     def descriptor(self) -> PromptDescriptor | None:
-        """What of the prompt overrides can replace; None without a template."""
+        """The texts of the prompt that overrides can replace. None without a template."""
         return self.template.descriptor if self.template is not None else None
 
     @property

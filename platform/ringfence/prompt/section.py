@@ -60,7 +60,7 @@ def _takes_params(parameter: inspect.Parameter) -> bool:
 
 
 class SectionOptions(TypedDict, Generic[ParamsT], total=False):
-    """What every section can be made with, besides its title."""
+    """The options of every section, besides its title."""
 
     key: str | None
     """Lower-case letters, digits, ``.``, ``_`` and ``-``; made from the title by default."""
@@ -72,7 +72,7 @@ class SectionOptions(TypedDict, Generic[ParamsT], total=False):
     has neither the section nor its tools nor anything below it."""
     tools: Sequence[Tool[Any, Any]]
     policies: Sequence[Policy]
-    """Govern the tools of this section, not those of its children."""
+    """The policies of the section's own tools. They do not govern the tools of its children."""
     accepts_overrides: bool
     """Whether the text may be replaced from outside; True by default."""
     summary: str | None
@@ -83,11 +83,11 @@ class SectionOptions(TypedDict, Generic[ParamsT], total=False):
 
 @dataclass(frozen=True, slots=True)
 class SectionOverride:
-    """Other texts for a section; None leaves what the section says."""
+    """Other texts for a section. None keeps the section's own text."""
 
     path: SectionPath
     content_hash: str
-    """Of the body that it replaces: the override is stale where that has changed since."""
+    """The hash of the replaced body. The override is stale if the body has another hash now."""
     body: str | None = None
     summary: str | None = None
     visibility: SectionVisibility | None = None
@@ -145,7 +145,7 @@ class Section(TypeArguments, ABC, Generic[ParamsT]):
     def __repr__(self) -> str:
         return f"{type(self).__name__}(key={self.key!r})"
 
-    # What a subclass may do differently
+    # Methods that a subclass may override
 
     @abstractmethod
     def render_body(
@@ -220,7 +220,7 @@ class Section(TypeArguments, ABC, Generic[ParamsT]):
         visibility: SectionVisibility = SectionVisibility.FULL,
         session: Session | None = None,
     ) -> str:
-        """Heading and body, without what is below. ``depth`` is 0 at the top."""
+        """Render the heading and the body, without child sections. ``depth`` is 0 at the top."""
         where = f" ({'.'.join(path)})" if path else ""
         heading = f"{'#' * (depth + 2)} {number}. {self.title}{where}"
         if visibility is SectionVisibility.SUMMARY:

@@ -1,4 +1,4 @@
-"""What tests need, of this project and of those who use it. Nothing in here imports pytest."""
+"""Helpers and contract suites for tests of this project and of its users. No module here imports pytest."""
 
 from ringfence.testing.adapter_contract import AdapterContract
 from ringfence.testing.calls import HeldCall, held_call

@@ -1,4 +1,4 @@
-"""What every adapter keeps, whatever provider is behind it."""
+"""The contract suite of adapters, for any provider."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class AdapterContract:
         raise NotImplementedError
 
     def evaluated(self, turns: Turns, output: Any = None, **options: Any) -> tuple[PromptResponse[Any], Session, str]:
-        """The response, the session, and what was noted."""
+        """Evaluate a prompt. Return the response, the session, and the text that the tools noted."""
         session, files = Session(), InMemoryFilesystem()
         prompt = _prompt("main", output).bind(resources={Filesystem: files})
         with self.adapter(turns) as adapter, prompt.resources:

@@ -1,4 +1,4 @@
-"""A tool call without a tool: what a participant goes through in one, step by step, in a test's own hands."""
+"""A tool call without a tool. A test runs the steps of a participant's transaction itself."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ringfence.runtime.receipts import Receipt
 
 
 class HeldCall(CallInfo):
-    """A running call with at most one participant, which it takes when it meets it."""
+    """A running call with at most one participant, which joins at its first use."""
 
     __slots__ = ("_mark", "_participant")
 
@@ -32,7 +32,7 @@ class HeldCall(CallInfo):
         return self._participant
 
     def changed(self) -> Sequence[Change]:
-        """What the participant says has changed since the call has it."""
+        """The participant's changes since it joined the call."""
         return self.participant.changes(self._mark)
 
     def commit(self) -> Step | None:

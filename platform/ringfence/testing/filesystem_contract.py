@@ -1,4 +1,4 @@
-"""What every filesystem has to do, as tests that a backend inherits."""
+"""The contract suite of filesystems: tests that a backend inherits."""
 
 from __future__ import annotations
 

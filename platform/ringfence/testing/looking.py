@@ -1,4 +1,4 @@
-"""How the contract suites look at a filesystem."""
+"""Helpers with which the contract suites examine a filesystem."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class FilesystemAbilities:
     permission_bits = True
     any_bytes_in_names = True
     depth = 1_500
-    """How many directories it has within each other."""
+    """The number of directories that the backend can nest."""
 
     def need(self, able: bool, what: str) -> None:
         if not able:
@@ -87,7 +87,7 @@ def kinds(changes: Iterable[Change]) -> list[tuple[str, str]]:
 
 
 def tree_of(filesystem: Filesystem) -> dict[str, object]:
-    """All that a rollback must bring back, by path: kinds, bytes, permission bits, times, link targets."""
+    """The state that a rollback must restore, by path: kinds, bytes, permission bits, times and link targets."""
     found: dict[str, object] = {}
     waiting = [""]
     while waiting:
