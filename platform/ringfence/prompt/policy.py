@@ -56,11 +56,11 @@ class ToolPolicy(Protocol):
     def name(self) -> str: ...
 
     def check(self, tool: Tool[Any, Any], params: Any, *, context: ToolContext) -> PolicyDecision:
-        """Before the handler. Must change nothing."""
+        """Decide about a call before its handler runs. This method must change nothing."""
         return ALLOW
 
     def on_result(self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext) -> None:
-        """After a handler that succeeded, inside its transaction. Raising rolls the call back."""
+        """Observe a success after its handler, inside the transaction. An exception rolls the call back."""
 
 
 @runtime_checkable
@@ -121,7 +121,7 @@ _BASE_ONLY = ("applies_to", "validate", "observes_all_tools")
 
 
 def has_hook(policy: Policy, hook: Hook) -> bool:
-    """Whether a policy has a hook of its own."""
+    """Whether a policy implements a hook itself."""
     return hasattr(policy, hook) and getattr(type(policy), hook, None) is not getattr(BasePolicy, hook)
 
 

@@ -61,16 +61,16 @@ class RejectedToolParams:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallStarted:
-    """A tool call begins, on the thread and in the context that its handler will run in. Its `Receipt` tells the end.
+    """Published when a tool call begins, on the thread and in the context of its handler. A `Receipt` ends the call.
 
-    Made only where somebody listens to it.
+    The event is made only if it has a subscriber.
     """
 
     call_id: str
     name: str
-    """As the model wrote it."""
+    """The name of the tool as the model wrote it."""
     description: str | None
-    """The tool's; None where no tool has that name."""
+    """The description of the tool. None if no tool has the name."""
     arguments: Mapping[str, object] | str | None
     prompt_name: str
     session_id: UUID
@@ -147,7 +147,7 @@ class PromptExecuted:
 
 @dataclass(frozen=True, slots=True)
 class ToolSchema:
-    """One tool as the model is told of it; ``parameters`` is a JSON Schema, ``examples`` are arguments that fit it."""
+    """One tool as the model sees it. ``parameters`` is a JSON Schema, and ``examples`` are fitting arguments."""
 
     name: str
     description: str
@@ -205,7 +205,7 @@ class DispatchResult:
         return not self.errors
 
     def raise_if_errors(self) -> None:
-        """Raise an ExceptionGroup of what the handlers raised, if any did."""
+        """Raise an ExceptionGroup of the handlers' errors, if there are any."""
         if self.errors:
             raise ExceptionGroup(
                 f"{len(self.errors)} handlers of {type(self.event).__name__} failed",
@@ -214,7 +214,7 @@ class DispatchResult:
 
 
 class EventReader(Protocol):
-    """Gets every event before the handlers do. A session is one."""
+    """Receives every event before the handlers. A session is a reader."""
 
     def read(self, event: object) -> tuple[HandlerFailure, ...]: ...
 
@@ -234,7 +234,7 @@ class Dispatcher(Protocol):
         ...
 
     def has_handlers(self, event_type: type[Any]) -> bool:
-        """Whether anybody has subscribed to this type."""
+        """Whether the event type has a subscriber."""
         ...
 
     def dispatch(self, event: object, *, applied_by: EventReader | None = None) -> DispatchResult:

@@ -59,7 +59,7 @@ class ReducerContext:
 
 
 class Reducer(Protocol[EventT_contra, T]):
-    """Says what an event does to a slice. Pure: it runs under the session's lock, and only its answer has effects."""
+    """Returns the operation of an event on a slice. A reducer is a pure function: it runs under the session's lock."""
 
     def __call__(self, view: SliceView[T], event: EventT_contra, /, *, context: ReducerContext) -> SliceOp[T]: ...
 
@@ -86,12 +86,12 @@ class KeepOnePerKey(Generic[T]):
 
 
 def upsert_by(key: Callable[[T], object]) -> Reducer[T, T]:
-    """Drop what has the event's key, and add the event at the end."""
+    """Return a reducer that removes the items with the event's key and appends the event."""
     return KeepOnePerKey(key)
 
 
 def replace_latest_by(key: Callable[[T], object]) -> Reducer[T, T]:
-    """Keep the last event of each key, in the order in which they came: the same as `upsert_by`."""
+    """Return the reducer of `upsert_by`, which keeps the last event of each key."""
     return KeepOnePerKey(key)
 
 
@@ -129,7 +129,7 @@ class MethodReducer(Generic[T]):
 
 
 def reducer_name(reducer: Reducer[Any, Any], slice_type: type[object]) -> str:
-    """What the author of a reducer of this slice calls it."""
+    """The name of a reducer in its author's code."""
     if isinstance(reducer, MethodReducer):
         return f"{slice_type.__name__}.{reducer.method}"
     return f"{getattr(reducer, '__name__', type(reducer).__name__)} of {slice_type.__name__}"
@@ -170,7 +170,7 @@ class SetVisibilityOverride:
 
 @dataclass(frozen=True, slots=True)
 class ClearVisibilityOverride:
-    """From now on the section at `path` is rendered as it says itself."""
+    """From now on the section at `path` is rendered at its own visibility."""
 
     path: SectionPath
 

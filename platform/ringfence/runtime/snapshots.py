@@ -51,10 +51,10 @@ class SnapshotSlices(Mapping[type[Any], tuple[Any, ...]]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
-    """The slices of a session at one moment, to go back to; taking one copies nothing.
+    """The slices of a session at one moment, for `Session.restore`. Taking a snapshot copies no item.
 
-    Two snapshots are equal if they hold the same, whenever they were taken. ``policies`` says which kinds of slices are
-    covered; ``tag`` is a name for people.
+    Snapshots with equal items are equal, regardless of their times. ``policies`` are the kinds of slices that the
+    snapshot covers. ``tag`` is a name for people.
     """
 
     created_at: datetime
