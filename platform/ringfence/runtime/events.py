@@ -61,7 +61,7 @@ class RejectedToolParams:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallStarted:
-    """Published when a tool call begins, on the thread and in the context of its handler. A `Receipt` ends the call.
+    """Published when a tool call begins, on its handler's thread and context. A `Receipt` follows.
 
     The event is made only if it has a subscriber.
     """
