@@ -1,4 +1,4 @@
-"""One run of an agent on a workspace, without a terminal: a task, an adapter and limits in, a `RunOutcome` out."""
+"""One run of an agent on a workspace, without a terminal. An `AgentTask` goes in, a `RunOutcome` comes out."""
 
 from __future__ import annotations
 
@@ -67,7 +67,11 @@ class SessionObserver(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AgentTask:
-    """``seconds`` and ``tokens`` are limits; None is none. ``sections`` are made for the session of the run."""
+    """A task, and all that a run needs for it.
+
+    ``seconds`` and ``tokens`` are limits; None is no limit. Each function in ``sections`` makes a section for the
+    session of the run.
+    """
 
     text: str
     workspace: RunWorkspace
@@ -85,7 +89,7 @@ class TaskParams:
 
 
 class InterruptGate(Protocol):
-    """Decides where a KeyboardInterrupt may come."""
+    """Decides where a KeyboardInterrupt may be raised."""
 
     def let_through(self) -> AbstractContextManager[None]: ...
 
@@ -93,7 +97,7 @@ class InterruptGate(Protocol):
 
 
 class OpenGate:
-    """For a run in a thread, or where whoever starts it handles Ctrl-C."""
+    """A gate that holds nothing back: for a run in a thread, or in a program that handles Ctrl-C itself."""
 
     def let_through(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -103,20 +107,23 @@ class OpenGate:
 
 
 class RunWatcher:
-    """Gets every turn and every tool call as they happen. An exception that it raises fails the run at its end."""
+    """Gets every turn and every tool call when it happens. A watcher that raises fails the run at the run's end."""
 
     def text(self, event: ModelText) -> None:
-        """A piece of a turn that the model still writes; `turn` has the whole of it."""
+        """Get a piece of a turn that the model still writes. `turn` gets the whole turn."""
 
     def retry(self, event: ModelRetry) -> None:
-        """The model's provider is asked again."""
+        """Get notice that a request to the model is repeated."""
 
     def turn(self, event: ModelTurn) -> None:
-        """The model has ended a turn."""
+        """Get a complete turn of the model."""
 
     def call(self, receipt: Receipt, plan: Plan | None, answer: str) -> None:
-        """``plan`` is the one after the call, and ``answer`` the tool's output besides the receipt's message. Called
-        again for a call that an outer one has rolled back."""
+        """Get a call that has ended.
+
+        ``plan`` is the plan after the call. ``answer`` is the tool's output without the receipt's message. A call that
+        an outer call rolls back later comes a second time.
+        """
 
 
 @dataclass(slots=True)
@@ -128,17 +135,17 @@ class RunStats:
     outcomes: Counter[CallOutcome] = field(default_factory=Counter[CallOutcome])
     usage: TokenUsage = TokenUsage()
     parts: int = 1
-    """A run that was resumed has one more each time."""
+    """How often the run was started or resumed."""
 
     def to_json(self) -> dict[str, object]:
-        """For `of_json`, which goes on from there."""
+        """Return the counts in the form that `of_json` reads."""
         usage = serde.dump(self.usage)
         outcomes = dict(self.outcomes)
         return {"parts": self.parts, "seconds": self.seconds, "turns": self.turns, "outcomes": outcomes, "usage": usage}
 
     @staticmethod
     def of_json(record: Mapping[str, Any]) -> RunStats:
-        """Raises KeyError, TypeError and ValueError for another shape."""
+        """Read the counts of `to_json`. Raises KeyError, TypeError or ValueError for another shape."""
         usage = serde.parse(TokenUsage, record["usage"])
         started = monotonic() - float(record["seconds"])
         return RunStats(started, int(record["turns"]), Counter(record["outcomes"]), usage, int(record["parts"]))
@@ -165,7 +172,7 @@ class RunStats:
 
 @dataclass(slots=True)
 class RunOutcome:
-    """How a run ended. ``changes`` and ``patch`` are those of its committed calls, however it ended."""
+    """The result of a run. ``changes`` and ``patch`` cover its committed calls, also after a failure."""
 
     outcome: Outcome = "done"
     error: str | None = None
@@ -178,17 +185,17 @@ class RunOutcome:
     conflicts: Sequence[str] = ()
     """Paths that kept the changes from being applied."""
     is_part: bool = False
-    """Whether changes and patch are those since the run was resumed."""
+    """Whether ``changes`` and ``patch`` cover only the last part of a resumed run."""
     mixed: Sequence[str] = ()
-    """Paths of which another process changed the same lines during the run: their diff includes those changes."""
+    """Files in which somebody else changed the same lines during the run. Their diff includes these changes."""
     session_ids: Sequence[str] = ()
-    """Of all parts of the run, the last one's at the end: the steps in the history bear them."""
+    """One id for each part of the run, oldest first. Its steps in the history have these ids."""
     receipts: Sequence[Receipt] = ()
     stats: RunStats = field(default_factory=RunStats)
     steps: int = 0
-    """Steps on disk that the run has made."""
+    """The number of steps that the run added to the history."""
     left_out: Sequence[LeftOut] = ()
-    """Paths that the agent does not see, or that the history does not cover."""
+    """Paths that are hidden from the agent or not covered by the history."""
 
     @property
     def exit_code(self) -> int:
@@ -206,7 +213,7 @@ class RunOutcome:
         self.fail(f"interrupted: the running call was rolled back, and {kept}", "interrupted")
 
     def to_json(self) -> dict[str, object]:
-        """The whole record; the shapes of ``changes`` are those of a receipt."""
+        """Return all fields. ``changes`` has the form that it has in a receipt."""
         stats = self.stats
         left_out = {one.path: one.reason for one in self.left_out}
         return {
@@ -233,7 +240,7 @@ class RunOutcome:
 
 
 def check_task(task: AgentTask) -> None:
-    """Raises PromptValidationError where a policy is about a tool that the run does not have."""
+    """Check the policies of a task. Raises PromptValidationError if one names a tool that the run does not have."""
     _prompt(task, Session())
 
 
@@ -246,13 +253,13 @@ def run_agent(
     prepare: Callable[[Session], None] | None = None,
     earlier_sessions: Sequence[str] = (),
 ) -> RunOutcome:
-    """Let the model work until it is done, cannot go on, or is interrupted. Nothing is applied.
+    """Run the agent until it is done, fails or is interrupted. `apply_changes` is a separate step.
 
-    ``stats`` are counted on from those of earlier parts, whose sessions are ``earlier_sessions``. ``prepare`` is
-    called with the new session before the first turn; what it raises fails the run.
+    ``stats`` has the counts of earlier parts of the run, and grows. ``earlier_sessions`` are the session ids of these
+    parts. ``prepare`` is called with the new session before the first turn. If it raises, the run fails.
 
     Raises:
-        PromptValidationError: as `check_task`, before anything is begun.
+        PromptValidationError: as in `check_task`, before the first turn.
     """
     session, workspace = Session(), task.workspace
     stats, gate = stats or RunStats(), gate or OpenGate()
@@ -277,12 +284,12 @@ def run_agent(
         outcome.steps = len(workspace.own_steps())
         outcome.fail_interrupted()
     except PromptEvaluationError as error:
-        # A limit is that of a part, while the counts beside it are those of all parts.
+        # A limit holds for one part. The counts beside it cover all parts.
         of_part = ", in this part of the run" if stats.parts > 1 and error.phase == "budget" else ""
         outcome.fail(f"{error}{of_part}", _outcome_of(error, deadline))
     except Exception as error:
         outcome.fail(describe_error(error))
-    except BaseException as error:  # sys.exit in a tool of the user's own: its exit code would be ours
+    except BaseException as error:  # such as sys.exit in a user's tool, which would set our exit code
         outcome.fail(f"a tool has ended the run: {describe_error(error)}")
     observer.catch_up()
     if stats.outcomes["doubtful"] and outcome.outcome == "interrupted":
@@ -300,7 +307,7 @@ def run_agent(
 
 
 def apply_changes(outcome: RunOutcome, workspace: RunWorkspace) -> None:
-    """Write the changes to the directory, if the task was done: all of them, or nothing."""
+    """Write the changes to the directory in one transaction, if the task was done."""
     if outcome.outcome != "done" or not outcome.changes:
         return
     try:
@@ -342,11 +349,11 @@ def _outcome_of(error: PromptEvaluationError, deadline: Deadline | None) -> Outc
 
 
 class RunObserver:
-    """Passes the events of a session on to watchers, each once; nothing interrupts them."""
+    """Passes each event of a session to the watchers once. An interrupt waits until they have it."""
 
     def __init__(self, session: Session, gate: InterruptGate, stats: RunStats, watchers: Sequence[RunWatcher]) -> None:
         self.problems: list[Exception] = []
-        """Of watchers that could not write."""
+        """The exceptions that watchers have raised."""
         self._session = session
         self._gate = gate
         self._stats = stats
@@ -358,7 +365,7 @@ class RunObserver:
         session.dispatcher.subscribe(Receipt, self._call)
 
     def catch_up(self) -> None:
-        """Pass on the calls whose events an interrupt has suppressed."""
+        """Pass on the calls whose events were lost in an interrupt."""
         for receipt in self._session[Receipt].all():
             self._call(receipt)
 
@@ -389,5 +396,5 @@ class RunObserver:
         for watcher in self._watchers:
             try:
                 notify(watcher)
-            except Exception as error:  # whatever it is, the other watchers get the event
+            except Exception as error:  # the other watchers still get the event
                 self.problems.append(error)

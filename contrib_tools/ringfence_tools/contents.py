@@ -1,4 +1,4 @@
-"""What a mount is made of, while it is being collected."""
+"""The entries of a mount while they are collected."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from ringfence.filesystem.paths import normalise
 from ringfence.filesystem.search import Glob, compiled_glob
 
 MAX_ENTRIES = 1_000_000
-"""Of one mount. Only links that are followed in circles, or a host path that was not meant, have more."""
+"""The most entries of one mount. More are a sign of links in a circle or of a wrong host path."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A path that is not in the workspace although no glob excluded it, and why."""
+    """A path that is missing in the workspace for another reason than a glob."""
 
     path: str
-    """Relative to what was mounted."""
+    """Relative to the mounted path."""
     reason: str
 
 
@@ -28,7 +28,7 @@ class Entry:
 
     content: bytes | str | None
     mode: int | None = None
-    """The permission bits; None for the usual ones."""
+    """The permission bits. None: the default of its kind."""
     mtime_ns: int | None = None
 
     @property
@@ -37,14 +37,14 @@ class Entry:
 
 
 class Contents:
-    """Paths below a mount and what is there; "" is the mounted directory itself.
+    """The entries of a mount by path. "" is the mounted directory itself.
 
-    A mount takes the files that match an include pattern, or all where there is none; but none that matches an exclude
-    pattern, or is in a directory that does.
+    A mount takes the files that match an include pattern. Without include patterns it takes all files. It takes no
+    path that matches an exclude pattern, and nothing below such a path.
     """
 
     def __init__(self, include: Sequence[str] = (), exclude: Sequence[str] = (), max_bytes: int | None = None) -> None:
-        """ValueError for a pattern that is none."""
+        """Raises ValueError for an invalid pattern."""
         self._include = [compiled_glob(pattern) for pattern in include]
         self._exclude = [compiled_glob(pattern) for pattern in exclude]
         self._max_bytes = max_bytes
@@ -54,7 +54,7 @@ class Contents:
         self.size = 0
 
     def wants(self, path: str, *, is_directory: bool = False) -> bool:
-        """Whether to go on with a path: into it, if it is a directory. What is not wanted is counted."""
+        """Whether the patterns want a path or, for a directory, may want a path in it. Unwanted paths are counted."""
         included = is_directory or not self._include or _any_matches(self._include, path, is_directory=False)
         if not included or _any_matches(self._exclude, path, is_directory=is_directory):
             self.excluded += 1
@@ -79,7 +79,7 @@ class Contents:
             raise ToolValidationError(f"it has more than {MAX_ENTRIES} files and directories: mount a part of it")
 
     def expect(self, size: int) -> None:
-        """Raise ToolValidationError if so many bytes more would be too many."""
+        """Raise ToolValidationError if ``size`` more bytes would exceed the limit."""
         if self._max_bytes is not None and self.size + size > self._max_bytes:
             raise ToolValidationError(
                 f"it has more than the {self._max_bytes} bytes of max_bytes: raise that, or take less by include_glob "
@@ -87,7 +87,7 @@ class Contents:
             )
 
     def drop_unwanted_directories(self) -> None:
-        """Keep the directories that hold something, and of the empty ones those that the include patterns match."""
+        """Drop the empty directories that no include pattern matches."""
         wanted = {""}
         for path, entry in self.entries.items():
             if not entry.is_directory:
@@ -103,7 +103,7 @@ def _any_matches(globs: Sequence[Glob], path: str, *, is_directory: bool) -> boo
 
 
 def directories_above(path: str) -> Iterator[str]:
-    """The directories on the way to a path, from the bottom; the mounted one, "", is the last."""
+    """Yield the directories above a path, the nearest first and the root "" last."""
     while path:
         path = path.rpartition("/")[0]
         yield path

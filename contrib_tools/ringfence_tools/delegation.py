@@ -1,4 +1,4 @@
-"""A tool that hands a part of the work to a child prompt: same session, same adapter, a transaction of its own."""
+"""A tool that hands a part of the work to a child prompt, in a nested transaction."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ MAX_TASK_CHARACTERS = 20_000
 
 @dataclass(frozen=True, slots=True)
 class DelegatedTask:
-    """The params that a child prompt gets: a section of it has ``$task`` in its template."""
+    """The params of a child prompt. One of its sections has ``$task`` in its template."""
 
     task: str
 
 
 @dataclass(frozen=True, slots=True)
 class Delegate:
-    """A child that work can be handed to. ``name`` and ``description`` are for the model that hands it over."""
+    """A child prompt that gets work. The model that delegates reads ``name`` and ``description``."""
 
     name: str
     description: str
@@ -51,7 +51,7 @@ class Delegation:
 
 @dataclass(frozen=True, slots=True)
 class Delegated:
-    """What came back: ``text``, or ``output`` where the child's prompt declares a type."""
+    """The answer of a child: ``output`` if its prompt declares an output type, else ``text``."""
 
     to: str
     text: str | None = None
@@ -64,9 +64,9 @@ class Delegated:
 class DelegationSection(Section[None]):
     """The tool ``delegate`` over child prompts.
 
-    A child works in the same session, with the same adapter, and its calls are nested transactions. When it fails, what
-    it did is rolled back, and the model that delegated goes on. It may use ``share`` of the time and of the tokens that
-    are left.
+    A child works in the same session and with the same adapter. Its calls are nested transactions. If the child fails,
+    its changes are rolled back and the model that delegated continues. A child may use ``share`` of the remaining time
+    and tokens.
     """
 
     def __init__(
@@ -74,8 +74,8 @@ class DelegationSection(Section[None]):
     ) -> None:
         """
         Raises:
-            PromptValidationError: no delegates, two of one name, a child without a section for its `DelegatedTask`, or
-                a share that is not over 0 and at most 1.
+            PromptValidationError: there are no delegates, two have one name, a child has no section for a
+                `DelegatedTask`, or ``share`` is not above 0 and at most 1.
         """
         if not delegates:
             raise PromptValidationError("there is nobody to delegate to: give at least one Delegate")
@@ -126,13 +126,13 @@ class DelegationSection(Section[None]):
         except (PromptEvaluationError, VisibilityExpansionRequired) as error:
             if isinstance(error.__cause__, RestoreFailedError):
                 raise
-            if context.deadline is not None and context.deadline.expired:  # there is nothing left to go on with
+            if context.deadline is not None and context.deadline.expired:  # no time is left to go on
                 raise DeadlineExceededError(str(error)) from error
             return ToolResult.error(f"{delegate.name} failed, and what it did is undone: {describe_error(error)}")
         return ToolResult.ok(Delegated(delegate.name, response.text, response.output), f"{delegate.name} is done")
 
     def _limits(self, context: ToolContext) -> tuple[Deadline | None, BudgetTracker | None]:
-        """A share of what is left to the call. Raises DeadlineExceededError where that is nothing."""
+        """Return the child's share of the remaining time and tokens. Raises DeadlineExceededError if none are left."""
         outer = context.budget_tracker
         ends = [limit for limit in (context.deadline, outer.budget.deadline if outer else None) if limit is not None]
         deadline = None

@@ -1,4 +1,4 @@
-"""The workspace in words: a digest that an agent, or whoever knows the repository, leaves for the next prompt."""
+"""A digest: a description of the workspace that an agent or a person leaves for the next prompt."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PLACEHOLDER = "There is no digest of the workspace yet: find out about it with t
 
 @dataclass(frozen=True, slots=True)
 class WorkspaceDigest:
-    """What is known of a workspace, for the section with this key: all of it, and in short."""
+    """A description of a workspace, in full and in short, for the section with this key."""
 
     section_key: str
     summary: str
@@ -29,7 +29,7 @@ class WorkspaceDigest:
 def set_workspace_digest(
     session: Session, section_key: str, body: str, *, summary: str | None = None
 ) -> WorkspaceDigest:
-    """Keep a digest in the place of what there was for this key. Raises ValueError for what cannot be a key."""
+    """Store the digest for a section key and replace the one before. Raises ValueError for an invalid key."""
     key = normalize_key(section_key)
     short = summary if summary is not None else f"There is a digest of the workspace, of {len(body):,} characters."
     digest = WorkspaceDigest(key, short.strip(), body.strip())
@@ -40,22 +40,22 @@ def set_workspace_digest(
 
 
 def clear_workspace_digest(session: Session, section_key: str) -> None:
-    """Forget the digest of that section."""
+    """Delete the digest for a section key."""
     key = normalize_key(section_key)
     session[WorkspaceDigest].clear(lambda one: one.section_key == key)
 
 
 def latest_workspace_digest(session: Session, section_key: str) -> WorkspaceDigest | None:
-    """The digest of that section; None where there is none."""
+    """Return the digest for a section key, or None."""
     key = normalize_key(section_key)
     return next((one for one in session[WorkspaceDigest].all() if one.section_key == key), None)
 
 
 class WorkspaceDigestSection(Section[None]):
-    """Shows the digest of its own session: in short, with the whole to be read; a placeholder while there is none.
+    """Shows the digest of its session in short. The model can ask for the full text.
 
-    A digest is a text of a model or of a repository: it is inserted as it is, never expanded. Overrides count only
-    while there is none.
+    Without a digest, the section shows a placeholder. The text of a digest comes from a model or a repository, so no
+    template in it is expanded. Overrides apply only while there is no digest.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class WorkspaceDigestSection(Section[None]):
         return self.placeholder.replace("$", "$$")
 
     def clone(self, **changes: Any) -> Self:
-        """The same section; with ``session``, for that session."""
+        """Return a copy of the section. ``session`` is the session of the copy."""
         twin = super().clone(**changes)
         twin.session = changes.get("session", self.session)
         return twin

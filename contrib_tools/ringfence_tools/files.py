@@ -1,4 +1,4 @@
-"""The tools that a model works on files with. They take the filesystem from the call's context: any backend will do."""
+"""The tools over files. They take the filesystem from the call's context, so they work with every backend."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ class FileInfo:
     path: str
     kind: Literal["file", "directory", "symlink"]
     size_bytes: int = 0
-    """0 for a directory; of a symlink, what it leads to."""
+    """The size of a file. 0 for a directory. For a symlink, the size of its target."""
     leads_to: str | None = None
-    """A symlink's target."""
+    """The target of a symlink; else None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Listing:
     path: str
     entries: tuple[FileInfo, ...]
     left_out: int = 0
-    """Entries for which there was no room."""
+    """The number of entries that are not listed for lack of room."""
 
     def render(self) -> str:
         sizes = [f"{entry.size_bytes:,}" if entry.kind == "file" else "-" for entry in self.entries]
@@ -89,20 +89,20 @@ class ReadFile:
 
 @dataclass(frozen=True, slots=True)
 class FileText:
-    """Lines of a file, or what is known of one that is not text."""
+    """Lines of a text file, or kind, size and hash of a binary file."""
 
     path: str
     content: str
-    """Each line after its number, from 1; "" for a binary file."""
+    """The lines, each with its number before it, from 1. "" for a binary file."""
     offset: int
-    """How many lines are before these."""
+    """The number of lines before the first one shown."""
     limit: int
-    """How many lines these are."""
+    """The number of lines shown."""
     total_lines: int
     notes: tuple[str, ...] = ()
-    """What cannot be seen in the lines: what is left, unusual line ends, an encoding."""
+    """Remarks for the model: lines that follow, unusual line ends, another encoding than UTF-8."""
     kind: str = "text"
-    """Of a file that is not text: what it seems to be."""
+    """"text", or the guessed type of a binary file."""
     size_bytes: int | None = None
     sha256: str | None = None
 
@@ -155,7 +155,7 @@ class EditedFile(Unrendered):
     path: str
     replacements: int
     lines: tuple[int, ...]
-    """Where they begin in the file as it is now, from 1; the first thousand."""
+    """The lines of the edited file where the replacements begin, from 1. At most a thousand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +187,7 @@ class Remove:
 class RemovedFiles(Unrendered):
     path: str
     entries: int
-    """How many files, links and directories are gone."""
+    """The number of files, links and directories that were removed."""
 
 
 class _FileTools(SearchHandlers, PatchHandler, FileHandlers):
@@ -218,7 +218,7 @@ class _FileTools(SearchHandlers, PatchHandler, FileHandlers):
             read = filesystem.read(path, offset=params.offset, limit=limit)
         except PATH_ERRORS as error:
             raise explain(error, filesystem, path, ": list it with ls") from None
-        except ValueError:  # not UTF-8, and the path has been looked at before
+        except ValueError:  # not UTF-8: a bad path has raised above
             return _show_unusual_file(filesystem, path, params.offset, limit, context)
         if "\0" in read.content:
             return _show_unusual_file(filesystem, path, params.offset, limit, context)
@@ -292,7 +292,7 @@ class _FileTools(SearchHandlers, PatchHandler, FileHandlers):
 
 
 def file_tools(*, mount_point: str | None = None, accepts_overrides: bool = False) -> tuple[Tool[Any, Any], ...]:
-    """The nine tools. ``mount_point`` is as in `VfsToolsSection`."""
+    """Return the nine tools. ``mount_point`` is as in `VfsToolsSection`."""
     tools = _FileTools(mount_point)
     descriptions: dict[Callable[..., ToolResult[Any]], str] = {
         tools.ls: "List a directory: names, kinds, sizes.",
@@ -333,7 +333,7 @@ def _file_info(filesystem: Filesystem, entry: FileEntry) -> FileInfo:
     path = escape_path(entry.path)
     if not entry.is_symlink:
         return FileInfo(path, "directory" if entry.is_directory else "file", entry.size_bytes)
-    with suppress(OSError, ValueError):  # it is gone, or no link any more
+    with suppress(OSError, ValueError):  # the link was removed or replaced meanwhile
         return FileInfo(path, "symlink", entry.size_bytes, escape_path(filesystem.readlink(entry.path)))
     return FileInfo(path, "symlink", entry.size_bytes)
 
@@ -341,7 +341,7 @@ def _file_info(filesystem: Filesystem, entry: FileEntry) -> FileInfo:
 def _show_lines(
     path: str, text: str, offset: int, total: int, context: ToolContext, notes: tuple[str, ...] = ()
 ) -> ToolResult[FileText]:
-    """The answer to reading lines: ``text`` from the line after ``offset``, of ``total``."""
+    """Return numbered lines as an answer. ``text`` begins after ``offset`` lines of a file that has ``total`` lines."""
     shown = escape_path(path)
     if offset == 0 and text.startswith(BYTE_ORDER_MARK):
         text = text.removeprefix(BYTE_ORDER_MARK)
@@ -351,7 +351,7 @@ def _show_lines(
     if ended:
         lines.pop()
     if "\r\n" in text:
-        # Of the last line, if no newline ends it, a "\r" is its own.
+        # If the last line has no newline, a "\r" at its end belongs to the line.
         whole = lines if ended else lines[:-1]
         bare = [line.removesuffix("\r") for line in whole]
         every = all(line.endswith("\r") for line in whole)
@@ -382,7 +382,7 @@ def _cut(line: str) -> str:
 def _show_output(
     path: str, text: str, offset: int, limit: int, what: str, context: ToolContext
 ) -> ToolResult[FileText]:
-    """The answer to reading what a call answered. Long lines go on in the next, so that none is out of reach."""
+    """Return lines of a stored output as an answer. Long lines are folded, so that the model can read all of them."""
     lines = text.split("\n")
     folded = [
         line[at : at + MAX_LINE_CHARACTERS] for line in lines for at in range(0, len(line) or 1, MAX_LINE_CHARACTERS)
@@ -395,7 +395,7 @@ def _show_output(
 
 
 def _find_long_lined_output(filesystem: Filesystem, path: str) -> str | None:
-    """The text of what a command printed, if a line of it is too long to be shown; None for any other path."""
+    """Return the stored output of a command if it has lines that are too long to show; else None."""
     if is_output(path):
         with suppress(OSError):
             content = filesystem.read_bytes(path).content
@@ -406,7 +406,7 @@ def _find_long_lined_output(filesystem: Filesystem, path: str) -> str | None:
 def _show_unusual_file(
     filesystem: Filesystem, path: str, offset: int, limit: int, context: ToolContext
 ) -> ToolResult[FileText]:
-    """The answer to reading what is not UTF-8. It reads all of the file, and tells the model its hash."""
+    """Return a file that is not UTF-8 as an answer: lines with escapes or, for a binary file, its size and hash."""
     content = filesystem.read_bytes(path).content
     if b"\0" not in content:
         lines = split_lines(content)
