@@ -1,4 +1,4 @@
-"""The tools of a prompt for other agent frameworks: every call of theirs is a transaction."""
+"""The tools of a prompt for other agent frameworks. Every call is a transaction."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from pydantic_ai.toolsets import AbstractToolset
 
 MAX_MALFORMED_CALLS = 20
-"""Calls in a row with arguments that are no JSON, after which pydantic-ai gives up on the model."""
+"""pydantic-ai gives up on a model after this many calls in a row whose arguments are not JSON."""
 
 
 class OrderedCalls:
-    """Runs the calls of one executor one at a time, in the order of the requests, in a thread beside the event loop."""
+    """Runs the calls of one executor one at a time, in the order of the requests, in a thread."""
 
     def __init__(self, executor: ToolExecutor) -> None:
         self._executor = executor
@@ -31,7 +31,7 @@ class OrderedCalls:
     async def run(self, name: str, arguments: Mapping[str, object] | str, call_id: str | None) -> str:
         """Return the text for the model. Raises what `ToolExecutor.execute` raises.
 
-        A running call cannot be stopped, so a cancelled caller waits for its end: nothing of the call runs afterwards.
+        A running call cannot be stopped. A cancelled caller therefore waits for its end.
         """
         # The caller's context tells which call this one is nested in.
         run = copy_context().run

@@ -1,4 +1,4 @@
-"""A workspace as an fsspec filesystem, so that pandas, pyarrow and whatever else knows fsspec can open its files."""
+"""A workspace as an fsspec filesystem. Libraries such as pandas and pyarrow can open its files."""
 
 # fsspec has no types. What comes out of it is checked here where it is used; its own methods are called as they are.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUntypedBaseClass=false
@@ -111,7 +111,7 @@ class WorkspaceFileSystem(AbstractFileSystem):
             return ReadFile(self, path, block_size=block_size, size=info["size"], **options)
         if mode not in WRITE_MODES:
             raise ValueError(f"mode {mode!r}: a workspace's files are opened with rb, {', '.join(WRITE_MODES)}")
-        # What writing would say when the file is closed, said when it is opened.
+        # Raise when the file is opened what the write would raise when it is closed.
         if self._filesystem.read_only:
             raise PermissionError(errno.EROFS, "the workspace is read-only", path)
         if self._filesystem.exists(path):
@@ -199,7 +199,7 @@ class WorkspaceFileSystem(AbstractFileSystem):
                 self._filesystem.delete(found, recursive=True)
 
     def _is_own_directory(self, path: str) -> bool:
-        """Whether it is a directory and no link to one. FileNotFoundError if there is nothing."""
+        """Whether a path is a directory. A link to one is not. Raises FileNotFoundError if it does not exist."""
         if not self._filesystem.exists(path):
             raise os_error(errno.ENOENT, path)
         return not is_link(self._filesystem, path) and self._filesystem.stat(path).is_directory
@@ -213,7 +213,7 @@ def _of_entry(entry: FileEntry) -> Info:
 
 
 class ReadFile(AbstractBufferedFile):
-    """A file opened for reading, range by range as it is needed."""
+    """A file opened for reading. It reads only the ranges that are asked for."""
 
     def __init__(self, fs: WorkspaceFileSystem, path: str, **options: Any) -> None:
         self._modified_at = fs.modified(path)

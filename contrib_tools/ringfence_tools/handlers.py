@@ -1,4 +1,4 @@
-"""What the handlers of the file tools share: a call's filesystem and path, bounds of an answer, and messages."""
+"""The common part of the file tools' handlers: filesystem and path of a call, limits of an answer, messages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ringfence.filesystem.protocol import MAX_TEXT_BYTES, MAX_WRITE_LENGTH, File
 from ringfence.prompt.tool import ToolContext
 
 MAX_LISTED = 1_000
-"""Entries or matches in one answer."""
+"""The most entries or matches in one answer."""
 MAX_CHARACTERS = 60_000
 """Of one answer's lines together, unless the call has a limit for its answer."""
 RESERVED_CHARACTERS = 1_000
@@ -20,7 +20,7 @@ MAX_LINES = 1_900
 """Of an answer with a limit, since opencode cuts at 2,000."""
 MAX_NEAR_NAMES = 5
 PATH_ERRORS = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
-"""What `explain` takes."""
+"""The errors that `explain` turns into a message."""
 
 
 class FileHandlers:
@@ -30,7 +30,7 @@ class FileHandlers:
         self._mount_point = mount_point
 
     def _open(self, context: ToolContext, text: str | None) -> tuple[Filesystem, str]:
-        """The call's filesystem, and the path in it that the model means; None is the root."""
+        """Return the call's filesystem and the resolved path in it. The path None is the root."""
         filesystem = context.filesystem
         if filesystem is None:
             raise ToolValidationError("no filesystem is bound to this prompt, so there are no files to work on")
@@ -38,7 +38,7 @@ class FileHandlers:
 
 
 class Unrendered:
-    """The base of results whose message tells the model everything."""
+    """The base of results that a model does not need to see: the message is enough."""
 
     __slots__ = ()
 
@@ -47,13 +47,13 @@ class Unrendered:
 
 
 def answer_room(context: ToolContext) -> int:
-    """How many bytes of lines the answer of a call has room for. (Codex and opencode count bytes.)"""
+    """Return how many bytes of lines fit into the answer of a call. (Codex and opencode count bytes.)"""
     limit = context.options.max_answer
     return MAX_CHARACTERS if limit is None else min(limit - RESERVED_CHARACTERS, MAX_CHARACTERS)
 
 
 def count_fitting_lines(lines: Iterable[str], context: ToolContext) -> int:
-    """How many of the lines an answer has room for: at least one, if there are any. The first is always complete."""
+    """Return how many of the lines fit into an answer. The first line always counts as fitting."""
     room, fit = answer_room(context), 0
     most = None if context.options.max_answer is None else MAX_LINES
     for line in lines:
@@ -72,7 +72,7 @@ def is_directory(filesystem: Filesystem, path: str) -> bool:
 
 
 def explain(error: OSError, filesystem: Filesystem, path: str, advice: str = "") -> ToolValidationError:
-    """The message for one of `PATH_ERRORS`: the path is missing, or the directory or file that it is does not do."""
+    """Return the message for one of `PATH_ERRORS`: the path is missing or of the wrong kind."""
     if not isinstance(error, FileNotFoundError) and filesystem.exists(path):
         kind = "directory" if isinstance(error, IsADirectoryError) else "file"
         return ToolValidationError(f"{display_path(path)} is a {kind}{advice}")
@@ -80,7 +80,7 @@ def explain(error: OSError, filesystem: Filesystem, path: str, advice: str = "")
 
 
 def describe_missing(filesystem: Filesystem, path: str) -> str:
-    """A message for a path that does not exist, with near names from its directory and the one above.
+    """Return a message for a missing path, with similar names from its directory and the one above.
 
     The whole workspace is not searched, since a call holds its locks meanwhile."""
     if filesystem.exists(path):
@@ -104,7 +104,7 @@ def require_existing(filesystem: Filesystem, path: str) -> None:
 
 
 def describe_excess_size(size: int) -> str | None:
-    """Why a file of so many bytes is not read; None for one that is."""
+    """Return why a file of this size is too large to read, or None."""
     if size <= MAX_TEXT_BYTES:
         return None
     most = f"more than the {MAX_TEXT_BYTES:,} that these tools take"

@@ -22,7 +22,7 @@ AnswerT = TypeVar("AnswerT")
 StepT = TypeVar("StepT", int | str, int | str | None)
 
 MAX_PATHS = 20
-"""Of one step, in a listing."""
+"""The most paths of one step in a listing."""
 LOOK_SECONDS = 2.0
 """The age of a scan for changes by others that `history` and `diff` still use. A scan of many files takes long."""
 INTRODUCTION = """\
@@ -69,12 +69,12 @@ class NameStep:
 @dataclass(frozen=True, slots=True)
 class HistoryEntry:
     step: int | None
-    """None for what somebody else changed in between."""
+    """None for an external change."""
     made_by: str
     at: str
     """ISO 8601."""
     paths: tuple[str, ...]
-    """Some of them; of what was found there, none."""
+    """The first paths. Empty for step 0."""
     more_paths: int = 0
     names: tuple[str, ...] = ()
     client: str = ""
@@ -116,7 +116,7 @@ class PathOutcome:
     outcome: ReversalOutcome
     """restored, removed (it was not there), kept (as it is), or conflict (a later step or somebody else changed it)."""
     reason: str | None = None
-    """Why it is kept or a conflict; or that what goes is somebody else's."""
+    """Why the path is kept or a conflict, or that a restore removes an external change."""
 
     def render(self) -> str:
         return f"{self.outcome:9} {self.path}" + (f"  ({self.reason})" if self.reason is not None else "")
@@ -127,7 +127,7 @@ class Reversed:
     paths: tuple[PathOutcome, ...]
     left_out: int = 0
     notes: tuple[str, ...] = ()
-    """What could not be brought back besides, such as an owner."""
+    """Attributes that could not be restored, such as an owner."""
 
     def render(self) -> str:
         more = [f"[{self.left_out:,} more paths]"] if self.left_out else []
@@ -223,7 +223,7 @@ class HistoryToolsSection(Section[None]):
         return ToolResult.ok(Named(named.name, named.number), message)
 
     def _ask(self, question: Callable[[Workspace], AnswerT]) -> AnswerT:
-        """Raises ToolValidationError for what the history cannot do; a KeyError or IndexError is a bug of ours."""
+        """Ask the history. Raises ToolValidationError if it refuses. A KeyError or IndexError is a bug and passes."""
         try:
             with self._workspace() as workspace:
                 return question(workspace)
@@ -234,7 +234,7 @@ class HistoryToolsSection(Section[None]):
 
 
 def _look(workspace: Workspace) -> str:
-    """Look for changes by others, and say how old the look is."""
+    """Scan for external changes. Return a sentence about the age of the scan."""
     age = workspace.look(older_than=LOOK_SECONDS)
     if age is None:
         return "changes by others since the newest entry are not looked for, since this is read-only"
@@ -242,7 +242,7 @@ def _look(workspace: Workspace) -> str:
 
 
 def _step(step: StepT) -> int | StepT:
-    """A step as the history knows it: digits in a string are a number."""
+    """Return a step in the form of the history: a string of digits becomes a number."""
     return int(step) if isinstance(step, str) and step.isdecimal() else step
 
 

@@ -1,6 +1,6 @@
-"""Collect the files of a host directory for a mount. Nothing is changed, and no link that leads out is followed.
+"""Collect the files of a host directory for a mount. Links that lead out are not followed.
 
-Everything below the directory is reached by descriptors, so that no link swapped in on the way can lead out either.
+Everything below the directory is opened through descriptors. A link that is swapped in meanwhile cannot lead out.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a fifo swapped in must not block
 PERMISSION_BITS = 0o7777
 MAX_DEPTH = 200
-"""Of directories in a mount. Each one on the way keeps a descriptor open."""
+"""The deepest directory in a mount. Each directory on the way keeps a descriptor open."""
 
 
 def collect_file(host_path: str, name: str, contents: Contents) -> None:
-    """Collect the one file at a real path, under `name`. Raises OSError where it cannot be read."""
+    """Collect one file under `name`. `host_path` is a real path. Raises OSError if it cannot be read."""
     parent, host_name = os.path.split(host_path)
     top = os.open(parent, DIRECTORY)
     try:
@@ -30,7 +30,7 @@ def collect_file(host_path: str, name: str, contents: Contents) -> None:
 
 
 def collect_directory(host_path: str, contents: Contents, *, follow_symlinks: bool) -> None:
-    """Collect everything below the directory at a real path. Raises OSError where that itself cannot be read."""
+    """Collect a directory. `host_path` is a real path. Raises OSError if the directory itself cannot be read."""
     top = os.open(host_path, DIRECTORY)
     try:
         _Walk(host_path, top, contents, follow_symlinks=follow_symlinks).collect(top, "", "", ())
@@ -109,7 +109,7 @@ class _Walk:
             self._follow_link(path, os.path.relpath(os.path.realpath(host_path), self._root), is_directory, through)
 
     def _follow_link(self, path: str, real_path: str, is_directory: bool, through: tuple[tuple[int, int], ...]) -> None:
-        """Collect what is at a real path below the root, under the path of a link to it."""
+        """Collect the target of a link, a real path below the root, under the path of the link."""
         *above, name = real_path.split("/")
         at = os.dup(self._top)
         try:
@@ -136,10 +136,9 @@ def _add_file(contents: Contents, path: str, at: int, name: str) -> None:
 
 
 def target_within(root: str, path: str, target: str) -> str | None:
-    """What a link at `path` that says `target` has to say in a workspace made of `root` (a real path), to lead to
-    the same place; None where that is not within `root`.
+    """Return the target that a link at `path` needs in a workspace made of `root`; None if it leads out of `root`.
 
-    That is `target` itself, except where it is absolute, or leaves `root` on the way and comes back.
+    `root` is a real path. The result is `target` itself, unless `target` is absolute or leaves `root` on the way.
     """
     start = os.path.join(root, os.path.dirname(path))
     led_to = os.path.realpath(os.path.join(start, target))

@@ -1,4 +1,4 @@
-"""Mounting: files of the host, or of other storage, are copied once into a workspace in memory."""
+"""Mounts: files of the host or of other storage, copied once into a workspace in memory."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from ringfence_tools.host_files import collect_directory, collect_file, is_withi
 URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(?:://|::)")
 LOCAL_URL = re.compile(r"(?:file|local)://")
 ARCHIVES = frozenset({"zip", "tar", "libarchive"})
-"""Kinds of storage inside one file of another storage that do no more than read that file."""
+"""Kinds of storage that only read one file of another storage, such as an archive."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostMount:
-    """What to copy into a workspace, and where to.
+    """A directory or file to copy into a workspace, and its path there.
 
     `host_path` is a directory or file of the host, or an fsspec URL: ``s3://bucket/dir``, ``memory://dir``,
     ``zip://::archive.zip``. `mount_path` is where a directory's content, or the file itself, is in the workspace; with
     a "/" at its end, it is the directory that a file is put into. Without it, that is the root.
 
-    The patterns follow the rules of `Filesystem.glob` and are relative to `host_path`. Files that match an include
-    pattern are taken, or all where there is none; but none that matches an exclude pattern, or is in a directory that
-    does. `max_bytes` bounds the sum of the files' sizes.
+    The patterns follow the rules of `Filesystem.glob` and are relative to `host_path`. A mount takes the files that
+    match an include pattern. Without include patterns it takes all files. It takes no path that matches an exclude
+    pattern, and nothing below such a path. `max_bytes` bounds the sum of the files' sizes.
 
-    A workspace on disk in which a tool call was killed cannot be mounted before it has been recovered. Of one with
-    a store of its own (``Workspace.open(root, store=...)``) that is not known here: open it so before.
+    A workspace on disk in which a tool call was killed must be recovered before it is mounted. A mount cannot see this
+    if the workspace has its own store (``Workspace.open(root, store=...)``). Open such a workspace first.
 
-    A link that leads to another place of what is mounted is a link in the workspace too, or with `follow_symlinks` what
-    it leads to. Any other is left out, and so is what is more than 200 directories deep.
+    A link to a path inside the mount stays a link. With `follow_symlinks` its target is copied in its place. Links
+    that lead out are left out. So are paths that are more than 200 directories deep.
     """
 
     host_path: str | os.PathLike[str]
@@ -50,7 +50,7 @@ class HostMount:
 
 @dataclass(frozen=True, slots=True)
 class HostMountPreview:
-    """What a mount put into the workspace."""
+    """The record of one mount."""
 
     host_path: str
     resolved_host: str
@@ -58,15 +58,15 @@ class HostMountPreview:
     mount_path: str
     """The path in the workspace: "" for the root."""
     entries: tuple[str, ...]
-    """The names at the top, sorted; of a directory with a "/" after it."""
+    """The sorted names at the top of the mount. A directory ends with "/"."""
     is_directory: bool
     left_out: tuple[LeftOut, ...] = ()
-    """What is missing although no pattern said so: links that lead out or nowhere, sockets, what could not be read."""
+    """Paths that are missing for another reason than a pattern: links that lead out, sockets, unreadable files."""
     excluded: int = 0
-    """How many paths the patterns kept out; a directory counts once, with all that is in it."""
+    """The number of paths that the patterns excluded. A directory counts once."""
     files: int = 0
     size: int = 0
-    """Bytes of all files."""
+    """The sum of the files' sizes."""
 
 
 def mount_all(
@@ -74,13 +74,14 @@ def mount_all(
     mounts: Iterable[HostMount],
     allowed_host_roots: Iterable[str | os.PathLike[str]] | None = None,
 ) -> tuple[HostMountPreview, ...]:
-    """Copy what `mounts` name into `filesystem`: all of it, or nothing if there is anything wrong.
+    """Copy all `mounts` into `filesystem`, or none if one of them fails.
 
-    Content, permission bits and modification times are kept, empty directories too. `allowed_host_roots` are the host
-    directories (and URLs) below which mounts have to be, links resolved; None allows what the mounts name.
+    The copy has the content, permission bits and modification times of the files, and empty directories.
+    `allowed_host_roots` are directories and URLs. Every mount must be below one of them after links are resolved. None
+    allows every mount.
 
     Raises:
-        ToolValidationError: a mount that cannot be made, and what to do about it.
+        ToolValidationError: a mount cannot be made. The message says what to do.
     """
     roots = None if allowed_host_roots is None else [_resolve_root(root) for root in allowed_host_roots]
     collected = [_collect(mount, roots) for mount in mounts]
@@ -113,7 +114,7 @@ def _load(filesystem: InMemoryFilesystem, entries: Mapping[str, Entry]) -> None:
             filesystem.load(path, entry.content, mode=_mode(entry, 0o644), mtime_ns=entry.mtime_ns)
         elif isinstance(entry.content, str):
             filesystem.load_symlink(path, entry.content, mtime_ns=entry.mtime_ns)
-    # What is put into a directory changes its time, so they come last, each after those in it.
+    # An entry that is put into a directory changes its time. So directories come last, the deepest first.
     for path in sorted((path for path, entry in entries.items() if entry.is_directory), reverse=True):
         if path or entries[path].mtime_ns is not None:
             filesystem.load_directory(path, mode=_mode(entries[path], 0o755), mtime_ns=entries[path].mtime_ns)
@@ -154,7 +155,7 @@ def _describe_error(error: OSError) -> str:
 
 
 def _collect(mount: HostMount, roots: Sequence[str] | None) -> tuple[HostMountPreview, Mapping[str, Entry]]:
-    """What a mount puts where in the workspace."""
+    """Return the record of a mount and its entries by path in the workspace."""
     host_path = os.fspath(mount.host_path)
     try:
         if not host_path or "\0" in host_path:
@@ -194,7 +195,7 @@ def _collect(mount: HostMount, roots: Sequence[str] | None) -> tuple[HostMountPr
 def _collect_host(
     host_path: str, mount: HostMount, roots: Sequence[str] | None, contents: Contents
 ) -> tuple[str, bool]:
-    """The real path, and whether that is a directory."""
+    """Return the real path and whether it is a directory."""
     try:
         resolved = os.path.realpath(host_path, strict=True)
         if roots is not None:

@@ -1,4 +1,4 @@
-"""The tool ``apply_patch``: a patch over many files is worked out in full first, then carried out."""
+"""The tool ``apply_patch``. It plans the patch over all files, then writes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class PatchedFile:
     added: int
     removed: int
     source: str | None = None
-    """Where a renamed or copied file comes from."""
+    """The old path of a renamed or copied file."""
     shifts: tuple[int, ...] = ()
     """For each hunk, how many lines below (negative: above) the stated place it was applied."""
 
@@ -72,8 +72,8 @@ class PatchedFiles:
 
 class PatchHandler(FileHandlers):
     def apply_patch(self, params: ApplyPatch, *, context: ToolContext) -> ToolResult[PatchedFiles]:
-        """Raises ToolValidationError where anything does not fit: nothing was changed then, and all that does not fit
-        is listed."""
+        """Apply a patch to all its files. Raises ToolValidationError with every hunk that does not fit, and then
+        changes nothing."""
         filesystem, _ = self._open(context, "")
         plan = _Plan(filesystem, lambda name: self._open(context, name)[1])
         for patch in parse_patch(params.patch):
@@ -93,7 +93,7 @@ class PatchHandler(FileHandlers):
 
 
 def list_writes(params: ApplyPatch) -> Iterable[Written]:
-    """What a patch changes, for `Tool.writes`: of a link, if the patch says that it is one, that alone."""
+    """Return the paths that a patch changes, for `Tool.writes`. Of a symlink, it changes the link itself."""
     return dict.fromkeys(
         (Itself if SYMLINK in (patch.old_mode, patch.new_mode) else ContentOf)(path, whole=False)
         for patch in parse_patch(params.patch)
@@ -103,7 +103,7 @@ def list_writes(params: ApplyPatch) -> Iterable[Written]:
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """A file or a symlink as it will be at some point of the plan."""
+    """A file or symlink as the plan leaves it."""
 
     content: bytes
     """Of a symlink, its target."""
@@ -118,11 +118,11 @@ class _Plan:
         self.files: list[PatchedFile] = []
         self.changes: list[Callable[[], object]] = []
         self.writes: dict[str, bytes] = {}
-        """What the changes write, in their order; of a file that is written more than once, the first."""
+        """The writes in order. If a file is written more than once, the first write."""
         self._filesystem = filesystem
         self._find = find
         self._nodes: dict[str, _Node | None] = {}
-        """Files as the patches so far leave them; None for no file."""
+        """The files after the patches so far, by path. None: no file."""
 
     def add(self, patch: FilePatch) -> None:
         try:
@@ -135,7 +135,7 @@ class _Plan:
 
     def _add(self, patch: FilePatch) -> None:
         path, target = ([self._resolve(name, patch) for name in patch.paths] * 2)[:2]
-        # What git calls a copy is one of the file as it was before the whole patch.
+        # In git, a copy is made from the file as it was before the whole patch.
         before = self._read(path) if patch.copy else self._node(path)
         if before is None and patch.source is not None and (not patch.hunks or any(hunk.old for hunk in patch.hunks)):
             self.problems.append(describe_missing(self._filesystem, path))
@@ -174,8 +174,7 @@ class _Plan:
         self.changes.append(change)
 
     def _resolve(self, name: str, patch: FilePatch) -> str:
-        """The filesystem's path for a name in the patch. A patch for a regular file goes through a link to what it
-        leads to, as reading and writing do."""
+        """Return the path for a name in the patch. A patch for a regular file follows links, as a read does."""
         path = self._find(name)
         for above in directories_above(path):
             node = self._nodes.get(above)
@@ -191,7 +190,7 @@ class _Plan:
         return self._filesystem.resolve(path)
 
     def _file_above(self, path: str) -> str | None:
-        """What stands, at this point of the plan, where the path has a directory."""
+        """Return the file that stands in the place of a directory of the path, or None."""
         for above in directories_above(path):
             if self._nodes.get(above) is not None:
                 return above
@@ -209,7 +208,7 @@ class _Plan:
             return None
         try:
             stat = self._filesystem.stat(path)
-        except OSError:  # a link that leads nowhere, out, or in a circle
+        except OSError:  # a link that is broken, leads out or leads in a circle
             stat = None
         if stat is None or stat.is_symlink:
             return _Node(self._filesystem.readlink(path).encode("utf-8", "surrogateescape"), is_link=True)

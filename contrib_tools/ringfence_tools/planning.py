@@ -24,14 +24,14 @@ MAX_TITLE_CHARACTERS = 500
 @dataclass(frozen=True, slots=True)
 class PlanStep:
     step_id: int
-    """From 1. A plan never uses a number twice."""
+    """Numbers begin at 1. A plan never uses a number twice."""
     title: str
     status: StepStatus = "pending"
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """An objective and the steps to it. ``completed`` once every step is done, until another one is added."""
+    """An objective and its steps. A plan is ``completed`` while every step is done."""
 
     objective: str
     status: PlanStatus = "active"
@@ -43,7 +43,7 @@ class Plan:
         return "\n".join(lines)
 
 
-# What a model sends, and what a program may dispatch to the session as an event. Each says what becomes of a plan.
+# A model sends these as params. A program may dispatch them to the session as events. `apply` returns the new plan.
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class SetupPlan:
     )
 
     def apply(self, plan: Plan | None) -> Plan:
-        """A new plan, whatever there was before; its steps are numbered from 1."""
+        """Return a new plan. It replaces the one before."""
         objective = _strip(self.objective, "objective")
         return Plan(objective, steps=_number(self.initial_steps, "initial_steps", after=0))
 
@@ -66,11 +66,11 @@ class AddStep:
     )
 
     def apply(self, plan: Plan | None) -> Plan:
-        """The plan with steps at its end. It is active then, also if it was completed."""
+        """Return the plan with more steps at its end. A completed plan becomes active."""
         plan = _require(plan)
         if not self.steps:
             raise ToolValidationError("steps is empty: give the title of at least one step")
-        # No step is ever taken out, so the number of the last one is the highest that the plan has used.
+        # Steps are never removed, so the last one has the highest number.
         last = plan.steps[-1].step_id if plan.steps else 0
         return replace(plan, status="active", steps=plan.steps + _number(self.steps, "steps", after=last))
 
@@ -82,7 +82,7 @@ class UpdateStep:
     status: StepStatus | None = field(default=None, metadata={"description": "Left out, the status stays."})
 
     def apply(self, plan: Plan | None) -> Plan:
-        """The plan with one step's title or status changed, completed if that was the last step to be done."""
+        """Return the plan with another title or status of one step. It is completed if every step is done."""
         plan = _require(plan)
         if plan.status != "active":
             raise ToolValidationError("the plan is completed: add a step, or set up a new plan")
@@ -129,7 +129,7 @@ def _change_plan(
 
 
 class PlanningStrategy(Enum):
-    """How the model is told to go about its work; the value's text is in `MINDSETS`."""
+    """The way in which a model is told to work. `MINDSETS` has the text of each."""
 
     REACT = "react"
     PLAN_ACT_REFLECT = "plan_act_reflect"
@@ -162,7 +162,7 @@ parts together, and hold the whole against the goal.""",
 
 
 class PlanningToolsSection(Section[None]):
-    """Tools to keep a plan in `session`, where ``session[Plan].latest()`` is the plan or None."""
+    """Tools for a plan in `session`. ``session[Plan].latest()`` is the plan or None."""
 
     def __init__(
         self,
@@ -193,14 +193,14 @@ class PlanningToolsSection(Section[None]):
         return f"{GUIDANCE}\n\n{MINDSETS[self.strategy]}"
 
     def clone(self, **changes: Any) -> Self:
-        """The same section; with ``session``, one that keeps its plan there."""
+        """Return a copy of the section. ``session`` is the session of the copy."""
         session = changes.get("session", self.session)
         return type(self)(session=session, strategy=self.strategy, accepts_overrides=self.accepts_overrides)
 
 
 def _plan_tools(session: Session, accepts_overrides: bool) -> tuple[Tool[Any, Any], ...]:
-    """The tools. Each answers with the plan as it is to be; it is the executor that applies a result's value to the
-    session, once and only if the call succeeds. So a failed call leaves the plan as it was."""
+    """Return the tools. Each returns the new plan as its value. The executor dispatches the value to the session if
+    the call succeeds, so a failed call leaves the plan as it was."""
 
     def latest(context: ToolContext) -> Plan | None:
         if context.session is not session:

@@ -37,18 +37,18 @@ def _escape(match: re.Match[str]) -> str:
 
 
 def one_line(text: str, limit: int) -> str:
-    """`text` for one line of at most `limit` characters, which end in "..." where there was more."""
+    """Return `text` on one line of at most `limit` characters. A text that was cut ends in "..."."""
     flat = " ".join(printable(text[: 4 * limit]).split())
     return flat if len(flat) <= limit and len(text) <= 4 * limit else flat[: limit - 3] + "..."
 
 
 def why(error: Exception) -> str:
-    """What went wrong with a file that the message names already."""
+    """Describe an error without its path, for a message that names the path."""
     return with_limit(error.strerror, error) if isinstance(error, OSError) and error.strerror else describe_error(error)
 
 
 def how_to_look(said: str, directory: Path) -> str:
-    """`said` of a rollback in a directory, with the command that shows what it has kept."""
+    """Return a message about a rollback, with the command that shows the copy that it kept."""
     show = f"`ringfence show {shlex.quote(str(directory))}"
     return re.sub(r"is kept as aborted/(\d+)", lambda kept: f"is kept: {show} {kept[1]} --aborted` has it", said)
 
@@ -60,7 +60,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def params_summary(params: object) -> str:
-    """The params of a tool call on one line: what differs from the defaults, long values cut."""
+    """Return the params of a tool call on one line: without defaults, with long values cut."""
     if isinstance(params, RejectedToolParams):
         return one_line(str(params.raw_arguments), MAX_PARAMS_CHARACTERS)
     if not dataclasses.is_dataclass(params):
@@ -80,7 +80,7 @@ def _value(value: object) -> str:
 
 
 def outcome_words(receipt: Receipt, directory: Path) -> str:
-    """How a call on the files of a directory ended and why, on one line."""
+    """Return outcome and reason of a call on one line. The call was on the files of `directory`."""
     why = one_line(how_to_look(receipt.message, directory), MAX_REASON_CHARACTERS)
     denial = next((verdict for verdict in receipt.policies if not verdict.allowed), None)
     match receipt.outcome:
@@ -102,7 +102,7 @@ def outcome_words(receipt: Receipt, directory: Path) -> str:
 
 
 def line_counts(patch: bytes) -> tuple[int, int]:
-    """How many lines a patch adds and removes; binary files have none."""
+    """Return how many lines a patch adds and removes. Binary files count as none."""
     added = removed = 0
     in_hunk = False
     for line in patch.split(b"\n"):

@@ -1,4 +1,4 @@
-"""Python code of a model, evaluated in a process of its own, with the workspace's files for its only data."""
+"""The tool ``evaluate_python`` without a container. Its process sees only the files of the workspace."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ class _Files:
         return content
 
     def write(self, computed: Sequence[tuple[str, str, WriteMode]]) -> tuple[str, ...]:
-        """All of the writes; what cannot be written raises, and the call takes back the others."""
+        """Write all files. Raises if one cannot be written; the call then rolls back the others."""
         wanted: dict[str, tuple[str, WriteMode]] = {}
         for path, text, mode in computed:
             place = self._resolve(path)
@@ -222,7 +222,7 @@ class _Files:
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """What the process says in the end."""
+    """The last message of the process."""
 
     value_repr: str | None = None
     stdout: str = ""
@@ -274,7 +274,7 @@ def _run(request: dict[str, Any], files: _Files) -> _Outcome:
 
 
 def _converse(process: subprocess.Popen[bytes], request: object, files: _Files) -> _Outcome | None:
-    """The outcome; None where the process ended without one."""
+    """Return the outcome, or None if the process ended without one."""
     assert process.stdin is not None
     assert process.stdout is not None
     try:

@@ -50,7 +50,7 @@ _ALLOW, _REFUSE, _KILL = 0x7FFF0000, 0x00050001, 0x80000000
 
 
 class Stream:
-    """Text that is kept up to a bound."""
+    """A text stream that keeps a bounded number of characters."""
 
     def __init__(self) -> None:
         self._parts: list[str] = []
@@ -70,7 +70,7 @@ class Stream:
 
 
 class Files:
-    """What the code sees of the workspace: questions to the other end, and writes that it may carry out."""
+    """The workspace as the code sees it. Reads ask the parent process. The parent may carry out the writes."""
 
     def __init__(self) -> None:
         self.writes: dict[str, tuple[str, str]] = {}
@@ -84,7 +84,7 @@ class Files:
 
     def write_text(self, path: str, content: str, mode: str = "create") -> None:
         path, content = plain(str(path)), str(content)
-        content.encode()  # raises for what no file can hold
+        content.encode()  # raises for text that is not valid UTF-8
         if mode not in ("create", "overwrite", "append"):
             raise ValueError(f"mode is create, overwrite or append, not {mode!r}")
         if path in self.writes:
