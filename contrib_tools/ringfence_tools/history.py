@@ -141,9 +141,9 @@ class Named(Unrendered):
 
 
 class HistoryToolsSection(Section[None]):
-    """Tools to look at the steps of a disk workspace, name them, take them back and go back to them.
+    """Tools to list, name, undo and restore the steps of a workspace on disk.
 
-    `undo` takes back the newest steps of the call's session, and a step of somebody else if it is named.
+    `undo` reverses the newest steps of the call's session. It reverses a step of another session if it is named.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The page of a run: one HTML file that needs nothing else. Values from models, tools and files are text in it."""
+"""The report of a run: one HTML file that loads nothing else. Values from models, tools and files are escaped."""
 
 from __future__ import annotations
 
@@ -45,24 +45,24 @@ HEADINGS = {
 }
 MARKS = {"pending": "to do", "in_progress": "begun", "done": "done"}
 MAX_VALUE_CHARACTERS = 4_000
-"""Of one parameter of one call."""
+"""The most characters of one parameter of a call."""
 MAX_TEXT_CHARACTERS = 20_000
-"""Of one turn's text, and of a task."""
+"""The most characters of a turn's text or of a task."""
 MAX_ROWS = 200
-"""Of any one list."""
+"""The most items of one list."""
 MAX_RECORD_CHARACTERS = 5_000_000
-"""Of HTML, for turns and calls."""
+"""The most HTML for turns and calls."""
 MAX_PATCH_CHARACTERS = 3_000_000
 MAX_FILE_LINES, MAX_LINE_CHARACTERS = 2_000, 1_000
 OPENED_LINES = 400
-"""Files of a patch are open until so many lines are shown."""
+"""Files of a patch are unfolded until this many lines are shown."""
 HEADER = b"diff --git "
 KINDS = {b"@": "hunk", b"+": "add", b"-": "del"}
 
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What was asked for. ``terms`` has policies and limits, as options; ``next_steps`` says what can be done now."""
+    """The request of a run. ``terms`` are policies and limits. ``next_steps`` are commands for the reader."""
 
     task: str
     model: str
@@ -79,16 +79,16 @@ class PatchedFile:
     added: int
     removed: int
     lines: Sequence[tuple[str, str]]
-    """The class of each line, and its text."""
+    """The lines, each with its CSS class."""
     more: int
     is_open: bool
 
 
 def render_page(about: About, outcome: RunOutcome, workspace: RunWorkspace, record: Markup) -> bytes:
-    """The whole page, in UTF-8. ``record`` is what `ReportFile` has kept."""
+    """Return the whole page in UTF-8. ``record`` comes from `ReportFile.record`."""
     styles = _template().style()
     digest = base64.b64encode(hashlib.sha256(styles.encode()).digest()).decode()
-    # Should anything hostile ever get through the escaping, a browser still runs and fetches nothing.
+    # If hostile text ever passes the escaping, the browser still runs and fetches nothing.
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
     return _template().page(about, outcome, workspace, record, policy, styles, version("ringfence")).encode()
 
@@ -98,12 +98,12 @@ def render_turn(event: ModelTurn) -> Markup:
 
 
 def render_call(receipt: Receipt, answer: str, directory: Path) -> Markup:
-    """One tool call on the files of a directory and its tool's answer, opened where it was not committed."""
+    """Render a tool call and its answer. A call that was not committed is unfolded."""
     return _template().call(receipt, answer, directory)
 
 
 def render_patch(patch: bytes) -> Markup:
-    """A part for each file that can be folded. Of a patch that is larger than anybody reads the rest is counted."""
+    """Render a patch as one foldable part for each file. The end of a very long patch is only counted."""
     shown: list[PatchedFile] = []
     # The lines of content begin with a blank or a sign, so none looks like a header.
     parts = [part.split(b"\n") for part in re.split(rb"\n(?=diff --git )", patch.removesuffix(b"\n")) if part]
@@ -137,7 +137,7 @@ def text(value: str, limit: int = MAX_TEXT_CHARACTERS) -> str:
 
 
 def _ends(value: str) -> str:
-    """Both ends: what a command prints last is its result."""
+    """Cut a text in the middle. The end of an output usually has the result."""
     half = MAX_VALUE_CHARACTERS // 2
     if len(value) <= MAX_VALUE_CHARACTERS:
         return text(value)
@@ -213,7 +213,7 @@ def _facts(about: About, outcome: RunOutcome) -> Iterator[tuple[str, str]]:
 
 @cache
 def _template() -> Any:
-    """The macros of the template."""
+    """Return the macros of the template."""
     environment = Environment(loader=PackageLoader("ringfence_tools"), autoescape=True)
     values: dict[str, Any] = {
         "headings": HEADINGS,
@@ -245,9 +245,9 @@ def _template() -> Any:
 
 
 class ReportFile(RunWatcher):
-    """A watcher that renders each turn and call as it comes, and puts the page in its place whole, or not at all.
+    """A watcher that renders each turn and call at once, and writes the page atomically at the end.
 
-    The directory is held open, so that nothing is written elsewhere if its name comes to mean another one.
+    The directory of the page is held open. The page goes there even if its path leads elsewhere meanwhile.
     """
 
     def __init__(self, path: Path, directory: Path) -> None:
@@ -289,7 +289,7 @@ class ReportFile(RunWatcher):
         return self._room >= 0
 
     def record(self, stats: RunStats) -> Markup:
-        """Every turn and call that was kept, and how many were not."""
+        """Return the kept turns and calls, and the number of the others."""
         found = Markup().join(self._record)
         if self._room < 0:
             left = f"{plural(self._left_turns, 'more turn')} and {plural(self._left_calls, 'more tool call')}"
@@ -301,7 +301,7 @@ class ReportFile(RunWatcher):
         return found
 
     def write(self, page: bytes) -> None:
-        """Raises OSError, and leaves what was there before as it was."""
+        """Write the page. If it raises OSError, the file of before is unchanged."""
         name = f".{self.path.name[:100]}.{secrets.token_hex(8)}.part"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:

@@ -1,4 +1,4 @@
-"""Where the agent of a run works: on a directory's files, with or without commands, or on a copy in memory."""
+"""The workspace of a run: the files of a directory, with or without commands, or a copy in memory."""
 
 from __future__ import annotations
 
@@ -43,36 +43,36 @@ GIT = ".git"
 
 
 class RunWorkspace(Protocol):
-    """Where an agent works: on disk, with or without commands, or in memory. Opened by its constructor."""
+    """The workspace of an agent. Its constructor opens it."""
 
     directory: Path
     mount_point: str
-    """What absolute paths of a model may begin with."""
+    """The prefix that a model may put before paths."""
     left_out: Sequence[LeftOut]
     """What of the directory is not covered, and why; paths are relative to it."""
     refused: Mapping[str, str]
-    """Paths that an agent is not to write, nor below, and why."""
+    """Paths that an agent must not write, with the reasons. Paths below them count, too."""
     is_part: str
-    """Why the changes are those since a resume alone; empty if they are all of the run's."""
+    """Why the changes cover only the part since the resume. Empty: they cover the whole run."""
 
     @property
     def filesystem(self) -> Filesystem: ...
 
     @property
     def history(self) -> Workspace | None:
-        """The history on disk, into which every step goes; None in memory."""
+        """The history on disk; None in memory."""
         ...
 
     def left_out_since(self) -> Sequence[LeftOut]:
-        """What the task has made that is in neither the changes nor the patch, and why."""
+        """Return the paths that the run changed and that are not covered."""
         ...
 
     def own_changes(self) -> OwnChanges:
-        """What the task has changed since the start, with the patch for it, such as ``git apply`` takes it."""
+        """Return the changes of the run and their patch for ``git apply``."""
         ...
 
     def own_steps(self) -> Sequence[Step]:
-        """The steps of the run, oldest first; in memory the one that has applied it."""
+        """Return the steps of the run, oldest first. In memory: the step that applied the changes."""
         ...
 
     def section(self, session: Session, *, shared_session: bool = False) -> Section[Any]:
@@ -80,7 +80,7 @@ class RunWorkspace(Protocol):
         ...
 
     def apply(self, changes: Sequence[Change]) -> None:
-        """Write the changes to the directory: all of them, or nothing. On disk they are there already.
+        """Write the changes to the directory in one transaction. Does nothing for a workspace on disk.
 
         Raises WorkspaceConflictError, WorkspaceLockedError, OSError, ValueError and RestoreFailedError.
         """
@@ -90,14 +90,14 @@ class RunWorkspace(Protocol):
 
 
 def protect_path(workspace: RunWorkspace, file: Path, reason: str) -> None:
-    """Refuse what an agent writes to a file of the run's own, wherever that lies."""
+    """Keep the agent from writing a file that the run writes for its user."""
     root, real = (Path(os.path.realpath(path)) for path in (workspace.directory, file))
     if real.is_relative_to(root):
         workspace.refused = {**workspace.refused, real.relative_to(root).as_posix(): reason}
 
 
 class MemoryWorkspace:
-    """A copy of a directory's files. What an agent does to it, nothing on disk hears of."""
+    """A copy of a directory's files in memory. The directory changes only by `apply`."""
 
     def __init__(self, directory: Path, *, store: Path | None = None) -> None:
         """``store`` keeps the history of what is applied. ValueError: a directory that cannot be loaded, or is too
@@ -134,7 +134,7 @@ class MemoryWorkspace:
         self._loaded = self.filesystem.snapshot()
         self._session: Session | None = None
         self._steps: Sequence[Step] = ()
-        """That applying has made on disk."""
+        """The steps that `apply` made on disk."""
 
     def own_changes(self) -> OwnChanges:
         changes = self.filesystem.changes(self._loaded)
@@ -177,7 +177,7 @@ class MemoryWorkspace:
         self._steps = () if step is None else (step,)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: a copy in memory holds nothing open."""
 
 
 class DiskWorkspace:
@@ -197,17 +197,17 @@ class DiskWorkspace:
         self.refused: Mapping[str, str] = {}
         # Of those that the log shows: a resume looks for it there, and a newer one has changed nothing but times.
         self.start = self.history.log(1)[0].commit
-        """The commit that what was changed is told from."""
+        """The commit with which the files are compared."""
         self.is_part = ""
-        """Why that is not where the run began, but where it was resumed; empty if it is where it began."""
+        """Why the comparison begins at the resume. Empty: it begins at the start of the run."""
         self._sessions: Collection[str] = ()
-        """Of all parts of the run: their steps are its own."""
+        """The session ids of all parts of the run."""
         self.sandbox: PodmanSandbox | None = None
         """Where commands run, if they do."""
         self._place = Place()
 
     def start_container(self, place: Place) -> None:
-        """Have commands run as well, in a container over the files. SandboxUnavailableError: they cannot."""
+        """Start a container over the files. Raises SandboxUnavailableError."""
         from ringfence_sandbox import PodmanSandbox
 
         sandbox = PodmanSandbox(
@@ -244,7 +244,7 @@ class DiskWorkspace:
         return [step for step in self.history.steps() if step.session_id in self._sessions]
 
     def go_on_from(self, start: str, sessions: Collection[str]) -> None:
-        """Tell what these sessions have changed, too, from the commit where they began, if the history goes so far."""
+        """Count the steps of earlier parts as own ones. `start` is the commit before them, unless `gc` dropped it."""
         known = itertools.takewhile(lambda entry: not entry.apart, self.history.log())
         if any(entry.commit == start for entry in known):
             self.start, self._sessions = start, (*sessions, *self._sessions)
@@ -252,13 +252,13 @@ class DiskWorkspace:
             self.is_part = "`gc` has dropped steps of this run"
 
     def changed_by_others(self, start: str, sessions: Collection[str]) -> Sequence[str]:
-        """The paths that others have changed since the last step of a run's sessions, or the commit where it began."""
+        """Return the external changes since the last step of `sessions` or, if there is none, since `start`."""
         paths: set[str] = set()
         for entry in self.history.log():
             if entry.session_id in sessions or entry.commit == start or entry.apart:
                 break
             paths.update(entry.paths)
-        # Not what a run writes for its user, nor git's own data, which as little as `git status` changes.
+        # Without files that the run writes for its user, and without `.git`: even `git status` changes that.
         return sorted(path for path in paths if path not in self.refused and not is_git_data(path))
 
     def section(self, session: Session, *, shared_session: bool = False) -> Section[Any]:
@@ -281,7 +281,7 @@ class DiskWorkspace:
         )
 
     def apply(self, changes: Sequence[Change]) -> None:
-        """They are there already."""
+        """Do nothing: the changes are on disk already."""
 
     def close(self) -> None:
         try:
@@ -292,7 +292,7 @@ class DiskWorkspace:
 
 
 class ProtectedPathsPolicy(BasePolicy):
-    """Nothing is written where something was left out: it could not be written back, and the agent would not know."""
+    """Denies changes of `.git` and of paths that the workspace does not cover."""
 
     name = "off_limits"
 
@@ -327,13 +327,13 @@ class ProtectedPathsPolicy(BasePolicy):
     def check_effects(
         self, tool: Tool[Any, Any], params: Any, changes: Sequence[Change], *, context: ToolContext
     ) -> PolicyDecision:
-        """What a command writes, it says only by writing it."""
+        """Check the changes: a command does not declare them before."""
         for change in changes:
             if reason := self._refusal(change.path):
                 return PolicyDecision.deny(reason)
             if change.before is None or change.before.kind != "directory" or change.after is not None:
                 continue
-            # It still has on disk what the agent does not see, and could not be removed when that is applied.
+            # A hidden file is in the directory on disk, so applying could not remove the directory.
             for path, reason in self._workspace.refused.items():
                 if path.startswith(f"{change.path}/"):
                     return PolicyDecision.deny(
@@ -344,12 +344,12 @@ class ProtectedPathsPolicy(BasePolicy):
 
 
 def is_git_data(path: str) -> bool:
-    """Whether git would take the path for its own data: hooks and settings, which can name programs to run."""
+    """Whether a path is git's own data. Hooks and settings there can name programs to run."""
     return any(name.casefold() == GIT for name in path.split("/"))
 
 
 def _size(directory: Path) -> int:
-    """The bytes of the regular files that would be loaded."""
+    """Return the size of the regular files that would be loaded."""
     size = 0
     for parent, directories, files in os.walk(directory):
         if parent == str(directory) and GIT in directories:

@@ -78,7 +78,7 @@ class FoundLine:
     path: str
     line_number: int
     line: str
-    """Without its end; cut around the match if it is long."""
+    """The line without its newline. A long line is cut around the match."""
 
     def render(self) -> str:
         return f"{self.path}:{self.line_number}: {self.line}"
@@ -90,7 +90,7 @@ class FoundLines:
     pattern: str
     matches: tuple[FoundLine, ...]
     cut: bool = False
-    """Whether there are more."""
+    """Whether more lines match."""
 
     def render(self) -> str:
         more = ["[there are more: use a narrower pattern, path or glob]"] if self.cut else []
@@ -174,14 +174,14 @@ def _grep(
 
 
 def _explain_braces(*globs: str | None) -> str:
-    """What to say of globs that have found nothing, where that may be why."""
+    """Return a hint for globs with braces that have found nothing; else an empty text."""
     if any(ALTERNATIVES.search(glob or "") for glob in globs):
         return "; braces are not expanded: call it once for each alternative"
     return ""
 
 
 def _cut_around_match(match: GrepMatch) -> str:
-    """The line, or of a long one the part around the match."""
+    """Return the line. A long line is cut around the match."""
     line = match.line_content
     if len(line) <= MAX_MATCH_CHARACTERS:
         return line
@@ -228,7 +228,7 @@ class Ignored:
             self._at_top = () if ignored else self._with_own(self._at_top, directory)
 
     def has(self, path: str, *, is_directory: bool = False) -> bool:
-        """Whether a path below the top is left out."""
+        """Whether a path below the top is ignored."""
         rules, start = self._at_top, self._skip
         while (end := path.find("/", start)) != -1:
             directory = path[:end]
@@ -271,7 +271,7 @@ class Ignored:
 
 
 def _is_ignored(rules: _Rules, path: str, name: str, *, is_directory: bool) -> bool:
-    """Whether a path is ignored whose parent is not."""
+    """Whether a path is ignored. Its parent must not be."""
     if name == GIT:
         return True
     for skip, own in reversed(rules):
@@ -282,7 +282,7 @@ def _is_ignored(rules: _Rules, path: str, name: str, *, is_directory: bool) -> b
 
 
 def _parse_rule(line: str) -> _Rule | None:
-    """As gitignore(5) has it; None for a comment, and for a line that matches nothing."""
+    """Parse a line as gitignore(5) says. Return None for a comment or a line that matches nothing."""
     line = line.removeprefix("\ufeff").removesuffix("\r")
     if line.startswith("#"):
         return None
@@ -299,7 +299,7 @@ def _parse_rule(line: str) -> _Rule | None:
 
 
 def _strip_spaces(pattern: str) -> str:
-    """Without the spaces at its end, but for one that a backslash keeps."""
+    """Strip the spaces at the end. A space after a backslash stays."""
     stripped = pattern.rstrip(" ")
     backslashes = len(stripped) - len(stripped.rstrip("\\"))
     return stripped + " " if backslashes % 2 and len(stripped) < len(pattern) else stripped

@@ -40,8 +40,8 @@ FAILING = "A call that fails has changed nothing: what it says is how to get it 
 class VfsToolsSection(Section[None]):
     """Tools to list, read, search, write, edit, patch, move and remove files.
 
-    They are the files of ``filesystem``, where one is given, or of one in memory that is the section's own and that
-    ``mounts`` are copied into, once. It is the `Filesystem` resource of every prompt that has the section.
+    The tools work on ``filesystem``. Without it, the section makes a filesystem in memory and copies ``mounts`` into
+    it once. This filesystem is the `Filesystem` resource of every prompt that has the section.
 
     Git's own data and files of secrets can be changed like all others, unless a `ProtectedFilesPolicy` denies it.
     """
@@ -69,15 +69,15 @@ class VfsToolsSection(Section[None]):
             accepts_overrides: whether the texts of the section and its tools may be replaced from outside.
 
         Raises:
-            PromptValidationError: mounts for a filesystem that is not in memory.
-            ToolValidationError: a mount that cannot be made.
+            PromptValidationError: there are mounts, but ``filesystem`` is not in memory.
+            ToolValidationError: a mount cannot be made.
         """
         if isinstance(filesystem, str) or hasattr(filesystem, "filesystem"):
             raise TypeError(f"filesystem is a Filesystem, such as Workspace.open(path).filesystem, not {filesystem!r}")
         self.session = session
         self.filesystem: Filesystem = InMemoryFilesystem() if filesystem is None else filesystem
         self.mounts: tuple[HostMountPreview, ...] = ()
-        """What was mounted, as it was then."""
+        """The records of the mounts."""
         if mounts:
             if not isinstance(self.filesystem, InMemoryFilesystem):
                 raise PromptValidationError(
@@ -107,7 +107,7 @@ class VfsToolsSection(Section[None]):
         return "\n".join((text, "", "What is there at the start:", "", *map(_describe_mount, self.mounts)))
 
     def clone(self, **changes: Any) -> Self:
-        """The same section over the same files; with ``session`` or ``filesystem``, for that session or those files."""
+        """Return a copy of the section over the same files. ``session`` and ``filesystem`` may be replaced."""
         twin = super().clone(**changes)
         twin.session = changes.get("session", self.session)
         twin.filesystem = changes.get("filesystem", self.filesystem)

@@ -1,4 +1,4 @@
-"""The section that gives a model files and a shell: commands run in a container that has the same files."""
+"""The section with file tools and a shell. Commands run in a container over the same files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ COMMAND_SECONDS = 30.0
 PYTHON_SECONDS = 5.0
 MAX_VARIABLES, MAX_NAME_CHARACTERS, MAX_VALUE_CHARACTERS = 64, 80, 512
 MAX_CHANGES = 100
-"""Changed paths in one answer; of the rest there is the number."""
+"""The most changed paths in one answer. The others are counted."""
 
 _SECONDS = f"At least {SHORTEST_SECONDS:g}, at most what is allowed here."
 
@@ -102,7 +102,7 @@ class ChangedPath:
 
 @dataclass(frozen=True, slots=True)
 class CommandOutcome:
-    """How a command ended. ``stdout`` and ``stderr`` are bounded; where they are cut, they say how to read the rest."""
+    """The result of a command. ``stdout`` and ``stderr`` are bounded. A cut text says how to read the rest."""
 
     exit_code: int
     """124 after a timeout; 128 + N where signal N ended it."""
@@ -111,14 +111,14 @@ class CommandOutcome:
     timed_out: bool = False
     duration_seconds: float = 0.0
     out_of_memory: bool = False
-    """Whether the out-of-memory killer took any of its processes."""
+    """Whether the out-of-memory killer ended any of the command's processes."""
     leftovers: int = 0
-    """About how many of its processes were still running when it had ended, and were ended too."""
+    """About how many processes the command left running. They were ended."""
     changed: tuple[ChangedPath, ...] = ()
-    """What it changed, less what is counted in ``changes_left_out``; empty where that was taken back."""
+    """The first changed paths; ``changes_left_out`` counts the others. Empty if the command was rolled back."""
     changes_left_out: int = 0
     began_in: str = ""
-    """The directory that was asked for, or else where the command before had ended; empty, or ".", for the root."""
+    """The requested directory, or the one in which the command before ended. Empty or ".": the root."""
 
     @property
     def changed_paths(self) -> tuple[str, ...]:
@@ -138,7 +138,7 @@ class CommandOutcome:
         return "\n".join(part.rstrip("\n") for part in parts) or "it printed nothing, and changed no file"
 
     def summary(self) -> str:
-        """On one line, what is not in the output."""
+        """Return exit code, time and other facts besides the output on one line."""
         facts = [f"exit code {self.exit_code} after {self.duration_seconds:.1f} s"]
         if self.out_of_memory:
             facts.append("out of memory: a process of it was killed")
@@ -213,16 +213,16 @@ class PodmanSandboxSection(Section[None]):
 
         Args:
             sandbox: one that is there already, instead of these four; whoever made it closes it.
-            policies: what governs the tools; left out, `ReadBeforeWritePolicy`.
+            policies: the policies of the tools. The default is `ReadBeforeWritePolicy`.
             keep_environment: whether commands begin in the directory where the last one ended and with the variables
                 that it exported, as in one shell: ``session[ShellEnvironment]``, which rolls back with a failed call.
-            longest_seconds: the most that a command may take, whatever the model asks for.
+            longest_seconds: the longest time limit of a command. A model cannot exceed it.
             shared_session: as in `VfsToolsSection`. Commands are not governed.
             accepts_overrides: whether the texts of the section and its tools may be replaced from outside.
 
         Raises:
-            PromptValidationError: a sandbox, and what another one is made with; or neither; or commands with less time
-                than a second.
+            PromptValidationError: ``sandbox`` comes with options of another one, neither sandbox nor root is given,
+                or ``longest_seconds`` is below 1.
             WorkspaceLockedError, FileNotFoundError: the root cannot be opened.
         """
         if (sandbox is None) == (root is None):
@@ -269,7 +269,7 @@ class PodmanSandboxSection(Section[None]):
         self.close()
 
     def close(self) -> None:
-        """End the container and let go of the workspace, unless the sandbox was given. Once is enough."""
+        """Close container and workspace, unless ``sandbox`` was given. May be called again."""
         if self._own is not None:
             self._own.close()
 
@@ -300,7 +300,7 @@ class PodmanSandboxSection(Section[None]):
         return "\n".join((INTRODUCTION, "", *(f"- {rule}" for rule in rules)))
 
     def clone(self, **changes: Any) -> Self:
-        """The same section over the same files and container, which close with this one; with ``session``, for that."""
+        """Return a copy of the section. It shares files and container, which close with this section."""
         twin = super().clone(**changes)
         twin.session = changes.get("session", self.session)
         twin._own = None
@@ -346,7 +346,7 @@ class PodmanSandboxSection(Section[None]):
         environment: ShellEnvironment | None = None,
     ) -> CommandResult:
         seconds = min(max(SHORTEST_SECONDS, timeout_seconds), self.longest_seconds)
-        if context.deadline is not None:  # what goes on past it is in vain
+        if context.deadline is not None:  # a command that ends later is of no use
             seconds = max(SHORTEST_SECONDS, min(seconds, context.deadline.remaining().total_seconds()))
         exported = environment.variables if environment is not None else ()
         usual = {name: value for name, value in ENVIRONMENT.items() if name not in exported}

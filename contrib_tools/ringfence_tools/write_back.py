@@ -1,4 +1,4 @@
-"""Write what changed in a workspace in memory to the directory that it was mounted from, in one transaction."""
+"""Write the changes of a workspace in memory to the directory that was mounted, in one transaction."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ringfence_tools.host_files import target_within
 RWX = 0o777
 """No set-user-id, set-group-id or sticky bit is written."""
 CONFLICTS = frozenset({errno.ESTALE, errno.EEXIST, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY})
-"""What a write meets where somebody else has changed the tree since it was checked."""
+"""The errors of a write if somebody else changed the tree after the check."""
 
 
 def write_back(
@@ -28,7 +28,7 @@ def write_back(
     session: Session | None = None,
     store: str | os.PathLike[str] | None = None,
 ) -> Step | None:
-    """Make the directory `root` what `filesystem` is, for the paths in `changes`: all of them, or nothing.
+    """Write the paths in `changes` from `filesystem` to the directory `root`, in one transaction.
 
     `changes` is ``filesystem.changes(since)``, where ``since`` is the state in which `root` was mounted. It is one
     step of the workspace on disk, which ``undo`` reverses and which opening recovers after a crash. A new path has the
@@ -63,7 +63,7 @@ def write_back(
 
 
 def _is_replaced(change: Change) -> bool:
-    """Whether something of another kind, or a link to another place, is where something was."""
+    """Whether the path has another kind, or a link another target."""
     before, after = change.before, change.after
     return before is not None and after is not None and (before.kind, before.target) != (after.kind, after.target)
 
@@ -85,7 +85,7 @@ def _has_other_mode(change: Change) -> bool:
 
 
 def _conflicts(disk: HostFilesystem, changes: Sequence[Change]) -> Iterator[str]:
-    """The paths that are not as they were before the changes."""
+    """Yield the paths that are on disk not as they were before the changes."""
     removed = {change.path for change in changes if _is_removed(change)}
     made = {change.path for change in changes if _is_new(change) and change.after and change.after.kind == "directory"}
     for change in changes:
@@ -120,7 +120,7 @@ def _is_as_before(disk: HostFilesystem, change: Change, made: Set[str]) -> bool:
 
 
 def _new_contents(filesystem: Filesystem, changes: Sequence[Change]) -> dict[str, bytes]:
-    """The bytes of the files that are new or have other bytes than before, by path."""
+    """Return the bytes of new and changed files by path."""
     contents: dict[str, bytes] = {}
     for change in changes:
         after = change.after
