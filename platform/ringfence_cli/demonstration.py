@@ -70,15 +70,15 @@ class TestRun:
 
     passed: bool
     failing: Sequence[str]
-    """The tests that failed, by name."""
+    """The names of the tests that failed."""
     said: str
-    """What the test runner said last."""
+    """The last line of the test runner."""
 
 
 def demonstrate(
     keep: Path | None, signals: Signals, data: Path = DATA, *, in_container: bool = False, image: str | None = None
 ) -> int:
-    """The exit code: 0 only if everything happened that the demonstration is there to show.
+    """Run the demonstration. Return exit code 0 only if everything happened as it should.
 
     With ``in_container`` the agent works on the files as they are, and whatever runs of the repository runs in a
     container of ``image``.
@@ -124,7 +124,7 @@ def _demonstrate(
     image: str | None,
     stack: ExitStack,
 ) -> dict[str, bool]:
-    """What was to happen, and whether it did."""
+    """Return each expected event and whether it happened."""
     task = (data / "task.txt").read_text(encoding="utf-8").strip()
     with signals.let_through():
         copy_files(data / "sample", directory)

@@ -1,4 +1,4 @@
-"""What a run may use: its policies, sections, limits and workspace, and what a resume may change of them."""
+"""The terms of a run: policies, sections, limits and workspace. A resume may change some of them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import click
 from ringfence_tools.place import Place
 
 LEAST = 1
-"""Of every limit: a second, a token, a turn."""
+"""The lowest value of every limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunLimits:
-    """``policies`` and ``sections`` are SPECs. A limit that there is not is None; one below 1 is used up."""
+    """The terms of a run. ``policies`` and ``sections`` are SPECs. None is no limit; a limit below 1 is used up."""
 
     policies: tuple[str, ...] = ()
     seconds: float | None = None
@@ -27,7 +27,7 @@ class RunLimits:
     sections: tuple[str, ...] = ()
 
     def describe(self) -> str:
-        """As options of the command line."""
+        """Return the terms as options of the command line."""
         options = [self.place.describe()] if self.place.workspace == "podman" else []
         options += [f"--section {shlex.quote(spec)}" for spec in self.sections]
         options += [f"--policy {shlex.quote(spec)}" for spec in self.policies]
@@ -37,7 +37,7 @@ class RunLimits:
         return " ".join(options)
 
     def less(self, seconds: float, tokens: int, turns: int) -> RunLimits:
-        """What is left when so much of it has been used."""
+        """Return the limits less the amounts that were used."""
         return replace(
             self,
             seconds=None if self.seconds is None else self.seconds - seconds,
@@ -46,7 +46,7 @@ class RunLimits:
         )
 
     def used_up(self) -> list[str]:
-        """The options of the limits of which nothing is left."""
+        """Return the options of the limits that are used up."""
         limits = (("--deadline TIME", self.seconds), ("--max-tokens N", self.tokens), ("--max-turns N", self.turns))
         return [option for option, remaining in limits if remaining is not None and remaining < LEAST]
 
@@ -85,7 +85,7 @@ def absolute_section(spec: str) -> str:
 
 
 def join_policies(held: Sequence[str], added: Sequence[str]) -> tuple[str, ...]:
-    """The SPECs of a run, and those that its resume adds. click.BadParameter: one would loosen those of the run."""
+    """Join the policies of a run and its resume. Raises click.BadParameter if an added one loosens another."""
     new = [spec for spec in dict.fromkeys(added) if spec not in held]
     for spec in new:
         kind, _, value = spec.partition(":")
@@ -104,7 +104,7 @@ def join_policies(held: Sequence[str], added: Sequence[str]) -> tuple[str, ...]:
 
 
 def _resume_place(before: Place, given: Place) -> Place:
-    """What is not given is as it was before."""
+    """Return the place of a resume. Options that are not given stay as they were."""
     workspace = given.workspace or before.workspace
     if workspace == "podman":
         return replace(before, **{name: value for name, value in asdict(given).items() if value})

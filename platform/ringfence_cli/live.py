@@ -1,4 +1,4 @@
-"""What a person sees while a task runs: turns, tool calls and how they ended, the plan, the time."""
+"""The live view of a run: turns, tool calls with their outcomes, the plan, the time."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ringfence_tools.planning import Plan, PlanStep
 from ringfence_tools.printable import MAX_REASON_CHARACTERS, one_line, outcome_words, params_summary, printable
 
 MAX_LINES, MAX_CHARACTERS = 20, 2_000
-"""Of one turn's text."""
+"""The most lines of a turn's text."""
 MAX_ANSWER_LINES, MAX_ANSWER_CHARACTERS = 200, 20_000
-"""Of the final one's."""
+"""The most lines of the final turn's text."""
 MAX_PLAN_STEPS = 12
-"""That the live plan has room for."""
+"""The most steps of the live plan."""
 MAX_WRITING_LINES, MAX_WRITING_CHARACTERS = 3, 1_000
-"""Of what a model has written last of a turn that it still writes."""
+"""The most characters of a turn that the model still writes."""
 
 STYLES: dict[Outcome, str] = {
     "committed": "green",
@@ -103,7 +103,7 @@ class View(RunWatcher):
                 self._console.print(_step(step))
 
     def _region(self) -> RenderableType:
-        """The lower part of the terminal; rich asks for it from a thread of its own, several times a second."""
+        """Return the lower part of the terminal. A thread of rich calls this several times a second."""
         written = printable(self._writing).strip().split("\n")[-MAX_WRITING_LINES:]
         parts = [Text(f"  {line}", style="italic dim") for line in written if line.strip()]
         if (plan := self._plan) is not None:
@@ -121,7 +121,7 @@ class View(RunWatcher):
 
 
 def call_text(receipt: Receipt, directory: Path) -> Text:
-    """One tool call on the files of a directory and how it ended, on one line."""
+    """Return a tool call and its outcome on one line. The call was on the files of `directory`."""
     text = Text(f"  {one_line(receipt.tool, 64)}", style="bold")
     text.append(f" {params}" if (params := params_summary(receipt.params)) else "", style="not bold")
     return text.append(" -> ").append(outcome_words(receipt, directory), style=f"not bold {STYLES[receipt.outcome]}")
@@ -138,7 +138,7 @@ def _step(step: PlanStep) -> Text:
 
 
 def _bounded(text: str, *, final: bool) -> str:
-    """A turn's text, for a model may say more than anybody wants to scroll through."""
+    """Return a turn's text, cut to a readable length."""
     lines, characters = (MAX_ANSWER_LINES, MAX_ANSWER_CHARACTERS) if final else (MAX_LINES, MAX_CHARACTERS)
     cut = "\n".join(text[:characters].split("\n")[:lines])
     rest = len(text) - len(cut)

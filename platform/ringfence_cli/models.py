@@ -1,4 +1,4 @@
-"""The model that ``--model SPEC`` means."""
+"""The adapter for ``--model SPEC``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_WAIT_SECONDS = 600.0
 
 
 def model_of(spec: str, stack: ExitStack) -> LoopAdapter:
-    """The adapter of a SPEC; ``stack`` closes its connections. click.BadParameter: it cannot be made."""
+    """Return the adapter for a SPEC. ``stack`` closes its connections. Raises click.BadParameter."""
     kind, _, name = spec.partition(":")
     if kind not in ("openai", "anthropic", "script") or not name:
         raise _bad(
@@ -36,7 +36,7 @@ def model_of(spec: str, stack: ExitStack) -> LoopAdapter:
 
 
 def _provider_of(kind: str, name: str) -> OpenAIAdapter | AnthropicAdapter:
-    """Raises ValueError and ImportError, which say what is missing."""
+    """Return the adapter of a provider. Raises ValueError or ImportError with a message for the user."""
     from ringfence.adapters import AnthropicAdapter, OpenAIAdapter, ThrottlePolicy
 
     patient = ThrottlePolicy(max_total_delay=MAX_WAIT_SECONDS)

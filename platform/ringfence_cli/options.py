@@ -1,4 +1,4 @@
-"""What the commands have in common: errors that are usage, groups, options and typed values.
+"""The common part of the commands: usage errors, groups, options and typed values.
 
 Nothing here is slow to import, so that ``--help`` is quick.
 """
@@ -32,7 +32,7 @@ NETWORKS = ("none", "bridge", "slirp4netns", "pasta")
 
 
 class NotStartedError(click.ClickException):
-    """Nothing was begun, for a reason that is not in the words of the command line."""
+    """Nothing was started, although the command line is correct."""
 
     exit_code = 2
 
@@ -42,21 +42,21 @@ class NotStartedError(click.ClickException):
 
 
 class BusyError(NotStartedError):
-    """Another process has the workspace: it may be free later."""
+    """Another process has the workspace open."""
 
 
 @dataclass(slots=True)
 class Invocation:
-    """One run of the program: the object of click's contexts."""
+    """The state of one run of the program. It is the object of click's contexts."""
 
     signals: Signals
     command: click.Command | None = None
-    """The command that was asked for, once its name was read."""
+    """The name of the command, after it was parsed."""
     wants_json: bool = False
     """Whether a JSON object is still to be printed."""
 
     def put_json(self, record: Mapping[str, object]) -> None:
-        """Print the one object of a command with --json. OSError: it cannot be written."""
+        """Print the JSON object of a command. Raises OSError if it cannot be written."""
         from ringfence_cli.outputs import json_line, put
 
         self.wants_json = False
@@ -64,7 +64,7 @@ class Invocation:
 
 
 class Command(click.Command):
-    """A command that says on the `Invocation` whether JSON is wanted, also if the rest of the line is wrong."""
+    """A command that sets on the `Invocation` whether JSON is wanted, also after a usage error."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if isinstance(ctx.obj, Invocation):
@@ -219,7 +219,7 @@ def container(command: CommandT) -> CommandT:
 
 
 def place_of(workspace: WorkspaceKind | None, given: Mapping[str, Any]) -> Place:
-    """click.UsageError for an option of the container where there is none."""
+    """Raise click.UsageError for an option of the container if the workspace has no container."""
     from ringfence_tools.place import Place
 
     place = Place(workspace, **given)

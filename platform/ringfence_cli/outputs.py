@@ -43,14 +43,14 @@ CLEARED = "\r\x1b[K"
 
 
 class ErrorStream(io.TextIOWrapper):
-    """Standard error, which never fails: who does not read it misses something, and that is all."""
+    """Standard error. A failed write to it is ignored."""
 
     def __init__(self) -> None:
         raw = _Forgiving(STANDARD_ERROR, "wb", closefd=False)
         super().__init__(io.BufferedWriter(raw), sys.stderr.encoding, errors="backslashreplace", line_buffering=True)
 
     def say(self, text: str) -> None:
-        """Print `text`, which may come from anywhere."""
+        """Print `text`, with control characters escaped."""
         self.write(f"{printable(text)}\n")
 
     def show(self, error: click.ClickException) -> None:
@@ -169,7 +169,7 @@ def _escaped(match: re.Match[str]) -> str:
 
 
 def left_out_lines(paths: Sequence[LeftOut]) -> Iterator[str]:
-    """Lines for the paths that the agent does not see, or that the history does not cover."""
+    """Yield lines for the paths that are hidden from the agent or not covered by the history."""
     for one in paths[:MAX_LISTED]:
         yield f"left out: {escape_path(one.path)} ({one_line(one.reason, 200)})"
     if len(paths) > MAX_LISTED:
@@ -182,7 +182,7 @@ OutputT = TypeVar("OutputT", bound="OutputFile | ReportFile")
 def open_output(
     kind: Callable[[Path], OutputT], path: Path | None, directory: Path, stack: ExitStack
 ) -> OutputT | None:
-    """Open a file that an option names, until ``stack`` ends. click.UsageError: it cannot be written."""
+    """Open a file that an option names, until ``stack`` ends. Raises click.UsageError if it cannot be written."""
     if path is None:
         return None
     try:
@@ -229,9 +229,9 @@ def _goes_into(descriptor: int, path: Path) -> bool:
 
 
 def clear(directory: Path, patch: Path | None, report: Path | None) -> None:
-    """Let nobody take for this run's what an earlier one left, should this one not come to write it.
+    """Remove the results of an earlier run, in case this run writes none.
 
-    The patch is emptied and not removed: another run, for which this one has to wait, may have it open.
+    The patch is emptied and not removed, since another run may have it open.
     """
     with suppress(OSError):
         if patch is not None and stat.S_ISREG(patch.stat().st_mode):
@@ -244,10 +244,10 @@ def clear(directory: Path, patch: Path | None, report: Path | None) -> None:
 
 
 class OutputFile:
-    """A file that the user named, opened for writing and not yet changed.
+    """A file that the user named. It is opened for writing, and unchanged until the first write.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be opened.
     """
 
     def __init__(self, path: Path, *, append: bool = False) -> None:
@@ -259,9 +259,9 @@ class OutputFile:
         self._pipe = None if regular else WaitingStream(self._descriptor, "wb", closefd=False)
 
     def write(self, data: bytes) -> None:
-        """Write to the end, at once: no buffer, so what is written is whole when the next instruction runs.
+        """Append `data` without a buffer.
 
-        Where not all of it can be written, nothing is: half a line would spoil the next one.
+        If only a part can be written, that part is removed: half a line would spoil the next one.
         """
         rest = memoryview(data)
         try:
@@ -280,7 +280,7 @@ class OutputFile:
                 os.lseek(self._descriptor, end - written, os.SEEK_SET)
 
     def replace(self, data: bytes) -> None:
-        """Make `data` all that the file holds."""
+        """Replace the content of the file by `data`."""
         if stat.S_ISREG(os.fstat(self._descriptor).st_mode):
             os.ftruncate(self._descriptor, 0)
         self.write(data)

@@ -59,7 +59,7 @@ class Tests:
 
 @dataclass(frozen=True, slots=True)
 class PolicyTable:
-    """The table ``[policies]`` of a file. The fields are those of the policies' constructors."""
+    """The table ``[policies]`` of a file."""
 
     protected: bool = False
     deletions: int | None = None
@@ -84,15 +84,15 @@ class PolicyFile:
 
 
 def owner_file(directory: Path) -> Path:
-    """Where the owner of a workspace keeps its policies: beside its store, whether there is one yet or not."""
+    """Return the path of the owner's policy file. It is beside the store, and neither needs to exist."""
     return store_directory(directory) / FILE_NAME
 
 
 def policies_of(directory: Path, specs: Sequence[str]) -> tuple[Policy, ...]:
-    """The policies of a workspace: those of its owner's file, if there is one, and those of the command line.
+    """Return the policies of the owner's file and of the command line.
 
     Raises:
-        click.UsageError: a file that cannot be read or understood, or that the agent could change; a bad SPEC.
+        click.UsageError: a SPEC is invalid, or a file is unreadable, invalid or inside the workspace.
     """
     file = owner_file(directory)
     try:
@@ -105,7 +105,7 @@ def policies_of(directory: Path, specs: Sequence[str]) -> tuple[Policy, ...]:
 
 
 def parse_specs(specs: Sequence[str], directory: Path) -> tuple[Policy, ...]:
-    """The policies of the command line; all patterns make one. Raises click.BadParameter."""
+    """Return the policies of the command line. All patterns make one policy. Raises click.BadParameter."""
     found: list[Policy] = []
     globs: dict[str, list[str]] = {"allow": [], "deny": []}
     for spec in specs:
@@ -134,14 +134,14 @@ def parse_specs(specs: Sequence[str], directory: Path) -> tuple[Policy, ...]:
 
 
 def _strictest(policies: Sequence[Policy]) -> tuple[Policy, ...]:
-    """Without the limits on deletions that a lower one implies."""
+    """Return the policies with only the lowest limit on deletions."""
     limits = [policy for policy in policies if isinstance(policy, DeletionLimitPolicy)]
     lowest = min(limits, key=lambda limit: limit.max_files, default=None)
     return tuple(policy for policy in policies if policy is lowest or policy not in limits)
 
 
 def unfit(error: PromptValidationError, directory: Path, workspace: str | None) -> click.UsageError:
-    """The error for a policy about a tool that the agent does not have, with the way to get the tool."""
+    """Return the error for a policy whose tool the agent does not have. It says how to get the tool."""
     message = str(error)
     if error.placeholder in CONTAINER_TOOLS and workspace != "podman":
         message += f". {error.placeholder} is there with --workspace podman"
@@ -165,7 +165,7 @@ def _count(text: str) -> int:
 
 
 def _clean_tests(text: str, directory: Path) -> Policy:
-    """``TOOL:GLOB``, or ``TOOL=COMMAND:GLOB``, where the command may have colons and the glob not."""
+    """Parse ``TOOL:GLOB`` or ``TOOL=COMMAND:GLOB``. The command may have colons, the glob may not."""
     tool, _, pattern = text.partition(":")
     command = ()
     if "=" in tool:
@@ -178,7 +178,7 @@ def _clean_tests(text: str, directory: Path) -> Policy:
 
 
 def _refuse_path_of_host(pattern: str, directory: Path) -> None:
-    """ValueError for a pattern from the root of the machine: it would match nothing."""
+    """Raise ValueError for a pattern that begins with the path of the workspace. It would match nothing."""
     for root in (os.path.abspath(directory), os.path.realpath(directory)):
         if root != "/" and f"{pattern}/".startswith(f"{root}/"):
             meant = pattern.removeprefix(root) or "/**"

@@ -1,4 +1,4 @@
-"""The record of a run on disk, beside the history of the workspace: what ``--resume`` goes on with."""
+"""The record of a run, from which ``--resume`` continues. It is beside the history of the workspace."""
 
 from __future__ import annotations
 
@@ -32,44 +32,44 @@ from ringfence_tools.run_workspace import DiskWorkspace
 
 RECORD_NAME = "run.jsonl"
 KEPT_NAME = "run-before.jsonl"
-"""The record of a run that was interrupted, while another one has the first name."""
+"""The record of an interrupted run while another run uses the first name."""
 MAX_PATHS = 20
-"""In one sentence for a model."""
+"""The most paths in one sentence for a model."""
 KEPT: Sequence[type[Any]] = (Plan, PolicyState, ShellEnvironment, VisibilityOverrides)
-"""The slices of a session that a resumed run goes on with. Results of tools are in the conversation."""
+"""The slices that a resumed run gets back. Results of tools are in the conversation."""
 
 
 @dataclass(slots=True)
 class Interrupted:
-    """A run that has not come to its end."""
+    """An interrupted run."""
 
     task: str = ""
     sessions: list[str] = field(default_factory=list[str])
-    """Of every part of the run, the one that was interrupted last; their steps bear them."""
+    """The session ids of all parts of the run, the last one at the end."""
     start: str = ""
-    """The commit of the history at which it began; empty where the record does not say."""
+    """The commit of the history at which the run began. Empty if it is not known."""
     refused: Mapping[str, str] = field(default_factory=dict[str, str])
-    """The files of the workspace that its parts have written for the user, and the reasons for the agent."""
+    """The files that the run writes for its user, each with the reason for the agent."""
     messages: list[Message] = field(default_factory=list[Message])
     state: Sequence[object] = ()
-    """The items of the slices that are kept."""
+    """The items of the slices in `KEPT`."""
     remaining: RunLimits = RunLimits()
-    """What the next part may use, if it is not given limits of its own, and the policies that hold for it."""
+    """The terms of the next part, unless the resume is given others."""
     spent: RunStats = field(default_factory=RunStats)
-    """What all parts came to, as far as was recorded."""
+    """The recorded counts of all parts."""
     killed: bool = False
-    """Whether the last part could not record what it came to at its end."""
+    """Whether the last part was killed before it recorded its counts."""
 
     @property
     def pending(self) -> Sequence[str]:
-        """The ids of the calls that the model has no answer to."""
+        """The ids of the calls without an answer."""
         return [call.call_id for call in Conversation("", tuple(self.messages)).unanswered()]
 
 
 class RunRecord:
-    """Writes a line for every message of a run, with the state after it where that has changed.
+    """Writes a line for every message of a run. The line has the state after the message if it changed.
 
-    A line is one write, so that whoever reads it finds a call with its answer and its state, or none of it.
+    Each line is one write. So a reader finds a call with answer and state, or none of them.
     """
 
     def __init__(
@@ -79,28 +79,28 @@ class RunRecord:
         before: Interrupted | None = None,
         limits: RunLimits = RunLimits(),  # noqa: B008  # frozen
     ) -> None:
-        """``before`` is the run to go on with. The lock of the open workspace guards the record too."""
+        """``before`` is the run to continue. The lock of the open workspace also guards the record."""
         self.path = record_of(workspace.directory)
         self.kept = self.path.with_name(KEPT_NAME)
         self.task = task
         self.limits = limits
         self.stats = before.spent if before is not None else RunStats()
-        """What the run comes to; it counts on from the parts before."""
+        """The counts of the run, with those of earlier parts."""
         self.stats.parts += before is not None
         self._spent_before = self.stats.to_json()
         self._workspace = workspace
         self._before = before
         self._file: OutputFile | None = None
         self._unwritten = b""
-        """Lines that there was no space for: the next one is only written after them."""
+        """Lines that the full disk had no space for. They are written before the next line."""
 
     @property
     def earlier_sessions(self) -> Sequence[str]:
-        """Those of the parts before this one."""
+        """The session ids of earlier parts."""
         return self._before.sessions if self._before is not None else ()
 
     def start(self, session: Session, signals: Signals) -> None:
-        """Bring a new session to where the interrupted one stood, if there is one, and subscribe to it."""
+        """Restore the interrupted session's state in a new session, if there is one, and subscribe to it."""
         workspace, before = self._workspace, self._before
         record: dict[str, object] = {"task": self.task, "session": str(session.session_id)}
         if before is None:
@@ -156,7 +156,7 @@ class RunRecord:
         self._unwritten = b""
 
     def interrupted_before(self) -> str | None:
-        """A sentence about an interrupted run that this one does not go on with, but keeps for another time."""
+        """Return a message about an interrupted run whose record this run keeps, or None."""
         newer, older = _has_messages(self.path), self.kept.exists()
         if self._before is not None or not (newer or older):
             return None
@@ -170,17 +170,17 @@ class RunRecord:
         return said
 
     def remaining(self) -> RunLimits:
-        """Of what this part may use."""
+        """Return the limits that are left to the next part."""
         return _remaining(self.limits, RunStats.of_json(self._spent_before), self.stats)
 
     def interrupt(self) -> None:
-        """The run has come to an end that it can go on from."""
+        """Record the end of a run that can be resumed."""
         if self._file is not None:
             with suppress(OSError):  # what was spent up to the last message is there
                 self._write({"spent": self.stats.to_json()})
 
     def finish(self) -> None:
-        """The run has come to its end: what there is to go on with is the one before, if that was interrupted."""
+        """Delete the record of a completed run. The record of an interrupted run before it comes back."""
         self.path.unlink(missing_ok=True)
         with suppress(FileNotFoundError):
             os.replace(self.kept, self.path)
@@ -195,14 +195,14 @@ def record_of(directory: Path) -> Path:
 
 
 def run_to_resume(directory: Path) -> Interrupted | None:
-    """The run that was interrupted in a directory. ValueError as `interrupted_run`."""
+    """Return the interrupted run of a directory, or None. Raises ValueError as `interrupted_run` does."""
     path = record_of(directory)
     # The first is missing where the next run was killed before it had written a line.
     return interrupted_run(path) or interrupted_run(path.with_name(KEPT_NAME))
 
 
 def is_interrupted(directory: Path, task: str | None = None) -> bool:
-    """Whether there is a run to go on with, of this task if one is given; a record that cannot be read is none."""
+    """Whether a run can be resumed, with this task if one is given. False if the record is unreadable."""
     try:
         found = run_to_resume(directory)
     except (OSError, ValueError):
@@ -211,7 +211,7 @@ def is_interrupted(directory: Path, task: str | None = None) -> bool:
 
 
 def interrupted_run(record_file: Path) -> Interrupted | None:
-    """The run that was interrupted by its record, if one was. A torn last line is as if it had not been written.
+    """Read a record and return its run, or None. A torn last line is ignored.
 
     Raises:
         ValueError: the record is of another version of this program, or damaged.
@@ -251,7 +251,7 @@ def _has_messages(record_file: Path) -> bool:
 
 
 def _task_of(record_file: Path) -> str:
-    """The task of the run that was interrupted by its record, in brackets; empty where it cannot be read."""
+    """Return the task of a record in brackets. Empty if it cannot be read."""
     with suppress(ValueError):
         if (found := interrupted_run(record_file)) is not None:
             return f" ({one_line(found.task, 80)})"
@@ -264,7 +264,7 @@ def _remaining(limits: RunLimits, began: RunStats, now: RunStats) -> RunLimits:
 
 
 def _answer_committed_calls(before: Interrupted, steps: Iterable[Step]) -> list[Message]:
-    """The answers for the model to calls that were committed when the run was killed, before it had any."""
+    """Return answers for the calls that were committed just before the run was killed."""
     made = {step.call_id: step for step in steps if before.sessions and step.session_id == before.sessions[-1]}
     return [
         Message(
@@ -305,13 +305,13 @@ def _line(record: dict[str, object]) -> bytes:
 
 
 Known = dict[tuple[str, str], PathHashes]
-"""What each policy knows of files, by the policy's name and scope."""
+"""The hashes that each policy knows, by name and scope of the policy."""
 
 
 class StateWriter:
-    """Finds what has changed in the kept slices since it last looked.
+    """Finds the changes of the slices in `KEPT` since the last line.
 
-    The hashes that policies know are many, and every read adds one: they are recorded one by one, and the rest whole.
+    A policy knows many hashes, and every read adds one. Hashes are recorded one by one, the other items whole.
     """
 
     def __init__(self, session: Session) -> None:
@@ -320,7 +320,7 @@ class StateWriter:
         self._items, self._known = _kept_state(session)
 
     def changes(self) -> dict[str, object]:
-        """For a line of the record; nothing where nothing has changed."""
+        """Return the changed state for a line of the record. Empty if nothing changed."""
         (items, known), before, found = _kept_state(self._session), self._known, dict[str, object]()
         if items != self._items:
             found["state"] = [encode(item) for item in items]
@@ -335,7 +335,7 @@ class StateWriter:
 
 
 class StateReader:
-    """Puts together what the lines of a record hold."""
+    """Rebuilds the state from the lines of a record."""
 
     def __init__(self, types: Mapping[str, type[Any]]) -> None:
         self._types = types
@@ -343,7 +343,7 @@ class StateReader:
         self._known: Known = {}
 
     def take(self, record: Mapping[str, Any]) -> None:
-        """Raises what `decode` does, and what comes of values that are none of these."""
+        """Add a line. Raises ValueError, LookupError, TypeError, AttributeError or RecursionError for a bad one."""
         if "state" in record:
             self._items = [decode(item, self._types) for item in record["state"]]
         for policy, scope, learned in record.get("learned", ()):
@@ -361,7 +361,7 @@ class StateReader:
 
 
 def _kept_state(session: Session) -> tuple[list[object], Known]:
-    """The items of the kept slices without the hashes that policies know, and these."""
+    """Return the items of the slices in `KEPT` without hashes, and the hashes."""
     items, known = list[object](), Known()
     for kind in KEPT:
         for item in session[kind].all():

@@ -101,7 +101,7 @@ class RunOptions:
             yield "--section", Path(spec.rpartition(":")[0])
 
     def limits(self, *, is_resumed: bool) -> RunLimits:
-        """For a resume what is not given stays as the run has it."""
+        """Return the limits. For a resume, an option that is not given leaves the old limit in force."""
         workspace = self.workspace or (None if is_resumed else "disk")
         # A command that names its task means the same each time it is repeated.
         turns = self.max_turns if is_resumed and self.task is None else self.max_turns or MAX_TURNS
@@ -117,7 +117,7 @@ class RunOptions:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run that can begin, with the files that the user named; ``record`` is that of a run on disk."""
+    """A run that is ready to start. ``record`` is None for a run in memory."""
 
     options: RunOptions
     task: AgentTask
@@ -172,7 +172,7 @@ def run_task(options: RunOptions, invocation: Invocation) -> int:
 
 
 def _open(options: RunOptions, errors: ErrorStream, stack: ExitStack) -> Run:
-    """Open all that the run works with, until ``stack`` ends."""
+    """Open workspace, model and files of a run. ``stack`` closes them."""
     directory, before, record = options.directory, None, None
     text = read_task(options.task) if options.task is not None else ""
     is_resumed = options.resume and (not text or is_interrupted(directory, text))
@@ -238,7 +238,7 @@ def _announce(run: Run, errors: ErrorStream) -> None:
 
 
 def read_task(text: str) -> str:
-    """The task that ``--task`` gives, or the file that it names. click.BadParameter: there is none."""
+    """Return the text of ``--task`` or of the file that it names. Raises click.BadParameter if there is none."""
     if text.startswith("@"):
         try:
             text = read_host_text(Path(text[1:]))
@@ -278,7 +278,7 @@ def run_watched(
 
 
 def _finish(run: Run, outcome: RunOutcome, errors: ErrorStream, invocation: Invocation) -> None:
-    """Save and print the patch first: whatever happens then, it is there."""
+    """Write the results. The patch comes first, so that a later error does not cost it."""
     options, task, record, workspace = run.options, run.task, run.record, run.task.workspace
 
     def write(function: Callable[[], object]) -> None:

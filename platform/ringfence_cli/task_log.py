@@ -14,18 +14,18 @@ TASKS_NAME = "tasks.jsonl"
 
 
 def record_task(directory: Path, session_id: str, task: str) -> None:
-    """Say what a session is for. The workspace has to be open. OSError where it cannot be written."""
+    """Record the task of a session. The workspace must be open. Raises OSError if it cannot be written."""
     with closing(OutputFile(_tasks_file(directory), append=True)) as file:
         file.write(_line(session_id, task))
 
 
 def recorded_tasks(directory: Path) -> dict[str, str]:
-    """The tasks of all runs that are noted, by session."""
+    """Return the recorded tasks by session id."""
     return dict(_read_tasks(_tasks_file(directory)))
 
 
 def forget_tasks(directory: Path, *, but: Container[str]) -> None:
-    """Leave only those of these sessions. The workspace has to be open. OSError where it cannot be written."""
+    """Delete all tasks but those of the sessions `but`. The workspace must be open. Raises OSError."""
     path = _tasks_file(directory)
     if path.exists():
         kept = [_line(session_id, task) for session_id, task in _read_tasks(path) if session_id in but]

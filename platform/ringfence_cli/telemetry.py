@@ -46,7 +46,7 @@ def telemetry_of(errors: ErrorStream, files: ExitStack) -> Telemetry | None:
     except ImportError as error:
         errors.say(f"ringfence: no telemetry: {error.name} is not installed: pip install {PACKAGES}")
         return None
-    except Exception as error:  # whatever is wrong with it, the work is done without
+    except Exception as error:  # a broken exporter does not stop the command
         errors.say(f"ringfence: no telemetry: {one_line(str(error), 300)}")
         return None
     attach(propagate.extract({name.lower(): _variable(name) for name in ("TRACEPARENT", "TRACESTATE")}))
@@ -107,7 +107,7 @@ class _LastMessage(logging.Handler):
         super().__init__(logging.WARNING)
         self.text = ""
         self.has_error = False
-        """Whether something was given up, and not only tried again."""
+        """Whether the SDK gave up, and did not only retry."""
 
     def emit(self, record: logging.LogRecord) -> None:
         self.text = record.getMessage()
