@@ -13,7 +13,7 @@ WorkspaceKind: TypeAlias = Literal["memory", "disk", "podman"]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a run works, and with which container. None is what was not said."""
+    """The kind of workspace and the options of its container. None: the option was not given."""
 
     workspace: WorkspaceKind | None = None
     image: str | None = None
@@ -22,11 +22,11 @@ class Place:
     memory_bytes: int | None = None
     cpus: float | None = None
     command_seconds: float | None = None
-    """The most that a command may take."""
+    """The longest time limit of a command."""
 
     @property
     def options(self) -> dict[str, str]:
-        """What was said of the container, by option."""
+        """Return the options of the container that were given."""
         given = {
             "--image": shlex.quote(self.image) if self.image else None,
             "--network": self.network,
@@ -38,11 +38,11 @@ class Place:
         return {option: value for option, value in given.items() if value is not None}
 
     def describe(self) -> str:
-        """A place with commands, as options of the command line."""
+        """Return a place with commands as options of the command line."""
         return " ".join(["--workspace podman", *(f"{one} {value}".strip() for one, value in self.options.items())])
 
     def limits(self) -> SandboxLimits:
-        """Those of the container."""
+        """Return the limits of the container."""
         usual = SandboxLimits()
         memory = self.memory_bytes or usual.memory_bytes
         tmp = min(usual.tmp_bytes, memory // 2)

@@ -1,6 +1,6 @@
-"""Collecting the files of other storage, through fsspec, for a mount."""
+"""Collect the files of other storage through fsspec, for a mount."""
 
-# fsspec has no types; what comes out of it is taken apart in `_info` and checked there.
+# fsspec has no types. Its values are checked where they are read.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
@@ -18,16 +18,15 @@ from fsspec.core import url_to_fs
 from ringfence_tools.contents import Contents, Entry, directories_above
 
 BATCH = 64
-"""Files that are fetched at once: storage over a network answers many requests at a time."""
+"""The number of files that are fetched in one request to fsspec, which fetches them concurrently."""
 
 
 def collect_url(url: str, contents: Contents) -> bool:
-    """Collect what is at an fsspec URL: a file, under its own name, or everything below a directory. Returns whether
-    it is a directory.
+    """Collect a file, under its own name, or a directory at an fsspec URL. Return whether it is a directory.
 
     Raises:
-        FileNotFoundError: there is nothing.
-        Exception: whatever the storage's own library raises.
+        FileNotFoundError: nothing is at the URL.
+        Exception: any error of the storage's library.
     """
     storage, top = url_to_fs(url)
     if storage.isfile(top):
@@ -80,7 +79,7 @@ def _fetch(storage: Any, wanted: Sequence[tuple[str, str, Mapping[str, Any]]], c
 
 
 def _mode(info: Mapping[str, Any]) -> int:
-    """0 where the storage does not say."""
+    """Return the permission bits. 0 if the storage does not have them."""
     if isinstance(mode := info.get("mode"), int):
         return mode
     external = info.get("external_attr")  # of a zip archive: the mode is in its upper half

@@ -34,9 +34,9 @@ P = ParamSpec("P")
 
 GIT_DATA = "git's own data, for which git takes no patch"
 MAX_PATHS = 5
-"""Paths on a line of the log."""
+"""The most paths on a line of the log."""
 MAX_TASK_CHARACTERS = 40
-"""Characters of a run's task on a line of the log."""
+"""The most characters of a run's task on a line of the log."""
 DRY_RUN = click.option("--dry-run", is_flag=True, help="Only say what would become of each path.")
 
 
@@ -47,7 +47,7 @@ def _command(function: Callable[Concatenate[Invocation, Path, P], int]) -> click
 
 
 def _step_name(ctx: click.Context, param: click.Parameter, value: str | None) -> StepName | None:
-    """The number of a step, or its name."""
+    """Return the number of a step, or its name."""
     if value is None or not value.isdecimal():
         return value
     try:
@@ -254,7 +254,7 @@ def checkpoint(invocation: Invocation, directory: Path, name: str, drop: bool) -
 
 @_command
 def recover(invocation: Invocation, directory: Path) -> int:
-    """Take back a call that a crash interrupted in DIR, if there is one. Every opening does so."""
+    """Roll back a call that a crash interrupted in DIR, if there is one. Every opening does so."""
     with opened(directory, invocation, changes=True) as workspace:
         recovered = workspace.recovered
     if invocation.wants_json:
@@ -329,7 +329,7 @@ def opened(directory: Path, invocation: Invocation, *, changes: bool, dry_run: b
 
 
 def _interrupted(directory: Path, before: str | None) -> str:
-    """What became of an interrupted command; ``before`` is the newest commit at its start, if it came so far."""
+    """Describe the effect of an interrupted command. ``before`` is the newest commit at its start, or None."""
     with suppress(RingfenceError, OSError, LookupError, ValueError), Workspace.open(directory, read_only=True) as now:
         (newest,) = now.log(1)
         if before not in (None, newest.commit) and newest.number is not None:
@@ -339,7 +339,7 @@ def _interrupted(directory: Path, before: str | None) -> str:
 
 
 def recovery(recovered: Recovered, directory: Path) -> str:
-    """What opening did about a crash, for a person."""
+    """Describe the recovery of a crash to a person."""
     call = f"the tool call {recovered.call_id} ({recovered.tool})" if recovered.call_id else "a change"
     said = {
         "rolled back": f"recovered: {call} was interrupted by a crash, and is rolled back",
@@ -356,7 +356,7 @@ def recovery(recovered: Recovered, directory: Path) -> str:
 
 
 def _report(done: Reversal, directory: Path, invocation: Invocation, dry_run: bool) -> int:
-    """Print what an undo or a restore did; the exit code."""
+    """Print the outcome of an undo or a restore. Return the exit code."""
     if invocation.wants_json:
         paths = [
             {"path": escape_path(path), "outcome": outcome, "reason": done.reasons.get(path)}
@@ -379,7 +379,7 @@ def _report(done: Reversal, directory: Path, invocation: Invocation, dry_run: bo
 
 
 def _outcomes(done: Reversal) -> Iterator[str]:
-    """A line for each path. Paths of git's own data that fare alike share a line: git changes many at once."""
+    """Yield a line for each path. Paths of git's own data with the same outcome share a line."""
     alike: dict[tuple[str, str, str], list[str]] = {}
     for path, outcome in done.outcomes.items():
         alike.setdefault((_git_place(path) or path, outcome, done.reasons.get(path, "")), []).append(path)
@@ -390,7 +390,7 @@ def _outcomes(done: Reversal) -> Iterator[str]:
 
 
 def _git_place(path: str) -> str | None:
-    """The `.git` that a path is, or is in."""
+    """Return the `.git` directory that contains the path, or None."""
     names = path.split("/")
     found = next((depth for depth, name in enumerate(names, 1) if is_dotgit(os.fsencode(name))), None)
     return None if found is None else "/".join(names[:found])
@@ -411,7 +411,7 @@ def _log_line(entry: LogEntry, tasks: Mapping[str, str]) -> str:
 
 
 def _some_paths(paths: tuple[str, ...]) -> str:
-    """The first paths; those of git's own data are counted."""
+    """Return the first paths of a step. Paths of git's own data are counted."""
     places = Counter(place for path in paths if (place := _git_place(path)) is not None)
     folded = [place for place, count in places.items() if count > 1]
     named = [one_line(display_path(path), 120) for path in paths if _git_place(path) not in folded]

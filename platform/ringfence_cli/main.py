@@ -221,14 +221,14 @@ ringfence.add_command(sandbox)
 
 
 def _in_utf8() -> None:
-    """Begin anew where the locale takes names of files for anything but UTF-8, as it can only be said at the start."""
+    """Start Python again in UTF-8 mode if the locale is not UTF-8. The mode can only be set at the start."""
     if sys.getfilesystemencoding() != "utf-8" and os.environ.get("PYTHONUTF8") != "1":
         os.environ["PYTHONUTF8"] = "1"
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606
 
 
 def _open_closed_streams() -> None:
-    """Standard input, too: the next file to be opened would take the lowest place, and get what is said there."""
+    """Open closed standard streams. Else the next opened file would get their descriptor and their output."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= STANDARD_ERROR:
         os.set_inheritable(descriptor, True)
     os.close(descriptor)
@@ -237,7 +237,7 @@ def _open_closed_streams() -> None:
 def main() -> None:
     """The entry point. Ends the process."""
     _in_utf8()
-    # Entered and not left: from here to the process's end an interrupt comes only where a command lets it through.
+    # Never left: until the process ends, an interrupt is raised only where a command lets it through.
     signals = Signals().__enter__()
     atexit.register(signals.ignore)  # the first, which is the last to be called
     _open_closed_streams()
@@ -247,7 +247,7 @@ def main() -> None:
             setattr(sys, name, open(descriptor, "w", closefd=False))  # noqa: SIM115
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    # What the library logs about a failed call, traceback and all, is in the call's receipt in words.
+    # The log of a failed call, with its traceback, is not shown. The call's receipt has the reason.
     logging.getLogger().addHandler(logging.NullHandler())
     exit_code = execute(signals)
     signals.end_at_once_with(exit_code)
@@ -298,7 +298,7 @@ def _describe(error: Exception) -> tuple[str, int]:
         message, exit_code = str(error), UNAVAILABLE
     elif isinstance(error, (RingfenceError, OSError)):
         message, exit_code = describe_error(error), 1
-    else:  # a mistake of ours; nobody but us could read a traceback
+    else:  # a bug of ours: a traceback would not help the user
         cause = innermost(error)
         message, exit_code = with_limit(f"{type(cause).__name__}: {str(cause)!r}", cause), 1
     errors.say(f"ringfence: {message}")
@@ -315,7 +315,7 @@ def _is_nowhere() -> bool:
 
 
 def _failure(invocation: Invocation, error: Exception, message: str, exit_code: int) -> Mapping[str, object]:
-    """What a program gets that asked for JSON."""
+    """Return the JSON object of a failed command."""
     if invocation.command is not run:
         return {"error": message, "exit_code": exit_code}
     from ringfence_tools.agent_run import EXIT_CODES, Outcome, RunOutcome

@@ -61,18 +61,20 @@ class ErrorStream(io.TextIOWrapper):
 
 
 class WaitingStream(io.FileIO):
-    """A stream that may be one that does not wait: whoever has the other end, or gave it to us, can have made it so.
-    Waiting in ours is better anyway: it ends when the process has to."""
+    """A stream that waits for its reader. The other end of a pipe can have made it non-blocking.
+
+    The wait happens here and not in the kernel, so that it can end with the process.
+    """
 
     def write(self, data: ReadableBuffer, /) -> int:
-        part = memoryview(data)[: select.PIPE_BUF]  # for so much there is room where there is any: nothing waits in it
+        part = memoryview(data)[: select.PIPE_BUF]  # a pipe with any room takes this much without blocking
         self._wait()
         while (written := cast("int | None", super().write(part))) is None:
             self._wait()
         return written
 
     def _wait(self) -> None:
-        """InterruptedError: nobody reads, and the process was interrupted. What is still printed goes nowhere."""
+        """Raise InterruptedError if the process was interrupted while nobody reads. Later output is dropped."""
         patience = PATIENCE_SECONDS
         while not select.select((), (self,), (), LOOK_SECONDS)[1]:
             patience -= LOOK_SECONDS * interrupted()
@@ -106,7 +108,7 @@ def put(data: bytes) -> None:
 
 
 def _lead_nowhere(descriptor: int) -> None:
-    """What is still buffered would fail again when Python closes the stream."""
+    """Drop the buffer of a stream. Else the write would fail again when Python closes the stream."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, descriptor)
     os.close(nowhere)
@@ -193,7 +195,7 @@ def open_output(
 
 
 def refuse_way_out(path: Path, directory: Path) -> None:
-    """OSError for a path in a workspace from where a link, which an agent can have made, leads to a file outside."""
+    """Raise OSError for a path in a workspace if a link leads from there to a file outside."""
     root = os.path.realpath(directory)
     is_in = any(os.path.realpath(above) == root for above in Path(os.path.abspath(path)).parents)
     if is_in and not Path(os.path.realpath(path)).is_relative_to(root):
@@ -202,8 +204,10 @@ def refuse_way_out(path: Path, directory: Path) -> None:
 
 
 def refuse_one_file(read: Iterable[tuple[str, Path]], written: Iterable[tuple[str, Path | None]]) -> None:
-    """click.UsageError where an option names a file to write that another one names, to write or to read, or that a
-    standard stream goes into: asked before any is touched, since what is in it would be gone."""
+    """Raise click.UsageError if a file to write is also named by another option, or is a standard stream.
+
+    This is checked before any file is opened, since opening may empty it.
+    """
     results = [(option, path) for option, path in written if path is not None]
     for (option, path), (other, also) in chain(product(read, results), combinations(results, 2)):
         if _is_one_file(path, also):

@@ -27,18 +27,19 @@ from ringfence_tools.printable import why
 
 
 def sections_of(specs: Sequence[str], directory: Path) -> tuple[MakeSection, ...]:
-    """What makes the sections that the SPECs name, for the session of a run on a directory.
+    """Return the functions that make the sections of the SPECs for the session of a run.
 
-    Raises click.BadParameter for what cannot be imported, or that the agent could change.
+    Raises click.BadParameter if a module cannot be imported or the agent could change its file.
     """
     return tuple(_section_of(spec, directory) for spec in specs)
 
 
 @contextmanager
 def reserve_stdout(sections: Sequence[object]) -> Generator[None]:
-    """Where there are any: standard output is for what came of a run, and what else writes there, such as a tool's
-    program, writes to standard error meanwhile. Afterwards the stream is whole, and the directory the same: a tool may
-    have closed the one and left the other."""
+    """Redirect the standard output of the user's tools to standard error.
+
+    At the end, standard output and the current directory are restored, since a tool may have changed both.
+    """
     if not sections:
         yield
         return

@@ -1,4 +1,4 @@
-"""The file of ``--receipts``: a line for every tool call, also where a crash kept it from being written."""
+"""The file of ``--receipts``. It has a line for every tool call, also for a call that was killed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NEWEST = 100
 
 
 class ReceiptsFile(OutputFile, RunWatcher):
-    """A watcher that writes a line for every tool call, at once."""
+    """A watcher that appends a line for every tool call at once."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, append=True)
@@ -73,7 +73,7 @@ class ReceiptsFile(OutputFile, RunWatcher):
 
 
 def _of_killed(killed: KilledCall, step: LogEntry | None, workspace: Workspace) -> Receipt:
-    """What is known of a call whose process was killed, and of the step that it became, if it changed anything."""
+    """Return the receipt of a call whose process was killed. It has the step of the call if there is one."""
     receipt = Receipt(
         receipt_id=str(uuid5(NAMESPACE_OID, killed.begun)),
         call_id=killed.call_id,

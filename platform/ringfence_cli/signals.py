@@ -1,4 +1,4 @@
-"""Ctrl-C and its kin: they come as one KeyboardInterrupt, and only where a block lets them through."""
+"""Ctrl-C and similar signals. They raise one KeyboardInterrupt, and only in a block that lets them through."""
 
 from __future__ import annotations
 
@@ -15,23 +15,22 @@ if TYPE_CHECKING:
     from sys import UnraisableHookArgs
 
 ALIKE = (signal.SIGTERM, signal.SIGHUP)
-"""What ends a process just as Ctrl-C does, and is treated alike."""
+"""The signals that are handled like Ctrl-C."""
 
 
 class Signals:
     """A context in which SIGINT, SIGTERM and SIGHUP raise KeyboardInterrupt. Main thread only.
 
-    Outside of `let_through` they wait. Letting one through makes the next ones wait again, so whatever it interrupted
-    can put its work in order: there is no moment at which an interrupt leaves nobody to say what became of the work.
-    A signal that was ignored before (``nohup``, a background job of a script) stays ignored. In a process that a tool
-    forks off, each does what it did before: whoever tells a worker to end waits for its end.
+    Outside of `let_through` they wait. After one was let through, the next ones wait again, so the interrupted code can
+    clean up. A signal that was ignored before (``nohup``, a background job of a script) stays ignored. In a process
+    that a tool forks, every signal has its earlier handler: a worker that is told to end must end.
     """
 
     def __init__(self) -> None:
         self.arrived = False
-        """Whether one waits."""
+        """Whether a signal waits."""
         self.has_come = False
-        """Whether one has come at any time: whoever sends it waits for the end of the process."""
+        """Whether a signal has ever come. Its sender waits for the end of the process."""
         self._holding = True
         self._hear: Callable[[], object] | None = None
         self._unraisable = sys.unraisablehook
@@ -57,7 +56,7 @@ class Signals:
         self.put_back()
 
     def put_back(self) -> None:
-        """Put back the handlers of before, where they have not been replaced."""
+        """Restore the earlier handlers, unless somebody has replaced ours."""
         for number, previous in self._previous.items():
             if signal.getsignal(number) in (self._interrupted, self._ended):
                 signal.signal(number, previous)
@@ -73,8 +72,8 @@ class Signals:
 
     @contextmanager
     def notifying(self, hear: Callable[[], object]) -> Generator[None]:
-        """A block outside of `let_through` in which `hear` is called when one has come to wait, amid whatever the main
-        thread does; at once where one waits already."""
+        """A block outside of `let_through` in which `hear` is called when a signal comes. The call interrupts the main
+        thread. If a signal waits already, it is called at once."""
         self._hear = hear
         try:
             if self.arrived:
@@ -85,7 +84,7 @@ class Signals:
 
     @contextmanager
     def held(self) -> Generator[None]:
-        """A part of such a block in which it may not; what came meanwhile comes at the end."""
+        """A part of a `let_through` block in which signals wait. They are raised at its end."""
         before, self._holding = self._holding, True
         try:
             yield
@@ -94,12 +93,12 @@ class Signals:
                 self._release()
 
     def end_at_once_with(self, exit_code: int) -> None:
-        """All is done and told: what may still be waited for, such as a thread of a tool, changes nothing of it."""
+        """End the process at the next signal. All work is done, and only threads of tools may still run."""
         for number in self._previous:
             signal.signal(number, lambda _number, _frame: os._exit(exit_code))
 
     def ignore(self) -> None:
-        """Python itself, when nothing is left to wait for, would let them kill the process with a code of their own."""
+        """Ignore all signals. While Python ends, they would change the exit code of the process."""
         for number in self._previous:
             signal.signal(number, signal.SIG_IGN)
 
@@ -131,7 +130,7 @@ class Signals:
             handler(signal.SIGINT, frame)
 
     def _lost(self, unraisable: UnraisableHookArgs) -> None:
-        """An interrupt that came in a finalizer, from where nothing can be raised: it comes at the next `held`."""
+        """Keep an interrupt that came in a finalizer, where no exception can be raised. The next `held` raises it."""
         if unraisable.exc_type is KeyboardInterrupt:
             self._holding, self.arrived = False, True
         else:
@@ -147,7 +146,7 @@ _masks = threading.local()
 
 
 def _hold_back() -> None:
-    """Over a fork: Python forgets what comes to a child before its interpreter is in order."""
+    """Block the signals during a fork. Python loses signals that come to a child too early."""
     _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, ALIKE if _entered else ())
 
 
