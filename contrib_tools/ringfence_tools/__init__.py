@@ -1,4 +1,4 @@
-"""What a model sees: sections with tools, and how files get into their workspaces."""
+"""Sections with tools for a model, and mounts for their workspaces."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING

@@ -29,10 +29,9 @@ class WorkspaceFileSystem(AbstractFileSystem):
     """``fsspec.filesystem("ringfence", filesystem=...)``, and paths such as ``ringfence://data/a.csv`` with
     ``storage_options={"filesystem": ...}``.
 
-    Everything goes through the `Filesystem` it is given. With a tool call's own (``context.filesystem``), what is
-    written here is part of the call. A file that is being written appears, or changes, when it is closed, as a whole.
-    Names have no leading "/". `ls` calls a link to a directory a "link", so that nothing that walks goes round in
-    circles; `info` answers for what a link leads to. A link that leads nowhere is of the type "other".
+    With the filesystem of a tool call (``context.filesystem``), every write is part of the call. A file is written as a
+    whole when it is closed. Names have no leading "/". `ls` gives a link to a directory the type "link", so that a walk
+    does not go in circles. `info` describes the target of a link. A broken link has the type "other".
     """
 
     protocol = "ringfence"
@@ -47,7 +46,7 @@ class WorkspaceFileSystem(AbstractFileSystem):
 
     @property
     def _fs_token(self) -> Any:
-        # Equal are views of one filesystem; fsspec's own token is made from reprs, which do not tell them apart.
+        # Views of one filesystem are equal. fsspec would compare reprs, which two filesystems may share.
         return tokenize(type(self).__qualname__, id(self._filesystem))
 
     @classmethod

@@ -49,7 +49,7 @@ class PatchedFile:
     source: str | None = None
     """The old path of a renamed or copied file."""
     shifts: tuple[int, ...] = ()
-    """For each hunk, how many lines below (negative: above) the stated place it was applied."""
+    """The distance in lines from the stated to the actual place of each hunk. Negative: above it."""
 
     def render(self) -> str:
         came = f" from {self.source}" if self.source is not None else ""
@@ -106,7 +106,7 @@ class _Node:
     """A file or symlink as the plan leaves it."""
 
     content: bytes
-    """Of a symlink, its target."""
+    """The target of a symlink; else None."""
     executable: bool = False
     is_link: bool = False
 

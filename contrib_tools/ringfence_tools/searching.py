@@ -26,14 +26,14 @@ from ringfence_tools.handlers import (
 from ringfence_tools.printable import plural
 
 MAX_MATCH_CHARACTERS = 400
-"""Of a line that grep found."""
+"""The most characters of a line that grep found."""
 MAX_SEARCHED = 100_000
 """Lines that a search goes through where most of them are ignored."""
 GIT = ".git"
 MAX_RULES = 10_000
-"""Of one ``.gitignore``."""
+"""The most rules of one ``.gitignore``."""
 MAX_NAMED = 3
-"""Of the ignored paths."""
+"""The most ignored paths that an answer names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +207,7 @@ names below its directory begin. Empty where a search goes through everything.""
 
 
 class Ignored:
-    """What git ignores below one directory, for one search.
+    """The paths that git ignores below one directory, for one search.
 
     A directory that is ignored and named, by the path that is searched or by a segment of the pattern, is searched
     whole, without git's own data in it. Rules are read from the filesystem, in the directories that have matches.

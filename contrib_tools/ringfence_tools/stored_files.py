@@ -18,7 +18,7 @@ from fsspec.core import url_to_fs
 from ringfence_tools.contents import Contents, Entry, directories_above
 
 BATCH = 64
-"""The number of files that are fetched in one request to fsspec, which fetches them concurrently."""
+"""The number of files that are fetched at once. Storage over a network answers many requests at a time."""
 
 
 def collect_url(url: str, contents: Contents) -> bool:

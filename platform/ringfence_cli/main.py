@@ -49,7 +49,7 @@ HISTORY = {
     "undo": "Reverse the newest N steps of DIR, by default one.",
     "restore": "Bring the files of DIR back to what they were after STEP, a number or a name; 0 is the beginning.",
     "checkpoint": "Give the files of DIR as they are a NAME, for `restore` and `diff`.",
-    "recover": "Take back a call that a crash interrupted in DIR, if there is one.",
+    "recover": "Roll back a call that a crash interrupted in DIR, if there is one.",
     "export": "Write the changes of DIR from step A (by default the oldest) to B (by default the newest) for git.",
     "gc": "Drop from the history of DIR what its newest and its named steps do not need.",
 }
