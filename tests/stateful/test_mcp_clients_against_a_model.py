@@ -38,6 +38,8 @@ class Player:
     session: str | None
     seen: set[str] = field(default_factory=set[str])
     """Contents that it has read or, with an identity, knows that it has written."""
+    met: set[str] = field(default_factory=set[str])
+    """Contents of which it has read some lines, which is enough to remove one."""
     hashes: dict[str, str] = field(default_factory=dict[str, str])
     """The last that was printed, by path."""
     believes: dict[str, str] = field(default_factory=dict[str, str])
@@ -115,6 +117,8 @@ class ClientsOfOneServer(RuleBasedStateMachine):
         hashed = re.search(r"; expected=([0-9a-f]{16}) ", text)
         if done and hashed is not None:
             player.hashes[path] = hashed[1]
+        if done and player.has_identity:
+            player.met.add(tree[path])
         if done and limit >= len(lines(tree, path)):
             player.seen.add(tree[path])
             player.believes[path] = tree[path]
@@ -171,7 +175,7 @@ class ClientsOfOneServer(RuleBasedStateMachine):
     def remove(self, who: int, path: str, data: st.DataObject) -> None:
         player, tree = self.players[who], self.tree()
         if self.call(player, "rm", path=path, **self.expected(player, path, data))[0]:
-            self.check_known(player, tree, [path])
+            assert tree[path] in player.seen | player.met
             self.check_gone(tree, [path])
 
     @rule(who=who)
@@ -179,7 +183,7 @@ class ClientsOfOneServer(RuleBasedStateMachine):
         player, tree = self.players[who], self.tree()
         if self.call(player, "rm", path="d", recursive=True)[0]:
             below = [path for path in tree if path.startswith("d/")]
-            self.check_known(player, tree, below)
+            assert {tree[path] for path in below} <= player.seen | player.met
             self.check_gone(tree, below)
 
     @rule(who=who, source=paths, onto=paths, data=st.data())
@@ -221,6 +225,8 @@ class ClientsOfOneServer(RuleBasedStateMachine):
         assert line in lines(tree, path)
         content = tree[path].replace(line, new)
         assert self.tree() == {**tree, path: content}
+        if tree[path] in player.met:
+            player.met.add(content)
         if tree[path] in player.seen:
             self.learn(player, content)
 
