@@ -446,7 +446,7 @@ def test_a_killed_run_is_recovered(tree: Path) -> None:
 def copying(verb: str, tree: Path) -> subprocess.CompletedProcess[bytes]:
     if verb == "run":
         return run(tree, "--workspace", "memory")
-    return ringfence("serve", tree, "--workspace", "memory")
+    return command_line.served_once(tree, "--workspace", "memory")
 
 
 @pytest.mark.parametrize("verb", ["run", "serve"])
@@ -492,25 +492,25 @@ def test_what_a_call_has_half_done_in_another_directory_that_was_here_before_is_
     tree.rename(tree.with_name("before"))
     tree.mkdir()
     (tree / "a.txt").write_text("another")
-    for words in (["log", tree], ["serve", tree, "--read-only"]):
-        assert b"is still there" not in ringfence(*words).stderr
+    for ended in (ringfence("log", tree), command_line.served_once(tree, "--read-only")):
+        assert b"is still there" not in ended.stderr
     assert as_json("recover", tree)["recovered"]["outcome"] == "set aside"
 
 
 def test_a_server_that_only_looks_says_what_a_killed_call_has_left(tree: Path) -> None:
     killed(tree)
     left, waits = capture_tree(tree), b"the tool call c9 (a test) was killed, and what it had done is still there"
-    assert waits in ringfence("serve", tree, "--read-only").stderr
+    assert waits in command_line.served_once(tree, "--read-only").stderr
     assert capture_tree(tree) == left
 
 
 def test_a_server_that_only_looks_says_that_it_runs_no_commands(tree: Path) -> None:
     said = b"it is read-only: shell_execute and evaluate_python, which change things, are left out"
-    assert said in ringfence("serve", tree, "--workspace", "podman", "--read-only").stderr
-    assert said not in ringfence("serve", tree, "--read-only").stderr
+    assert said in command_line.served_once(tree, "--workspace", "podman", "--read-only").stderr
+    assert said not in command_line.served_once(tree, "--read-only").stderr
 
 
-@pytest.mark.parametrize("verb", ["log", "undo", "serve"])
+@pytest.mark.parametrize("verb", ["log", "undo"])
 def test_a_current_directory_that_is_no_more_is_said_with_what_to_do(tree: Path, verb: str) -> None:
     (tree / "gone").mkdir()
     line = 'cd "$1" && rmdir "$1" && exec "$2" -m ringfence_cli "$3" .'

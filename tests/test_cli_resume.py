@@ -21,6 +21,7 @@ from typing import Any
 import click
 import pytest
 from command_line import ringfence_text as ringfence
+from command_line import served_once
 
 from ringfence import PromptEvaluationError, Session, serde
 from ringfence.adapters import Message, MessageAdded, ScriptedAdapter
@@ -741,7 +742,7 @@ def test_the_receipt_that_a_kill_has_cut_off_is_in_the_file_of_the_next(tree: Pa
         assert ringfence("recover", tree).returncode == 0
         assert ringfence("undo", tree).returncode == 0
     for following in ([*run, "--resume"] if then == "run" else serve, serve):
-        ended = ringfence(*following)
+        ended = served_once(*following[1:]) if following is serve else ringfence(*following)
         assert ended.returncode == 0, ended.stderr
     lines = [json.loads(line) for line in receipts.read_text().splitlines()]
     last, path = ("call_1", "b") if outcome == "ended first" else ("call_2", "c")
@@ -755,13 +756,12 @@ def test_the_receipt_that_a_kill_has_cut_off_is_in_the_file_of_the_next(tree: Pa
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
-@pytest.mark.parametrize("then", ["run", "serve"])
-def test_where_the_receipt_that_a_kill_has_cut_off_cannot_be_written_nothing_is_begun(tree: Path, then: str) -> None:
+def test_where_the_receipt_that_a_kill_has_cut_off_cannot_be_written_nothing_is_begun(tree: Path) -> None:
     model = ["--model", script(tree, "1.jsonl", calls(call("write_file", file_path="b", content="x")), DONE)]
     run = ["run", str(tree), *model, "--task", "Write.", "--receipts"]
     command = [sys.executable, "-c", KILLED, "ended first", *run, str(tree.parent / "receipts.jsonl")]
     assert subprocess.run(command, check=False, timeout=60).returncode == -signal.SIGKILL
-    ended = ringfence(*(run if then == "run" else ["serve", tree, "--receipts"]), "/dev/full")
+    ended = ringfence(*run, "/dev/full")
     assert (ended.returncode, "'/dev/full' cannot be written" in ended.stderr) == (2, True)
 
 

@@ -7,6 +7,7 @@ for a lock that another process holds, and for what is read when Python starts (
 from __future__ import annotations
 
 import io
+import json
 import os
 import subprocess
 import sys
@@ -54,6 +55,30 @@ def ringfence_process(
 ) -> subprocess.CompletedProcess[bytes]:
     command = [sys.executable, "-m", "ringfence_cli", *arguments]
     return subprocess.run(command, capture_output=True, cwd=cwd, env=env, timeout=timeout_seconds, check=False)
+
+
+def served_once(*arguments: str | Path, timeout_seconds: float = 60) -> subprocess.CompletedProcess[bytes]:
+    """`ringfence serve` with a client that calls ``ls`` and goes, which opens the workspace. Standard output is the
+    answer to the call."""
+    command = [sys.executable, "-m", "ringfence_cli", "serve", *arguments]
+    about = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "once", "version": "1"}}
+    sent = (
+        {"id": 1, "method": "initialize", "params": about},
+        {"method": "notifications/initialized"},
+        {"id": 2, "method": "tools/call", "params": {"name": "ls", "arguments": {}}},
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes) as server:  # pyright: ignore[reportCallIssue, reportArgumentType, reportUnknownVariableType]
+        assert server.stdin is not None
+        assert server.stdout is not None
+        server.stdin.write("".join(json.dumps({"jsonrpc": "2.0", **one}) + "\n" for one in sent).encode())
+        server.stdin.flush()
+        answer = b""
+        while b'"id":2' not in answer.replace(b" ", b""):
+            answer = server.stdout.readline()
+            assert answer, "the server has ended without an answer"
+        _, stderr = server.communicate(timeout=timeout_seconds)
+    return subprocess.CompletedProcess(command, server.returncode, answer, stderr)
 
 
 @contextmanager
