@@ -6,10 +6,12 @@ import gc
 import os
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from counting import count_calls
 
 from ringfence.prompt import (
     LocalPromptOverridesStore,
@@ -57,23 +59,6 @@ def large(sections: int = 200, tools: int = 300, summarised: int = 20) -> Prompt
     )
 
 
-def calls_of(prompt: Prompt[Any], session: Session) -> int:
-    """How many functions one rendering calls, in Python and in C: what it costs, whatever else the machine does."""
-    called = 0
-
-    def count(frame: object, event: str, argument: object) -> None:
-        nonlocal called
-        called += event in ("call", "c_call")
-
-    before = sys.getprofile()
-    sys.setprofile(count)
-    try:
-        prompt.render(session=session)
-    finally:
-        sys.setprofile(before)
-    return called
-
-
 @pytest.mark.parametrize("overridden", [False, True], ids=["plain", "overridden"])
 def test_what_it_costs_to_render_it_again_grows_with_its_size_and_no_more(tmp_path: Path, overridden: bool) -> None:
     store = LocalPromptOverridesStore(tmp_path) if overridden else None
@@ -87,7 +72,7 @@ def test_what_it_costs_to_render_it_again_grows_with_its_size_and_no_more(tmp_pa
         assert (
             len(first.tools) == size[1] - size[2] * 2 + 1
         )  # of the sections in full, and the one that opens the others
-        costs.append(calls_of(prompt, session))
+        costs.append(count_calls(partial(prompt.render, session=session)))
     assert costs[0] <= 150 * 200, "a section of it costs more calls than it takes for 10 ms"
     assert costs[1] <= 2.05 * costs[0]
 

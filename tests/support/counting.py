@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 
@@ -15,9 +16,12 @@ def count_calls(work: Callable[[], object]) -> int:
         called += event in ("call", "c_call")
 
     before = sys.getprofile()
+    gc.collect()
+    gc.disable()  # what others have left is none of this work's
     sys.setprofile(count)
     try:
         work()
     finally:
         sys.setprofile(before)
+        gc.enable()
     return called
