@@ -57,6 +57,11 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     return argname if isinstance(val, (str, bytes)) and len(val) > 60 else None
 
 
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_report_to_serializable() -> Generator[None, object, object]:
     """A name that is not UTF-8 in the words of a failure would end the worker that is to tell of it, and the run."""

@@ -30,11 +30,6 @@ pytestmark = pytest.mark.anyio
 MAX_TOOL_LIST = 6_000
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.fixture(params=["auto", "legacy"])
 def era(request: pytest.FixtureRequest) -> str:
     return request.param

@@ -26,11 +26,6 @@ ENDED = 60.0
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 def root(tmp_path: Path) -> Path:
     root = tmp_path / "root"
     root.mkdir()

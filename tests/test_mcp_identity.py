@@ -21,11 +21,6 @@ from ringfence_tools.place import Place
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 def root(tmp_path: Path) -> Path:
     root = tmp_path / "root"
     (root / "d").mkdir(parents=True)

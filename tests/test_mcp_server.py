@@ -30,11 +30,6 @@ from ringfence_tools.place import Place
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.fixture(params=["auto", "legacy"])
 def era(request: pytest.FixtureRequest) -> str:
     return request.param

@@ -33,11 +33,6 @@ DIGITS = b"9" * 5_000
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 def root(tmp_path: Path) -> Path:
     root = tmp_path / "root"
     root.mkdir()
