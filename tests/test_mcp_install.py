@@ -213,6 +213,15 @@ def test_global_is_for_all_projects_of_a_person(
     assert set(files_below(tmp_path)) == {f"home/{file}"}
 
 
+def test_a_file_of_the_other_ending_that_is_there_is_edited(mcp: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "project/opencode.jsonc").write_text('{"theme": "dark"} // mine\n')
+    mcp("install", "opencode", "--exclusive")
+    (written,) = files_below(tmp_path).items()
+    assert written[0] == "project/opencode.jsonc"
+    assert "ringfence" in written[1]
+    assert written[1].endswith("// mine\n")
+
+
 def test_claude_writes_its_own_file_and_has_to_be_there(
     mcp: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

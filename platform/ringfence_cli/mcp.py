@@ -102,7 +102,9 @@ class Client:
         name = self.personal
         if personal and self.home_variable and os.environ.get(self.home_variable):
             name = Path(name).name
-        return self.directory(personal=personal) / (name if personal else self.project)
+        file = self.directory(personal=personal) / (name if personal else self.project)
+        with_comments = file.with_suffix(".jsonc")
+        return with_comments if with_comments.exists() and not file.exists() else file
 
 
 def _claude_exclusive(directory: Path, personal: bool) -> Sequence[Edit]:
