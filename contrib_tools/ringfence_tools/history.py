@@ -28,7 +28,7 @@ LOOK_SECONDS = 2.0
 INTRODUCTION = """\
 Every tool call that changes files is a step of a history. `history` lists the steps, `diff` shows what they changed.
 `checkpoint` gives the files as they are a name before something risky; `restore` goes back to a step or a name, and
-`undo` takes back your newest steps and leaves alone what others changed. Both are steps that can be undone."""
+`undo` reverses your newest steps and leaves alone what others changed. Both are steps that can be undone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +203,7 @@ class HistoryToolsSection(Section[None]):
     def undo(self, params: UndoSteps, *, context: ToolContext) -> ToolResult[Reversed]:
         if self._shared_session and params.step is None:
             raise ToolValidationError(
-                "name the step to take back, as `history` lists it: your steps cannot be told from those of others here"
+                "name the step to reverse, as `history` lists it: your steps cannot be told from those of others here"
             )
         session, step = str(context.session.session_id), _step(params.step)
         done = self._ask(

@@ -27,7 +27,7 @@ MAX_SHOWN_ENTRIES = 20
 INTRODUCTION = "You work on a tree of files through these tools. Paths are relative to its root."
 FINDING = "Find out what is there with `ls`, `glob` and `grep`; read what matters with `read_file`."
 READING_FIRST = (
-    "Read a file before you change or move it, all of it before you replace or remove it, and again when somebody else "
+    "Read a file before you change, move or remove it, all of it before you replace it, and again when somebody else "
     "has changed it. What you wrote yourself you need not read."
 )
 CHANGING = (

@@ -49,8 +49,8 @@ PROGRESS_SECONDS = 1.0
 """The time between two progress notifications of a call."""
 INSTRUCTIONS = """\
 Tools for the files of a workspace: {directory}. Paths are relative to its root. Every call is a transaction: one that
-fails, is denied or is cancelled has changed nothing, and says how to get it right. Read a file before you change or
-move it, and all of it before you replace or remove it."""
+fails, is denied or is cancelled has changed nothing, and says how to get it right. Read a file before you change,
+move or remove it, and all of it before you replace it."""
 
 SCHEME = "workspace:///"
 PAGE_SIZE = 200
