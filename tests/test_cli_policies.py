@@ -204,6 +204,42 @@ def test_a_file_within_reach_of_the_agent_is_refused(tree: Path, tmp_path: Path)
         assert (code, "inside of the workspace" in errors) == (2, True)
 
 
+OWN = """
+from ringfence import PolicyDecision
+class NoText:
+    name = "no_text"
+    def check_effects(self, tool, params, changes, *, context):
+        wrong = [change.path for change in changes if change.path.endswith(".txt")]
+        return PolicyDecision.deny(f"leave {wrong} alone") if wrong else PolicyDecision.allow()
+policy = NoText()
+"""
+
+
+def test_a_policy_of_ones_own_in_a_python_file(tree: Path, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    code, record, _ = run(tree, "--policy", f"{tmp_path / 'own.py'}:policy")
+    assert (code, changed(record)) == (0, ALL - {"a.txt"})
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        ("own.py:other", "no such name"),
+        ("own.py:NoText", "is no policy yet"),
+        ("own.py:OTHER", "is no policy"),
+        ("missing.py:policy", "cannot be read"),
+        ("broken.py:policy", "cannot be imported"),
+        ("tree/own.py:policy", "inside of the workspace"),
+    ],
+)
+def test_what_is_no_policy_is_wrong_usage(tree: Path, tmp_path: Path, spec: str, reason: str) -> None:
+    (tmp_path / "own.py").write_text(f"{OWN}\nOTHER = 1\n")
+    (tree / "own.py").write_text(OWN)
+    (tmp_path / "broken.py").write_text("raise ValueError('broken')\n")
+    code, _, errors = run(tree, "--policy", tmp_path / spec)
+    assert (code, reason in " ".join(errors.split())) == (2, True)
+
+
 def test_the_file_that_the_page_shows_is_understood(tree: Path, tmp_path: Path) -> None:
     page = (Path(__file__).parent.parent / "docs" / "use" / "policies.md").read_text()
     (shown,) = re.findall(r"^```toml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)

@@ -74,12 +74,13 @@ class RunLimits:
 
 def absolute_policy(spec: str) -> str:
     """A SPEC that means the same in any working directory."""
-    is_file = spec.endswith(".toml") and spec.partition(":")[0] not in ("allow", "deny", "tests", "deletions")
-    return os.path.abspath(spec) if is_file else spec
+    if spec.partition(":")[0] in ("allow", "deny", "tests", "deletions"):
+        return spec
+    return os.path.abspath(spec) if spec.endswith(".toml") else absolute_code(spec)
 
 
-def absolute_section(spec: str) -> str:
-    """A SPEC that means the same in any working directory."""
+def absolute_code(spec: str) -> str:
+    """A SPEC of Python code that means the same in any working directory."""
     place, colon, name = spec.rpartition(":")
     return f"{os.path.abspath(place)}{colon}{name}" if place.endswith(".py") else spec
 

@@ -57,6 +57,7 @@ LAZY = {
     **{name: ("ringfence_cli.history", sentence) for name, sentence in HISTORY.items()},
     "mcp": ("ringfence_cli.mcp", "Register the server with an agent that you have."),
     "policies": ("ringfence_cli.policies", "Rules about what an agent's calls may change."),
+    "stores": ("ringfence_cli.stores", "List the histories of this machine, or delete some."),
 }
 
 
@@ -75,9 +76,9 @@ def ringfence() -> None:
     help="Go on with the run that was interrupted in DIR: where it worked, under its policies, to which --policy adds, "
     "and what is left of its limits. With --task, only if that was its task; else a new run begins.",
 )
+@click.option("--forget", is_flag=True, help="Only drop the interrupted run of DIR: nothing goes on with it any more.")
 @click.option(
     "--model",
-    required=True,
     metavar="SPEC",
     help="openai:MODEL or anthropic:MODEL, each with @BASE_URL for a compatible server, or script:FILE, a written "
     "model: JSON Lines of turns.",
@@ -118,6 +119,12 @@ def run(invocation: Invocation, **given: Any) -> int:
     failed, 4 the sandbox is not available, 5 deadline, turns or budget used up, 130 interrupted and rolled back. With
     --json there is always an object, and its "outcome" says which it was.
     """
+    if given.pop("forget"):
+        from ringfence_cli.resume import forget_run
+
+        return forget_run(given["directory"], invocation)
+    if given["model"] is None:
+        raise click.MissingParameter(param_hint="'--model'", param_type="option")
     from ringfence_cli.run import RunOptions, run_task
 
     return run_task(RunOptions.of(given), invocation)

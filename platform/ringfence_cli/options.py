@@ -172,9 +172,9 @@ POLICY = click.option(
     "policies",
     multiple=True,
     metavar="SPEC",
-    help="allow:GLOB, deny:GLOB, deletions:N, protected, tests:TOOL[=COMMAND]:GLOB or FILE.toml; may be given several "
-    "times. A GLOB with a / (/src, docs/*.md) is from the root of DIR, one without (*.md) for names at any depth; "
-    "what matches takes along all that is below it.",
+    help="allow:GLOB, deny:GLOB, deletions:N, protected, tests:TOOL[=COMMAND]:GLOB, FILE.toml, or FILE.py:NAME of a "
+    "policy of your own; may be given several times. A GLOB with a / (/src, docs/*.md) is from the root of DIR, one "
+    "without (*.md) for names at any depth; what matches takes along all that is below it.",
 )
 IMAGE = click.option("--image", metavar="NAME", help="With podman: the container's image.  [default: ringfence's own]")
 _CONTAINER = (

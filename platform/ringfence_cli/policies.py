@@ -17,11 +17,12 @@ from ringfence.filesystem.paths import escape_path
 from ringfence.prompt.effects import DeletionLimitPolicy, PathPolicy, ProtectedFilesPolicy, RequireCleanTestsPolicy
 from ringfence.prompt.policy import Policy
 from ringfence_cli.options import THIS_DIRECTORY, Interruptible
+from ringfence_cli.own_code import policy_of
 from ringfence_sandbox import record_root, store_directory
 from ringfence_tools.printable import why
 
 FILE_NAME = "ringfence.toml"
-KINDS = "allow:GLOB, deny:GLOB, deletions:N, protected, tests:TOOL[=COMMAND]:GLOB or FILE.toml"
+KINDS = "allow:GLOB, deny:GLOB, deletions:N, protected, tests:TOOL[=COMMAND]:GLOB, FILE.toml or FILE.py:NAME"
 CONTAINER_TOOLS = ("shell_execute", "evaluate_python")
 
 
@@ -121,6 +122,8 @@ def parse_specs(specs: Sequence[str], directory: Path) -> tuple[Policy, ...]:
                 found.append(_clean_tests(rest, directory))
             elif spec.endswith(".toml"):
                 found.extend(_parse_file(Path(spec), directory, may_be_empty=False))
+            elif is_code(spec):
+                found.append(policy_of(spec, directory))
             else:
                 raise _bad(f"there is no policy {spec!r}; there are {KINDS}")
         except (PromptValidationError, ValueError) as error:
@@ -131,6 +134,12 @@ def parse_specs(specs: Sequence[str], directory: Path) -> tuple[Policy, ...]:
         except PromptValidationError as error:
             raise _bad(str(error)) from None
     return _strictest(found)
+
+
+def is_code(spec: str) -> bool:
+    """Whether a SPEC names a policy of the user's own, FILE.py:NAME."""
+    place, _, name = spec.rpartition(":")
+    return place.endswith(".py") and name.isidentifier() and spec.partition(":")[0] not in ("allow", "deny", "tests")
 
 
 def _strictest(policies: Sequence[Policy]) -> tuple[Policy, ...]:

@@ -20,8 +20,10 @@ from ringfence.runtime.receipts import Outcome
 from ringfence.runtime.reducers import VisibilityOverrides
 from ringfence.runtime.session import Session
 from ringfence.tagged import decode, encode, types_within
+from ringfence_cli.history import opened
 from ringfence_cli.limits import RunLimits
-from ringfence_cli.outputs import OutputFile
+from ringfence_cli.options import Invocation, NotStartedError
+from ringfence_cli.outputs import ErrorStream, OutputFile
 from ringfence_cli.signals import Signals
 from ringfence_cli.task_log import record_task
 from ringfence_sandbox import ShellEnvironment, store_directory
@@ -163,7 +165,7 @@ class RunRecord:
         task = _task_of(self.path if newer else self.kept)
         said = (
             f"a run was interrupted here before{task}, and its record is kept: when this run has ended, --resume "
-            f"goes on with that one; to forget it, delete {self.kept}"
+            f"goes on with that one, and --forget drops it"
         )
         if newer and older:
             said += f"; the one that was interrupted before that{_task_of(self.kept)} is forgotten"
@@ -199,6 +201,26 @@ def run_to_resume(directory: Path) -> Interrupted | None:
     path = record_of(directory)
     # The first is missing where the next run was killed before it had written a line.
     return interrupted_run(path) or interrupted_run(path.with_name(KEPT_NAME))
+
+
+def forget_run(directory: Path, invocation: Invocation) -> int:
+    """Delete the record of the interrupted run of a directory. Its steps stay in the history.
+
+    Raises:
+        NotStartedError: there is none.
+        BusyError: another process runs there now.
+    """
+    path = record_of(directory)
+    record = next((one for one in (path, path.with_name(KEPT_NAME)) if one.exists()), None)
+    if record is None:
+        raise NotStartedError(f"there is no interrupted run in {directory}")
+    with opened(directory, invocation, changes=True):  # its lock also guards the record
+        task = _task_of(record)
+        record.unlink(missing_ok=True)
+    if invocation.wants_json:
+        invocation.put_json({"forgotten": task})
+    ErrorStream().say(f"forgot the interrupted run{task}; its steps stay in the history")
+    return 0
 
 
 def is_interrupted(directory: Path, task: str | None = None) -> bool:

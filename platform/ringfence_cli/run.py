@@ -23,7 +23,7 @@ from ringfence.filesystem.paths import escape_path
 from ringfence.runtime.limits import utc_now
 from ringfence.runtime.session import Session
 from ringfence_cli.history import recovery
-from ringfence_cli.limits import RunLimits, absolute_policy, absolute_section
+from ringfence_cli.limits import RunLimits, absolute_code, absolute_policy
 from ringfence_cli.models import model_of
 from ringfence_cli.options import BusyError, Invocation, place_of
 from ringfence_cli.outputs import (
@@ -35,8 +35,8 @@ from ringfence_cli.outputs import (
     put_diff,
     refuse_one_file,
 )
-from ringfence_cli.own_sections import reserve_stdout, sections_of
-from ringfence_cli.policies import policies_of, unfit
+from ringfence_cli.own_code import reserve_stdout, sections_of
+from ringfence_cli.policies import is_code, policies_of, unfit
 from ringfence_cli.receipts_file import ReceiptsFile
 from ringfence_cli.resume import RunRecord, is_interrupted, run_to_resume
 from ringfence_cli.signals import Signals
@@ -97,6 +97,8 @@ class RunOptions:
         for spec in self.policies:
             if spec.endswith(".toml"):
                 yield "--policy", Path(spec)
+            elif is_code(spec):
+                yield "--policy", Path(spec.rpartition(":")[0])
         for spec in self.sections:
             yield "--section", Path(spec.rpartition(":")[0])
 
@@ -111,7 +113,7 @@ class RunOptions:
             self.max_tokens,
             turns,
             place_of(workspace, self.container),
-            tuple(map(absolute_section, self.sections)),
+            tuple(map(absolute_code, self.sections)),
         )
 
 

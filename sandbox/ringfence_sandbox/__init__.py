@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ringfence_sandbox.disk.outputs import is_output
     from ringfence_sandbox.disk.places import StateDirectoryError, store_directory
     from ringfence_sandbox.doctor import Finding, examine_sandbox
+    from ringfence_sandbox.history_stores import HistoryStore, forget_store, stores
     from ringfence_sandbox.host import HostFilesystem
     from ringfence_sandbox.moved_roots import describe_moved_root, record_root
     from ringfence_sandbox.podman import CommandResult, PodmanSandbox
@@ -35,6 +36,7 @@ __all__ = [
     "CommandResult",
     "Export",
     "Finding",
+    "HistoryStore",
     "HostFilesystem",
     "KilledCall",
     "LogEntry",
@@ -55,10 +57,12 @@ __all__ = [
     "build_images",
     "describe_moved_root",
     "examine_sandbox",
+    "forget_store",
     "is_output",
     "is_reserved",
     "record_root",
     "store_directory",
+    "stores",
     "unfinished_calls",
 ]
 
@@ -68,6 +72,7 @@ _MODULES = {
     "CommandResult": "ringfence_sandbox.podman",
     "Export": "ringfence_sandbox.store.exports",
     "Finding": "ringfence_sandbox.doctor",
+    "HistoryStore": "ringfence_sandbox.history_stores",
     "HostFilesystem": "ringfence_sandbox.host",
     "KilledCall": "ringfence_sandbox.calls.killed_calls",
     "LogEntry": "ringfence_sandbox.store.shown_history",
@@ -88,10 +93,12 @@ _MODULES = {
     "build_images": "ringfence_sandbox.container.images",
     "describe_moved_root": "ringfence_sandbox.moved_roots",
     "examine_sandbox": "ringfence_sandbox.doctor",
+    "forget_store": "ringfence_sandbox.history_stores",
     "is_output": "ringfence_sandbox.disk.outputs",
     "is_reserved": "ringfence_sandbox.disk.confined",
     "record_root": "ringfence_sandbox.moved_roots",
     "store_directory": "ringfence_sandbox.disk.places",
+    "stores": "ringfence_sandbox.history_stores",
     "unfinished_calls": "ringfence_sandbox.calls.half_done",
 }
 

@@ -64,6 +64,27 @@ def record_root(root: str | os.PathLike[str], store: str | None = None, *, opene
             os.symlink(store, link)
 
 
+def recorded_path(store: Path) -> str:
+    """Return the path of the directory that a store is of. Empty if the store does not say it."""
+    noted = _read(store)
+    return noted.path if noted is not None else ""
+
+
+def is_gone(store: Path) -> bool:
+    """Whether the directory that a store is of is no longer at its path."""
+    noted = _read(store)
+    return noted is not None and not noted.is_still_there()
+
+
+def drop_link(store: Path) -> None:
+    """Remove the link that leads from a directory, wherever it is now, to a store that is to be deleted."""
+    noted = _read(store)
+    if noted is not None:
+        with suppress(OSError):
+            if os.readlink(_link(noted)) == str(store):
+                os.unlink(_link(noted))
+
+
 def describe_moved_root(root: str | os.PathLike[str], *, copied: bool = False) -> str | None:
     """Describe to a person that a directory was moved, or came in the place of another one; None if neither is so.
 

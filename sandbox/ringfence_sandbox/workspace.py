@@ -21,6 +21,7 @@ from ringfence_sandbox.calls.killed_calls import KilledCall, forget_killed, kill
 from ringfence_sandbox.disk.confined import Confined
 from ringfence_sandbox.disk.kernel import Before, abilities, nothing_before
 from ringfence_sandbox.disk.places import made_outside, store_of
+from ringfence_sandbox.history_stores import forget_temporary_stores, mark_temporary_store
 from ringfence_sandbox.host import Durability, HostFilesystem
 from ringfence_sandbox.moved_roots import replaced
 from ringfence_sandbox.scan.scan import DEFAULT_LIMITS, Exclusion, Progress, ScanLimits, ScanResult, told_nothing
@@ -146,6 +147,9 @@ class Workspace:
         _check_directory(real)
         if read_only:
             return cls._looking(real, place)
+        if not os.path.exists(os.path.join(place, FOLDER)):
+            forget_temporary_stores()
+            mark_temporary_store(real, place)
         place = made_outside(real, place)
         descriptor = os.open(real, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         history = StepHistory(

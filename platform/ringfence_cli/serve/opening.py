@@ -19,7 +19,7 @@ from ringfence.runtime.receipts import Receipt
 from ringfence.runtime.session import Session
 from ringfence_cli.options import UNAVAILABLE, BusyError, NotStartedError
 from ringfence_cli.outputs import ErrorStream, refuse_way_out
-from ringfence_cli.own_sections import reserve_stdout, sections_of
+from ringfence_cli.own_code import reserve_stdout, sections_of
 from ringfence_cli.policies import policies_of, unfit
 from ringfence_cli.receipts_file import ReceiptsFile
 from ringfence_cli.serve.clients import Client

@@ -1,4 +1,4 @@
-"""``--section``: sections with tools of the user's own, from a Python file or an installed module."""
+"""``--section`` and ``--policy``: what a user has written in a Python file or an installed module."""
 
 from __future__ import annotations
 
@@ -18,12 +18,18 @@ from typing import Any, cast
 
 import click
 
+from ringfence.errors import PromptValidationError
 from ringfence.failures import describe_error
+from ringfence.prompt.policy import Policy, check_policy
 from ringfence.prompt.section import Section
 from ringfence.prompt.tool import Tool
 from ringfence.runtime.session import Session
 from ringfence_tools.agent_run import MakeSection
 from ringfence_tools.printable import why
+
+_SECTION, _POLICY = "'--section'", "'--policy'"
+_WANTED_SECTION = "it is FILE.py:NAME or MODULE:NAME, of a section or a function from a session to one"
+_WANTED_POLICY = "it is FILE.py:NAME, of a policy"
 
 
 def sections_of(specs: Sequence[str], directory: Path) -> tuple[MakeSection, ...]:
@@ -65,17 +71,36 @@ def _go_to(directory: int) -> None:
         os.fchdir(directory)
 
 
-def _section_of(spec: str, directory: Path) -> MakeSection:
+def policy_of(spec: str, directory: Path) -> Policy:
+    """Return the policy that FILE.py:NAME names. Raises click.BadParameter if there is none."""
+    found = _load(spec, directory, _WANTED_POLICY, _POLICY)
+    if found is None:
+        raise _bad(f"{spec!r}: it has no such name", _POLICY)
+    try:
+        check_policy(found, "it")
+    except (PromptValidationError, TypeError, ValueError) as error:
+        raise _bad(f"{spec!r}: {error}", _POLICY) from None
+    return cast("Policy", found)
+
+
+def _load(spec: str, directory: Path, wanted: str, option: str) -> object:
+    """Return what ``FILE.py:NAME`` or ``MODULE:NAME`` names, or None if the module has no such name."""
     place, _, name = spec.rpartition(":")
     if not place or not name.isidentifier():
-        raise _bad(f"{spec!r}: it is FILE.py:NAME or MODULE:NAME, of a section or a function from a session to one")
+        raise _bad(f"{spec!r}: {wanted}", option)
     try:
-        module = _of_file(Path(place), directory) if place.endswith(".py") else _of_name(place, directory)
-        found: object = getattr(module, name, None)
+        module = (
+            _of_file(Path(place), directory, option) if place.endswith(".py") else _of_name(place, directory, option)
+        )
+        return getattr(module, name, None)
     except click.BadParameter:
         raise
     except (Exception, SystemExit) as error:  # a program, say, that is not meant to be imported
-        raise _bad(f"{place} cannot be imported: {_describe_failure(error)}") from error
+        raise _bad(f"{place} cannot be imported: {_describe_failure(error)}", option) from error
+
+
+def _section_of(spec: str, directory: Path) -> MakeSection:
+    found = _load(spec, directory, _WANTED_SECTION, _SECTION)
     if isinstance(found, Section):
         section = cast("Section[Any]", found)
         return lambda session: section
@@ -98,16 +123,16 @@ def _section_of(spec: str, directory: Path) -> MakeSection:
     return made
 
 
-def _of_file(file: Path, directory: Path) -> ModuleType:
+def _of_file(file: Path, directory: Path, option: str) -> ModuleType:
     real = os.path.realpath(file)
-    _refuse_in(directory, os.path.abspath(file), real)
+    _refuse_in(directory, option, os.path.abspath(file), real)
     try:
         with open(real, "rb"):
             pass
     except OSError as error:
-        raise _bad(f"{file} cannot be read: {why(error)}") from None
+        raise _bad(f"{file} cannot be read: {why(error)}", option) from None
     # A name that no other module has: dataclasses and others look their module up by it.
-    name = f"ringfence_section_{sha256(real.encode(errors='surrogateescape')).hexdigest()[:16]}"
+    name = f"ringfence_user_{sha256(real.encode(errors='surrogateescape')).hexdigest()[:16]}"
     if name in sys.modules:
         return sys.modules[name]
     found = spec_from_file_location(name, real)
@@ -122,22 +147,26 @@ def _of_file(file: Path, directory: Path) -> ModuleType:
     return module
 
 
-def _of_name(name: str, directory: Path) -> ModuleType:
+def _of_name(name: str, directory: Path, option: str) -> ModuleType:
     names = name.split(".")
     for end in range(1, len(names) + 1):
         found = find_spec(".".join(names[:end]))  # which imports what is above it, that has passed, and not itself
         if found is None:
-            raise _bad(f"there is no module {'.'.join(names[:end])}: install its package, or name a file, FILE.py:NAME")
+            raise _bad(
+                f"there is no module {'.'.join(names[:end])}: install its package, or name a file, FILE.py:NAME", option
+            )
         places = [*([found.origin] if found.origin else []), *(found.submodule_search_locations or [])]
-        _refuse_in(directory, *places, *map(os.path.realpath, places))
+        _refuse_in(directory, option, *places, *map(os.path.realpath, places))
     return import_module(name)
 
 
-def _refuse_in(directory: Path, *places: str) -> None:
+def _refuse_in(directory: Path, option: str, *places: str) -> None:
     root = os.path.realpath(directory)
     for place in places:
         if Path(place).is_relative_to(root):
-            raise _bad(f"{place} is inside of the workspace, where the agent could change it: keep it elsewhere")
+            raise _bad(
+                f"{place} is inside of the workspace, where the agent could change it: keep it elsewhere", option
+            )
 
 
 def _describe_failure(error: BaseException) -> str:
@@ -147,5 +176,5 @@ def _describe_failure(error: BaseException) -> str:
     return f"{describe_error(error)} ({last.filename}, line {last.lineno})"
 
 
-def _bad(message: str) -> click.BadParameter:
-    return click.BadParameter(message, param_hint="'--section'")
+def _bad(message: str, option: str = _SECTION) -> click.BadParameter:
+    return click.BadParameter(message, param_hint=option)

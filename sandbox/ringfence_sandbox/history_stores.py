@@ -1,0 +1,162 @@
+"""The stores on this machine: which directory each is of, how large it is, and how to be rid of it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Collection, Generator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from ringfence.errors import RingfenceError, WorkspaceLockedError
+from ringfence_sandbox.calls.half_done import unfinished_call
+from ringfence_sandbox.disk.places import state_directory, store_of
+from ringfence_sandbox.moved_roots import drop_link, is_gone, recorded_path
+from ringfence_sandbox.steps.step_history import FOLDER
+from ringfence_sandbox.store.store import Store
+
+_ONLY_COPIES = ("kept", "outputs")
+"""The folders of a store with files that exist nowhere else: what conflicts and full outputs left."""
+_UNUSED = timedelta(days=1)
+"""How long nobody has used a store that is deleted by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryStore:
+    """The history of one workspace, and what else is kept for it.
+
+    ``root`` is the real path of the directory, empty if the store does not say it. ``root_is_gone`` says that the
+    directory was removed, or that another one is in its place.
+    """
+
+    path: Path
+    root: str
+    root_is_gone: bool
+    size_bytes: int
+    used_at: datetime
+
+
+def stores() -> Sequence[HistoryStore]:
+    """Return the stores of the state directory, the largest first.
+
+    Raises:
+        StateDirectoryError: the state directory is unknown.
+        OSError: it cannot be read.
+    """
+    found = [_described(path) for path in _directories() if (path / FOLDER).exists()]
+    return sorted(found, key=lambda store: (-store.size_bytes, store.root))
+
+
+def forget_store(store: HistoryStore, *, keep: Collection[str] = ()) -> None:
+    """Delete a store, except for the files in it that `keep` names.
+
+    Its steps cannot be undone afterwards. The files of its workspace stay as they are.
+
+    Raises:
+        WorkspaceLockedError: a process has the workspace open.
+        ValueError: a killed call is still to be rolled back, for which the store is needed.
+        OSError: a part of the store cannot be deleted.
+    """
+    call = None if store.root_is_gone else unfinished_call(store.root, os.fspath(store.path))
+    if call is not None and not call.is_running:
+        raise ValueError(f"in {store.root}, {call}; do that first")
+    with _locked(store):
+        # In this order an interrupted deletion leaves a store without steps, and no damaged one.
+        (store.path / "journal").unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            os.replace(store.path / FOLDER, store.path / f"{FOLDER}.forgotten")
+        drop_link(store.path)
+        for entry in list(os.scandir(store.path)):
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path)
+            elif entry.name not in keep:
+                os.unlink(entry.path)
+        with suppress(OSError):  # it has what is to be kept
+            store.path.rmdir()
+
+
+def mark_temporary_store(root: str, store: str) -> None:
+    """Mark a store as one of those that `forget_temporary_stores` deletes, if its root is temporary. Never fails."""
+    if root.startswith(f"{os.path.realpath(tempfile.gettempdir())}/") and store == store_of(root):
+        with suppress(OSError):
+            os.makedirs(_marks(), mode=0o700, exist_ok=True)
+            os.close(os.open(os.path.join(_marks(), os.path.basename(store)), os.O_CREAT | os.O_CLOEXEC, 0o600))
+
+
+def forget_temporary_stores() -> None:
+    """Delete the stores of directories in the temporary directory that were removed. Never fails.
+
+    A store stays for a day after its last use. It stays if a step has a name, if it has files that exist nowhere else,
+    and if the parent of its directory is gone, too: a filesystem may only be unmounted.
+    """
+    with suppress(OSError):
+        for mark in os.listdir(_marks()):
+            path = Path(state_directory(), "stores", mark)
+            # What cannot be looked at, or is in use, stays.
+            with suppress(OSError, ValueError, LookupError, RingfenceError):
+                if not path.exists():
+                    os.unlink(os.path.join(_marks(), mark))
+                elif _is_gone_for_good(recorded_path(path)) and not _is_worth_keeping(path):
+                    store = _described(path)
+                    if store.used_at < datetime.now(UTC) - _UNUSED:
+                        forget_store(store)
+
+
+def _marks() -> str:
+    return os.path.join(state_directory(), "temporary")
+
+
+def _is_gone_for_good(root: str) -> bool:
+    return bool(root) and not os.path.lexists(root) and os.path.isdir(os.path.dirname(root))
+
+
+def _is_worth_keeping(path: Path) -> bool:
+    with Store.open(path / FOLDER, writable=False) as history:
+        return bool(history.kept()) or any(_has_entries(path / name) for name in _ONLY_COPIES)
+
+
+def _directories() -> Sequence[Path]:
+    place = Path(state_directory(), "stores")
+    try:
+        return [Path(entry.path) for entry in os.scandir(place) if entry.is_dir(follow_symlinks=False)]
+    except FileNotFoundError:
+        return ()
+
+
+def _described(path: Path) -> HistoryStore:
+    size, used = 0, path.lstat().st_mtime
+    for directory, _, names in os.walk(path):
+        for name in names:
+            with suppress(OSError):  # a file that ends just now
+                found = os.lstat(os.path.join(directory, name))
+                size, used = size + found.st_blocks * 512, max(used, found.st_mtime)
+    return HistoryStore(path, recorded_path(path), is_gone(path), size, datetime.fromtimestamp(used, UTC))
+
+
+def _has_entries(directory: Path) -> bool:
+    try:
+        with os.scandir(directory) as entries:
+            return next(entries, None) is not None
+    except OSError:
+        return False
+
+
+@contextmanager
+def _locked(store: HistoryStore) -> Generator[None]:
+    """Hold the lock of the store, so that nobody opens the workspace meanwhile."""
+    place = store.path / "holder"
+    try:
+        holder = place.open("rb")
+    except FileNotFoundError:  # never opened to be changed
+        yield
+        return
+    with holder:
+        try:
+            fcntl.flock(holder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise WorkspaceLockedError(store.root or str(store.path), "another process") from None
+        yield
