@@ -106,6 +106,7 @@ def calls(kind: str, directory: Path) -> Iterator[Row]:
         ours = stack.enter_context(speaking([*SERVE, str(roots[0]), "--workspace", kind]))
         bare = stack.enter_context(speaking(BARE))
         call = in_process(kind, roots[1], stack)
+        ours.call("read_file", {"file_path": "a.txt"})  # the first call opens the workspace
         for what, name, arguments in (
             ("reads a file", "read_file", {"file_path": "a.txt"}),
             ("writes a file", "write_file", {"file_path": "new/*.txt", "content": "x\n"}),

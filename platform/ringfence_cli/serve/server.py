@@ -103,7 +103,7 @@ class WorkspaceServer:
         self._directory = directory
         self._load = load
         self._max_answer = max_answer
-        self._turn = anyio.Lock()
+        self._turn = anyio.Lock(fast_acquire=True)
         self._working = threading.Lock()
         self._running: set[Cancellation] = set()
         self._stopped = False

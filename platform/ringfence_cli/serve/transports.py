@@ -189,9 +189,10 @@ async def _cancel_on_disconnect(target: int, scope: anyio.CancelScope) -> None:
 
 
 async def _write_all(target: int, data: bytes) -> None:
-    rest = memoryview(data)
+    rest, writable = memoryview(data), select.poll()
+    writable.register(target, select.POLLOUT)
     while rest:
-        with suppress(PermissionError):  # a file, which can always be written to
+        if not writable.poll(0):  # a file can always be written to
             await anyio.wait_writable(target)
         rest = rest[os.write(target, rest[:ATOMIC_BYTES]) :]
 
