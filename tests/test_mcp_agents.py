@@ -5,11 +5,9 @@ The commands are those of the agent's page, and it prints what the page quotes.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,12 +16,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from pages import PROJECT, page
+from npm import programs_of
+from pages import page
 from provider_server import Asked, ProviderServer, Reply
 
 from ringfence_sandbox import Workspace
 
-PROBE_SECONDS, INSTALL_SECONDS, RUN_SECONDS = 20, 300, 180
+RUN_SECONDS = 180
 TOKEN = "0123456789abcdef-token"
 GIVEN = {"a.py": "total = 1\n", "old/b.py": "unused = True\n", "old/c.py": "unused = True\n"}
 MISFIT = """\
@@ -153,43 +152,8 @@ OFFERED = frozenset({"ls", "read_file", "write_file", "edit_file", "apply_patch"
 
 @pytest.fixture
 def programs(name: str, request: pytest.FixtureRequest) -> Path:
-    """The directory of the program. `make prove` installs it once, where npm and its registry can be reached."""
     agent = AGENTS[name]
-    installed = PROJECT / f"build/{name}-{agent.version}"
-    programs = installed / "node_modules/.bin"
-    if not installed.exists():
-        npm = shutil.which("npm")
-        if npm is None:
-            pytest.skip(f"there is no npm here to install {name} with")
-        if os.environ.get("RINGFENCE_PROVE") != "1" and request.node.get_closest_marker("prove") is None:
-            pytest.skip(f"{name} is not installed: `make prove` does that")
-        installed.parent.mkdir(exist_ok=True)
-        with open(f"{installed}.lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not installed.exists():
-                install(npm, name, installed)
-    return programs
-
-
-def install(npm: str, name: str, installed: Path) -> None:
-    agent = AGENTS[name]
-    once = ["--fetch-retries=0", "--loglevel=error"]
-    package = f"{agent.package}@{agent.version}"
-    partial = Path(f"{installed}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
-    install = [npm, "install", "--prefix", str(partial), "--no-audit", "--no-fund", *agent.options, *once, package]
-    reachable = [npm, "view", package, "version", *once]
-    runs = ["env", f"HOME={partial}", str(partial / f"node_modules/.bin/{name}"), "--version"]
-    environment = {**os.environ, "TMPDIR": str(partial)}
-    try:
-        for command, seconds in ((reachable, PROBE_SECONDS), (install, INSTALL_SECONDS), (runs, PROBE_SECONDS)):
-            subprocess.run(command, cwd=partial, env=environment, capture_output=True, check=True, timeout=seconds)
-    except (subprocess.SubprocessError, OSError) as error:
-        shutil.rmtree(partial, ignore_errors=True)
-        said = (getattr(error, "stderr", None) or str(error).encode()).decode(errors="replace")
-        pytest.skip(f"npm could not install {package}: {said.strip().splitlines()[0]}")
-    partial.rename(installed)
+    return programs_of([f"{agent.package}@{agent.version}"], name, request, agent.options)
 
 
 class Provider(ProviderServer):
