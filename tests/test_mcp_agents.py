@@ -383,6 +383,29 @@ def test_the_patch_tool_that_codex_keeps_is_refused(name: str, place: Place) -> 
 
 
 @pytest.mark.prove
+@pytest.mark.parametrize("model", ["gpt-6-sol", "gpt-5.5"])
+@pytest.mark.parametrize("name", ["codex"])
+def test_models_that_search_for_tools_have_those_of_the_server_at_once(name: str, model: str, place: Place) -> None:
+    replies = [turn(place.agent, "read_file", {"file_path": "a.py"}), {"text": "Done."}]
+    with ProviderServer(replies) as provider:
+        place.log_in(provider.url)
+        place.run("ringfence mcp install codex")
+        place.run(f"codex exec --trust -m {model} 'Read a file.'", provider.url)
+    assert '"edit_file"' in json.dumps(provider.asked[0].body)
+    assert "total = 1" in json.dumps(provider.asked[1].body)
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("name", ["claude"])
+def test_a_script_of_claude_may_call_each_tool(name: str, place: Place) -> None:
+    with Provider(turns(place.agent)) as provider:
+        place.log_in(provider.url)
+        place.run(f"ringfence mcp install claude -- {' '.join(place.options)}")
+        place.run("claude -p 'Rename total to sum.'", provider.url)
+    assert place.outcomes() == OUTCOMES
+
+
+@pytest.mark.prove
 @pytest.mark.parametrize("name", ["claude"])
 def test_claude_registers_the_server_for_all_projects(name: str, place: Place) -> None:
     for _ in range(2):

@@ -84,9 +84,34 @@ def test_a_client_gets_an_entry_that_starts_the_server_and_loses_it_again(
     assert "serve" in words
     assert "ringfence" in words[0] or "ringfence" in words
     assert entry["environment" if client == "opencode" else "env"] == {"RINGFENCE_STATE_DIR": "/var/steps"}
-    assert set(files_below(tmp_path)) == {f"project/{name}"}
+    settings = {"project/.claude/settings.json"} if client == "claude" else set[str]()
+    assert set(files_below(tmp_path)) == {f"project/{name}", *settings}
     mcp("uninstall", client)
     assert files_below(tmp_path) == {}
+
+
+def test_claude_may_call_the_tools_until_the_server_is_taken_out(mcp: Callable[..., str], tmp_path: Path) -> None:
+    settings = tmp_path / "project/.claude/settings.json"
+    settings.parent.mkdir()
+    settings.write_text('{"permissions": {"allow": ["WebFetch"]}}')
+    said = mcp("install", "claude")
+    assert f"+++ {settings}" in said
+    assert parsed(settings) == {"permissions": {"allow": ["WebFetch", "mcp__ringfence"]}}
+    mcp("uninstall", "claude")
+    assert parsed(settings) == {"permissions": {"allow": ["WebFetch"]}}
+
+
+def test_codex_loads_the_tools_at_once(mcp: Callable[..., str], tmp_path: Path) -> None:
+    file = tmp_path / "project/.codex/config.toml"
+    file.parent.mkdir()
+    given = '[features]\nhooks = true # mine\n\n[features.code_mode]\ndirect_only_tool_namespaces = ["mcp__other"]\n'
+    file.write_text(given)
+    mcp("install", "codex", "--exclusive")
+    features = parsed(file)["features"]
+    assert features["code_mode"] == {"direct_only_tool_namespaces": ["mcp__other", "mcp__ringfence"]}
+    assert (features["hooks"], features["shell_tool"]) == (True, False)
+    mcp("uninstall", "codex", "--exclusive")
+    assert file.read_text().strip() == given.strip()
 
 
 @pytest.mark.parametrize("client", PROJECT_FILES)

@@ -89,6 +89,8 @@ class Client:
     """The edits that switch off its own tools for files and commands, in a directory that is the home or not. None
     where its files cannot say that."""
     next_step: str
+    also: Callable[[Path, bool], Sequence[Edit]] = lambda directory, personal: ()
+    """Edits besides the entry, without which a model has not all tools at once, or may not call them."""
     home_variable: str = ""
     commands: Callable[[Server, bool], Sequence[str]] | None = None
     """Its own command for a person's configuration, where the file is its to write; to add, or else to remove."""
@@ -107,12 +109,20 @@ class Client:
         return with_comments if with_comments.exists() and not file.exists() else file
 
 
+def _claude_also(directory: Path, personal: bool) -> Sequence[Edit]:
+    # Else each tool is asked for once, and `claude -p` refuses it.
+    return [Edit(directory / ".claude/settings.json", ("permissions", "allow"), members=["mcp__ringfence"])]
+
+
 def _claude_exclusive(directory: Path, personal: bool) -> Sequence[Edit]:
-    settings = directory / ".claude/settings.json"
-    return [
-        Edit(settings, ("permissions", "allow"), members=["mcp__ringfence"]),
-        Edit(settings, ("permissions", "deny"), members=["Edit", "Write", "NotebookEdit", "Bash"]),
-    ]
+    denied = ["Edit", "Write", "NotebookEdit", "Bash"]
+    return [Edit(directory / ".claude/settings.json", ("permissions", "deny"), members=denied)]
+
+
+def _codex_also(directory: Path, personal: bool) -> Sequence[Edit]:
+    # Else models that can search for tools begin without them. Only the name says that this is about code mode.
+    key = ("features", "code_mode", "direct_only_tool_namespaces")
+    return [Edit(CLIENTS["codex"].file(personal=personal), key, members=["mcp__ringfence"])]
 
 
 def _codex_exclusive(directory: Path, personal: bool) -> Sequence[Edit]:
@@ -157,6 +167,7 @@ CLIENTS: dict[str, Client] = {
         _claude_entry,
         _claude_exclusive,
         "start claude here and choose `Use this MCP server`. A `claude -p` before goes on without it",
+        also=_claude_also,
         commands=_claude_command,
     ),
     "codex": Client(
@@ -168,6 +179,7 @@ CLIENTS: dict[str, Client] = {
         lambda server: {**server.entry(), "required": True, "default_tools_approval_mode": "approve"},
         _codex_exclusive,
         "start codex here; it reads the file of a project that you have told it to trust",
+        also=_codex_also,
         home_variable="CODEX_HOME",
     ),
     "gemini": Client(
@@ -247,6 +259,7 @@ def change(
         )
     by_command = personal and client.commands is not None
     edits = [] if by_command else [Edit(client.file(personal=personal), client.key, client.entry(server))]
+    edits += client.also(client.directory(personal=personal), personal)
     if exclusive and client.exclusive is not None:
         edits += client.exclusive(client.directory(personal=personal), personal)
     try:
