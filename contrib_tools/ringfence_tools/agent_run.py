@@ -181,6 +181,8 @@ class RunOutcome:
     plan: Plan | None = None
     changes: Sequence[Change] = ()
     patch: bytes = b""
+    ignored: Sequence[Change] = ()
+    """The changes of paths that git ignores. ``changes`` and ``patch`` are without them."""
     applied: bool = False
     conflicts: Sequence[str] = ()
     """Paths that kept the changes from being applied."""
@@ -230,6 +232,7 @@ class RunOutcome:
             "plan": serde.dump(self.plan) if self.plan is not None else None,
             "changes": [change_json(change) for change in self.changes],
             **patch_json(self.patch),
+            "ignored": len(self.ignored),
             "applied": self.applied,
             "steps": self.steps,
             "conflicts": [escape_path(path) for path in self.conflicts],
@@ -302,16 +305,17 @@ def run_agent(
     outcome.steps = len(workspace.own_steps())
     outcome.left_out = (*workspace.left_out, *workspace.left_out_since())
     own = workspace.own_changes()
-    outcome.changes, outcome.patch, outcome.mixed = own.changes, own.patch, own.mixed
+    outcome.changes, outcome.patch, outcome.mixed, outcome.ignored = own.changes, own.patch, own.mixed, own.ignored
     return outcome
 
 
 def apply_changes(outcome: RunOutcome, workspace: RunWorkspace) -> None:
     """Write the changes to the directory in one transaction, if the task was done."""
-    if outcome.outcome != "done" or not outcome.changes:
+    changes = sorted((*outcome.changes, *outcome.ignored), key=lambda change: change.path)
+    if outcome.outcome != "done" or not changes:
         return
     try:
-        workspace.apply(outcome.changes)
+        workspace.apply(changes)
         outcome.applied, outcome.steps = True, len(workspace.own_steps())
     except WorkspaceConflictError as error:
         outcome.conflicts = error.paths

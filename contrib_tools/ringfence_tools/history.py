@@ -76,6 +76,8 @@ class HistoryEntry:
     paths: tuple[str, ...]
     """The first paths. Empty for step 0."""
     more_paths: int = 0
+    ignored_paths: int = 0
+    """The number of changed paths that git ignores. They are in neither of the two above."""
     names: tuple[str, ...] = ()
     client: str = ""
     """The client that called the tool, if it is known."""
@@ -84,6 +86,9 @@ class HistoryEntry:
         number = "-" if self.step is None else str(self.step)
         more = f" and {self.more_paths:,} more" if self.more_paths else ""
         paths = f"{', '.join(self.paths)}{more}" if self.paths else plural(self.more_paths, "path")
+        if self.ignored_paths:
+            ignored = plural(self.ignored_paths, "ignored path")
+            paths = f"{paths} and {ignored}" if self.paths else ignored
         names = "".join(f" [{name}]" for name in self.names)
         client = f" ({self.client})" if self.client else ""
         return f"{number:>4}  {self.at}  {self.made_by}{client}: {paths}{names}"
@@ -187,18 +192,22 @@ class HistoryToolsSection(Section[None]):
         return INTRODUCTION
 
     def history(self, params: ShowHistory, *, context: ToolContext) -> ToolResult[HistoryEntries]:
-        looked, entries = self._ask(lambda workspace: (_look(workspace), workspace.log(params.limit)))
+        looked, entries = self._ask(
+            lambda workspace: (_look(workspace), workspace.log(params.limit, with_ignored=False))
+        )
         found = HistoryEntries(tuple(map(_entry, entries)))
         return ToolResult.ok(found, f"the newest {plural(len(entries), 'entry')}; {looked}")
 
     def diff(self, params: ShowDiff, *, context: ToolContext) -> ToolResult[DiffText]:
-        looked, patch = self._ask(
-            lambda workspace: (_look(workspace), workspace.diff(_step(params.since), _step(params.until)))
+        since, until = _step(params.since), _step(params.until)
+        looked, found = self._ask(
+            lambda workspace: (_look(workspace), workspace.export(a=since, b=until, with_ignored=False))
         )
-        text = patch.decode("utf-8", "backslashreplace")
+        text = found.text.decode("utf-8", "backslashreplace")
         room = answer_room(context)
         value = DiffText(text[:room], max(0, len(text) - room))
-        return ToolResult.ok(value, f"{'what differs' if text else 'nothing differs'}; {looked}")
+        ignored = f", beside {plural(len(found.ignored), 'ignored path')}" if found.ignored else ""
+        return ToolResult.ok(value, f"{'what differs' if text else 'nothing differs'}{ignored}; {looked}")
 
     def undo(self, params: UndoSteps, *, context: ToolContext) -> ToolResult[Reversed]:
         if self._shared_session and params.step is None:
@@ -251,7 +260,8 @@ def _entry(entry: LogEntry) -> HistoryEntry:
     listed = () if entry.kind == "baseline" else entry.paths[:MAX_PATHS]
     paths = tuple(display_path(path) for path in listed)
     at = entry.created_at.isoformat(timespec="seconds")
-    return HistoryEntry(entry.number, who, at, paths, len(entry.paths) - len(paths), entry.names, entry.client)
+    more = len(entry.paths) - len(paths)
+    return HistoryEntry(entry.number, who, at, paths, more, entry.ignored, entry.names, entry.client)
 
 
 def _describe_skipped(done: Reversal) -> str:

@@ -59,6 +59,11 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun[:-1]}ies" if noun.endswith("y") else f"{count:,} {noun}s"
 
 
+def ignored_line(count: int) -> str:
+    """Return the line that stands for the changes of ignored paths."""
+    return f"{plural(count, 'ignored path')} changed: --with-ignored shows {'it' if count == 1 else 'them'}"
+
+
 def params_summary(params: object) -> str:
     """Return the params of a tool call on one line: without defaults, with long values cut."""
     if isinstance(params, RejectedToolParams):

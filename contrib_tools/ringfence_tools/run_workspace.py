@@ -6,7 +6,7 @@ import itertools
 import os
 import stat
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ringfence.errors import ToolValidationError
 from ringfence.filesystem.diff import patch_of
+from ringfence.filesystem.ignored import IGNORE_FILE, IgnoredPaths
 from ringfence.filesystem.memory import InMemoryFilesystem
 from ringfence.filesystem.paths import (
     check_names_are_utf8,
@@ -22,13 +23,13 @@ from ringfence.filesystem.paths import (
     resolve_model_path,
     resolve_nofollow,
 )
-from ringfence.filesystem.protocol import Filesystem
+from ringfence.filesystem.protocol import Filesystem, GlobMatch
 from ringfence.participants import Change, Step
 from ringfence.prompt.policy import BasePolicy, PolicyDecision
 from ringfence.prompt.section import Section
 from ringfence.prompt.tool import Itself, Tool, ToolContext
 from ringfence.runtime.session import Session
-from ringfence_sandbox import HostFilesystem, OwnChanges, Workspace
+from ringfence_sandbox import HostFilesystem, OwnChanges, Repository, Workspace
 from ringfence_tools.contents import LeftOut
 from ringfence_tools.mounts import HostMount, mount_all
 from ringfence_tools.place import Place
@@ -54,6 +55,13 @@ class RunWorkspace(Protocol):
     """Paths that an agent must not write, with the reasons. Paths below them count, too."""
     is_part: str
     """Why the changes cover only the part since the resume. Empty: they cover the whole run."""
+    with_ignored: bool
+    """Whether changes of ignored paths are shown like all others."""
+
+    @property
+    def ignored(self) -> IgnoredPaths:
+        """The paths that git ignored at the start of the run, whether they are shown or not."""
+        ...
 
     @property
     def filesystem(self) -> Filesystem: ...
@@ -68,7 +76,7 @@ class RunWorkspace(Protocol):
         ...
 
     def own_changes(self) -> OwnChanges:
-        """Return the changes of the run and their patch for ``git apply``."""
+        """Return the changes of the run and their patch for ``git apply``. Those of ignored paths are apart."""
         ...
 
     def own_steps(self) -> Sequence[Step]:
@@ -130,14 +138,22 @@ class MemoryWorkspace:
         self.refused: Mapping[str, str] = {left.path: left.reason for left in self.left_out}
         self.mount_point = os.path.abspath(directory)
         self.is_part = ""
+        self.with_ignored = False
+        rules = {found.path: self.filesystem.read_bytes(found.path).content for found in self._ignore_files()}
+        self.ignored = Repository(str(directory)).ignored(rules.get)
         self.history = None
         self._loaded = self.filesystem.snapshot()
         self._session: Session | None = None
         self._steps: Sequence[Step] = ()
         """The steps that `apply` made on disk."""
 
+    def _ignore_files(self) -> Iterator[GlobMatch]:
+        return (found for found in self.filesystem.glob(f"**/{IGNORE_FILE}") if found.is_file)
+
     def own_changes(self) -> OwnChanges:
-        changes = self.filesystem.changes(self._loaded)
+        changes, ignored = self.filesystem.changes(self._loaded), list[Change]()
+        if not self.with_ignored:
+            changes, ignored = self.ignored.split(changes)
         now = self.filesystem.snapshot()
         self.filesystem.restore(self._loaded)
         try:
@@ -149,7 +165,7 @@ class MemoryWorkspace:
         finally:
             self.filesystem.restore(now)
         patch = patch_of(changes, before.__getitem__, lambda path: self.filesystem.read_bytes(path).content)
-        return OwnChanges(changes, patch)
+        return OwnChanges(changes, patch, (), ignored)
 
     def left_out_since(self) -> Sequence[LeftOut]:
         return ()
@@ -200,6 +216,8 @@ class DiskWorkspace:
         """The commit with which the files are compared."""
         self.is_part = ""
         """Why the comparison begins at the resume. Empty: it begins at the start of the run."""
+        self.with_ignored = False
+        self._ignored: tuple[str, IgnoredPaths] | None = None
         self._sessions: Collection[str] = ()
         """The session ids of all parts of the run."""
         self.sandbox: PodmanSandbox | None = None
@@ -229,8 +247,15 @@ class DiskWorkspace:
         return self.history.filesystem
 
     def own_changes(self) -> OwnChanges:
-        own = self.history.own_since(self.start, self._sessions, without=self.refused)
+        ignored = None if self.with_ignored else self.ignored
+        own = self.history.own_since(self.start, self._sessions, without=self.refused, ignored=ignored)
         return replace(own, changes=[change for change in own.changes if not is_git_data(change.path)])
+
+    @property
+    def ignored(self) -> IgnoredPaths:
+        if self._ignored is None or self._ignored[0] != self.start:  # a resume moves the start
+            self._ignored = self.start, self.history.ignored_at(self.start)
+        return self._ignored[1]
 
     def left_out_since(self) -> Sequence[LeftOut]:
         unclear = self.history.unclear_since(self.start)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 from ringfence.errors import ToolValidationError
+from ringfence.filesystem.ignored import Rule, Rules, is_ignored, parse_rule
 from ringfence.filesystem.paths import display_path, escape_path, escape_text
 from ringfence.filesystem.protocol import MAX_GREP_MATCHES, Filesystem, GrepMatch
-from ringfence.filesystem.search import ALTERNATIVES, LITERALLY, compiled_glob, path_filter
+from ringfence.filesystem.search import ALTERNATIVES, LITERALLY, path_filter
 from ringfence.prompt.tool import ToolContext
 from ringfence.runtime.tool_result import ToolResult
 from ringfence_tools.handlers import (
@@ -190,22 +190,6 @@ def _cut_around_match(match: GrepMatch) -> str:
     return f"{'...' if start else ''}{line[start:end]}{'...' if end < len(line) else ''}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Rule:
-    """One line of a ``.gitignore``."""
-
-    matches: Callable[[str], object]
-    for_names: bool
-    """Whether it matches a name alone, and not the path below the directory of its file."""
-    ignores: bool
-    directories_only: bool
-
-
-_Rules: TypeAlias = tuple[tuple[int, tuple[_Rule, ...]], ...]
-"""The rules of directories, from the root down; the last that matches decides. Each with the place in a path where
-names below its directory begin. Empty where a search goes through everything."""
-
-
 class Ignored:
     """The paths that git ignores below one directory, for one search.
 
@@ -217,14 +201,14 @@ class Ignored:
         self._filesystem = filesystem
         self._named = frozenset((pattern or "").split("/"))
         self._skip = len(top) + 1 if top else 0
-        self._below: dict[str, _Rules | None] = {}
+        self._below: dict[str, Rules | None] = {}
         """The rules for what is in a directory; None where all of it is left out."""
         self._left_out: dict[str, None] = {}
         self._at_top = self._with_own(((0, ()),), "")
         directory = ""
         for name in top.split("/") if top else ():
             directory = f"{directory}/{name}" if directory else name
-            ignored = _is_ignored(self._at_top, directory, name, is_directory=True)
+            ignored = _is_left_out(self._at_top, directory, name, is_directory=True)
             self._at_top = () if ignored else self._with_own(self._at_top, directory)
 
     def has(self, path: str, *, is_directory: bool = False) -> bool:
@@ -238,7 +222,7 @@ class Ignored:
                 return True
             rules, start = below, end + 1
         name = path[start:]
-        if not name or name in self._named or not _is_ignored(rules, path, name, is_directory=is_directory):
+        if not name or name in self._named or not _is_left_out(rules, path, name, is_directory=is_directory):
             return False
         self._left_out[path] = None
         return True
@@ -251,55 +235,24 @@ class Ignored:
         more = f" and {len(paths) - MAX_NAMED:,} more" if len(paths) > MAX_NAMED else ""
         return f"; left out, as git ignores them: {', '.join(paths[:MAX_NAMED])}{more} (name one in path to look there)"
 
-    def _enter(self, rules: _Rules, directory: str, name: str) -> _Rules | None:
-        if not _is_ignored(rules, directory, name, is_directory=True):
+    def _enter(self, rules: Rules, directory: str, name: str) -> Rules | None:
+        if not _is_left_out(rules, directory, name, is_directory=True):
             return self._with_own(rules, directory)
         if name in self._named:
             return ()
         self._left_out[directory] = None
         return None
 
-    def _with_own(self, rules: _Rules, directory: str) -> _Rules:
+    def _with_own(self, rules: Rules, directory: str) -> Rules:
         if not rules:
             return rules
         prefix = f"{directory}/" if directory else ""
-        own: list[_Rule] = []
+        own: list[Rule] = []
         with suppress(OSError):  # as a search, since a model has not read a file whose rules were looked at
             found = self._filesystem.grep(r"\S", path=f"{prefix}.gitignore", max_matches=MAX_RULES)
-            own = [rule for match in reversed(found) if (rule := _parse_rule(match.line_content)) is not None]
+            own = [rule for match in reversed(found) if (rule := parse_rule(match.line_content)) is not None]
         return (*rules, (len(prefix), tuple(own))) if own else rules
 
 
-def _is_ignored(rules: _Rules, path: str, name: str, *, is_directory: bool) -> bool:
-    """Whether a path is ignored. Its parent must not be."""
-    if name == GIT:
-        return True
-    for skip, own in reversed(rules):
-        for rule in own:
-            if (is_directory or not rule.directories_only) and rule.matches(name if rule.for_names else path[skip:]):
-                return rule.ignores
-    return False
-
-
-def _parse_rule(line: str) -> _Rule | None:
-    """Parse a line as gitignore(5) says. Return None for a comment or a line that matches nothing."""
-    line = line.removeprefix("\ufeff").removesuffix("\r")
-    if line.startswith("#"):
-        return None
-    ignores = not line.startswith("!")
-    pattern = _strip_spaces(line if ignores else line[1:])
-    if pattern.startswith(("\\#", "\\!")):
-        pattern = pattern[1:]
-    bare = pattern.removesuffix("/")
-    try:
-        matches = compiled_glob(bare.replace("[^", "[!")).matches
-    except ValueError:
-        return None
-    return _Rule(matches, "/" not in bare, ignores, directories_only=bare != pattern)
-
-
-def _strip_spaces(pattern: str) -> str:
-    """Strip the spaces at the end. A space after a backslash stays."""
-    stripped = pattern.rstrip(" ")
-    backslashes = len(stripped) - len(stripped.rstrip("\\"))
-    return stripped + " " if backslashes % 2 and len(stripped) < len(pattern) else stripped
+def _is_left_out(rules: Rules, path: str, name: str, *, is_directory: bool) -> bool:
+    return name == GIT or is_ignored(rules, path, name, is_directory=is_directory)

@@ -19,12 +19,21 @@ from ringfence.errors import RingfenceError
 from ringfence.failures import describe_error
 from ringfence.filesystem.paths import display_path, escape_path, is_dotgit
 from ringfence.runtime.receipts import change_json
-from ringfence_cli.options import AS_JSON, DIRECTORY, THIS_DIRECTORY, Command, Invocation, NotStartedError
+from ringfence_cli.options import AS_JSON, DIRECTORY, THIS_DIRECTORY, WITH_IGNORED, Command, Invocation, NotStartedError
 from ringfence_cli.outputs import ErrorStream, OutputFile, open_output, put, put_diff, recording
 from ringfence_cli.signals import Signals
 from ringfence_cli.task_log import forget_tasks, recorded_tasks
 from ringfence_sandbox import StateDirectoryError, Workspace, describe_moved_root
-from ringfence_tools.printable import how_to_look, one_line, patch_json, plural, printable, unpatchable_changes, why
+from ringfence_tools.printable import (
+    how_to_look,
+    ignored_line,
+    one_line,
+    patch_json,
+    plural,
+    printable,
+    unpatchable_changes,
+    why,
+)
 
 if TYPE_CHECKING:
     from ringfence.participants import Step
@@ -64,10 +73,11 @@ TO = click.argument("b", callback=_step_name, required=False)
 @_command
 @click.option("--aborted", is_flag=True, help="List what rollbacks took away instead.")
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the newest N entries.")
-def log(invocation: Invocation, directory: Path, aborted: bool, limit: int | None) -> int:
+@WITH_IGNORED
+def log(invocation: Invocation, directory: Path, aborted: bool, limit: int | None, with_ignored: bool) -> int:
     """List the steps of DIR, newest first, and what somebody else changed in between."""
     with opened(directory, invocation, changes=False) as workspace:
-        entries = workspace.aborted()[:limit] if aborted else workspace.log(limit)
+        entries = workspace.aborted()[:limit] if aborted else workspace.log(limit, with_ignored=with_ignored)
     tasks = recorded_tasks(directory)
     if invocation.wants_json:
         invocation.put_json({"log": [_json(entry) | {"task": tasks.get(entry.session_id)} for entry in entries]})
@@ -79,12 +89,16 @@ def log(invocation: Invocation, directory: Path, aborted: bool, limit: int | Non
 @_command
 @STEP
 @click.option("--aborted", is_flag=True, help="STEP is the number of something that a rollback took away.")
-def show(invocation: Invocation, directory: Path, step: StepName, aborted: bool) -> int:
+@WITH_IGNORED
+def show(invocation: Invocation, directory: Path, step: StepName, aborted: bool, with_ignored: bool) -> int:
     """Show what a step of DIR changed. STEP is a number or a name."""
     if aborted and not isinstance(step, int):
         raise click.UsageError("with --aborted STEP is a number, as `ringfence log --aborted` has it")
     with opened(directory, invocation, changes=False) as workspace:
-        found = workspace.aborted_step(step) if aborted and isinstance(step, int) else workspace.show(step)
+        if aborted and isinstance(step, int):
+            found = workspace.aborted_step(step, with_ignored=with_ignored)
+        else:
+            found = workspace.show(step, with_ignored=with_ignored)
     task = recorded_tasks(directory).get(found.step.session_id)
     if invocation.wants_json:
         invocation.put_json(
@@ -92,6 +106,7 @@ def show(invocation: Invocation, directory: Path, step: StepName, aborted: bool)
                 "step": _json(found.step) | {"task": task},
                 "changes": [change_json(change) for change in found.changes],
                 "left_out": _left_out(found.left_out),
+                "ignored": len(found.ignored),
                 **patch_json(found.patch),
             }
         )
@@ -110,6 +125,7 @@ def show(invocation: Invocation, directory: Path, step: StepName, aborted: bool)
     for path, reason in found.left_out.items():
         lines.append("not in the history: " + one_line(f"{escape_path(path)} ({reason})", 200))
     lines += [f"not in the patch: {line}" for line in unpatchable_changes(found.changes)]
+    lines += [ignored_line(len(found.ignored))] if found.ignored else []
     put("".join(f"{printable(line)}\n" for line in (*lines, "")).encode())
     put_diff(found.patch)
     return 0
@@ -118,9 +134,10 @@ def show(invocation: Invocation, directory: Path, step: StepName, aborted: bool)
 @_command
 @FROM
 @TO
-def diff(invocation: Invocation, directory: Path, a: StepName | None, b: StepName | None) -> int:
+@WITH_IGNORED
+def diff(invocation: Invocation, directory: Path, a: StepName | None, b: StepName | None, with_ignored: bool) -> int:
     """Print the patch from the state after step A (by default the oldest) to that after B (by default the newest)."""
-    return _export(invocation, directory, a, b, "diff", None)
+    return _export(invocation, directory, a, b, "diff", None, with_ignored)
 
 
 @_command
@@ -135,6 +152,7 @@ def diff(invocation: Invocation, directory: Path, a: StepName | None, b: StepNam
     help="One patch for `git apply`, or a mail a step for `git am`.",
 )
 @click.option("--output", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Save it there.")
+@WITH_IGNORED
 def export(
     invocation: Invocation,
     directory: Path,
@@ -142,9 +160,10 @@ def export(
     b: StepName | None,
     fmt: Literal["diff", "mbox"],
     output: Path | None,
+    with_ignored: bool,
 ) -> int:
     """Write the changes of DIR from step A (by default the oldest) to B (by default the newest) for git."""
-    return _export(invocation, directory, a, b, fmt, output)
+    return _export(invocation, directory, a, b, fmt, output, with_ignored)
 
 
 def _export(
@@ -154,14 +173,17 @@ def _export(
     b: StepName | None,
     fmt: Literal["diff", "mbox"],
     output: Path | None,
+    with_ignored: bool,
 ) -> int:
     with opened(directory, invocation, changes=False) as workspace:
-        exported = workspace.export(fmt, a=a, b=b)
+        exported = workspace.export(fmt, a=a, b=b, with_ignored=with_ignored)
     if output is not None:
         _save(output, exported.text, directory, invocation.signals)
     if invocation.wants_json:
         left_out = _left_out({**dict.fromkeys(exported.left_out, GIT_DATA), **exported.unknown})
-        invocation.put_json({"format": fmt, **patch_json(exported.text), "left_out": left_out})
+        invocation.put_json(
+            {"format": fmt, **patch_json(exported.text), "left_out": left_out, "ignored": len(exported.ignored)}
+        )
     elif output is None:
         put_diff(exported.text)
     errors = ErrorStream()
@@ -188,6 +210,8 @@ def _save(output: Path, text: bytes, directory: Path, signals: Signals) -> None:
 def _not_exported(exported: Export) -> Iterator[str]:
     for line in unpatchable_changes(exported.changes):
         yield f"not in the patch: {line}"
+    if exported.ignored:
+        yield ignored_line(len(exported.ignored))
     if exported.left_out:
         yield f"left out: {plural(len(exported.left_out), 'path')} of {GIT_DATA}"
     for path, reason in itertools.islice(exported.unknown.items(), MAX_PATHS):
@@ -407,6 +431,8 @@ def _log_line(entry: LogEntry, tasks: Mapping[str, str]) -> str:
     task = tasks.get(entry.session_id)
     run = f"  (run: {one_line(task, MAX_TASK_CHARACTERS)})" if task is not None else ""
     dropped = "  (gc has dropped what came after it)" if entry.apart else ""
+    if entry.ignored:
+        paths = ", ".join(filter(None, (paths if entry.paths else "", plural(entry.ignored, "ignored path"))))
     return f"{number:>4}  {at}  {one_line(who, 64)}  {paths}{names}{run}{dropped}"
 
 

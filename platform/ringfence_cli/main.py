@@ -23,6 +23,7 @@ from ringfence_cli.options import (
     SECTION,
     THIS_DIRECTORY,
     UNAVAILABLE,
+    WITH_IGNORED,
     BusyError,
     Commands,
     Invocation,
@@ -108,6 +109,7 @@ def ringfence() -> None:
 @click.option("--max-turns", type=click.IntRange(min=1), metavar="N", help="Stop after N turns.  [default: 200]")
 @SECTION
 @POLICY
+@WITH_IGNORED
 @click.option("--quiet", is_flag=True, help="Say nothing on standard error but errors.")
 @click.option("--json", "as_json", is_flag=True, expose_value=False, help="Print one JSON object instead of the diff.")
 @click.pass_obj

@@ -155,6 +155,9 @@ _DIRECTORY_TYPE = click.Path(exists=True, file_okay=False, path_type=Path)
 DIRECTORY = click.argument("directory", type=_DIRECTORY_TYPE, metavar="DIR")
 """For a command with more arguments. A shorter list of them could mean two things if this one could be left out."""
 THIS_DIRECTORY = click.argument("directory", type=_DIRECTORY_TYPE, metavar="[DIR]", default=".")
+WITH_IGNORED = click.option(
+    "--with-ignored", is_flag=True, help="Show changes of paths that git ignores, which are else only counted."
+)
 AS_JSON = click.option("--json", "as_json", is_flag=True, expose_value=False, help="Print one JSON object.")
 RECEIPTS = click.option(
     "--receipts", type=click.Path(path_type=Path), metavar="FILE", help="Append a line of JSON for every tool call."

@@ -54,7 +54,7 @@ from ringfence_tools.agent_run import (
     run_agent,
 )
 from ringfence_tools.place import WorkspaceKind
-from ringfence_tools.printable import line_counts, plural, printable, unpatchable_changes, why
+from ringfence_tools.printable import ignored_line, line_counts, plural, printable, unpatchable_changes, why
 from ringfence_tools.run_workspace import RunWorkspace, protect_path
 
 if TYPE_CHECKING:
@@ -79,6 +79,7 @@ class RunOptions:
     max_turns: int | None
     sections: tuple[str, ...]
     policies: tuple[str, ...]
+    with_ignored: bool
     quiet: bool
     container: Mapping[str, Any]
 
@@ -205,6 +206,7 @@ def _open(options: RunOptions, errors: ErrorStream, stack: ExitStack) -> Run:
         record = stack.enter_context(closing(RunRecord(disk, text, before, limits)))
         if limits.place.workspace == "podman":
             start_container(disk, limits.place)
+    workspace.with_ignored = options.with_ignored
     with reserve_stdout(limits.sections):
         sections = sections_of(limits.sections, directory)
     adapter.max_turns = limits.turns or MAX_TURNS
@@ -294,7 +296,7 @@ def _finish(run: Run, outcome: RunOutcome, errors: ErrorStream, invocation: Invo
     if not invocation.wants_json and outcome.outcome != "interrupted":
         write(lambda: put_diff(outcome.patch))
     if workspace.history is not None:
-        outcome.applied = bool(outcome.changes)
+        outcome.applied = bool(outcome.changes or outcome.ignored)
     elif options.apply:
         apply_outcome(outcome, task, invocation.signals)
     if (report := run.report) is not None:
@@ -358,8 +360,10 @@ def summary(outcome: RunOutcome, *, has_uncovered: bool = False) -> Iterator[str
     if (plan := outcome.plan) is not None:
         done = sum(step.status == "done" for step in plan.steps)
         yield f"plan: {done} of {plural(len(plan.steps), 'step')} done"
+    if outcome.ignored:
+        yield ignored_line(len(outcome.ignored))
     if not outcome.changes:
-        nothing = "nothing else" if has_uncovered else "nothing"
+        nothing = "nothing else" if has_uncovered or outcome.ignored else "nothing"
         yield f"{nothing} was changed since it was resumed" if outcome.is_part else f"{nothing} was changed"
     else:
         versions = [change.after or change.before for change in outcome.changes]
@@ -390,7 +394,7 @@ def _next_steps(run: Run, directory: Path, outcome: RunOutcome) -> Iterator[str]
     if run.record is not None and outcome.outcome != "done" and not of_script and is_interrupted(directory):
         anew = "".join(f" {option}" for option in run.record.remaining().used_up())
         yield f"`ringfence run {quoted} --resume{anew} --model ...` goes on from there"
-    if workspace.history is not None or outcome.applied or not outcome.changes:
+    if workspace.history is not None or outcome.applied or not (outcome.changes or outcome.ignored):
         return
     yield f"{directory} is as it was"
     if options.patch is not None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ringfence_sandbox.moved_roots import describe_moved_root, record_root
     from ringfence_sandbox.podman import CommandResult, PodmanSandbox
     from ringfence_sandbox.scan.scan import ScanLimits
+    from ringfence_sandbox.steps.ignored_files import Repository
     from ringfence_sandbox.steps.own_changes import OwnChanges
     from ringfence_sandbox.steps.undo_plan import ReversalOutcome
     from ringfence_sandbox.store.exports import Export
@@ -44,6 +45,7 @@ __all__ = [
     "OwnChanges",
     "PodmanSandbox",
     "Recovered",
+    "Repository",
     "Reversal",
     "ReversalOutcome",
     "SandboxLimits",
@@ -80,6 +82,7 @@ _MODULES = {
     "OwnChanges": "ringfence_sandbox.steps.own_changes",
     "PodmanSandbox": "ringfence_sandbox.podman",
     "Recovered": "ringfence_sandbox.calls.recovery",
+    "Repository": "ringfence_sandbox.steps.ignored_files",
     "Reversal": "ringfence_sandbox.workspace",
     "ReversalOutcome": "ringfence_sandbox.steps.undo_plan",
     "SandboxLimits": "ringfence_sandbox.container.isolation",

@@ -8,11 +8,13 @@ import sys
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Literal
 
 from ringfence.errors import TransactionError
+from ringfence.filesystem.ignored import IgnoredPaths
 from ringfence.participants import Change, Step, Transactional
 from ringfence.runtime.session import Session
 from ringfence.runtime.transaction import Transaction, tool_transaction
@@ -27,6 +29,7 @@ from ringfence_sandbox.moved_roots import replaced
 from ringfence_sandbox.scan.scan import DEFAULT_LIMITS, Exclusion, Progress, ScanLimits, ScanResult, told_nothing
 from ringfence_sandbox.steps.aborted_calls import look_at
 from ringfence_sandbox.steps.history_plan import DROPPED, HOLDS_MORE, HistoryPlan, Planner
+from ringfence_sandbox.steps.ignored_files import IgnoredInHistory, Repository, file_at
 from ringfence_sandbox.steps.own_changes import OwnChanges, own_changes
 from ringfence_sandbox.steps.step_history import FOLDER, StepHistory
 from ringfence_sandbox.steps.undo_plan import ReversalOutcome
@@ -302,10 +305,12 @@ class Workspace:
         with self._looking_alone():
             return self._store.steps()
 
-    def log(self, limit: int | None = None) -> Sequence[LogEntry]:
+    def log(self, limit: int | None = None, *, with_ignored: bool = True) -> Sequence[LogEntry]:
         """The history, newest first: steps, what somebody else changed in between, and the baseline; after them what
-        `gc` has left for its name alone. All of it, or the newest ``limit`` entries."""
+        `gc` has left for its name alone. All of it, or the newest ``limit`` entries. Without ``with_ignored``, paths
+        that git ignores are only counted."""
         with self._looking_alone():
+            ignored = None if with_ignored else IgnoredInHistory(self._store, self.root)
             names = self._names.by_commit()
             entries = (
                 (record.parent, log_entry(self._store, record, names.get(record.commit, ())))
@@ -318,7 +323,8 @@ class Workspace:
                 if entry.paths or entry.names or entry.number is not None or parent is None
             )
             most = None if limit is None else min(limit, sys.maxsize)
-            return list(itertools.islice(itertools.chain(shown, self._apart(names)), most))
+            found = list(itertools.islice(itertools.chain(shown, self._apart(names)), most))
+            return found if ignored is None else [ignored.without(entry) for entry in found]
 
     def _apart(self, names: Mapping[str, Sequence[str]]) -> Iterator[LogEntry]:
         for record in self._find.apart():
@@ -336,7 +342,7 @@ class Workspace:
             found = [(number, self._store.commit(commit)) for number, commit in self._store.aborted().items()]
             return [replace(log_entry(self._store, record, ()), number=number) for number, record in reversed(found)]
 
-    def aborted_step(self, number: int) -> ShownStep:
+    def aborted_step(self, number: int, *, with_ignored: bool = True) -> ShownStep:
         """What a call had changed before it was taken back. LookupError where none of that number is kept."""
         with self._looking_alone():
             self._take_in_aborted()
@@ -344,7 +350,7 @@ class Workspace:
             if number not in kept:
                 there = f"there are {', '.join(map(str, kept))}" if kept else "there are none"
                 raise LookupError(f"no rolled-back call is kept as number {number}: {there}")
-            shown = shown_step(self._store, self._store.commit(kept[number]))
+            shown = self._shown(self._store.commit(kept[number]), with_ignored)
             return replace(shown, step=replace(shown.step, number=number))
 
     @contextmanager
@@ -366,11 +372,24 @@ class Workspace:
         with self._looking_alone():
             return self._store.step_of(self._find.record(number))
 
-    def show(self, step: StepName) -> ShownStep:
-        """What a step changed; a name stands for its step. LookupError where there is none, or where what was before
-        it was dropped."""
+    def show(self, step: StepName, *, with_ignored: bool = True) -> ShownStep:
+        """What a step changed; a name stands for its step. Without ``with_ignored``, paths that git ignored at the
+        start of the step's session are left out. LookupError where there is none, or where what was before it was
+        dropped."""
         with self._looking_alone():
-            return shown_step(self._store, self._find.step(step))
+            return self._shown(self._find.step(step), with_ignored)
+
+    def _shown(self, record: CommitRecord, with_ignored: bool) -> ShownStep:
+        ignored = None if with_ignored else IgnoredInHistory(self._store, self.root).of(record.commit)
+        return shown_step(self._store, record, ignored)
+
+    def ignored_at(self, commit: str) -> IgnoredPaths:
+        """The paths that git ignores by the ignore files that a commit has, and that git's index does not have now."""
+        return Repository(self.root).ignored(partial(self._read_at, commit))
+
+    def _read_at(self, commit: str, path: str) -> bytes | None:
+        with self._looking_alone():
+            return file_at(self._store, commit, path)
 
     def diff(self, a: StepName | None = None, b: StepName | None = None) -> bytes:
         """The patch from the state after step `a` (by default the oldest that is known) to that after `b` (by
@@ -378,9 +397,15 @@ class Workspace:
         return self.export(a=a, b=b).text
 
     def export(
-        self, fmt: Literal["diff", "mbox"] = "diff", *, a: StepName | None = None, b: StepName | None = None
+        self,
+        fmt: Literal["diff", "mbox"] = "diff",
+        *,
+        a: StepName | None = None,
+        b: StepName | None = None,
+        with_ignored: bool = True,
     ) -> Export:
-        """The changes from `a` to `b` as one patch, or as a mailbox with a mail a commit, for ``git am``.
+        """The changes from `a` to `b` as one patch, or as a mailbox with a mail a commit, for ``git am``. Without
+        ``with_ignored``, paths that git ignored after `a` are left out, so that it applies to a clean checkout.
 
         Raises:
             LookupError: there is no such step.
@@ -388,11 +413,12 @@ class Workspace:
         """
         with self._looking_alone():
             line = self._find.between(a, b)
+            ignored = None if with_ignored else self.ignored_at(line[0].commit)
             if fmt == "mbox":
                 if any(record.parent is None for record in line[1:]):
                     raise ValueError("of what was between these steps, some has been dropped: only a diff is left")
-                return mailbox(self._store, line[1:])
-            return unified(self._store, line[0].commit, line[-1].commit)
+                return mailbox(self._store, line[1:], ignored=ignored)
+            return unified(self._store, line[0].commit, line[-1].commit, ignored=ignored)
 
     @property
     def newest(self) -> str:
@@ -407,14 +433,16 @@ class Workspace:
                 change for change in changes_between(self._store, commit, self._tip()) if change.path not in without
             ]
 
-    def patch_since(self, commit: str, *, without: Collection[str] = ()) -> bytes:
-        """The patch for it, for `git apply`."""
-        with self._looking_alone():
-            return unified(self._store, commit, self._tip(), without=without).text
-
-    def own_since(self, commit: str, sessions: Collection[str], *, without: Collection[str] = ()) -> OwnChanges:
-        """The same two of the steps of some sessions alone: what others have changed meanwhile, in the same files too,
-        is not among it.
+    def own_since(
+        self,
+        commit: str,
+        sessions: Collection[str],
+        *,
+        without: Collection[str] = (),
+        ignored: IgnoredPaths | None = None,
+    ) -> OwnChanges:
+        """The changes of some sessions' steps since a commit, and the patch for them, ``without`` these paths: what
+        others have changed meanwhile, in the same files too, is not among it. Those of ``ignored`` paths are apart.
 
         Raises:
             LookupError: the history does not go back to that commit.
@@ -427,10 +455,15 @@ class Workspace:
                     break
             else:
                 raise LookupError(f"the history does not go back to {commit}")
-            own = own_changes(self._store, records[::-1], sessions, without=without)
+            own = own_changes(self._store, records[::-1], sessions, without=without, ignored=ignored)
         if own is not None:
             return own
-        return OwnChanges(self.changes_since(commit, without=without), self.patch_since(commit, without=without))
+        with self._looking_alone():
+            patch = unified(self._store, commit, self._tip(), without=without, ignored=ignored).text
+        changes, hidden = self.changes_since(commit, without=without), list[Change]()
+        if ignored is not None:
+            changes, hidden = ignored.split(changes)
+        return OwnChanges(changes, patch, (), hidden)
 
     def unclear_since(self, commit: str) -> Mapping[str, str]:
         """The paths of which that patch cannot say what became of them, with the reasons."""

@@ -11,11 +11,12 @@ import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ringfence.filesystem.ignored import IgnoredPaths
 from ringfence.participants import Change, FileVersion
 from ringfence_sandbox.steps.text_merge import merged
 from ringfence_sandbox.store.commit_records import CommitRecord
 from ringfence_sandbox.store.entries import Entry
-from ringfence_sandbox.store.exports import moved_between, patch_text
+from ringfence_sandbox.store.exports import moved_between, patch_text, visible_moves
 from ringfence_sandbox.store.folders import walk
 from ringfence_sandbox.store.history_states import States
 from ringfence_sandbox.store.object_ids import blob_id
@@ -33,10 +34,17 @@ class OwnChanges:
     changes: Sequence[Change]
     patch: bytes
     mixed: Sequence[str] = ()
+    ignored: Sequence[Change] = ()
+    """The changes of paths that git ignores. ``changes`` and ``patch`` are without them."""
 
 
 def own_changes(
-    store: Store, records: Sequence[CommitRecord], sessions: Collection[str], *, without: Collection[str] = ()
+    store: Store,
+    records: Sequence[CommitRecord],
+    sessions: Collection[str],
+    *,
+    without: Collection[str] = (),
+    ignored: IgnoredPaths | None = None,
 ) -> OwnChanges | None:
     """What the steps of these sessions among ``records`` (oldest first, the first of them where it begins) have
     changed, ``without`` these paths. Who takes steps back by `undo` or `restore` does it for them. None where nobody
@@ -49,11 +57,13 @@ def own_changes(
         if _is_own(record, sessions):
             sketch.make_again(record)
     sketch.make_room()
-    changes = [change for change in sketch.changes() if change.path not in without]
     moves = moved_between(store, start.commit, later[-1].commit)
-    patch = patch_text(changes, moves, lambda path: store.states.read(start.commit, path), sketch.content)
+    found = [change for change in sketch.changes() if change.path not in without]
+    changes, hidden = (found, list[Change]()) if ignored is None else ignored.split(found)
+    shown_moves = visible_moves(moves, ignored)
+    patch = patch_text(changes, shown_moves, lambda path: store.states.read(start.commit, path), sketch.content)
     mixed = sorted(sketch.mixed & {change.path for change in changes})
-    return OwnChanges(with_moves(changes, moves), patch, mixed)
+    return OwnChanges(with_moves(changes, shown_moves), patch, mixed, hidden)
 
 
 def _is_own(record: CommitRecord, sessions: Collection[str]) -> bool:

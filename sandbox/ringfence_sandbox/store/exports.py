@@ -11,6 +11,7 @@ from datetime import UTC
 from email.utils import format_datetime
 
 from ringfence.filesystem.diff import patch_of, rename_patch
+from ringfence.filesystem.ignored import IgnoredPaths
 from ringfence.filesystem.paths import is_dotgit
 from ringfence.participants import Change
 from ringfence_sandbox.store.commit_records import CommitRecord
@@ -30,15 +31,32 @@ class Export:
     unknown: Mapping[str, str] = field(default_factory=dict[str, str])
     changes: Sequence[Change] = ()
     """Of a patch from one step to another, what it is the patch for."""
+    ignored: Sequence[str] = ()
+    """The changed paths that are left out since git ignores them."""
 
 
-def unified(store: Store, one: str | None, other: str, *, without: Collection[str] = ()) -> Export:
-    """The changes from one commit (None: an empty tree) to another as a patch for `git apply`, ``without`` paths."""
-    found = (change for change in store.states.changes(one, other) if change.path not in without)
-    changes, left_out = _applicable(found)
+def unified(
+    store: Store,
+    one: str | None,
+    other: str,
+    *,
+    without: Collection[str] = (),
+    ignored: IgnoredPaths | None = None,
+) -> Export:
+    """The changes from one commit (None: an empty tree) to another as a patch for `git apply`, ``without`` paths and
+    without ``ignored`` ones."""
+    found = [change for change in store.states.changes(one, other) if change.path not in without]
+    shown, hidden = (found, []) if ignored is None else ignored.split(found)
+    changes, left_out = _applicable(shown)
     moves = moved_between(store, one, other)
-    text = _patch(store, one, other, changes) + b"".join(_renames(moves))
-    return Export(text, left_out, unclear_between(store, one, other, moves), changes)
+    text = _patch(store, one, other, changes) + b"".join(_renames(visible_moves(moves, ignored)))
+    unclear = unclear_between(store, one, other, moves)
+    return Export(text, left_out, unclear, changes, [change.path for change in hidden])
+
+
+def visible_moves(moves: Iterable[Move], ignored: IgnoredPaths | None) -> list[Move]:
+    """The moves between paths that are not ignored: a clean checkout has no ignored file to move."""
+    return [move for move in moves if ignored is None or not (ignored.has(move.old) or ignored.has(move.new))]
 
 
 def patch_text(
@@ -72,22 +90,26 @@ def _renames(moves: Iterable[Move]) -> Iterator[bytes]:
             yield rename_patch(move.old, move.new)
 
 
-def mailbox(store: Store, records: Sequence[CommitRecord]) -> Export:
+def mailbox(store: Store, records: Sequence[CommitRecord], *, ignored: IgnoredPaths | None = None) -> Export:
     """The commits, oldest first, each as a mail; one that changed nothing that a patch can hold has none."""
     patches: list[tuple[CommitRecord, bytes]] = []
     left_out: set[str] = set()
     unknown: dict[str, str] = {}
+    hidden: set[str] = set()
     for record in records:
-        changes, without = _applicable(store.states.changes(record.parent, record.commit))
+        found = store.states.changes(record.parent, record.commit)
+        shown, now_hidden = (found, []) if ignored is None else ignored.split(found)
+        hidden.update(change.path for change in now_hidden)
+        changes, without = _applicable(shown)
         left_out.update(without)
         text = _patch(store, record.parent, record.commit, changes)
         moves = store.states.unknown(record.commit).moves
-        text += b"".join(_renames(moves))
+        text += b"".join(_renames(visible_moves(moves, ignored)))
         unknown |= unclear_between(store, record.parent, record.commit, moves)
         if text:
             patches.append((record, text))
     mails = (_mail(store, record, text, n, len(patches)) for n, (record, text) in enumerate(patches, 1))
-    return Export(b"".join(mails), tuple(sorted(left_out)), dict(sorted(unknown.items())))
+    return Export(b"".join(mails), tuple(sorted(left_out)), dict(sorted(unknown.items())), (), sorted(hidden))
 
 
 def _applicable(changes: Iterable[Change]) -> tuple[list[Change], tuple[str, ...]]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from ringfence.filesystem.ignored import IgnoredPaths
 from ringfence.participants import Change, FileVersion, Step
 from ringfence_sandbox.store.commit_messages import REPLACED, CommitKind
 from ringfence_sandbox.store.commit_records import CommitRecord
@@ -32,6 +33,8 @@ class LogEntry:
     apart: bool = False
     """Whether `gc` has left it for its name alone, and dropped what was between it and the rest of the history."""
     client: str = ""
+    ignored: int = 0
+    """The number of ignored paths that are left out of ``paths``."""
 
     @property
     def is_replacement(self) -> bool:
@@ -48,6 +51,8 @@ class ShownStep:
     changes: Sequence[Change]
     patch: bytes
     left_out: Mapping[str, str] = field(default_factory=dict[str, str])
+    ignored: Sequence[str] = ()
+    """The changed paths that are left out since git ignores them."""
 
 
 def log_entry(store: Store, record: CommitRecord, names: Sequence[str], *, apart: bool = False) -> LogEntry:
@@ -68,14 +73,22 @@ def log_entry(store: Store, record: CommitRecord, names: Sequence[str], *, apart
     )
 
 
-def shown_step(store: Store, record: CommitRecord) -> ShownStep:
+def shown_step(store: Store, record: CommitRecord, ignored: IgnoredPaths | None = None) -> ShownStep:
     parent = parent_of(record)
-    patch = unified(store, parent, record.commit).text
-    changes = changes_between(store, parent, record.commit)
+    patch = unified(store, parent, record.commit, ignored=ignored).text
+    changes, hidden = changes_between(store, parent, record.commit), list[Change]()
+    if ignored is not None:
+        changes, hidden = ignored.split(changes)
     made = store.states.unknown(record.commit)
     moved = {move.new for move in made.moves}
     new = sorted(path for path in made.new_since(store.states.unknown(parent)) if path not in moved)
-    return ShownStep(store.step_of(record), changes, patch, {path: made.reasons[path] for path in new})
+    return ShownStep(
+        store.step_of(record),
+        changes,
+        patch,
+        {path: made.reasons[path] for path in new},
+        [change.path for change in hidden],
+    )
 
 
 def changes_between(store: Store, one: str | None, other: str) -> list[Change]:

@@ -1,0 +1,127 @@
+"""The paths of a tree that git ignores: by the ignore files of a state of the tree, and git's index."""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from dataclasses import replace
+from functools import cached_property, partial
+from pathlib import Path
+
+from ringfence.filesystem.ignored import IgnoredPaths
+from ringfence_sandbox.store.shown_history import LogEntry
+from ringfence_sandbox.store.store import Store
+
+GIT = ".git"
+MAX_BYTES = 1 << 30
+
+
+class Repository:
+    """The repository of a tree. Nothing of its configuration is read. A tree without a repository has none."""
+
+    def __init__(self, root: str) -> None:
+        self._top, self._git = _found(Path(os.path.realpath(root)))
+        base = os.path.relpath(os.path.realpath(root), self._top)
+        self._base = "" if base == os.curdir else base
+
+    def ignored(self, read: Callable[[str], bytes | None]) -> IgnoredPaths:
+        """Return the ignored paths of the tree. ``read`` returns the bytes of a file of the tree as the run found
+        it, or None if there is none."""
+        if self._git is None:
+            return IgnoredPaths(read)
+        inside = f"{self._base}/" if self._base else ""
+
+        def read_any(path: str) -> bytes | None:
+            return read(path.removeprefix(inside)) if path.startswith(inside) else _content(self._top / path)
+
+        common = self._git / (_content(self._git / "commondir") or b".").decode(errors="surrogateescape").strip()
+        excluded = _content(common / "info" / "exclude") or b""
+        found = IgnoredPaths(read_any, tracks=self._tracks, excluded=excluded, base=self._base)
+        return IgnoredPaths(read) if found.has_all else found
+
+    def _tracks(self, path: str) -> bool:
+        return self._index is None or path in self._index
+
+    @cached_property
+    def _index(self) -> Collection[str] | None:
+        """The paths in the index. None if it cannot be read: then no path may be taken for ignored."""
+        from dulwich.index import read_index_dict
+
+        assert self._git is not None, "without a repository nobody asks"
+        content = _content(self._git / "index")
+        if content is None:
+            return () if not os.path.lexists(self._git / "index") else None
+        try:
+            return {os.fsdecode(path) for path in read_index_dict(io.BytesIO(content))}
+        except Exception:  # of a format that dulwich does not read
+            return None
+
+
+def _found(root: Path) -> tuple[Path, Path | None]:
+    """Return the root of the repository and its directory of data; as git, none of another user above the tree."""
+    for top in (root, *root.parents):
+        git = top / GIT
+        if (link := _content(git) or b"").startswith(b"gitdir: "):  # a worktree or a submodule
+            git = top / os.fsdecode(link.removeprefix(b"gitdir: ").strip())
+        with suppress(OSError):
+            if (git / "HEAD").exists() and (top == root or top.stat().st_uid == root.stat().st_uid):
+                return top, git
+    return root, None
+
+
+def _content(path: Path) -> bytes | None:
+    """Return the bytes of a regular file of the host."""
+    with suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(descriptor, "rb") as file:
+            found = os.fstat(descriptor)
+            if stat.S_ISREG(found.st_mode) and found.st_size <= MAX_BYTES:
+                return file.read()
+    return None
+
+
+class IgnoredInHistory:
+    """The ignored paths of the commits of a history. A session has those of its start."""
+
+    def __init__(self, store: Store, root: str) -> None:
+        self._store = store
+        self._repository = Repository(root)
+        self._starts: dict[str, str] = {}
+        """By commit, the one whose ignore files count."""
+        self._known: dict[str, IgnoredPaths] = {}
+        starts: dict[str, str] = {}
+        records = [*store.commits()]
+        for record in reversed(records):
+            before = record.parent or record.commit
+            session = record.message.info.session_id
+            self._starts[record.commit] = starts.setdefault(session, before) if session else before
+
+    def of(self, commit: str) -> IgnoredPaths:
+        start = self._starts.get(commit) or self._store.commit(commit).parent or commit
+        if start not in self._known:
+            self._known[start] = self._repository.ignored(partial(file_at, self._store, start))
+        return self._known[start]
+
+    def without(self, entry: LogEntry) -> LogEntry:
+        if entry.kind == "baseline":
+            return entry
+        ignored, states = self.of(entry.commit), self._store.states
+        parent = self._store.commit(entry.commit).parent
+
+        def is_hidden(path: str) -> bool:
+            if ignored.has(path) or not ignored.has(path, is_directory=True):
+                return ignored.has(path)
+            found = states.entry(entry.commit, path) or (states.entry(parent, path) if parent is not None else None)
+            return found is not None and found.kind == "directory"
+
+        paths = tuple(path for path in entry.paths if not is_hidden(path))
+        return replace(entry, paths=paths, ignored=len(entry.paths) - len(paths))
+
+
+def file_at(store: Store, commit: str, path: str) -> bytes | None:
+    """Return the bytes of a file at a commit. None for a path that is no file, or that the commit does not know."""
+    entry = store.states.entry(commit, path)
+    return store.states.content(entry.oid) if entry is not None and entry.kind == "file" and entry.oid else None
