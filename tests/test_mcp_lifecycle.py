@@ -369,6 +369,51 @@ def test_files_of_a_call_under_another_state_directory_are_explained_in_the_firs
     assert (held / "0").read_text() == "displaced"
 
 
+def test_the_state_directory_of_a_killed_server_is_named_and_brings_the_files_back(
+    root: Path, serve: Callable[..., Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    section, started, state = tmp_path / "half.py", tmp_path / "started", str(tmp_path / "its state")
+    half = 'context.filesystem.write("a.txt", "half\\n")\n    Path('
+    section.write_text(
+        SLOW.format(started=started, released=tmp_path / "never")
+        .replace("Path(", half, 1)
+        .replace("read_only=True", "")
+    )
+    killed = serve(str(root), "--section", f"{section}:section", env={"RINGFENCE_STATE_DIR": state})
+    killed.call("slow")
+    wait_for(started.exists)
+    killed.kill()
+    assert (root / "a.txt").read_text() == "half\n"
+    (held,) = root.glob(".ringfence-hold-*")
+    server = serve(str(root))
+    said = server.text("ls")
+    assert held.name in said
+    assert f"`RINGFENCE_STATE_DIR='{state}' ringfence recover {root}` takes it back" in said
+    server.kill()
+    monkeypatch.setenv("RINGFENCE_STATE_DIR", state)
+    assert ringfence_text("recover", root).returncode == 0
+    assert (root / "a.txt").read_text() == "one\n"
+    assert list(root.iterdir()) == [root / "a.txt"]
+
+
+def test_a_holding_directory_names_only_a_state_directory_that_has_its_store(
+    root: Path, serve: Callable[..., Server], tmp_path: Path
+) -> None:
+    held = root / ".ringfence-hold-0123456789abcdef"
+    held.mkdir()
+    (held / "0").write_text("displaced")
+    (tmp_path / "other/stores/0").mkdir(parents=True)
+    for number, store in enumerate(
+        [b"/nowhere", b"x\nrun this", os.fsencode(tmp_path / "other/stores/0"), b"\xff/\xff/"]
+    ):
+        os.setxattr(held, "user.ringfence.store", store)
+        server = serve(str(root), env={"RINGFENCE_STATE_DIR": str(tmp_path / f"state {number}")})
+        said = server.text("ls")
+        server.kill()
+        assert "If it ran with another RINGFENCE_STATE_DIR, `ringfence recover`" in said
+        assert "run this" not in said
+
+
 def test_a_relative_state_directory_is_in_each_answer(root: Path, serve: Callable[..., Server]) -> None:
     server = serve(str(root), env={"RINGFENCE_STATE_DIR": "relative"})
     assert "RINGFENCE_STATE_DIR" in server.text("ls")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -36,6 +37,11 @@ class CallJournal:
             self.file.append(self._root_record)
             self.file.flush()
             self._root_record = {}
+
+    @property
+    def store(self) -> str:
+        assert self.file is not None, "a read-only filesystem has no journal"
+        return os.path.dirname(self.file.path)
 
     def write(self, *records: Mapping[str, Json] | str, blob: bytes = b"", wait: bool = True) -> None:
         assert self.file is not None, "a read-only filesystem changes nothing"

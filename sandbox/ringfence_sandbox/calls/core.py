@@ -106,7 +106,10 @@ class Core:
         if self.runner.holding is None:
             # Without a wait for the disk: until the next record there is nothing in it that anybody could miss.
             self.runner.holding = Holding.noted(
-                self.files, lambda record: self._journal.write(record, wait=False), self.before
+                self.files,
+                lambda record: self._journal.write(record, wait=False),
+                self.before,
+                self._journal.store,
             )
         return self.runner.holding
 

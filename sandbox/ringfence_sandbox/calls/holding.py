@@ -19,6 +19,8 @@ _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _MODE = 0o700
 _COPIED_BYTES = 1 << 20
+_STORE = "user.ringfence.store"
+"""The attribute of a holding directory that names its store, for who opens the root with another one."""
 
 
 def new_name() -> str:
@@ -59,14 +61,17 @@ class Holding:
             raise
 
     @classmethod
-    def noted(cls, files: Confined, note: Callable[[Mapping[str, Json]], None], before: Before) -> Holding:
+    def noted(cls, files: Confined, note: Callable[[Mapping[str, Json]], None], before: Before, store: str) -> Holding:
         """Make one under a new name that the journal has first; nobody is to see from the root's time that it came,
         or later that it went."""
         root = os.fstat(files.root)
         name = new_name()
         note({"holding": name, "times": [root.st_atime_ns, root.st_mtime_ns]})
         try:
-            return cls.make(files, name, before)
+            made = cls.make(files, name, before)
+            with suppress(OSError):  # not every filesystem has such attributes
+                os.setxattr(made.descriptor, _STORE, os.fsencode(store))
+            return made
         finally:
             before("utime")
             with suppress(PermissionError):  # another user's root
@@ -163,6 +168,13 @@ class Holding:
         self._before("rmdir")
         with suppress(FileNotFoundError):
             os.rmdir(self.name, dir_fd=self._files.root)
+
+
+def holding_store(files: Confined, name: str) -> str:
+    """The store that a holding directory names, or nothing. What runs in the workspace can write anything there."""
+    with suppress(OSError):
+        return os.fsdecode(os.getxattr(f"/proc/self/fd/{files.root}/{name}", _STORE, follow_symlinks=False))
+    return ""
 
 
 def entries_below(files: Confined, top: str) -> Iterator[tuple[str, os.stat_result]]:

@@ -6,16 +6,19 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import shlex
 import stat
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
+from ringfence.filesystem.paths import escape_path
 from ringfence_sandbox.calls.deed_rollback import Undone
 from ringfence_sandbox.calls.differences import IN_TREE, Differences
-from ringfence_sandbox.calls.holding import Holding
+from ringfence_sandbox.calls.holding import Holding, holding_store
 from ringfence_sandbox.calls.journal import Journal
 from ringfence_sandbox.disk.confined import Confined
 from ringfence_sandbox.disk.kernel import Before
+from ringfence_sandbox.disk.places import state_directory_of
 from ringfence_sandbox.disk.records import Deed, Identity
 
 logger = logging.getLogger(__name__)
@@ -163,3 +166,18 @@ def _place(moved: Deed, deeds: Iterable[Deed], undone: Undone) -> str:
         if deed.kind == "move" and deed.seq < moved.seq and deed.seq not in stay and place.startswith(f"{deed.to}/"):
             place = deed.path + place[len(deed.to) :]
     return place
+
+
+def said_of_unknown(files: Confined, name: str, store: str) -> str:
+    """What to do about a holding directory with files in it that the journal of a store does not know, in words."""
+    root, owner = os.readlink(f"/proc/self/fd/{files.root}"), holding_store(files, name)
+    state = state_directory_of(owner, root) if owner != store else None
+    if state is None:
+        ran = "If it ran with another RINGFENCE_STATE_DIR, `ringfence recover` with that one takes it back"
+    else:
+        command = f"RINGFENCE_STATE_DIR={shlex.quote(escape_path(state))} ringfence recover {escape_path(root)}"
+        ran = f"It ran with another state directory: end what has the root open now, and `{command}` takes it back"
+    return (
+        f"{name} in the root has displaced files of a call that the journal does not know. {ran}. Else take out what "
+        "you miss, and remove it"
+    )

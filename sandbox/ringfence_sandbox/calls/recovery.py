@@ -22,7 +22,7 @@ from ringfence_sandbox.calls.deed_runner import DeedRunner
 from ringfence_sandbox.calls.differences import Differences
 from ringfence_sandbox.calls.history import DeedsChanges, History, RolledBackCall
 from ringfence_sandbox.calls.holding import Holding
-from ringfence_sandbox.calls.holding_cleanup import drop_holding, keep_displaced
+from ringfence_sandbox.calls.holding_cleanup import drop_holding, keep_displaced, said_of_unknown
 from ringfence_sandbox.calls.journal import Journal
 from ringfence_sandbox.calls.journal_replay import Replay
 from ringfence_sandbox.calls.killed_calls import KilledCall, note_killed
@@ -230,7 +230,7 @@ class Recovery:
         return was_removed
 
     def _new_holding(self) -> Holding:
-        holding = Holding.noted(self._files, self._write, self._before)
+        holding = Holding.noted(self._files, self._write, self._before, os.path.dirname(self._journal.path))
         self._replay.holdings.append(holding.name)
         return holding
 
@@ -354,11 +354,7 @@ class Recovery:
                     os.rmdir(name, dir_fd=self._files.root)
                     os.utime(self._files.root, ns=(root.st_atime_ns, root.st_mtime_ns))
                 except OSError:
-                    self._notes.append(
-                        f"{name} in the root has displaced files of a call that the journal does not know. If it ran "
-                        "with another RINGFENCE_STATE_DIR, `ringfence recover` with that one takes it back. Else take "
-                        "out what you miss, and remove it"
-                    )
+                    self._notes.append(said_of_unknown(self._files, name, os.path.dirname(self._journal.path)))
 
     def _mend_root_times(self) -> None:
         """Where the last opener was killed between making or removing a holding directory and setting the root's

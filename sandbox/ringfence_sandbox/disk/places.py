@@ -47,8 +47,19 @@ def said_only_this_host() -> bool:
 
 def store_of(root: str) -> str:
     """The store of the workspace with the real path `root`."""
+    return _store_below(state_directory(), root)
+
+
+def _store_below(state: str, root: str) -> str:
     name = hashlib.sha256(os.fsencode(root)).hexdigest()[:32]
-    return os.path.join(state_directory(), "stores", name)
+    return os.path.join(state, "stores", name)
+
+
+def state_directory_of(store: str, root: str) -> str | None:
+    """The state directory below which a store is that of the workspace with the real path `root`; None where it is
+    another one's, or not there."""
+    state = os.path.dirname(os.path.dirname(store))
+    return state if store == _store_below(state, root) and os.path.isdir(store) else None
 
 
 def store_directory(root: str | os.PathLike[str]) -> Path:
